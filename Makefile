@@ -1,0 +1,43 @@
+PYTHON ?= .venv/bin/python
+
+.PHONY: demo test lint types kernels bench docs requirements wheels help
+.DEFAULT_GOAL := help
+
+.venv: requirements-dev.txt constraints.txt
+	python3 -m venv .venv
+	.venv/bin/pip install -r requirements-dev.txt
+	touch .venv
+
+demo: .venv  ## train a small model on this machine, save it, reload it, write text
+	.venv/bin/elman demo
+
+test: .venv  ## all tests, on every core
+	$(PYTHON) -m pytest -n auto
+
+lint: .venv  ## style of Python and C++ (`make lint FIX=1` rewrites)
+	$(PYTHON) -m ruff check $(if $(FIX),--fix) .
+	$(PYTHON) -m ruff format $(if $(FIX),,--check) .
+	git ls-files '*.h' '*.cuh' '*.cu' '*.cpp' ':!elman_core/template' | xargs -r .venv/bin/clang-format $(if $(FIX),-i,--dry-run -Werror)
+
+types: .venv  ## static types
+	$(PYTHON) -m mypy
+
+kernels: .venv  ## compile the kernels of every plugin ahead of their first use
+	.venv/bin/elman build
+
+bench: .venv  ## measure kernels and training steps on this machine's GPU
+	$(PYTHON) -m pytest -q benchmarks
+
+docs: .venv  ## write the reference of the commands, and check that the documentation is true
+	$(PYTHON) docs/commands.py > docs/reference/commands.md
+	$(PYTHON) docs/settings.py > docs/reference/settings.md
+	$(PYTHON) -m pytest -q tests/test_docs.py
+
+requirements:  ## rewrite requirements.txt from the packages in this repository
+	$(PYTHON) -m elman_core.cli._workspace
+
+wheels: .venv  ## build a wheel of every package into dist/
+	$(PYTHON) -m pip wheel --no-deps --no-build-isolation --wheel-dir dist $$(sed -n 's/^-e //p' requirements.txt)
+
+help:  ## this list
+	@awk -F ':.*##' '/^[a-z]+:.*##/ {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

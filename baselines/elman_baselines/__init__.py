@@ -1,0 +1,23 @@
+"""Baselines, through the hook and the contract of any plugin: the models that recurrent variants are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elman_core import Variant, hookimpl
+
+from .gdn import gdn_variant
+from .mamba2 import mamba2_variant
+from .rnn import gru_variant, lstm_variant
+from .transformer import transformer_variant
+
+__version__ = "0.1.0"
+
+
+@hookimpl
+def elman_variants() -> Iterator[Variant]:
+    yield gru_variant()
+    yield lstm_variant()
+    yield transformer_variant()
+    yield mamba2_variant()
+    yield gdn_variant()

@@ -1,0 +1,128 @@
+"""The Gated DeltaNet mixer: parameters, initialisation, and which code runs.
+
+B batch, T time, D model width, C channels, H heads, K width of a key, V of a value.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from elman_core import Mixer, State
+from elman_core.nn import CausalConv, RMSNorm, compute_dtype, l2_normalize, mamba_decay_, without_autocast
+from elman_core.registry import StateSpec
+
+from . import op
+from .config import GDNConfig
+from .reference import delta_rule_chunked
+
+L2_EPS = 1e-6
+"""Under the root of q's and k's length, as in fla."""
+
+
+class GatedDeltaNet(Mixer):
+    """Parameters, with fla's names and shapes: q_proj, k_proj (H K, D), v_proj, g_proj (H V, D), a_proj, b_proj (H, D),
+    q_conv1d, k_conv1d (H K, 1, d_conv), v_conv1d (H V, 1, d_conv), A_log, dt_bias (H), o_norm (V), o_proj (D, H V).
+
+    State: conv (B, d_conv - 1, 2 H K + H V), the last inputs of the three convolutions side by side, and S (B, H, K, V).
+
+    On a GPU fla's kernels run; elsewhere, in float64 and for a step of one byte, plain PyTorch in chunks. Masked positions have
+    α = 1 and β = 0, which holds the state exactly.
+    """
+
+    rollback = "replay"
+    fp32_params = ("A_log", "dt_bias")
+    config: GDNConfig
+
+    def __init__(self, dim: int, config: GDNConfig, layer_idx: int = 0) -> None:
+        super().__init__(dim, config, layer_idx)
+        self.heads = config.heads(dim)
+        self.keys, self.values = self.heads * config.head_dim, self.heads * config.values
+        for name, width in (("q", self.keys), ("k", self.keys), ("v", self.values), ("g", self.values)):
+            self.add_module(f"{name}_proj", nn.Linear(dim, width, bias=False))
+        self.a_proj = nn.Linear(dim, self.heads, bias=False)
+        self.b_proj = nn.Linear(dim, self.heads, bias=False)
+        self.q_conv1d = CausalConv(self.keys, config.d_conv, bias=False, dim=1)
+        self.k_conv1d = CausalConv(self.keys, config.d_conv, bias=False, dim=1)
+        self.v_conv1d = CausalConv(self.values, config.d_conv, bias=False, dim=1)
+        self.A_log = nn.Parameter(torch.empty(self.heads))
+        self.dt_bias = nn.Parameter(torch.empty(self.heads))
+        self.o_norm = RMSNorm(config.values)
+        self.o_proj = nn.Linear(self.values, dim, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        normal = self.config.init == "normal"
+        for module in self.children():
+            if isinstance(module, RMSNorm):
+                module.reset_parameters()
+            elif normal and isinstance(module, (nn.Linear, CausalConv)):
+                nn.init.normal_(module.weight, std=0.02)
+            elif isinstance(module, CausalConv):
+                module.reset_parameters()
+            elif isinstance(module, nn.Linear):
+                bound = 1 / math.sqrt(module.in_features)
+                nn.init.uniform_(module.weight, -bound, bound)
+        mamba_decay_(self.A_log, self.dt_bias)
+
+    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+        found = op.kernels(x_BTD, self.config.head_dim) if x_BTD.shape[1] > 1 else None
+        qkv_BTC = torch.cat([self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)], -1)
+        qkv_BTC, window = self._convolved(qkv_BTC, state, mask_BT, found)
+        q, k, v = (p.unflatten(-1, (self.heads, -1)) for p in qkv_BTC.split([self.keys, self.keys, self.values], -1))
+        raw = self.a_proj(x_BTD), self.b_proj(x_BTD)
+        start = None if state is None else state["S"]
+        g_BTHV = self.g_proj(x_BTD).unflatten(-1, (self.heads, -1))
+        if found is not None:
+            if mask_BT is None:
+                o_BTHV, end = op.rule(found, q, k, v, raw, start, (self.A_log, self.dt_bias))
+            else:
+                o_BTHV, end = op.rule(found, q, k, v, self._rates(*raw, mask_BT), start)
+            y_BTHV = op.gated_norm(found, o_BTHV, g_BTHV, self.o_norm)
+        else:
+            q, k = (l2_normalize(p.to(compute_dtype(p)), L2_EPS) for p in (q, k))
+            o_BTHV, end = delta_rule_chunked(q, k, v, *self._rates(*raw, mask_BT), start)
+            y_BTHV = (self.o_norm(o_BTHV) * F.silu(g_BTHV.to(o_BTHV.dtype))).to(g_BTHV.dtype)
+        return self.o_proj(y_BTHV.flatten(2)), {"conv": window, "S": end}
+
+    def _convolved(
+        self, qkv_BTC: Tensor, state: State | None, mask_BT: Tensor | None, found: op.Kernels | None
+    ) -> tuple[Tensor, Tensor]:
+        """silu of the three convolutions side by side, and their window."""
+        keep = self.config.d_conv - 1
+        if found is not None and state is None and mask_BT is None:
+            weight_CK = torch.cat([c.weight.squeeze(1) for c in (self.q_conv1d, self.k_conv1d, self.v_conv1d)])
+            last = qkv_BTC[:, -keep:]
+            window = F.pad(last, (0, 0, keep - last.shape[1], 0)).to(compute_dtype(last))
+            return op.convolve(found, qkv_BTC, weight_CK), window
+        sizes = [self.keys, self.keys, self.values]
+        windows = [None] * 3 if state is None else state["conv"].split(sizes, -1)
+        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        done = [c(p, w, mask_BT) for c, p, w in zip(convs, qkv_BTC.split(sizes, -1), windows, strict=True)]
+        return F.silu(torch.cat([y for y, _ in done], -1)), torch.cat([w for _, w in done], -1)
+
+    def _rates(self, a_BTH: Tensor, b_BTH: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+        """log α and β, (B, T, H) in float32 or float64; 0 where the mask is False."""
+        dtype = compute_dtype(a_BTH, self.A_log)
+        with without_autocast(a_BTH):
+            log_BTH = -self.A_log.to(dtype).exp() * F.softplus(a_BTH.to(dtype) + self.dt_bias.to(dtype))
+            beta_BTH = torch.sigmoid(b_BTH.to(dtype))
+        if mask_BT is not None:
+            log_BTH, beta_BTH = (torch.where(mask_BT[..., None], r, 0) for r in (log_BTH, beta_BTH))
+        return log_BTH, beta_BTH
+
+    @classmethod
+    def state_spec(cls, dim: int, config: GDNConfig) -> StateSpec:
+        heads = config.heads(dim)
+        channels = heads * (2 * config.head_dim + config.values)
+        return {
+            "conv": ((config.d_conv - 1, channels), torch.float32),
+            "S": ((heads, config.head_dim, config.values), torch.float32),
+        }
+
+    def backend(self) -> str:
+        return "torch" if op.kernels(self.o_proj.weight, self.config.head_dim) is None else "fla"

@@ -1,0 +1,144 @@
+"""The seam to flash-linear-attention: which of its kernels are there, whether they are right here, and how they are called.
+
+B batch, T time, C channels, H heads, K width of a key, V of a value.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_baselines.library import find, or_raise
+from elman_core.kernels import KernelError, load_or_warn
+
+INSTALL = "pip install 'elman-baselines[fla]'"
+CHECKED = 128
+"""The head width at which fla's gradients were compared with float64 where fla itself refuses to compute them."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """fla's functions."""
+
+    rule: Any
+    conv: Any
+    gated_norm: Any
+    guarded: bool = False
+    """Whether fla refuses to compute gradients here: Hopper with Triton 3.4 to 3.7.0, without tilelang."""
+
+
+def kernels(x: Tensor, head_dim: int) -> Kernels | None:
+    """fla for the device and dtype of x, or None where plain PyTorch runs.
+
+    Raises:
+        KernelError: gradients that nobody has checked here; or fla cannot be had, when ELMAN_KERNELS=require.
+    """
+    if not x.is_cuda or x.dtype == torch.float64:
+        return None
+    found = _chosen()
+    if found is not None and found.guarded and head_dim != CHECKED and torch.is_grad_enabled():
+        raise KernelError(
+            f"fla's gated delta rule gives wrong gradients on Hopper with Triton 3.4 to 3.7.0, but for head_dim {CHECKED}, "
+            f"which was checked against float64; head_dim is {head_dim}: pip install tilelang, or set ELMAN_KERNELS=off"
+        )
+    return found
+
+
+@torch.compiler.disable
+def _chosen() -> Kernels | None:
+    return load_or_warn("gdn", load_library)
+
+
+def load_library() -> Kernels:
+    """The library's kernels.
+
+    Raises:
+        KernelError: it is not installed or cannot be imported; says what to type.
+    """
+    return or_raise(_load())
+
+
+@functools.cache
+def _load() -> Kernels | str:
+    """The kernels, or why there are none."""
+    return find("fla", "flash-linear-attention", INSTALL, _import)
+
+
+def _import() -> Kernels:
+    chunk: Any = importlib.import_module("fla.ops.gated_delta_rule.chunk")
+    common = importlib.import_module("fla.ops.common.chunk_o")
+    conv = importlib.import_module("fla.modules.causal_conv1d.ops")
+    norm = importlib.import_module("fla.modules.norm.fused_norm_gate")
+    guarded = (
+        common.IS_NVIDIA_HOPPER
+        and common.TRITON_ABOVE_3_4_0
+        and not common.TRITON_ABOVE_3_7_1
+        and importlib.util.find_spec("tilelang") is None
+    )
+    if guarded:
+        chunk.chunk_bwd_dqkwg = lifted(chunk.chunk_bwd_dqkwg, common)
+    return Kernels(chunk.chunk_gated_delta_rule, conv.causal_conv1d, norm.rms_norm_gated, guarded)
+
+
+def lifted(refusing: Callable[..., Any], common: Any) -> Callable[..., Any]:
+    """fla's function without its refusal for keys of `CHECKED`, and with it for every other width and every other caller."""
+    lock = threading.Lock()
+
+    @functools.wraps(refusing)
+    def call(*args: Any, k: Tensor, **kwargs: Any) -> Any:
+        if k.shape[-1] != CHECKED:
+            return refusing(*args, k=k, **kwargs)
+        with lock:
+            common.TRITON_ABOVE_3_7_1 = True
+            try:
+                return refusing(*args, k=k, **kwargs)
+            finally:
+                common.TRITON_ABOVE_3_7_1 = False
+
+    return call
+
+
+@torch.compiler.disable
+def convolve(found: Kernels, x_BTC: Tensor, weight_CK: Tensor) -> Tensor:
+    """silu(conv(x)) from an empty window."""
+    return found.conv(x=x_BTC, weight=weight_CK, bias=None, activation="silu")[0]
+
+
+@torch.compiler.disable
+def rule(
+    found: Kernels,
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    rates: tuple[Tensor, Tensor],
+    state: Tensor | None,
+    decay: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `delta_rule_reference`, with q and k not normalised yet.
+
+    Args:
+        rates: log α and β, (B, T, H). decay: A_log and dt_bias (H), if `rates` are what these and the sigmoid are to act on.
+    """
+    inside: dict[str, Any] = {}
+    if decay is not None:
+        inside = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
+        inside |= {"A_log": decay[0], "dt_bias": decay[1]}
+    o_BTHV, end_BHKV = found.rule(
+        q=q_BTHK, k=k_BTHK, v=v_BTHV, g=rates[0], beta=rates[1], initial_state=state, output_final_state=True,
+        use_qk_l2norm_in_kernel=True, **inside,
+    )  # fmt: skip
+    return o_BTHV, end_BHKV.float()
+
+
+@torch.compiler.disable
+def gated_norm(found: Kernels, o_BTHV: Tensor, g_BTHV: Tensor, norm: Any) -> Tensor:
+    """RMSNorm(o) ⊙ silu(g)."""
+    return found.gated_norm(o_BTHV, g_BTHV, norm.weight, None, activation="swish", eps=norm.eps)

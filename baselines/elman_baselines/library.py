@@ -1,0 +1,35 @@
+"""Optional libraries with kernels: what they give, or one line that says why they give nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import TypeVar
+
+from elman_core.kernels import KernelError
+
+Found = TypeVar("Found")
+
+
+def find(module: str, called: str, install: str, load: Callable[[], Found]) -> Found | str:
+    """What `load()` returns, or why there is nothing.
+
+    Args:
+        module: that must be importable. called: the library's name in messages. install: the command that installs it.
+        load: imports the library; whatever it raises is a reason, since such imports look for drivers and compilers, which fail
+            in ways of their own.
+    """
+    if importlib.util.find_spec(module) is None:
+        return f"{called} is not installed: {install}"
+    try:
+        return load()
+    except Exception as error:
+        first_line = next(iter(str(error).splitlines()), "no message")
+        return f"{called} cannot be imported ({type(error).__name__}: {first_line}): {install}"
+
+
+def or_raise(found: Found | str) -> Found:
+    """What was found; a reason is raised as `KernelError`."""
+    if isinstance(found, str):
+        raise KernelError(found)
+    return found

@@ -1,0 +1,115 @@
+"""The Mamba-2 mixer: parameters, initialisation, and which code runs.
+
+B batch, T time, D model width, I inner width, C = I + 2 N channels of x, B and C, H heads, P width of a head, N of the state.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from elman_core import Mixer, State
+from elman_core.nn import CausalConv, RMSNorm, compute_dtype, mamba_decay_, without_autocast
+from elman_core.registry import StateSpec
+
+from . import op
+from .config import Mamba2Config
+from .reference import ssd_chunked
+
+
+class Mamba2(Mixer):
+    """Parameters, with mamba_ssm's names and shapes: in_proj (2 I + 2 N + H, D), rows z, x, B, C, dt; conv1d.weight (C, 1, K),
+    conv1d.bias (C); dt_bias, A_log, D (H); norm.weight (I); out_proj (D, I).
+
+    State: conv (B, K - 1, C), the last inputs of the convolution, and ssm (B, H, P, N).
+
+    On a GPU mamba_ssm's kernels run, with causal_conv1d if that is installed too; elsewhere, in float64 and for a step of one
+    byte, plain PyTorch in chunks. Masked positions have Δ = 0, which holds the state exactly.
+    """
+
+    rollback = "replay"
+    fp32_params = ("A_log", "dt_bias", "D")
+    config: Mamba2Config
+
+    def __init__(self, dim: int, config: Mamba2Config, layer_idx: int = 0) -> None:
+        super().__init__(dim, config, layer_idx)
+        self.inner, self.heads = config.inner(dim), config.heads(dim)
+        channels = config.convolved(dim)
+        self.in_proj = nn.Linear(dim, self.inner + channels + self.heads, bias=False)
+        self.conv1d = CausalConv(channels, config.d_conv, dim=1)
+        self.dt_bias = nn.Parameter(torch.empty(self.heads))
+        self.A_log = nn.Parameter(torch.empty(self.heads))
+        self.D = nn.Parameter(torch.empty(self.heads))
+        self.norm = RMSNorm(self.inner)
+        self.out_proj = nn.Linear(self.inner, dim, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for projection in (self.in_proj, self.out_proj):
+            bound = 1 / math.sqrt(projection.in_features)  # as nn.Linear starts
+            nn.init.uniform_(projection.weight, -bound, bound)
+        if self.config.init_depth:
+            self.out_proj.weight.div_(math.sqrt(self.config.init_depth))
+        self.conv1d.reset_parameters()
+        mamba_decay_(self.A_log, self.dt_bias, a_min=1.0)
+        nn.init.ones_(self.D)
+        self.norm.reset_parameters()
+
+    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+        projected = self.in_proj(x_BTD)
+        found = op.kernels(projected) if x_BTD.shape[1] > 1 else None
+        a_H = -torch.exp(self.A_log.to(compute_dtype(self.A_log)))
+        if found is not None and found.whole is not None and state is None and mask_BT is None:
+            y_BTI, ssm = op.whole(
+                found, projected, self.conv1d, self.dt_bias, a_H, self.D, self.norm, self.config.headdim
+            )
+            return self.out_proj(y_BTI), {"conv": self._window(projected), "ssm": ssm}
+        sizes = (self.inner, self.config.convolved(self.dim), self.heads)
+        z_BTI, xbc_BTC, dt_BTH = projected.split(sizes, -1)
+        if found is not None and found.conv is not None and state is None and mask_BT is None:
+            xbc_BTC, window = op.convolve(found, xbc_BTC, self.conv1d), self._window(projected)
+        else:
+            y_BTC, window = self.conv1d(xbc_BTC, None if state is None else state["conv"], mask_BT)
+            xbc_BTC = F.silu(y_BTC)
+        x_BTI, b_BTN, c_BTN = xbc_BTC.split((self.inner, self.config.d_state, self.config.d_state), -1)
+        dtype = compute_dtype(dt_BTH, self.dt_bias)
+        with without_autocast(dt_BTH):
+            dt_BTH = F.softplus(dt_BTH.to(dtype) + self.dt_bias.to(dtype))
+        if mask_BT is not None:
+            dt_BTH = torch.where(mask_BT[..., None], dt_BTH, 0)
+        inputs = (x_BTI.unflatten(-1, (self.heads, -1)), dt_BTH, a_H, b_BTN, c_BTN, self.D)
+        start = None if state is None else state["ssm"]
+        y_BTHP, ssm = ssd_chunked(*inputs, start) if found is None else op.scan(found, *inputs, start)
+        return self.out_proj(self._gated(y_BTHP.flatten(2), z_BTI, found)), {"conv": window, "ssm": ssm}
+
+    def _gated(self, y_BTI: Tensor, z_BTI: Tensor, found: op.Kernels | None) -> Tensor:
+        """RMSNorm(y ⊙ silu(z)), in the dtype of z."""
+        if found is not None:
+            return op.gated_norm(found, y_BTI, z_BTI, self.norm)
+        full = compute_dtype(y_BTI)
+        return self.norm(y_BTI.to(full) * F.silu(z_BTI.to(full))).to(z_BTI.dtype)
+
+    def _window(self, projected: Tensor) -> Tensor:
+        """The convolution's window after a sequence that began with an empty one."""
+        keep = self.config.d_conv - 1
+        last = projected[:, -keep:, self.inner : self.inner + self.config.convolved(self.dim)]
+        return F.pad(last, (0, 0, keep - last.shape[1], 0)).to(compute_dtype(last))
+
+    @classmethod
+    def state_spec(cls, dim: int, config: Mamba2Config) -> StateSpec:
+        return {
+            "conv": ((config.d_conv - 1, config.convolved(dim)), torch.float32),
+            "ssm": ((config.heads(dim), config.headdim, config.d_state), torch.float32),
+        }
+
+    def backend(self) -> str:
+        found = op.kernels(self.out_proj.weight)
+        if found is None:
+            return "torch"
+        if found.whole is not None:
+            return "mamba_ssm and causal_conv1d"
+        return "mamba_ssm" if found.conv is None else "mamba_ssm and fla's convolution"

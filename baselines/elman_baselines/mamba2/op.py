@@ -1,0 +1,139 @@
+"""The seam to mamba_ssm: which of its kernels are there, and how they are called.
+
+B batch, T time, C channels of x, B and C, I inner width, H heads, P width of a head, N width of the state.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import logging
+import sys
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_baselines.library import find, or_raise
+from elman_core.kernels import load_or_warn
+
+log = logging.getLogger("elman_core")
+CHUNK = 256
+INSTALL = "pip install 'elman-baselines[mamba]'"
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """mamba_ssm's functions."""
+
+    scan: Any
+    gated_norm: Any
+    whole: Any = None
+    """Convolution, scan and gated norm as one, which makes again in the backward what lies between; needs causal_conv1d."""
+    conv: Any = None
+    """flash-linear-attention's convolution, where causal_conv1d is not there and that is."""
+
+
+def kernels(x: Tensor) -> Kernels | None:
+    """mamba_ssm for the device and dtype of x, or None where plain PyTorch runs.
+
+    Raises:
+        KernelError: mamba_ssm cannot be had, when ELMAN_KERNELS=require.
+    """
+    if not x.is_cuda or x.dtype == torch.float64:
+        return None
+    return _chosen()
+
+
+@torch.compiler.disable
+def _chosen() -> Kernels | None:
+    return load_or_warn("mamba2", load_library)
+
+
+def load_library() -> Kernels:
+    """The library's kernels.
+
+    Raises:
+        KernelError: it is not installed or cannot be imported; says what to type.
+    """
+    return or_raise(_load())
+
+
+@functools.cache
+def _load() -> Kernels | str:
+    """The kernels, or why there are none."""
+    return find("mamba_ssm", "mamba_ssm", INSTALL, _import)
+
+
+def _import() -> Kernels:
+    _without_mamba1()
+    combined = importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
+    gated = importlib.import_module("mamba_ssm.ops.triton.layernorm_gated")
+    whole = None if combined.causal_conv1d_fn is None else combined.mamba_split_conv1d_scan_combined
+    conv = _fla_convolution() if whole is None else None
+    return Kernels(combined.mamba_chunk_scan_combined, gated.rmsnorm_fn, whole, conv)
+
+
+def _fla_convolution() -> Any:
+    """None where it is not installed, or cannot be imported: it is a fallback, and PyTorch's convolution is the next one."""
+    try:
+        return importlib.import_module("fla.modules.causal_conv1d.ops").causal_conv1d
+    except Exception as error:
+        log.debug("elman: no convolution from flash-linear-attention: %s", error)
+        return None
+
+
+def _without_mamba1() -> None:
+    """mamba_ssm imports the compiled extension of Mamba-1 whatever is asked of it, and is often installed without.
+
+    Mamba-2 never calls it; an empty module in its place lets the rest be imported, and Mamba-1 fails when it is called.
+    """
+    name = "selective_scan_cuda"
+    if name not in sys.modules and importlib.util.find_spec(name) is None:
+        sys.modules[name] = types.ModuleType(name, "Stands in for the extension of Mamba-1, which is not installed.")
+
+
+@torch.compiler.disable
+def whole(
+    found: Kernels, zxbcdt: Tensor, conv: Any, dt_bias: Tensor, a_H: Tensor, d_H: Tensor, norm: Any, headdim: int
+) -> tuple[Tensor, Tensor]:
+    """From the input projection to before the output projection: (y (B, T, I), state (B, H, P, N))."""
+    return found.whole(
+        zxbcdt, conv.weight.squeeze(1), conv.bias, dt_bias, a_H, D=d_H, chunk_size=CHUNK, activation="silu",
+        rmsnorm_weight=norm.weight, rmsnorm_eps=norm.eps, headdim=headdim, ngroups=1, norm_before_gate=False,
+        return_final_states=True,
+    )  # fmt: skip
+
+
+@torch.compiler.disable
+def convolve(found: Kernels, xbc_BTC: Tensor, conv: Any) -> Tensor:
+    """silu(conv(x B C)) from an empty window."""
+    return found.conv(x=xbc_BTC, weight=conv.weight.squeeze(1), bias=conv.bias, activation="silu")[0]
+
+
+@torch.compiler.disable
+def scan(
+    found: Kernels,
+    x_BTHP: Tensor,
+    dt_BTH: Tensor,
+    a_H: Tensor,
+    b_BTN: Tensor,
+    c_BTN: Tensor,
+    d_H: Tensor,
+    state_BHPN: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """As `ssd_reference`."""
+    y_BTHP, end_BHPN = found.scan(
+        x_BTHP, dt_BTH, a_H, b_BTN.unsqueeze(2), c_BTN.unsqueeze(2), chunk_size=CHUNK, D=d_H,
+        initial_states=state_BHPN, return_final_states=True,
+    )  # fmt: skip
+    return y_BTHP, end_BHPN.float()
+
+
+@torch.compiler.disable
+def gated_norm(found: Kernels, y_BTI: Tensor, z_BTI: Tensor, norm: Any) -> Tensor:
+    """RMSNorm(y ⊙ silu(z))."""
+    return found.gated_norm(y_BTI, norm.weight, None, z=z_BTI, eps=norm.eps, norm_before_gate=False)

@@ -1,0 +1,69 @@
+"""The recurrence of Mamba-2 in plain PyTorch: step by step, which is the truth, and in chunks, which is quick.
+
+B batch, T time, H heads, P width of a head, N width of the state; L steps of a chunk. States are (B, H, P, N).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from elman_core.nn import full_precision
+
+CHUNK = 64
+
+
+@full_precision
+def ssd_reference(
+    x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTN: Tensor, c_BTN: Tensor, d_H: Tensor, state_BHPN: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """h_t = exp(a dt_t) h_{t-1} + dt_t x_t b_tᵀ,  y_t = h_t c_t + d x_t, one step after the other.
+
+    Args:
+        dt_BTH: after its softplus; 0 holds the state. a_H: negative. state_BHPN: None is zeros.
+
+    Returns:
+        (y_BTHP in the dtype of x, the last state in float32 or float64).
+    """
+    h_BHPN = _start(x_BTHP, b_BTN, state_BHPN)
+    outputs = []
+    for x, dt, b, c in zip(*(t.unbind(1) for t in (x_BTHP, dt_BTH, b_BTN, c_BTN)), strict=True):
+        decay = torch.exp(a_H * dt)[..., None, None]
+        h_BHPN = decay * h_BHPN + (dt[..., None] * x)[..., None] * b[:, None, None, :]
+        outputs.append((h_BHPN * c[:, None, None, :]).sum(-1) + d_H[:, None] * x)
+    return torch.stack(outputs, 1), h_BHPN
+
+
+@full_precision
+def ssd_chunked(
+    x_BTHP: Tensor,
+    dt_BTH: Tensor,
+    a_H: Tensor,
+    b_BTN: Tensor,
+    c_BTN: Tensor,
+    d_H: Tensor,
+    state_BHPN: Tensor | None,
+    *,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor]:
+    """The same by the state-space duality: within a chunk a masked product of c, b and x, between chunks the state."""
+    h_BHPN = _start(x_BTHP, b_BTN, state_BHPN)
+    written_BTHP = dt_BTH[..., None] * x_BTHP
+    outputs = []
+    pieces = (t.split(chunk, 1) for t in (written_BTHP, a_H * dt_BTH, b_BTN, c_BTN))
+    for x, log, b, c in zip(*pieces, strict=True):
+        sum_BHL = log.cumsum(1).transpose(1, 2)
+        later = torch.ones(log.shape[1], log.shape[1], dtype=torch.bool, device=log.device).triu(1)
+        between_BHLL = (sum_BHL[..., :, None] - sum_BHL[..., None, :]).masked_fill(later, -torch.inf).exp()
+        inside_BLHP = torch.einsum("bhls,bshp->blhp", (c @ b.mT)[:, None] * between_BHLL, x)
+        before_BLHP = torch.einsum("bln,bhpn,bhl->blhp", c, h_BHPN, sum_BHL.exp())
+        outputs.append(inside_BLHP + before_BLHP)
+        to_end_BHL = (sum_BHL[..., -1:] - sum_BHL).exp()
+        h_BHPN = sum_BHL[..., -1].exp()[..., None, None] * h_BHPN + torch.einsum("bsn,bhs,bshp->bhpn", b, to_end_BHL, x)
+    return torch.cat(outputs, 1) + d_H[:, None] * x_BTHP, h_BHPN
+
+
+def _start(x_BTHP: Tensor, b_BTN: Tensor, state_BHPN: Tensor | None) -> Tensor:
+    if state_BHPN is not None:
+        return state_BHPN
+    return x_BTHP.new_zeros(x_BTHP.shape[0], *x_BTHP.shape[2:], b_BTN.shape[-1])

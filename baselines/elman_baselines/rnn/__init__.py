@@ -1,0 +1,44 @@
+"""GRU and LSTM between two projections.
+
+GRU  (Cho et al. 2014, as in cuDNN and torch.nn.GRU)
+    r, z = sigmoid(W x + b + U h' + c);  n = tanh(W x + b + r (U h' + c));  h = (1 - z) n + z h'
+LSTM (Hochreiter and Schmidhuber 1997; forget gate of Gers et al. 2000; as in torch.nn.LSTM)
+    i, f, o = sigmoid(W x + b + U h' + c);  g = tanh(W x + b + U h' + c);  s = f s' + i g;  h = o tanh(s)
+"""
+
+from __future__ import annotations
+
+from elman_core import Variant
+
+from .mixer import GRUConfig, GRUMixer, LSTMConfig, LSTMMixer, gru_param_count, lstm_param_count
+from .op import gru, lstm
+from .reference import gru_reference, lstm_reference
+
+__all__ = [
+    "GRUConfig", "GRUMixer", "LSTMConfig", "LSTMMixer", "gru", "gru_reference", "gru_variant", "lstm", "lstm_reference",
+    "lstm_variant",
+]  # fmt: skip
+
+
+def gru_variant() -> Variant:
+    return Variant(
+        name="gru",
+        summary="gated recurrent unit, the equations of torch.nn.GRU and cuDNN",
+        equation="r, z = sigmoid(W x + b + U h' + c); n = tanh(W x + b + r (U h' + c)); h = (1 - z) n + z h'",
+        config=GRUConfig,
+        mixer=GRUMixer,
+        presets={"predecessor": {"expansion": 2.0, "reset_after": False, "init": "normal", "zero_out_proj": True}},
+        param_count=gru_param_count,
+    )
+
+
+def lstm_variant() -> Variant:
+    return Variant(
+        name="lstm",
+        summary="long short-term memory, the equations of torch.nn.LSTM and cuDNN",
+        equation="i, f, o = sigmoid(W x + b + U h' + c); g = tanh(W x + b + U h' + c); s = f s' + i g; h = o tanh(s)",
+        config=LSTMConfig,
+        mixer=LSTMMixer,
+        presets={"predecessor": {"expansion": 2.0, "init": "normal", "zero_out_proj": True}},
+        param_count=lstm_param_count,
+    )

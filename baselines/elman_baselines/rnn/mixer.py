@@ -1,0 +1,145 @@
+"""GRU and LSTM as mixers: in_proj → recurrence → out_proj.
+
+How the predecessor wired its GRU and LSTM differs in the backbone (LayerNorm with bias, residual in the model's dtype), which
+here is the ladder's and the same for every variant, and in what the preset "predecessor" sets: expansion 2, weights from
+N(0, 0.02), an output projection that starts at zero, and for the GRU the reset gate before the product with a single bias. Its
+LSTM had one bias; torch's two add up to it. `in_proj = False` feeds the recurrence directly, as torch.nn.GRU in a plain stack:
+with it two linear maps follow each other.
+
+B batch, T time, D model width, d width of the state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from elman_core import Mixer, State, option
+from elman_core.nn import compute_dtype, orthogonal_, time_major
+
+from .op import gru, lstm
+
+
+@dataclass(frozen=True)
+class RNNConfig:
+    expansion: float = option(1.0, "width of the state in units of the model width (rounded down)", gt=0, le=16)
+    in_proj: bool = option(True, "a linear map from the model width to the state's width in front of the recurrence")
+    init: Literal["xavier", "normal"] = option("xavier", "input and output maps: Xavier uniform, or N(0, 0.02)")
+    zero_out_proj: bool = option(False, "start the output map at zero, so that every layer starts as the identity")
+
+
+@dataclass(frozen=True)
+class GRUConfig(RNNConfig):
+    reset_after: bool = option(True, "reset gate after the recurrent product (torch, cuDNN); else before it, one bias")
+
+
+@dataclass(frozen=True)
+class LSTMConfig(RNNConfig):
+    forget_bias: float = option(1.0, "initial bias of the forget gate", ge=-10, le=10)
+
+
+def _inner(dim: int, config: RNNConfig) -> int:
+    return max(1, int(dim * config.expansion))
+
+
+def _param_count(dim: int, config: RNNConfig, gates: int, biases: int) -> int:
+    d = _inner(dim, config)
+    wide = d if config.in_proj else dim
+    return (dim * d if config.in_proj else 0) + gates * d * (wide + d + biases) + d * dim
+
+
+def gru_param_count(dim: int, config: GRUConfig) -> int:
+    """[D d] + 3 d (d + d + 2) + d D; the first d is D without in_proj, the 2 is 1 without reset_after."""
+    return _param_count(dim, config, 3, 2 if config.reset_after else 1)
+
+
+def lstm_param_count(dim: int, config: LSTMConfig) -> int:
+    """[D d] + 4 d (d + d + 2) + d D; the first d is D without in_proj."""
+    return _param_count(dim, config, 4, 2)
+
+
+class RNNMixer(Mixer):
+    """What GRU and LSTM share. The parameters have the names, shapes and order of torch.nn.GRU and LSTM."""
+
+    gates: ClassVar[int]
+    parts: ClassVar[tuple[str, ...]]
+
+    def __init__(self, dim: int, config: Any, layer_idx: int = 0) -> None:
+        super().__init__(dim, config, layer_idx)
+        d = self.inner = _inner(dim, config)
+        self.in_proj = nn.Linear(dim, d, bias=False) if config.in_proj else None
+        self.weight_ih = nn.Parameter(torch.empty(self.gates * d, d if config.in_proj else dim))
+        self.weight_hh = nn.Parameter(torch.empty(self.gates * d, d))
+        self.bias_ih = nn.Parameter(torch.empty(self.gates * d))
+        two = getattr(config, "reset_after", True)
+        self.bias_hh = nn.Parameter(torch.empty(self.gates * d)) if two else None
+        self.out_proj = nn.Linear(d, dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Each gate's recurrent block orthogonal (gain 1), biases zero; the other maps by `init`, drawn gate by gate."""
+        draw = nn.init.xavier_uniform_ if self.config.init == "xavier" else (lambda w: nn.init.normal_(w, std=0.02))
+        with torch.no_grad():
+            for w in (*self.weight_ih.chunk(self.gates), *([self.in_proj.weight] if self.in_proj else [])):
+                draw(w)
+            for w in self.weight_hh.chunk(self.gates):
+                orthogonal_(w)
+            for b in (self.bias_ih, self.bias_hh):
+                if b is not None:
+                    nn.init.zeros_(b)
+            if self.config.zero_out_proj:
+                nn.init.zeros_(self.out_proj.weight)
+            else:
+                draw(self.out_proj.weight)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        given = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        return tuple(w for w in given if w is not None)
+
+    @classmethod
+    def state_spec(cls, dim: int, config: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {name: ((_inner(dim, config),), torch.float32) for name in cls.parts}
+
+    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+        x_TBI = time_major(x_BTD if self.in_proj is None else self.in_proj(x_BTD))
+        if state is None:
+            zero = x_TBI.new_zeros(x_TBI.shape[1], self.inner, dtype=compute_dtype(x_TBI))
+            state = dict.fromkeys(self.parts, zero)
+        y_TBd, end = self.recur(x_TBI, state, None if mask_BT is None else mask_BT.T)
+        return self.out_proj(y_TBd.transpose(0, 1)), end
+
+    def recur(self, x_TBI: Tensor, state: State, mask_TB: Tensor | None) -> tuple[Tensor, State]:
+        raise NotImplementedError(f"{type(self).__name__}.recur")
+
+    def backend(self) -> str:
+        if self.bias_hh is None:
+            return "reference"
+        return "cudnn" if self.weight_hh.is_cuda else "torch"
+
+
+class GRUMixer(RNNMixer):
+    gates = 3
+    parts = ("h",)
+
+    def recur(self, x_TBI: Tensor, state: State, mask_TB: Tensor | None) -> tuple[Tensor, State]:
+        y_TBd, h_Bd = gru(x_TBI, self.weights, state["h"], mask_TB)
+        return y_TBd, {"h": h_Bd}
+
+
+class LSTMMixer(RNNMixer):
+    gates = 4
+    parts = ("h", "c")
+
+    def reset_parameters(self) -> None:
+        """As for the GRU, and the bias of the forget gate is `forget_bias` (its half in b_hh stays zero)."""
+        super().reset_parameters()
+        with torch.no_grad():
+            self.bias_ih[self.inner : 2 * self.inner] = self.config.forget_bias
+
+    def recur(self, x_TBI: Tensor, state: State, mask_TB: Tensor | None) -> tuple[Tensor, State]:
+        y_TBd, h_Bd, c_Bd = lstm(x_TBI, self.weights, state["h"], state["c"], mask_TB)
+        return y_TBd, {"h": h_Bd, "c": c_Bd}

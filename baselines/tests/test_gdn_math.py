@@ -1,0 +1,268 @@
+"""Gated DeltaNet against loops over numbers, its chunks against its steps and transformers' functions; with gradients."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from elman_baselines import library
+from elman_baselines.gdn import GatedDeltaNet, GDNConfig, delta_rule_chunked, delta_rule_reference, op
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    torch_chunk_gated_delta_rule,
+    torch_recurrent_gated_delta_rule,
+)
+
+from elman_core.nn import l2_normalize
+from elman_core.registry import ConfigError, KernelError, resolve
+
+B, T, D, H, K, V = 3, 7, 6, 2, 4, 6
+CONFIG = GDNConfig(expand_v=1.5, head_dim=K, n_heads=H, d_conv=3)
+MASK = torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1]], dtype=torch.bool)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def by_hand(p: dict[str, np.ndarray], x: np.ndarray, conv: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, Any, Any]:
+    """One row of real positions, head by head: outputs, last window, last state."""
+    window, s, out = [*conv], s.copy(), np.zeros((len(x), D))
+    taps = np.concatenate([p[f"{n}_conv1d.weight"][:, 0] for n in "qkv"])
+    for t in range(len(x)):
+        window.append(np.concatenate([p[f"{n}_proj.weight"] @ x[t] for n in "qkv"]))
+        q, k, v = np.split(silu(sum(taps[:, j] * window[-3 + j] for j in range(3))), [H * K, 2 * H * K])
+        gate, y = silu(p["g_proj.weight"] @ x[t]), np.zeros(H * V)
+        for h in range(H):
+            qh, kh = (a[h * K : (h + 1) * K] for a in (q, k))
+            qh, kh = (a / np.sqrt(a @ a + 1e-6) for a in (qh, kh))
+            part = slice(h * V, (h + 1) * V)
+            softplus = np.log1p(np.exp(p["a_proj.weight"][h] @ x[t] + p["dt_bias"][h]))
+            s[h] *= np.exp(-np.exp(p["A_log"][h]) * softplus)
+            beta = 1 / (1 + np.exp(-p["b_proj.weight"][h] @ x[t]))
+            s[h] += beta * np.outer(kh, v[part] - s[h].T @ kh)
+            o = s[h].T @ qh / np.sqrt(K)
+            y[part] = o / np.sqrt(np.mean(o**2) + 1e-5) * p["o_norm.weight"] * gate[part]
+        out[t] = p["o_proj.weight"] @ y
+    return out, np.array(window[-2:]), s
+
+
+def make() -> GatedDeltaNet:
+    torch.manual_seed(0)
+    mixer = GatedDeltaNet(D, CONFIG).double()
+    with torch.no_grad():
+        for p in mixer.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return mixer
+
+
+def states(mixer: GatedDeltaNet) -> dict[str, torch.Tensor]:
+    return {n: torch.randn(B, *shape, dtype=torch.float64) for n, (shape, _) in mixer.state_spec(D, CONFIG).items()}
+
+
+def test_the_mixer_follows_its_equations() -> None:
+    mixer, x = make(), torch.randn(B, T, D, dtype=torch.float64)
+    state = states(mixer)
+    with torch.no_grad():
+        y, end = mixer(x, state, MASK)
+    weights = {n: p.detach().numpy() for n, p in mixer.named_parameters()}
+    for b in range(B):
+        on = MASK[b].numpy()
+        expected = by_hand(weights, x[b].numpy()[on], state["conv"][b].numpy(), state["S"][b].numpy())
+        for actual, wanted in zip((y[b, MASK[b]], end["conv"][b], end["S"][b]), expected, strict=True):
+            np.testing.assert_allclose(actual.numpy(), wanted, rtol=0, atol=1e-12)
+
+
+def problem(steps: int, dtype: torch.dtype, begin: bool = True) -> list[torch.Tensor]:
+    """q, k (not normalised), v, log of the decay, beta, and a first state: leaves."""
+    draw = torch.Generator().manual_seed(1)
+    q, k, v, log, beta, s = (
+        torch.randn(shape, generator=draw, dtype=dtype)
+        for shape in ((2, steps, H, K), (2, steps, H, K), (2, steps, H, V), (2, steps, H), (2, steps, H), (2, H, K, V))
+    )
+    return [x.requires_grad_() for x in (q, k, v, -log.exp(), beta.sigmoid(), *([s] if begin else []))]
+
+
+def gradients(outputs: tuple[torch.Tensor, torch.Tensor], leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(2)
+    total = sum((o * torch.randn(o.shape, generator=draw, dtype=o.dtype)).sum() for o in outputs)
+    return [*outputs, *torch.autograd.grad(total, leaves)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("chunk", [1, 4, 64])
+def test_chunks_equal_steps_with_every_gradient(chunk: int, begin: bool) -> None:
+    leaves = problem(11, torch.float64, begin)
+    q, k, *rest = leaves
+    start = rest.pop() if begin else None
+    expected = gradients(delta_rule_reference(l2_normalize(q), l2_normalize(k), *rest, start), leaves)
+    found = gradients(delta_rule_chunked(l2_normalize(q), l2_normalize(k), *rest, start, chunk=chunk), leaves)
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("theirs", [torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule])
+def test_the_rule_is_transformers(theirs: Any, begin: bool) -> None:
+    """Qwen3-Next's functions, which compute in float32: equal to that precision, outputs and every gradient."""
+    leaves = problem(70, torch.float32, begin)
+    q, k, v, log, beta, *rest = leaves
+    start = rest[0] if begin else None
+    ours = delta_rule_chunked(l2_normalize(q, 1e-6), l2_normalize(k, 1e-6), v, log, beta, start)
+    other = theirs(
+        q, k, v, g=log, beta=beta, initial_state=start, output_final_state=True, use_qk_l2norm_in_kernel=True
+    )
+    for actual, wanted in zip(gradients(ours, leaves), gradients(other, leaves), strict=True):
+        error = float(((actual - wanted).norm() / wanted.norm()).detach())
+        assert error < 1e-5, error
+
+
+def test_extreme_decays_stay_finite() -> None:
+    q, k, v, _, beta = problem(130, torch.float32, begin=False)
+    log = torch.full((2, 130, H), -600.0, requires_grad=True)
+    leaves = [q, k, v, beta]
+    expected = gradients(delta_rule_reference(l2_normalize(q), l2_normalize(k), v, log, beta, None), leaves)
+    found = gradients(delta_rule_chunked(l2_normalize(q), l2_normalize(k), v, log, beta, None), leaves)
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_counts_are_the_published_ones() -> None:
+    for name, width, depth, expected in (
+        ("gdn", 768, 20, 95_020_016),
+        ("gdn:e1", 768, 20, 59_566_576),
+        ("gdn:e1", 1024, 20, 105_717_568),
+        ("gdn", 640, 15, 49_579_670),
+    ):
+        found = resolve(name)
+        layer = found.variant.param_count(width, found.config) + width
+        assert 256 * width + depth * layer + width == expected, (name, width, depth)
+
+
+def test_the_start_is_flas() -> None:
+    torch.manual_seed(0)
+    mixer = GatedDeltaNet(256, GDNConfig(head_dim=1, expand_v=1.0))
+    a, dt = mixer.A_log.detach().exp(), F.softplus(mixer.dt_bias.detach())
+    assert 0 < a.min() < 0.5
+    assert 15.5 < a.max() <= 16
+    assert dt.min() * 1.001 >= 1e-3
+    assert dt.max() <= 0.1001
+    for weight in (mixer.q_proj.weight, mixer.o_proj.weight, mixer.v_conv1d.weight):  # type: ignore[union-attr]
+        assert float(weight.detach().std()) == pytest.approx(0.02, rel=0.1)  # type: ignore[union-attr]
+    plain = GatedDeltaNet(256, GDNConfig(head_dim=1, expand_v=1.0, init="linear"))
+    assert float(plain.o_proj.weight.detach().abs().max()) == pytest.approx(1 / 16, rel=1e-3)
+    assert float(plain.v_conv1d.weight.detach().abs().max()) == pytest.approx(0.5, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head_dim": 128}, "width 100 is not a multiple of head_dim 128: set n_heads; nearest width: 128"),
+        ({"head_dim": 5, "expand_v": 1.5, "n_heads": 2}, "not a whole width; nearest: expand_v 1.6"),
+    ],
+)
+def test_sizes_that_cannot_be_built_are_refused(options: dict[str, Any], message: str) -> None:
+    found = resolve("gdn", options)
+    with pytest.raises(ConfigError, match=message):
+        found.variant.check(100, found.config)
+
+
+# The guard -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_guard_is_lifted_for_the_checked_width_alone() -> None:
+    common = types.SimpleNamespace(TRITON_ABOVE_3_7_1=False)
+
+    def refusing(*, k: torch.Tensor, g: int) -> int:
+        if not common.TRITON_ABOVE_3_7_1:
+            raise RuntimeError("refused")
+        return g + k.shape[-1]
+
+    call = op.lifted(refusing, common)
+    assert call(k=torch.zeros(1, 128), g=1) == 129
+    assert not common.TRITON_ABOVE_3_7_1
+    for width in (64, 256):
+        with pytest.raises(RuntimeError, match="refused"):
+            call(k=torch.zeros(1, width), g=1)
+
+
+def test_unchecked_gradients_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "_load", lambda: op.Kernels(None, None, None, guarded=True))
+    on_gpu = types.SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+    assert op.kernels(on_gpu, 128) is not None  # type: ignore[arg-type]
+    with pytest.raises(KernelError, match=r"Hopper with Triton 3\.4 to 3\.7\.0.*head_dim is 64.*ELMAN_KERNELS=off"):
+        op.kernels(on_gpu, 64)  # type: ignore[arg-type]
+    with torch.no_grad():  # the forward is right everywhere
+        assert op.kernels(on_gpu, 64) is not None  # type: ignore[arg-type]
+
+
+def test_without_the_library_the_reason_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fla", None)
+    op._load.cache_clear()
+    try:
+        with pytest.raises(KernelError, match=r"pip install 'elman-baselines\[fla\]'"):
+            op.load_library()
+    finally:
+        op._load.cache_clear()
+
+
+def test_an_import_that_fails_without_a_word_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent() -> op.Kernels:
+        raise RuntimeError
+
+    assert library.find("torch", "the library", "pip install it", silent) == (
+        "the library cannot be imported (RuntimeError: no message): pip install it"
+    )
+
+
+# fla's functions as their documentation has them, in plain PyTorch: what is checked is how they are called. On a GPU the real
+# ones take their place.
+
+
+def rule_as_documented(
+    q, k, v, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel=False,
+    use_beta_sigmoid_in_kernel=False, A_log=None, dt_bias=None,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    assert output_final_state
+    assert use_qk_l2norm_in_kernel
+    if use_gate_in_kernel:
+        g = -A_log.exp() * F.softplus(g + dt_bias)
+    beta = beta.sigmoid() if use_beta_sigmoid_in_kernel else beta
+    return delta_rule_reference(l2_normalize(q, 1e-6), l2_normalize(k, 1e-6), v, g, beta, initial_state)
+
+
+def conv_as_documented(x, weight, bias, activation):  # type: ignore[no-untyped-def]
+    assert bias is None
+    assert activation == "silu"
+    y = F.conv1d(F.pad(x.mT, (weight.shape[1] - 1, 0)), weight[:, None], groups=x.shape[-1])
+    return F.silu(y.mT), None
+
+
+def norm_as_documented(x, g, weight, bias, activation, eps):  # type: ignore[no-untyped-def]
+    assert bias is None
+    assert activation == "swish"
+    return F.rms_norm(x, weight.shape, weight, eps) * F.silu(g)
+
+
+def test_every_way_through_the_library_means_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = op.Kernels(rule_as_documented, conv_as_documented, norm_as_documented)
+    mixer = make()
+    for start in (None, states(mixer)):
+        for mask in (None, MASK):
+            for length in (2, T):
+                given = None if mask is None else mask[:, :length]
+                x = torch.randn(B, length, D, dtype=torch.float64)
+                y, end = mixer(x, start, given)
+                with monkeypatch.context() as patch:
+                    patch.setattr(op, "kernels", lambda *_: found)
+                    y_lib, end_lib = mixer(x, start, given)
+                assert end.keys() == end_lib.keys()
+                if given is not None:
+                    y, y_lib = y[given], y_lib[given]
+                torch.testing.assert_close(y_lib, y, rtol=0, atol=1e-12)
+                for name in end:  # states are kept in float32 by the library
+                    torch.testing.assert_close(end_lib[name].double(), end[name], rtol=1e-6, atol=1e-6)

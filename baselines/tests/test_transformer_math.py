@@ -1,0 +1,174 @@
+"""The transformer against loops over numbers, and a whole model against transformers' LLaMA, outputs and gradients; float64."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from elman_baselines.transformer import Attention, SwiGLU, TransformerConfig
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from elman_core.model import LadderCache, LadderForCausalLM, LadderLM
+from elman_core.registry import ConfigError, resolve
+
+B, T, D, K = 3, 6, 8, 4
+CONFIG = TransformerConfig(head_dim=K, rope_theta=50.0, mlp_ratio=1.5, mlp_multiple=4)
+MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1]], dtype=torch.bool)
+
+
+def rotated(x: np.ndarray, position: int) -> np.ndarray:
+    """Each pair (x_i, x_{i + K/2}) as a complex number, turned by position · theta^(-2 i / K)."""
+    half = len(x) // 2
+    turned = [complex(x[i], x[i + half]) * np.exp(1j * position * 50.0 ** (-2 * i / len(x))) for i in range(half)]
+    return np.array([z.real for z in turned] + [z.imag for z in turned])
+
+
+def attention_by_hand(p: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    """One row of T real positions, one head and one query after the other."""
+    q, k, v = (x @ p[f"{n}_proj.weight"].T for n in "qkv")
+    out = np.zeros_like(q)
+    for h in range(D // K):
+        part = slice(h * K, (h + 1) * K)
+        for t in range(len(x)):
+            scores = [float(rotated(q[t, part], t) @ rotated(k[s, part], s)) / math.sqrt(K) for s in range(t + 1)]
+            weights = np.exp(np.array(scores) - max(scores))
+            out[t, part] = (weights / weights.sum()) @ v[: t + 1, part]
+    return out @ p["o_proj.weight"].T
+
+
+@pytest.mark.parametrize("pieces", [(6,), (2, 1, 3)])
+def test_attention_follows_its_equations(pieces: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    mixer = Attention(D, CONFIG).double()
+    for p in mixer.parameters():
+        torch.nn.init.normal_(p)
+    x, state, outputs = torch.randn(B, T, D, dtype=torch.float64), None, []
+    with torch.no_grad():
+        for piece, mask in zip(x.split(pieces, 1), MASK.split(pieces, 1), strict=True):
+            y, state = mixer(piece, state, mask)
+            outputs.append(y)
+    y = torch.cat(outputs, 1).numpy()
+    weights = {n: p.detach().numpy() for n, p in mixer.named_parameters()}
+    for b in range(B):
+        on = MASK[b].numpy()
+        np.testing.assert_allclose(y[b, on], attention_by_hand(weights, x[b].numpy()[on]), rtol=0, atol=1e-12)
+    assert state is not None
+    assert state["position"].tolist() == [[0, 1, 2, 3, 4, 5], [-1, -1, 0, 1, 2, 3], [0, -1, 1, 2, -1, 3]]
+
+
+def test_swiglu_follows_its_equation() -> None:
+    torch.manual_seed(0)
+    mixer = SwiGLU(D, CONFIG, 1).double()
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    gate, up, down = (
+        p.detach().numpy() for p in (mixer.gate_proj.weight, mixer.up_proj.weight, mixer.down_proj.weight)
+    )
+    assert gate.shape == (12, D)
+    a = x.numpy() @ gate.T
+    expected = (a / (1 + np.exp(-a)) * (x.numpy() @ up.T)) @ down.T
+    np.testing.assert_allclose(mixer(x)[0].detach().numpy(), expected, rtol=0, atol=1e-14)
+
+
+def test_the_whole_model_is_transformers_llama() -> None:
+    torch.manual_seed(0)
+    ours = LadderLM("transformer", dim=16, depth=2, head_dim=8, mlp_multiple=8).double()
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = LlamaConfig(
+        **shape, vocab_size=256, intermediate_size=48, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        attn_implementation="eager",
+    )  # fmt: skip
+    theirs = LlamaForCausalLM(config).double()
+    names = {"model.embed_tokens.weight": "model.embed_tokens.weight", "model.norm.weight": "model.norm.weight"}
+    for i in range(2):
+        a, m = f"model.layers.{2 * i}.", f"model.layers.{2 * i + 1}."
+        names |= {f"{a}norm.weight": f"model.layers.{i}.input_layernorm.weight"}
+        names |= {f"{m}norm.weight": f"model.layers.{i}.post_attention_layernorm.weight"}
+        names |= {f"{a}mixer.{n}_proj.weight": f"model.layers.{i}.self_attn.{n}_proj.weight" for n in "qkvo"}
+        names |= {f"{m}mixer.{n}_proj.weight": f"model.layers.{i}.mlp.{n}_proj.weight" for n in ("gate", "up", "down")}
+    mine, other = dict(ours.named_parameters()), dict(theirs.named_parameters())
+    assert names.keys() == mine.keys()
+    assert set(names.values()) == other.keys()
+    with torch.no_grad():
+        for name, their_name in names.items():
+            mine[name].normal_(std=0.3)
+            other[their_name].copy_(mine[name])
+    tokens = torch.arange(20).view(2, 10) * 13 % 256
+    results = []
+    for model in (ours, theirs):
+        logits = model(tokens).logits
+        loss = logits.square().mean() + logits[..., 3].sum()
+        loss.backward()
+        results.append(logits.detach())
+    # transformers' tables of angles are float32, which is what the limit allows for
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=2e-6 * float(results[1].abs().max()))
+    for name, their_name in names.items():
+        mine_grad, their_grad = mine[name].grad, other[their_name].grad
+        assert mine_grad is not None and their_grad is not None  # noqa: PT018
+        torch.testing.assert_close(mine_grad, their_grad, rtol=0, atol=5e-6 * float(their_grad.abs().max()))
+
+
+def test_counts_are_exact_and_state_their_sizes() -> None:
+    for name, width, depth, expected in (
+        ("transformer:x20", 640, 20, 101_770_880),
+        ("transformer:narrow_x20", 640, 20, 96_855_680),
+        ("transformer", 640, 10, 50_967_680),
+    ):
+        found = resolve(name)
+        layer = found.variant.param_count(width, found.config) + 2 * width
+        assert 256 * width + depth * layer + width == expected, (name, width, depth)
+
+
+def test_init_depth_shrinks_what_writes_to_the_stream() -> None:
+    wide = TransformerConfig(init_depth=8)
+    torch.manual_seed(0)
+    attention, mlp = Attention(128, wide), SwiGLU(128, wide, 1)
+    assert math.isclose(float(attention.o_proj.weight.detach().std()), 0.005, rel_tol=0.05)
+    assert math.isclose(float(mlp.down_proj.weight.detach().std()), 0.005, rel_tol=0.05)
+    assert math.isclose(float(attention.q_proj.weight.detach().std()), 0.02, rel_tol=0.05)
+
+
+def test_a_width_that_heads_do_not_fill_is_refused() -> None:
+    found = resolve("transformer")
+    with pytest.raises(ConfigError, match="nearest width: 640 or 704"):
+        found.variant.check(650, found.config)
+
+
+def build() -> LadderForCausalLM:
+    torch.manual_seed(0)
+    model = LadderLM(["gru", "transformer"], dim=16, depth=2, options=[None, {"head_dim": 8, "mlp_multiple": 8}])
+    return model.double().eval()
+
+
+def test_branches_keep_their_order_behind_a_layer_of_one_branch() -> None:
+    kinds = [type(block.mixer).__name__ for block in build().model.layers]
+    assert kinds == ["GRUMixer", "Attention", "SwiGLU"]
+
+
+def test_tokens_are_taken_back_exactly() -> None:
+    model, tokens = build(), torch.arange(24).view(2, 12) * 7 % 256
+    cache = LadderCache(num_blocks=3)
+    with torch.no_grad():
+        model(tokens[:, :5], past_key_values=cache, use_cache=True)
+        for layer in cache.layers:
+            layer.activate_past_recording()
+        model(tokens[:, 5:9] + 1, past_key_values=cache, use_cache=True)
+        cache.crop(-3)
+        assert cache.states[1] is not None
+        assert cache.states[1]["k"].shape[1] == 6
+        out = model(tokens[:, 6:], past_key_values=cache, use_cache=True).logits
+        whole = model(torch.cat([tokens[:, :5], tokens[:, 5:6] + 1, tokens[:, 6:]], 1)).logits[:, 6:]
+    torch.testing.assert_close(out, whole, rtol=0, atol=1e-12)
+
+
+def test_a_saved_state_goes_on(tmp_path: Path) -> None:
+    model, tokens = build(), torch.arange(12).view(1, 12) * 7 % 256
+    cache = LadderCache(num_blocks=3)
+    with torch.no_grad():
+        model(tokens[:, :7], past_key_values=cache, use_cache=True)
+        cache.save(tmp_path / "state")
+        loaded = LadderCache.load(tmp_path / "state", model.config)
+        out = model(tokens[:, 7:], past_key_values=loaded, use_cache=True).logits
+        torch.testing.assert_close(out, model(tokens).logits[:, 7:], rtol=0, atol=1e-12)

@@ -1,0 +1,267 @@
+"""Time the dense recurrences of this package beside its peers, all in one run on one GPU.
+
+    python benchmarks/dense.py [--out benchmarks/results/dense_h200.json] [--steps 512] [--quick]
+
+Microseconds per time step, forward and forward+backward. Every figure is the median over repetitions of the time between two
+CUDA events; the GPU is kept busy before the first one, so that no launch latency of the host is in it. Inputs are random.
+
+Ours: the whole op as training calls it: exchange buffers cleared, y (for E1 with its gate) and the final state written;
+backward: all gradients (u, z, W, h_0), with the one product for dW. `plain` is h = tanh(W h + u), y = h: the peers' function.
+Peers: one cuBLAS product and one pointwise kernel a step in a CUDA graph (its backward with the same dW product); cuDNN's RNN
+and LSTM through torch.nn (their figures contain the product W_x x, which ours leaves to the layer; the LSTM does four times the
+work); FlashRNN's Elman where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels import DenseKernel, dense_cuda, dense_native
+
+HERE = Path(__file__).parent
+SHAPES = [(512, 32), (512, 64), (768, 32), (1024, 32), (1024, 64), (1280, 32), (1536, 32), (1536, 64), (2048, 32)]
+LARGE = [(1024, 256), (1280, 256), (4096, 32)]
+TARGETS = {
+    (512, 32): (0.95, 2.05),
+    (768, 32): (1.15, 2.4),
+    (1024, 32): (1.3, 2.75),
+    (1024, 64): (1.4, 3.0),
+    (1536, 32): (1.65, 3.6),
+    (1536, 64): (2.2, 4.8),
+    (2048, 32): (2.4, 5.5),
+}
+
+
+def plain_reference(u: Tensor, w: Tensor, h0: Tensor, _mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    h, out = h0, []
+    for u_t in u.unbind(0):
+        h = torch.tanh(u_t + h @ w.T)
+        out.append(h)
+    return torch.stack(out), h
+
+
+plain = DenseKernel(
+    "plain",
+    header=HERE / "plain_cell.h",
+    cell="elman::plain::Cell",
+    reference=plain_reference,
+    update=lambda a, _h: torch.tanh(a),
+    readout=lambda h, _h: h,
+)
+
+
+def measure(call: Callable[[], Any], steps: int, repeats: int) -> dict[str, float]:
+    """{"median", "p10", "p90"} of a call, in microseconds per step."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(repeats):
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(4_000_000)  # two milliseconds, in which the host gets ahead
+        before.record()
+        call()
+        after.record()
+        torch.cuda.synchronize()
+        times.append(before.elapsed_time(after) * 1e3 / steps)
+    times.sort()
+    tenth = len(times) // 10
+    return {
+        "median": round(statistics.median(times), 4),
+        "p10": round(times[tenth], 4),
+        "p90": round(times[-1 - tenth], 4),
+    }
+
+
+def both(forward: Callable[[], tuple[Tensor, ...]], leaves: list[Tensor], steps: int, repeats: int) -> dict[str, Any]:
+    """Timings of a differentiable call: without autograd, and with all gradients."""
+    outputs = forward()
+    gradients = [torch.randn_like(x) for x in outputs]
+
+    def without() -> None:
+        with torch.no_grad():
+            forward()
+
+    return {
+        "forward": measure(without, steps, repeats),
+        "forward_backward": measure(lambda: torch.autograd.grad(forward(), leaves, gradients), steps, repeats),
+    }
+
+
+def problem(steps: int, batch: int, width: int, extras: int, dtype: torch.dtype) -> list[Tensor]:
+    """u, extras, W, h_0 as leaves."""
+    draw = [torch.randn(steps, batch, width, device="cuda", dtype=dtype) for _ in range(1 + extras)]
+    w = (torch.randn(width, width, device="cuda") * (0.45 / width**0.5)).to(dtype)
+    return [x.requires_grad_() for x in (*draw, w, torch.randn(batch, width, device="cuda"))]
+
+
+def ours(kernel: DenseKernel, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+    leaves = problem(steps, batch, width, len(kernel.extras), dtype)
+    found = both(lambda: kernel(*leaves, backend="cuda"), leaves, steps, repeats)
+    torch.cuda.synchronize()
+    dense_native.check_errors(torch.device("cuda", 0))
+    return found | {"plan": str(dense_cuda.plan_for(kernel, (steps, batch, width), dtype, torch.device("cuda", 0)))}
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], None]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def per_step(steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+    """h = tanh(W h + u): a cuBLAS product with u added by it, and tanh; back: two pointwise kernels and a product a step."""
+    u, w, h0 = (x.detach() for x in problem(steps, batch, width, 0, dtype))
+    history = torch.empty(steps + 1, batch, width, device="cuda", dtype=dtype)
+    history[0] = h0
+    gy, da, r = torch.randn_like(u), torch.empty_like(u), torch.zeros_like(u[0])
+    w_t = w.t()
+
+    def forward() -> None:
+        for t in range(steps):
+            torch.addmm(u[t], history[t], w_t, out=history[t + 1])
+            history[t + 1].tanh_()
+
+    def backward() -> None:
+        r.zero_()
+        for t in range(steps - 1, -1, -1):
+            r.add_(gy[t])
+            torch.ops.aten.tanh_backward.grad_input(r, history[t + 1], grad_input=da[t])
+            torch.mm(da[t], w, out=r)
+        torch.mm(da.flatten(0, 1).t(), history[:-1].flatten(0, 1))
+
+    def whole() -> None:
+        forward()
+        backward()
+
+    return {
+        "forward": measure(captured(forward), steps, repeats),
+        "forward_backward": measure(captured(whole), steps, repeats),
+    }
+
+
+def cudnn(kind: str, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+    layer = getattr(torch.nn, kind)(width, width, device="cuda", dtype=dtype)
+    layer.flatten_parameters()
+    x = torch.randn(steps, batch, width, device="cuda", dtype=dtype, requires_grad=True)
+    return both(lambda: (layer(x)[0],), [x, *layer.parameters()], steps, repeats)
+
+
+def flashrnn(steps: int, batch: int, width: int, repeats: int) -> dict[str, Any] | str:
+    try:
+        from flashrnn import flashrnn as run
+    except ImportError:
+        return "not installed"
+    bf16 = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+    wx, r = torch.randn(batch, steps, 1, 1, width, **bf16), torch.randn(1, 1, width, width, **bf16)
+    b = torch.zeros(1, 1, width, **bf16)
+    return both(
+        lambda: (run(wx, r, b, function="elman", backend="cuda_fused", dtype="bfloat16")[0],),
+        [wx, r, b],
+        steps,
+        repeats,
+    )
+
+
+def attempt(call: Callable[..., Any], *arguments: Any) -> Any:
+    """The result, or why there is none."""
+    try:
+        return call(*arguments)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def said(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def clocks() -> str:
+    return said(
+        "nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader", "-i", "0"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "dense_h200.json")
+    parser.add_argument("--steps", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=31)
+    parser.add_argument("--commit", default=said("git", "rev-parse", "--short=12", "HEAD"))
+    parser.add_argument("--quick", action="store_true", help="ours alone, in bf16")
+    given = parser.parse_args()
+    from elman_e1.op import dense as e1
+    from elman_e42.op import dense as e42
+
+    torch.manual_seed(0)
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    steps, repeats = given.steps, given.repeats
+    before, rows = clocks(), []
+    for width, batch in SHAPES + ([] if given.quick else LARGE):
+        row: dict[str, Any] = {"d": width, "B": batch, "target": TARGETS.get((width, batch))}
+        for name, kernel in (("e1", e1), ("e42", e42), ("plain", plain)):
+            row[f"{name} bf16"] = ours(kernel, steps, batch, width, bf16, repeats)
+        if not given.quick:
+            few = max(7, repeats // 3)
+            row["plain fp16"] = ours(plain, steps, batch, width, fp16, repeats)
+            row["plain fp32"] = ours(plain, steps, batch, width, fp32, few)
+            row["cuBLAS per step, CUDA graph, bf16"] = attempt(per_step, steps, batch, width, bf16, few)
+            for kind in ("RNN", "LSTM"):
+                for dtype, short in ((bf16, "bf16"), (fp16, "fp16")):
+                    row[f"cuDNN {kind} {short}"] = attempt(cudnn, kind, steps, batch, width, dtype, few)
+            row["FlashRNN fused bf16"] = attempt(flashrnn, steps, batch, width, few)
+        rows.append(row)
+        show(row)
+    result = {
+        "what": "microseconds per time step, medians; see the docstring of benchmarks/dense.py",
+        "T": steps,
+        "repeats": repeats,
+        "gpu": torch.cuda.get_device_name(),
+        "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"),
+        "clocks_sm_mem_temperature_power": {"before": before, "after": clocks()},
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nvcc": said("nvcc", "--version").splitlines()[-1],
+        "commit": given.commit,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rows": rows,
+    }
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def show(row: dict[str, Any]) -> None:
+    print(f"d={row['d']} B={row['B']} target {row['target']}")
+    for name, found in row.items():
+        if isinstance(found, dict):
+            one, two = found["forward"]["median"], found["forward_backward"]["median"]
+            print(f"   {name:36s} {one:8.3f} {two:8.3f}   {found.get('plan', '')}")
+        elif isinstance(found, str):
+            print(f"   {name:36s} {found}")
+    print(end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()

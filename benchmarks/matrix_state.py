@@ -1,0 +1,226 @@
+"""Time the recurrence of E88 on one GPU: forward and backward, beside the layers it competes with.
+
+    python benchmarks/matrix_state.py [--out benchmarks/results/matrix_state_h200.json] [--plot]
+
+Microseconds, the median over repetitions of the time between two CUDA events; the GPU is kept busy before the first one, so
+that no launch latency of the host is in it. Inputs are random, bf16.
+
+forward, backward: q, k, v, decay given. fused: from projections, with SiLU, L2 norm and decay inside. pieces: the same
+function with SiLU, L2 norm and decay in PyTorch around the recurrence; fused replaces it. step: T = 1, as in decoding.
+saved: megabytes (1e6) that the recurrence keeps for its backward, its output not counted.
+Layers (whole: projections too): an E88 mixer, fla's GatedDeltaNet and Mamba2 where they can be imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+os.environ["ELMAN_KERNELS"] = "require"
+
+from elman_e88.op import matrix
+
+HERE = Path(__file__).parent
+# (B, T, H, N): (forward, backward) to reach, in microseconds
+TARGETS = {(32, 512, 32, 16): (60, 140), (32, 512, 8, 32): (60, 140), (8, 512, 83, 32): (170, 450)}
+OTHERS = [(32, 512, 24, 24), (32, 512, 8, 64), (32, 512, 4, 128), (8, 2048, 32, 16), (1, 16384, 32, 16)]
+
+
+def time_us(run: Callable[[], object], repetitions: int = 30) -> float:
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repetitions):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(4_000_000)  # two milliseconds, in which the host gets ahead
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return round(statistics.median(times), 1)
+
+
+def both_us(run: Callable[[], Tensor], leaves: list[Tensor], repetitions: int = 30) -> tuple[float, float]:
+    """(forward as training runs it, backward)."""
+    forward = time_us(run, repetitions)
+    made = run()
+    gradient = torch.randn_like(made)
+    backward = time_us(lambda: torch.autograd.grad(made, leaves, gradient, retain_graph=True), repetitions)
+    return forward, backward
+
+
+def recurrence(B: int, T: int, H: int, N: int) -> dict[str, Any]:
+    def leaf(x: Tensor) -> Tensor:
+        return x.requires_grad_()
+
+    bf16: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    q, k = (leaf(F.normalize(torch.randn(B, T, H, N, device="cuda"), dim=-1).bfloat16()) for _ in range(2))
+    v, qkv = leaf(torch.randn(B, T, H, N, **bf16)), leaf(torch.randn(B, T, 3 * H * N, **bf16))
+    decay, a = leaf(1 - 0.1 * torch.rand(B, T, H, device="cuda")), leaf(torch.randn(B, T, H, **bf16))
+    a_log, dt_bias = leaf(torch.randn(H, device="cuda")), leaf(torch.randn(H, device="cuda") - 4)
+    row: dict[str, Any] = {"B": B, "T": T, "H": H, "N": N}
+    row["forward"], row["backward"] = both_us(lambda: matrix(q, k, v, decay, backend="cuda")[0], [q, k, v, decay])
+    with torch.no_grad():
+        row["forward_no_grad"] = time_us(lambda: matrix(q, k, v, decay, backend="cuda"))
+    named: dict[str, Any] = {"n_state": N, "a_log_H": a_log, "dt_bias_H": dt_bias, "backend": "cuda"}
+    fused = both_us(lambda: matrix.fused(qkv, a, **named)[0], [qkv, a, a_log, dt_bias])
+    row["fused_forward"], row["fused_backward"] = fused
+
+    def pieces() -> Tensor:
+        x, y, z = (p.unflatten(-1, (H, -1)) for p in F.silu(qkv).split([H * N] * 3, -1))
+        x, y = (p * torch.rsqrt(p.float().square().sum(-1, keepdim=True) + 1e-12).to(p.dtype) for p in (x, y))
+        return matrix(x, y, z, torch.exp(-a_log.exp() * F.softplus(a.float() + dt_bias)), backend="cuda")[0]
+
+    row["pieces_forward"], row["pieces_backward"] = both_us(pieces, [qkv, a, a_log, dt_bias])
+    saved: dict[int, int] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        saved[x.data_ptr()] = x.nbytes
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        matrix(q, k, v, decay, backend="cuda")
+    row["saved_mb"] = round(sum(saved.values()) / 1e6, 1)
+    with torch.no_grad():
+        state = torch.zeros(B, H, N, N, device="cuda")
+        one = [x[:, :1].contiguous() for x in (q, k, v, decay)]
+        row["step"] = time_us(lambda: matrix(*one, None, state, backend="cuda"))
+    if (B, T, H, N) in TARGETS:
+        row["target_forward"], row["target_backward"] = TARGETS[B, T, H, N]
+    return row
+
+
+def layers() -> list[dict[str, Any]]:
+    found: list[tuple[str, Callable[[], torch.nn.Module]]] = []
+    notes = []
+    B, T, width = 32, 512, 1536
+
+    def e88() -> torch.nn.Module:
+        from elman_e88.config import E88Config
+        from elman_e88.mixer import E88Mixer
+
+        return E88Mixer(width, E88Config(n_heads=32, n_state=16))
+
+    found.append(("e88 mixer 1536 h32n16", e88))
+    try:
+        from fla.layers import GatedDeltaNet, Mamba2
+
+        found.append(
+            ("fla GatedDeltaNet 768 e2", lambda: GatedDeltaNet(hidden_size=768, num_heads=6, head_dim=128, expand_v=2))
+        )
+        found.append(
+            ("fla Mamba2 896", lambda: Mamba2(hidden_size=896, num_heads=28, head_dim=64, state_size=128, n_groups=1))
+        )
+    except Exception as error:
+        notes.append({"layer": "fla GatedDeltaNet, Mamba2", "skipped": f"{type(error).__name__}: {error}"[:200]})
+    rows: list[dict[str, Any]] = []
+    for name, make in found:
+        try:
+            layer = make().cuda().bfloat16()
+            d = 1536 if "1536" in name else 768 if "768" in name else 896
+            x = torch.randn(B, T, d, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+            def run(layer: torch.nn.Module = layer, x: Tensor = x) -> Tensor:
+                y = layer(x)
+                return y[0] if isinstance(y, tuple) else y
+
+            parameters = [p for p in layer.parameters() if p.requires_grad]
+            forward, backward = both_us(run, [x, *parameters], 15)
+            rows.append(
+                {
+                    "layer": name,
+                    "B": B,
+                    "T": T,
+                    "parameters": sum(p.numel() for p in parameters),
+                    "forward": forward,
+                    "backward": backward,
+                }
+            )
+        except Exception as error:
+            notes.append({"layer": name, "skipped": f"{type(error).__name__}: {error}"[:200]})
+    return rows + notes
+
+
+def commit() -> str:
+    try:
+        return subprocess.run(
+            ["git", "-C", str(HERE), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def plot(report: dict[str, Any], to: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [r for r in report["recurrence"] if "target_forward" in r]
+    figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    for i, row in enumerate(rows):
+        bars = (
+            ("forward", "#4477aa"),
+            ("backward", "#cc6677"),
+            ("fused_forward", "#88aadd"),
+            ("fused_backward", "#eeaabb"),
+        )
+        for j, (key, colour) in enumerate(bars):
+            axes.bar(i + 0.2 * j, row[key], 0.18, color=colour, label=key.replace("_", " ") if i == 0 else None)
+            axes.annotate(f"{row[key]:.0f}", (i + 0.2 * j, row[key]), ha="center", va="bottom", fontsize=7)
+        for j, key in enumerate(("target_forward", "target_backward")):
+            axes.hlines(
+                row[key], i + 0.2 * j - 0.09, i + 0.2 * j + 0.09, color="black", label="target" if i == j == 0 else None
+            )
+    axes.set_xticks([i + 0.3 for i in range(len(rows))], [f"B={r['B']} T={r['T']} H={r['H']} n={r['N']}" for r in rows])
+    axes.set_ylabel("microseconds per layer")
+    axes.set_title(f"E88 recurrence, bf16, {report['gpu']}", fontsize=10)
+    axes.legend(fontsize=7, ncols=3)
+    for suffix in (".png", ".svg"):
+        figure.savefig(to.with_suffix(suffix), dpi=160)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "matrix_state_h200.json")
+    parser.add_argument("--commit", default=None, help="recorded instead of git's answer")
+    parser.add_argument("--plot", action="store_true", help="draw a report that is there; needs no GPU")
+    options = parser.parse_args()
+    if options.plot:
+        plot(json.loads(options.out.read_text()), options.out)
+        return
+    report: dict[str, Any] = {
+        "what": "E88 recurrence, bf16, microseconds (medians)",
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": options.commit or commit(),
+        "recurrence": [],
+    }
+    for shape in [*TARGETS, *OTHERS]:
+        report["recurrence"].append(recurrence(*shape))
+        print(report["recurrence"][-1], flush=True)
+    report["layers"] = layers()
+    for row in report["layers"]:
+        print(row, flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

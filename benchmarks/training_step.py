@@ -1,0 +1,406 @@
+"""Time a whole training step of every installed variant on one GPU, beside the language models of the baselines' own libraries.
+
+    python benchmarks/training_step.py [--out benchmarks/results/training_step_h200.json] [--sizes 100M] [--only mamba2,gdn]
+
+Ours: `Trainer.train_step`, nothing left out: batch from the file, forward and backward under bfloat16 autocast with float32
+weights, norm of the gradient, clipping, fused AdamW, one synchronisation. Settings: eager; graph, the backbone's forward and
+backward captured in CUDA graphs; compiled, the backbone under torch.compile.
+
+Peers, with weights, gradients and optimizer state in bfloat16 (less work and less memory than ours): mamba_ssm's
+MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA. The same batch, clipping and fused
+AdamW, and the loss read after every step as ours is.
+
+tok/s: from the median time of a step, after warm-up. Peak: the most that torch had allocated during those steps, in GiB. What
+cannot run has its reason in the table. The file is written after every row; --add keeps the rows that it already has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+HERE = Path(__file__).parent
+SIZES: dict[str, dict[str, str]] = {
+    "50M": {
+        "e1": "e1@1280x6", "e42": "e42@1664x6", "e88": "e88:h32n32@1536x8", "gru": "gru@1024x6", "lstm": "lstm@896x6",
+        "transformer": "transformer@640x10", "mamba2": "mamba2@640x19", "gdn": "gdn@640x15",
+    },
+    "100M": {
+        "e1": "e1@1024x19", "e42": "e42@1280x20", "e88": "e88:h32n32@1536x16", "gru": "gru@768x21", "lstm": "lstm@640x24",
+        "transformer": "transformer:narrow_x20@640x20", "mamba2": "mamba2:x20@896x20", "gdn": "gdn@768x20",
+    },
+    "tiny": {"transformer": "transformer@64x1", "mamba2": "mamba2@32x1", "gdn": "gdn@128x1"},
+}  # fmt: skip
+TINY = "64x1"
+PEERS = {
+    "50M": {"mamba_ssm": (640, 19), "fla": (640, 15), "llama": (640, 10)},
+    "100M": {"mamba_ssm": (896, 20), "fla": (768, 20), "llama": (640, 20)},
+    "tiny": {"llama": (64, 1)},
+}
+SETTINGS = ("eager", "graph", "compiled")
+CLIP, LR = 1.0, 1e-4
+
+Step = Callable[[], Any]
+
+
+# ours ----------------------------------------------------------------------------------------------------------------
+
+
+def shape(variant: str, size: str) -> str:
+    """`NAME[:PRESET]@WIDTHxDEPTH` of a variant; one that this file does not know gets the nearest width of 6 or 20 layers."""
+    if variant in SIZES[size]:
+        return SIZES[size][variant]
+    if size == "tiny":
+        return f"{variant}@{TINY}"
+    from elman_core.experiments.size import solve_width
+    from elman_core.registry import resolve
+
+    target, depth = (50_000_000, 6) if size == "50M" else (100_000_000, 20)
+    best = solve_width(resolve(variant), target, depth)[0]
+    return f"{variant}@{best.width}x{best.depth}"
+
+
+@contextmanager
+def trainer(name: str, batch: int, length: int, device: str, text: Path) -> Iterator[Any]:
+    """The trainer of a run of this shape, in a folder that is gone afterwards."""
+    from elman_core.registry import parse_size
+    from elman_core.training.settings import from_dict
+    from elman_core.training.start import start
+
+    variant, width, depth = parse_size(name)
+    settings = from_dict({
+        "model": {"variant": variant, "hidden_size": width, "num_hidden_layers": depth},
+        "data": {"path": str(text)},
+        "train": {
+            "batch_size": batch, "chunk_size": length, "steps": 1_000_000, "device": device, "lr": LR, "clip": CLIP,
+            "schedule": "constant", "warmup": 0,
+        },
+    })  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        made = start(settings, Path(folder) / "run", quiet=True)
+        try:
+            yield made
+        finally:
+            made.folder.close()
+
+
+class Backbone(nn.Module):
+    """A backbone as tokens (B, T) to hidden states, which is what a CUDA graph can capture."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.inner(input_ids=tokens_BT, use_cache=False).last_hidden_state
+
+
+def prepare(made: Any, setting: str, batch: int, length: int) -> None:
+    """Put the trainer's backbone into a setting.
+
+    Raises:
+        RuntimeError: a graph without a GPU.
+    """
+    backbone = made.model.model
+    if setting == "compiled":
+        backbone.compile(dynamic=False)
+    elif setting == "graph":
+        if made.device.type != "cuda":
+            raise RuntimeError("CUDA graphs need a GPU")
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        tokens_BT = torch.zeros(batch, length, dtype=torch.long, device=made.device)
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # cached casts would not be part of the graph
+            captured = torch.cuda.make_graphed_callables(Backbone(backbone), (tokens_BT,))
+        backbone.forward = lambda input_ids, **_: BaseModelOutputWithPast(last_hidden_state=captured(input_ids))
+
+
+# peers ---------------------------------------------------------------------------------------------------------------
+
+
+class FlaStack(nn.Module):
+    """fla's GatedDeltaNet layers alone (its language model has an MLP in each layer), pre-norm, residual in float32, tied."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        from fla.layers import GatedDeltaNet
+        from fla.modules import RMSNorm
+
+        self.embedding = nn.Embedding(256, width)
+        self.norms = nn.ModuleList(RMSNorm(width, eps=1e-5) for _ in range(depth + 1))
+        self.layers = nn.ModuleList(
+            GatedDeltaNet(hidden_size=width, expand_v=2, head_dim=128, num_heads=width // 128, layer_idx=i)
+            for i in range(depth)
+        )
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD, residual_BTD = self.embedding(tokens_BT), None
+        for norm, layer in zip(self.norms, self.layers, strict=False):
+            x_BTD, residual_BTD = norm(x_BTD, residual=residual_BTD, prenorm=True, residual_in_fp32=True)
+            x_BTD = layer(x_BTD)[0]
+        x_BTD = self.norms[-1](x_BTD, residual=residual_BTD, residual_in_fp32=True)
+        return F.linear(x_BTD, self.embedding.weight)
+
+
+class Logits(nn.Module):
+    """A language model as tokens to logits."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.inner(tokens_BT).logits
+
+
+def mamba_lm(width: int, depth: int) -> nn.Module:
+    from elman_baselines.mamba2 import op
+
+    found = op.load_library()  # copes with an installation without the extension of Mamba-1
+    from mamba_ssm.models.config_mamba import MambaConfig
+    from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
+
+    layer: dict[str, Any] = {"layer": "Mamba2", "d_state": 128}
+    if found.whole is None:
+        layer["use_mem_eff_path"] = False
+    return Logits(MambaLMHeadModel(MambaConfig(d_model=width, n_layer=depth, vocab_size=256, ssm_cfg=layer)))
+
+
+def fla_stack(width: int, depth: int) -> nn.Module:
+    from elman_baselines.gdn import op
+
+    op.load_library()  # lifts the library's refusal on Hopper for keys of 128, where its gradients were checked
+    return FlaStack(width, depth)
+
+
+def llama(width: int, depth: int) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=width, num_hidden_layers=depth, num_attention_heads=width // 64, num_key_value_heads=width // 64,
+        intermediate_size=int(2.6 * width), vocab_size=256, tie_word_embeddings=True, use_cache=False,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    return Logits(LlamaForCausalLM(config))
+
+
+MAKERS: dict[str, Callable[[int, int], nn.Module]] = {"mamba_ssm": mamba_lm, "fla": fla_stack, "llama": llama}
+
+
+def peer_step(model: nn.Module, batch: int, length: int, device: str) -> Step:
+    """One step of a plain loop over one batch: forward, loss, backward, clip, fused AdamW, and the loss on the host."""
+    params = list(model.parameters())
+    optimizer = torch.optim.AdamW(params, lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    tokens_BT = torch.randint(256, (batch, length + 1), device=device)
+
+    def step() -> float:
+        logits_BTV = model(tokens_BT[:, :-1])
+        loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(params, CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return step
+
+
+# measuring -----------------------------------------------------------------------------------------------------------
+
+
+def measure(step: Step, tokens: int, warm: int, steps: int) -> dict[str, Any]:
+    """Seconds of `steps` steps, one by one, after `warm` that do not count."""
+    cuda = torch.cuda.is_available()
+    for _ in range(warm):
+        step()
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        step()
+        if cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    times.sort()
+    tenth = len(times) // 10
+    return {
+        "tok_s": round(tokens / statistics.median(times)),
+        "ms": round(1e3 * statistics.median(times), 3),
+        "ms_p10": round(1e3 * times[tenth], 3),
+        "ms_p90": round(1e3 * times[-1 - tenth], 3),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
+    }
+
+
+def run_ours(name: str, setting: str, batch: int, given: argparse.Namespace, text: Path) -> dict[str, Any]:
+    with trainer(name, batch, given.length, given.device, text) as made:
+        facts = {
+            "model": name,
+            "parameters": sum(p.numel() for p in made.model.parameters()),
+            "backend": made.model.model.layers[0].mixer.backend(),
+            "weights": "float32, bfloat16 autocast" if made.settings.train.precision == "bf16" else "float32",
+        }
+        prepare(made, setting, batch, given.length)
+        return facts | measure(made.train_step, batch * given.length, given.warm, given.steps)
+
+
+def run_peer(name: str, size: str, setting: str, batch: int, given: argparse.Namespace) -> dict[str, Any]:
+    if setting == "graph":
+        raise RuntimeError("peers are measured eager and compiled")
+    width, depth = PEERS[size][name]
+    torch.manual_seed(0)
+    model = MAKERS[name](width, depth).to(given.device, torch.bfloat16).train()
+    if setting == "compiled":
+        model.compile(dynamic=False)
+    facts = {
+        "model": f"{name} {width}x{depth}",
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "weights": "bfloat16",
+    }
+    step = peer_step(model, batch, given.length, given.device)
+    return facts | measure(step, batch * given.length, given.warm, given.steps)
+
+
+def row_of(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `run` measured, or why it could not."""
+    try:
+        return run()
+    except Exception as error:  # a row of the table: any failure of any library is a result
+        return {"reason": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+    finally:
+        gc.collect()
+        torch.compiler.reset()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def said(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def facts_of_machine(given: argparse.Namespace) -> dict[str, Any]:
+    versions = {}
+    for package in ("torch", "triton", "transformers", "mamba-ssm", "causal-conv1d", "fla-core"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "what": "a whole training step; see the docstring of benchmarks/training_step.py",
+        "T": given.length,
+        "steps": given.steps,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"),
+        "clocks": said("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader", "-i", "0"),
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": given.commit,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: the best setting of each model, size and batch, and then what the others gave."""
+    lines = ["| model | parameters | B | best setting | tok/s | step, ms | peak, GiB | others |", "|" + "---|" * 8]
+    for _, group in itertools.groupby(rows, key=lambda r: (r["size"], r["name"], r["kind"], r["B"])):
+        some = list(group)
+        best = max(some, key=lambda r: r.get("tok_s", -1))
+        others = ", ".join(f"{r['setting']} {r.get('tok_s', 'no')}" for r in some if r is not best)
+        if "reason" in best:
+            lines.append(f"| {best['name']} {best['size']} | | {best['B']} | none: {best['reason']} | | | | |")
+            continue
+        lines.append(
+            f"| {best['model']}{' (peer)' if best['kind'] == 'peer' else ''} | {best['parameters']:,} | {best['B']} | "
+            f"{best['setting']} | {best['tok_s']:,} | {best['ms']} | {best['peak_gib']} | {others} |"
+        )
+    return "\n".join(lines)
+
+
+def jobs(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from elman_core.registry import list_variants
+
+    variants = [n for n, entry in list_variants().items() if not entry.needs]
+    for size, batch in itertools.product(given.sizes, given.batches):
+        names = [("ours", v) for v in variants] + [("peer", p) for p in PEERS[size]]
+        for (kind, name), setting in itertools.product(names, given.settings):
+            if (not given.only or name in given.only) and not (kind == "peer" and setting == "graph"):
+                yield {"kind": kind, "name": name, "size": size, "B": batch, "setting": setting}
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    def words(text: str) -> list[str]:
+        return [w for w in text.split(",") if w]
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "training_step_h200.json")
+    parser.add_argument("--add", action="store_true", help="keep the rows of --out, and run those that it lacks")
+    parser.add_argument("--sizes", type=words, default=["100M", "50M"], help=f"of {', '.join(SIZES)}")
+    parser.add_argument("--batches", type=lambda t: [int(b) for b in words(t)], default=[32, 64])
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--settings", type=words, default=list(SETTINGS))
+    parser.add_argument("--only", type=words, default=[], help="names of variants and peers")
+    parser.add_argument("--warm", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--commit", default=said("git", "rev-parse", "--short=12", "HEAD"))
+    return parser.parse_args(given)
+
+
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    given = arguments(argv)
+    if given.device.startswith("cuda"):
+        os.environ.setdefault("ELMAN_KERNELS", "require")  # a kernel, or the reason why there is none
+    kept = json.loads(given.out.read_text())["rows"] if given.add and given.out.exists() else []
+    keys = ("kind", "name", "size", "B", "setting")
+    have = {tuple(r[k] for k in keys) for r in kept}
+    rows: list[dict[str, Any]] = list(kept)
+    about = facts_of_machine(given)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        text = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "text"
+        draw = torch.Generator().manual_seed(0)
+        text.write_bytes(torch.randint(256, (2**22,), generator=draw, dtype=torch.uint8).numpy().tobytes())
+        for job in jobs(given):
+            if tuple(job[k] for k in keys) in have:
+                continue
+            name, size, setting, batch = job["name"], job["size"], job["setting"], job["B"]
+            if job["kind"] == "ours":
+                found = row_of(lambda: run_ours(shape(name, size), setting, batch, given, text))  # noqa: B023
+            else:
+                found = row_of(lambda: run_peer(name, size, setting, batch, given))  # noqa: B023
+            rows.append(job | found)
+            print(json.dumps(rows[-1]), flush=True)
+            order = {s: i for i, s in enumerate(SETTINGS)}
+            rows.sort(key=lambda r: (r["size"], r["B"], r["kind"], r["name"], order.get(r["setting"], 9)))
+            given.out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    report = table(rows)
+    given.out.with_suffix(".md").write_text(report + "\n")
+    print(report)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

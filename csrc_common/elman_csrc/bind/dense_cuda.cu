@@ -1,0 +1,105 @@
+// The dense skeleton on the GPU as one module: one kind of persistent launch of one cell, for one storage type and width.
+// Compiled with
+//   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=elman::e42::Cell
+//   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d
+//   -DELMAN_KIND=cluster | grid | tiles  -DELMAN_SPILL=chunks of W in shared memory  -DELMAN_WIDE=1 | 2: tiles of up to 8 or
+//   16 rows
+// Which kind runs a shape is decided in Python (elman_core/kernels/dense_plan.py).
+#include <elman/dense.cuh>
+
+#include "dense_cuda_common.h"
+
+#ifndef ELMAN_KIND
+#define ELMAN_KIND grid
+#define ELMAN_SPILL 0
+#define ELMAN_WIDE 1
+#endif
+
+namespace {
+
+namespace dense = elman::dense;
+
+enum class Kind { cluster, grid, tiles };
+constexpr Kind kind = Kind::ELMAN_KIND;
+constexpr int spill = ELMAN_SPILL, wide = ELMAN_WIDE;
+constexpr dense::Exchange how = kind == Kind::cluster ? dense::Exchange::Cluster : dense::Exchange::Grid;
+constexpr int parts = (d + dense::kOwned<Elem> - 1) / dense::kOwned<Elem>;
+
+// What of a launch depends on the instantiation. The attributes belong to the current device.
+template <bool masked, bool backward>
+struct Kernel {
+  static constexpr auto function = dense::dense_kernel<Cell, Elem, d, spill, wide, how, kind != Kind::tiles, masked, backward>;
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attribute[1];
+  Outcome outcome;
+
+  Kernel(int tiles, int groups, cudaStream_t stream) {
+    config.gridDim = dim3(parts, groups), config.blockDim = dense::kThreads, config.stream = stream;
+    config.dynamicSmemBytes = dense::Layout<Elem, d, spill, wide, how>::bytes((tiles + groups - 1) / groups);
+    config.attrs = attribute, config.numAttrs = 1;
+    if (outcome.failed(
+            cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.dynamicSmemBytes)),
+            "shared memory"))
+      return;
+    if (how == dense::Exchange::Cluster) {
+      outcome.failed(cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cluster size");
+      attribute[0].id = cudaLaunchAttributeClusterDimension;
+      attribute[0].val.clusterDim.x = parts, attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
+    } else {
+      attribute[0].id = cudaLaunchAttributeCooperative;
+      attribute[0].val.cooperative = 1;
+    }
+  }
+  // How many groups can be resident together on the current device; -1 if it cannot be known.
+  int capacity() {
+    int fit = 0, device = 0, processors = 0;
+    if (outcome.said) return -1;
+    if (how == dense::Exchange::Cluster)
+      return outcome.failed(cudaOccupancyMaxActiveClusters(&fit, function, &config), "occupancy") ? -1 : fit;
+    if (outcome.failed(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, function, dense::kThreads, config.dynamicSmemBytes),
+                       "occupancy") ||
+        outcome.failed(cudaGetDevice(&device), "device") ||
+        outcome.failed(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "device"))
+      return -1;
+    return fit * processors / parts;
+  }
+  const char* launch(const Args& g) {
+    const int fit = capacity(), groups = config.gridDim.y;
+    const int needed = how == dense::Exchange::Cluster ? 1 : groups;  // clusters may run one after another: groups never talk
+    if (outcome.said) return outcome.said;
+    if (fit < needed) {
+      std::snprintf(Outcome::text(), 256, "the launch needs %d groups of %d blocks on the GPU together, and this GPU holds %d",
+                    needed, parts, fit);
+      return Outcome::text();
+    }
+    outcome.failed(cudaLaunchKernelEx(&config, function, g), "launch");
+    return outcome.said;
+  }
+};
+
+template <bool backward>
+const char* run(const DenseCall& call) {
+  if (const char* why = refuse(call)) return why;
+  const Args g = describe<backward>(call);
+  const auto stream = at<CUstream_st>(call.stream);
+  const std::size_t plane = static_cast<std::size_t>(g.B) * d;
+  Outcome outcome;
+  if (how == dense::Exchange::Grid &&  // the sentinel
+      outcome.failed(cudaMemsetAsync(backward ? g.da : g.history + plane, 0xff, g.T * plane * sizeof(Elem), stream), "memset"))
+    return outcome.said;
+  const int groups = static_cast<int>(call.groups);
+  return g.mask ? Kernel<true, backward>(g.tiles, groups, stream).launch(g)
+                : Kernel<false, backward>(g.tiles, groups, stream).launch(g);
+}
+
+}  // namespace
+
+ELMAN_EXPORT const char* elman_dense_forward(const DenseCall* call) { return run<false>(*call); }
+ELMAN_EXPORT const char* elman_dense_backward(const DenseCall* call) { return run<true>(*call); }
+
+// Groups that can be resident together on the current device, each of `tiles` tiles; -1 if it cannot be known. Bytes of shared
+// memory.
+ELMAN_EXPORT int elman_dense_capacity(int tiles, int backward) {
+  return backward ? Kernel<false, true>(tiles, 1, nullptr).capacity() : Kernel<false, false>(tiles, 1, nullptr).capacity();
+}
+ELMAN_EXPORT int elman_dense_shared_bytes(int tiles) { return dense::Layout<Elem, d, spill, wide, how>::bytes(tiles); }

@@ -1,0 +1,92 @@
+// What the CUDA sources of the dense skeleton share: the types of one module, its C interface, and how a call becomes DenseArgs.
+//
+// One module is one cell, one storage type and one width (and one kind of launch, dense_cuda.cu), with the C interface of
+// dense_call.h: a shape is compiled at its first use, and a Python binding would be three quarters of that time.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <elman/dense_args.h>
+#include <elman/dense_call.h>
+#include <elman/dtype.h>
+
+#include <cstdint>
+#include <cstdio>
+
+#include ELMAN_CELL_HEADER
+
+#ifndef ELMAN_DTYPE  // what is built where no shape is known yet
+#define ELMAN_DTYPE 2
+#define ELMAN_WIDTH 1024
+#endif
+
+namespace {
+
+using Cell = ELMAN_CELL;
+constexpr int d = ELMAN_WIDTH;
+static_assert(Cell::extras <= 4, "DenseCall holds four");
+
+template <elman::Dtype>
+struct Stored;
+template <>
+struct Stored<elman::Dtype::f32> {
+  using type = float;
+};
+template <>
+struct Stored<elman::Dtype::bf16> {
+  using type = __nv_bfloat16;
+};
+template <>
+struct Stored<elman::Dtype::f16> {
+  using type = __half;
+};
+using Elem = Stored<static_cast<elman::Dtype>(ELMAN_DTYPE)>::type;
+using Args = elman::DenseArgs<Elem, Cell::extras>;
+
+// The first thing that goes wrong in a call, in words.
+struct Outcome {
+  const char* said = nullptr;
+  bool failed(cudaError_t status, const char* what) {
+    if (status == cudaSuccess) return false;
+    cudaGetLastError();
+    std::snprintf(text(), 256, "%s: %s", what, cudaGetErrorString(status));
+    said = text();
+    return true;
+  }
+  static char* text() {
+    static thread_local char buffer[256];
+    return buffer;
+  }
+};
+
+template <class T>
+T* at(std::uint64_t address) {
+  return reinterpret_cast<T*>(address);
+}
+elman::StridedView<Elem> view(const DenseView& v) {
+  return {at<const Elem>(v.address), static_cast<std::ptrdiff_t>(v.t), static_cast<std::ptrdiff_t>(v.b)};
+}
+
+const char* refuse(const DenseCall& call) {
+  if (call.width != d) return "this module was compiled for another width";
+  if (call.extras != Cell::extras) return "this cell reads another number of extras";
+  return nullptr;
+}
+
+template <bool backward>
+Args describe(const DenseCall& call) {
+  Args g{};
+  g.w = at<const Elem>(call.w), g.history = at<Elem>(call.history), g.mask = at<const unsigned char>(call.mask);
+  for (int i = 0; i < Cell::extras; ++i) g.extra[i] = view(call.extra[i]), g.dextra[i] = at<Elem>(call.dextra[i]);
+  (backward ? g.gy : g.u) = view(call.main);
+  g.h0 = at<const float>(call.h0), g.y = at<Elem>(call.y), g.hT = at<float>(call.last);
+  g.ghT = at<const float>(call.g_last), g.da = at<Elem>(call.da), g.dh0 = at<float>(call.dh0);
+  g.T = static_cast<int>(call.steps), g.B = static_cast<int>(call.batch), g.rows = static_cast<int>(call.rows);
+  g.tiles = g.rows ? (g.B + g.rows - 1) / g.rows : 0;
+  g.delay = static_cast<int>(call.delay), g.timeout_ns = call.timeout_ns, g.error = at<int>(call.error);
+  return g;
+}
+
+}  // namespace
+
+ELMAN_EXPORT int elman_dense_call_bytes() { return sizeof(DenseCall); }

@@ -1,0 +1,30 @@
+// The dense cells where no persistent launch holds the matrix: the caller makes each step's product, a kernel follows it.
+// Compiled as dense_cuda.cu, without ELMAN_KIND and ELMAN_SPILL.
+#include <elman/dense_steps.cuh>
+
+#include "dense_cuda_common.h"
+
+namespace {
+
+// product [B,d] float: W h_{t-1} or W^T da_{t+1}. state [B,d] float: h, or what of gh does not pass through W; updated.
+template <bool backward>
+const char* step(const DenseCall& call, int t, const float* product, float* state) {
+  if (const char* why = refuse(call)) return why;
+  const Args g = describe<backward>(call);
+  const dim3 grid((d + 127) / 128, g.B);
+  const auto stream = at<CUstream_st>(call.stream);
+  if (backward) elman::dense::step_backward<Cell, Elem><<<grid, 128, 0, stream>>>(g, d, t, product, state);
+  else elman::dense::step_forward<Cell, Elem><<<grid, 128, 0, stream>>>(g, d, t, product, state);
+  Outcome outcome;
+  outcome.failed(cudaGetLastError(), "launch");
+  return outcome.said;
+}
+
+}  // namespace
+
+ELMAN_EXPORT const char* elman_dense_forward_step(const DenseCall* call, int t, std::uint64_t product, std::uint64_t state) {
+  return step<false>(*call, t, at<const float>(product), at<float>(state));
+}
+ELMAN_EXPORT const char* elman_dense_backward_step(const DenseCall* call, int t, std::uint64_t product, std::uint64_t state) {
+  return step<true>(*call, t, at<const float>(product), at<float>(state));
+}

@@ -1,0 +1,361 @@
+// The dense skeleton: h_t = Cell(W h_{t-1} + u_t), all time steps in one persistent launch, forward and backward.
+//
+// A group is P = ceil(d / R) blocks; block p owns R rows of the matrix, held on chip for the whole launch (dense_product.cuh).
+// The batch is cut into tiles of up to 8 * N rows that never talk to each other; a group takes a tile or several. At every step
+// a block needs the whole state of a tile's rows and makes R channels of the next one, in the epilogue (dense_word.cuh). The
+// backward is the same walk from the end with the transposed matrix and another epilogue:
+//
+//   forward   iteration s = 0 .. T-1  (t = s):       h_t  = Cell::forward(W h_{t-1} + u_t)
+//   backward  iteration s = 0 .. T    (t = T-1-s):   gh_t = W^T da_{t+1} + carry,   da_t = Cell::backward(gy_t, gh_t)
+//                                                    and gh_{-1} = dL/dh_0
+//
+// What a block made reaches the others in one of two ways (Exchange):
+//
+//   Grid     through L2. The output tensor itself is the exchange: it is filled with a sentinel NaN before the launch, every
+//            word of it is written once, and readers look at the data until no sentinel is left. No barrier and no flag, and
+//            nothing to order: each word is either the sentinel or final. All blocks must be resident (a cooperative launch);
+//            every wait is bounded in time.
+//   Cluster  through distributed shared memory, for P <= 16. A group is one thread-block cluster, which the hardware places as
+//            a whole. A warp sends 16-byte pieces into every peer's shared memory, counted there by an mbarrier. Two slots
+//            alternate; a slot is free again when its reader has been heard from, which is what receiving the next step means.
+#pragma once
+
+#include "dense_product.cuh"
+#include "dense_word.cuh"
+
+namespace elman::dense {
+
+enum class Exchange { Grid, Cluster };
+
+constexpr int kAhead = 4;  // steps by which rows of the exchange are asked into L2 before they are written and looked at
+
+template <class Elem, int KC>
+struct Slots {  // received state of a step: [2][warp][8 rows][KC * 32 columns], rows padded so that two of them fill all 32 banks
+  static constexpr int row_bytes = KC * kChunk * sizeof(Elem) + (sizeof(Elem) == 2 && KC % 2 == 0 ? 64 : 0);
+  static constexpr int slice_bytes = kRows * row_bytes, slot_bytes = kWarps * slice_bytes;
+};
+
+template <int d>
+constexpr int kChunks = (d + kWarps * kChunk - 1) / (kWarps * kChunk);  // of a warp
+
+template <class Elem, int d, int KS, int N, Exchange how>
+struct Layout {  // of dynamic shared memory
+  static constexpr int partial = 0, partial_bytes = kWarps * kRows * N * kStride<Elem> * 4;
+  static constexpr int spill = 2 * partial_bytes;
+  static constexpr int stage = spill + Product<Elem, kChunks<d>, KS, N>::shared_bytes;
+  static constexpr int slots = stage + (sizeof(Elem) == 4 ? kWarps * kRows * N * kChunk * 4 : 0);
+  static constexpr int barriers = slots + (how == Exchange::Cluster ? 2 * Slots<Elem, kChunks<d>>::slot_bytes : 0);
+  static constexpr int carry = barriers + 2 * kWarps * 8, carry_floats = N * kThreads * Storage<Elem>::per_word;  // of a tile
+  static constexpr int bytes(int local_tiles) { return carry + local_tiles * carry_floats * 4; }
+};
+
+// A wait that gives up: after timeout_ns, or soon after any other block has.
+struct Patience {
+  int* error;
+  unsigned long long limit, since = 0;
+  int turns = 0;
+  bool lost = false;
+  __device__ bool over() {
+    if (lost) return true;
+    if (++turns % 256 != 0) return false;
+    const unsigned long long now = ptx::nanoseconds();
+    if (turns == 256) since = now;
+    if (now - since > limit) *reinterpret_cast<volatile int*>(error) = 1;
+    lost = now - since > limit || *reinterpret_cast<volatile int*>(error) != 0;
+    return lost;
+  }
+};
+
+template <class Elem>
+__device__ uint4 rounded(const float* p) {  // 16 bytes of Elem from as many floats
+  constexpr int n = Storage<Elem>::per_word;
+  uint4 v;
+  v.x = Storage<Elem>::pack(p), v.y = Storage<Elem>::pack(p + n), v.z = Storage<Elem>::pack(p + 2 * n),
+  v.w = Storage<Elem>::pack(p + 3 * n);
+  return v;
+}
+
+__device__ __forceinline__ unsigned largest(uint4 v) {
+  return max(max(v.x, v.y), max(v.z, v.w));
+}  // the sentinel is the largest word
+
+// A tile has up to 8 * N batch rows. single: a group has one tile; otherwise several, and while one's words travel the others
+// are worked on.
+template <class Cell, class Elem, int d, int KS, int N, Exchange how, bool single, bool masked, bool backward>
+__global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constant__ DenseArgs<Elem, Cell::extras> g) {
+  constexpr int KC = kChunks<d>, KW = KC * kChunk;
+  constexpr bool cluster = how == Exchange::Cluster;
+  static_assert(!cluster || (single && N == 1), "clusters take one tile of 8 rows each: more of them run in waves");
+  using S = Storage<Elem>;
+  using P = Product<Elem, KC, KS, N>;
+  using L = Layout<Elem, d, KS, N, how>;
+  using Slot = Slots<Elem, KC>;
+  constexpr int VW = S::per_word, R = kOwned<Elem>;
+  extern __shared__ __align__(128) char shared[];
+
+  const int part = blockIdx.x, parts = gridDim.x, groups = gridDim.y, first_tile = blockIdx.y;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int local_tiles = single ? 1 : (g.tiles - first_tile + groups - 1) / groups;
+  const unsigned shared_base = ptx::shared_address(shared);
+  auto carry = [&](int local, int n) {
+    return reinterpret_cast<float*>(shared + L::carry) + (local * N + n) * kThreads * VW + threadIdx.x * VW;
+  };
+  auto rows_in = [&](int tile) { return min(g.rows, g.B - tile * g.rows); };
+
+  P product;
+  product.template load<backward>(g.w, d, part * R, shared + L::spill);
+  Patience patience{g.error, g.timeout_ns};
+
+  // ---- receiving: this warp's slice of the state, KC chunks of 32 columns ---------------------------------------------------
+  constexpr bool full = d == kWarps * KW;  // no column is padding
+  const int slice_columns = full ? KW : min(max(d - warp * KW, 0), KW);
+  auto barrier = [&](int slot, int w) { return shared_base + L::barriers + (slot * kWarps + w) * 8; };
+  uint4 piece[KC][P::pieces];
+  unsigned wanted = 0;  // bit k: this lane's piece of chunk k lies inside d
+#pragma unroll
+  for (int k = 0; k < KC; ++k)
+    if (full || k * kChunk + P::column(lane, 0) < slice_columns) wanted |= 1u << k;
+
+  const Elem* from[P::pieces];
+  auto look_at = [&](int k) {
+#pragma unroll
+    for (int j = 0; j < P::pieces; ++j) {
+      if constexpr (full) ptx::load_relaxed(piece[k][j], from[j] + k * kChunk);
+      else ptx::load_relaxed(piece[k][j], from[j] + k * kChunk, wanted & 1u << k);
+    }
+  };
+  auto clear_piece = [&](int k) {
+    if constexpr (!full)
+#pragma unroll
+      for (int j = 0; j < P::pieces; ++j) piece[k][j] = make_uint4(0, 0, 0, 0);
+  };
+  auto aim_at =
+      [&](int t,
+          int tile) {  // row t of the exchange tensor (history is one row longer). A lane without a batch row repeats the last
+        const int last = rows_in(tile) - 1;
+#pragma unroll
+        for (int j = 0; j < P::pieces; ++j)
+          from[j] = (backward ? g.da : g.history) + static_cast<size_t>(t * g.B + tile * g.rows + min(P::row(lane, j), last)) * d +
+                    warp * KW + P::column(lane, j);
+      };
+  auto look_first = [&] {
+#pragma unroll
+    for (int k = 0; k < KC; ++k) {
+      clear_piece(k);
+      look_at(k);
+    }
+  };
+  auto look_until_there = [&] {  // giving up leaves the sentinel where it is, and it is a NaN
+    patience.turns = 0;
+    while (true) {
+      unsigned top = 0;
+#pragma unroll
+      for (int k = 0; k < KC; ++k)
+#pragma unroll
+        for (int j = 0; j < P::pieces; ++j) top = max(top, largest(piece[k][j]));
+      if (!__any_sync(~0u, top == 0xffffffffu) || patience.over()) break;
+#pragma unroll
+      for (int k = 0; k < KC; ++k) look_at(k);
+    }
+  };
+  auto multiply = [&](bool look_again) {  // a chunk that has been multiplied makes room for the next tile's
+#pragma unroll
+    for (int k = 0; k < KC; ++k) {
+      product.add(k, piece[k], shared + L::stage);
+      if (!single && look_again) {
+        clear_piece(k);
+        look_at(k);
+      }
+    }
+  };
+  auto multiply_initial = [&](int tile) {  // h_0, from the float tensor the caller gave
+#pragma unroll
+    for (int k = 0; k < KC; ++k) {
+#pragma unroll
+      for (int j = 0; j < P::pieces; ++j) {
+        const int r = P::row(lane, j), column = warp * KW + k * kChunk + P::column(lane, j);
+        const bool inside = r < rows_in(tile) && column < d;
+        piece[k][j] = inside ? rounded<Elem>(g.h0 + static_cast<size_t>(tile * g.rows + r) * d + column) : make_uint4(0, 0, 0, 0);
+      }
+      product.add(k, piece[k], shared + L::stage);
+    }
+  };
+  const int slice_bytes = slice_columns * rows_in(first_tile) * static_cast<int>(sizeof(Elem));
+  auto multiply_from_slot = [&](int s) {  // what was sent in iteration s - 1
+    const int slot = (s - 1) & 1, parity = ((s - 1) >> 1) & 1;
+    if (!full && slice_columns == 0) return;
+    patience.turns = 0;
+    while (!ptx::barrier_passed(barrier(slot, warp), parity) && !patience.over()) {
+    }
+    if (lane == 0) ptx::barrier_expect(barrier(slot, warp), slice_bytes);
+    const char* slice = shared + L::slots + slot * Slot::slot_bytes + warp * Slot::slice_bytes;
+#pragma unroll
+    for (int k = 0; k < KC; ++k) product.add_from(k, slice + k * kChunk * sizeof(Elem), Slot::row_bytes);
+    if (patience.lost) product.poison();
+  };
+
+  // ---- sending: eight lanes send the eight 16-byte pieces of this warp's batch row to one peer, 32 lanes to four --------------
+  const int sent_column = part * R + lane % 8 * 4 * VW, sent_slice = sent_column / KW;
+  unsigned send_to = shared_base + L::slots + sent_slice * Slot::slice_bytes + warp * Slot::row_bytes +
+                     (sent_column % KW) * static_cast<int>(sizeof(Elem));
+  auto send = [&](int s, unsigned v) {
+    uint4 x;
+    const int i = lane % 8 * 4, slot = s & 1;
+    x.x = __shfl_sync(~0u, v, i), x.y = __shfl_sync(~0u, v, i + 1), x.z = __shfl_sync(~0u, v, i + 2),
+    x.w = __shfl_sync(~0u, v, i + 3);
+    if (d % R == 0 || sent_column < d)
+      for (int peer = lane / 8; peer < parts; peer += 4)
+        ptx::store_async(ptx::in_block(send_to + slot * Slot::slot_bytes, peer), x, ptx::in_block(barrier(slot, sent_slice), peer));
+  };
+  if constexpr (cluster) {
+    ptx::pin(send_to);
+    for (int i = threadIdx.x; i < 2 * Slot::slot_bytes / 16; i += kThreads)
+      reinterpret_cast<uint4*>(shared + L::slots)[i] = make_uint4(0, 0, 0, 0);
+    if (lane == 0)
+      for (int slot = 0; slot < 2; ++slot) {
+        ptx::barrier_init(barrier(slot, warp), 1);
+        if (slice_bytes) ptx::barrier_expect(barrier(slot, warp), slice_bytes);
+      }
+    ptx::cluster_sync();
+  }
+
+  // ---- the epilogue: this thread has a word in each of the batch rows warp, warp + 8 ... of a tile
+  // ----------------------------------
+  using W = Word<Cell, Elem, d, masked, backward>;
+  W words[N];
+  const int channel = part * R + lane * VW, first_t = backward ? g.T - 1 : 0;
+  const bool mine = d % R == 0 || channel < d;
+  const ptrdiff_t plane = static_cast<ptrdiff_t>(g.B) * d, forth = backward ? -plane : plane;
+  auto works = [&](int tile, int n) { return warp + kRows * n < rows_in(tile); };
+  auto row_of = [&](int tile, int n) { return tile * g.rows + warp + kRows * n; };
+  auto word_at = [&](int t, int tile) {
+    return static_cast<ptrdiff_t>(t * g.B + row_of(tile, 0)) * d + channel;
+  };  // the next is 8 * d on
+  int fetch_s = 0, fetch_tile = first_tile;
+  auto fetch = [&](typename W::Inputs(&into)[N]) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const bool there = works(fetch_tile, n) && fetch_s < g.T;
+      if (!single && there) words[n].aim(g, backward ? first_t - fetch_s : fetch_s, row_of(fetch_tile, n), channel);
+      into[n] = words[n].fetch(g, there);
+    }
+    fetch_tile += groups;
+    if (single || fetch_tile >= g.tiles) fetch_tile = first_tile, ++fetch_s;
+  };
+
+  for (int local = 0; local < local_tiles; ++local)  // the initial state, or the gradient of the final one
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const int tile = first_tile + local * groups;
+      const float* initial = backward ? g.ghT : g.h0;
+      const ptrdiff_t at = word_at(0, tile) + n * kRows * d;
+      float value[VW];
+#pragma unroll
+      for (int i = 0; i < VW; ++i) carry(local, n)[i] = value[i] = works(tile, n) && mine ? initial[at + i] : 0.f;
+      if (!backward && works(tile, n) && mine) *reinterpret_cast<unsigned*>(g.history + at) = S::pack(value);
+    }
+
+  // ---- the walk --------------------------------------------------------------------------------------------------------------
+  unsigned partial_out = shared_base + L::partial + warp * kRows * N * kStride<Elem> * 4 + P::place(lane);
+  unsigned partial_in = shared_base + L::partial + (warp * kStride<Elem> + lane * VW) * 4;
+  ptx::pin(partial_out), ptx::pin(partial_in);
+  int other = L::partial_bytes;  // to the other of two buffers, which alternate: so one barrier an iteration is enough
+  ptrdiff_t at = word_at(first_t, first_tile);
+  int summed = static_cast<int>(clock64());
+  if constexpr (single)
+#pragma unroll
+    for (int n = 0; n < N; ++n) words[n].aim(g, first_t, row_of(first_tile, n), channel);
+  typename W::Inputs next[N], after[N];
+  fetch(next);
+  fetch(after);
+  const int iterations = backward ? g.T + 1 : g.T;
+  for (int s = 0; s < iterations; ++s) {
+    for (int local = 0; local < local_tiles; ++local) {
+      // Everything up to the wait is done while the other blocks' words are on their way.
+      const int tile = first_tile + local * groups, t = backward ? first_t - s : s;
+#pragma unroll
+      for (int n = 0; n < N; ++n) words[n].in = next[n], next[n] = after[n];
+      fetch(after);
+      if constexpr (!single) at = word_at(t, tile);
+      Elem* publish_at = (backward ? g.da : g.history + plane) + at;
+      ptx::pin(publish_at);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        if (!cluster && lane % 31 == 0 && works(tile, n) && s + kAhead < g.T)
+          ptx::prefetch_l2(publish_at + n * kRows * d + kAhead * forth);
+        words[n].prepare(s == 0, carry(local, n));
+      }
+
+      product.clear();
+      const bool wraps = local + 1 == local_tiles;
+      const int next_s = s + wraps;
+      const bool look_ahead =
+          !single && next_s > 0 && next_s < iterations;  // the next tile's words have been under way for a while
+      auto aim_ahead = [&] { aim_at(backward ? g.T - next_s : next_s, wraps ? first_tile : tile + groups); };
+      if (s == 0) {
+        if (!backward) multiply_initial(tile);
+        if (look_ahead) {
+          aim_ahead();
+          look_first();
+        }
+      } else if constexpr (cluster) {
+        multiply_from_slot(s);
+      } else {
+        if constexpr (single) {
+          while (static_cast<int>(clock64()) - summed < g.delay) {
+          }
+          aim_at(backward ? t + 1 : s, tile);
+          look_first();
+        }
+        look_until_there();
+        if (look_ahead) aim_ahead();
+        multiply(look_ahead);
+      }
+      product.store(partial_out, g.rows);
+      __syncthreads();
+      summed = static_cast<int>(clock64());
+      const unsigned sums = partial_in;
+      partial_out += other, partial_in += other, other = -other;
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        if (!works(tile, n)) continue;
+        float sum[kWarps][VW];
+#pragma unroll
+        for (int k = 0; k < kWarps; ++k) ptx::load_shared(sum[k], sums + (k * N + n) * kRows * kStride<Elem> * 4);
+#pragma unroll
+        for (int half = kWarps / 2; half > 0; half /= 2)
+#pragma unroll
+          for (int k = 0; k < half; ++k)
+#pragma unroll
+            for (int i = 0; i < VW; ++i) sum[k][i] += sum[k + half][i];
+
+        const unsigned published = words[n].finish(sum[0]);
+        if (!backward || s < g.T) {
+          if constexpr (cluster) {
+            if (s + 1 < iterations) send(s, published);
+          }
+          if (mine) {
+            Elem* const to = publish_at + n * kRows * d;
+            if constexpr (cluster) *reinterpret_cast<unsigned*>(to) = published;
+            else ptx::store_relaxed(to, published);
+            words[n].write_rest(g, at + n * kRows * d);
+          }
+        }
+        words[n].keep(carry(local, n), s + 1 == iterations);
+      }
+      if constexpr (single) at += forth;
+    }
+  }
+  for (int local = 0; local < local_tiles; ++local)
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const int tile = first_tile + local * groups;
+      float* const last = (backward ? g.dh0 : g.hT) + word_at(0, tile) + n * kRows * d;
+      if (works(tile, n) && mine)
+#pragma unroll
+        for (int i = 0; i < VW; ++i) last[i] = carry(local, n)[i];
+    }
+  if constexpr (cluster) ptx::cluster_sync();  // no block leaves while a peer may still write to it
+}
+
+}  // namespace elman::dense

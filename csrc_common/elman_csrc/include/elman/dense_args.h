@@ -1,0 +1,42 @@
+// What one launch of the dense skeleton is given. [T,B,d] is time-major; what is not a View is contiguous.
+#pragma once
+
+#include <cstddef>
+
+namespace elman {
+
+template <class Elem>
+struct StridedView {  // of a [T,B,d] tensor: channels are adjacent, strides count elements
+  const Elem* data;
+  std::ptrdiff_t t, b;
+};
+
+template <class Elem, int extras>
+struct DenseArgs {
+  const Elem* w;                                     // [d,d]
+  StridedView<Elem> extra[extras > 0 ? extras : 1];  // what the cell reads beside u
+  const unsigned char* mask;                         // [T,B], 0 = hold the state; null = no position is masked
+  Elem* history;                                     // [T+1,B,d]: h_0, h_1 ... h_T. Written by the forward, read by the backward
+
+  // forward
+  StridedView<Elem> u;
+  const float* h0;  // [B,d]
+  Elem* y;          // [T,B,d]
+  float* hT;        // [B,d]
+
+  // backward
+  StridedView<Elem> gy;
+  const float* ghT;                             // [B,d]
+  Elem* da;                                     // [T,B,d]
+  Elem* dextra[extras > 0 ? extras : 1];        // [T,B,d]
+  float* dh0;                                   // [B,d]
+
+  int T, B;
+  int rows;   // batch rows in a tile, 1..8, or 1..16 in wide ones; group g takes tiles g, g + groups, ...
+  int tiles;  // ceil(B / rows)
+  int delay;  // clocks between having a step's sums and looking for the next step: a look too early costs a round trip to L2
+  int* error;                       // set to 1 when a wait has outlasted timeout_ns; may be host memory
+  unsigned long long timeout_ns;
+};
+
+}  // namespace elman

@@ -1,0 +1,33 @@
+// The C interface of the dense modules, host and CUDA: what one call is given. elman_core/kernels/dense_native.py has the same structure
+// in ctypes. Tensors cross as addresses: no torch headers, no Python headers, and a module serves every version of both.
+//
+//   elman_dense_call_bytes() -> sizeof(DenseCall)            whether both sides mean the same structure
+//   elman_dense_forward(call), elman_dense_backward(call)    null, or what went wrong, in a buffer that the next call overwrites
+//
+// On the host these end in _float32 or _float64. All tensors are in the storage type but the four of the state (h0, last, g_last, dh0),
+// which are float, or double beside double. A View is a [T,B,d] tensor of adjacent channels whose strides count elements; what has no
+// strides is contiguous. What one direction does not use is 0. Output tensors hold anything before the call.
+//
+//   forward   reads u (main), extra, w, h0, mask; writes y, last and the whole history, h_0 included. A held row: h_t = h_{t-1}, y_t = 0.
+//   backward  reads gy (main), extra, w, history, g_last, mask; writes da, dextra (0 where held) and dh0.
+//
+// The gradient of W is not made here: it is one product of da and the history, after the loop.
+#pragma once
+
+#include <cstdint>
+
+#define ELMAN_EXPORT extern "C" __attribute__((visibility("default")))
+
+struct DenseView {
+  std::uint64_t address;
+  std::int64_t t, b;
+};
+struct DenseCall {
+  std::int64_t steps, batch, width, extras;
+  DenseView main, extra[4];  // u or gy; what the cell reads beside it
+  std::uint64_t w, h0, history, y, last;  // [d,d], [B,d], [T+1,B,d], [T,B,d], [B,d]
+  std::uint64_t g_last, da, dextra[4], dh0;  // [B,d], [T,B,d], [T,B,d], [B,d]
+  std::uint64_t mask;  // [T,B] bytes, 0 = hold the state; or null: nothing is masked
+  std::uint64_t error, stream;  // CUDA: pinned int32, set when a wait is given up
+  std::int64_t rows, groups, delay, timeout_ns;  // CUDA: the launch plan
+};

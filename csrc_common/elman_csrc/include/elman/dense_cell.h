@@ -1,0 +1,36 @@
+// What a dense cell is. The dense skeleton computes, for every time step,
+//
+//   a_t = W h_{t-1} + u_t            the only product inside the loop; u_t holds everything that does not depend on h
+//   (h_t, y_t) = Cell::forward(a_t, h_{t-1}, e_t)
+//
+// and, walking back, with gy_t = dL/dy_t given and gh_t = dL/dh_t arriving from step t+1,
+//
+//   (da_t, dp_t, de_t) = Cell::backward(gy_t, gh_t, h_t, h_{t-1}, e_t)
+//   gh_{t-1} = W^T da_t + dp_t
+//
+// A cell is pointwise: it sees one channel of one row. It is a struct with
+//
+//   static constexpr int  extras;      how many tensors [T,B,d] beside u it reads (gates computed before the loop): E1 has one, z
+//   static constexpr bool uses_prev;   whether h_{t-1} enters other than through W (leaky and gated updates); if not, dp_t = 0
+//   template <class Math, class T> static DenseOut<T>          forward(T a, T h_prev, const T* e);
+//   template <class Math, class T> static DenseGrad<T, extras> backward(T gy, T gh, T h, T h_prev, const T* e);
+//
+// T is float on the GPU and double in the host build. The arrays are indexed with constants only, so they live in registers.
+#pragma once
+
+#include "portable.h"
+
+namespace elman {
+
+template <class T>
+struct DenseOut {
+  T h, y;
+};
+
+template <class T, int extras>
+struct DenseGrad {
+  T da, dprev;
+  T dextra[extras > 0 ? extras : 1];
+};
+
+}  // namespace elman

@@ -1,0 +1,134 @@
+// The epilogue of the dense skeleton: one thread's word (one or two neighbouring channels of one batch row) of each step.
+//
+// Its inputs are read two steps ahead, since a step is shorter than the latency of DRAM; what does not depend on the product
+// is computed while the blocks wait for each other; and what nobody waits for is written after the word has been published.
+#pragma once
+
+#include "dense_args.h"
+#include "dense_cell.h"
+#include "dense_ptx.cuh"
+
+namespace elman::dense {
+
+template <class Elem>
+struct Cursor {  // where a thread's word of a step lies, and how far away the next step's
+  const Elem* at;
+  ptrdiff_t forth;
+  __device__ unsigned take() {
+    const unsigned v = __ldcs(reinterpret_cast<const unsigned*>(at));
+    at += forth;
+    return v;
+  }
+};
+
+template <class Cell, class Elem, int d, bool masked, bool backward>
+struct Word {
+  using Args = DenseArgs<Elem, Cell::extras>;
+  using S = Storage<Elem>;
+  using Math = typename S::Math;
+  static constexpr int VW = S::per_word, X = Cell::extras, XA = X > 0 ? X : 1;
+  static constexpr bool carries = Cell::uses_prev || masked;  // something of the state passes a step other than through W
+
+  struct Inputs {
+    unsigned main, h, h_prev, extra[XA], live;
+  };
+  Cursor<Elem> main, of_h, of_h_prev, extra[XA];
+  const unsigned char* of_mask;
+  Inputs in, next, after;
+  float x[VW], h[VW], h_prev[VW], kept[VW], gh[VW], y[VW], e[VW][XA];
+  DenseGrad<float, X> constant[VW], slope[VW];
+
+  // The inputs of step t. A thread whose channel lies beyond d reads the last one.
+  __device__ void aim(const Args& g, int t, int row, int channel) {
+    const ptrdiff_t plane = static_cast<ptrdiff_t>(g.B) * d;
+    auto cursor = [&](const StridedView<Elem>& v) {
+      return Cursor<Elem>{v.data + t * v.t + row * v.b + min(channel, d - VW), backward ? -v.t : v.t};
+    };
+    main = cursor(backward ? g.gy : g.u);
+#pragma unroll
+    for (int i = 0; i < X; ++i) extra[i] = cursor(g.extra[i]);
+    if (backward) of_h = cursor({g.history + plane, plane, d});
+    if (backward && Cell::uses_prev) of_h_prev = cursor({g.history, plane, d});
+    if (masked) of_mask = g.mask + static_cast<ptrdiff_t>(t) * g.B + row;
+  }
+  // Reads them, and moves on to the next step. Nothing where the thread has no row, or after the last step.
+  __device__ Inputs fetch(const Args& g, bool there) {
+    Inputs v{};
+    if (there) {
+      v.main = main.take();
+#pragma unroll
+      for (int i = 0; i < X; ++i) v.extra[i] = extra[i].take();
+      if (backward) v.h = of_h.take();
+      if (backward && Cell::uses_prev) v.h_prev = of_h_prev.take();
+      if (masked) v.live = *of_mask, of_mask += backward ? -g.B : g.B;
+    }
+    return v;
+  }
+  // Before the wait. The backward is affine in gh: two evaluations of the cell give both numbers before gh is known.
+  __device__ void prepare(bool has_kept, const float* carry) {
+#pragma unroll
+    for (int i = 0; i < VW; ++i) kept[i] = 0.f;
+    if (carries || has_kept)
+#pragma unroll
+      for (int i = 0; i < VW; ++i) kept[i] = carry[i];
+    S::unpack(in.main, x);
+#pragma unroll
+    for (int j = 0; j < X; ++j) {
+      float v[VW];
+      S::unpack(in.extra[j], v);
+#pragma unroll
+      for (int i = 0; i < VW; ++i) e[i][j] = v[i];
+    }
+    if constexpr (backward) {
+      S::unpack(in.h, h);
+      S::unpack(in.h_prev, h_prev);
+#pragma unroll
+      for (int i = 0; i < VW; ++i) {
+        constant[i] = Cell::template backward<Math, float>(x[i], 0.f, h[i], h_prev[i], e[i]);
+        slope[i] = Cell::template backward<Math, float>(0.f, 1.f, h[i], h_prev[i], e[i]);
+      }
+    }
+  }
+  __device__ bool live() const { return !masked || in.live; }
+  // h_t or da_t, from the product.
+  __device__ unsigned finish(const float* sum) {
+    float out[VW];
+#pragma unroll
+    for (int i = 0; i < VW; ++i) {
+      if constexpr (backward) {
+        gh[i] = sum[i] + kept[i];
+        out[i] = live() ? constant[i].da + gh[i] * slope[i].da : 0.f;
+      } else {
+        const auto made = Cell::template forward<Math, float>(sum[i] + x[i], kept[i], e[i]);
+        out[i] = h[i] = live() ? made.h : kept[i];
+        y[i] = live() ? made.y : 0.f;
+      }
+    }
+    return S::pack(out);
+  }
+  // After it is published: y, or the gradients of the extras. `at` is the word's place in a contiguous [T,B,d] tensor.
+  __device__ void write_rest(const Args& g, ptrdiff_t at) const {
+    if constexpr (backward) {
+#pragma unroll
+      for (int j = 0; j < X; ++j) {
+        float de[VW];
+#pragma unroll
+        for (int i = 0; i < VW; ++i) de[i] = live() ? constant[i].dextra[j] + gh[i] * slope[i].dextra[j] : 0.f;
+        __stcs(reinterpret_cast<unsigned*>(g.dextra[j] + at), S::pack(de));
+      }
+    } else {
+      __stcs(reinterpret_cast<unsigned*>(g.y + at), S::pack(y));
+    }
+  }
+  // What the next step needs beside the product: the state, or what of gh does not pass through W; at the end h_T or dL/dh_0.
+  __device__ void keep(float* carry, bool last) const {
+#pragma unroll
+    for (int i = 0; i < VW; ++i) {
+      if constexpr (!backward) carry[i] = h[i];
+      else if (last) carry[i] = gh[i];
+      else if (carries) carry[i] = !live() ? gh[i] : Cell::uses_prev ? constant[i].dprev + gh[i] * slope[i].dprev : 0.f;
+    }
+  }
+};
+
+}  // namespace elman::dense

@@ -1,0 +1,8 @@
+// Codes by which the Python side names the dtype of storage, in every binding.
+#pragma once
+
+namespace elman {
+
+enum class Dtype : int { f64 = 0, f32 = 1, bf16 = 2, f16 = 3 };
+
+}  // namespace elman

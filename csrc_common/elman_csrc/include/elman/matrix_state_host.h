@@ -1,0 +1,212 @@
+// The matrix-state skeleton on the host: the same cells, the same inputs and maps, the same order of steps and segments, as plain
+// loops. Compiled by g++ in double (or float) for tests; not a CPU back end.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "matrix_state_cell.h"
+
+namespace elman::matrix::host {
+
+struct Sizes {
+  int B, T, H, N, V;
+  int64_t tokens() const { return int64_t(B) * T; }
+  int segments() const { return (T + kInterval - 1) / kInterval; }
+};
+
+struct Options {
+  bool silu, l2;
+  ScalarKind kind[2];
+};
+
+// Every array is contiguous: k, q [B,T,H,N]; line [B,T,H,V]; scalar [B,T,H]; a_log, dt_bias [H]; mask [B,T] (0 = hold) or null.
+template <class T>
+struct Inputs {
+  const T *k, *q, *line[4], *scalar[2], *a_log, *dt_bias;
+  const unsigned char* mask;
+};
+
+template <class T>
+struct Gradients {
+  T *k, *q, *line[4], *scalar[2], *a_log, *dt_bias;
+};
+
+// A state is [B,H,N,V] with element (i, x) of a head at i * state_row + x * state_line.
+struct StateLayout {
+  int64_t line, row;
+};
+
+template <class T>
+struct Vectors {  // what one step of one head looks like to the cell
+  std::vector<T> k, q, in;
+  T rho_k = 1, rho_q = 1, c[2] = {0, 0}, raw[2] = {0, 0};
+  bool hold = false;
+};
+
+template <class Cell, class T>
+struct Driver {
+  Sizes n;
+  Options opt;
+  Inputs<T> x;
+  StateLayout at;
+  const int64_t size = int64_t(n.N) * n.V;
+
+  Vectors<T> vectors(int b, int t, int h) const {
+    Vectors<T> s;
+    const int64_t head = (int64_t(b) * n.T + t) * n.H + h;
+    auto map = [&](const T* p, T& rho) {
+      std::vector<T> f(p + head * n.N, p + (head + 1) * n.N);
+      T sum = 0;
+      for (T& e : f) {
+        if (opt.silu) e = silu(e, Exact::sigmoid(e));
+        sum += e * e;
+      }
+      if (opt.l2) {
+        rho = T(1) / std::sqrt(sum + T(kNormEps));
+        for (T& e : f) e *= rho;
+      }
+      return f;
+    };
+    s.k = map(x.k, s.rho_k), s.q = map(x.q, s.rho_q);
+    s.in.resize(size_t(n.V) * Cell::lines);
+    for (int v = 0; v < n.V; v++)
+      for (int l = 0; l < Cell::lines; l++) {
+        T e = x.line[l][head * n.V + v];
+        s.in[v * Cell::lines + l] = opt.silu && l == 0 ? silu(e, Exact::sigmoid(e)) : e;
+      }
+    for (int i = 0; i < Cell::scalars; i++) {
+      s.raw[i] = x.scalar[i][head];
+      s.c[i] =
+          scalar_forward(opt.kind[i], s.raw[i], i == 0 && x.a_log ? x.a_log[h] : T(0), i == 0 && x.dt_bias ? x.dt_bias[h] : T(0));
+    }
+    s.hold = x.mask && x.mask[int64_t(b) * n.T + t] == 0;
+    return s;
+  }
+
+  T retrieve(const std::vector<T>& S, const std::vector<T>& k, int v) const {
+    T r = 0;
+    for (int i = 0; i < n.N; i++) r += k[i] * S[v * n.N + i];
+    return r;
+  }
+
+  void advance(std::vector<T>& S, const Vectors<T>& s) const {
+    if (s.hold) return;
+    for (int v = 0; v < n.V; v++) {
+      const T r = Cell::retrieves ? retrieve(S, s.k, v) : T(0);
+      const MatrixLine<T> w = Cell::template line<Exact>(r, &s.in[v * Cell::lines], s.c);
+      for (int i = 0; i < n.N; i++) {
+        const T e = w.keep * S[v * n.N + i] + s.k[i] * w.write;
+        S[v * n.N + i] = Cell::squashes ? Exact::tanh(e) : e;
+      }
+    }
+  }
+
+  std::vector<T> take(const T* state, int b, int h) const {
+    std::vector<T> S(size, T(0));
+    if (state)
+      for (int v = 0; v < n.V; v++)
+        for (int i = 0; i < n.N; i++) S[v * n.N + i] = state[(int64_t(b) * n.H + h) * size + v * at.line + i * at.row];
+    return S;
+  }
+  void give(T* state, const std::vector<T>& S, int b, int h) const {
+    if (state)
+      for (int v = 0; v < n.V; v++)
+        for (int i = 0; i < n.N; i++) state[(int64_t(b) * n.H + h) * size + v * at.line + i * at.row] = S[v * n.N + i];
+  }
+
+  void forward(const T* s0, T* s1, T* o, T* saved) const {
+    for (int b = 0; b < n.B; b++)
+      for (int h = 0; h < n.H; h++) forward_head(b, h, s0, s1, o, saved);
+  }
+  void forward_head(int b, int h, const T* s0, T* s1, T* o, T* saved) const {
+    std::vector<T> S = take(s0, b, h);
+    for (int t = 0; t < n.T; t++) {
+      if (saved && t % kInterval == 0)
+        std::copy(S.begin(), S.end(), saved + ((int64_t(b) * n.H + h) * n.segments() + t / kInterval) * size);
+      const Vectors<T> s = vectors(b, t, h);
+      advance(S, s);
+      for (int v = 0; v < n.V; v++) o[((int64_t(b) * n.T + t) * n.H + h) * n.V + v] = retrieve(S, s.q, v);
+    }
+    give(s1, S, b, h);
+  }
+
+  void backward(const T* saved, const T* dy, const T* ds1, T* ds0, const Gradients<T>& g) const {
+    if (g.a_log) std::fill(g.a_log, g.a_log + n.H, T(0)), std::fill(g.dt_bias, g.dt_bias + n.H, T(0));
+    for (int b = 0; b < n.B; b++)
+      for (int h = 0; h < n.H; h++) backward_head(b, h, saved, dy, ds1, ds0, g);
+  }
+  void backward_head(int b, int h, const T* saved, const T* dy, const T* ds1, T* ds0, const Gradients<T>& g) const {
+    const int N = n.N, V = n.V;
+    std::vector<T> dS = take(ds1, b, h), P(size), dk(N), dq(N);
+    for (int seg = n.segments() - 1; seg >= 0; seg--) {
+      const int t0 = seg * kInterval, count = std::min(kInterval, n.T - t0);
+      const T* first = saved + ((int64_t(b) * n.H + h) * n.segments() + seg) * size;
+      std::vector<std::vector<T>> hist(1, std::vector<T>(first, first + size));
+      for (int s = 0; s < count; s++) {
+        hist.push_back(hist.back());
+        advance(hist.back(), vectors(b, t0 + s, h));
+      }
+      for (int s = count - 1; s >= 0; s--) {
+        const int64_t head = (int64_t(b) * n.T + t0 + s) * n.H + h;
+        const Vectors<T> x_ = vectors(b, t0 + s, h);
+        const std::vector<T>&S = hist[s + 1], &Sp = hist[s];
+        std::fill(dk.begin(), dk.end(), T(0)), std::fill(dq.begin(), dq.end(), T(0));
+        T dc[2] = {0, 0};
+        for (int v = 0; v < V; v++) {
+          const T do_ = dy[head * V + v];
+          T* d = &dS[v * N];
+          for (int i = 0; i < N; i++) dq[i] += S[v * N + i] * do_, d[i] += x_.q[i] * do_;
+          if (x_.hold) {
+            for (int l = 0; l < Cell::lines; l++) g.line[l][head * V + v] = 0;
+            continue;
+          }
+          T dkeep = 0, dwrite = 0;
+          for (int i = 0; i < N; i++) {
+            P[i] = Cell::squashes ? d[i] * (T(1) - S[v * N + i] * S[v * N + i]) : d[i];
+            dkeep += P[i] * Sp[v * N + i], dwrite += P[i] * x_.k[i];
+          }
+          const T r = Cell::retrieves ? retrieve(Sp, x_.k, v) : T(0);
+          const T* in = &x_.in[v * Cell::lines];
+          const MatrixLine<T> w = Cell::template line<Exact>(r, in, x_.c);
+          const auto a = Cell::template line_backward<Exact>(dkeep, dwrite, r, in, x_.c);
+          for (int i = 0; i < N; i++) {
+            dk[i] += P[i] * w.write + Sp[v * N + i] * a.dr;
+            d[i] = w.keep * P[i] + x_.k[i] * a.dr;
+          }
+          for (int l = 0; l < Cell::lines; l++) {
+            T e = a.din[l];
+            if (opt.silu && l == 0) {
+              const T raw = x.line[0][head * V + v];
+              e *= silu_derivative(raw, Exact::sigmoid(raw));
+            }
+            g.line[l][head * V + v] = e;
+          }
+          for (int i = 0; i < Cell::scalars; i++) dc[i] += a.dc[i];
+        }
+        auto unmap = [&](const std::vector<T>& grad, const std::vector<T>& unit, T rho, const T* raw, T* to) {
+          T along = 0;
+          for (int i = 0; i < N; i++) along += grad[i] * unit[i];
+          for (int i = 0; i < N; i++) {
+            T e = opt.l2 ? rho * (grad[i] - unit[i] * along) : grad[i];
+            to[i] = opt.silu ? e * silu_derivative(raw[i], Exact::sigmoid(raw[i])) : e;
+          }
+        };
+        unmap(dk, x_.k, x_.rho_k, x.k + head * N, g.k + head * N);
+        unmap(dq, x_.q, x_.rho_q, x.q + head * N, g.q + head * N);
+        for (int i = 0; i < Cell::scalars; i++) {
+          const bool mamba = opt.kind[i] == ScalarKind::mamba;
+          const ScalarGrad<T> d =
+              scalar_backward(opt.kind[i], dc[i], x_.c[i], x_.raw[i], mamba ? x.a_log[h] : T(0), mamba ? x.dt_bias[h] : T(0));
+          g.scalar[i][head] = d.dx;
+          if (mamba) g.a_log[h] += d.da_log, g.dt_bias[h] += d.dx;
+        }
+      }
+    }
+    give(ds0, dS, b, h);
+  }
+};
+
+}  // namespace elman::matrix::host

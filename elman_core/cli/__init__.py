@@ -1,0 +1,94 @@
+"""The command `elman`. Each module beside this one holds one group of commands; heavy imports are inside the commands.
+
+Exit codes: 0 done · 1 input or output · 2 configuration · 3 out of memory · 4 diverged · 5 kernel · 6 timeout ·
+130 interrupted · 143 terminated after saving.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import logging
+import os
+import sys
+from typing import Any
+
+import typer
+
+# One line a module; each has `register(app)`.
+MODULES: tuple[str, ...] = (
+    "inspect",
+    "plugin",
+    "data",
+    "train",
+    "evaluate",
+    "demo",
+    "kernels",
+    "generate",
+    "export",
+)
+
+# The base of all usage errors: click's, or that of the copy of click that newer versions of typer carry.
+_UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+def build_app() -> typer.Typer:
+    """The application with every command registered."""
+    app = typer.Typer(
+        name="elman",
+        help="Recurrent language models as plugins: look, train, compare, generate.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name in MODULES:
+        importlib.import_module(f"{__name__}.{name}").register(app)
+    return app
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code (the console script passes it to `sys.exit`)."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    try:
+        code = build_app()(args=argv, standalone_mode=False, prog_name="elman")
+        return code if isinstance(code, int) else 0
+    except typer.Exit as leave:
+        return leave.exit_code
+    except _UsageError as error:
+        _say(error.format_message())
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say nothing more
+        return 0
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        _say(str(error))
+        return code
+
+
+def _exit_code(error: Exception) -> int | None:
+    from elman_core.registry.errors import ElmanError
+
+    if isinstance(error, ElmanError):
+        return error.exit_code
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
+        return 3
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES):
+        return 1
+    return None
+
+
+def _say(message: str) -> None:
+    print(f"elman: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

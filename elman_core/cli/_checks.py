@@ -1,0 +1,138 @@
+"""The static checks of `elman check`: what a plugin's folder and its wheel must hold."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from elman_core import __version__
+from elman_core.registry import ConfigError
+
+ROOMS = (
+    "README.md",
+    "tests",
+    "{package}/__init__.py",
+    "{package}/mixer.py",
+    "{package}/reference.py",
+    "{package}/op.py",
+)
+FORBIDDEN = ("transformers", "pluggy")
+PUBLIC = ("elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry", "elman_core.testing")
+
+
+class Plugin:
+    """A plugin's folder, its pyproject.toml read."""
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / "pyproject.toml"
+        if not file.is_file():
+            raise ConfigError(f"{folder} is no plugin: it has no pyproject.toml; `elman new NAME` writes one")
+        try:
+            self.settings = tomllib.loads(file.read_text(encoding="utf-8"))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{file}: {error}") from error
+        self.folder = folder.resolve()
+        self.project: dict[str, Any] = self.settings.get("project", {})
+        points: dict[str, str] = self.project.get("entry-points", {}).get("elman", {})
+        if len(points) != 1:
+            raise ConfigError(f'{file} needs one entry point: [project.entry-points.elman] with NAME = "elman_NAME"')
+        ((self.name, self.package),) = points.items()
+
+    def checks(self) -> Iterator[tuple[str, str]]:
+        """(what, what is wrong or an empty string) for every check."""
+        for what, check in self._all():
+            yield what, check()
+
+    def _all(self) -> list[tuple[str, Callable[[], str]]]:
+        return [
+            ("same rooms as every plugin", self._rooms),
+            ("one name everywhere", self._names),
+            ("the range of the core is stated", self._core),
+            ("imports public names only", self._imports),
+            ("the wheel holds all sources", self._wheel),
+        ]
+
+    def _rooms(self) -> str:
+        rooms = [r.format(package=self.package) for r in ROOMS]
+        missing = [r for r in rooms if not (self.folder / r).exists()]
+        return f"missing: {', '.join(missing)}" if missing else ""
+
+    def _names(self) -> str:
+        wanted = (f"elman-{self.name}", f"elman_{self.name}")
+        found = (self.project.get("name"), self.package)
+        return (
+            ""
+            if found == wanted
+            else f"distribution and package are {found}, by the entry point they should be {wanted}"
+        )
+
+    def _core(self) -> str:
+        for line in self.project.get("dependencies", []):
+            wanted = Requirement(line)
+            if wanted.name == "elman-core":
+                below = any(s.operator in ("<", "<=", "==", "~=") for s in wanted.specifier)
+                if not below:
+                    return f"{line!r} has no upper end: a later core may differ"
+                return (
+                    ""
+                    if wanted.specifier.contains(__version__, prereleases=True)
+                    else f"{line!r} excludes {__version__}"
+                )
+        return "dependencies do not name elman-core"
+
+    def _imports(self) -> str:
+        for path in sorted((self.folder / self.package).rglob("*.py")):
+            for module in _modules(ast.parse(path.read_text(encoding="utf-8"))):
+                first = module.partition(".")[0]
+                other = first.startswith("elman_") and first not in ("elman_core", "elman_csrc", self.package)
+                inside = first == "elman_core" and module not in PUBLIC
+                if other or inside or first in FORBIDDEN:
+                    return f"{path.relative_to(self.folder)} imports {module}; a plugin may import {', '.join(PUBLIC)}"
+        return ""
+
+    def _wheel(self) -> str:
+        """Builds it: hatchling leaves out what .gitignore matches, and a kernel without its sources is found by a user."""
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
+        if importlib.util.find_spec("hatchling") is not None:
+            command += ["--no-build-isolation"]  # no network needed
+        with tempfile.TemporaryDirectory() as out:
+            done = subprocess.run([*command, "-w", out, str(self.folder)], capture_output=True, text=True, check=False)
+            if done.returncode:
+                return " ".join(done.stderr.split())[-300:] or "pip could not build it"
+            (wheel,) = Path(out).glob("*.whl")
+            held = set(zipfile.ZipFile(wheel).namelist())
+        sources = (self.folder / self.package).rglob("*")
+        wanted = {
+            p.relative_to(self.folder).as_posix() for p in sources if p.is_file() and "__pycache__" not in p.parts
+        }
+        missing = sorted(wanted - held)
+        return f"missing in {wheel.name}: {', '.join(missing)}" if missing else ""
+
+
+def _modules(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+
+
+def tests_of(folder: Path) -> tuple[int, str]:
+    """Run the plugin's own tests; (exit code of pytest, its last line)."""
+    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in done.stdout.strip().splitlines() or [done.stderr.strip()]]
+    if done.returncode:
+        lines = [line for line in lines if line.startswith(("FAILED", "ERROR", "E "))][:8] + lines[-1:]
+    return done.returncode, "\n".join(lines if done.returncode else lines[-1:])

@@ -1,0 +1,180 @@
+"""What `elman doctor` finds. Each row: what, state (ok, missing, broken, …), what it is, and the line that fixes it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+Row = dict[str, str]
+
+
+def report() -> dict[str, list[Row]]:
+    """Rows by section: machine, kernels, plugins, variants."""
+    return {"machine": _machine(), "kernels": _kernels(), "plugins": _plugins(), "variants": _variants()}
+
+
+def _row(what: str, state: str, is_: str, fix: str = "") -> Row:
+    return {"what": what, "state": state, "is": is_, "fix": fix}
+
+
+def _machine() -> list[Row]:
+    import torch
+
+    import elman_core
+
+    rows = [
+        _row("elman-core", "ok", elman_core.__version__),
+        _row("python", "ok", f"{platform.python_version()}, {sys.executable}"),
+        _row("platform", "ok", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"),
+        _row("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+    ]
+    for package in ("transformers", "safetensors", "schedulefree"):
+        rows.append(_package_row(package))
+    if torch.version.hip:
+        rows.append(
+            _row("GPU", "reference", f"ROCm {torch.version.hip}: models run in plain PyTorch, without our kernels")
+        )
+    elif torch.cuda.is_available():
+        rows += _gpus()
+    elif torch.version.cuda:
+        rows.append(
+            _row("GPU", "missing", f"torch is built for CUDA {torch.version.cuda} but finds no GPU", "nvidia-smi")
+        )
+    elif torch.backends.mps.is_available():
+        rows.append(_row("GPU", "reference", "Apple MPS: models run in plain PyTorch, without our kernels"))
+    else:
+        rows.append(_row("GPU", "none", "models run in plain PyTorch on the CPU"))
+    return rows
+
+
+def _package_row(package: str) -> Row:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return _row(package, "ok", version(package))
+    except PackageNotFoundError:
+        return _row(package, "missing", "", f"pip install {package}")
+
+
+def _gpus() -> list[Row]:
+    import torch
+
+    rows = []
+    for i in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(i)
+        old = gpu.major < 8
+        rows.append(
+            _row(
+                f"GPU {i}", "too old" if old else "ok",
+                f"{gpu.name}, sm_{gpu.major}{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB, {gpu.multi_processor_count} SMs"
+                + (": kernels need sm_80 or newer, models run in plain PyTorch" if old else ""),
+            )
+        )  # fmt: skip
+    rows.append(_row("CUDA", "ok", f"torch for CUDA {torch.version.cuda}, driver {_driver()}"))
+    return rows
+
+
+def _driver() -> str:
+    """Version of the NVIDIA driver as the kernel module reports it."""
+    module = Path("/proc/driver/nvidia/version")
+    words = module.read_text().split() if module.is_file() else []
+    return next((w for w in words if w.count(".") >= 1 and w.replace(".", "").isdigit()), "unknown")
+
+
+def _kernels() -> list[Row]:
+    from elman_core.kernels import policy, toolchain
+    from elman_core.registry import ElmanError
+
+    rows = []
+    for what, find in (("nvcc", toolchain.find_nvcc), ("C++ compiler", toolchain.find_host_compiler)):
+        try:
+            rows.append(_row(what, "ok", str(find())))
+        except ElmanError as error:
+            what_is, _, fix = str(error).partition("; ")
+            rows.append(_row(what, "missing", what_is, fix))
+    try:
+        rows.append(_row("ELMAN_KERNELS", "ok", policy.mode()))
+    except ElmanError as error:
+        rows.append(_row("ELMAN_KERNELS", "broken", str(error), "unset ELMAN_KERNELS"))
+    return rows
+
+
+def _plugins() -> list[Row]:
+    from elman_core.registry import plugins
+
+    found = plugins()
+    rows = [
+        _row(o.package, "ok", f"{o.version}: {', '.join(v.name for v in o.variants)}") for o in found.owners.values()
+    ]
+    rows += [
+        _row(b.package, "broken", f"{b.version}: {type(b.error).__name__}: {' '.join(str(b.error).split())}",
+             f"pip install -U {b.package}, or leave it out: pip uninstall {b.package}")
+        for b in found.broken
+    ]  # fmt: skip
+    rows += [
+        _row(n.package, "left out", f"{n.version}: needs {n.needs}", f"pip install '{n.needs}'")
+        for n in found.not_loaded
+    ]
+    return rows or [_row("none", "missing", "no plugin is installed", "elman new NAME writes one")]
+
+
+def _variants() -> list[Row]:
+    from elman_core.registry import plugins
+    from elman_core.registry.checks import is_missing
+
+    found = plugins()
+    rows = []
+    for name, entry in sorted(found.installed.items()):
+        if entry.needs:
+            rows.append(_row(name, "needs", ", ".join(entry.needs), f"pip install {' '.join(entry.needs)}"))
+            continue
+        faster = entry.variant.installs(is_missing)
+        rows.append(
+            _row(
+                name,
+                "ok",
+                f"backend {_backend(entry.variant)}{_stamps(entry.variant)}",
+                f"{'; '.join(faster)} (faster on a GPU)" if faster else "",
+            )
+        )
+    rows += [
+        _row(name, "twice", "defined by " + " and ".join(i.package for i in both), f"ELMAN_PLUGINS={both[0].package}")
+        for name, both in sorted(found.conflicts.items())
+    ]
+    return rows
+
+
+def _backend(variant: Any) -> str:
+    """What would run a small mixer on the device that training would use."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device("meta"):
+        mixer = variant.branch(0)(128, variant.make_config())
+    mixer = mixer.to_empty(device=device)
+    return f"{mixer.to(torch.bfloat16).backend()} on {device}" if device == "cuda" else f"{mixer.backend()} on cpu"
+
+
+def _stamps(variant: Any) -> str:
+    """Whether the variant's kernels, as they are now, were verified on this machine."""
+    import torch
+
+    from elman_core.kernels import KernelError, stamp
+
+    words = []
+    for spec in variant.kernels:
+        target: Literal["cuda", "host"] = "cuda" if torch.cuda.is_available() else "host"
+        try:
+            found = stamp(spec, target)
+        except KernelError as error:
+            words.append(f"{spec.name}: {error}")
+            continue
+        if found is None:
+            words.append(f"{target} kernel not verified: elman verify {spec.name}")
+        else:
+            verdict = "verified" if found.passed else "WRONG by verification"
+            words.append(f"{target} kernel {verdict}, {found.grid} grid, {found.when[:10]}")
+    return "".join(f", {w}" for w in words)

@@ -1,0 +1,117 @@
+"""What `elman new` writes: the template, or the sources of an installed plugin under another name."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import keyword
+import re
+from importlib import resources
+from importlib.abc import Traversable
+from pathlib import Path
+
+from elman_core import __version__
+from elman_core.registry import ConfigError, plugins
+
+from ._workspace import is_workspace, write_requirements
+
+# What a copied plugin must not claim for itself: names and figures that belong to the original.
+NOT_COPIED = ("aliases", "parse_alias", "published")
+
+# A copied variant may have other options and another kind of kernel than the template.
+_VARIANT_TEST = """\
+from elman_core.testing import VariantContract
+
+
+class Test{Name}(VariantContract):
+    variant = "{name}"
+"""
+
+
+def class_name(name: str) -> str:
+    """ "e99" is E99, "leaky_cell" is LeakyCell."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, list[str]]:
+    """Write a plugin; returns its folder and the files in it.
+
+    Args:
+        name: of the variant. source: an installed variant to copy; None for the template.
+        folder: the plugin goes to `folder/NAME`, or to `folder/plugins/NAME` where `folder` is a repository of plugins, whose
+            requirements.txt is then written anew.
+
+    Raises:
+        ConfigError: a name that cannot be used or is taken, a folder that exists, a source that cannot be copied.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ConfigError(f"a variant's name is lower case letters, digits and _, such as e99, not {name!r}")
+    if (taken := plugins().installed.get(name)) is not None:
+        raise ConfigError(f"variant {name!r} is already there, from {taken.requirement}: choose another name")
+    target = (folder / "plugins" if is_workspace(folder) else folder) / name
+    if target.exists():
+        raise ConfigError(f"{target} exists: choose another name or --dir")
+    files = _filled(resources.files("elman_core") / "template" / "variant", name)
+    if source is not None:
+        package = f"elman_{name}/"
+        files = {p: text for p, text in files.items() if not p.startswith(package)}
+        files |= {package + p: text for p, text in _copied(source, name).items()}
+        test = f"tests/test_{name}_contract.py"
+        files[test] = _VARIANT_TEST.format(name=name, Name=class_name(name))
+    for path, text in files.items():
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        (target / path).write_text(text, encoding="utf-8")
+    if is_workspace(folder):
+        write_requirements(folder)
+    return target, sorted(files)
+
+
+def _filled(template: Traversable, name: str) -> dict[str, str]:
+    major, minor = __version__.split(".")[:2]
+    words = {
+        "name": name, "Name": class_name(name), "core": f"{major}.{minor}", "next": f"{major}.{int(minor) + 1}",
+    }  # fmt: skip
+    files = {}
+    for path, text in _texts(template):
+        for word, value in words.items():
+            text = text.replace("{{" + word + "}}", value)
+        files[path.replace("NAME", name)] = text
+    return files
+
+
+def _texts(folder: Traversable, prefix: str = "") -> list[tuple[str, str]]:
+    found = []
+    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
+        if entry.is_dir() and entry.name != "__pycache__":
+            found += _texts(entry, f"{prefix}{entry.name}/")
+        elif entry.is_file() and not entry.name.endswith((".pyc", ".so")):
+            found.append((prefix + entry.name, entry.read_text(encoding="utf-8")))
+    return found
+
+
+def _copied(source: str, name: str) -> dict[str, str]:
+    """The files of the package `elman_SOURCE` with the variant's name replaced everywhere."""
+    plugins().get(source)
+    spec = importlib.util.find_spec(f"elman_{source}")
+    if spec is None or spec.origin is None:
+        raise ConfigError(f"variant {source!r} is not in a package elman_{source} of its own and cannot be copied")
+    old, new = class_name(source), class_name(name)
+    files = {}
+    for path, text in _texts(Path(spec.origin).parent):
+        if path == "__init__.py":
+            text = _without(text, NOT_COPIED)
+        word = re.compile(rf"(?<![a-zA-Z0-9]){source}(?![a-zA-Z0-9])")
+        text = re.sub(rf"(?<![a-zA-Z0-9]){old}(?![a-z0-9])", new, word.sub(name, text))
+        files[word.sub(name, path)] = text
+    return files
+
+
+def _without(text: str, names: tuple[str, ...]) -> str:
+    """The source of a module without the arguments `names` of its calls of `Variant`."""
+    cuts = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Variant":
+            cuts += [(k.lineno, k.end_lineno or k.lineno) for k in node.keywords if k.arg in names]
+    lines = text.splitlines(keepends=True)
+    dropped = {i for first, last in cuts for i in range(first - 1, last)}
+    return "".join(line for i, line in enumerate(lines) if i not in dropped)

@@ -1,0 +1,32 @@
+"""Tables and JSON for the terminal: plain columns that survive a pipe."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+
+def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), indent: int = 2) -> str:
+    """Rows in aligned columns; the last column wraps at the width of the terminal, and numbers align to the right."""
+    cells = [list(r) for r in ([header] if header else []) + list(rows)]
+    if not cells:
+        return ""
+    widths = [max(len(r[i]) for r in cells) for i in range(len(cells[0]) - 1)]
+    right = [all(r[i].lstrip("+-").replace(",", "")[:1].isdigit() for r in rows) for i in range(len(widths))]
+    left = indent + sum(widths) + 2 * len(widths)
+    room = max(30, shutil.get_terminal_size((120, 24)).columns - left)
+    lines = []
+    for row in cells:
+        start = "".join((c.rjust(w) if r else c.ljust(w)) + "  " for c, w, r in zip(row, widths, right, strict=False))
+        wrapped = textwrap.wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
+        lines.append((" " * indent + start + wrapped[0]).rstrip())
+        lines += [" " * left + more for more in wrapped[1:]]
+    return "\n".join(lines)
+
+
+def dump(value: Any) -> str:
+    """JSON for `--json`: what is not JSON is written as text."""
+    return json.dumps(value, indent=2, default=str, ensure_ascii=False)

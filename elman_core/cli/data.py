@@ -1,0 +1,49 @@
+"""`elman data`: look at a training text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group `data`."""
+    group = typer.Typer(help="Look at a training text.", no_args_is_help=True)
+    group.command()(info)
+    app.add_typer(group, name="data")
+
+
+def info(
+    file: Path = typer.Argument(help="A file of raw bytes."),
+    heldout: float = typer.Option(0.01, help="Fraction held out for evaluation."),
+    chunk_size: int = typer.Option(512, help="Bytes in a training window."),
+    json_: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Size, fingerprint, documents near the start and the held-out split of FILE. Instant for a file of any size."""
+    import json
+
+    from elman_core.data import SEPARATOR, ByteFile, TrainingWindows, heldout_offsets, split
+
+    data = ByteFile(file)
+    parts = split(data.size, heldout)
+    TrainingWindows(data, parts, chunk_size, rows=1, seed=0)
+    looked_at = data.bytes_N[: 16 << 20]
+    facts: dict[str, object] = {
+        "path": str(file),
+        **data.fingerprint(),
+        "training_bytes": parts.training_bytes,
+        "heldout_bytes": parts.heldout_bytes,
+        "heldout_block": parts.block,
+        "documents_in_first_16_MiB": int((looked_at == SEPARATOR).sum()),
+        "distinct_bytes_in_first_16_MiB": len(set(looked_at.tobytes())),
+    }
+    if len(parts.heldout_runs):
+        offsets, scored = heldout_offsets(parts, chunk_size)
+        facts |= {"evaluation_windows": len(offsets), "evaluation_window_bytes": scored}
+    if json_:
+        print(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        shown = f"{value:,}" if isinstance(value, int) else value
+        print(f"{name.replace('_', ' '):32} {shown}")

@@ -1,0 +1,86 @@
+"""`elman eval`: bits per byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("eval")(evaluate)
+
+
+def evaluate(
+    model: str = typer.Argument(help="A run, a checkpoint folder or a hub id."),
+    data: Path | None = typer.Option(None, help="The text; a run's own by default."),
+    everything: bool = typer.Option(False, "--all", help="Every byte of the file, with a carried state."),
+    window: int | None = typer.Option(
+        None, min=1, help="Bytes scored in a window; that of the run, or what the model recommends."
+    ),
+    most: int | None = typer.Option(None, "--bytes", min=1, help="Bytes scored at most; as in the run, or 1 MiB."),
+    heldout: float | None = typer.Option(None, help="Fraction of the file that is held out; as in the run, or 0.01."),
+    rows: int = typer.Option(16, min=1, help="Windows (or, with --all, parts of the file) side by side."),
+    precision: str = typer.Option("fp32", help="fp32 or bf16."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:1."),
+    json_: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Bits per byte of MODEL on held-out windows of a text, or on all of it.
+
+    A held-out window is read from the initial state, as in training. With --all the file is cut into ROWS parts read side by
+    side, and the state is carried through each part: every byte but the first is predicted from all before it in its part.
+    """
+    import json
+
+    from elman_core.data import ByteFile, heldout_offsets, split
+    from elman_core.registry import ConfigError, DataError
+
+    asked = _of_run(Path(model))
+    path = data or asked.get("path")
+    if path is None:
+        raise DataError(f"{model} is not a run that names its text: give one with --data FILE")
+    if precision not in ("fp32", "bf16"):
+        raise ConfigError(f"--precision is fp32 or bf16, not {precision!r}")
+    file = ByteFile(path)
+    fraction = heldout if heldout is not None else asked.get("heldout", 0.01)
+    if not everything:
+        heldout_offsets(split(file.size, fraction), 1)  # nothing held out is said before torch is imported
+
+    from elman_core.model.checkpoint import load_checkpoint
+    from elman_core.training.evaluate import on_everything, on_windows
+    from elman_core.training.precision import compute_in, pick_device
+
+    chosen = pick_device(device)
+    ladder: Any = load_checkpoint(model, device=chosen)
+    length = window or asked.get("chunk_size") or ladder.config.max_position_embeddings
+    with compute_in(precision, chosen):
+        if everything:
+            result = on_everything(ladder, file, length, rows)
+        else:
+            offsets, length = heldout_offsets(
+                split(file.size, fraction), length, most or asked.get("eval_bytes", 2**20)
+            )
+            result = on_windows(ladder, file, offsets, length, rows)
+    result |= {"part": "all" if everything else "held out", "window": length, "data": str(path), "model": model}
+    if json_:
+        print(json.dumps(result))
+        return
+    how = "all, the state carried" if everything else f"held out, windows of {length}"
+    print(f"{result['bits_per_byte']:.4f} bits per byte  ({result['loss']:.4f} nats; {result['bytes']:,} bytes {how})")
+
+
+def _of_run(path: Path) -> dict[str, Any]:
+    """The data settings and the window of the run that `path` is, or whose checkpoint it is."""
+    from elman_core.registry import CheckpointError
+    from elman_core.training.run import MANIFEST, read_manifest
+
+    for folder in (path, path.parent.parent):
+        if (folder / MANIFEST).is_file():
+            try:
+                settings = read_manifest(folder)["settings"]
+                return {**settings["data"], "chunk_size": settings["train"]["chunk_size"]}
+            except KeyError as error:
+                raise CheckpointError(f"{folder / MANIFEST} is damaged: it lacks {error}") from error
+    return {}

@@ -1,0 +1,75 @@
+"""`elman export`: a checkpoint of a run as a folder of its own, for publishing or for another precision."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Weights(StrEnum):
+    """Which weights of an averaging optimizer."""
+
+    average = "average"
+    last = "last"
+
+
+class Precision(StrEnum):
+    """Storage of the weights."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(export)
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="A run, or one of its checkpoint folders.")],
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    dtype: Annotated[Precision | None, typer.Option(help="Storage of the weights. [default: as saved]")] = None,
+    weights: Annotated[
+        Weights,
+        typer.Option(help="Evaluation weights, or the optimizer's last iterate; one and the same without averaging."),
+    ] = Weights.average,
+    licence: Annotated[
+        str | None, typer.Option("--license", help="For the model card, such as apache-2.0. [default: left open]")
+    ] = None,
+    push: Annotated[
+        str | None, typer.Option(metavar="NAME/MODEL", help="Then upload OUT to the Hugging Face hub.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --push: a private repository.")] = False,
+) -> None:
+    """Write a model without its training state. Nothing is overwritten, and OUT appears whole or not at all."""
+    import shutil
+
+    from elman_core.model import hub, no_progress_bars
+    from elman_core.model.card import set_licence
+    from elman_core.model.checkpoint import find_checkpoint, load_checkpoint, new_folder, use_last_weights
+    from elman_core.training.storage import storage_errors
+
+    # The folder first: an OUT that cannot be written costs nothing.
+    with storage_errors(f"cannot write {out}"), new_folder(out) as folder, no_progress_bars():
+        source = find_checkpoint(run)
+        storage = {None: None, "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[dtype]
+        model = load_checkpoint(source, dtype=storage)
+        if weights is Weights.last:
+            use_last_weights(model, source)
+        card = source / "README.md"
+        if card.exists():
+            shutil.copyfile(card, folder / "README.md")
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            if (source / name).exists():
+                shutil.copyfile(source / name, folder / name)
+        model.save_pretrained(folder)
+        if licence is not None:
+            set_licence(folder, licence)
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{out}: {parameters:,} parameters in {str(model.dtype).removeprefix('torch.')}, from {source}")
+    if push is not None:
+        print(hub.push(out, push, private))

@@ -1,0 +1,118 @@
+"""`elman generate`: text from a model."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(generate)
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A run, a checkpoint folder or a hub id.")],
+    source: Annotated[
+        str | None, typer.Argument(metavar="[-]", help="'-' reads the prompt from standard input.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Text to continue.")] = None,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="File to continue, as raw bytes.")] = None,
+    count: Annotated[int, typer.Option("-n", "--bytes", min=0, help="New bytes at most.")] = 500,
+    temperature: Annotated[float, typer.Option("-t", "--temperature", help="0 takes the most likely byte.")] = 0.8,
+    top_k: Annotated[int, typer.Option("--top-k", help="Among the k most likely; 0 for all.")] = 40,
+    top_p: Annotated[float, typer.Option("--top-p", help="Among the most likely that sum to p.")] = 0.9,
+    rep_penalty: Annotated[float, typer.Option("--rep-penalty", help="1 for none.")] = 1.0,
+    stop: Annotated[
+        str | None, typer.Option(help="Byte that ends a sample: 0x1e, 10, a character, or none. [default: the model's]")
+    ] = None,
+    num: Annotated[int, typer.Option("--num", min=1, help="Samples.")] = 1,
+    seed: Annotated[int | None, typer.Option("--seed", help="Repeats a sample.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda, … [default: a GPU if there is one]")
+    ] = None,
+) -> None:
+    """Write what a model makes of a prompt. Only the new text goes to standard output."""
+    from elman_core.generation import Sampling, generate_bytes
+
+    text = _prompt(source, prompt, file)
+    how = Sampling(temperature, top_k, top_p, rep_penalty)
+    stops = None if stop is None else _stop_bytes(stop)
+    chosen = _device(device)
+    from elman_core.model.checkpoint import load_checkpoint
+
+    ladder = load_checkpoint(model, device=chosen)
+    if stops is None:
+        eos = ladder.config.eos_token_id
+        stops = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    steps = generate_bytes(ladder, text, max_new_bytes=count, num=num, how=how, stop=stops, seed=seed)
+    if num == 1:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for (byte,) in steps:
+            if byte is not None:
+                _write(decoder.decode(bytes([byte])))
+        _write(decoder.decode(b"", final=True) + "\n")
+        return
+    samples: list[bytearray] = [bytearray() for _ in range(num)]
+    for row in steps:
+        for sample, byte in zip(samples, row, strict=True):
+            if byte is not None:
+                sample.append(byte)
+    for index, sample in enumerate(samples, 1):
+        _write(f"--- {index} of {num}\n{sample.decode('utf-8', 'replace')}\n")
+
+
+def _write(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _prompt(source: str | None, prompt: str | None, file: Path | None) -> bytes:
+    from elman_core.registry import ConfigError, DataError
+
+    if source not in (None, "-"):
+        raise ConfigError(f"unexpected {source!r}: give a prompt with -p TEXT, -f FILE, or - for standard input")
+    if sum(x is not None for x in (source, prompt, file)) > 1:
+        raise ConfigError("give one prompt: -p TEXT, -f FILE, or - for standard input")
+    if source == "-":
+        return sys.stdin.buffer.read()
+    if file is not None:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror}") from error
+    return os.fsencode(prompt or "")
+
+
+def _stop_bytes(text: str) -> set[int]:
+    from elman_core.registry import ConfigError
+
+    if text.lower() == "none":
+        return set()
+    try:
+        value = int(text, 0)
+    except ValueError:
+        value = ord(text) if len(text) == 1 else -1
+    if not 0 <= value < 256:
+        raise ConfigError(f"--stop is a byte such as 0x1e, 10 or a character, or none, not {text!r}")
+    return {value}
+
+
+def _device(name: str | None) -> str:
+    import torch
+
+    from elman_core.registry import ConfigError
+
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"there is no device {name!r} here: {str(error).splitlines()[0]}") from error
+    return name

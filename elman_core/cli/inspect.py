@@ -1,0 +1,226 @@
+"""Looking: `elman doctor`, `list`, `show`, `size`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._text import dump, table
+
+if TYPE_CHECKING:
+    from elman_core.registry import Resolved, Variant
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the variant.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(doctor)
+    app.command("list")(list_)
+    app.command("show")(show)
+    app.command("size")(size)
+
+
+def doctor(json: Json = False) -> None:
+    """What this machine has, what runs where, and the one line that fixes what is missing."""
+    from ._doctor import report
+
+    sections = report()
+    if json:
+        print(dump(sections))
+        return
+    for title, rows in sections.items():
+        print(title)
+        print(table([[r["what"], r["state"], r["is"] + (f"  fix: {r['fix']}" if r["fix"] else "")] for r in rows]))
+
+
+def list_(json: Json = False) -> None:
+    """Every installed variant, one line each; broken plugins and missing dependencies too."""
+    rows = _listed()
+    if json:
+        print(dump(rows))
+        return
+    if not rows:
+        print("no plugin is installed; `elman new NAME` writes one")
+        return
+    print(
+        table([[r["name"], r["package"], r["state"], r["summary"]] for r in rows], ("variant", "package", "state", ""))
+    )
+    for row in rows:
+        for command in row.get("faster", ()):
+            print(f"{row['name']} is faster on a GPU with: {command}")
+
+
+def _listed() -> list[dict[str, Any]]:
+    from elman_core.registry import plugins
+    from elman_core.registry.checks import is_missing
+
+    found = plugins()
+    rows = [
+        {"name": name, "package": i.requirement, "state": f"needs {', '.join(i.needs)}" if i.needs else "ok",
+         "summary": i.variant.summary, "presets": list(i.variant.presets), "faster": i.variant.installs(is_missing)}
+        for name, i in found.installed.items()
+    ]  # fmt: skip
+    for name, both in found.conflicts.items():
+        packages = " and ".join(i.package for i in both)
+        rows += [
+            {"name": name, "package": i.requirement, "state": "twice", "presets": [],
+             "summary": f"defined by {packages}: uninstall one, or choose with ELMAN_PLUGINS={i.package}"}
+            for i in both
+        ]  # fmt: skip
+    rows += [
+        {"name": b.entry_point, "package": f"{b.package}=={b.version}", "state": "broken", "presets": [],
+         "summary": f"{type(b.error).__name__}: {' '.join(str(b.error).split())}"}
+        for b in found.broken
+    ]  # fmt: skip
+    rows += [
+        {"name": n.entry_point, "package": f"{n.package}=={n.version}", "state": f"needs {n.needs}", "presets": [],
+         "summary": f"made for another core: pip install '{n.needs}'"}
+        for n in found.not_loaded
+    ]  # fmt: skip
+    return sorted(rows, key=lambda r: (str(r["name"]), str(r["package"])))
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="NAME[:PRESET][@WIDTHxDEPTH]")],
+    sets: Sets = None,
+    json: Json = False,
+) -> None:
+    """One variant: its equation, options with ranges, parameters, presets, published figures."""
+    from elman_core.registry import config_to_dict, parse_size, resolve
+
+    text, width, depth = parse_size(name)
+    found = resolve(text, _options(sets))
+    width, depth = width or 512, depth or 6
+    found.variant.check(width, found.config)
+    facts = _facts(found, width, depth)
+    if json:
+        print(dump(facts))
+        return
+    variant = found.variant
+    print(f"{found.name}: {variant.summary}\n  {facts['package']}")
+    print("\nequation")
+    print("\n".join(f"  {line.strip()}" for line in variant.equation.splitlines()))
+    print("\noptions")
+    values = config_to_dict(found.config)
+    rows = [
+        [o["name"], str(values[o["name"]]), o["type"] + (f", {o['range']}" if o["range"] else ""), o["help"]]
+        for o in facts["options"]
+    ]
+    print(table(rows) or "  none")
+    print(f"\nparameters at {width}x{depth}\n  {facts['layer']:,} a layer, {facts['parameters']:,} in all")
+    if variant.presets:
+        print("\npresets")
+        print(table([[f"{variant.name}:{p}", _spelled(v)] for p, v in variant.presets.items()]))
+    if variant.aliases:
+        print("\nother names")
+        targets = {a: _spelled(t, variant) for a, t in variant.aliases.items()}
+        print(table([[alias, target] for alias, target in targets.items()]))
+    if variant.published:
+        print("\npublished")
+        print(table([[p.size, p.figures, p.note] for p in variant.published]))
+
+
+def _spelled(target: Any, variant: Variant | None = None) -> str:
+    if isinstance(target, str):
+        return f"{variant.name}:{target}" if variant and target else (variant.name if variant else target)
+    return ", ".join(f"{k}={v}" for k, v in target.items()) or "the defaults"
+
+
+def _facts(found: Resolved, width: int, depth: int) -> dict[str, Any]:
+    import dataclasses
+    import typing
+
+    from elman_core.experiments.size import count
+    from elman_core.registry.variant import range_text, type_name
+
+    variant = found.variant
+    hints = typing.get_type_hints(variant.config)
+    whole = count(found, width, depth)
+    return {
+        "name": variant.name, "preset": found.preset, "package": found.installed.requirement, "summary": variant.summary,
+        "equation": variant.equation, "width": width, "depth": depth, "parameters": whole,
+        "layer": (whole - count(found, width, 1)) // (depth - 1) if depth > 1 else whole - 257 * width,
+        "options": [
+            {"name": f.name, "type": type_name(hints[f.name]), "range": range_text(f.metadata), "default": f.default,
+             "value": getattr(found.config, f.name), "help": f.metadata.get("help", "")}
+            for f in dataclasses.fields(variant.config)
+        ],
+        "presets": {k: dict(v) for k, v in variant.presets.items()},
+        "aliases": {k: v if isinstance(v, str) else dict(v) for k, v in variant.aliases.items()},
+        "published": [dataclasses.asdict(p) for p in variant.published],
+        "requires": list(variant.requires), "accelerated_by": list(variant.accelerated_by), "rungs": variant.rungs,
+    }  # fmt: skip
+
+
+def size(
+    name: Annotated[str, typer.Argument(help="NAME[:PRESET]")],
+    params: Annotated[str, typer.Option(help="Number of parameters: 100M, 1.3B, 480_000.")],
+    depth: Annotated[int | None, typer.Option(min=1, help="Layers; the width is found.")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Width; the depth is found.")] = None,
+    sets: Sets = None,
+    json: Json = False,
+) -> None:
+    """The width (or depth) of a model with so many parameters, counted exactly on the meta device."""
+    from elman_core.registry import ConfigError, resolve
+
+    if (depth is None) == (dim is None):
+        raise ConfigError("give one of --depth (the width is found) and --dim (the depth is found)")
+    target = _number(params)
+    found = resolve(name, _options(sets))
+    if dim is not None:
+        found.variant.check(dim, found.config)
+    from elman_core.experiments.size import TOLERANCE, solve_depth, solve_width
+
+    if depth is not None:
+        sizes = solve_width(found, target, depth)
+    else:
+        assert dim is not None
+        sizes = solve_depth(found, target, dim)
+    sizes = sizes[:4]
+    if json:
+        print(
+            dump(
+                {"name": found.name, "options": found.options, "target": target, "candidates": [vars(s) for s in sizes]}
+            )
+        )
+        return
+    far = "more than 2 % off"
+    rows = [
+        [
+            str(s.width),
+            str(s.depth),
+            f"{s.parameters:,}",
+            f"{100 * s.off:+.2f} %",
+            "" if abs(s.off) <= TOLERANCE else far,
+        ]
+        for s in sizes
+    ]
+    print(f"{found.name}, {target:,} parameters")
+    print(table(rows, ("width", "depth", "parameters", "off", "")))
+
+
+def _number(text: str) -> int:
+    """ "100M" is 100,000,000. Raises `ConfigError` for what is not a positive number."""
+    from elman_core.registry import ConfigError
+
+    scales = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
+    digits = text.strip().replace("_", "").replace(",", "")
+    scale = scales.get(digits[-1:].lower(), 1)
+    try:
+        value = float(digits[:-1] if scale != 1 else digits) * scale
+    except ValueError:
+        value = -1
+    if not 1 <= value < 1e15:
+        raise ConfigError(f"a number of parameters is written 100M, 1.3B or 480_000, not {text!r}")
+    return round(value)
+
+
+def _options(sets: list[str] | None) -> dict[str, Any]:
+    """Options from `--set expansion=2` or, as in a recipe, `--set model.options.expansion=2`."""
+    from elman_core.training.settings import apply_sets
+
+    prefix = "model.options."
+    tree = apply_sets({}, [text if text.startswith(prefix) else prefix + text for text in sets or ()])
+    return dict(tree.get("model", {}).get("options", {}))

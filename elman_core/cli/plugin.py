@@ -1,0 +1,56 @@
+"""Writing plugins: `elman new`, `elman check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("new")(new)
+    app.command("check")(check)
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Of the variant: lower case, such as e99.")],
+    source: Annotated[str | None, typer.Option("--from", metavar="NAME", help="Copy an installed variant.")] = None,
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Where; in a repository of plugins it goes to plugins/.")
+    ] = Path(),
+) -> None:
+    """Write a plugin that passes its contract at once; change it from there."""
+    from ._scaffold import render
+
+    target, files = render(name, folder, source)
+    print(f"{target}")
+    for file in files:
+        print(f"  {file}")
+    print(f"\npip install -e {target}\nelman check {target}")
+
+
+def check(
+    folder: Annotated[Path, typer.Argument(help="Of a plugin.")] = Path(),
+    tests: Annotated[bool, typer.Option(help="Run its own tests too.")] = True,
+) -> None:
+    """Check a plugin: its files, names, imports and wheel, then its own tests."""
+    from elman_core.registry import ConfigError, plugins
+
+    from ._checks import Plugin, tests_of
+
+    plugin = Plugin(folder)
+    wrong = 0
+    for what, problem in plugin.checks():
+        print(f"  {'FAIL' if problem else 'ok  '}  {what}" + (f": {problem}" if problem else ""), flush=True)
+        wrong += bool(problem)
+    if tests:
+        if plugin.name not in plugins().installed:
+            raise ConfigError(
+                f"variant {plugin.name!r} is not installed, so its tests cannot run: pip install -e {folder}"
+            )
+        code, said = tests_of(folder)
+        print(f"  {'FAIL' if code else 'ok  '}  its own tests: {said}")
+        wrong += bool(code)
+    if wrong:
+        raise ConfigError(f"{wrong} of {len(plugin._all()) + tests} checks failed for {folder}")

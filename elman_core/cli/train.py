@@ -1,0 +1,123 @@
+"""`elman train` and `elman resume`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from elman_core.training import Result, Settings
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(train)
+    app.command()(resume)
+
+
+def train(
+    what: str = typer.Argument(metavar="RECIPE|VARIANT", help="A TOML recipe, or NAME[:preset][@WIDTHxDEPTH]."),
+    data: Path | None = typer.Option(None, help="The training text: a file of raw bytes."),
+    out: Path | None = typer.Option(None, help="Folder of the run; a new one under runs/ by default."),
+    steps: int | None = typer.Option(None, help="Optimizer steps."),
+    tokens: int | None = typer.Option(None, help="Bytes to train on, instead of steps."),
+    minutes: float | None = typer.Option(None, help="Minutes of training, instead of steps."),
+    sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Any setting, such as train.lr=1e-3."),
+) -> None:
+    """Train a model. The run is a folder whose checkpoints `from_pretrained` loads.
+
+    Settings come from the recipe, then the flags, then --set.
+    """
+    settings = read_settings(what, data, steps, tokens, minutes, sets)
+    check_data(settings)  # before torch is imported: a wrong path is said at once
+
+    from elman_core.training.start import start
+
+    leave(start(settings, out).fit())
+
+
+def resume(
+    run: Path = typer.Argument(help="Folder of a run."),
+    steps: str | None = typer.Option(None, help="A new total of steps, or +N for N more."),
+    minutes: str | None = typer.Option(None, help="A new total of minutes, or +N for N more."),
+    data: str | None = typer.Option(None, help="Where the training text is now, if it was moved."),
+) -> None:
+    """Go on with a run from its last good checkpoint: the same batches, and on one device the same losses bit for bit."""
+    from elman_core.training.run import read_manifest
+
+    manifest = read_manifest(run)
+
+    from elman_core.training.start import resume as go_on
+
+    trainer = go_on(run, steps, minutes, data)
+    if trainer is None:
+        print(f"{run} is finished: {manifest.get('steps_done', 0)} steps. To go on: elman resume {run} --steps +1000")
+        return
+    leave(trainer.fit())
+
+
+def read_settings(
+    what: str,
+    data: Path | None = None,
+    steps: int | None = None,
+    tokens: int | None = None,
+    minutes: float | None = None,
+    sets: Sequence[str] = (),
+) -> Settings:
+    """The settings that a command line means.
+
+    Raises:
+        ConfigError: unknown or contradicting settings, a recipe that cannot be read.
+    """
+    from elman_core.registry import ConfigError, parse_size
+    from elman_core.training.recipes import find_recipe
+    from elman_core.training.settings import apply_sets, from_dict, put, read_recipe, steps_for_tokens
+
+    if sum(given is not None for given in (steps, tokens, minutes)) > 1:
+        raise ConfigError("give one of --steps, --tokens and --minutes")
+    tree: dict[str, Any] = {}
+    recipe = find_recipe(what)
+    if recipe is not None:
+        tree = read_recipe(recipe)
+        from_dict(tree, f"recipe {recipe}: ")  # so that its mistakes are blamed on it
+    else:
+        name, width, depth = parse_size(what)
+        put(tree, "model.variant", name)
+        if width is not None:
+            put(tree, "model.hidden_size", width)
+            put(tree, "model.num_hidden_layers", depth)
+    if data is not None:
+        put(tree, "data.path", str(data))
+    if steps is not None or tokens is not None or minutes is not None:
+        for length in ("steps", "minutes"):
+            tree.get("train", {}).pop(length, None)
+    if steps is not None:
+        put(tree, "train.steps", steps)
+    if minutes is not None:
+        put(tree, "train.minutes", float(minutes))
+    tree = apply_sets(tree, sets)
+    if tokens is not None:
+        put(tree, "train.steps", steps_for_tokens(tokens, from_dict(tree)))
+    return from_dict(tree)
+
+
+def check_data(settings: Settings) -> None:
+    """Raise `DataError` if the text is missing, unreadable, or too short for these settings."""
+    from elman_core.data import ByteFile, TrainingWindows, split
+    from elman_core.registry import DataError
+
+    if not settings.data.path:
+        raise DataError("no training text: give one with --data FILE")
+    file, train_ = ByteFile(settings.data.path), settings.train
+    parts = split(file.size, settings.data.heldout)
+    TrainingWindows(file, parts, train_.chunk_size, train_.batch_size, train_.seed, settings.data.sampling)
+
+
+def leave(result: Result) -> None:
+    """Exit 130 or 143 if a signal ended the training."""
+    if result.signal:
+        raise typer.Exit(128 + signal.Signals(result.signal))

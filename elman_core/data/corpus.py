@@ -1,0 +1,81 @@
+"""The demo corpus: the source text of the Python standard library on this machine. Real text, present everywhere."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from elman_core.registry.errors import DataError, StorageError
+
+from .bytes import SEPARATOR
+
+_LEFT_OUT = frozenset(
+    {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
+)
+
+
+def cache_folder() -> Path:
+    """Where files that can be made again are kept: the first folder of `ELMAN_CACHE`, or `~/.cache/elman`."""
+    if first := os.environ.get("ELMAN_CACHE", "").split(os.pathsep)[0]:
+        return Path(first).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elman"
+
+
+def standard_library_corpus(folder: Path | None = None) -> Path:
+    """The corpus as a file of documents, each ended by 0x1e. Written on the first call, in one rename.
+
+    Modules are in order of their paths; tests and tables of character sets are left out, as is anything not UTF-8.
+
+    Args:
+        folder: where to keep it; the cache by default.
+
+    Raises:
+        DataError: this Python carries no source text. StorageError: the file cannot be written.
+    """
+    version = f"{platform.python_implementation().lower()}-{platform.python_version()}"
+    path = (folder or cache_folder() / "corpora") / f"{version}-standard-library.txt"
+    if path.exists():
+        return path
+    source = Path(sysconfig.get_paths()["stdlib"])
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(partial, source)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot write the corpus {path}: {error.strerror or error}; set ELMAN_CACHE") from error
+    return path
+
+
+def _write(path: Path, source: Path) -> None:
+    with path.open("wb") as out:
+        for text in documents(source):
+            out.write(text + bytes([SEPARATOR]))
+        if out.tell() == 0:
+            raise DataError(f"{source} holds no Python source text: give a file with --data FILE")
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def documents(folder: Path) -> Iterator[bytes]:
+    """The text of every module below `folder`, ordered by its path."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(f for f in folders if f not in _LEFT_OUT)
+        for name in sorted(f for f in files if f.endswith(".py")):
+            text = (Path(place) / name).read_bytes()
+            if text.strip() and SEPARATOR not in text and b"\0" not in text and _is_utf8(text):
+                yield text
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,151 @@
+"""Which bytes make up global batch s: a pure function of the seed, s and the row. Nothing here has a state to lose.
+
+A window is `length + 1` bytes: the first `length` are inputs, the last `length` are targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elman_core.registry.errors import ConfigError, DataError
+
+from .bytes import ByteFile
+from .counter import uniform
+from .split import Runs, Split
+
+SAMPLINGS = ("random", "stream", "tbptt")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows of one step.
+
+    Attributes:
+        tokens: (R, length + 1), uint8.
+        offsets: (R,), int64: where each window starts in the file.
+        fresh: (R,), bool: rows that do not continue where the same row of the step before ended.
+    """
+
+    tokens: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    fresh: NDArray[np.bool_]
+
+
+class Sampler(Protocol):
+    """Chooses windows. `rows` are rows of the global batch; a rank asks for its own."""
+
+    def place(self, step: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Offsets (R,) and freshness (R,) of these rows in global batch `step` (from 0)."""
+
+
+class RandomSampler:
+    """Every window starts at a random byte; each start is equally likely, and held-out bytes are never touched."""
+
+    def __init__(self, runs: Runs, length: int, seed: int) -> None:
+        starts = np.maximum(0, runs[:, 1] - runs[:, 0] - length)
+        kept = starts > 0
+        self.firsts, self.ends = runs[kept, 0], np.cumsum(starts[kept])
+        self.seed = seed
+        _check_room(runs, length, len(self.ends))
+
+    def place(self, step: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        drawn = uniform(self.seed, step, rows, below=int(self.ends[-1]))
+        run = np.searchsorted(self.ends, drawn, side="right")
+        before = np.where(run > 0, self.ends[run - 1], 0)
+        return self.firsts[run] + drawn - before, np.ones(len(rows), dtype=bool)
+
+
+class StreamSampler:
+    """Each row reads its own part of the file in order, with one byte of overlap between windows.
+
+    The windows of all stretches are numbered in file order and dealt to the rows in equal, contiguous parts; a row that has
+    come to the end of its part starts it again. The order does not depend on the seed.
+    """
+
+    def __init__(self, runs: Runs, length: int, rows: int) -> None:
+        windows = np.maximum(0, (runs[:, 1] - runs[:, 0] - 1) // length)
+        kept = windows > 0
+        self.firsts, self.ends = runs[kept, 0], np.cumsum(windows[kept])
+        self.length = length
+        _check_room(runs, length, len(self.ends))
+        self.windows_per_row = int(self.ends[-1]) // rows
+        if self.windows_per_row == 0:
+            raise DataError(
+                f"the training text holds {self.ends[-1]} windows of {length + 1} bytes, fewer than the {rows} rows of a "
+                f"batch: use a longer file, or lower train.batch_size or train.chunk_size"
+            )
+
+    def place(self, step: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        turn = step % self.windows_per_row
+        window = rows * self.windows_per_row + turn
+        run = np.searchsorted(self.ends, window, side="right")
+        before = np.where(run > 0, self.ends[run - 1], 0)
+        return self.firsts[run] + (window - before) * self.length, (window == before) | (turn == 0)
+
+
+class TrainingWindows:
+    """The training windows of a file: `batch(step)` gives the same bytes whenever and wherever it is asked.
+
+    Args:
+        file: the bytes. parts: its split; only training bytes are read.
+        length: inputs in a window (train.chunk_size). rows: rows of the global batch (train.batch_size).
+        sampling: `random` offsets; `stream`: contiguous; `tbptt`: contiguous, the model's state being carried.
+
+    Raises:
+        DataError: no stretch of training bytes holds a window, or too few for the rows. ConfigError: unknown sampling.
+    """
+
+    def __init__(
+        self, file: ByteFile, parts: Split, length: int, rows: int, seed: int, sampling: str = "random"
+    ) -> None:
+        if sampling not in SAMPLINGS:
+            raise ConfigError(f"data.sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
+        self.file, self.length, self.rows = file, length, rows
+        self.sampler: Sampler = (
+            RandomSampler(parts.training_runs, length, seed)
+            if sampling == "random"
+            else StreamSampler(parts.training_runs, length, rows)
+        )
+
+    def batch(self, step: int, rows: Sequence[int] | NDArray[np.int64] | None = None) -> Batch:
+        """Global batch `step` (from 0), or only these `rows` of it."""
+        wanted = np.arange(self.rows) if rows is None else np.asarray(rows)
+        offsets, fresh = self.sampler.place(step, wanted)
+        return Batch(self.file.windows(offsets, self.length + 1), offsets, fresh)
+
+
+def heldout_offsets(parts: Split, length: int, most_bytes: int | None = None) -> tuple[NDArray[np.int64], int]:
+    """Where the evaluation windows start, and how many bytes each scores: the same for every run on this file.
+
+    Held-out stretches are cut into windows of `length` scored bytes (fewer if a held-out block is shorter) with one byte of
+    overlap. If they score more than `most_bytes`, evenly spaced ones are kept.
+
+    Raises:
+        DataError: nothing is held out.
+    """
+    if len(parts.heldout_runs) == 0:
+        raise DataError("nothing is held out: evaluation needs data.heldout above 0")
+    length = min(length, parts.block - 1)
+    counts = (parts.heldout_runs[:, 1] - parts.heldout_runs[:, 0] - 1) // length
+    offsets = np.concatenate(
+        [run[0] + np.arange(n) * length for run, n in zip(parts.heldout_runs, counts, strict=True)]
+    )
+    if most_bytes is not None and len(offsets) * length > most_bytes:
+        kept = max(1, most_bytes // length)
+        offsets = offsets[np.arange(kept) * len(offsets) // kept]
+    return offsets, length
+
+
+def _check_room(runs: Runs, length: int, usable: int) -> None:
+    if usable:
+        return
+    longest = int((runs[:, 1] - runs[:, 0]).max()) if len(runs) else 0
+    raise DataError(
+        f"the text is too short: a window is {length + 1} bytes and the longest stretch of training text is {longest}; "
+        f"use a longer file, or lower train.chunk_size"
+    )

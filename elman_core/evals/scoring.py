@@ -1,0 +1,29 @@
+"""The log-likelihood of a document of any length under a ladder. Shapes: T time, V vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from elman_core.model import LadderCache, LadderForCausalLM
+
+CHUNK = 2048
+
+
+@torch.no_grad()
+def document_loglikelihood(model: LadderForCausalLM, tokens: Sequence[int], prefix: int, chunk: int = CHUNK) -> float:
+    """Sum of the log-probabilities, in nats, of every token given `prefix` and all tokens before it.
+
+    The state is carried from chunk to chunk, so that a long document is not cut into windows, and memory does not grow.
+    """
+    device = model.model.embed_tokens.weight.device
+    text_T = torch.tensor([prefix, *tokens], device=device)
+    cache, total = LadderCache(num_blocks=len(model.model.layers)), 0.0
+    for first in range(0, len(tokens), chunk):
+        width = min(chunk, len(tokens) - first)
+        inputs_1T = text_T[None, first : first + width]
+        targets_T = text_T[first + 1 : first + width + 1]
+        logits_TV = model(input_ids=inputs_1T, past_key_values=cache, use_cache=True).logits[0].float()
+        total += float(logits_TV.log_softmax(-1).gather(1, targets_T[:, None]).sum(dtype=torch.float64))
+    return total

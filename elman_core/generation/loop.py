@@ -1,0 +1,100 @@
+"""The decoding loop of the command line: prefill the prompt, then one byte a step at constant cost.
+
+Shapes: B samples, T time, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import Tensor
+
+from elman_core.model import LadderCache, LadderForCausalLM
+from elman_core.registry import ConfigError, DivergedError
+
+from .sampling import Sampling, sample
+
+PREFILL_CHUNK = 2048
+
+
+def generate_bytes(
+    model: LadderForCausalLM,
+    prompt: bytes,
+    *,
+    max_new_bytes: int = 500,
+    num: int = 1,
+    how: Sampling | None = None,
+    stop: Collection[int] = (),
+    seed: int | None = None,
+) -> Iterator[list[int | None]]:
+    """Continue `prompt` `num` times at once; yields at every step the next byte of each sample, None once it has ended.
+
+    Args:
+        model: in evaluation mode, on any device; its vocabulary is 256 bytes.
+        prompt: raw bytes; an empty one stands for the start of a document (the model's bos byte).
+        max_new_bytes: bytes to write at most in each sample.
+        how: sampling; None for the model's own distribution.
+        stop: a sample ends before it would write one of these bytes.
+        seed: fixes the samples on one device and machine; None draws a new one.
+
+    Raises:
+        ConfigError: a vocabulary that is not bytes, or counts below 0.
+        DivergedError: logits that are not finite.
+    """
+    if model.config.vocab_size != 256:
+        raise ConfigError(f"this model has {model.config.vocab_size} tokens, not the 256 bytes")
+    if max_new_bytes < 0 or num < 1:
+        raise ConfigError(
+            f"the number of new bytes must be 0 or more and of samples 1 or more, not {max_new_bytes}, {num}"
+        )
+    return _generate(model, prompt, max_new_bytes, num, how or Sampling(), frozenset(stop), seed)
+
+
+def _generate(
+    model: LadderForCausalLM,
+    prompt: bytes,
+    budget: int,
+    num: int,
+    how: Sampling,
+    stop: frozenset[int],
+    seed: int | None,
+) -> Iterator[list[int | None]]:
+    device = model.device
+    generator = torch.Generator(device)
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    text = prompt or bytes([model.config.bos_token_id if model.config.bos_token_id is not None else 0x1E])
+    cache, logits_BV = prefill(model, text)
+    if num > 1:
+        cache.batch_repeat_interleave(num)
+        logits_BV = logits_BV.expand(num, -1)
+    seen_BV = torch.zeros(num, logits_BV.shape[-1], dtype=torch.bool, device=device)
+    seen_BV[:, sorted(set(text))] = True
+    ended = [False] * num
+    for _ in range(budget):
+        if not bool(logits_BV.isfinite().all()):
+            raise DivergedError(
+                "the model's logits are not finite: its weights have diverged, or 16 bits are too few for it"
+            )
+        next_B = sample(logits_BV, how, seen_BV, generator)
+        row = next_B.tolist()
+        ended = [was or byte in stop for was, byte in zip(ended, row, strict=True)]
+        if all(ended):
+            return
+        yield [None if done else byte for done, byte in zip(ended, row, strict=True)]
+        seen_BV.scatter_(1, next_B[:, None], True)
+        with torch.inference_mode():
+            logits_BV = model(input_ids=next_B[:, None], past_key_values=cache, use_cache=True).logits[:, -1]
+
+
+def prefill(model: LadderForCausalLM, text: bytes, chunk: int = PREFILL_CHUNK) -> tuple[LadderCache, Tensor]:
+    """The state after `text` (not empty) for one row, and the logits (1, V) of what follows. Memory is bounded by `chunk`."""
+    tokens_1T = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(model.device).long()[None]
+    cache = LadderCache(num_blocks=len(model.model.layers))
+    with torch.inference_mode():
+        for piece in tokens_1T.split(chunk, dim=1):
+            out = model(input_ids=piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return cache, out.logits[:, -1]

@@ -1,0 +1,78 @@
+"""From logits to the next byte, in the order of transformers' `generate()`: penalty, temperature, top-k, top-p.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from elman_core.registry import ConfigError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next byte is drawn. The defaults draw from the model's own distribution.
+
+    Args:
+        temperature: divides the logits; 0 takes the most likely byte.
+        top_k: draw among the k most likely; 0 for all.
+        top_p: draw among the fewest whose probabilities sum to this; 1 for all.
+        repetition_penalty: divides positive and multiplies negative logits of bytes that have occurred; 1 for none.
+
+    Raises:
+        ConfigError: a value out of its range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        wrong = None
+        if not 0 <= self.temperature < float("inf"):
+            wrong = f"the temperature must be 0 or more, not {self.temperature}"
+        elif self.top_k < 0:
+            wrong = f"top-k must be 0 (all) or more, not {self.top_k}"
+        elif not 0 < self.top_p <= 1:
+            wrong = f"top-p must be above 0 and at most 1, not {self.top_p}"
+        elif not 0 < self.repetition_penalty < float("inf"):
+            wrong = f"the repetition penalty must be above 0, not {self.repetition_penalty}"
+        if wrong:
+            raise ConfigError(wrong)
+
+
+def sample(
+    logits_BV: Tensor, how: Sampling, seen_BV: Tensor | None = None, generator: torch.Generator | None = None
+) -> Tensor:
+    """The next byte of every row, (B,) int64.
+
+    Args:
+        logits_BV: any floating dtype; computed in float32.
+        seen_BV: booleans: the bytes that have occurred in each row; needed for a repetition penalty.
+        generator: on the device of the logits; None for torch's own.
+    """
+    scores_BV = logits_BV.float()
+    if how.repetition_penalty != 1.0:
+        if seen_BV is None:
+            raise ConfigError("a repetition penalty needs the bytes seen so far")
+        penalty = how.repetition_penalty
+        scores_BV = torch.where(
+            seen_BV, torch.where(scores_BV < 0, scores_BV * penalty, scores_BV / penalty), scores_BV
+        )
+    if how.temperature == 0:
+        return scores_BV.argmax(-1)
+    scores_BV = scores_BV / how.temperature
+    if 0 < how.top_k < scores_BV.shape[-1]:
+        least_B1 = scores_BV.topk(how.top_k, dim=-1).values[:, -1:]
+        scores_BV = scores_BV.masked_fill(scores_BV < least_B1, -torch.inf)
+    if how.top_p < 1:
+        ordered_BV, order_BV = scores_BV.sort(dim=-1)
+        drop_BV = ordered_BV.softmax(-1).cumsum(-1) <= 1 - how.top_p
+        drop_BV[:, -1] = False  # the most likely byte always stays
+        scores_BV = scores_BV.masked_fill(drop_BV.scatter(1, order_BV, drop_BV), -torch.inf)
+    return torch.multinomial(scores_BV.softmax(-1), 1, generator=generator).squeeze(1)

@@ -1,0 +1,38 @@
+"""Kernels: compiled where they run (`build`), one object for each cell (`dense`, `matrix_state`), checked (`verify`).
+
+Set by the environment: `ELMAN_KERNELS` (auto, off, require), `ELMAN_CACHE` (folders of compiled kernels and stamps),
+`ELMAN_VERIFY` (skip). Importing this package alone does not import torch, nor does building.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from elman_core.registry.errors import KernelError
+
+if TYPE_CHECKING:
+    from .build import Extension
+    from .dense import DenseKernel
+    from .first_use import ensure_verified, used
+    from .matrix_state import MatrixKernel
+    from .policy import load_or_warn
+    from .spec import Case, KernelSpec
+    from .stamps import Stamp, stamp
+    from .verify import Report
+
+_HOME = {
+    "Case": "spec", "DenseKernel": "dense", "Extension": "build", "KernelSpec": "spec", "MatrixKernel": "matrix_state",
+    "Report": "verify", "Stamp": "stamps", "ensure_verified": "first_use", "load_or_warn": "policy", "stamp": "stamps",
+    "used": "first_use",
+}  # fmt: skip
+__all__ = [
+    "Case", "DenseKernel", "Extension", "KernelError", "KernelSpec", "MatrixKernel",
+    "Report", "Stamp", "ensure_verified", "load_or_warn", "stamp", "used",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

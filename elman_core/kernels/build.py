@@ -1,0 +1,307 @@
+"""Compile a binding together with a cell header, once, into a shared library or a Python module, and find it again.
+
+A kernel is delivered as source. The compiled module lies in a cache, as `NAME-ARCH-KEY.so` with `NAME-ARCH-KEY.json` beside it.
+The key covers the sources, every header they include, the architecture, the flags, and Python's ABI for a Python module. It
+does not cover the compiler, which the JSON records: so a cache that was filled elsewhere serves a machine without a compiler.
+
+Several processes may ask at once: one compiles under a file lock, the others wait and load what it made. A module is written
+under another name and renamed, so a file of the final name is always whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from elman_core.registry.errors import KernelError
+
+from . import toolchain
+
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>|(ELMAN_CELL_HEADER)\b)', re.MULTILINE)
+_COMMON_FLAGS = ("-std=c++17", "-DNDEBUG", "-shared")
+_HOST_FLAGS = (*_COMMON_FLAGS, "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
+_CUDA_FLAGS = (*_COMMON_FLAGS, "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden", "--expt-relaxed-constexpr", "-lineinfo")
+_loaded: dict[Path, ModuleType] = {}
+
+
+@dataclass(frozen=True)
+class Extension:
+    """One extension module, as source.
+
+    Attributes:
+        name: of the Python module, an identifier: "e99_dense".
+        binding: the translation unit: a `.cu` is compiled by nvcc, a `.cpp` by the C++ compiler. It says
+            `PYBIND11_MODULE(ELMAN_MODULE, m)`.
+        include: folders of headers that belong to the sources (they are part of the key).
+        header: a header that the binding includes as `#include ELMAN_CELL_HEADER`.
+        defines: further macros.
+        python: whether it is a Python module, compiled with the headers of Python and pybind11 for this Python's ABI and
+            opened by `load`; else a plain shared library, which serves every Python and is opened with ctypes.
+    """
+
+    name: str
+    binding: Path
+    include: tuple[Path, ...] = ()
+    header: Path | None = None
+    defines: tuple[tuple[str, str], ...] = ()
+    python: bool = True
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.binding.suffix == ".cu"
+
+    def sources(self) -> list[Path]:
+        """The binding and every header it includes from the folders of this extension, directly or not, in a fixed order.
+
+        Raises:
+            KernelError: a file is missing.
+        """
+        found: list[Path] = []
+        waiting = [self.binding]
+        while waiting:
+            path = waiting.pop(0)
+            if path in found:
+                continue
+            try:
+                text = path.read_bytes()
+            except OSError as error:
+                raise KernelError(f"kernel {self.name}: cannot read its source {path}: {error.strerror}") from error
+            found.append(path)
+            for quoted, angled, cell in _INCLUDE.findall(text):
+                if cell and self.header is not None:
+                    waiting.append(self.header.resolve())
+                    continue
+                folders = (path.parent, *self.include) if quoted else self.include
+                wanted = (quoted or angled).decode()
+                waiting += [(f / wanted).resolve() for f in folders if (f / wanted).is_file()][:1]
+        return found
+
+    def flags(self, arch: str) -> list[str]:
+        """What decides the code that comes out, paths left out."""
+        flags = (
+            [*_HOST_FLAGS] if not self.is_cuda else [*_CUDA_FLAGS, f"-gencode=arch={_virtual(arch)},code={_real(arch)}"]
+        )
+        flags += [f"-D{name}={value}" for name, value in self.defines]
+        return [*flags, f"-DELMAN_MODULE={self.name}"] if self.python else flags
+
+    def key(self, arch: str) -> str:
+        """Hash of everything that decides the module, the compiler apart."""
+        digest = hashlib.sha256()
+        for part in (arch, toolchain.python_abi() if self.python else "", *self.flags(arch)):
+            digest.update(part.encode() + b"\0")
+        for path in self.sources():
+            digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()[:20]
+
+    def file_name(self, arch: str) -> str:
+        return f"{self.name}-{arch}-{self.key(arch)}.so"
+
+
+def cache_dirs() -> list[Path]:
+    """Folders that are searched, in order: those of ELMAN_CACHE, or ~/.cache/elman. New modules go to the first writable."""
+    asked = os.environ.get("ELMAN_CACHE")
+    if asked:
+        return [Path(p).expanduser() for p in asked.split(os.pathsep) if p]
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return [base / "elman"]
+
+
+def local_arch(extension: Extension) -> str:
+    """The architecture to build for here: "x86_64" for the host, "sm_90" for the current GPU.
+
+    Raises:
+        KernelError: a CUDA extension where there is no GPU.
+    """
+    if not extension.is_cuda:
+        return toolchain.host_architecture()
+    import torch
+
+    if not torch.cuda.is_available():
+        raise KernelError(
+            f"kernel {extension.name}: no GPU here; name an architecture, as in `elman build --arch sm_90`"
+        )
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def find(extension: Extension, arch: str) -> Path | None:
+    """The compiled module, if some cache folder holds it."""
+    name = extension.file_name(arch)
+    return next((folder / name for folder in cache_dirs() if (folder / name).is_file()), None)
+
+
+def load(extension: Extension, arch: str | None = None) -> ModuleType:
+    """The extension module, compiled first if no cache folder holds it. Needs a compiler only then.
+
+    Raises:
+        KernelError: no compiler, an error of the compiler (its first error and the command are given), no writable cache,
+            or a module that does not load.
+    """
+    path = build(extension, arch or local_arch(extension))
+    if path not in _loaded:
+        _loaded[path] = _import(extension.name, path)
+    return _loaded[path]
+
+
+def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
+    """Path of the compiled module; compiles if it is not there.
+
+    Args:
+        arch: "sm_80", "sm_90", … for CUDA (no GPU is needed), the processor's name for the host.
+        out: folder to write to; it alone is searched. Default: the folders of `cache_dirs`.
+
+    Raises:
+        KernelError: as `load`.
+    """
+    there = (out / extension.file_name(arch)) if out else find(extension, arch)
+    if there is not None and there.is_file():
+        return there
+    folder = out or writable_cache()
+    _make(folder)
+    target = folder / extension.file_name(arch)
+    with _lock(folder / f".{target.stem}.lock"):
+        if not target.is_file():  # another process may have made it while this one waited
+            _compile(extension, arch, target)
+    return target
+
+
+def build_all(wanted: Sequence[tuple[Extension, str]], out: Path | None = None) -> list[Path]:
+    """`build` for (extension, arch) pairs, as many compilers at once as there are processors.
+
+    Raises:
+        KernelError: as `build`, for the first that fails, once all have ended.
+    """
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        waiting = [pool.submit(build, extension, arch, out) for extension, arch in wanted]
+    return [each.result() for each in waiting]
+
+
+def _compile(extension: Extension, arch: str, target: Path) -> None:
+    compiler = toolchain.find_nvcc() if extension.is_cuda else toolchain.find_host_compiler()
+    includes = [*extension.include, *(toolchain.python_include_dirs() if extension.python else ())]
+    libraries: list[Path] = []
+    if extension.is_cuda:
+        includes += toolchain.pip_include_dirs(compiler)
+        libraries = toolchain.pip_library_dirs(compiler)
+    command = [str(compiler), *extension.flags(arch)]
+    if extension.header is not None:
+        command.append(f'-DELMAN_CELL_HEADER="{extension.header.resolve()}"')
+    command += [f"-I{folder}" for folder in includes] + [f"-L{folder}" for folder in libraries]
+    command.append(str(extension.binding))
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        start = time.monotonic()
+        done = subprocess.run(
+            [*command, "-o", str(made)], capture_output=True, text=True, errors="replace", check=False
+        )
+        if done.returncode != 0 or not made.is_file():
+            again = shlex.join([*command, "-o", f"{extension.name}.so"])
+            raise KernelError(
+                f"kernel {extension.name} for {arch} does not compile: {_first_error(done)}; to reproduce: {again}"
+            )
+        record = {
+            "name": extension.name,
+            "arch": arch,
+            "compiler": str(compiler),
+            "compiler_version": _version(compiler),
+            "command": command,
+            "seconds": round(time.monotonic() - start, 2),
+            "python_abi": toolchain.python_abi() if extension.python else None,
+            "sources": {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in extension.sources()},
+        }
+        note = Path(scratch) / "record.json"
+        note.write_text(json.dumps(record, indent=1) + "\n")
+        note.replace(target.with_suffix(".json"))
+        made.replace(target)
+
+
+def _first_error(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in (done.stderr + "\n" + done.stdout).splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\berror\b|\bfatal\b", line, re.IGNORECASE)]
+    return (errors or lines or [f"the compiler left with status {done.returncode} and said nothing"])[0]
+
+
+def _version(compiler: Path) -> str:
+    said = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, errors="replace", check=False)
+    lines = [line.strip() for line in said.stdout.splitlines() if line.strip()]
+    release = [line for line in lines if "release" in line]
+    return (release or lines or ["unknown"])[0]
+
+
+def _import(name: str, path: Path) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    try:
+        if spec is None:
+            raise ImportError(f"not an extension module: {path}")
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise KernelError(f"kernel {name} does not load: {error}; delete {path} to build it again") from error
+    return module
+
+
+def writable_cache() -> Path:
+    folders = cache_dirs()
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise KernelError(
+        f"no cache folder can be written ({', '.join(map(str, folders))}): set ELMAN_CACHE to one that can"
+    )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KernelError(f"cannot write to {folder}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file; the kernel of the system drops it if this process dies."""
+    try:
+        import fcntl
+    except ImportError as error:
+        raise KernelError("kernels are built on Linux or macOS; elsewhere set ELMAN_KERNELS=off") from error
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _feature_set(arch: str) -> str:
+    """From Hopper on, code is built for exactly the one architecture, with the instructions that only it has."""
+    match = re.fullmatch(r"sm_(\d{2,3})", arch)
+    if match is None or int(match[1]) < 80:
+        raise KernelError(
+            f"{arch!r} is not an architecture kernels are built for: sm_80, sm_86, sm_89, sm_90, sm_100, …"
+        )
+    return match[1] + ("a" if int(match[1]) >= 90 else "")
+
+
+def _virtual(arch: str) -> str:
+    return f"compute_{_feature_set(arch)}"
+
+
+def _real(arch: str) -> str:
+    return f"sm_{_feature_set(arch)}"

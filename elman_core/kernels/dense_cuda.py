@@ -1,0 +1,199 @@
+"""The dense op on a GPU: takes a launch plan (dense_plan.py), compiles what that plan needs at its first use, and runs it.
+
+One compiled module is one (cell, dtype, width, kind of plan): seconds of compilation for the shapes that a model has, not
+minutes for all that there could be.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from elman_core.registry.errors import KernelError
+
+from . import build
+from .build import Extension
+from .dense_native import DTYPE_CODES, Call, error_word, make_call, open_library, rows
+from .dense_plan import Device, Kind, Plan, plan
+
+if TYPE_CHECKING:
+    from .dense import DenseKernel
+
+TIMEOUT_NS = 2_000_000_000  # of one wait for other blocks
+
+
+def forward(
+    kernel: DenseKernel, u_TBd: Tensor, extras: Sequence[Tensor], w_dd: Tensor, h0_Bd: Tensor, mask_TB: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y (T, B, d) in the dtype of u, h_T (B, d) in float32, history (T+1, B, d) in the dtype of u).
+
+    Raises:
+        KernelError: the size or dtype is not supported, or an earlier launch gave up waiting.
+    """
+    sizes = tuple(u_TBd.shape)
+    chosen = plan_for(kernel, sizes, u_TBd.dtype, u_TBd.device)
+    u_TBd, *extras = (rows(x) for x in (u_TBd, *extras))
+    w_dd, h0_Bd, mask_TB = w_dd.contiguous(), h0_Bd.contiguous(), None if mask_TB is None else mask_TB.contiguous()
+    history, y_TBd = u_TBd.new_empty(sizes[0] + 1, *sizes[1:]), u_TBd.new_empty(sizes)
+    call = _call(chosen, u_TBd, extras, w_dd, history, mask_TB)
+    call.y = y_TBd.data_ptr()
+    with torch.cuda.device(u_TBd.device):
+        library = _library(kernel, chosen, u_TBd.dtype, sizes[2])
+        if chosen.kind != "steps":
+            last_Bd = torch.empty_like(h0_Bd)
+            call.h0, call.last = h0_Bd.data_ptr(), last_Bd.data_ptr()
+            _check(kernel, chosen, library.elman_dense_forward(ctypes.byref(call)))
+            return y_TBd, last_Bd, history
+        history[0] = h0_Bd
+        state_Bd, product_Bd, w_t = h0_Bd.clone(), torch.empty_like(h0_Bd), w_dd.t()
+        for t in range(sizes[0]):
+            _multiply(history[t], w_t, product_Bd)
+            _check(
+                kernel,
+                chosen,
+                library.elman_dense_forward_step(ctypes.byref(call), t, product_Bd.data_ptr(), state_Bd.data_ptr()),
+            )
+    return y_TBd, state_Bd, history
+
+
+def backward(
+    kernel: DenseKernel,
+    gy_TBd: Tensor,
+    g_last_Bd: Tensor,
+    extras: Sequence[Tensor],
+    w_dd: Tensor,
+    history: Tensor,
+    mask_TB: Tensor | None,
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """(da (T, B, d) in the dtype of the history, the gradients of the extras, dh_0 (B, d) in float32).
+
+    Raises:
+        KernelError: as `forward`.
+    """
+    sizes = tuple(gy_TBd.shape)
+    chosen = plan_for(kernel, sizes, history.dtype, history.device)
+    gy_TBd, *extras = (rows(x) for x in (gy_TBd, *extras))
+    w_dd, g_last_Bd = w_dd.contiguous(), g_last_Bd.contiguous()
+    mask_TB = None if mask_TB is None else mask_TB.contiguous()
+    da_TBd, dextras = history.new_empty(sizes), [history.new_empty(sizes) for _ in extras]
+    call = _call(chosen, gy_TBd, extras, w_dd, history, mask_TB)
+    call.da = da_TBd.data_ptr()
+    for i, e in enumerate(dextras):
+        call.dextra[i] = e.data_ptr()
+    with torch.cuda.device(history.device):
+        library = _library(kernel, chosen, history.dtype, sizes[2])
+        if chosen.kind != "steps":
+            dh0_Bd = torch.empty_like(g_last_Bd)
+            call.g_last, call.dh0 = g_last_Bd.data_ptr(), dh0_Bd.data_ptr()
+            _check(kernel, chosen, library.elman_dense_backward(ctypes.byref(call)))
+            return da_TBd, dextras, dh0_Bd
+        carry_Bd, product_Bd = g_last_Bd.clone(), torch.zeros_like(g_last_Bd)
+        for t in range(sizes[0] - 1, -1, -1):
+            _check(
+                kernel,
+                chosen,
+                library.elman_dense_backward_step(ctypes.byref(call), t, product_Bd.data_ptr(), carry_Bd.data_ptr()),
+            )
+            _multiply(da_TBd[t], w_dd, product_Bd)
+    return da_TBd, dextras, product_Bd.add_(carry_Bd)
+
+
+def prepare(kernel: DenseKernel, sizes: Sequence[int], dtype: torch.dtype) -> str:
+    """Compile and load what the current device needs for sizes (T, B, d); the plan in words.
+
+    Raises:
+        KernelError: not supported, or it cannot be built.
+    """
+    chosen = plan_for(kernel, tuple(sizes), dtype, torch.device("cuda", torch.cuda.current_device()))
+    _library(kernel, chosen, dtype, sizes[2])
+    return str(chosen)
+
+
+def plan_for(kernel: DenseKernel, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Plan:
+    """The plan for sizes (T, B, d) on this GPU; compiles what it needs to ask the driver whether it fits.
+
+    Raises:
+        KernelError: not supported (names what is), or it cannot be built.
+    """
+    index = device.index or 0
+    _plan(sizes, dtype, _device(index))
+    return _settled(kernel, *sizes[1:], dtype, index)
+
+
+def extension(kernel: DenseKernel, chosen: Plan, dtype: torch.dtype, width: int) -> Extension:
+    """What is compiled for a plan."""
+    bare = kernel.extension("cuda")
+    defines = [("ELMAN_DTYPE", str(DTYPE_CODES[dtype])), ("ELMAN_WIDTH", str(width))]
+    binding = bare.binding
+    if chosen.kind == "steps":
+        binding = binding.with_name("dense_cuda_steps.cu")
+    else:
+        defines += [("ELMAN_KIND", chosen.kind), ("ELMAN_SPILL", str(chosen.spill)), ("ELMAN_WIDE", str(chosen.wide))]
+    name = f"{bare.name}_{'wide_' if chosen.wide == 2 else ''}{chosen.kind}_{str(dtype).removeprefix('torch.')}_{width}"
+    return replace(bare, name=name, binding=binding, defines=(*bare.defines, *defines))
+
+
+def capacity(kernel: DenseKernel, chosen: Plan, dtype: torch.dtype, width: int, tiles: int = 1) -> tuple[int, int]:
+    """(groups of `tiles` tiles that the current device holds together, bytes of shared memory of a block)."""
+    library = _library(kernel, chosen, dtype, width)
+    fit = min(library.elman_dense_capacity(tiles, backward) for backward in (0, 1))
+    return fit, library.elman_dense_shared_bytes(tiles)
+
+
+_plan = cache(plan)
+
+
+@cache
+def _settled(kernel: DenseKernel, batch: int, width: int, dtype: torch.dtype, index: int) -> Plan:
+    """The first plan whose blocks the device holds together: a part of a GPU may hold fewer than it says."""
+    without: set[Kind] = set()
+    while True:
+        chosen = plan((1, batch, width), dtype, _device(index), without)
+        if chosen.kind == "steps":
+            return chosen
+        with torch.cuda.device(index):
+            fit, _ = capacity(kernel, chosen, dtype, width, chosen.tiles_each(batch))
+        if fit >= (1 if chosen.kind == "cluster" else chosen.groups):
+            return chosen
+        without.add(chosen.kind)
+
+
+@cache
+def _device(index: int) -> Device:
+    found: Any = torch.cuda.get_device_properties(index)
+    return Device(found.multi_processor_count, found.shared_memory_per_block_optin, (found.major, found.minor))
+
+
+@cache
+def _library(kernel: DenseKernel, chosen: Plan, dtype: torch.dtype, width: int) -> Any:
+    found = extension(kernel, chosen, dtype, width)
+    return open_library(build.build(found, build.local_arch(found)))
+
+
+def _call(
+    chosen: Plan, main: Tensor, extras: Sequence[Tensor], w: Tensor, history: Tensor, mask: Tensor | None
+) -> Call:
+    device = history.device
+    call = make_call(main, extras, w, history, mask)
+    call.error, call.stream = error_word(device), torch.cuda.current_stream(device).cuda_stream
+    call.rows, call.groups, call.delay, call.timeout_ns = chosen.rows, chosen.groups, chosen.delay, TIMEOUT_NS
+    return call
+
+
+def _check(kernel: DenseKernel, chosen: Plan, said: bytes | None) -> None:
+    if said is not None:
+        raise KernelError(f"kernel {kernel.name} ({chosen}): {said.decode()}")
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out = a @ b in float32."""
+    if a.dtype == torch.float32:
+        torch.mm(a, b, out=out)
+    else:
+        torch.mm(a, b, out_dtype=torch.float32, out=out)

@@ -1,0 +1,111 @@
+"""The dense recurrence in plain PyTorch with its backward by hand: what runs on a CPU, and on a GPU without a kernel.
+
+    a_t = W h_{t-1} + u_t,   h_t = update(a_t, h_{t-1}, e_t),   y_t = readout(h_t, h_{t-1}, e_t)
+
+The loops hold one product and a few pointwise operations a step. Everything else is done for all steps at once: the readout,
+and the pointwise derivatives D_t = dh_t/da_t and P_t = dh_t/dh_{t-1}, so that going back is
+
+    gh_t = G_t + r_t,   da_t = D_t gh_t,   r_{t-1} = W^T da_t + P_t gh_t,   r_T = dL/dh_T,   dL/dh_0 = r_0
+
+with G_t the part that comes from y_t. Autograd would instead record and replay every small operation of every step, and add up
+dW step by step; and a compiler would unroll the loop.
+
+Shapes: T time, B batch, d width. Computes in float32 (float64 for float64); `history` (T+1, B, d) starts with h_0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Pointwise = Callable[..., Tensor]
+
+
+def forward(
+    update: Pointwise | None,
+    readout: Pointwise,
+    u_TBd: Tensor,
+    extras: Sequence[Tensor],
+    w_dd: Tensor,
+    h0_Bd: Tensor,
+    mask_TB: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y (T, B, d), history (T+1, B, d), a (T, B, d)); a is empty where `update` is None, that is h = a."""
+    a_TBd = u_TBd.new_empty(0 if update is None else u_TBd.shape)
+    steps, w_t, h_Bd = u_TBd.shape[0], w_dd.t(), h0_Bd
+    states, a_s = [h0_Bd], a_TBd.unbind(0)
+    per_step = list(zip(*(e.unbind(0) for e in extras), strict=True)) if extras else [()] * steps
+    for t, u_Bd in enumerate(u_TBd.unbind(0)):
+        if update is None:
+            new_Bd = torch.addmm(u_Bd, h_Bd, w_t)
+        else:
+            new_Bd = update(torch.addmm(u_Bd, h_Bd, w_t, out=a_s[t]), h_Bd, *per_step[t])
+        h_Bd = new_Bd if mask_TB is None else torch.where(mask_TB[t, :, None], new_Bd, h_Bd)
+        states.append(h_Bd)
+    history = torch.stack(states)
+    y_TBd = readout(history[1:], history[:-1], *extras)
+    if mask_TB is not None:
+        y_TBd = torch.where(mask_TB[..., None], y_TBd, 0.0)
+    elif y_TBd.untyped_storage().data_ptr() == history.untyped_storage().data_ptr():
+        y_TBd = y_TBd.clone()  # y = h: the outputs of an operator may not share memory
+    return y_TBd, history, a_TBd
+
+
+def backward(
+    update: Pointwise | None,
+    readout: Pointwise,
+    gy_TBd: Tensor,
+    g_last_Bd: Tensor,
+    extras: Sequence[Tensor],
+    w_dd: Tensor,
+    history: Tensor,
+    a_TBd: Tensor,
+    mask_TB: Tensor | None,
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """(da (T, B, d), the gradients of the extras, dh_0 (B, d))."""
+    steps, count = gy_TBd.shape[0], len(extras)
+    keep = None if mask_TB is None else mask_TB[..., None]
+    if keep is not None:
+        gy_TBd = torch.where(keep, gy_TBd, 0.0)
+    g_h, g_prev, *g_extras = _slopes(readout, (history[1:], history[:-1], *extras), gy_TBd)
+    slope, carry, *e_slopes = (
+        [None] * (2 + count)
+        if update is None
+        else _slopes(update, (a_TBd, history[:-1], *extras), torch.ones_like(gy_TBd))
+    )
+    if keep is not None:  # a held row: h_t = h_{t-1}
+        slope = torch.where(keep, torch.ones_like(gy_TBd) if slope is None else slope, 0.0)
+        carry = torch.where(keep, torch.zeros_like(gy_TBd) if carry is None else carry, 1.0)
+        e_slopes = [None if s is None else torch.where(keep, s, 0.0) for s in e_slopes]
+    # Becomes gh_t, for all t. A copy: for y = h the gradient of h is the very tensor that the caller passed in.
+    total = torch.zeros_like(gy_TBd) if g_h is None else g_h.clone(memory_format=torch.contiguous_format)
+    da_TBd = total if slope is None else torch.empty_like(total)
+    dh0_Bd = torch.zeros_like(g_last_Bd) if g_prev is None else g_prev[0].clone()
+    if g_prev is not None:
+        total[:-1] += g_prev[1:]
+    total[-1] += g_last_Bd
+    totals, deltas = total.unbind(0), da_TBd.unbind(0)
+    slopes = None if slope is None else slope.unbind(0)
+    carries = None if carry is None else carry.unbind(0)
+    for t in range(steps - 1, -1, -1):
+        if slopes is not None:
+            torch.mul(totals[t], slopes[t], out=deltas[t])
+        earlier = totals[t - 1] if t else dh0_Bd
+        earlier.addmm_(deltas[t], w_dd)
+        if carries is not None:
+            earlier.addcmul_(carries[t], totals[t])
+    d_extras = []
+    for e, from_y, s in zip(extras, g_extras, e_slopes, strict=True):
+        parts = [p for p in (from_y, None if s is None else s * total) if p is not None]
+        d_extras.append(sum(parts[1:], parts[0]) if parts else torch.zeros_like(e))
+    return da_TBd, d_extras, dh0_Bd
+
+
+def _slopes(function: Pointwise, inputs: Sequence[Tensor], weight: Tensor) -> list[Tensor | None]:
+    """weight · ∂function/∂input for each input of a pointwise function; None where it does not depend on it."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        result = function(*leaves)
+        return list(torch.autograd.grad(result, leaves, weight, allow_unused=True))

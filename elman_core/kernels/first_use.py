@@ -1,0 +1,71 @@
+"""A size that was never verified on this machine is verified at its first use in training, and stamped.
+
+`ELMAN_VERIFY=skip` is the named override; `used()` says so, and goes into a run's manifest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elman_core.registry.errors import ConfigError, KernelError
+
+from . import stamps
+from .spec import Case, KernelSpec
+from .verify import failures, verify
+
+_log = logging.getLogger("elman")
+_used: dict[str, Use] = {}
+
+
+@dataclass(frozen=True)
+class Use:
+    """A kernel that this process trains with: its launch plan, and its stamp (None with ELMAN_VERIFY=skip)."""
+
+    plan: str
+    skipped: bool
+    stamp: stamps.Stamp | None
+
+
+def ensure_verified(spec: KernelSpec, case: Case, plan: str) -> None:
+    """Verify this problem on the current GPU unless its stamp says that it was, and remember it for `used`.
+
+    Raises:
+        KernelError: the kernel is wrong, here or in its stamp.
+        ConfigError: ELMAN_VERIFY is something else than skip or empty.
+    """
+    if _skipped():
+        _used[f"{spec.name} {case}"] = Use(plan, True, None)
+        return
+    known = stamps.stamp(spec, "cuda")
+    if known is None or (known.passed and str(case) not in known.extra):
+        _log.warning("elman: first use of the kernel of %s for %s: verifying it", spec.name, case)
+        report = verify(spec, "cuda", cases=[case])
+        known = stamps.write(spec, report, extra=case)
+        if not report.passed:
+            _refuse(spec, next(iter(failures(report)), ""))
+    if not known.passed:
+        _refuse(spec, f"its stamp of {known.when} says that it failed")
+    _used[f"{spec.name} {case}"] = Use(plan, False, known)
+
+
+def used() -> dict[str, Mapping[str, Any]]:
+    """Kernels trained with so far, for the manifest: `{"NAME T=64 B=32 d=1024 bfloat16": {plan, skipped, stamp}}`."""
+    return {name: asdict(use) for name, use in _used.items()}
+
+
+def _skipped() -> bool:
+    value = os.environ.get("ELMAN_VERIFY", "")
+    if value not in ("", "skip"):
+        raise ConfigError(f"ELMAN_VERIFY must be skip or unset, not {value!r}")
+    return value == "skip"
+
+
+def _refuse(spec: KernelSpec, why: str) -> None:
+    raise KernelError(
+        f"the kernel of {spec.name} gives wrong numbers on this machine: {why}. Type `elman verify {spec.name}` for the "
+        "table; ELMAN_KERNELS=off trains without it, ELMAN_VERIFY=skip in spite of it"
+    )

@@ -1,0 +1,115 @@
+"""`KernelSpec`: what `verify` and the contract's tests must know of a kernel, whatever family it belongs to.
+
+A plugin yields its kernels' specs as `Variant(kernels=(…,))`. A dense kernel makes its own (`DenseKernel.spec()`); another
+family fills in the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .build import Extension
+
+Target = Literal["host", "cuda"]
+Grid = Literal["quick", "full"]
+Inputs = dict[str, Tensor | None]
+Outputs = dict[str, Tensor]
+
+
+def _nothing_hidden(_inputs: Inputs) -> Outputs:
+    return {}
+
+
+def _nothing_known(_target: Target, _cases: Sequence[Case]) -> list[Extension]:
+    return []
+
+
+def _nothing_to_check(_device: torch.device) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem of a grid.
+
+    Attributes:
+        sizes: by their letters: {"T": 33, "B": 3, "d": 64}.
+        dtype: of storage. States are float32, or float64 beside float64.
+        masked: some positions are masked, the first ones of a row (left padding) among them.
+        strided: every input and incoming gradient lies in memory with gaps, and its first two dimensions swapped.
+        bare: the initial state is zero and no gradient arrives at the final state. Otherwise both are random.
+        options: further arguments of the op: {"linear_state": True}.
+    """
+
+    sizes: Mapping[str, int]
+    dtype: torch.dtype
+    masked: bool = False
+    strided: bool = False
+    bare: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        words = [*(f"{k}={v}" for k, v in self.sizes.items()), str(self.dtype).removeprefix("torch.")]
+        words += [word for word in ("masked", "strided", "bare") if getattr(self, word)]
+        return " ".join([*words, *(f"{k}={v}" for k, v in self.options.items())])
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A kernel, its reference, and the problems on which they are compared.
+
+    Attributes:
+        name: of the variant.
+        cases: `cases(target, grid)`: about 20 for "quick", about 200 for "full"; fixed lists.
+        make_inputs: `make_inputs(case, generator)` draws the inputs on the CPU, each in the dtype that the op takes it in.
+            Scale them so that the recurrence neither dies nor explodes.
+        call: `call(backend, inputs, options) -> outputs`, by name. `backend` is "auto", a target, one of `portable`, or
+            "reference", which must take float64 and compute 16-bit inputs in float32.
+        states: names of the outputs that are final states.
+        extension: `extension(target)`: what is compiled; the stamp covers its sources.
+        op: `op(backend, inputs, options) -> (operator, arguments)` for `torch.library.opcheck`.
+        targets: where a kernel exists.
+        builds: `builds(target, arch, widths, dtypes)`: what `elman build` compiles; `extension(target)` alone if not given.
+            `widths` are sizes for each of which a kernel is compiled on its own; empty means the usual ones.
+        needs: `needs(target, cases)`: what these cases compile on this machine, so that `verify` can compile it all at once.
+        portable: further back ends in plain PyTorch, which run anywhere and are checked like a kernel.
+        visible: `visible(inputs)`: for outputs that are arbitrary at some positions, a bool tensor that broadcasts.
+        after: `after(device)` is called once the device is idle, and raises `KernelError` if a launch failed there.
+        python: further files that the stamp covers: the reference, and what calls the kernel.
+    """
+
+    name: str
+    cases: Callable[[Target, Grid], Sequence[Case]]
+    make_inputs: Callable[[Case, torch.Generator], Inputs]
+    call: Callable[[str, Inputs, Mapping[str, Any]], Outputs]
+    states: tuple[str, ...]
+    extension: Callable[[Target], Extension]
+    op: Callable[[str, Inputs, Mapping[str, Any]], tuple[Any, tuple[Any, ...]]]
+    targets: tuple[Target, ...] = ("host",)
+    portable: tuple[str, ...] = ()
+    builds: Callable[[Target, str, Sequence[int], Sequence[torch.dtype]], Sequence[Extension]] | None = None
+    needs: Callable[[Target, Sequence[Case]], Sequence[Extension]] = _nothing_known
+    visible: Callable[[Inputs], Outputs] = _nothing_hidden
+    after: Callable[[torch.device], None] = _nothing_to_check
+    python: tuple[Path, ...] = ()
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of states beside storage in `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def padding_mask(steps: int, rows: int, generator: torch.Generator) -> Tensor:
+    """bool (T, B): row 0 whole, row 1 left-padded by half, the others with holes; the last position of a row is always real."""
+    mask = torch.rand(steps, rows, generator=generator) > 0.3
+    mask[:, 0] = True
+    if rows > 1:
+        mask[:, 1] = torch.arange(steps) >= steps // 2
+    mask[-1] = True
+    return mask

@@ -1,0 +1,122 @@
+"""Stamps: what was verified on this machine, and with what result.
+
+A stamp is a JSON file in the cache, `verified/NAME-TARGET-ARCH-KEY.json`. Its key covers everything that decides a result: the
+kernel's sources and build flags, the reference and the Python that calls the kernel, the architecture, torch and CUDA. So a
+stamp goes out of date by itself, when any of these changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elman_core.registry.errors import KernelError
+
+from . import build
+from .spec import Case, KernelSpec, Target
+from .verify import Report
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The last verification of a kernel, as `elman show` and a run's manifest give it.
+
+    Attributes:
+        grid: "quick", "full", or "none" with ELMAN_VERIFY=skip.
+        cases: how many were run. dtypes: those they covered.
+        worst: for each dtype and tensor, error / limit of the worst case: {"bfloat16 d w": 0.4}.
+        faults: what failed; empty if it passed.
+        extra: problems verified at their first use in training, beside the grid.
+        when: UTC.
+    """
+
+    name: str
+    target: Target
+    arch: str
+    passed: bool
+    grid: str
+    cases: int
+    dtypes: tuple[str, ...]
+    worst: dict[str, float]
+    faults: tuple[str, ...]
+    extra: tuple[str, ...]
+    torch: str
+    cuda: str
+    device: str
+    when: str
+
+
+def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) -> Stamp | None:
+    """The stamp of this kernel as it is now on this machine; None if it was never verified so, or there is no kernel or GPU."""
+    if target not in spec.targets or (target == "cuda" and arch is None and not torch.cuda.is_available()):
+        return None
+    path = _path(spec, target, arch or build.local_arch(spec.extension(target)))
+    for folder in build.cache_dirs():
+        with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or written by another version: not verified
+            read: dict[str, Any] = json.loads((folder / path).read_text())
+            values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in read.items()}
+            return Stamp(**values)
+    return None
+
+
+def write(spec: KernelSpec, report: Report, extra: Case | None = None) -> Stamp:
+    """Record a report in place of the stamp that is there; a single problem (`extra`) is added to it instead.
+
+    Raises:
+        KernelError: no cache folder can be written, or the report is not of a compiled kernel.
+    """
+    if report.target not in spec.targets:
+        raise KernelError(f"only compiled kernels are stamped, not the back end {report.target!r}")
+    target = report.target
+    arch = build.local_arch(spec.extension(target))
+    there = stamp(spec, target, arch)
+    before = there if extra is not None else None
+    worst = {f"{row.dtype} {row.tensor}": round(row.ratio, 4) for row in report.worst()}
+    made = Stamp(
+        name=spec.name,
+        target=target,
+        arch=arch,
+        passed=report.passed and (before is None or before.passed),
+        grid=report.grid if before is None else before.grid,
+        cases=report.cases + (before.cases if before else 0),
+        dtypes=tuple(sorted({row.dtype for row in report.rows} | set(before.dtypes if before else ()))),
+        worst={k: max(v, before.worst.get(k, 0.0)) if before else v for k, v in worst.items()}
+        | {k: v for k, v in (before.worst if before else {}).items() if k not in worst},
+        faults=tuple(report.faults) + (before.faults if before else ()),
+        extra=(*(there.extra if there else ()), *([str(extra)] if extra is not None else [])),
+        torch=torch.__version__,
+        cuda=torch.version.cuda or "none",
+        device=torch.cuda.get_device_name() if report.target == "cuda" else build.toolchain.host_architecture(),
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    _write_atomically(build.writable_cache() / _path(spec, target, arch), asdict(made))
+    return made
+
+
+def _path(spec: KernelSpec, target: Target, arch: str) -> Path:
+    digest = hashlib.sha256()
+    for part in (spec.extension(target).key(arch), torch.__version__, str(torch.version.cuda)):
+        digest.update(part.encode() + b"\0")
+    for path in spec.python:
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return Path("verified") / f"{spec.name}-{target}-{arch}-{digest.hexdigest()[:20]}.json"
+
+
+def _write_atomically(path: Path, value: dict[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".stamp-")
+        with os.fdopen(handle, "w") as file:
+            json.dump(value, file, indent=1)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise KernelError(f"cannot write the stamp {path}: {error.strerror}") from error

@@ -1,0 +1,104 @@
+"""Where the compilers and headers are. Looks; runs nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sysconfig
+from pathlib import Path
+
+from elman_core.registry.errors import KernelError
+
+
+def find_nvcc() -> Path:
+    """nvcc from CUDA_HOME, then PATH, then the pip packages of the toolkit (nvidia-cuda-nvcc).
+
+    Raises:
+        KernelError: there is none; says what to install.
+    """
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home:
+        nvcc = Path(home) / "bin" / "nvcc"
+        if nvcc.is_file():
+            return nvcc
+        raise KernelError(f"CUDA_HOME={home} holds no bin/nvcc: correct it, or unset it to search PATH")
+    if on_path := shutil.which("nvcc"):
+        return Path(on_path)
+    for folder in _pip_toolkit():
+        if (nvcc := folder / "bin" / "nvcc").is_file():
+            return nvcc
+    raise KernelError(
+        "no CUDA compiler: nvcc is neither under CUDA_HOME nor on PATH nor installed by pip; "
+        "type `pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl`, install the CUDA toolkit, "
+        "or point ELMAN_CACHE to a folder made with `elman build --out` elsewhere"
+    )
+
+
+def find_host_compiler() -> Path:
+    """The C++17 compiler from CXX, else g++, else c++.
+
+    Raises:
+        KernelError: there is none; says what to install.
+    """
+    asked = os.environ.get("CXX")
+    for name in [asked] if asked else ["g++", "c++"]:
+        if found := shutil.which(name):
+            return Path(found)
+    where = f"CXX={asked} is not an executable" if asked else "neither g++ nor c++ is on PATH"
+    raise KernelError(f"no C++ compiler: {where}; type `apt-get install g++`, or set CXX")
+
+
+def pip_include_dirs(nvcc: Path) -> list[Path]:
+    """Header folders that a pip-installed nvcc does not find by itself; none for a toolkit in one folder."""
+    folders = _pip_toolkit()
+    if not any(nvcc.is_relative_to(folder) for folder in folders):
+        return []
+    return [f / "include" for f in folders if (f / "include").is_dir()]
+
+
+def pip_library_dirs(nvcc: Path) -> list[Path]:
+    """Library folders, likewise."""
+    folders = _pip_toolkit()
+    if not any(nvcc.is_relative_to(folder) for folder in folders):
+        return []
+    return [f / "lib" for f in folders if (f / "lib").is_dir()]
+
+
+def python_include_dirs() -> list[Path]:
+    """Headers of this Python and of pybind11.
+
+    Raises:
+        KernelError: one is not installed.
+    """
+    python = Path(sysconfig.get_path("include"))
+    if not (python / "Python.h").is_file():
+        version = sysconfig.get_python_version()
+        raise KernelError(f"Python's own headers are missing (no {python}/Python.h): install python{version}-dev")
+    if importlib.util.find_spec("pybind11") is None:
+        raise KernelError("pybind11 is not installed: type `pip install pybind11`")
+    import pybind11
+
+    return [python, Path(pybind11.get_include())]
+
+
+def host_architecture() -> str:
+    """Name of this processor's architecture: "x86_64", "arm64"."""
+    return platform.machine() or "unknown"
+
+
+def python_abi() -> str:
+    """What tells apart the extension modules of two Pythons: ".cpython-311-x86_64-linux-gnu.so"."""
+    return str(sysconfig.get_config_var("EXT_SUFFIX"))
+
+
+def _nvidia_roots() -> list[Path]:
+    """The folders "nvidia" of site-packages, into which the pip packages of the toolkit install."""
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
+
+
+def _pip_toolkit() -> list[Path]:
+    """What lies in them: cu13, or cuda_nvcc, cuda_runtime, … of CUDA 12."""
+    return [folder for root in _nvidia_roots() for folder in sorted(root.iterdir()) if folder.is_dir()]

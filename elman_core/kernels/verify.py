@@ -1,0 +1,287 @@
+"""Is a kernel right? Every output and every gradient against a float64 reference.
+
+A tensor passes if its relative L2 error is at most 2 times (bf16: 3 times) the error that the PyTorch reference makes in the
+same storage dtype (with float32 state and accumulation), plus 4 eps of the dtype; against the same float64 truth, computed from
+the same rounded inputs. In float64, where reference and truth are one, the limit is 1e-12. Beside it: what torch.empty returns
+is poisoned with NaN before the call; two calls agree in every bit; what was handed in is not changed; everything is finite, at
+masked positions too; and `torch.library.opcheck` passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from elman_core.registry.errors import KernelError
+
+from . import build
+from .build import Extension
+from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, state_dtype
+
+FACTOR = {torch.bfloat16: 3.0}
+DEFAULT_FACTOR = 2.0
+FLOAT64_LIMIT = 1e-12
+_OPCHECK_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor of one case.
+
+    Attributes:
+        tensor: name of an output ("y"), or of the gradient of an input ("d w").
+        error: ‖kernel - truth‖ / ‖truth‖. worst: the largest element's error / the largest element of the truth.
+        reference: the error of the reference in the same dtype. limit: what `error` may be.
+        dtype: of the case's storage.
+    """
+
+    case: str
+    dtype: str
+    tensor: str
+    error: float
+    worst: float
+    reference: float
+    limit: float
+
+    @property
+    def ratio(self) -> float:
+        """error / limit: passes up to 1."""
+        return self.error / self.limit
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.limit  # False for NaN
+
+
+@dataclass
+class Report:
+    """What `verify` found. `faults`: the failures that are no matter of size: not finite, not repeatable, opcheck, an error."""
+
+    name: str
+    target: str
+    grid: str
+    cases: int = 0
+    rows: list[Row] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return self.cases > 0 and not self.faults and all(row.passed for row in self.rows)
+
+    def worst(self) -> list[Row]:
+        """For each dtype and tensor, the row closest to its limit, or furthest beyond it."""
+        found: dict[tuple[str, str], Row] = {}
+        for row in self.rows:
+            key = (row.dtype, row.tensor)
+            if key not in found or not row.ratio <= found[key].ratio:
+                found[key] = row
+        return list(found.values())
+
+
+def verify(
+    spec: KernelSpec,
+    target: str,
+    grid: Grid = "quick",
+    dtypes: Sequence[torch.dtype] = (),
+    cases: Sequence[Case] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    opcheck: bool = True,
+) -> Report:
+    """Run the cases of a grid on one back end.
+
+    Args:
+        target: a target or a portable back end of the spec; the latter run on the CPU, on the host's cases.
+        dtypes: only these; empty means all that the grid has.
+        cases: instead of the grid's.
+        progress: called with (cases done, cases in all).
+        opcheck: whether to run `torch.library.opcheck`, on one small case of each kind.
+
+    Raises:
+        KernelError: there is no such kernel, it cannot be built, no GPU, or no case is left.
+    """
+    if target not in (*spec.targets, *spec.portable):
+        known = ", ".join((*spec.targets, *spec.portable)) or "none"
+        raise KernelError(f"{spec.name} has no back end {target!r}; it has: {known}")
+    if target == "cuda" and not torch.cuda.is_available():
+        raise KernelError(f"{spec.name}: no GPU here; type `elman verify {spec.name} --backend host`")
+    chosen = [
+        c
+        for c in (spec.cases("cuda" if target == "cuda" else "host", grid) if cases is None else cases)
+        if not dtypes or c.dtype in dtypes
+    ]
+    if not chosen:
+        raise KernelError(f"{spec.name}: no case of the {grid} grid is left for {target}; choose other dtypes")
+    report = Report(spec.name, target, grid)
+    if target in spec.targets:
+        needed = {e.file_name(arch): (e, arch) for e, arch in _needed(spec, target, chosen)}
+        build.build_all(list(needed.values()))
+    checked: set[tuple[torch.dtype, bool, str]] = set()
+    with _full_precision_products():
+        for number, case in enumerate(chosen, 1):
+            kind = (case.dtype, case.masked, str(sorted(case.options.items())))
+            try:
+                inputs = _run_case(spec, target, case, report)
+                elements = sum(x.numel() for x in inputs.values() if x is not None)
+                if opcheck and kind not in checked and elements <= _OPCHECK_ELEMENTS:
+                    checked.add(kind)
+                    _opcheck(spec, target, case, inputs)
+            except Exception as error:  # whatever a kernel does wrong belongs into its report
+                report.faults.append(f"{case}: {type(error).__name__}: {_first_line(error)}")
+            report.cases = number
+            if progress is not None:
+                progress(number, len(chosen))
+    return report
+
+
+def _needed(spec: KernelSpec, target: Target, cases: Sequence[Case]) -> Iterator[tuple[Extension, str]]:
+    for extension in spec.needs(target, cases):
+        yield extension, build.local_arch(extension)
+
+
+def _run_case(spec: KernelSpec, target: str, case: Case, report: Report) -> Inputs:
+    device = torch.device("cuda" if target == "cuda" else "cpu")
+    generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
+    inputs: Inputs = {k: None if x is None else x.to(device) for k, x in spec.make_inputs(case, generator).items()}
+    visible = spec.visible(inputs)
+
+    def run(backend: str, given: Inputs, gradients: Outputs | None) -> tuple[Outputs, Outputs]:
+        """Outputs, and gradients of the inputs by name ("d u"); draws `gradients` on the first call."""
+        leaves = {
+            k: x.detach().requires_grad_() if x is not None and x.is_floating_point() else x for k, x in given.items()
+        }
+        outputs = spec.call(backend, leaves, case.options)
+        weights = incoming if gradients is None else gradients
+        wanted = [k for k in outputs if not (case.bare and k in spec.states)]
+        named = {k: x for k, x in leaves.items() if x is not None and x.requires_grad}
+        made = torch.autograd.grad(
+            [outputs[k] for k in wanted],
+            list(named.values()),
+            [weights[k].to(outputs[k].dtype) for k in wanted],
+        )
+        return {k: x.detach() for k, x in outputs.items()}, {f"d {k}": g for k, g in zip(named, made, strict=True)}
+
+    wide = {k: x.double() if x is not None and x.is_floating_point() else x for k, x in inputs.items()}
+    shapes = {k: x.shape for k, x in spec.call("reference", inputs, case.options).items()}
+    incoming: Outputs = {}
+    for name, shape in shapes.items():
+        dtype = state_dtype(case.dtype) if name in spec.states else case.dtype
+        drawn = torch.randn(shape, generator=generator).to(device).to(dtype)
+        incoming[name] = torch.where(visible[name], drawn, 0.0) if name in visible else drawn
+    truth = _merge(*run("reference", wide, {k: g.double() for k, g in incoming.items()}))
+    same = _merge(*run("reference", inputs, None))
+    given = {k: None if x is None else _with_gaps(x) for k, x in inputs.items()} if case.strided else inputs
+    arriving = {k: _with_gaps(g) for k, g in incoming.items()} if case.strided else incoming
+    handed = {**given, **{f"gradient of {k}": g for k, g in arriving.items()}}
+    before = {k: x.clone() for k, x in handed.items() if x is not None}
+    with _poisoned():
+        first = _merge(*run(target, given, arriving))
+        second = _merge(*run(target, given, arriving))
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    spec.after(device)
+    for name, was in before.items():
+        if not torch.equal(cast(Tensor, handed[name]), was):
+            report.faults.append(f"{case}: the {name} that was handed in has been changed")
+    for name, wanted in truth.items():
+        made = first[name]
+        if not torch.isfinite(made).all():
+            report.faults.append(f"{case}: {name} is not finite")
+        elif not torch.equal(made, second[name]):
+            report.faults.append(f"{case}: {name} differs between two identical calls")
+        seen = visible.get(name)
+        report.rows.append(_compare(case, name, made, same[name], wanted, seen))
+    return inputs
+
+
+def _compare(case: Case, name: str, made: Tensor, same: Tensor, truth: Tensor, seen: Tensor | None) -> Row:
+    def error(x: Tensor) -> Tensor:
+        gap = x.double() - truth
+        return gap if seen is None else torch.where(seen, gap, 0.0)
+
+    shown = truth if seen is None else torch.where(seen, truth, 0.0)
+    norm, largest = shown.norm().item() or 1.0, shown.abs().max().item() or 1.0
+    gap = error(made)
+    reference = error(same).norm().item() / norm
+    limit = FLOAT64_LIMIT
+    if case.dtype != torch.float64:
+        limit = FACTOR.get(case.dtype, DEFAULT_FACTOR) * reference + 4 * torch.finfo(case.dtype).eps
+    return Row(
+        case=str(case),
+        dtype=str(case.dtype).removeprefix("torch."),
+        tensor=name,
+        error=gap.norm().item() / norm,
+        worst=gap.abs().max().item() / largest,
+        reference=reference,
+        limit=limit,
+    )
+
+
+def _opcheck(spec: KernelSpec, target: str, case: Case, inputs: Inputs) -> None:
+    leaves: Inputs = {
+        k: x.clone().requires_grad_() if x is not None and x.is_floating_point() else x for k, x in inputs.items()
+    }
+    operator, arguments = spec.op(target, leaves, case.options)
+    torch.library.opcheck(operator, arguments)
+
+
+def _merge(outputs: Outputs, gradients: Outputs) -> Outputs:
+    return {**outputs, **gradients}
+
+
+def _with_gaps(x: Tensor) -> Tensor:
+    """Equal values in memory with gaps, the first two dimensions swapped."""
+    swapped = x.transpose(0, 1) if x.dim() >= 2 else x
+    wide = swapped.new_zeros(*swapped.shape[:-1], 2 * swapped.shape[-1] + 3)
+    part = wide[..., 1 : 1 + swapped.shape[-1]]
+    part.copy_(swapped)
+    return part.transpose(0, 1) if x.dim() >= 2 else part
+
+
+@contextlib.contextmanager
+def _poisoned() -> Iterator[None]:
+    """Inside, memory that torch.empty and its like return is NaN (255 for bytes), so what a kernel forgets to write shows."""
+    on, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(on, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _full_precision_products() -> Iterator[None]:
+    """Inside, float32 products are float32 (no TF32), 16-bit ones accumulate in float32, and autocast is off."""
+    settings: list[tuple[Any, str, Any]] = [
+        (torch.backends.cuda.matmul, "allow_tf32", False),
+        (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+        (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in settings]
+    for owner, name, value in settings:
+        setattr(owner, name, value)
+    try:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), torch.enable_grad():
+            yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+def failures(report: Report) -> Iterable[str]:
+    """One line for every failure, the worst first."""
+    for row in sorted((r for r in report.rows if not r.passed), key=lambda r: -r.ratio):
+        yield f"{row.tensor}: error {row.error:.2e}, limit {row.limit:.2e} ({row.case})"
+    yield from report.faults

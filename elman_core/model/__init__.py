@@ -1,0 +1,33 @@
+"""The ladder as a transformers model. Importing this registers the Auto classes."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
+from .card import model_card
+from .config import LadderConfig
+from .ladder import LadderBlock, LadderModel
+from .layers import resolve_layers
+from .lm import LadderLM
+from .modeling import LadderForCausalLM, LadderForSequenceClassification, LadderForTokenClassification
+from .norms import RMSNorm, add_rms_norm
+from .pretrained import LadderPreTrainedModel
+from .quiet import no_progress_bars
+from .tokenizer import byte_tokenizer
+
+AutoConfig.register(LadderConfig.model_type, LadderConfig, exist_ok=True)
+AutoModel.register(LadderConfig, LadderModel, exist_ok=True)
+AutoModelForCausalLM.register(LadderConfig, LadderForCausalLM, exist_ok=True)
+AutoModelForSequenceClassification.register(LadderConfig, LadderForSequenceClassification, exist_ok=True)
+AutoModelForTokenClassification.register(LadderConfig, LadderForTokenClassification, exist_ok=True)
+
+__all__ = [
+    "LadderBlock", "LadderCache", "LadderConfig", "LadderForCausalLM", "LadderForSequenceClassification",
+    "LadderForTokenClassification", "LadderLM", "LadderModel", "LadderPreTrainedModel", "LadderStaticCache", "RMSNorm",
+    "RecurrentLayer", "add_rms_norm", "adopt", "byte_tokenizer", "model_card", "no_progress_bars", "resolve_layers",
+]  # fmt: skip

@@ -1,0 +1,114 @@
+"""The model card (README.md) written beside every checkpoint that has none."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elman_core.registry import get_variant
+
+from .layers import resolve_layers
+
+if TYPE_CHECKING:
+    from .pretrained import LadderPreTrainedModel
+
+_CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+license: {licence}
+tags: [custom_code, rnn, elman, byte-level]
+---
+
+# {title}
+
+A recurrent language model over bytes. Its state has a constant size: each new byte costs the same after any prompt.
+
+{equations}
+
+| | |
+|---|---|
+| parameters | {parameters:,} |
+| width, layers | {width}, {depth} |
+| state of one text | {state} |
+| made with | {made_with} |
+{facts}
+## Use
+
+```sh
+pip install elman-core {packages}
+```
+
+```python
+import elman_core  # or, without this line: from_pretrained(..., trust_remote_code=True)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("path or hub id of this folder")
+tokenizer = AutoTokenizer.from_pretrained("path or hub id of this folder")
+inputs = tokenizer("def ", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0]))
+```
+"""
+
+
+UNDECIDED = "other  # yours to choose"
+
+
+def model_card(model: LadderPreTrainedModel, licence: str | None = None) -> str:
+    """The card of a model as Markdown with the Hub's metadata: equation, sizes, what its training told, how to load.
+
+    Args:
+        model: `model.training_facts`, if it has them, are further rows of the table: `{label: text}`.
+        licence: an identifier such as `apache-2.0`; None leaves the choice to whoever publishes.
+    """
+    config = model.config
+    names = config.variant if isinstance(config.variant, list) else [config.variant]
+    variants = {name: get_variant(name) for name in dict.fromkeys(names)}
+    requirements = list(dict.fromkeys((config.made_with or {}).values()))
+    blocks = [
+        f"`{v.name}`: {v.summary}" + (f"\n\n    {_indent(v.equation)}" if v.equation else "") for v in variants.values()
+    ]
+    return _CARD.format(
+        title=f"{' + '.join(variants)}, {config.hidden_size}x{config.num_hidden_layers}",
+        equations="\n\n".join(blocks),
+        parameters=sum(p.numel() for p in model.parameters()),
+        width=config.hidden_size,
+        depth=config.num_hidden_layers,
+        licence=licence or UNDECIDED,
+        state=_state_size(model),
+        facts="".join(f"| {label} | {text} |\n" for label, text in getattr(model, "training_facts", {}).items()),
+        made_with=", ".join(requirements) or "unknown",
+        packages=" ".join(r.partition("==")[0] for r in requirements),
+    )
+
+
+def _state_size(model: LadderPreTrainedModel) -> str:
+    """Bytes of the recurrent state of one row, from what the mixers declare."""
+    total = 0
+    for layer in resolve_layers(model.config):
+        for rung in range(layer.variant.rungs):
+            for shape, dtype in layer.variant.branch(rung).state_spec(model.config.hidden_size, layer.config).values():
+                if -1 in shape:
+                    return "grows with the text"
+                total += math.prod(shape) * dtype.itemsize
+    return f"{total:,} bytes"
+
+
+def set_licence(folder: str | os.PathLike, licence: str) -> None:
+    """Write `licence` into the metadata of the card in `folder`, where it has a line for one."""
+    path = Path(folder) / "README.md"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(
+        re.sub(r"^license: .*$", f"license: {licence}", text, count=1, flags=re.MULTILINE), encoding="utf-8"
+    )
+
+
+def _indent(text: str) -> str:
+    return text.strip().replace("\n", "\n    ")
+
+
+def write_card(folder: str | os.PathLike, model: LadderPreTrainedModel) -> None:
+    """Write `README.md` into `folder`."""
+    (Path(folder) / "README.md").write_text(model_card(model), encoding="utf-8")

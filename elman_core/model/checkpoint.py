@@ -1,0 +1,261 @@
+"""Checkpoint folders: find the newest good one, say which file of a bad one is wrong, load, write all or nothing.
+
+A checkpoint is a Hugging Face folder (config.json, model.safetensors or its shards, tokenizer). One that training wrote also
+has `state/`, and `checksums.json`: `{file: {"bytes": n, "sha256": hex}}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from elman_core.registry import CheckpointError, ConfigError, ElmanError
+
+from .config import LadderConfig
+from .modeling import LadderForCausalLM
+from .quiet import no_progress_bars
+
+CHECKSUMS = "checksums.json"
+WEIGHTS = "model.safetensors"
+LAST = "state/last.safetensors"
+log = logging.getLogger("elman_core")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_checkpoint(folder: str | os.PathLike, checksums: bool = True) -> None:
+    """Raise `CheckpointError` that names the first file of `folder` that is missing, truncated, altered or unreadable.
+
+    Args:
+        checksums: also compare `checksums.json`, if there is one, which reads every file in full. README.md is left out:
+            it is for people to edit.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise CheckpointError(f"{root} is not a folder")
+    config = _read_json(root / "config.json")
+    if config.get("model_type") != LadderConfig.model_type:
+        raise CheckpointError(
+            f"{root / 'config.json'} is of a {config.get('model_type')!r}, not {LadderConfig.model_type!r}"
+        )
+    for path in _weight_files(root):
+        check_safetensors(path)
+    if checksums and (root / CHECKSUMS).exists():
+        for name, entry in _listed(root / CHECKSUMS).items():
+            path = root / name
+            if name == "README.md":
+                continue
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing")
+            if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
+                raise CheckpointError(f"{path} is truncated or altered: it is not the file that was written")
+
+
+def checkpoint_files_ok(folder: str | os.PathLike, checksums: bool = True) -> bool:
+    """Whether `check_checkpoint` has nothing to say."""
+    try:
+        check_checkpoint(folder, checksums)
+    except CheckpointError:
+        return False
+    return True
+
+
+def check_safetensors(path: str | os.PathLike) -> None:
+    """Raise `CheckpointError` unless the header of a safetensors file is readable and the file as long as it says."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+            if length > size - 8:
+                raise CheckpointError(f"{path} is truncated: {size} bytes do not hold its header")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is damaged: its header is not readable") from error
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: its header is not that of a safetensors file") from error
+    expected = 8 + length + max(ends, default=0)
+    if size != expected:
+        raise CheckpointError(f"{path} is truncated or altered: {size} bytes where its header says {expected}")
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    listed = _read_json(path)
+    if not all(isinstance(e, dict) and {"bytes", "sha256"} <= e.keys() for e in listed.values()):
+        raise CheckpointError(f"{path} is damaged: it does not list the files")
+    return listed
+
+
+def _weight_files(root: Path) -> list[Path]:
+    index = root / f"{WEIGHTS}.index.json"
+    if index.exists():
+        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+    else:
+        names = [WEIGHTS]
+    for name in names:
+        if not (root / name).is_file():
+            raise CheckpointError(f"{root / name} is missing")
+    return [root / name for name in names]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: it is not JSON") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+    return value
+
+
+def list_checkpoints(run: str | os.PathLike) -> list[Path]:
+    """The `checkpoints/step-*` folders of a run, newest first, good or not."""
+    found = [
+        (int(m[1]), p) for p in Path(run, "checkpoints").glob("step-*") if (m := re.fullmatch(r"step-(\d+)", p.name))
+    ]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def find_checkpoint(path: str | os.PathLike) -> Path:
+    """The checkpoint folder that `path` means: itself, or the newest good one of a run.
+
+    Raises:
+        CheckpointError: not a checkpoint or run, or no good checkpoint in it; names the files. A newer bad checkpoint that is
+            passed over is said (logged).
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise CheckpointError(f"there is no folder {str(path)!r}")
+    if not (root / "checkpoints").is_dir():
+        if not (root / "config.json").exists():
+            raise CheckpointError(f"{root} is neither a checkpoint (no config.json) nor a run (no checkpoints folder)")
+        check_checkpoint(root)
+        return root
+    problems = []
+    for candidate in list_checkpoints(root):
+        try:
+            check_checkpoint(candidate)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            log.warning("elman: %s; using %s", problem, candidate.name)
+        return candidate
+    raise CheckpointError(f"{root} has no good checkpoint: {'; '.join(problems) or 'none was written yet'}")
+
+
+def load_checkpoint(
+    path: str | os.PathLike, *, device: str | torch.device = "cpu", dtype: str | torch.dtype | None = None
+) -> LadderForCausalLM:
+    """The model of a run, a checkpoint folder or a hub id, in evaluation mode.
+
+    Args:
+        path: a folder, or what is not one: then the hub is asked.
+        dtype: of the weights; None for what was saved. Tensors that their mixer keeps in float32 stay so.
+
+    Raises:
+        CheckpointError: truncated, altered or incomplete files (the file is named), or not found.
+        PluginError: its variant is not installed. ConfigError: its options are not accepted by what is installed.
+    """
+    source = str(path)
+    if os.path.isdir(source) or os.path.exists(source) or source.startswith((".", "/", "~")) or source.count("/") != 1:
+        source = str(find_checkpoint(source))
+    with no_progress_bars():
+        try:
+            loaded: Any = LadderForCausalLM.from_pretrained(
+                source, dtype=dtype if dtype is not None else "auto", output_loading_info=True
+            )
+        except ElmanError:
+            raise
+        except Exception as error:
+            first = str(error).strip().splitlines() or [type(error).__name__]
+            raise CheckpointError(f"{path} cannot be loaded: {first[0]}") from error
+    model, report = loaded
+    wrong = sorted(report["missing_keys"]) + sorted(str(k) for k in report["mismatched_keys"])
+    if wrong:
+        raise CheckpointError(f"{path} does not hold the whole model: {len(wrong)} tensors missing, such as {wrong[0]}")
+    return model.to(device).eval()
+
+
+@contextlib.contextmanager
+def new_folder(out: str | os.PathLike) -> Iterator[Path]:
+    """A temporary folder beside `out` that becomes `out` when the block ends, and vanishes if it raises.
+
+    Everything in it is on disk before the name is. An empty folder at `out` is replaced.
+
+    Raises:
+        ConfigError: `out` is a file or a folder with something in it.
+    """
+    final = Path(out)
+    if final.exists() and (not final.is_dir() or any(final.iterdir())):
+        raise ConfigError(f"{final} exists: nothing is overwritten; choose another name")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(f".{final.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        for path in [*partial.rglob("*"), partial]:
+            _sync(path)
+        if final.exists():
+            final.rmdir()
+        partial.rename(final)
+        _sync(final.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def use_last_weights(model: LadderForCausalLM, checkpoint: str | os.PathLike) -> None:
+    """Copy into `model` the weights that training itself stood at, where they differ from the evaluation weights.
+
+    model.safetensors holds the weights to evaluate; an averaging optimizer trains others, which are in
+    `state/last.safetensors` under the same names. Without that file the two are the same, and nothing is done.
+
+    Raises:
+        CheckpointError: a damaged file, or one that is not of this model.
+    """
+    path = Path(checkpoint) / LAST
+    if not path.exists():
+        return
+    check_safetensors(path)
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for name, tensor in load_file(path).items():
+            if name not in own or own[name].shape != tensor.shape:
+                raise CheckpointError(f"{path} is of another model: it holds {name!r} of shape {tuple(tensor.shape)}")
+            own[name].copy_(tensor)

@@ -1,0 +1,101 @@
+"""`LadderConfig`: what a ladder is made of, as transformers' configuration and as `config.json`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import fields
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from elman_core.registry import ConfigError
+
+from .hub import AUTO_MAP, write_shim
+
+# What users of other libraries write for our fields; transformers would accept any of these and ignore it.
+_MEANT = {
+    "dim": "hidden_size", "d_model": "hidden_size", "width": "hidden_size", "depth": "num_hidden_layers",
+    "n_layers": "num_hidden_layers", "num_layers": "num_hidden_layers", "level": "variant", "mixer": "variant",
+    "eps": "norm_eps", "rms_norm_eps": "norm_eps",
+}  # fmt: skip
+
+
+@strict
+class LadderConfig(PreTrainedConfig):
+    """Configuration of a ladder: an embedding, `num_hidden_layers` layers of one or several variants, a tied head.
+
+    The variant is looked up when a model is built, not here: transformers makes bare configs. Building expands `variant` and
+    `options` in place: presets and level names become a variant's own name, and every option is written out, defaults
+    included, so that `config.json` means the same after a default has changed.
+
+    Args:
+        variant: registry name, `name:preset` or published level name; or a list of them, one for each layer.
+        options: options of the variant; for a list of variants a list of the same length (None for all defaults).
+        made_with: `{variant: requirement}` such as `{"x": "elman-x==0.1.0"}`; written when a model is built.
+        hidden_size: width D of the residual stream.
+        num_hidden_layers: depth L. A variant may yield several residual branches in one layer.
+        vocab_size: 256 for bytes.
+        norm_eps: epsilon of every RMS norm of the backbone.
+        initializer_range: standard deviation of the embedding.
+        tie_word_embeddings: the output head is the embedding.
+        use_cache: return the recurrent state.
+        max_position_embeddings: recommended evaluation window in tokens, read by evaluation harnesses. Not a limit: the state
+            has no notion of position.
+        pad_token_id, bos_token_id, eos_token_id: bytes 0x00, 0x1e and 0x1e.
+
+    Raises:
+        ConfigError: a keyword that is close to one of these but is none of them. Other unknown keywords are kept as
+            attributes, as transformers requires.
+    """
+
+    model_type = "elman_ladder"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers declares it so)
+
+    variant: str | int | list | None = None
+    options: dict | list | None = None
+    made_with: dict | None = None
+    hidden_size: int = 512
+    num_hidden_layers: int = 12
+    vocab_size: int = 256
+    norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    max_position_embeddings: int = 2048
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 30
+    eos_token_id: int | list | None = 30
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        own = [f.name for f in fields(LadderConfig) if f.name not in {g.name for g in fields(PreTrainedConfig)}]
+        for key in kwargs:
+            meant = _MEANT.get(key) or next(iter(difflib.get_close_matches(key, own, n=1, cutoff=0.85)), None)
+            if meant:
+                raise ConfigError(f"LadderConfig has no {key!r}; write {meant}=…")
+        super().__post_init__(**kwargs)
+
+    @property
+    def layer_types(self) -> list[str]:
+        """Tells transformers that no layer has a key/value cache that it could quantise, page or shard."""
+        return ["linear_attention"] * self.num_hidden_layers
+
+    @property
+    def num_blocks(self) -> int:
+        """Residual branches in the whole ladder: what a cache has one entry for. Looks the variants up."""
+        from .layers import resolve_layers
+
+        return sum(layer.variant.rungs for layer in resolve_layers(self))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Does nothing: otherwise saving would copy this package's source files into checkpoints."""
+
+    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write `config.json` and the file that lets `trust_remote_code=True` find this package."""
+        self.auto_map = dict(AUTO_MAP)
+        if self.architectures:
+            self.architectures = ["LadderForCausalLM" if a == "LadderLM" else a for a in self.architectures]
+        write_shim(save_directory)
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)

@@ -1,0 +1,174 @@
+"""The backbone: embedding, residual branches (add, norm, mixer), final norm. Prenorm, residual stream in float32.
+
+    R_0 = E[tokens];  x_{i+1}, s_i = mixer_i(RMS(R_i), s_i);  R_{i+1} = R_i + x_{i+1};  output RMS(R_L)
+
+Shapes: B batch, T time, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from elman_core.registry import ConfigError, Mixer, State
+
+from .cache import adopt
+from .config import LadderConfig
+from .layers import build_mixers
+from .norms import RMSNorm
+from .pretrained import LadderPreTrainedModel
+from .rollback import Tape
+
+
+class LadderBlock(GradientCheckpointingLayer):
+    """A rung: add, norm, mixer. It hands the branch and the stream up separately; the block above adds them."""
+
+    def __init__(self, config: LadderConfig, mixer: Mixer, ends_layer: bool) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mixer = mixer
+        self.rollback = mixer.rollback
+        self.ends_layer = ends_layer
+        for inner in mixer.modules():  # the mixer initialises all it owns: transformers' own rules stay away from it
+            if inner is not mixer:
+                inner._is_hf_initialized = True  # type: ignore[assignment]
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        residual_BTD: Tensor | None = None,
+        state: State | None = None,
+        mask_BT: Tensor | None = None,
+        tape: Tape | None = None,
+    ) -> tuple[Tensor, Tensor, State]:
+        """Returns the mixer's output, the stream below it, and the mixer's state."""
+        normed_BTD, residual_BTD = self.norm(x_BTD, residual_BTD)
+        if tape is None:
+            y_BTD, state = self.mixer(normed_BTD, state, mask_BT)
+        else:
+            y_BTD, state = tape.run(self.mixer, normed_BTD, state, mask_BT)
+        return y_BTD, residual_BTD, state
+
+
+class LadderModel(LadderPreTrainedModel):
+    """The backbone without a head: tokens or embeddings (B, T) to hidden states (B, T, D).
+
+    Building it looks the variants up, writes their full options into `config`, and checks them before it allocates.
+
+    Raises:
+        ConfigError: no variant, unknown or wrong options, a size that a variant cannot have.
+        PluginError: a variant that is not installed.
+    """
+
+    def __init__(self, config: LadderConfig) -> None:
+        super().__init__(config)
+        blocks = [LadderBlock(config, mixer, last) for mixer, last in build_mixers(config)]
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(blocks)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.gradient_checkpointing = False
+        self._keep_in_fp32_modules_strict = {
+            rf"layers\.{i}\.mixer\.{re.escape(name)}$"
+            for i, block in enumerate(blocks)
+            for name in block.mixer.state_dict()
+            if name in block.mixer.fp32_params  # which may name what these options leave out
+        }
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value  # type: ignore[assignment]
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast | tuple:
+        """Hidden states after the final norm.
+
+        Args:
+            input_ids: (B, T) tokens; or `inputs_embeds` (B, T, D).
+            attention_mask: (B, T) or, after a cache, (B, past + T): where it is 0 the state is held and the output is
+                arbitrary. Any pattern is exact: left padding, right padding, holes.
+            past_key_values: the state so far, changed in place; an empty `DynamicCache` is accepted.
+            output_hidden_states: also the residual stream before every layer; the last entry is after the final norm.
+
+        Raises:
+            ConfigError: both or neither input, no tokens, a mask of the wrong shape, or the arguments of packed sequences,
+                which would leak state between them.
+        """
+        _refuse_packing(kwargs)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ConfigError("give exactly one of input_ids and inputs_embeds")
+        config = self.config
+        if use_cache is None:  # training has no use for a state that nobody asked for
+            use_cache = config.use_cache and not (self.training and past_key_values is None)
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
+        return_dict = config.return_dict if return_dict is None else return_dict
+        x_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        n_tokens = x_BTD.shape[1]
+        if n_tokens == 0:
+            raise ConfigError(
+                "no new tokens: with a cache give the whole sequence, or the new tokens with a mask over past and new"
+            )
+        cache = adopt(past_key_values, len(self.layers)) if use_cache or past_key_values is not None else None
+        mask_BT = _token_mask(attention_mask, n_tokens)
+
+        hidden: list[Any] = [x_BTD]
+        residual_BTD: Tensor | None = None
+        for index, block in enumerate(self.layers):
+            if cache is None:
+                x_BTD, residual_BTD, _ = block(x_BTD, residual_BTD, None, mask_BT)
+            else:
+                entry = cache.layers[index]
+                tape = None if self.training else entry.recorder(block.rollback)
+                x_BTD, residual_BTD, state = block(x_BTD, residual_BTD, entry.get(), mask_BT, tape)
+                entry.set(state, n_tokens)
+            if output_hidden_states and block.ends_layer:
+                hidden.append(residual_BTD + x_BTD)
+        out_BTD, _ = self.norm(x_BTD, residual_BTD)
+        hidden[-1] = out_BTD
+        output = BaseModelOutputWithPast(
+            last_hidden_state=out_BTD,
+            past_key_values=cache if use_cache else None,
+            hidden_states=tuple(hidden) if output_hidden_states else None,
+        )
+        return output if return_dict else output.to_tuple()
+
+
+def _token_mask(attention_mask: Tensor | None, n_tokens: int) -> Tensor | None:
+    """(B, T) booleans for the new tokens, or None if all are real. Looking costs a synchronisation on a GPU."""
+    if attention_mask is None:
+        return None
+    if attention_mask.ndim != 2 or attention_mask.shape[1] < n_tokens:
+        raise ConfigError(
+            f"attention_mask must be (batch, time) and cover the {n_tokens} new tokens, not {tuple(attention_mask.shape)}"
+        )
+    mask_BT = attention_mask[:, -n_tokens:].bool()
+    return mask_BT if torch.compiler.is_compiling() or not bool(mask_BT.all()) else None
+
+
+_PACKING = ("position_ids", "cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
+
+
+def _refuse_packing(kwargs: dict[str, Any]) -> None:
+    given = [name for name in _PACKING if kwargs.get(name) is not None]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: packed sequences would leak state into each other here; pad them and give attention_mask"
+        )

@@ -1,0 +1,106 @@
+"""From a config to the variant, options and mixers of every layer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from elman_core.registry import ConfigError, Mixer, Resolved, list_variants, resolve
+
+if TYPE_CHECKING:
+    from .config import LadderConfig
+
+log = logging.getLogger("elman_core")
+
+
+def resolve_layers(config: LadderConfig) -> list[Resolved]:
+    """The variant and full options of each layer.
+
+    Raises:
+        ConfigError: no variant, a list of the wrong length, or options that a variant does not have.
+        PluginError: a variant that is not installed; names the package that the checkpoint was made with.
+    """
+    depth = config.num_hidden_layers
+    if depth < 1 or config.hidden_size < 1 or config.vocab_size < 1:
+        raise ConfigError(
+            "hidden_size, num_hidden_layers and vocab_size must be at least 1, not "
+            f"{config.hidden_size}, {depth} and {config.vocab_size}"
+        )
+    if config.variant is None or config.variant == []:
+        known = ", ".join(list_variants()) or "none"
+        raise ConfigError(f"a ladder needs a variant: LadderConfig(variant=…). Installed: {known}")
+    if not isinstance(config.variant, list):
+        if isinstance(config.options, list):
+            raise ConfigError(
+                "options is a list, so variant must be a list of the same length, one name for each layer"
+            )
+        return [_resolve(config, config.variant, config.options)] * depth
+    names = config.variant
+    if len(names) != depth:
+        raise ConfigError(
+            f"variant is a list of {len(names)}, but there are {depth} layers: give one name for each layer, "
+            f"or one name (not a list) for all"
+        )
+    options = config.options
+    if options is None:
+        options = [None] * depth
+    elif not isinstance(options, list) or len(options) != depth:
+        what = f"a list of {len(options)}" if isinstance(options, list) else f"a {type(options).__name__}"
+        raise ConfigError(
+            f"with a list of variants, options must be a list of {depth}, one dict (or None) for each layer, not {what}"
+        )
+    return [_resolve(config, name, given) for name, given in zip(names, options, strict=True)]
+
+
+def _resolve(config: LadderConfig, name: Any, options: Any) -> Resolved:
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        raise ConfigError(f"a variant is a name, not {name!r}")
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(f"the options of variant {name!r} must be a dict, not {options!r}")
+    made_with = (config.made_with or {}).get(str(name).partition(":")[0])
+    try:
+        return resolve(name, options, made_with=made_with)
+    except ConfigError as error:
+        if made_with is None:
+            raise
+        raise ConfigError(f"{error} (the checkpoint was made with {made_with})") from error
+
+
+def expand(config: LadderConfig) -> list[Resolved]:
+    """Resolve the layers and write what they mean into `config`: names, every option, and what they were made with.
+
+    A checkpoint made with another version of a plugin is used if its options are accepted, which is said once.
+    """
+    layers = resolve_layers(config)
+    before = config.made_with or {}
+    made_with = {layer.variant.name: layer.installed.requirement for layer in layers}
+    for name, requirement in made_with.items():
+        if before.get(name, requirement) != requirement:
+            log.warning("elman: this model was made with %s; %s accepts its options", before[name], requirement)
+    if isinstance(config.variant, list):
+        config.variant = [layer.variant.name for layer in layers]
+        config.options = [dict(layer.options) for layer in layers]
+    else:
+        config.variant = layers[0].variant.name
+        config.options = dict(layers[0].options)
+    config.made_with = made_with
+    return layers
+
+
+def build_mixers(config: LadderConfig) -> Iterator[tuple[Mixer, bool]]:
+    """Expand `config` and build the mixer of every residual branch, in order, with whether it is its layer's last.
+
+    Every layer is checked against the width before anything is allocated.
+    """
+    layers = expand(config)
+    checked: set[int] = set()
+    for layer in layers:
+        if id(layer) not in checked:
+            layer.variant.check(config.hidden_size, layer.config)
+            checked.add(id(layer))
+    index = 0
+    for layer in layers:
+        for rung in range(layer.variant.rungs):
+            yield layer.variant.branch(rung)(config.hidden_size, layer.config, index), rung == layer.variant.rungs - 1
+            index += 1

@@ -1,0 +1,63 @@
+"""`LadderLM`: the ladder by variant, width and depth, in one line."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from elman_core.registry import ConfigError
+
+from .config import LadderConfig
+from .modeling import LadderForCausalLM
+
+
+class LadderLM(LadderForCausalLM):
+    """A `LadderForCausalLM` made from a variant, a width and a depth::
+
+        model = LadderLM(variant="name", dim=1536, depth=6, option=value)
+        loss = model(tokens_BT1, return_loss=True)
+
+    Same tensors, same checkpoint: what it saves is a `LadderForCausalLM`.
+
+    Args:
+        variant: name, `name:preset`, published level name, or a list with one for each layer. A `LadderConfig` is taken too.
+        dim: width D. depth: layers L. vocab_size: V.
+        level: a published level number or name, instead of `variant`.
+        options: options of the variant; fields of `LadderConfig` go there.
+
+    Raises:
+        ConfigError: unknown or wrong options, sizes that the variant cannot have. PluginError: the variant is not installed.
+    """
+
+    def __init__(
+        self,
+        variant: str | int | list | LadderConfig | None = None,
+        dim: int = 512,
+        depth: int = 12,
+        vocab_size: int = 256,
+        *,
+        level: str | int | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(variant, LadderConfig):  # from_pretrained and from_config call with a config alone
+            if options or level is not None:
+                raise ConfigError("give LadderLM a config, or a variant with options, not both")
+            super().__init__(variant)
+            return
+        if (variant is None) == (level is None):
+            raise ConfigError("LadderLM needs a variant, or a published level: LadderLM(variant=…, dim=…, depth=…)")
+        known = {f.name for f in fields(LadderConfig)} - {"variant", "options", "made_with"}
+        given = options.pop("options", None)
+        backbone = {k: options.pop(k) for k in list(options) if k in known}
+        if given is not None and options:
+            raise ConfigError("give the variant's options as keywords or as options={…}, not both")
+        super().__init__(
+            LadderConfig(
+                variant=level if variant is None else variant,
+                options=given if given is not None else (options or None),
+                hidden_size=dim,
+                num_hidden_layers=depth,
+                vocab_size=vocab_size,
+                **backbone,
+            )
+        )

@@ -1,0 +1,183 @@
+"""The ladder with heads: next-byte prediction, sequence and token classification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from elman_core.registry import ConfigError, State
+
+from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
+from .config import LadderConfig
+from .ladder import LadderModel
+from .pretrained import LadderPreTrainedModel
+
+
+class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
+    """A ladder that predicts the next byte; the head is the embedding. `generate()` carries a state of constant size."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LadderConfig) -> None:
+        super().__init__(config)
+        self.model = LadderModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.loss_type = "ForCausalLM"  # transformers would derive it from the name of the class
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_loss: bool = False,
+        actual_length: Tensor | None = None,
+        prev_hiddens: list[State | None] | None = None,
+        return_prev_hiddens: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Logits (B, T, V), and the loss if there are labels. See `LadderModel.forward` for the other arguments.
+
+        Args:
+            labels: (B, T), not shifted; -100 is ignored. `num_items_in_batch` divides the summed loss if given.
+            logits_to_keep: compute the logits of the last so many positions (0: of all), or of these positions.
+            return_loss: `input_ids` is (B, T + 1); predict each of its last T tokens from those before and return the mean
+                cross-entropy in nats alone (or with the states, see `return_prev_hiddens`).
+            actual_length: (B,) real tokens of each row of `input_ids`, for `return_loss`: target t (from 0) counts if
+                t < actual_length - 1.
+            prev_hiddens: states to continue from, one dict (or None) for each residual branch.
+            return_prev_hiddens: return `(result, states)`. Gradients flow through the states: detach them to cut.
+        """
+        targets = None
+        if return_loss:
+            if input_ids is None or labels is not None or input_ids.shape[1] < 2:
+                raise ConfigError(
+                    "return_loss=True takes tokens (B, T + 1) alone: inputs are the first T, targets the last T"
+                )
+            input_ids, targets = input_ids[:, :-1], _targets(input_ids, actual_length)
+            if attention_mask is not None:
+                attention_mask = attention_mask[:, :-1]
+        elif actual_length is not None:
+            raise ConfigError(
+                "actual_length goes with return_loss=True; with labels, write -100 where there is no target"
+            )
+        if prev_hiddens is not None:
+            if past_key_values is not None:
+                raise ConfigError("give prev_hiddens or past_key_values, not both")
+            past_key_values = LadderCache.from_states(prev_hiddens)
+        elif return_prev_hiddens and past_key_values is None:
+            past_key_values = LadderCache(num_blocks=len(self.model.layers))
+        if targets is not None and past_key_values is None:
+            use_cache = False
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        out = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+            **{k: v for k, v in kwargs.items() if k != "num_items_in_batch"},
+        )
+        hidden_BTD = out.last_hidden_state
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits_BTV = self.lm_head(hidden_BTD[:, keep])
+        loss = None
+        if targets is not None or labels is not None:
+            if targets is not None:
+                kwargs["shift_labels"] = targets
+            loss = self.loss_function(
+                logits=logits_BTV, labels=labels, vocab_size=self.lm_head.weight.shape[0], **kwargs
+            )
+        if return_loss:
+            return (loss, past_key_values.states) if return_prev_hiddens else loss
+        output = CausalLMOutputWithPast(
+            loss=loss, logits=logits_BTV, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+        )
+        result = output if return_dict else output.to_tuple()
+        return (result, past_key_values.states) if return_prev_hiddens else result
+
+    # how generate() makes caches and masks
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None:
+            adopt(cache, len(self.model.layers))._is_user_defined = True
+        elif generation_config.use_cache is not False:
+            kind = generation_config.cache_implementation
+            if kind not in (None, "dynamic", "dynamic_full", "static"):
+                raise ConfigError(
+                    f"cache_implementation={kind!r}: a recurrent state is constant in size; leave it out, or use 'static'"
+                )
+            chosen = LadderStaticCache if kind == "static" else LadderCache
+            model_kwargs["past_key_values"] = cache = chosen(num_blocks=len(self.model.layers))
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None:
+            drafts = (
+                generation_config.prompt_lookup_num_tokens,
+                generation_config.is_assistant and generation_config.max_new_tokens,
+            )
+            _expect_draft(cache, max(n or 0 for n in drafts))
+
+    def _get_candidate_generator(self, **kwargs: Any) -> Any:  # type: ignore[override]
+        generator = super()._get_candidate_generator(**kwargs)  # type: ignore[misc]
+        _expect_draft(kwargs["model_kwargs"]["past_key_values"], int(getattr(generator, "num_assistant_tokens", 0)))
+        return generator
+
+    def _prepare_attention_mask_for_generation(  # type: ignore[override]
+        self, inputs_tensor: Tensor, generation_config: Any, model_kwargs: dict[str, Any]
+    ) -> Tensor:
+        # The base would call every 0x00 in a prompt padding; here every byte is text, and padding comes with a mask.
+        ids = model_kwargs.get("input_ids")
+        tensor = ids if ids is not None and ids.shape[1] > 0 else inputs_tensor
+        length = tensor.shape[1]
+        cache = model_kwargs.get("past_key_values")
+        if isinstance(cache, Cache) and cache.layers and isinstance(cache.layers[0], RecurrentLayer):
+            seen = int(cache.get_seq_length())
+            if 0 < length <= seen:  # fewer tokens than the state has consumed can only be new ones
+                length += seen
+        return torch.ones((tensor.shape[0], length), dtype=torch.long, device=tensor.device)
+
+    def create_masks_for_generate(
+        self, inputs_embeds: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> Tensor | None:
+        """For static caches: a single new token is never masked, and a prompt keeps its two-dimensional mask."""
+        return None if inputs_embeds.shape[1] == 1 else attention_mask
+
+
+def _expect_draft(cache: Any, tokens: int) -> None:
+    for layer in cache.layers:
+        layer.expect_draft(tokens)
+
+
+def _targets(tokens: Tensor, actual_length: Tensor | None) -> Tensor:
+    targets = tokens[:, 1:].contiguous()
+    if actual_length is None:
+        return targets
+    position = torch.arange(targets.shape[1], device=tokens.device)
+    return targets.masked_fill(position >= actual_length.to(tokens.device).reshape(-1, 1) - 1, -100)
+
+
+class LadderForSequenceClassification(GenericForSequenceClassification, LadderPreTrainedModel):
+    """A ladder with a linear head on the last real token of each row."""
+
+
+class LadderForTokenClassification(GenericForTokenClassification, LadderPreTrainedModel):
+    """A ladder with a linear head on every token."""

@@ -1,0 +1,127 @@
+"""What every ladder class shares with transformers: initialisation that is safe on the meta device, saving, and flags."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from elman_core.registry import Mixer
+
+from .card import write_card
+from .config import LadderConfig
+from .tokenizer import write_tokenizer
+
+ALIGNMENT = 64
+"""Bytes: what torch's own allocator gives."""
+
+
+log = logging.getLogger("elman_core")
+
+
+class LadderPreTrainedModel(PreTrainedModel):
+    """Base of all ladder classes."""
+
+    config: LadderConfig
+    config_class = LadderConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["LadderBlock"]  # noqa: RUF012 (transformers declares these so)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _is_stateful = False  # tokens can be taken back, so assisted decoding works
+    _can_compile_fullgraph = True
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = False
+    model_tags = ["rnn", "elman", "byte-level", "custom_code"]  # noqa: RUF012
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Does nothing: otherwise saving would copy this package's source files into checkpoints."""
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # For classes outside transformers the base skips a module without parameters of its own, which a mixer made of
+        # linear layers is; `_init_weights` below looks at the tensors itself.
+        super()._initialize_weights(module, False)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
+        if attn_implementation not in (None, "eager"):
+            log.warning(
+                "elman: attn_implementation=%r has no effect: every mixer chooses how it computes", attn_implementation
+            )
+        return "eager"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise `module`, leaving tensors that came from a checkpoint bit for bit as they were.
+
+        Transformers builds on the meta device, loads, and calls this where anything may be missing. It protects loaded tensors
+        from `torch.nn.init` but not from arithmetic in place; here no operation writes to them while a mixer resets the rest.
+        So what a mixer derives from a loaded tensor, such as its largest singular value, is derived from what was loaded.
+        """
+        if not isinstance(module, Mixer):
+            super()._init_weights(module)
+            return
+        own = {**dict(module.named_parameters()), **_persistent_buffers(module)}
+        loaded = [t for t in own.values() if getattr(t, "_is_hf_initialized", False)]
+        if not loaded:
+            module.reset_parameters()
+        elif len(loaded) < len(own):
+            with _ReadOnly(loaded):
+                module.reset_parameters()
+        module.reset_buffers()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As transformers', with the weights in aligned memory of their own.
+
+        The loader hands out views into the mapped file, at any multiple of 8 bytes, and matrix libraries add in another order
+        where memory is not aligned: the last bits of the logits would depend on whether a model was loaded or made.
+        """
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
+                tensor.data = tensor.data.clone()
+        return loaded
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
+    ) -> None:
+        """Write a checkpoint: weights, config, shim, byte tokenizer and model card. What exists of the last two is kept."""
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+        folder = Path(save_directory)
+        if is_main_process and folder.is_dir():
+            for weights in folder.glob("*.safetensors"):  # written for the owner alone; readable by whom the rest is
+                weights.chmod((folder / "config.json").stat().st_mode)
+            if self.config.vocab_size == 256 and not (folder / "tokenizer_config.json").exists():
+                write_tokenizer(folder)
+            if not (folder / "README.md").exists():
+                write_card(folder, self)
+
+
+class _ReadOnly(TorchDispatchMode):
+    """Inside it, operations that would write to the given tensors, or to views of them, do nothing."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.storages = {t.untyped_storage().data_ptr() for t in tensors if t.device.type != "meta"}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func._schema.is_mutable:
+            for value, declared in zip(args, func._schema.arguments, strict=False):
+                written = declared.alias_info is not None and declared.alias_info.is_write
+                if written and isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self.storages:
+                    return value
+        return func(*args, **(kwargs or {}))
+
+
+def _persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    persistent = module.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name in persistent}

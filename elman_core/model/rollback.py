@@ -1,0 +1,159 @@
+"""Taking tokens back from a recurrent state, for assisted decoding.
+
+A key/value cache forgets its last n tokens by dropping them; a recurrent state has to be what it was. While a cache records,
+each residual branch has a tape with what that takes: the small states before each token (`Snapshots`), or the state before the
+recorded tokens and the mixer's inputs for them, which are run again (`Replay`), where a state is a large matrix.
+
+Shapes: B batch, T new tokens, L recorded tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from elman_core.registry import ConfigError, State
+
+WINDOW = 64
+"""Tokens at the end of a prompt that can be taken back, where no longer draft is announced."""
+
+LIMIT = 1024
+"""Tokens that can be taken back at most, over several forwards, and in one that continues a state."""
+
+Mixed = tuple[Tensor, State]
+Mix = Callable[..., Mixed]
+MapTensor = Callable[[Tensor], Tensor]
+
+
+def map_state(fn: MapTensor, state: State | None) -> State | None:
+    """`fn` on every tensor of a state; None, the state before the first token, stays None."""
+    return None if state is None else {name: fn(t) for name, t in state.items()}
+
+
+class Tape(Protocol):
+    """What a residual branch records. `window`: tokens at the end of a prompt that can be taken back."""
+
+    window: int
+
+    def run(self, mixer: Mix, x_BTD: Tensor, state: State | None, mask_BT: Tensor | None) -> Mixed:
+        """The mixer's output for the new tokens and its state after them, recorded."""
+
+    def crop(self, n: int, state: State | None) -> State | None:
+        """The state without the last `n` tokens."""
+
+    def map(self, fn: MapTensor) -> None:
+        """Apply `fn` to every tensor: rows are reordered, repeated or selected."""
+
+
+def make_tape(kind: str, window: int = WINDOW) -> Tape:
+    """A tape for a mixer's `rollback`: "snapshot" or "replay"."""
+    return Snapshots(window) if kind == "snapshot" else Replay(window)
+
+
+def _too_many(n: int, recorded: int) -> ConfigError:
+    return ConfigError(f"cannot take back {n} tokens: {recorded} are recorded")
+
+
+def _bulk(steps: int, state: State | None, window: int) -> int:
+    """How many tokens at the beginning of a forward are not recorded: of a prompt all but the last few."""
+    return max(0, steps - (window if state is None else max(LIMIT, window)))
+
+
+class Snapshots:
+    """Runs the last tokens of a forward one by one and keeps the state before each."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self.window = window
+        self.past: list[State | None] = []
+
+    def run(self, mixer: Mix, x_BTD: Tensor, state: State | None, mask_BT: Tensor | None) -> Mixed:
+        steps, outputs = x_BTD.shape[1], []
+        bulk = _bulk(steps, state, self.window)
+        if bulk:
+            y_BTD, state = mixer(x_BTD[:, :bulk], state, None if mask_BT is None else mask_BT[:, :bulk])
+            outputs.append(y_BTD)
+            self.past = []
+        for t in range(bulk, steps):
+            self.past.append(state)
+            y_BTD, state = mixer(x_BTD[:, t : t + 1], state, None if mask_BT is None else mask_BT[:, t : t + 1])
+            outputs.append(y_BTD)
+        self.past = self.past[-max(LIMIT, self.window) :]
+        assert state is not None
+        return torch.cat(outputs, 1), state
+
+    def crop(self, n: int, state: State | None) -> State | None:
+        if n > len(self.past):
+            raise _too_many(n, len(self.past))
+        if n:
+            state = self.past[-n]
+            del self.past[-n:]
+        self.past = self.past[-self.window :]
+        return state
+
+    def map(self, fn: MapTensor) -> None:
+        self.past = [map_state(fn, s) for s in self.past]
+
+
+class Replay:
+    """Keeps the inputs of the recorded tokens and the state before them; runs them again when some are taken back."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self.window = window
+        self.start: State | None = None
+        self.inputs: tuple[Tensor, Tensor] | None = None  # x (B, L, D), mask (B, L)
+        self.mixer: Mix | None = None
+
+    def run(self, mixer: Mix, x_BTD: Tensor, state: State | None, mask_BT: Tensor | None) -> Mixed:
+        self.mixer = mixer
+        if mask_BT is None:
+            mask_BT = x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool)
+        bulk, outputs = _bulk(x_BTD.shape[1], state, self.window), []
+        if bulk:
+            y_BTD, state = _run(mixer, x_BTD[:, :bulk], state, mask_BT[:, :bulk])
+            outputs.append(y_BTD)
+            x_BTD, mask_BT, self.inputs = x_BTD[:, bulk:], mask_BT[:, bulk:], None
+        if self.inputs is None:
+            self.start, self.inputs = state, (x_BTD, mask_BT)
+        else:
+            self.inputs = torch.cat([self.inputs[0], x_BTD], 1), torch.cat([self.inputs[1], mask_BT], 1)
+        y_BTD, state = _run(mixer, x_BTD, state, mask_BT)
+        self._shorten(max(LIMIT, self.window))
+        return torch.cat([*outputs, y_BTD], 1), state
+
+    def _shorten(self, limit: int) -> None:
+        if self.inputs is None or self.mixer is None or self.inputs[0].shape[1] <= limit:
+            return
+        x_BLD, mask_BL = self.inputs
+        old = x_BLD.shape[1] - self.window
+        _, self.start = _run(self.mixer, x_BLD[:, :old], self.start, mask_BL[:, :old])
+        self.inputs = x_BLD[:, old:], mask_BL[:, old:]
+
+    @torch.no_grad()
+    def crop(self, n: int, state: State | None) -> State | None:
+        recorded = 0 if self.inputs is None else self.inputs[0].shape[1]
+        if n > recorded:
+            raise _too_many(n, recorded)
+        if self.inputs is None or self.mixer is None:
+            return state
+        if n == recorded:
+            self.inputs = None
+            return self.start
+        self.inputs = self.inputs[0][:, : recorded - n], self.inputs[1][:, : recorded - n]
+        self._shorten(2 * self.window)
+        return _run(self.mixer, self.inputs[0], self.start, self.inputs[1])[1] if n else state
+
+    def map(self, fn: MapTensor) -> None:
+        self.start = map_state(fn, self.start)
+        if self.inputs is not None:
+            self.inputs = fn(self.inputs[0]), fn(self.inputs[1])
+
+    def __reduce__(self) -> tuple[type[Replay], tuple[int]]:
+        """A copied cache continues, and records anew: what was recorded would take the mixer's weights along."""
+        return Replay, (self.window,)
+
+
+def _run(mixer: Mix, x_BTD: Tensor, state: Any, mask_BT: Tensor) -> Mixed:
+    return mixer(x_BTD, state, None if bool(mask_BT.all()) else mask_BT)

@@ -1,0 +1,93 @@
+"""The state of a generation as a file: safetensors, `branch.name` for every tensor, constant in size whatever was read."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from elman_core.registry import CheckpointError, ConfigError, State
+
+if TYPE_CHECKING:
+    from .config import LadderConfig
+
+FORMAT = "elman-state-1"
+
+
+def save_states(path: str | os.PathLike, states: list[State | None], seen: int) -> None:
+    """Write the state of every residual branch, and how many tokens they have seen, replacing `path` in one step.
+
+    Raises:
+        ConfigError: nothing has been read yet, so there is no state.
+    """
+    if not states or any(state is None for state in states):
+        raise ConfigError("this cache is empty: there is no state to save before the first token")
+    tensors = {f"{i}.{name}": t.detach().contiguous() for i, s in enumerate(states) for name, t in (s or {}).items()}
+    metadata = {"format": "pt", "kind": FORMAT, "branches": str(len(states)), "seen": str(seen)}
+    final = Path(path)
+    handle, partial = tempfile.mkstemp(dir=final.parent, prefix=f".{final.name}.")
+    os.close(handle)
+    try:
+        save_file(tensors, partial, metadata=metadata)
+        os.replace(partial, final)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def load_states(
+    path: str | os.PathLike, device: str | torch.device = "cpu", config: LadderConfig | None = None
+) -> tuple[list[State | None], int]:
+    """What `save_states` wrote: the states and the number of tokens seen.
+
+    Args:
+        config: of the model that is to continue: the names and shapes of the states are compared with what it has.
+
+    Raises:
+        CheckpointError: no such file, a damaged one, one that holds something else, or another model's state.
+    """
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            about = file.metadata() or {}
+            if about.get("kind") != FORMAT:
+                raise CheckpointError(f"{path} is not the state of a generation")
+            states: list[State | None] = [{} for _ in range(int(about["branches"]))]
+            for key in file.keys():  # noqa: SIM118 (not a dict)
+                branch, _, name = key.partition(".")
+                states[int(branch)][name] = file.get_tensor(key)  # type: ignore[index]
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+    if config is not None:
+        _check(path, states, config)
+    return states, int(about["seen"])
+
+
+def _check(path: str | os.PathLike, states: list[State | None], config: LadderConfig) -> None:
+    from .layers import resolve_layers
+
+    specs = [
+        layer.variant.branch(rung).state_spec(config.hidden_size, layer.config)
+        for layer in resolve_layers(config)
+        for rung in range(layer.variant.rungs)
+    ]
+    wrong = f"{len(states)} branches where the model has {len(specs)}" if len(states) != len(specs) else None
+    for index, (state, spec) in enumerate(zip(states, specs, strict=False)):
+        have = {n: tuple(t.shape[1:]) for n, t in (state or {}).items()}
+        want = {n: shape for n, (shape, _) in spec.items()}
+        fits = have.keys() == want.keys() and all(
+            len(have[n]) == len(want[n]) and all(w in (-1, h) for h, w in zip(have[n], want[n], strict=True))
+            for n in want
+        )
+        if not fits and wrong is None:
+            wrong = f"branch {index} holds {have} where the model has {want}"
+    if wrong:
+        raise CheckpointError(f"{path} is the state of another model: {wrong}")

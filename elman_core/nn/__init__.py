@@ -1,0 +1,25 @@
+"""Layers that several variants share. Public: plugins may import it. It needs torch and the registry, nothing else.
+
+Shapes: B batch, T time, D model width, I inner width, C channels, K convolution width. Time-major tensors are `_TB…`.
+"""
+
+from .conv import CausalConv
+from .functional import (
+    compute_dtype,
+    full_precision,
+    l2_normalize,
+    mamba_decay,
+    self_gate,
+    time_major,
+    without_autocast,
+)
+from .init import mamba_decay_, orthogonal_, s4d_, xavier_uniform_
+from .norm import RMSNorm
+from .spectral import SpectralNorm
+from .wrapper import WrapperConfig, WrapperMixer
+
+__all__ = [
+    "CausalConv", "RMSNorm", "SpectralNorm", "WrapperConfig", "WrapperMixer", "compute_dtype", "full_precision",
+    "l2_normalize", "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_", "self_gate", "time_major", "without_autocast",
+    "xavier_uniform_",
+]  # fmt: skip

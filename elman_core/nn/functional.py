@@ -1,0 +1,75 @@
+"""Functions without parameters, and the rules for dtypes that references and mixers share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., tuple[Any, ...]])
+
+
+def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """float64 if any of the tensors is, float32 otherwise: what references compute in and what states are kept in."""
+    return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which autocast is off for the device of x (a device without autocast, such as meta, needs none)."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def full_precision(function: Function) -> Function:
+    """Decorator of references: autocast is off inside, and all floating tensors arrive in their common `compute_dtype`.
+
+    So the body is the equation and nothing else, whatever a model computes in. The function returns a tuple whose first item
+    comes back in the dtype of the first argument; the others (states) stay in the dtype of the computation.
+    """
+
+    @functools.wraps(function)
+    def wrapped(first: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        dtype = compute_dtype(first, *(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)))
+
+        def up(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        with without_autocast(first):
+            result = function(up(first), *(up(a) for a in args), **{k: up(v) for k, v in kwargs.items()})
+        return (result[0].to(first.dtype), *result[1:])
+
+    return cast(Function, wrapped)
+
+
+def self_gate(h: Tensor) -> Tensor:
+    """g(h) = h silu(h) = h² sigmoid(h), never negative. g'(h) = h sigmoid(h) (2 + h (1 - sigmoid(h)))."""
+    return h * F.silu(h)
+
+
+def l2_normalize(x: Tensor, eps: float = 1e-12) -> Tensor:
+    """x (|x|² + eps)^(-1/2) over the last dimension, in float32 or float64, returned in the dtype of x.
+
+    eps is inside the root: no singularity at 0, and the adjoint dx = rho (dy - y (y·dy)) is exact.
+    """
+    full = x.to(compute_dtype(x))
+    return (full * torch.rsqrt(full.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def mamba_decay(a: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
+    """exp(-exp(a_log) softplus(a + dt_bias)), in (0, 1]: the decay of Mamba-2, one for each head (last dimension).
+
+    Computed and returned in float32 (float64 for float64): a decay near 1 has no digits to lose.
+    """
+    dtype = compute_dtype(a, a_log, dt_bias)
+    with without_autocast(a):
+        return torch.exp(-torch.exp(a_log.to(dtype)) * F.softplus(a.to(dtype) + dt_bias.to(dtype)))
+
+
+def time_major(x: Tensor) -> Tensor:
+    """(B, T, …) as contiguous (T, B, …). It copies only where B and T are both more than 1."""
+    return x.transpose(0, 1).contiguous()

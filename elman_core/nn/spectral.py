@@ -1,0 +1,143 @@
+"""Spectral normalisation in its equality form: the weight is scaled, up as well as down, to a given largest singular value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .functional import compute_dtype, without_autocast
+
+EPS = 1e-8
+FIRST_ROUND = 15  # iterations from a random start: three leave the estimate 10-15 % short of the largest singular value
+ROUND = 3  # warm-started iterations after a change of the weight
+
+
+class SpectralNorm(nn.Module):
+    """W_eff = W radius / (|sigma| + 1e-8), sigma = uᵀ W v, with u, v from the power iteration and constant for the gradient.
+
+    The vectors are persistent float32 buffers, so a model and its copy compute the same. They are zero until the weight is
+    first used: then 15 iterations find them, which training keeps and evaluation does not. From there on, in training mode,
+    they take one warm-started round of three iterations whenever the weight is not the one of the last round; in eval nothing
+    changes. Whether it is the same weight is decided on the device and without a branch: the buffer `seen` keeps a checksum of
+    its bits, an integer and so the same in whatever order it is summed. A round therefore happens once per optimizer step: not
+    again for a second micro-batch, for the recomputation of activation checkpointing, after a reload or in a resumed run.
+
+    Args:
+        width: rows and columns of the weight.
+        radius: rho, the largest singular value of the result.
+    """
+
+    u: Tensor
+    v: Tensor
+    seen: Tensor
+
+    def __init__(self, width: int, radius: float) -> None:
+        super().__init__()
+        self.radius = radius
+        self.register_buffer("u", torch.zeros(width))
+        self.register_buffer("v", torch.zeros(width))
+        self.register_buffer("seen", torch.zeros(8))  # bytes, which every floating dtype holds exactly
+        self._started = False  # whether `seen` is known not to be zero; spares the host another look
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Forget the vectors: the next use of the weight finds them anew. Call it whenever the weight is drawn anew."""
+        for buffer in (self.u, self.v, self.seen):
+            buffer.zero_()
+        self._started = False
+
+    @torch.no_grad()
+    def start(self, weight: Tensor) -> None:
+        """Find the vectors of `weight` now and keep them, in evaluation mode too."""
+        with without_autocast(weight):
+            full = _own(weight, compute_dtype(weight))
+            self._store(*self._first(full), _checksum(weight))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The normalised weight, in the dtype of `weight`; computed in float32 or float64 with autocast off."""
+        with without_autocast(weight):
+            full = _own(weight, compute_dtype(weight))
+            u, v = self._vectors(weight, full)
+            sigma = (u * (full @ v)).sum()
+            return (full * (self.radius / (sigma.abs() + EPS))).to(weight.dtype)
+
+    @torch.no_grad()
+    def _vectors(self, weight: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors to use; new tensors, since autograd keeps them for the backward and a round overwrites the buffers."""
+        u, v = _own(self.u, full.dtype), _own(self.v, full.dtype)
+        if self._looks_started():
+            if not self.training:
+                return u, v
+            next_u, next_v = self._iterate(full, u, ROUND)
+        else:
+            next_u, next_v = self._first(full)
+            if not self.training and not torch.compiler.is_compiling():
+                return next_u, next_v
+        checksum = _checksum(weight)
+        # Compiled code cannot look whether there are vectors, and makes no difference between the first round and others.
+        same = (checksum == self.seen).all() if self.training else self.seen.any()
+        u, v = torch.where(same, u, next_u), torch.where(same, v, next_v)
+        if self.training:
+            self._store(u, v, checksum)
+        return u, v
+
+    def _looks_started(self) -> bool:
+        if self.seen.is_meta:  # it has no values yet, or they are on a disk: ask again
+            return True
+        if not self._started and not torch.compiler.is_compiling():
+            self._started = bool(self.seen.any())
+        return self._started
+
+    def train(self, mode: bool = True) -> SpectralNorm:
+        """As `nn.Module.train`; also the moment to look whether a loaded model has its vectors, before it is compiled."""
+        super().train(mode)
+        self._looks_started()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._started = False
+
+    def _first(self, full: Tensor) -> tuple[Tensor, Tensor]:
+        return self._iterate(full, _start_vector(full), FIRST_ROUND)
+
+    def _iterate(self, full: Tensor, u: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+        v = u
+        for _ in range(iterations):
+            v = full.T @ u
+            v = v / (v.norm() + EPS)
+            u = full @ v
+            u = u / (u.norm() + EPS)
+        # As stored, should the buffers have been cast: what is computed now is what a reloaded model computes.
+        return u.to(self.u.dtype).to(full.dtype), v.to(self.v.dtype).to(full.dtype)
+
+    def _store(self, u: Tensor, v: Tensor, checksum: Tensor) -> None:
+        self.u.copy_(u)
+        self.v.copy_(v)
+        self.seen.copy_(checksum)
+        self._started = not self.seen.is_meta
+
+    def extra_repr(self) -> str:
+        return f"{self.u.shape[0]}, radius={self.radius}"
+
+
+def _own(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy. Loaded tensors may lie anywhere in a file's memory, and the last bit of a BLAS product depends on alignment."""
+    return x.to(dtype, copy=True)
+
+
+def _checksum(weight: Tensor) -> Tensor:
+    """The bytes of sum_ij (2i + 1) (j + 1) bits_ij modulo 2^64: exact in any order, and moved by any step of an optimizer."""
+    bits_as = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    rows = torch.arange(weight.shape[0], device=weight.device) * 2 + 1
+    columns = torch.arange(weight.shape[1], device=weight.device) + 1
+    total = ((weight.detach().view(bits_as) * columns).sum(1) * rows).sum()
+    return (total >> torch.arange(0, 64, 8, device=weight.device)) & 255
+
+
+def _start_vector(full: Tensor) -> Tensor:
+    """Fixed numbers in [-1/2, 1/2) without a pattern: the same on every device, and no draw from a random stream."""
+    mixed = (torch.arange(1, full.shape[0] + 1, device=full.device) * 40503) & 0xFFFF
+    return (((mixed * mixed) >> 7) & 0xFFFF).to(full.dtype) / 0x10000 - 0.5

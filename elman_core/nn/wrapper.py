@@ -1,0 +1,127 @@
+"""The wrapper around every vector-state cell: input projection, causal convolution, SiLU, cell, dropout, output projection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from elman_core.registry import ConfigError, Mixer, State, StateSpec, option
+
+from .conv import CausalConv
+from .functional import compute_dtype, time_major
+from .init import xavier_uniform_
+
+
+@dataclass(frozen=True)
+class WrapperConfig:
+    """Options of the wrapper; the config of a vector-state variant inherits them."""
+
+    expansion: float = option(1.0, "inner width / model width; the inner width is rounded down", gt=0.0, le=64.0)
+    use_conv: bool = option(False, "causal depthwise convolution before the SiLU; its window is state")
+    d_conv: int = option(4, "width of that convolution, in steps", ge=2, le=64)
+    dropout: float = option(0.0, "dropout on the output of the cell, in training", ge=0.0, lt=1.0)
+    mamba2_init: bool | Literal["s4d"] = option(
+        False,
+        "projections N(0.02) and an orthogonal recurrent matrix; 's4d': symmetric with eigenvalues 0.99 to 0.9999",
+    )
+
+    def inner_width(self, dim: int) -> int:
+        """I = floor(dim · expansion)."""
+        return int(dim * self.expansion)
+
+    def wrapper_params(self, dim: int, *, gated: bool) -> int:
+        """Parameters outside the cell: both projections and the convolution."""
+        inner = self.inner_width(dim)
+        return (3 if gated else 2) * dim * inner + (inner * (self.d_conv + 1) if self.use_conv else 0)
+
+    def validate_width(self, dim: int) -> None:
+        """Raises `ConfigError` if nothing is left of the inner width."""
+        if self.inner_width(dim) < 1:
+            raise ConfigError(
+                f"expansion {self.expansion} of width {dim} leaves no channel; use at least {1 / dim:.6g}"
+            )
+
+
+class WrapperMixer(Mixer):
+    """(B, T, D) → in_proj → [u, z] → conv → SiLU → `cell` → dropout → out_proj → (B, T, D).
+
+    Subclasses make their parameters in `build_cell`, draw them in `reset_cell`, run the recurrence in `cell` and name its
+    state in `cell_state`. Inside everything is time-major: the input is transposed once, where it is narrowest, and the output
+    is a view.
+
+    Attributes:
+        gated: whether in_proj has a second half z, which passes neither convolution nor SiLU.
+        pre_silu: whether the cell sees silu(u) or u.
+    """
+
+    gated: ClassVar[bool] = False
+    pre_silu: ClassVar[bool] = True
+    config: WrapperConfig
+
+    def __init__(self, dim: int, config: WrapperConfig, layer_idx: int = 0) -> None:
+        super().__init__(dim, config, layer_idx)
+        self.inner = config.inner_width(dim)
+        self.in_proj = nn.Linear(dim, self.inner * (2 if self.gated else 1), bias=False)
+        self.conv = CausalConv(self.inner, config.d_conv) if config.use_conv else None
+        self.build_cell(self.inner)
+        self.dropout = nn.Dropout(config.dropout)
+        self.out_proj = nn.Linear(self.inner, dim, bias=False)
+        self.reset_parameters()
+
+    def build_cell(self, inner: int) -> None:
+        """Make the parameters of the cell, for I channels."""
+        raise NotImplementedError(f"{type(self).__name__}.build_cell")
+
+    def reset_cell(self) -> None:
+        """Draw the parameters of the cell."""
+        raise NotImplementedError(f"{type(self).__name__}.reset_cell")
+
+    def cell(
+        self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, mask_TB: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """The recurrence over time: (y_TBI in the dtype of x, the cell's new state)."""
+        raise NotImplementedError(f"{type(self).__name__}.cell")
+
+    @classmethod
+    def cell_state(cls, inner: int, config: WrapperConfig) -> StateSpec:
+        """The cell's part of `state_spec`; one vector of I channels unless overridden."""
+        return {"h": ((inner,), torch.float32)}
+
+    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+        mask_TB = None if mask_BT is None else time_major(mask_BT)
+        u_TBI = self.in_proj(time_major(x_BTD))
+        z_TBI = None
+        if self.gated:
+            u_TBI, z_TBI = u_TBI.chunk(2, dim=-1)
+        new_state: State = {}
+        if self.conv is not None:
+            u_TBI, new_state["conv"] = self.conv(u_TBI, None if state is None else state["conv"], mask_TB)
+        y_TBI, cell_state = self.cell(F.silu(u_TBI) if self.pre_silu else u_TBI, z_TBI, state, mask_TB)
+        out_TBD = self.out_proj(self.dropout(y_TBI))
+        return out_TBD.transpose(0, 1), {**new_state, **cell_state}
+
+    def vector(self, state: State | None, name: str, x_TBI: Tensor) -> Tensor:
+        """The state vector `name` (B, I) for this call, zeros at the start, in the dtype that states have beside x."""
+        if state is None:
+            return x_TBI.new_zeros(x_TBI.shape[1], self.inner, dtype=compute_dtype(x_TBI))
+        return state[name].to(compute_dtype(x_TBI))
+
+    def reset_parameters(self) -> None:
+        for projection in (self.in_proj, self.out_proj):
+            if self.config.mamba2_init:
+                nn.init.normal_(projection.weight, std=0.02)
+            else:
+                xavier_uniform_(projection.weight)
+        if self.conv is not None:
+            self.conv.reset_parameters()
+        self.reset_cell()
+
+    @classmethod
+    def state_spec(cls, dim: int, config: WrapperConfig) -> StateSpec:
+        inner = config.inner_width(dim)
+        conv: StateSpec = {"conv": ((config.d_conv - 1, inner), torch.float32)} if config.use_conv else {}
+        return {**conv, **cls.cell_state(inner, config)}

@@ -1,0 +1,43 @@
+"""What is installed: hooks, variants, and how a name becomes one. The only place that knows pluggy.
+
+`Mixer` and its types are loaded when first asked for: they need torch, and an error about a file or a setting should not
+have to wait for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    ElmanError,
+    KernelError,
+    OutOfMemoryError,
+    PluginError,
+    StorageError,
+    did_you_mean,
+)
+from .hookspecs import hookimpl
+from .names import Resolved, get_variant, list_variants, parse_size, resolve
+from .plugins import Broken, Installed, plugins
+from .variant import Published, Variant, check_value, config_to_dict, option
+
+if TYPE_CHECKING:
+    from .mixer import Mixer, State, StateSpec
+
+__all__ = [
+    "Broken", "CheckpointError", "ConfigError", "DataError", "DivergedError", "ElmanError", "Installed", "KernelError",
+    "Mixer", "OutOfMemoryError", "PluginError", "Published", "Resolved", "State", "StateSpec", "StorageError",
+    "Variant", "check_value", "config_to_dict", "did_you_mean", "get_variant", "hookimpl", "list_variants", "option",
+    "parse_size", "plugins", "resolve",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Mixer", "State", "StateSpec"):
+        return getattr(importlib.import_module(f"{__name__}.mixer"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

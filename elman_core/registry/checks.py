@@ -1,0 +1,126 @@
+"""What is checked of a plugin before anything of it is used. Each error is one line that its author can act on."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterable
+from importlib import metadata
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from . import hookspecs
+from .errors import PluginError, did_you_mean
+from .variant import Variant
+
+CORE = "elman-core"
+HOOKS: dict[str, Any] = {n: f for n, f in vars(hookspecs).items() if n.startswith("elman_")}
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and what it says, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+
+
+def check_hooks(plugin: Any) -> None:
+    """Every hook that `plugin` implements exists, is marked and takes arguments that exist; it implements at least one.
+
+    pluggy takes a misspelt hook for a hook of somebody else and an unmarked function for no hook: both would be silence.
+
+    Raises:
+        PluginError: says which, with the right spelling.
+    """
+    mine = []
+    for name in dir(plugin):
+        function = getattr(plugin, name, None)
+        if not name.startswith("elman_") or not inspect.isroutine(function):
+            continue
+        if not hasattr(function, "elman_impl"):
+            if name in HOOKS:
+                raise PluginError(f"{name} is not marked: write @hookimpl above it (from elman_core import hookimpl)")
+            continue
+        if name not in HOOKS:
+            raise PluginError(
+                f"there is no hook {name!r}.{did_you_mean(name, HOOKS)} Hooks: {', '.join(sorted(HOOKS))}"
+            )
+        _check_arguments(name, function)
+        mine.append(name)
+    if not mine:
+        raise PluginError(
+            f"it implements no hook; mark elman_variants with @hookimpl. Hooks: {', '.join(sorted(HOOKS))}"
+        )
+
+
+def _check_arguments(name: str, function: Any) -> None:
+    allowed = list(inspect.signature(HOOKS[name]).parameters)
+    for argument in inspect.signature(function).parameters:
+        if argument not in allowed:
+            takes = f"its arguments: {', '.join(allowed)}" if allowed else "it takes none"
+            raise PluginError(f"hook {name} has no argument {argument!r}.{did_you_mean(argument, allowed)} {takes}")
+
+
+def collect(results: Iterable[Any]) -> tuple[Variant, ...]:
+    """The variants that the implementations of `elman_variants` in one plugin returned, each checked.
+
+    Raises:
+        PluginError: something else than variants, a bad name, one name twice, a preset or alias that does not work.
+    """
+    variants: list[Variant] = []
+    for result in results:
+        if not isinstance(result, Iterable):
+            raise PluginError(f"elman_variants must yield Variant objects; it returned {type(result).__name__}")
+        for variant in result:
+            _check_variant(variant)
+            if any(variant.name == v.name for v in variants):
+                raise PluginError(f"elman_variants yields variant {variant.name!r} twice")
+            variants.append(variant)
+    return tuple(variants)
+
+
+def _check_variant(variant: Any) -> None:
+    if not isinstance(variant, Variant):
+        raise PluginError(f"elman_variants must yield Variant objects, not {type(variant).__name__}")
+    if not isinstance(variant.name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", variant.name):
+        raise PluginError(f"a variant's name is lower case letters, digits and _, not {variant.name!r}")
+    if not (isinstance(variant.config, type) and dataclasses.is_dataclass(variant.config)):
+        raise PluginError(f"the config of variant {variant.name!r} must be a dataclass, not {variant.config!r}")
+    bare = [f.name for f in dataclasses.fields(variant.config) if f.default is f.default_factory is dataclasses.MISSING]
+    if bare:
+        raise PluginError(f"option {bare[0]!r} of variant {variant.name!r} needs a default")
+    for preset in variant.presets:
+        variant.make_config(preset=preset)
+    for alias, target in variant.aliases.items():
+        if not isinstance(target, str):
+            variant.make_config(target)
+        elif target and target not in variant.presets:
+            raise PluginError(
+                f"alias {alias!r} of variant {variant.name!r} means preset {target!r}, which is not there"
+            )
+
+
+def needs_core(dist: metadata.Distribution | None) -> str:
+    """The range of the core that a package asks for, if this core is outside it, as a requirement; else an empty string."""
+    from elman_core import __version__
+
+    for line in (dist.requires or []) if dist else []:
+        try:
+            wanted = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        ours = wanted.name.lower().replace("_", "-") == CORE
+        if ours and not wanted.specifier.contains(__version__, prereleases=True):
+            return f"{CORE}{wanted.specifier}"
+    return ""
+
+
+def is_missing(module: str) -> bool:
+    """Whether a module cannot be found; looks without importing it (its parent packages are imported, as find_spec does)."""
+    try:
+        return importlib.util.find_spec(module) is None
+    except (ImportError, ValueError):  # a parent is missing or broken; a module without a spec
+        return True

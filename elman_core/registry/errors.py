@@ -1,0 +1,73 @@
+"""Every error a user can cause: one line that says what is wrong, whose fault it is, and what to type next.
+
+The command line prints the line and leaves with `exit_code`. In Python each is also the built-in exception that a caller
+would expect (`ValueError`, `OSError`, …), so nothing need be imported from here to catch it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ElmanError(Exception):
+    """Base of all errors of this package. `exit_code` is what the command line leaves with."""
+
+    exit_code = 1
+
+
+class ConfigError(ElmanError, ValueError):
+    """A setting, option, name or size that cannot be used."""
+
+    exit_code = 2
+
+
+class PluginError(ElmanError, LookupError):
+    """A variant or plugin that is missing, broken or defined twice."""
+
+    exit_code = 2
+
+    def __str__(self) -> str:  # LookupError would otherwise be free to quote it
+        return " ".join(str(a) for a in self.args)
+
+
+class DataError(ElmanError, ValueError):
+    """Data that is missing, empty, unreadable or too short."""
+
+    exit_code = 2
+
+
+class CheckpointError(ElmanError, ValueError):
+    """A checkpoint that is missing, truncated or altered, or was made by something that is not installed."""
+
+    exit_code = 2
+
+
+class StorageError(ElmanError, OSError):
+    """Input or output that failed: a full disk, a folder that cannot be written."""
+
+    exit_code = 1
+
+
+class OutOfMemoryError(ElmanError, MemoryError):
+    """The device ran out of memory."""
+
+    exit_code = 3
+
+
+class DivergedError(ElmanError, ArithmeticError):
+    """Training met a loss or gradient that is not finite."""
+
+    exit_code = 4
+
+
+class KernelError(ElmanError, RuntimeError):
+    """A kernel that could not be built, launched or verified."""
+
+    exit_code = 5
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"` for the closest known name, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""

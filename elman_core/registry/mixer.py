@@ -1,0 +1,71 @@
+"""`Mixer`: what a variant supplies. One residual branch without its norm and without its residual."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+State = dict[str, Tensor]
+"""What is carried from one call to the next: `{name: tensor}`, batch first."""
+
+StateSpec = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+class Mixer(nn.Module):
+    """Maps x (B, T, D) to y (B, T, D). The contract, which `elman_core.testing.VariantContract` checks in full:
+
+    1. `forward(x_BTD, state=None, mask_BT=None) -> (y_BTD, state)`. `state=None` is the initial state, made inside. A state is
+       a `dict[str, Tensor]`, batch first, never changed in place. Where the mask is False the state is held, not zeroed.
+    2. Feeding a sequence in pieces equals feeding it whole; a step is `forward` with T = 1.
+    3. Output at t does not depend on inputs after t; rows of a batch do not depend on each other.
+    4. No input norm and no residual inside; inner norms that belong to the model (QK, output, gated) stay.
+    5. Everything that changes the function is in the state dict: equal state dicts compute the same.
+    6. `reset_parameters()` covers every parameter below the mixer and `reset_buffers()` every non-persistent buffer:
+       transformers builds models on the meta device, where what `__init__` computed is lost. No plain tensor attributes.
+    7. Gradients flow to every parameter, to the input, and through the state in both directions.
+
+    Linear maps are called as modules (`self.in_proj(x)`), so that LoRA and quantisers find them, and a block calls nothing but
+    the mixer itself: adapters may wrap it.
+
+    Args:
+        dim: model width D.
+        config: an instance of the variant's config dataclass.
+        layer_idx: index of the residual branch in the ladder, from 0.
+    """
+
+    state_growth: ClassVar[Literal["constant", "per_token"]] = "constant"
+    """`per_token` for a key/value cache: its state grows with every byte."""
+
+    rollback: ClassVar[Literal["snapshot", "replay"]] = "snapshot"
+    """How generation takes tokens back: keep small states, or keep the inputs of large ones and run them again."""
+
+    fp32_params: ClassVar[tuple[str, ...]] = ()
+    """Names of parameters and buffers that stay float32 when a model is loaded in 16 bits."""
+
+    no_decay: ClassVar[tuple[str, ...]] = ()
+    """Names of parameters of two or more dimensions that weight decay must leave alone (one-dimensional ones always are)."""
+
+    def __init__(self, dim: int, config: Any, layer_idx: int = 0) -> None:
+        super().__init__()
+        self.dim, self.config, self.layer_idx = dim, config, layer_idx
+
+    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+        raise NotImplementedError(f"{type(self).__name__}.forward")
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter below this mixer anew. Use in-place initialisers under no_grad (`torch.nn.init`)."""
+        raise NotImplementedError(f"{type(self).__name__}.reset_parameters")
+
+    def reset_buffers(self) -> None:
+        """Make every non-persistent buffer anew. The default serves mixers without any."""
+
+    @classmethod
+    def state_spec(cls, dim: int, config: Any) -> StateSpec:
+        """`{name: (shape without batch, dtype)}` of the state after a call, for a model in 32 bits or fewer."""
+        raise NotImplementedError(f"{cls.__name__}.state_spec")
+
+    def backend(self) -> str:
+        """What runs the recurrence for the parameters' device and dtype, for `elman show` and the first lines of a run."""
+        return "reference"

@@ -1,0 +1,107 @@
+"""From what a user writes ("e99", "e99:h32n16", "E99f_h32n16", level 99) to a variant and its options."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import ConfigError, PluginError
+from .plugins import Installed, plugins
+from .variant import Variant, config_to_dict
+
+log = logging.getLogger("elman_core")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A variant with all its options."""
+
+    installed: Installed
+    preset: str | None
+    config: Any
+    alias: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def variant(self) -> Variant:
+        return self.installed.variant
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant.name}:{self.preset}" if self.preset else self.variant.name
+
+
+def resolve(name: str | int, options: Mapping[str, Any] | None = None, made_with: str | None = None) -> Resolved:
+    """The variant, preset and full config that `name` and `options` mean. An old level name is resolved and said (logged).
+
+    Raises:
+        PluginError: no such variant. ConfigError: no such preset or option, or a wrong value.
+    """
+    text = str(name).strip()
+    base, _, preset = text.partition(":")
+    found = plugins()
+    alias: str | None = None
+    extra: Mapping[str, Any] = {}
+    if base.lower() in found.installed or base.lower() in found.conflicts:
+        installed = found.get(base.lower(), made_with)
+    elif (hit := _by_alias(base, found.installed.values())) is not None:
+        installed, target, alias = *hit, base
+        if isinstance(target, str):
+            preset = preset or target
+        else:
+            extra = target
+        installed = found.get(installed.variant.name, made_with)
+    else:
+        installed = found.get(base.lower(), made_with)  # raises, with what is known
+    values = {**extra, **(options or {})}
+    config = installed.variant.make_config(values, preset or None)
+    if alias is not None:
+        meant = f"{installed.variant.name}:{preset}" if preset else installed.variant.name
+        with_options = "".join(f", {k}={v!r}" for k, v in extra.items())
+        log.warning("elman: level %s is variant %s%s", alias, meant, with_options)
+    return Resolved(installed, preset or None, config, alias, config_to_dict(config))
+
+
+def parse_size(text: str) -> tuple[str, int | None, int | None]:
+    """`"e99:wide@1536x6"` as ("e99:wide", 1536, 6); without a size the last two are None.
+
+    Raises:
+        ConfigError: something after @ that is not WIDTHxDEPTH.
+    """
+    name, at, size = text.partition("@")
+    if not at:
+        return name, None, None
+    width, _, depth = size.lower().partition("x")
+    if not (width.isdigit() and depth.isdigit() and int(width) and int(depth)):
+        raise ConfigError(f"a size is written NAME@WIDTHxDEPTH, such as {name or 'e99'}@1536x6, not {text!r}")
+    return name, int(width), int(depth)
+
+
+def _by_alias(name: str, installed: Iterable[Installed]) -> tuple[Installed, str | Mapping[str, Any]] | None:
+    wanted = name.lower()
+    hits: list[tuple[Installed, str | Mapping[str, Any]]] = []
+    for entry in installed:
+        exact = {k.lower(): v for k, v in entry.variant.aliases.items()}
+        if wanted in exact:
+            hits.append((entry, exact[wanted]))
+        elif entry.variant.parse_alias is not None and (options := entry.variant.parse_alias(name)) is not None:
+            hits.append((entry, options))
+    if len({h[0].variant.name for h in hits}) > 1:
+        names = ", ".join(sorted({h[0].variant.name for h in hits}))
+        raise ConfigError(f"level {name!r} could be any of {names}: write the variant's own name")
+    return hits[0] if hits else None
+
+
+def get_variant(name: str | int) -> Variant:
+    """The variant of a name, preset or alias. Raises `PluginError` if it is not installed."""
+    return resolve(name).variant
+
+
+def list_variants() -> dict[str, Installed]:
+    """Every usable variant by name, with the package it came from."""
+    return dict(sorted(plugins().installed.items()))
+
+
+__all__ = ["PluginError", "Resolved", "get_variant", "list_variants", "parse_size", "resolve"]

@@ -1,0 +1,197 @@
+"""Find plugins by entry point and answer "which variants are there?". One broken plugin breaks one plugin."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import pluggy
+
+from . import hookspecs
+from .checks import check_hooks, collect, is_missing, needs_core, one_line
+from .errors import PluginError, did_you_mean
+from .variant import Variant
+
+GROUP = "elman"
+log = logging.getLogger("elman_core")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A variant with the package it came from; `needs` names what is missing before it can run."""
+
+    variant: Variant
+    package: str
+    version: str
+    needs: tuple[str, ...] = ()
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A plugin that could not be loaded."""
+
+    entry_point: str
+    package: str
+    version: str
+    error: BaseException
+
+    def __str__(self) -> str:
+        return f"plugin {self.package} {self.version} is broken: {one_line(self.error)}"
+
+
+@dataclass(frozen=True)
+class NotLoaded:
+    """A plugin that was left out because it was made for another core."""
+
+    entry_point: str
+    package: str
+    version: str
+    needs: str
+
+
+@dataclass
+class _Owner:
+    package: str
+    version: str
+    plugin: Any
+    variants: tuple[Variant, ...] = field(default=())
+
+
+class Plugins:
+    """The plugins of this process: loaded once, each in isolation."""
+
+    def __init__(self) -> None:
+        self.manager = pluggy.PluginManager(GROUP)
+        self.manager.add_hookspecs(hookspecs)
+        self.owners: dict[str, _Owner] = {}
+        self.broken: list[Broken] = []
+        self.not_loaded: list[NotLoaded] = []
+        self.installed: dict[str, Installed] = {}
+        self.conflicts: dict[str, list[Installed]] = {}
+
+    @property
+    def hook(self) -> Any:
+        return self.manager.hook
+
+    def load(self) -> None:
+        """Load every entry point of the group, or those that `ELMAN_PLUGINS` names (comma-separated; empty for none)."""
+        only = os.environ.get("ELMAN_PLUGINS")
+        wanted = None if only is None else {n.strip() for n in only.split(",") if n.strip()}
+        points = sorted(metadata.entry_points(group=GROUP), key=lambda e: (e.name, _package(e)))
+        for point in points:
+            if wanted is None or point.name in wanted or _package(point) in wanted:
+                self._load_one(point)
+        if wanted and (unknown := wanted - {p.name for p in points} - {_package(p) for p in points}):
+            known = ", ".join(p.name for p in points) or "none"
+            hint = did_you_mean(min(unknown), [p.name for p in points])
+            raise PluginError(
+                f"ELMAN_PLUGINS names {', '.join(sorted(unknown))}, which is not installed.{hint} Installed: {known}"
+            )
+        self._index()
+
+    def _load_one(self, point: metadata.EntryPoint) -> None:
+        package, version = _package(point), point.dist.version if point.dist else "0"
+        if needs := needs_core(point.dist):
+            self.not_loaded.append(NotLoaded(point.name, package, version, needs))
+            return
+        key = f"{package}:{point.name}"
+        try:
+            plugin = point.load()
+            check_hooks(plugin)
+            self.manager.register(plugin, name=key)
+            impls = [i for i in self.hook.elman_variants.get_hookimpls() if i.plugin_name == key]
+            self.owners[key] = _Owner(package, version, plugin, collect(i.function() for i in impls))
+        except (Exception, SystemExit) as error:  # a plugin that exits while it is imported must not take others along
+            if self.manager.has_plugin(key):  # pluggy keeps a plugin whose hooks did not validate
+                self.manager.unregister(name=key)
+            broken = Broken(point.name, package, version, error)
+            if os.environ.get("ELMAN_STRICT", "0") not in ("", "0"):
+                raise PluginError(str(broken)) from error
+            self.broken.append(broken)
+            log.warning("elman: %s", broken)
+
+    def _index(self) -> None:
+        for owner in self.owners.values():
+            for variant in owner.variants:
+                needs = tuple(m for m in variant.requires if is_missing(m))
+                entry = Installed(variant, owner.package, owner.version, needs)
+                if variant.name in self.installed or variant.name in self.conflicts:
+                    first = self.installed.pop(variant.name, None)
+                    self.conflicts.setdefault(variant.name, [first] if first else []).append(entry)
+                else:
+                    self.installed[variant.name] = entry
+
+    def get(self, name: str, made_with: str | None = None) -> Installed:
+        """The variant of that exact name.
+
+        Args:
+            made_with: the requirement a checkpoint names, such as "elman-e99==0.1.0".
+
+        Raises:
+            PluginError: not installed, defined twice, broken, or needing what is not there. The cause is chained.
+        """
+        if name in self.conflicts:
+            packages = " and ".join(i.package for i in self.conflicts[name])
+            one = self.conflicts[name][0].package
+            raise PluginError(
+                f"variant {name!r} is defined twice, by {packages}: uninstall one, or choose with ELMAN_PLUGINS={one}"
+            )
+        if name in self.installed:
+            found = self.installed[name]
+            if found.needs:
+                raise PluginError(
+                    f"variant {name!r} needs {', '.join(found.needs)}: pip install {' '.join(found.needs)}"
+                )
+            return found
+        raise self._missing(name, made_with)
+
+    def _missing(self, name: str, made_with: str | None) -> PluginError:
+        words = [f"no variant {name!r} is installed."]
+        if hint := did_you_mean(name, self.installed):
+            words[0] += hint
+        cause: BaseException | None = None
+        for broken in self.broken:  # any of them might have brought it
+            words.append(f"P{str(broken)[1:]}.")
+            if cause is None or broken.entry_point == name or _made_by(broken.package, made_with):
+                cause = broken.error
+        for left in self.not_loaded:
+            if left.entry_point == name or _made_by(left.package, made_with):
+                words.append(f"{left.package} {left.version} needs {left.needs}: pip install '{left.needs}'.")
+        if made_with:
+            words.append(f"The checkpoint was made with {made_with}: pip install {made_with.split('==')[0]}")
+        else:
+            words.append(f"Installed: {', '.join(sorted(self.installed)) or 'none'}")
+        error = PluginError(" ".join(words))
+        error.__cause__ = cause
+        return error
+
+    def modules(self) -> Iterator[tuple[str, Any]]:
+        """(package, plugin) of every loaded plugin."""
+        for owner in self.owners.values():
+            yield owner.package, owner.plugin
+
+
+def _package(point: metadata.EntryPoint) -> str:
+    return re.sub(r"[-_.]+", "-", point.dist.name).lower() if point.dist else point.value.partition(":")[0]
+
+
+def _made_by(package: str, made_with: str | None) -> bool:
+    return made_with is not None and made_with.startswith(package + "==")
+
+
+@functools.cache
+def plugins() -> Plugins:
+    """The plugins of this process, loaded on the first call."""
+    found = Plugins()
+    found.load()
+    return found

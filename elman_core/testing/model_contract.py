@@ -1,0 +1,171 @@
+"""What a variant promises inside a ladder: checkpoints that compute the same, and generation that equals the forward.
+
+B batch, T time, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from elman_core.registry import ConfigError
+
+from .harness import Harness, Options, assert_close, stir_
+
+LAYERS = 2
+PROMPT = 5
+NEW = 6
+
+_LOAD_AND_RUN = """
+import sys, torch
+from safetensors.torch import save_file
+from elman_core.model import LadderForCausalLM
+torch.set_num_threads(1)
+logits = {}
+for folder in sys.argv[2:]:
+    model = LadderForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    tokens = torch.arange(24).view(2, 12) * 7 % 256
+    with torch.no_grad():
+        logits[folder.replace("/", "|")] = model(tokens).logits
+save_file(logits, sys.argv[1])
+"""
+
+
+class ModelContract(Harness):
+    def build(self, opts: Options, dtype: torch.dtype = torch.float32, *, seed: int = 1, **config: Any) -> Any:
+        """A tiny `LadderForCausalLM` of this variant, in evaluation mode, off its initial values."""
+        from elman_core.model import LadderConfig, LadderForCausalLM
+
+        torch.manual_seed(seed)
+        settings = LadderConfig(
+            variant=self.variant, options=dict(opts), hidden_size=self.dim, num_hidden_layers=LAYERS, **config
+        )
+        model = LadderForCausalLM(settings)
+        stir_(model)
+        with torch.no_grad():
+            model.train()(self.tokens())  # what follows the weights in training follows them
+        model.generation_config.eos_token_id = None  # bytes are random here: none ends a text
+        model.to(dtype=dtype)  # type: ignore[call-arg]  # transformers' annotation
+        return model.eval()
+
+    def tokens(self, rows: int = 2, length: int = 12) -> Tensor:
+        return torch.arange(rows * length).view(rows, length) * 7 % 256
+
+    # generation -------------------------------------------------------------------------------------------------------
+
+    def test_generate_equals_argmax_of_the_full_forward(self, opts: Options) -> None:
+        model, prompt_BT = self.build(opts, torch.float64), self.tokens(2, PROMPT)
+        with torch.no_grad():
+            out_BT = model.generate(prompt_BT, max_new_tokens=NEW, do_sample=False)
+            assert out_BT.shape == (2, PROMPT + NEW)
+            for t in range(PROMPT, PROMPT + NEW):
+                assert torch.equal(model(out_BT[:, :t]).logits[:, -1].argmax(-1), out_BT[:, t]), f"token {t}"
+
+    def test_left_padded_generate_equals_single_rows(self, opts: Options) -> None:
+        model = self.build(opts, torch.float64)
+        rows = [self.tokens(1, n)[0] + n for n in (PROMPT, 2, 1)]
+        padded_BT = torch.stack([torch.nn.functional.pad(r, (PROMPT - len(r), 0), value=17) for r in rows])
+        mask_BT = torch.stack([torch.arange(PROMPT) >= PROMPT - len(r) for r in rows]).long()
+        with torch.no_grad():
+            out_BT = model.generate(padded_BT, attention_mask=mask_BT, max_new_tokens=NEW, do_sample=False)
+            for b, row in enumerate(rows):
+                alone_BT = model.generate(row[None], max_new_tokens=NEW, do_sample=False)
+                assert torch.equal(out_BT[b, PROMPT:], alone_BT[0, len(row) :]), f"row {b}"
+
+    def test_cached_pieces_equal_the_full_forward(self, opts: Options) -> None:
+        model, tokens_BT = self.build(opts, torch.float64), self.tokens()
+        with torch.no_grad():
+            whole_BTV = model(tokens_BT).logits
+            cache, pieces = None, []
+            for piece_BT in tokens_BT.split([1, 5, 1, 5], 1):
+                out = model(piece_BT, past_key_values=cache, use_cache=True)
+                cache = out.past_key_values
+                pieces.append(out.logits)
+        assert_close(torch.cat(pieces, 1), whole_BTV, what="logits")
+
+    # checkpoints ------------------------------------------------------------------------------------------------------
+
+    def test_a_checkpoint_computes_the_same_bit_for_bit(self, tmp_path: Path) -> None:
+        """Saved, loaded here and in another process: the same logits, in 32 and in 16 bits."""
+        from elman_core.model import LadderForCausalLM
+
+        expected: dict[str, Tensor] = {}
+        for i, opts in enumerate(self.options):
+            for dtype in (torch.float32, torch.bfloat16):
+                model = self.build(opts)
+                model.train()(self.tokens())  # what training moves must be saved too
+                folder = str(tmp_path / f"{i}-{dtype.itemsize}")
+                model.eval().save_pretrained(folder)
+                if dtype != torch.float32:
+                    model = LadderForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+                    model.save_pretrained(folder)
+                loaded = LadderForCausalLM.from_pretrained(folder, dtype="auto").eval()
+                with torch.no_grad():
+                    expected[folder] = model(self.tokens()).logits
+                    assert torch.equal(loaded(self.tokens()).logits, expected[folder]), f"{opts} in {dtype}"
+                assert all(a.dtype == b.dtype for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+        result = tmp_path / "logits.safetensors"
+        command = [sys.executable, "-c", _LOAD_AND_RUN, str(result), *expected]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        elsewhere = load_file(result)
+        for folder, logits_BTV in expected.items():
+            assert torch.equal(elsewhere[folder.replace("/", "|")], logits_BTV), Path(folder).name
+
+    def test_training_does_not_depend_on_a_reload(self, opts: Options, tmp_path: Path) -> None:
+        """The loss and every gradient in training mode are the same bit for bit after save and load."""
+        from elman_core.model import LadderForCausalLM
+
+        model = self.build(opts).train()
+        model(self.tokens())
+        model.save_pretrained(tmp_path)
+        loaded = LadderForCausalLM.from_pretrained(tmp_path).train()
+        for one in (model, loaded):
+            one(self.tokens(), labels=self.tokens()).loss.backward()
+        for (name, p), q in zip(model.named_parameters(), loaded.parameters(), strict=True):
+            assert p.grad is not None, f"no gradient reaches {name}"
+            assert torch.equal(p.grad, q.grad), f"the gradient of {name} differs after a reload"
+
+    def test_one_missing_tensor_reinitialises_only_itself(self, opts: Options, tmp_path: Path) -> None:
+        from elman_core.model import LadderForCausalLM
+
+        model = self.build(opts)
+        model.save_pretrained(tmp_path)
+        file = tmp_path / "model.safetensors"
+        whole = load_file(file)
+        parameters = dict(model.named_parameters())
+        for gone in [n for n in whole if ".mixer." in n and n.startswith("model.layers.0.") and n in parameters]:
+            save_file({n: t for n, t in whole.items() if n != gone}, file, metadata={"format": "pt"})
+            loaded = dict(LadderForCausalLM.from_pretrained(tmp_path).named_parameters())
+            for name, p in parameters.items():
+                if name == gone:
+                    assert torch.isfinite(loaded[name]).all(), f"{name} was missing and is now garbage"
+                else:
+                    assert torch.equal(loaded[name], p), f"{gone} was missing, and {name} changed"
+
+    # training ---------------------------------------------------------------------------------------------------------
+
+    def test_training_lowers_the_loss(self, opts: Options) -> None:
+        model, tokens_BT = self.build(opts).train(), self.tokens()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        losses = []
+        for _ in range(12):
+            loss = model(tokens_BT, labels=tokens_BT).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.9 * losses[0], losses
+
+    # errors -----------------------------------------------------------------------------------------------------------
+
+    def test_a_model_with_bad_options_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="no_such_option"):
+            self.build({"no_such_option": 1})

@@ -1,0 +1,89 @@
+"""Bits per byte: on the held-out windows of a file (the primary metric), or over the whole file with a carried state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from elman_core.data import ByteFile
+
+from .objective import States, forward_loss, require_constant_state
+
+
+def on_windows(model: Any, file: ByteFile, offsets_N: NDArray[np.int64], length: int, rows: int) -> dict[str, Any]:
+    """Mean loss over fixed windows, each read from the initial state.
+
+    Args:
+        model: evaluated in eval mode, which it is taken out of again. Autocast is the caller's.
+        offsets_N: where the windows start. length: bytes scored in each. rows: windows at a time.
+
+    Returns:
+        loss (nats per byte), bits_per_byte, bytes.
+    """
+    nats = 0.0
+    with _evaluating(model):
+        for some in np.array_split(offsets_N, math.ceil(len(offsets_N) / rows)):
+            tokens = file.windows(some, length + 1)
+            nats += _nats(model, tokens)[0]
+    return _result(nats, len(offsets_N) * length)
+
+
+def on_everything(model: Any, file: ByteFile, length: int, rows: int) -> dict[str, Any]:
+    """Mean loss over every byte of the file but the first, each predicted from all bytes before it in its part.
+
+    The file is cut into `rows` parts of equal length that are read side by side, the state being carried through each; only at
+    the `rows` places where a part begins is there less to predict from.
+
+    Raises:
+        ConfigError: a model whose state grows with the text.
+    """
+    require_constant_state(model, "evaluating a whole file")
+    scored = file.size - 1
+    rows = max(1, min(rows, scored))
+    part = scored // rows
+    starts = np.arange(rows) * part
+    nats, states = 0.0, None
+    with _evaluating(model):
+        for first in range(0, part, length):
+            width = min(length, part - first)
+            more, states = _nats(model, file.windows(starts + first, width + 1), states, carry=True)
+            nats += more
+        rest = scored - part * rows  # fewer than `rows` bytes at the end continue the last part
+        if rest:
+            tail = (
+                None if states is None else [None if s is None else {n: t[-1:] for n, t in s.items()} for s in states]
+            )
+            nats += _nats(model, file.windows(np.array([part * rows]), rest + 1), tail)[0]
+    return _result(nats, scored)
+
+
+def _nats(
+    model: Any, tokens: NDArray[np.uint8], states: States | None = None, carry: bool = False
+) -> tuple[float, States | None]:
+    device = model.model.embed_tokens.weight.device
+    tokens_BT = torch.from_numpy(tokens).to(device, dtype=torch.long)
+    out = forward_loss(model, tokens_BT[:, :-1], tokens_BT[:, 1:], states=states, return_states=carry)
+    return float(out.loss) * tokens[:, 1:].size, out.states
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Eval mode without gradients, and back."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def _result(nats: float, count: int) -> dict[str, Any]:
+    loss = nats / count
+    return {"loss": loss, "bits_per_byte": loss / math.log(2), "bytes": count}

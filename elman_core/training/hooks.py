@@ -1,0 +1,68 @@
+"""Calls of the trainer's hooks. What a plugin raises ends the run with the plugin named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from elman_core.registry import PluginError, plugins
+
+ACT = ("elman_loss_terms", "elman_before_optimizer_step")
+RESERVED = ("kind", "step", "loss", "bits_per_byte", "lr", "grad_norm", "tok_s", "memory", "seconds", "bytes_seen")
+
+
+def call(name: str, **arguments: Any) -> list[Any]:
+    """Call a hook of every plugin that implements it; results other than None, last registered first.
+
+    Raises:
+        PluginError: an implementation raised; the cause is chained.
+    """
+    hook = getattr(plugins().hook, name)
+    try:
+        return hook(**arguments)
+    except Exception as error:
+        raise PluginError(
+            f"plugin {_culprit(hook, error)} failed in {name}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def acting() -> dict[str, list[str]]:
+    """The plugins that change a training, by hook: for the manifest."""
+    found = {name: [i.plugin_name for i in getattr(plugins().hook, name).get_hookimpls()] for name in ACT}
+    return {name: names for name, names in found.items() if names}
+
+
+def loss_terms(run: Any, outputs: Any) -> dict[str, Tensor]:
+    """The terms that plugins add to the loss of a micro-batch.
+
+    Raises:
+        PluginError: a plugin raised, or a term that is not a scalar, or is named like another or like a metric.
+    """
+    if not plugins().hook.elman_loss_terms.get_hookimpls():
+        return {}
+    terms: dict[str, Tensor] = {}
+    for given in call("elman_loss_terms", run=run, outputs=outputs):
+        if not isinstance(given, Mapping):
+            raise PluginError(f"elman_loss_terms returns {{name: scalar}}, not {type(given).__name__}")
+        for name, value in given.items():
+            if name in terms or name in RESERVED:
+                raise PluginError(f"elman_loss_terms: the name {name!r} is taken; choose another for this loss term")
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise PluginError(f"elman_loss_terms: {name!r} must be a tensor with one element")
+            terms[name] = value.reshape(())
+    return terms
+
+
+def _culprit(hook: Any, error: BaseException) -> str:
+    """The plugin whose function is on the traceback."""
+    running = set()
+    trace = error.__traceback__
+    while trace is not None:
+        running.add(trace.tb_frame.f_code)
+        trace = trace.tb_next
+    for implementation in hook.get_hookimpls():
+        if getattr(implementation.function, "__code__", None) in running:
+            return implementation.plugin_name
+    return "(unknown)"

@@ -1,0 +1,410 @@
+"""The training loop: one step after another, with everything that may go wrong in between."""
+
+from __future__ import annotations
+
+import math
+import signal
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from elman_core.data import SEPARATOR, Batch, ByteFile, TrainingWindows, heldout_offsets
+from elman_core.data.split import Split
+from elman_core.kernels import used
+from elman_core.registry import ConfigError, DivergedError, ElmanError, OutOfMemoryError, PluginError
+
+from . import evaluate
+from .checkpoint import Progress, save_checkpoint
+from .display import Display
+from .divergence import first_bad
+from .facts import training_facts
+from .hooks import call, loss_terms
+from .objective import Outputs, detached, forward_loss, require_constant_state
+from .optim import Optimizer
+from .precision import compute_in
+from .run import RunFolder, memory_in_use, now, read_metrics
+from .schedule import Schedule
+from .settings import Settings
+from .storage import write_json
+
+HISTORY = 100  # steps whose loss and gradient norm a report of divergence shows
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training ended: `status` as in the manifest, the signal that stopped it or 0, and the last checkpoint."""
+
+    status: str
+    step: int
+    signal: int = 0
+    checkpoint: Path | None = None
+
+
+class Trainer:
+    """One training. Made by `elman_core.training.start` or `resume`; `fit()` runs it. Hooks receive it as `run`.
+
+    Attributes:
+        folder: the run's files. settings: resolved. model: a `LadderForCausalLM`. optimizer, schedule.
+        progress: the cursor; what a checkpoint holds of it.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        settings: Settings,
+        model: Any,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        data: tuple[ByteFile, Split],
+        display: Display,
+        progress: Progress,
+        minutes_horizon: float | None = None,
+    ) -> None:
+        self.folder, self.settings, self.model, self.optimizer = folder, settings, model, optimizer
+        self.schedule, self.display, self.progress = schedule, display, progress
+        self.file, self.split = data
+        self.minutes_horizon = minutes_horizon
+        train = settings.train
+        self.device = next(model.parameters()).device
+        self.windows = TrainingWindows(
+            self.file, self.split, train.chunk_size, train.batch_size, train.seed, settings.data.sampling
+        )
+        self.heldout = None
+        if settings.data.heldout:
+            self.heldout = heldout_offsets(self.split, train.chunk_size, settings.data.eval_bytes)
+        self.carries = settings.data.sampling == "tbptt"
+        if self.carries:
+            require_constant_state(model, "data.sampling='tbptt'")
+        if train.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)
+        self.saved: tuple[int, Path | None] = (-1, None)  # step and path of the last checkpoint
+        self.evaluated = -1
+        self.evaluation: dict[str, Any] | None = None
+        self.warm = False
+
+    # what hooks read
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done so far."""
+        return self.progress.step
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self.folder.manifest
+
+    # the whole
+
+    def fit(self) -> Result:
+        """Train to the end of the settings, or to a signal, which saves first.
+
+        Raises:
+            DivergedError, OutOfMemoryError, PluginError, StorageError: after the manifest says so. Earlier checkpoints stay.
+        """
+        error: BaseException | None = None
+        try:
+            with _signals() as stop, self.display.progress(self):
+                call("elman_run_start", run=self)
+                self.folder.update(status="running")
+                while not self.finished and not stop:
+                    self._one_step()
+                if not stop and self.step > 0:
+                    self._evaluate()
+                self._save()
+            if stop:
+                return self._end("killed" if stop[0] == signal.SIGTERM else "incomplete", stop[0])
+            return self._end("ok")
+        except BaseException as raised:
+            error = self._translate(raised)
+            if isinstance(raised, PluginError):
+                self._save_what_is_left(raised)
+            self._fail(error)
+            if error is raised:
+                raise
+            raise error from raised
+        finally:
+            self._run_end(error)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the steps or the minutes asked for are done."""
+        train = self.settings.train
+        if train.steps is not None:
+            return self.step >= train.steps
+        return self.progress.seconds >= 60 * (train.minutes or 0)
+
+    def _one_step(self) -> None:
+        metrics = self.train_step()
+        self.folder.record(kind="step", **metrics)
+        self.display.step(self, metrics)
+        call("elman_step_end", run=self, step=self.step, metrics=metrics)
+        train = self.settings.train
+        if train.eval_every and self.step % train.eval_every == 0:
+            self._evaluate()
+        if train.save_every and self.step % train.save_every == 0:
+            self._save()
+
+    # one step
+
+    def train_step(self) -> dict[str, float]:
+        """One optimizer step; returns its metrics.
+
+        Raises:
+            DivergedError: the loss or the gradient is not finite; nothing was updated, and diverged.json says where it began.
+        """
+        started = time.perf_counter()
+        step, train = self.step, self.settings.train
+        batch = self.windows.batch(step)
+        total = torch.zeros((), device=self.device)
+        terms: dict[str, Tensor] = {}
+        carry: list[Any] = []
+        for rows in self._micro_batches():
+            outputs = self._forward(batch, rows)
+            added = loss_terms(self, outputs)
+            torch.stack([outputs.loss, *added.values()]).sum().div(train.accumulate).backward()
+            total += outputs.loss.detach() / train.accumulate
+            for name, value in added.items():
+                terms[name] = terms.get(name, 0) + value.detach() / train.accumulate
+            carry.append(None if outputs.states is None else detached(outputs.states))
+        call("elman_before_optimizer_step", run=self)
+        params = [p for p in self.optimizer.params.values() if p.grad is not None]
+        norm = get_total_norm([p.grad for p in params if p.grad is not None])
+        loss, grad_norm, *values = torch.stack(
+            [total, norm, *terms.values()]
+        ).tolist()  # the step's one synchronisation
+        self.history.append({"step": step + 1, "loss": loss, "grad_norm": grad_norm})
+        if not math.isfinite(loss) or not math.isfinite(grad_norm) or not all(map(math.isfinite, values)):
+            raise self._diverged(batch, loss, grad_norm)
+        if train.clip:
+            clip_grads_with_norm_(params, train.clip, norm)
+        lr = train.lr * self.schedule.factor(step, self._time_fraction())
+        self.optimizer.step(lr)
+        if self.carries:
+            self.progress.carry = _join_rows(carry)
+        return self._advance(started, loss, grad_norm, lr, dict(zip(terms, values, strict=True)))
+
+    def _advance(
+        self, started: float, loss: float, grad_norm: float, lr: float, terms: dict[str, float]
+    ) -> dict[str, float]:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        seconds = time.perf_counter() - started
+        tokens = self.settings.tokens_per_step
+        self.progress.step += 1
+        self.progress.bytes_seen += tokens
+        if self.warm:
+            self.progress.seconds += seconds
+        else:  # the first step of a process builds, compiles and warms up: reported, not counted
+            self.warm = True
+            self.folder.update(first_step_seconds=round(seconds, 3), kernels=used())
+        return {
+            "step": self.step,
+            "loss": loss,
+            "bits_per_byte": loss / math.log(2),
+            "lr": lr,
+            "grad_norm": grad_norm,
+            **terms,
+            "tok_s": tokens / seconds,
+            "memory": memory_in_use(self.device),
+            "seconds": self.progress.seconds,
+            "bytes_seen": self.progress.bytes_seen,
+        }
+
+    def _micro_batches(self) -> Iterator[slice]:
+        rows = self.settings.train.batch_size // self.settings.train.accumulate
+        for first in range(0, self.settings.train.batch_size, rows):
+            yield slice(first, first + rows)
+
+    def _forward(self, batch: Batch, rows: slice) -> Outputs:
+        tokens_BT = torch.from_numpy(batch.tokens[rows].astype("int64"))
+        states = fresh_BT = None
+        if self.carries:
+            fresh_BT = torch.zeros(tokens_BT[:, :-1].shape, dtype=torch.bool)
+            if self.settings.data.documents == "reset":
+                fresh_BT |= tokens_BT[:, :-1] == SEPARATOR
+            fresh_BT[:, 0] |= torch.from_numpy(batch.fresh[rows])
+            if self.progress.carry is not None:
+                states = [None if s is None else {n: t[rows] for n, t in s.items()} for s in self.progress.carry]
+        tokens_BT = tokens_BT.to(self.device)
+        with compute_in(self.settings.train.precision, self.device):
+            return forward_loss(
+                self.model,
+                tokens_BT[:, :-1],
+                tokens_BT[:, 1:],
+                loss_chunk=self.settings.train.loss_chunk,
+                states=states,
+                fresh_BT=fresh_BT,
+                return_states=self.carries,
+            )
+
+    def _time_fraction(self) -> float | None:
+        return None if self.minutes_horizon is None else self.progress.seconds / (60 * self.minutes_horizon)
+
+    # evaluation, saving
+
+    def evaluate(self) -> dict[str, Any]:
+        """Loss and bits per byte on the held-out windows, with the weights that a checkpoint publishes. Changes nothing.
+
+        Raises:
+            ConfigError: nothing is held out.
+        """
+        if self.heldout is None:
+            raise ConfigError("nothing is held out: evaluation needs data.heldout above 0")
+        offsets, length = self.heldout
+        train = self.settings.train
+        with self.optimizer.evaluation_weights(), compute_in(train.precision, self.device):
+            found = evaluate.on_windows(self.model, self.file, offsets, length, train.batch_size // train.accumulate)
+        return {"step": self.step, **found}
+
+    def _evaluate(self) -> None:
+        if self.heldout is None or self.evaluated == self.step:
+            return
+        result = self.evaluate()
+        self.evaluated, self.evaluation = self.step, result
+        self.folder.record(kind="evaluation", **result)
+        self.display.evaluation(result)
+        call("elman_evaluation_end", run=self, result=result)
+
+    def _save(self) -> None:
+        if self.saved[0] == self.step:
+            return
+        self.folder.sync_metrics()
+        keep = self.settings.train.keep
+        data = self.manifest["protocol"]["data"]
+        self.model.training_facts = training_facts(self.settings, data, self.progress, self.evaluation)
+        path = save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, self.progress, keep)
+        self.saved = (self.step, path)
+        self.display.saved(path)
+        call("elman_checkpoint_saved", run=self, path=path)
+
+    # the end
+
+    def _end(self, status: str, signum: int = 0) -> Result:
+        result = summary(self.folder.path)
+        self.folder.update(status=status, ended=now(), steps_done=self.step, result=result, kernels=used())
+        self.display.end(self, status, result)
+        return Result(status, self.step, signum, self.saved[1])
+
+    def _diverged(self, batch: Batch, loss: float, grad_norm: float) -> DivergedError:
+        found = first_bad(self.model, lambda: [self._forward(batch, rows) for rows in self._micro_batches()])
+        where = f"{found['kind']} {found['name']}" if found else "a loss term"
+        report = {
+            "step": self.step + 1,
+            "loss": str(loss),
+            "grad_norm": str(grad_norm),
+            "first_non_finite": found,
+            "history": [{k: v if math.isfinite(v) else str(v) for k, v in h.items()} for h in self.history],
+            "batch": {"offsets": batch.offsets.tolist(), "chunk_size": self.settings.train.chunk_size},
+            "last_checkpoint": str(self.saved[1]) if self.saved[1] else None,
+        }
+        write_json(self.path / "diverged.json", report)
+        return DivergedError(
+            f"training diverged in step {self.step + 1}: loss {loss}, gradient norm {grad_norm}; first not finite: {where}. "
+            f"{self.path / 'diverged.json'} has the details; try a lower train.lr or more train.warmup"
+        )
+
+    def _translate(self, error: BaseException) -> BaseException:
+        on_cpu = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+        if isinstance(error, torch.cuda.OutOfMemoryError) or (on_cpu and not isinstance(error, OutOfMemoryError)):
+            return OutOfMemoryError(
+                f"the {self.device.type.upper()} ran out of memory in step {self.step + 1}: raise train.accumulate, set "
+                f"train.gradient_checkpointing=true or train.loss_chunk, or lower train.batch_size"
+            )
+        return error
+
+    def _fail(self, error: BaseException) -> None:
+        """Say in the manifest what ended the run. Whatever ended it is what the caller hears of, not a second failure here."""
+        status = "crashed"
+        if isinstance(error, DivergedError):
+            status = f"diverged@{self.step + 1}"
+        elif isinstance(error, OutOfMemoryError):
+            status = "oom"
+        elif isinstance(error, KeyboardInterrupt):
+            status = "incomplete"
+        try:
+            self.folder.update(
+                status=status, ended=now(), steps_done=self.step, error=str(error) or type(error).__name__
+            )
+            self.folder.log(f"{status}: {error}")
+        except (ElmanError, OSError) as second:
+            error.add_note(f"and the manifest could not be written: {second}")
+
+    def _save_what_is_left(self, error: BaseException) -> None:
+        """A hook failed between two updates: the steps done are sound, and worth keeping."""
+        try:
+            self._save()
+        except (ElmanError, OSError) as second:
+            error.add_note(f"and saving failed: {second}")
+
+    def _run_end(self, error: BaseException | None) -> None:
+        try:
+            call("elman_run_end", run=self, error=error)
+        except ElmanError as second:
+            if error is None:
+                raise
+            error.add_note(str(second))
+        finally:
+            self.folder.close()
+
+
+def summary(path: Path) -> dict[str, Any]:
+    """The figures of a run: held-out bits per byte (last), mean loss of the last 100 steps, median tok/s, peak memory."""
+    lines = read_metrics(path)
+    steps = [line for line in lines if line["kind"] == "step"]
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    figures: dict[str, Any] = {}
+    if evaluations:
+        figures["bits_per_byte"] = evaluations[-1]["bits_per_byte"]
+        figures["evaluated_at"] = evaluations[-1]["step"]
+    if steps:
+        figures["loss_last_100_steps"] = statistics.fmean(line["loss"] for line in steps[-100:])
+        figures["tok_s"] = statistics.median(line["tok_s"] for line in steps[len(steps) // 10 :])
+        figures["peak_memory"] = max(line["memory"] for line in steps)
+        figures["bytes_seen"] = steps[-1]["bytes_seen"]
+    return figures
+
+
+def _join_rows(carry: list[Any]) -> list[Any]:
+    """The states of all micro-batches as one of the whole batch."""
+    if len(carry) == 1:
+        return carry[0]
+    return [
+        None if branch[0] is None else {n: torch.cat([s[n] for s in branch]) for n in branch[0]}
+        for branch in zip(*carry, strict=True)
+    ]
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """A list that SIGINT and SIGTERM append to; a second SIGINT interrupts at once."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # only the main thread may handle signals
+        return
+
+    def note(signum: int, _frame: Any) -> None:
+        if received and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(signum)
+
+    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

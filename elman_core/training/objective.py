@@ -1,0 +1,134 @@
+"""The forward of a training step: tokens to the mean cross-entropy in nats per byte, with or without a carried state.
+
+Shapes: B rows, T time, D width, V vocabulary. Logits are upcast to float32 before the softmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from elman_core.model import LadderCache
+from elman_core.registry import ConfigError, State
+
+States = list[State | None]
+"""The state of every residual branch; None is the initial state."""
+
+
+@dataclass
+class Outputs:
+    """What a forward gave: `loss` is the mean over all targets, `logits` (B, T, V) or None where they were made in pieces."""
+
+    loss: Tensor
+    logits: Tensor | None
+    states: States | None = None
+    hidden_states: Any = None
+
+
+def forward_loss(
+    model: Any,
+    inputs_BT: Tensor,
+    targets_BT: Tensor,
+    *,
+    loss_chunk: int = 0,
+    states: States | None = None,
+    fresh_BT: Tensor | None = None,
+    return_states: bool = False,
+) -> Outputs:
+    """Run the model over a window.
+
+    Args:
+        model: a `LadderForCausalLM`.
+        inputs_BT, targets_BT: int64.
+        loss_chunk: time steps whose logits exist at once; they are made again in the backward. 0: all.
+        states: to continue from; None starts afresh.
+        fresh_BT: bool on the CPU; where True the row starts from the initial state before it reads that byte. The window is
+            run in pieces cut at these places, which changes nothing else.
+        return_states: give the states after the window. Gradients flow through them: detach them to cut.
+    """
+    cuts = [0] if fresh_BT is None else sorted({0, *fresh_BT.any(dim=0).nonzero().flatten().tolist()})
+    carried = states is not None or return_states or len(cuts) > 1
+    pieces = []
+    for first, end in zip(cuts, [*cuts[1:], inputs_BT.shape[1]], strict=True):
+        if states is not None and fresh_BT is not None:
+            states = restart_rows(model, states, fresh_BT[:, first])
+        cache = None
+        if carried:
+            cache = (
+                LadderCache.from_states(states)
+                if states is not None
+                else LadderCache(num_blocks=len(model.model.layers))
+            )
+        out = model.model(input_ids=inputs_BT[:, first:end], past_key_values=cache, use_cache=carried)
+        pieces.append(out.last_hidden_state)
+        states = cache.states if cache is not None else None
+    hidden_BTD = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+    loss, logits_BTV = _head_loss(model, hidden_BTD, targets_BT, loss_chunk)
+    return Outputs(loss, logits_BTV, states if return_states else None)
+
+
+def _head_loss(model: Any, hidden_BTD: Tensor, targets_BT: Tensor, loss_chunk: int) -> tuple[Tensor, Tensor | None]:
+    if not loss_chunk or loss_chunk >= hidden_BTD.shape[1]:
+        logits_BTV = model.lm_head(hidden_BTD)
+        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten()), logits_BTV
+
+    def piece(hidden: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(model.lm_head(hidden).flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+    total = hidden_BTD.new_zeros((), dtype=torch.float32)
+    for hidden, targets in zip(hidden_BTD.split(loss_chunk, dim=1), targets_BT.split(loss_chunk, dim=1), strict=True):
+        if torch.is_grad_enabled():
+            total = total + checkpoint(piece, hidden, targets, use_reentrant=False)
+        else:
+            total = total + piece(hidden, targets)
+    return total / targets_BT.numel(), None
+
+
+def restart_rows(model: Any, states: States, fresh_B: Tensor) -> States:
+    """`states` with the rows of `fresh_B` (bool, CPU) put back to the initial state."""
+    if not bool(fresh_B.any()) or all(state is None for state in states):
+        return states
+    start = initial_states(model)
+    chosen: States = []
+    for state, first in zip(states, start, strict=True):
+        if state is None or first is None:
+            chosen.append(state)
+            continue
+        rows = fresh_B.to(next(iter(state.values())).device)
+        chosen.append(
+            {n: torch.where(rows.reshape(-1, *[1] * (t.ndim - 1)), first[n].to(t.dtype), t) for n, t in state.items()}
+        )
+    return chosen
+
+
+@torch.no_grad()
+def initial_states(model: Any) -> States:
+    """The state before the first byte, for one row: what a single masked byte leaves behind."""
+    was_training = model.training
+    cache = LadderCache(num_blocks=len(model.model.layers))
+    token = torch.zeros((1, 1), dtype=torch.long, device=model.model.embed_tokens.weight.device)
+    model.eval()
+    try:
+        model.model(input_ids=token, attention_mask=torch.zeros_like(token), past_key_values=cache, use_cache=True)
+    finally:
+        model.train(was_training)
+    return cache.states
+
+
+def detached(states: States) -> States:
+    """The same numbers without their history."""
+    return [None if s is None else {n: t.detach() for n, t in s.items()} for s in states]
+
+
+def require_constant_state(model: Any, why: str) -> None:
+    """Raise `ConfigError` if a mixer's state grows with the text (a key/value cache): such a state is not carried for ever."""
+    for block in model.model.layers:
+        if block.mixer.state_growth != "constant":
+            raise ConfigError(
+                f"{why} needs a state of constant size; that of {type(block.mixer).__name__} grows with every byte"
+            )

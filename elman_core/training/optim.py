@@ -1,0 +1,120 @@
+"""AdamW and schedule-free AdamW, with a state that is tensors by parameter name and plain numbers: nothing to pickle.
+
+Schedule-free: Defazio et al., The Road Less Scheduled, 2024. Training weights y and base weights z are kept, both exactly;
+the evaluation weights x = y + (1 - 1/beta1) (z - y) are computed into new tensors, so looking at them changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from schedulefree import AdamWScheduleFree
+from torch import Tensor, nn
+
+from elman_core.registry import CheckpointError, Mixer
+
+from .settings import TrainSettings
+
+_DECAY_RATES = ("A_log", "dt_bias", "decay")
+
+
+def undecayed(model: nn.Module) -> set[str]:
+    """Names of parameters that weight decay leaves alone: vectors, decay rates, and what mixers name in `no_decay`."""
+    names = {n for n, p in model.named_parameters() if p.ndim < 2 or n.endswith(_DECAY_RATES)}
+    for prefix, module in model.named_modules():
+        if isinstance(module, Mixer):
+            names |= {f"{prefix}.{n}" if prefix else n for n in module.no_decay}
+    return names
+
+
+class Optimizer:
+    """One of the two optimizers over the named parameters of a model.
+
+    Args:
+        model: parameters that want gradients are trained. settings: the optimizer and its numbers.
+    """
+
+    def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
+        self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        left_alone = undecayed(model)
+        groups: list[dict[str, Any]] = [
+            {
+                "params": [p for n, p in self.params.items() if n not in left_alone],
+                "weight_decay": settings.weight_decay,
+            },
+            {"params": [p for n, p in self.params.items() if n in left_alone], "weight_decay": 0.0},
+        ]
+        groups = [g for g in groups if g["params"]]
+        betas = (settings.beta1, settings.beta2)
+        self.averages = settings.optimizer == "schedulefree"
+        if self.averages:
+            self.inner: torch.optim.Optimizer = AdamWScheduleFree(groups, lr=settings.lr, betas=betas)
+            self.inner.train()  # type: ignore[attr-defined]
+        else:
+            self.inner = torch.optim.AdamW(groups, lr=settings.lr, betas=betas, fused=True)
+
+    def step(self, lr: float) -> None:
+        """One update with this learning rate; the gradients are used up."""
+        for group in self.inner.param_groups:
+            group["lr"] = lr
+        self.inner.step()
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        self.inner.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[None]:
+        """Inside, the model holds the weights to evaluate and to publish; afterwards the very tensors it had before."""
+        if not self.averages:
+            yield
+            return
+        kept: list[tuple[nn.Parameter, Tensor]] = []
+        try:
+            for group in self.inner.param_groups:
+                for p in group["params"]:
+                    if "z" in self.inner.state[p]:
+                        kept.append((p, p.data))
+                        p.data = torch.lerp(p.data, self.inner.state[p]["z"], 1 - 1 / group["betas"][0])
+            yield
+        finally:
+            for p, data in kept:
+                p.data = data
+
+    # what a checkpoint holds
+
+    def tensors(self) -> dict[str, Tensor]:
+        """`{"exp_avg/<parameter>": tensor}` and so on."""
+        return {
+            f"{key}/{name}": value
+            for name, p in self.params.items()
+            for key, value in self.inner.state.get(p, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """The plain numbers of each group: a schedule-free average needs its counts."""
+        return [{k: v for k, v in group.items() if k != "params"} for group in self.inner.param_groups]
+
+    def load(self, tensors: dict[str, Tensor], numbers: list[dict[str, Any]]) -> None:
+        """Put back what `tensors` and `numbers` gave.
+
+        Raises:
+            CheckpointError: a state for other parameters than this model's.
+        """
+        by_name: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition("/")
+            by_name.setdefault(name, {})[kind] = tensor
+        if (by_name and set(by_name) != set(self.params)) or len(numbers) != len(self.inner.param_groups):
+            odd = sorted(set(by_name) ^ set(self.params))
+            raise CheckpointError(f"the optimizer's state is not of this model: {', '.join(odd[:3]) or 'other groups'}")
+        for name, values in by_name.items():
+            p = self.params[name]
+            # `step` of the fused AdamW lives where the parameter does, as everything else.
+            self.inner.state[p] = {k: torch.empty_like(v, device=p.device).copy_(v) for k, v in values.items()}
+        for group, stored in zip(self.inner.param_groups, numbers, strict=True):
+            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})

@@ -1,0 +1,38 @@
+"""The one place that decides in which dtype a model computes. Weights, gradients and optimizer state are always float32."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from elman_core.registry import ConfigError
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of `train.device`; "auto" is the first GPU, or the CPU.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"train.device must be auto, cpu, cuda or cuda:N, not {name!r}") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"train.device is {name!r}, but this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 is worth using there: on GPUs with hardware for it. CPUs compute in float32 unless told otherwise."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def compute_in(precision: str, device: torch.device) -> AbstractContextManager:
+    """Autocast to bfloat16 for "bf16", nothing for "fp32"."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -1,0 +1,42 @@
+"""The protocol of a run: everything that makes its numbers comparable with another run's, as one short hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .settings import Settings
+
+
+def protocol(settings: Settings, fingerprint: Mapping[str, Any], eval_window: int) -> dict[str, Any]:
+    """The settings that must be equal before two models' numbers may be ranked.
+
+    The learning rate is tuned for each model and so left out, as are the seed, the model itself, and what changes only
+    memory or how often something is written.
+
+    Args:
+        settings: resolved. fingerprint: of the data. eval_window: bytes scored in an evaluation window.
+    """
+    data, train = settings.data, settings.train
+    return {
+        "data": dict(fingerprint),
+        "sampling": data.sampling,
+        "documents": data.documents,
+        "heldout": data.heldout,
+        "batch_size": train.batch_size,
+        "chunk_size": train.chunk_size,
+        "steps": train.steps,
+        "minutes": train.minutes,
+        "schedule": [train.schedule, train.warmup, train.final_lr, train.decay if train.schedule == "wsd" else None],
+        "optimizer": [train.optimizer, train.weight_decay, train.beta1, train.beta2, train.clip],
+        "precision": train.precision,
+        "evaluation": [data.eval_bytes, eval_window],
+    }
+
+
+def protocol_hash(protocol: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits."""
+    text = json.dumps(protocol, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,37 @@
+"""Recipes by name: a path, or one that the core or a plugin ships in its folder `recipes`. Finding one imports no plugin."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+from pathlib import Path
+
+from elman_core.registry import ConfigError, did_you_mean
+from elman_core.registry.plugins import GROUP
+
+_OWN = Path(__file__).parent.parent / "recipes"
+
+
+def shipped() -> dict[str, Path]:
+    """Recipes that come with the core and with installed plugins, by name."""
+    folders = [_OWN]
+    for point in sorted(metadata.entry_points(group=GROUP), key=lambda p: p.name):
+        spec = importlib.util.find_spec(point.module.partition(".")[0])  # a package is found without running it
+        if spec is not None and spec.origin is not None:
+            folders.append(Path(spec.origin).parent / "recipes")
+    return {path.stem: path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.toml"))}
+
+
+def find_recipe(what: str) -> Path | None:
+    """The recipe that `what` means: a path to a .toml file, or a shipped name; None if it is neither, and so a variant.
+
+    Raises:
+        ConfigError: a .toml file that is not there.
+    """
+    found = shipped()
+    if not what.endswith(".toml"):
+        return found.get(what)
+    path = Path(what).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"there is no recipe {what}.{did_you_mean(path.stem, found)} Shipped: {', '.join(found)}")
+    return path

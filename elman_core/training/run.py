@@ -1,0 +1,211 @@
+"""A run is a folder: manifest.json, metrics.jsonl, checkpoints/, console.log. Only this file writes the first two."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+try:
+    import fcntl
+except ImportError:  # Windows: two trainings in one folder are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
+from elman_core.registry import CheckpointError, ConfigError, StorageError
+
+from .storage import storage_errors, write_json, write_text
+
+MANIFEST, METRICS, CONSOLE, CHECKPOINTS = "manifest.json", "metrics.jsonl", "console.log", "checkpoints"
+
+
+class RunFolder:
+    """The files of one run, held by one process at a time.
+
+    Attributes:
+        path: the folder. manifest: what manifest.json says; change it with `update`.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path, self.manifest = path, manifest
+        self._lock = _lock(path)
+        with storage_errors(f"cannot write {path}"):
+            self._metrics = (path / METRICS).open("a", encoding="utf-8")
+            self._console = (path / CONSOLE).open("a", encoding="utf-8")
+
+    @classmethod
+    def create(cls, path: Path | None, name: str) -> RunFolder:
+        """A new folder: `path`, or `runs/<name>-<time>`.
+
+        Raises:
+            ConfigError: `path` is there and is not empty. StorageError: it cannot be made.
+        """
+        if path is not None:
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                hint = f"elman resume {path} continues it" if (path / MANIFEST).exists() else "nothing is overwritten"
+                raise ConfigError(f"{path} already exists: choose another --out ({hint})")
+            with storage_errors(f"cannot make {path}"):
+                path.mkdir(parents=True, exist_ok=True)
+            return cls(path, {})
+        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        for attempt in range(100):
+            path = Path("runs") / f"{name}-{now}{f'-{attempt}' if attempt else ''}"
+            with storage_errors(f"cannot make {path}"):
+                try:
+                    path.mkdir(parents=True)
+                except FileExistsError:
+                    continue
+            return cls(path, {})
+        raise StorageError(f"cannot find a free name beside {path}")
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """A folder that is there. Raises `CheckpointError` if it is not a run, `ConfigError` if a process is training in it."""
+        return cls(path, read_manifest(path))
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    def update(self, **facts: Any) -> None:
+        """Put facts into the manifest, on the disk in one step."""
+        self.manifest.update(facts)
+        write_json(self.path / MANIFEST, self.manifest)
+
+    def record(self, **line: Any) -> None:
+        """Append one object to metrics.jsonl."""
+        with storage_errors(f"cannot write {self.path / METRICS}"):
+            self._metrics.write(json.dumps(line) + "\n")
+            self._metrics.flush()
+
+    def sync_metrics(self) -> None:
+        """Metrics on the disk: done before a checkpoint, which may never know more steps than they do."""
+        with storage_errors(f"cannot write {self.path / METRICS}"):
+            os.fsync(self._metrics.fileno())
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop the lines after `step` and a line that a kill cut short."""
+        path = self.path / METRICS
+        kept = [json.dumps(line) for line in read_metrics(self.path) if line["step"] <= step]
+        self._metrics.close()
+        write_text(path, "".join(f"{line}\n" for line in kept))
+        self._metrics = path.open("a", encoding="utf-8")
+
+    def log(self, text: str) -> None:
+        """Append lines to console.log."""
+        self._console.write(text + "\n")
+        self._console.flush()
+
+    def discard(self) -> None:
+        """Remove a new folder: what was to run in it cannot be built."""
+        self.close()
+        shutil.rmtree(self.path)
+
+    def close(self) -> None:
+        """Give the folder free."""
+        for opened in (self._metrics, self._console):
+            opened.close()
+        os.close(self._lock)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a run. Raises `CheckpointError` if `path` is not one."""
+    try:
+        return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is not a run: it has no {MANIFEST}") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}") from error
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; one that a kill cut short is left out."""
+    lines = []
+    file = path / METRICS
+    for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines
+
+
+def _lock(path: Path) -> int:
+    with storage_errors(f"cannot write {path}"):
+        descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
+    if fcntl is None:
+        return descriptor
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigError(f"{path} is in use: another process is training in it") from error
+    return descriptor
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """What the run runs on."""
+    facts: dict[str, Any] = {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cpu_threads": torch.get_num_threads(),
+        "device": str(device),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {
+            "gpu": properties.name,
+            "gpu_memory": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+        }
+    return facts
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit of the working tree around `folder`, with "+changes" if there are any; None outside of one."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Peak bytes allocated on a GPU; resident bytes of this process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def versions(requirements: Mapping[str, str]) -> dict[str, str]:
+    """Versions of the core, the plugins and the libraries that compute."""
+    from importlib import metadata
+
+    from elman_core import __version__
+
+    libraries = {
+        name: metadata.version(name) for name in ("torch", "transformers", "safetensors", "numpy", "schedulefree")
+    }
+    return {"elman-core": __version__, **dict(r.split("==", 1) for r in requirements.values()), **libraries}

@@ -1,0 +1,249 @@
+"""Everything that decides what a training does, as one tree of frozen dataclasses; recipes are this tree as TOML.
+
+Three tables: `model` (what is trained), `data` (on what), `train` (how). On the command line each leaf is
+`--set table.name=value`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from elman_core.registry import ConfigError, check_value, did_you_mean, option
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What is trained: the fields of `LadderConfig` that a recipe may choose."""
+
+    variant: str | list = option("", "name, name:preset, or a list with one for each layer")  # noqa: RUF009
+    options: dict | list = field(default_factory=dict, metadata={"help": "options of the variant"})
+    hidden_size: int = option(512, "width D", ge=1)
+    num_hidden_layers: int = option(6, "depth L", ge=1)
+    norm_eps: float = option(1e-5, "epsilon of the backbone's norms", gt=0)
+    initializer_range: float = option(0.02, "standard deviation of the embedding", gt=0)
+    tie_word_embeddings: bool = option(True, "the head is the embedding")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What it is trained on."""
+
+    path: str = option("", "a file of raw bytes")
+    sampling: Literal["random", "stream", "tbptt"] = option(
+        "random", "random offsets; contiguous streams; streams with the state carried from step to step"
+    )
+    documents: Literal["keep", "reset"] = option("keep", "tbptt: whether 0x1e starts from a fresh state")
+    heldout: float = option(0.01, "fraction held out, at least min(1 MiB, 10 %); 0: nothing", ge=0, le=0.5)
+    eval_bytes: int = option(2**20, "bytes scored by one evaluation, at most", ge=1)
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How it is trained. None means: decided when the run starts, and written into its manifest."""
+
+    batch_size: int = option(32, "rows of an optimizer step, whatever the accumulation", ge=1)
+    chunk_size: int = option(512, "bytes predicted in a row", ge=1)
+    steps: int | None = option(None, "optimizer steps; 1000 if nothing says how long", ge=0)
+    minutes: float | None = option(None, "minutes of training instead of steps, from the end of the first step", gt=0)
+    lr: float = option(1e-3, "peak learning rate", gt=0)
+    warmup: int | None = option(None, "steps of linear warm-up; 100 or a tenth of the steps, if that is less", ge=0)
+    schedule: Literal["auto", "cosine", "wsd", "constant"] = option(
+        "auto", "after warm-up: cosine; stable, then linear decay; constant. auto: cosine, or wsd under minutes"
+    )
+    decay: float = option(0.2, "wsd: the last fraction of the horizon, which decays", gt=0, le=1)
+    final_lr: float = option(0.1, "the schedule's end, as a fraction of lr", ge=0, le=1)
+    optimizer: Literal["adamw", "schedulefree"] = option(
+        "adamw", "schedulefree: AdamW with averaging instead of a schedule"
+    )
+    weight_decay: float = option(0.1, "decoupled; never on vectors and decay rates", ge=0)
+    beta1: float = option(0.9, "momentum", gt=0, lt=1)
+    beta2: float = option(0.95, "second moment", ge=0, lt=1)
+    clip: float = option(1.0, "largest norm of the gradient; 0: no clipping", ge=0)
+    accumulate: int = option(1, "micro-batches a step: less memory, same loss", ge=1)
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto", "compute dtype; weights are fp32. auto: bf16 on a GPU that has it"
+    )
+    gradient_checkpointing: bool = option(False, "recompute each block in the backward: less memory")
+    loss_chunk: int = option(0, "time steps whose logits exist at once; 0: all", ge=0)
+    seed: int = option(42, "of the weights and of the batches", ge=0)
+    device: str = option("auto", "auto, cpu, cuda, cuda:1")
+    save_every: int = option(1000, "steps between checkpoints; the end is always saved; 0: only the end", ge=0)
+    keep: int = option(3, "checkpoints kept; 0: all", ge=0)
+    eval_every: int = option(1000, "steps between evaluations; the end is always evaluated; 0: only the end", ge=0)
+    log_every: int = option(10, "steps between plain lines where there is no terminal", ge=1)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The whole tree."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch_size * self.train.chunk_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `from_dict` reads them back."""
+        return dataclasses.asdict(self)
+
+
+TABLES: dict[str, type] = {"model": ModelSettings, "data": DataSettings, "train": TrainSettings}
+
+
+def known_keys() -> list[str]:
+    """Every `table.name` there is."""
+    return [f"{table}.{f.name}" for table, kind in TABLES.items() for f in dataclasses.fields(kind)]
+
+
+def from_dict(tree: Mapping[str, Any], where: str = "") -> Settings:
+    """Settings from nested tables, each value checked.
+
+    Args:
+        where: said in front of errors, such as the recipe's name.
+
+    Raises:
+        ConfigError: unknown key (with the nearest known one), wrong type, or out of range.
+    """
+    parts = {}
+    for table, values in tree.items():
+        if table not in TABLES:
+            raise ConfigError(
+                f"{where}there is no table {table!r}.{did_you_mean(table, TABLES)} Tables: {', '.join(TABLES)}"
+            )
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where}{table} is a table of settings, not {values!r}")
+        kind = TABLES[table]
+        hints = typing.get_type_hints(kind)
+        limits = {f.name: f.metadata for f in dataclasses.fields(kind)}
+        for name in values:
+            if name not in limits:
+                raise _unknown(f"{table}.{name}", where)
+        parts[table] = kind(
+            **{n: check_value(f"{where}{table}.{n}", v, hints[n], limits[n]) for n, v in values.items()}
+        )
+    return Settings(**parts)
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The tables of a TOML recipe. Raises `ConfigError` if it cannot be read or is not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read recipe {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path} is not valid TOML: {error}") from error
+
+
+def apply_sets(tree: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """`tree` with each `table.name=value` put in; values are TOML, and a bare word is a string.
+
+    Raises:
+        ConfigError: not an assignment, or an unknown key.
+    """
+    result = {table: dict(values) if isinstance(values, Mapping) else values for table, values in tree.items()}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals:
+            raise ConfigError(f"--set takes key=value, such as --set train.lr=1e-3, not {text!r}")
+        put(result, key, _parse(key, value.strip()))
+    return result
+
+
+def put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Put `value` under `table.name` or `model.options.name`. Raises `ConfigError` for a key that does not exist."""
+    table, _, name = key.partition(".")
+    if table == "model" and name.startswith("options."):
+        options = dict(tree.setdefault("model", {}).get("options", {}))
+        options[name.removeprefix("options.")] = value
+        tree["model"]["options"] = options
+        return
+    if key not in known_keys():
+        raise _unknown(key)
+    tree.setdefault(table, {})[name] = value
+
+
+def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
+    """`settings` with every None and "auto" decided, so that the manifest says what ran.
+
+    Args:
+        device_type: "cpu" or "cuda". bf16: whether it computes in bfloat16 well.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    train, data = settings.train, settings.data
+    if train.steps is not None and train.minutes is not None:
+        raise ConfigError("give train.steps or train.minutes, not both")
+    if train.batch_size % train.accumulate:
+        raise ConfigError(
+            f"train.batch_size {train.batch_size} does not divide into train.accumulate {train.accumulate} equal micro-batches"
+        )
+    if data.documents == "reset" and data.sampling != "tbptt":
+        raise ConfigError("data.documents='reset' needs data.sampling='tbptt': otherwise no state is carried to reset")
+    if data.sampling == "tbptt" and train.gradient_checkpointing:
+        raise ConfigError(
+            "train.gradient_checkpointing does not go with data.sampling='tbptt': use train.accumulate instead"
+        )
+    steps = train.steps if train.steps is not None or train.minutes is not None else 1000
+    schedule = train.schedule
+    if schedule == "auto":
+        schedule = "constant" if train.optimizer == "schedulefree" else "cosine" if train.minutes is None else "wsd"
+    if train.optimizer == "schedulefree" and schedule != "constant":
+        raise ConfigError(f"train.optimizer='schedulefree' needs train.schedule='constant', not {schedule!r}")
+    if train.minutes is not None and schedule == "cosine":
+        raise ConfigError(
+            "under train.minutes the number of steps is not known: use train.schedule='wsd' or 'constant'"
+        )
+    warmup = train.warmup
+    if warmup is None:
+        warmup = 100 if steps is None else min(100, steps // 10)
+    precision = train.precision
+    if precision == "auto":
+        precision = "bf16" if device_type == "cuda" and bf16 else "fp32"
+    resolved = dataclasses.replace(train, steps=steps, schedule=schedule, warmup=warmup, precision=precision)
+    return dataclasses.replace(settings, train=resolved)
+
+
+def steps_for_tokens(tokens: int, settings: Settings) -> int:
+    """Optimizer steps that see at least `tokens` bytes."""
+    return math.ceil(tokens / settings.tokens_per_step)
+
+
+def _parse(key: str, text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        if re.fullmatch(r"[^\s\"'\[\]{}=,#]+", text):
+            return text
+        raise ConfigError(f"the value of {key} is not TOML: {text!r}; write text as {key}='…'") from None
+
+
+# What the same thing is called elsewhere.
+_MEANT = {
+    "learning_rate": "train.lr", "max_lr": "train.lr", "bs": "train.batch_size", "batch": "train.batch_size",
+    "seq_len": "train.chunk_size", "block_size": "train.chunk_size", "max_steps": "train.steps", "wd": "train.weight_decay",
+    "grad_clip": "train.clip", "dim": "model.hidden_size", "depth": "model.num_hidden_layers", "dtype": "train.precision",
+}  # fmt: skip
+
+
+def _unknown(key: str, where: str = "") -> ConfigError:
+    known = known_keys()
+    table, _, name = key.partition(".")
+    last = name or table
+    same = [k for k in known if k.partition(".")[2] == last]  # the right name in another table, or in none
+    meant = _MEANT.get(last) or (same[0] if same else None)
+    hint = f" Did you mean {meant!r}?" if meant else did_you_mean(key, known)
+    listed = ", ".join(k for k in known if k.startswith(f"{table}.")) or ", ".join(known)
+    return ConfigError(f"{where}there is no setting {key!r}.{hint} Settings: {listed}")

@@ -1,0 +1,163 @@
+"""The E88 mixer: parameters, initialisation, and all of the layer that is not the recurrence.
+
+B batch, T time, D model width, H heads, N key width, V value width, C channels of the projection of q, k, v.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from elman_core import Mixer, State
+from elman_core.nn import CausalConv, RMSNorm, compute_dtype, mamba_decay_, xavier_uniform_
+from elman_core.registry import StateSpec
+
+from .config import CONV_WIDTH, E88Config
+from .op import e88_fused, matrix
+
+
+class E88Mixer(Mixer):
+    """x → q, k, v → conv → SiLU → L2 norm of q, k → recurrence → + D v → RMSNorm → gate → head mixing → y.
+
+    Parameters, where the options ask for them: qkv_proj (C, D), rows q, k, v, each head after head, C = 2HN + HV (q, k and
+    C = 2HN with `tie_kv`); conv (C, 1, 4); decay: a_proj (H, D), A_log (H), dt_bias (H), or beta_proj (H, D), or decay_logit
+    (H); write_gate_proj (H, D); value_residual (H, V); o_norm (V); g_proj (HV, D); head_weights (H) or head_attn (H, D);
+    o_proj (D, HV), or (D, V) where the heads are summed. No biases.
+
+    State: S (B, H, N, V), rows keys, and with `use_conv` conv (B, 3, C).
+    """
+
+    rollback = "replay"
+    fp32_params = ("A_log", "dt_bias", "decay_logit")
+    no_decay = ("value_residual",)
+    config: E88Config
+
+    def __init__(self, dim: int, config: E88Config, layer_idx: int = 0) -> None:
+        super().__init__(dim, config, layer_idx)
+        heads, per_head = config.n_heads, config.head_values
+        self.qkv_proj = nn.Linear(dim, config.projected, bias=False)
+        if config.use_conv:
+            self.conv = CausalConv(config.projected, CONV_WIDTH, bias=False, dim=1)
+        if config.decay == "mamba":
+            self.a_proj = nn.Linear(dim, heads, bias=False)
+            self.A_log = nn.Parameter(torch.empty(heads))
+            self.dt_bias = nn.Parameter(torch.empty(heads))
+        elif config.decay == "simple":
+            self.beta_proj = nn.Linear(dim, heads, bias=False)
+        elif config.decay == "constant":
+            self.decay_logit = nn.Parameter(torch.empty(heads))
+        if config.use_write_gate:
+            self.write_gate_proj = nn.Linear(dim, heads, bias=False)
+        if config.value_residual:
+            self.value_residual = nn.Parameter(torch.empty(heads, per_head))
+        if config.use_output_norm:
+            self.o_norm = RMSNorm(per_head)
+        if config.use_gate:
+            self.g_proj = nn.Linear(dim, config.values, bias=False)
+        if config.head_mix == "weighted_sum":
+            self.head_weights = nn.Parameter(torch.empty(heads))
+        elif config.head_mix == "input_weighted":
+            self.head_attn = nn.Linear(dim, heads, bias=False)
+        self.o_proj = nn.Linear(config.mixed, dim, bias=False)
+        self.reset_parameters()
+
+    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+        config = self.config
+        new_state: State = {}
+        qkv_BTC = self.qkv_proj(x_BTD)
+        if config.use_conv:
+            qkv_BTC, new_state["conv"] = self.conv(qkv_BTC, None if state is None else state["conv"], mask_BT)
+        if config.tie_kv:  # v is k as it is here: SiLU follows for both, the norm for k alone
+            qkv_BTC = torch.cat((qkv_BTC, qkv_BTC[..., config.keys :]), -1)
+        kind, decay_BTH = self._decay(x_BTD)
+        mamba = kind == "mamba"
+        o_BTHV, new_state["S"] = e88_fused(
+            qkv_BTC,
+            decay_BTH,
+            self.write_gate_proj(x_BTD) if config.use_write_gate else None,
+            None if state is None else state["S"],
+            mask_BT,
+            n_state=config.n_state,
+            silu=config.use_silu,
+            l2_norm=config.l2_norm,
+            a_log_H=self.A_log if mamba else None,
+            dt_bias_H=self.dt_bias if mamba else None,
+            decay=kind,
+            linear_state=config.linear_state,
+        )
+        if config.value_residual:
+            v_BTHV = qkv_BTC[..., 2 * config.keys :].unflatten(-1, (config.n_heads, -1))
+            v_BTHV = F.silu(v_BTHV) if config.use_silu else v_BTHV
+            o_BTHV = o_BTHV + self.value_residual.to(o_BTHV.dtype) * v_BTHV
+        return self._mix(x_BTD, o_BTHV), new_state
+
+    def _decay(self, x_BTD: Tensor) -> tuple[str, Tensor]:
+        """What the decay (B, T, H) is made of, and by which map: "mamba", "sigmoid", or "given" as it is."""
+        if self.config.decay == "mamba":
+            return "mamba", self.a_proj(x_BTD)
+        if self.config.decay == "simple":
+            return "sigmoid", self.beta_proj(x_BTD)
+        if self.config.decay == "constant":
+            decay_H = torch.sigmoid(_full(self.decay_logit))
+        else:
+            decay_H = x_BTD.new_ones(self.config.n_heads, dtype=compute_dtype(x_BTD))
+        return "given", decay_H.expand(*x_BTD.shape[:2], -1)
+
+    def _mix(self, x_BTD: Tensor, o_BTHV: Tensor) -> Tensor:
+        """Norm, gate, and one output of all heads."""
+        config = self.config
+        if config.use_output_norm:
+            o_BTHV = self.o_norm(o_BTHV)
+        if config.use_gate:
+            g_BTHV = self.g_proj(x_BTD).unflatten(-1, (config.n_heads, -1))
+            o_BTHV = o_BTHV * (F.silu(g_BTHV) if config.gate_activation == "silu" else torch.sigmoid(g_BTHV))
+        if config.head_mix in ("concat", "per_head"):
+            return self.o_proj(o_BTHV.flatten(2))
+        if config.head_mix == "sum":
+            return self.o_proj(o_BTHV.sum(2))
+        logits = self.head_weights if config.head_mix == "weighted_sum" else self.head_attn(x_BTD)
+        weights = torch.softmax(_full(logits), -1).to(o_BTHV.dtype)
+        return self.o_proj((o_BTHV * weights[..., None]).sum(2))
+
+    def backend(self) -> str:
+        return matrix.backend(self.qkv_proj.weight.device, self.config.n_state, self.config.head_values)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        config = self.config
+        blocks = self.qkv_proj.weight.split(config.keys) if config.tie_kv else (self.qkv_proj.weight,)
+        blocks += (
+            self.o_proj.weight.split(config.head_values, 1) if config.head_mix == "per_head" else (self.o_proj.weight,)
+        )
+        for name in ("a_proj", "beta_proj", "g_proj", "head_attn"):
+            if hasattr(self, name):
+                blocks += (getattr(self, name).weight,)
+        for block in blocks:
+            xavier_uniform_(block)
+        if config.use_conv:
+            self.conv.reset_parameters()
+        if config.decay == "mamba":
+            mamba_decay_(self.A_log, self.dt_bias)
+        elif config.decay == "constant":
+            nn.init.constant_(self.decay_logit, 4.0)
+        if config.use_write_gate:
+            bound = self.dim**-0.5
+            nn.init.uniform_(self.write_gate_proj.weight, -bound, bound)
+        if config.value_residual:
+            nn.init.ones_(self.value_residual)
+        if config.use_output_norm:
+            self.o_norm.reset_parameters()
+        if config.head_mix == "weighted_sum":
+            nn.init.constant_(self.head_weights, 1 / config.n_heads)
+
+    @classmethod
+    def state_spec(cls, dim: int, config: E88Config) -> StateSpec:
+        spec: StateSpec = {"S": ((config.n_heads, config.n_state, config.head_values), torch.float32)}
+        if config.use_conv:
+            spec["conv"] = ((CONV_WIDTH - 1, config.projected), torch.float32)
+        return spec
+
+
+def _full(x: Tensor) -> Tensor:
+    return x.to(compute_dtype(x))

@@ -1,0 +1,67 @@
+import pytest
+import torch
+from elman_e88.op import e88_fused, matrix
+
+from elman_core.kernels import KernelError, matrix_state
+from elman_core.kernels.matrix_spec import case, make_inputs
+from elman_core.testing import KernelContract
+
+
+class TestE88Kernel(KernelContract):
+    spec = matrix.spec()
+
+
+@pytest.mark.parametrize(
+    "size", [(6, 8, torch.bfloat16), (132, 8, torch.bfloat16), (16, 5000, torch.float32), (16, 16, torch.float64)]
+)
+def test_unsupported_sizes_raise_before_anything_is_compiled_and_name_what_there_is(
+    size: tuple[int, int, torch.dtype],
+) -> None:
+    with pytest.raises(KernelError, match="multiples of 4 from 4 to 128"):
+        matrix.load("cuda", matrix_state._Build(*size, False, False, "0000"))
+
+
+def test_the_fused_form_refuses_columns_that_its_heads_do_not_fill() -> None:
+    with pytest.raises(ValueError, match="do not fill"):
+        e88_fused(torch.randn(1, 2, 25), torch.randn(1, 2, 2), n_state=4, decay="sigmoid")
+
+
+def test_a_mamba_decay_needs_its_parameters() -> None:
+    with pytest.raises(ValueError, match="A_log and dt_bias"):
+        e88_fused(torch.randn(1, 2, 24), torch.randn(1, 2, 2), n_state=4, decay="mamba")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [64, 40])
+def test_a_workspace_in_slices_gives_the_same_gradients(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU here")
+    problem = case((5, 33, 2, 64, columns), torch.bfloat16)
+    drawn = make_inputs(problem, torch.Generator().manual_seed(0))
+    inputs = {k: x.cuda().requires_grad_() for k, x in drawn.items() if x is not None}
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        o, state = matrix(*(inputs[n] for n in ("q", "k", "v", "decay")), None, inputs["S0"], backend="cuda")
+        return torch.autograd.grad([o, state], list(inputs.values()), [torch.ones_like(o), torch.ones_like(state)])
+
+    whole = gradients()
+    monkeypatch.setattr(matrix_state, "WORKSPACE", 1)
+    assert all(torch.equal(a, b) for a, b in zip(whole, gradients(), strict=True))
+
+
+@pytest.mark.gpu
+def test_a_sequence_in_pieces_equals_the_whole_on_the_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU here")
+    drawn = make_inputs(case((2, 48, 3, 16, 16), torch.bfloat16), torch.Generator().manual_seed(0))
+    q, k, v, decay = (drawn[n].cuda() for n in ("q", "k", "v", "decay"))  # type: ignore[union-attr]
+    with torch.no_grad():
+        o, last = matrix(q, k, v, decay, backend="cuda")
+        state, pieces = None, []
+        for first, end in ((0, 1), (1, 18), (18, 48)):
+            piece, state = matrix(
+                q[:, first:end], k[:, first:end], v[:, first:end], decay[:, first:end], None, state, backend="cuda"
+            )
+            pieces.append(piece)
+    torch.testing.assert_close(torch.cat(pieces, 1), o)
+    torch.testing.assert_close(state, last)

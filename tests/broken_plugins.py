@@ -1,0 +1,113 @@
+"""Small plugins, most of them broken in one way, built into wheels and installed each into a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "elman-{name}"
+version = "{version}"
+dependencies = [{dependencies}]
+[project.entry-points.elman]
+{name} = "elman_{name}"
+[tool.hatch.build.targets.wheel]
+packages = ["elman_{name}"]
+"""
+
+GOOD = """
+from dataclasses import dataclass
+from typing import Literal
+from elman_core.registry import ConfigError, Variant, hookimpl, option
+
+@dataclass(frozen=True)
+class Config:
+    width: int = option(8, "a size", ge=4, le=64, multiple_of=4)
+    rate: float = option(0.5, "a rate", gt=0, lt=1)
+    gate: Literal["none", "silu"] = option("none", "a gate")
+    bias: bool = option(True, "a switch")
+
+class Mixer:
+    pass
+
+def validate(dim, config):
+    if dim % config.width:
+        raise ConfigError(f"width {{dim}} is no multiple of {{config.width}}; nearest: {{dim // config.width * config.width}}")
+
+@hookimpl
+def elman_variants():
+    yield Variant(name="{variant}", summary="a test", equation="h = x", config=Config, mixer=Mixer, validate=validate,
+                  presets={{"wide": {{"width": 64}}}}, aliases={{"Level7": "wide"}}, requires=({requires}))
+"""
+
+SOURCES = {
+    "good": GOOD.format(variant="good", requires=""),
+    "twin": GOOD.format(variant="good", requires=""),
+    "needy": GOOD.format(variant="needy", requires="'no_such_library', 'no_such_package.part',"),
+    "newer": GOOD.format(variant="newer", requires=""),
+    "importerror": "raise RuntimeError('first line\\nsecond line')\n",
+    "exits": "raise SystemExit(3)\n",
+    "misspelt": GOOD.format(variant="misspelt", requires="").replace("def elman_variants", "def elman_variant"),
+    "argument": GOOD.format(variant="argument", requires="")
+    + "\n@hookimpl\ndef elman_step_end(run, step, metric):\n    pass\n",
+    "unmarked": GOOD.format(variant="unmarked", requires="") + "\ndef elman_step_end(run, step, metrics):\n    pass\n",
+    "nohook": "x = 1\n",
+    "returns": "from elman_core.registry import hookimpl\n@hookimpl\ndef elman_variants():\n    return None\n",
+    "wrongthing": "from elman_core.registry import hookimpl\n@hookimpl\ndef elman_variants():\n    yield 'wrongthing'\n",
+    "badpreset": GOOD.format(variant="badpreset", requires="").replace('{"width": 64}', '{"width": 65}'),
+}
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Installed plugins, each in `root/NAME`; a process sees those that its PYTHONPATH names."""
+
+    root: Path
+
+    def run(
+        self, code: str, *names: str, only: str | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run Python code, or a command of elman where `code` starts with "elman ", with the named plugins installed.
+
+        Args:
+            only: ELMAN_PLUGINS; by default the named ones, so that nothing else is loaded.
+        """
+        env = {k: v for k, v in os.environ.items() if not k.startswith("ELMAN_")}
+        env |= {"PYTHONPATH": os.pathsep.join(str(self.root / n) for n in names), **environment}
+        env["ELMAN_PLUGINS"] = ",".join(names) if only is None else only
+        if code.startswith("elman "):
+            command = [sys.executable, "-m", "elman_core", *code.split()[1:]]
+        else:
+            command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+
+def install_all(folder: Path) -> Shelf:
+    """Build every plugin into a wheel and install it, without a network."""
+    for name, source in SOURCES.items():
+        package = folder / "src" / name / f"elman_{name}"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(source)
+        needs = '"elman-core>=9,<10"' if name == "newer" else '"elman-core>=0.1"'
+        (package.parent / "pyproject.toml").write_text(PYPROJECT.format(name=name, version="1.2.3", dependencies=needs))
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder / "wheels")]
+    pip(*build, *(str(folder / "src" / n) for n in SOURCES))
+    for name in SOURCES:
+        pip(
+            "install", "--no-deps", "--no-index", "--no-compile", "--target", str(folder / "site" / name),
+            str(next((folder / "wheels").glob(f"elman_{name}-*.whl"))),
+        )  # fmt: skip
+    return Shelf(folder / "site")
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,66 @@
+"""Tiny ladders of every installed variant, for the tests of what users of transformers expect."""
+
+import contextlib
+
+import torch
+
+from elman_core.model import LadderConfig, LadderForCausalLM
+from elman_core.registry import ConfigError, list_variants, resolve
+
+TEXT = b"the quick brown fox jumps over the lazy dog, and again: " * 8
+PROMPT = torch.tensor([list(TEXT[:9]), list(TEXT[30:39])])
+GREEDY = {"max_new_tokens": 8, "do_sample": False}
+
+
+def width(name):
+    """The smallest of a few widths that a variant's default options allow."""
+    found = resolve(name)
+    for dim in (16, 64, 128):
+        with contextlib.suppress(ConfigError):
+            found.variant.check(dim, found.config)
+            return dim
+    raise AssertionError(f"{name} needs a width that these tests do not try")
+
+
+def mixers(name):
+    """The mixers of one small layer of a variant."""
+    found = resolve(name)
+    return [found.variant.branch(rung)(width(name), found.config, rung) for rung in range(found.variant.rungs)]
+
+
+VARIANTS = sorted(list_variants())
+CONSTANT = [v for v in VARIANTS if all(m.state_growth == "constant" for m in mixers(v))]
+RAW = {  # matrices that are no linear layer's: LoRA reaches them by name
+    v: [n for m in mixers(v) for n, p in m.named_parameters() if p.ndim == 2 and not n.endswith(".weight")]
+    for v in VARIANTS
+}
+
+
+def tiny(variant, depth=2, seed=0, dtype=torch.float64, **config):
+    """A model whose predictions are far from uniform, in evaluation mode; no byte ends its texts."""
+    torch.manual_seed(seed)
+    model = LadderForCausalLM(
+        LadderConfig(variant=variant, hidden_size=width(variant), num_hidden_layers=depth, **config)
+    )
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(20)
+    model.generation_config.eos_token_id = None
+    return model.to(dtype).eval()
+
+
+def train_folder(folder):
+    """Arguments of a quiet, short Trainer run on the CPU."""
+    return {
+        "output_dir": str(folder),
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "lr_scheduler_type": "constant",
+        "seed": 1,
+    }
+
+
+def examples(count=8, length=24):
+    return [{"input_ids": list(TEXT[i * 7 : i * 7 + length])} for i in range(count)]

@@ -1,0 +1,37 @@
+"""The README's tables come from the committed result files and from nowhere else."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def readme():
+    spec = importlib.util.spec_from_file_location("readme_tables", ROOT / "benchmarks" / "readme.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_says_what_the_result_files_say(readme):
+    text = (ROOT / "README.md").read_text()
+    assert readme.rendered(text) == text, "run: python benchmarks/readme.py"
+
+
+def test_a_changed_result_changes_the_readme(readme, tmp_path, monkeypatch):
+    for name in ("dense_h200.json", "matrix_state_h200.json"):
+        data = json.loads((readme.RESULTS / name).read_text())
+        data["commit"] = "0123456789ab"
+        (tmp_path / name).write_text(json.dumps(data))
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    text = (ROOT / "README.md").read_text()
+    assert readme.rendered(text).count("0123456789ab") == 2
+
+
+def test_missing_marks_are_said(readme):
+    with pytest.raises(ValueError, match="no marks for the table 'dense'"):
+        readme.rendered("# nothing\n")

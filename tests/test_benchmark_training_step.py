@@ -1,0 +1,81 @@
+"""The benchmark of training steps runs on a CPU at tiny sizes: the figures mean nothing there, the table must be whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from elman_core.registry import list_variants, parse_size, resolve
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "training_step.py"
+TINY = ["--device", "cpu", "--sizes", "tiny", "--batches", "2", "--length", "12", "--warm", "1", "--steps", "3"]
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("training_step", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_variant_and_its_reasons_are_in_the_table(benchmark: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    only = ["--only", "lstm,transformer,llama", "--settings", "eager,graph"]
+    rows = benchmark.main([*TINY, *only, "--out", str(out)])
+    assert [(r["name"], r["setting"]) for r in rows] == [
+        ("lstm", "eager"), ("lstm", "graph"), ("transformer", "eager"), ("transformer", "graph"), ("llama", "eager"),
+    ]  # fmt: skip
+    for row in rows:
+        if row["setting"] == "graph":
+            assert row["reason"] == "RuntimeError: CUDA graphs need a GPU"
+        else:
+            assert row["tok_s"] == pytest.approx(2 * 12 / (row["ms"] / 1e3), rel=0.02)
+            assert row["ms_p10"] <= row["ms"] <= row["ms_p90"]
+    written = json.loads(out.read_text())
+    assert written["rows"] == rows
+    report = out.with_suffix(".md").read_text()
+    assert "| transformer@64x1 | 82,112 | 2 | eager |" in report
+    assert "llama 64x1 (peer)" in report
+    again = benchmark.main([*TINY, *only, "--out", str(out), "--add"])
+    assert again == rows, "rows that are there are not measured again"
+
+
+def test_the_trainers_own_step_is_what_is_timed(benchmark: ModuleType, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(bytes(range(256)) * 256)
+    with benchmark.trainer("lstm@16x1", 2, 8, "cpu", text) as made:
+        before = [p.clone() for p in made.model.parameters()]
+        made.train_step()
+        made.train_step()
+        assert made.step == 2
+        assert any(not torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("size", "target"), [("50M", 50e6), ("100M", 100e6)])
+def test_the_sizes_are_near_what_they_are_called(benchmark: ModuleType, size: str, target: float) -> None:
+    known = [n for n in list_variants() if n in benchmark.SIZES[size]]
+    assert known
+    for variant in known:
+        name, width, depth = parse_size(benchmark.shape(variant, size))
+        assert width is not None
+        assert depth is not None
+        found = resolve(name)
+        found.variant.check(width, found.config)
+        assert found.variant.param_count is not None
+        layer = found.variant.param_count(width, found.config) + found.variant.rungs * width
+        assert abs((257 * width + depth * layer) / target - 1) < 0.06, name
+
+
+def test_a_failure_is_a_row_with_its_reason(benchmark: ModuleType) -> None:
+    def fails() -> dict:
+        raise ValueError("first line\nsecond")
+
+    assert benchmark.row_of(fails) == {"reason": "ValueError: first line"}

@@ -1,0 +1,158 @@
+"""`elman list`, `show`, `size` and `doctor`: what they print is what is built."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from elman_core import LadderConfig, LadderForCausalLM
+from elman_core.cli import main
+from elman_core.cli._text import table
+from elman_core.cli.inspect import _number
+from elman_core.experiments.size import TOLERANCE, count, solve_depth, solve_width
+from elman_core.registry import ConfigError, plugins, resolve
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def read(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    return json.loads(run(capsys, *words, "--json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("e42@1536x6", 42_880_512),
+        ("e1@1280x6", 49_496_320),
+        ("e88:h32n16@1536x20", 64_324_352),
+        ("e88:h24n24@1536x20", 71_942_592),
+        ("e88:h8n32@1920x20", 40_160_960),
+        ("E88f_h32n16@1536x20", 64_324_352),
+    ],
+)
+def test_show_counts_the_published_sizes_exactly(
+    capsys: pytest.CaptureFixture[str], name: str, parameters: int
+) -> None:
+    facts = read(capsys, "show", name)
+    assert facts["parameters"] == parameters
+    dim, depth = facts["width"], facts["depth"]
+    assert facts["layer"] * depth + 257 * dim == parameters  # the norm in front of a layer counts with it
+
+
+def test_show_prints_options_with_ranges_presets_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "show", "e42:radius099", "--set", "expansion=2", "--set", "model.options.use_conv=true")
+    for wanted in (
+        "h_t = W x_t",
+        "elman-e42==",
+        "0.99",
+        "greater than 0.0, at most 2.0",
+        "e42:mamba2_init",
+        "42,880,512",
+    ):
+        assert wanted in text.replace("at most 2.0, greater than 0.0", "greater than 0.0, at most 2.0"), wanted
+    options = {o["name"]: o["value"] for o in read(capsys, "show", "e42:radius099", "--set", "expansion=2")["options"]}
+    assert options["expansion"] == 2.0
+    assert options["spectral_radius"] == 0.99
+
+
+@pytest.mark.parametrize("name", sorted(plugins().installed))
+def test_show_works_for_every_variant_with_one_layer(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    facts = read(capsys, "show", f"{name}@128x1")
+    assert facts["parameters"] == facts["layer"] + 257 * 128
+    assert {o["name"] for o in facts["options"]} == set(resolve(name).options)
+
+
+def test_list_names_every_variant_once(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = read(capsys, "list")
+    assert [r["name"] for r in rows] == sorted(plugins().installed)
+    assert {r["state"] for r in rows} == {"ok"}
+    assert len(run(capsys, "list").splitlines()) >= 1 + len(rows)
+
+
+@pytest.mark.parametrize("name", ["e1", "e42:radius099", "e88", "gru"])
+def test_size_finds_the_width_and_counts_what_is_built(name: str) -> None:
+    found = resolve(name)
+    best = solve_width(found, 5_000_000, 4)[0]
+    assert abs(best.off) <= TOLERANCE
+    config = LadderConfig(variant=name, hidden_size=best.width, num_hidden_layers=4)
+    with torch.device("meta"):
+        model = LadderForCausalLM(config)
+    assert sum(p.numel() for p in model.parameters()) == best.parameters
+    assert best.off == best.parameters / 5_000_000 - 1
+
+
+def test_size_prefers_multiples_of_128() -> None:
+    best = solve_width(resolve("e42"), 100_000_000, 20)[0]
+    assert (best.width, best.parameters) == (1280, 98_684_160)
+
+
+def test_size_finds_the_depth() -> None:
+    found = resolve("e42")
+    sizes = solve_depth(found, 43_000_000, 1536)
+    assert (sizes[0].depth, sizes[0].parameters) == (6, 42_880_512)
+    assert all(s.parameters == count(found, s.width, s.depth) for s in sizes)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("100M", 10**8), ("1.3B", 1_300_000_000), ("480_000", 480_000), ("64k", 64_000), ("7", 7)]
+)
+def test_numbers_of_parameters_are_read(text: str, number: int) -> None:
+    assert _number(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "M", "-3M", "0", "1e400", "nan", "many"])
+def test_other_numbers_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="a number of parameters is written"):
+        _number(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("size", "e42", "--params", "1M"), "one of --depth"),
+        (("size", "e42", "--params", "1M", "--depth", "2", "--dim", "64"), "one of --depth"),
+        (("show", "e42", "--set", "expansion"), "--set takes"),
+        (("show", "e42", "--set", "expansion=100"), "at most 64"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
+) -> None:
+    assert main(list(words)) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_doctor_names_machine_plugins_and_back_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    sections = read(capsys, "doctor")
+    assert list(sections) == ["machine", "kernels", "plugins", "variants"]
+    rows = {(title, r["what"]): r for title, found in sections.items() for r in found}
+    assert rows["machine", "torch"]["is"].startswith(torch.__version__)
+    assert rows["plugins", "elman-e42"]["is"].endswith(": e42")
+    assert "backend" in rows["variants", "e42"]["is"]
+    assert all(r["fix"] for r in rows.values() if r["state"] in ("missing", "broken"))
+
+
+def test_doctor_says_how_to_get_a_missing_compiler(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    rows = {r["what"]: r for r in read(capsys, "doctor")["kernels"]}
+    assert rows["C++ compiler"]["state"] == "missing"
+    assert "install" in rows["C++ compiler"]["fix"]
+
+
+def test_tables_align_and_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "48")
+    text = table([["a", "1", "one two three four five six seven"], ["long", "1000", "x"]], ("name", "number", ""))
+    assert text.splitlines()[0] == "  name  number"
+    assert text.splitlines()[1] == "  a          1  one two three four five six"
+    assert text.splitlines()[2] == "                seven"
+    assert text.splitlines()[3] == "  long    1000  x"

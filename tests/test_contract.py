@@ -1,0 +1,142 @@
+"""The contract itself is tested: a sound mixer passes all of it, and each broken one fails the tests meant for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from broken_mixers import BROKEN, Sound, SoundConfig, count, validate
+from torch.autograd.gradcheck import GradcheckError
+
+from elman_core.registry import ConfigError, Installed, Mixer, Variant, plugins
+from elman_core.testing import KernelContract, VariantContract
+from elman_core.testing.mixer_contract import MixerContract
+
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"gate": "silu", "bias": False})
+
+
+class Contract(VariantContract):
+    __test__ = False
+    variant = "subject"
+    options = OPTIONS
+
+
+@pytest.fixture
+def install() -> Iterator[Callable[..., None]]:
+    def put(mixer: type[Mixer], **changes: Any) -> None:
+        settings: dict[str, Any] = {
+            "summary": "a subject", "equation": "h = tanh(W x + U h)", "param_count": count, "validate": validate,
+            "presets": {"gated": {"gate": "silu"}}, "aliases": {"old": "gated"}, **changes,
+        }  # fmt: skip
+        variant = Variant("subject", config=settings.pop("config", SoundConfig), mixer=mixer, **settings)
+        plugins().installed["subject"] = Installed(variant, "elman-subject", "1.0")
+
+    yield put
+    plugins().installed.pop("subject", None)
+
+
+def run(name: str, tmp_path: Path) -> None:
+    """One test of the contract, with every set of options; raises as the test does."""
+    test = getattr(Contract(), name)
+    wanted = inspect.signature(test).parameters
+    for i, opts in enumerate(OPTIONS if "opts" in wanted else ({},)):
+        folder = tmp_path / f"{name}-{i}"
+        folder.mkdir()
+        given = {"opts": opts, "branch": 0, "tmp_path": folder}
+        torch.manual_seed(0)
+        test(**{k: v for k, v in given.items() if k in wanted})
+
+
+@pytest.fixture(autouse=True)
+def _poison() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# The subject is not installed where another process would look for it; the plugins' own tests run that one.
+IN_PROCESS = [n for n in dir(VariantContract) if n.startswith("test_") and "checkpoint_computes" not in n]
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_a_sound_mixer_passes(install: Callable[..., None], name: str, tmp_path: Path) -> None:
+    install(Sound)
+    run(name, tmp_path)
+
+
+@pytest.mark.parametrize(("mixer", "name"), [(m, t) for m, tests in BROKEN.items() for t in tests])
+def test_a_broken_mixer_is_caught(install: Callable[..., None], mixer: type[Mixer], name: str, tmp_path: Path) -> None:
+    install(mixer)
+    with pytest.raises((AssertionError, pytest.fail.Exception, GradcheckError)):
+        run(name, tmp_path)
+
+
+def test_every_test_of_the_mixer_contract_catches_something() -> None:
+    caught = {t for tests in BROKEN.values() for t in tests}
+    assert caught >= {n for n in vars(MixerContract) if n.startswith("test_")}
+
+
+def test_checks_that_allocate_are_caught(install: Callable[..., None], tmp_path: Path) -> None:
+    install(Sound, validate=lambda dim, _: torch.zeros(dim))
+    with pytest.raises(AssertionError, match="while sizes were checked"):
+        run("test_sizes_are_refused_before_anything_is_allocated", tmp_path)
+
+
+def test_a_preset_that_cannot_be_built_is_caught(install: Callable[..., None], tmp_path: Path) -> None:
+    install(Sound, presets={"odd": {"no_such_option": 1}})
+    with pytest.raises(ConfigError):
+        run("test_presets_and_aliases_build", tmp_path)
+
+
+@pytest.mark.parametrize("broken", [{"summary": "two\nlines"}, {"equation": ""}, {"summary": ""}])
+def test_a_variant_that_does_not_describe_itself_is_caught(
+    install: Callable[..., None], broken: dict[str, Any], tmp_path: Path
+) -> None:
+    install(Sound, **broken)
+    with pytest.raises(AssertionError):
+        run("test_variant_describes_itself", tmp_path)
+
+
+def test_a_weakened_contract_is_caught() -> None:
+    class Weak(VariantContract):
+        __test__ = False
+        variant = "subject"
+
+        def test_pieces_equal_whole(self) -> None: ...
+
+    class Lenient(VariantContract):
+        __test__ = False
+        variant = "subject"
+
+        def input(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return torch.zeros(1, 1, 16)
+
+    class Honest(VariantContract):
+        __test__ = False
+        variant = "subject"
+        options = ({"gate": "silu"},)
+
+        @pytest.mark.xfail(reason="its state cannot be cut")
+        def test_pieces_equal_whole(self) -> None:
+            super().test_pieces_equal_whole({}, 0)
+
+        def test_something_of_its_own(self) -> None: ...
+
+    for cls in (Weak, Lenient):
+        with pytest.raises(AssertionError, match="without xfail"):
+            cls().test_contract_is_not_weakened()
+    Honest().test_contract_is_not_weakened()
+
+    class WeakKernel(KernelContract):
+        __test__ = False
+
+        def test_operator_passes_opcheck(self) -> None: ...
+
+    with pytest.raises(AssertionError, match="without xfail"):
+        WeakKernel().test_contract_is_not_weakened()
+    with pytest.raises(TypeError, match="replaces test_contract_is_not_weakened"):
+        type("Sly", (VariantContract,), {"test_contract_is_not_weakened": None})

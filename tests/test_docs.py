@@ -1,0 +1,187 @@
+"""The documentation is true: hooks and their arguments, environment variables, commands, links, tutorial, README."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from broken_plugins import pip
+
+from elman_core.cli import build_app
+from elman_core.cli._scaffold import render
+from elman_core.registry import hookspecs, plugins
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "plugins").glob("*/README.md"))]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BIN = Path(sys.executable).parent
+
+
+def commands() -> dict[str, typer.main.TyperGroup]:
+    return typer.main.get_command(build_app()).commands  # type: ignore[attr-defined]
+
+
+def test_every_hook_is_documented_with_its_exact_arguments() -> None:
+    text = (ROOT / "docs/reference/hooks.md").read_text(encoding="utf-8")
+    hooks = {n: f for n, f in vars(hookspecs).items() if n.startswith("elman_")}
+    expected = {f"### `{n}({', '.join(inspect.signature(f).parameters)})`" for n, f in hooks.items()}
+    assert {line for line in text.splitlines() if line.startswith("### ")} == expected
+
+
+def test_every_environment_variable_is_documented() -> None:
+    text = (ROOT / "docs/reference/environment.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(ELMAN_[A-Z_]+)`", text, flags=re.MULTILINE))
+    used = set()
+    for folder in ("elman_core", "plugins", "baselines", "csrc_common", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            source = path.read_text(encoding="utf-8")
+            used |= set(re.findall(r"environ(?:\.get\(|\.setdefault\(|\[)\s*\"(ELMAN_[A-Z_]+)\"", source))
+            used |= set(re.findall(r"getenv\(\"(ELMAN_[A-Z_]+)\"", source))
+    assert used, "no variable found: the pattern is out of date"
+    assert documented == {name for name in used if not name.startswith("ELMAN_TEST_")}
+
+
+def test_every_exit_code_is_documented() -> None:
+    text = (ROOT / "docs/reference/environment.md").read_text(encoding="utf-8")
+    from elman_core.registry import errors
+
+    codes = {c.exit_code for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, errors.ElmanError)}
+    documented = {int(c) for c in re.findall(r"^\| (\d+) \|", text, flags=re.MULTILINE)}
+    assert codes | {0, 130, 143} <= documented
+
+
+def test_the_reference_of_commands_is_their_help() -> None:
+    command = [sys.executable, str(ROOT / "docs/commands.py")]
+    wanted = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8") == wanted, "type: make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_commands_in_the_text_exist_with_their_flags(page: Path) -> None:
+    known = commands()
+    text = page.read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL) for line in block.splitlines()]
+    lines += re.findall(r"`(elman [a-z][^`]*)`", text)
+    for line in lines:
+        for words in re.findall(r"(?:^|[/ ])elman ([a-z]+[^&|;]*)", line):
+            name, *rest = words.split()
+            assert name in known, f"{page.name}: there is no command 'elman {name}'"
+            group = known[name]
+            if rest and rest[0] in getattr(group, "commands", {}):
+                group = group.commands[rest.pop(0)]
+            flags = {f for p in group.params for f in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
+            used = {w.partition("=")[0] for w in rest if w.startswith("--")}
+            assert used <= flags, f"{page.name}: elman {name} has no {used - flags}"
+
+
+def test_every_variant_of_this_repository_has_a_page() -> None:
+    index = (ROOT / "docs/variants/README.md").read_text(encoding="utf-8")
+    for name, entry in plugins().installed.items():
+        if entry.package in ("elman-baselines", *(f"elman-{p.name}" for p in (ROOT / "plugins").iterdir())):
+            assert f"`{name}`" in index, f"docs/variants/README.md does not list {name}"
+
+
+def test_every_decision_is_listed() -> None:
+    index = (ROOT / "docs/decisions/README.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs/decisions").glob("0*.md"):
+        number = int(page.name[:4])
+        assert page.read_text(encoding="utf-8").startswith(f"# {number}. ")
+        assert f"{number}. [" in index
+        assert page.name in index
+
+
+# the tutorial --------------------------------------------------------------------------------------------------------
+
+
+def edits() -> list[tuple[str, str]]:
+    """(file, body of its diff) of every edit in the tutorial, in order."""
+    text = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    return re.findall(r"<!-- edit (\S+) -->\n```diff\n(.*?)```", text, flags=re.DOTALL)
+
+
+def apply(text: str, diff: str) -> str:
+    """Replace each run of lines with - by the run of lines with + that follows; + without - goes above the local imports."""
+    for old, new in re.findall(r"((?:^-.*\n)*)((?:^\+.*\n)+)", diff, flags=re.MULTILINE):
+        before, after = (re.sub(r"^[-+]", "", part, flags=re.MULTILINE) for part in (old, new))
+        if before:
+            assert text.count(before) == 1, f"the template no longer holds\n{before}"
+            text = text.replace(before, after)
+        else:
+            text = text.replace("\nfrom .", f"{after}\nfrom .", 1)
+    return text
+
+
+def test_the_tutorial_works(tmp_path: Path) -> None:
+    folder, _ = render("e99", tmp_path)
+    assert len(edits()) == 3
+    for file, diff in edits():
+        (folder / file).write_text(apply((folder / file).read_text(), diff))
+    site = tmp_path / "site"
+    pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site), str(folder))
+    env = {**os.environ, "PYTHONPATH": str(site), "ELMAN_CACHE": str(tmp_path / "cache"), "ELMAN_PLUGINS": "e99"}
+    wanted = "pieces_equal or finite_differences or bf16"
+    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-k", wanted]
+    done = subprocess.run([*test, "tests"], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    if shutil.which("g++") is None and os.environ.get("ELMAN_REQUIRE_HOST", "0") in ("", "0"):
+        pytest.skip("no g++ for the host build of the tutorial's cell")
+    verify = [sys.executable, "-m", "elman_core", "verify", "e99", "--backend", "host", "--dtype", "fp64"]
+    done = subprocess.run(verify, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    header = site / "elman_e99/csrc/e99_cell.h"
+    header.write_text(header.read_text().replace("Math::sigmoid(h)) + gh;", "Math::sigmoid(h));"))
+    done = subprocess.run(verify, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 5, "a cell that drops a gradient must fail"
+
+
+# the README ----------------------------------------------------------------------------------------------------------
+
+
+def readme_commands() -> list[str]:
+    return re.findall(r"```bash\n(python3 -m venv .*?)\n```", README)
+
+
+def test_the_readme_sets_up_a_fresh_machine_with_two_commands() -> None:
+    demo, test = readme_commands()
+    start = "python3 -m venv .venv && .venv/bin/pip install -r "
+    assert demo == f"{start}requirements.txt && .venv/bin/elman demo"
+    assert test == f"{start}requirements-dev.txt && .venv/bin/python -m pytest -n auto"
+    ci = (ROOT / ".ci/run").read_text()
+    marks = re.findall(r"<!-- test command -->\n```bash\n(.*)\n```", README)
+    assert marks == [test]
+    assert "<!-- test command -->" in ci
+
+
+def test_the_readmes_demo_command_works(tmp_path: Path) -> None:
+    """The last part of the first command, as it stands there, with a few steps of training instead of minutes."""
+    demo = readme_commands()[0].rpartition(" && ")[2].replace(".venv/bin", str(BIN))
+    words = [*demo.split(), "--steps", "3", "--out", str(tmp_path / "run")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert (checkpoint / "model.safetensors").is_file()
+    assert "AutoModelForCausalLM.from_pretrained" in done.stdout
+    python = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[0]
+    assert len([line for line in python.splitlines() if line.strip()]) <= 6
+    path = re.findall(r'"(runs/[^"]*)"', python)
+    assert path
+    done = subprocess.run(
+        [sys.executable, "-c", python.replace(path[0], str(checkpoint))], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 50

@@ -1,0 +1,172 @@
+"""`elman generate` and `elman export` as a user types them."""
+
+import io
+import json
+import resource
+import shutil
+import signal
+
+import pytest
+import torch
+import toy_mixers
+from safetensors.torch import load_file, save_file
+
+from elman_core.cli import main
+from elman_core.model import LadderForCausalLM, LadderLM
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch):
+    toy_mixers.install()
+    torch.manual_seed(0)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    yield
+    toy_mixers.uninstall()
+
+
+@pytest.fixture
+def run(tmp_path):
+    model = LadderLM("toy", dim=16, depth=1)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(20)
+    folder = tmp_path / "run" / "checkpoints" / "step-00000010"
+    model.save_pretrained(folder)
+    return tmp_path / "run"
+
+
+def elman(capsys, *words):
+    code = main([str(w) for w in words])
+    return code, *capsys.readouterr()
+
+
+def test_generate_writes_text_and_repeats_with_a_seed(run, capsys):
+    first, second, other = (elman(capsys, "generate", run, "-p", "hello", "-n", 40, "--seed", s) for s in (1, 1, 2))
+    assert first == second != other
+    assert (first[0], other[0]) == (0, 0)
+    assert first[1].endswith("\n")
+    assert len(first[1]) > 10
+
+
+def test_prompts_come_from_an_option_a_file_or_standard_input(run, capsys, tmp_path, monkeypatch):
+    greedy = ("-n", 20, "-t", 0, "--stop", "none")
+    expected = elman(capsys, "generate", run, "-p", "hé\x1e", *greedy)
+    file = tmp_path / "prompt"
+    file.write_bytes("hé\x1e".encode())
+    assert elman(capsys, "generate", run, "-f", file, *greedy) == expected
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    assert elman(capsys, "generate", run, "-", *greedy) == expected
+    assert elman(capsys, "generate", run, "-p", "other", *greedy) != expected
+
+
+def test_several_samples_are_numbered(run, capsys):
+    code, out, _ = elman(capsys, "generate", run, "-n", 15, "--num", 3, "--seed", 1)
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("--- ")] == ["--- 1 of 3", "--- 2 of 3", "--- 3 of 3"]
+
+
+def test_a_stop_byte_ends_the_text(run, capsys):
+    _, whole, _ = elman(capsys, "generate", run, "-p", "x", "-n", 60, "-t", 0, "--stop", "none")
+    model = LadderForCausalLM.from_pretrained(run / "checkpoints" / "step-00000010").eval()
+    ids = model.generate(torch.tensor([[120]]), max_new_tokens=60, do_sample=False, eos_token_id=None)[0, 1:].tolist()
+    assert whole == bytes(ids).decode("utf-8", "replace") + "\n"
+    stop = ids[7]
+    _, cut, _ = elman(capsys, "generate", run, "-p", "x", "-n", 60, "-t", 0, "--stop", hex(stop))
+    assert cut == bytes(ids[: ids.index(stop)]).decode("utf-8", "replace") + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("none-such",), "there is no folder 'none-such'"),
+        (("RUN", "-t", "-1"), "temperature must be 0 or more"),
+        (("RUN", "--top-p", "0"), "top-p must be above 0"),
+        (("RUN", "--stop", "0x1ff"), "--stop is a byte"),
+        (("RUN", "extra"), "unexpected 'extra'"),
+        (("RUN", "-", "-p", "x"), "give one prompt"),
+        (("RUN", "-f", "none-such"), "none-such cannot be read"),
+        (("RUN", "--device", "tpu9"), "there is no device 'tpu9'"),
+        (("RUN", "--num", "0"), "num"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words, message, run, capsys):
+    code, out, err = elman(capsys, "generate", *(run if w == "RUN" else w for w in words))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_truncated_checkpoint_and_a_missing_plugin_exit_with_2(run, capsys):
+    checkpoint = run / "checkpoints" / "step-00000010"
+    toy_mixers.uninstall()
+    code, _, err = elman(capsys, "generate", run)
+    assert code == 2
+    assert "made with toy-package==1.2.3: pip install toy-package" in err
+    toy_mixers.install()
+    (checkpoint / "model.safetensors").write_bytes(b"123")
+    code, _, err = elman(capsys, "generate", run)
+    assert code == 2
+    assert "model.safetensors is truncated" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_export_writes_a_model_that_loads(run, capsys, tmp_path):
+    code, out, err = elman(capsys, "export", run, tmp_path / "out", "--dtype", "bf16")
+    assert (code, err) == (0, "")
+    assert "in bfloat16" in out
+    model = LadderForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert model.dtype == torch.bfloat16
+    assert model.model.layers[0].mixer.rec.dtype == torch.float32  # its mixer says so
+    assert {p.name for p in (tmp_path / "out").iterdir()} >= {"tokenizer.json", "README.md", "modeling_ladder_hub.py"}
+    assert not [p for p in tmp_path.iterdir() if "partial" in p.name]
+
+
+def test_export_keeps_the_weights_bit_for_bit_and_an_edited_card(run, capsys, tmp_path):
+    checkpoint = run / "checkpoints" / "step-00000010"
+    (checkpoint / "README.md").write_text("my card")
+    assert elman(capsys, "export", run, tmp_path / "out")[0] == 0
+    before, after = (load_file(f / "model.safetensors") for f in (checkpoint, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[n], after[n]) for n in before)
+    assert (tmp_path / "out" / "README.md").read_text() == "my card"
+    configs = [json.loads((f / "config.json").read_text()) for f in (checkpoint, tmp_path / "out")]
+    assert configs[0] == configs[1]
+
+
+def test_export_of_the_last_weights(run, capsys, tmp_path):
+    checkpoint = run / "checkpoints" / "step-00000010"
+    last = {n: t + 1 for n, t in load_file(checkpoint / "model.safetensors").items()}
+    (checkpoint / "state").mkdir()
+    save_file(last, checkpoint / "state" / "last.safetensors", {"format": "pt"})
+    for weights, shift in (("average", 0), ("last", 1)):
+        assert elman(capsys, "export", run, tmp_path / weights, "--weights", weights)[0] == 0
+        out = load_file(tmp_path / weights / "model.safetensors")
+        assert all(
+            torch.equal(out[n], last[n] - 1 + shift) or torch.equal(out[n], last[n]) == bool(shift) for n in last
+        )
+        assert torch.equal(out["model.norm.weight"], torch.full((16,), 1.0 + shift))
+
+
+def test_export_to_a_full_disk_is_one_line_and_leaves_nothing(run, capsys, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, before[1]))  # writing beyond it fails, as on a full disk
+    try:
+        code, _, err = elman(capsys, "export", run, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "cannot write" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_export_overwrites_nothing_and_leaves_nothing_behind(run, capsys, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    code, _, err = elman(capsys, "export", run, tmp_path / "out")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "nothing is overwritten" in err
+    shutil.rmtree(run / "checkpoints" / "step-00000010" / "state", ignore_errors=True)
+    (run / "checkpoints" / "step-00000010" / "config.json").unlink()
+    assert elman(capsys, "export", run, tmp_path / "other")[0] == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "run"]

@@ -1,0 +1,141 @@
+"""The decoding loop and its sampling, against the full forward and against transformers' own generate()."""
+
+import pytest
+import torch
+import toy_mixers
+from transformers import GenerationConfig
+
+from elman_core.generation import Sampling, generate_bytes, sample
+from elman_core.generation.loop import prefill
+from elman_core.model import LadderLM
+from elman_core.registry import ConfigError, DivergedError
+
+PROMPT = bytes(range(100, 117))
+
+
+@pytest.fixture(autouse=True)
+def toys():
+    toy_mixers.install()
+    torch.manual_seed(0)
+    yield
+    toy_mixers.uninstall()
+
+
+@pytest.fixture(params=["toy", "toysum", "toypair"])
+def model(request):
+    ladder = LadderLM(request.param, dim=16, depth=2).double().eval()
+    with torch.no_grad():
+        ladder.model.embed_tokens.weight.mul_(20)  # far from uniform
+    return ladder
+
+
+def text(model, prompt=PROMPT, **settings):
+    return bytes(row[0] for row in generate_bytes(model, prompt, **settings))
+
+
+def test_greedy_bytes_are_the_argmax_of_the_full_forward(model):
+    out = text(model, max_new_bytes=20, how=Sampling(temperature=0))
+    assert len(out) == 20
+    tokens = torch.tensor([list(PROMPT + out)])
+    expected = model(tokens).logits.argmax(-1)[0, len(PROMPT) - 1 : -1]
+    assert list(out) == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.3, "top_k": 12},
+        {"temperature": 1.0, "top_p": 0.6},
+        {"temperature": 0.9, "top_k": 30, "top_p": 0.8, "repetition_penalty": 1.4},
+    ],
+)
+def test_sampling_is_that_of_transformers(settings):
+    model = LadderLM("toy", dim=16, depth=2).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(20)
+    out = text(model, max_new_bytes=40, how=Sampling(**settings), seed=5)
+    torch.manual_seed(5)
+    theirs = {"top_k": 0, **settings}
+    model.generation_config.eos_token_id = None
+    config = GenerationConfig(do_sample=True, max_new_tokens=40, pad_token_id=0, **theirs)
+    expected = model.generate(torch.tensor([list(PROMPT)]), generation_config=config)[0, len(PROMPT) :]
+    assert list(out) == expected.tolist()
+
+
+def test_prefill_in_chunks_is_prefill_at_once(model):
+    cache, logits = prefill(model, PROMPT, chunk=5)
+    whole, expected = prefill(model, PROMPT)
+    torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
+    for a, b in zip(cache.states, whole.states, strict=True):
+        for name in a:
+            torch.testing.assert_close(a[name], b[name], rtol=1e-12, atol=1e-12)
+
+
+def test_samples_are_independent_and_repeat_with_their_seed(model):
+    how = Sampling(temperature=1.0)
+    runs = [list(generate_bytes(model, PROMPT, max_new_bytes=12, num=3, how=how, seed=s)) for s in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+    columns = list(zip(*runs[0], strict=True))
+    assert len(set(columns)) == 3
+    single = [model(torch.tensor([[*PROMPT, *c]])).logits for c in columns]
+    assert all(torch.isfinite(x).all() for x in single)
+
+
+def test_a_sample_ends_before_its_stop_byte_and_the_others_go_on():
+    model = LadderLM("toy", dim=16, depth=1).eval()
+    free = list(generate_bytes(model, PROMPT, max_new_bytes=30, num=2, seed=3))
+    stop = free[4][0]
+    first = next(i for i, row in enumerate(free) if row[0] == stop)
+    second = next((i for i, row in enumerate(free) if row[1] == stop), 30)
+    stopped = list(generate_bytes(model, PROMPT, max_new_bytes=30, num=2, seed=3, stop={stop}))
+    assert [row[0] for row in stopped] == [row[0] for row in free[:first]] + [None] * (len(stopped) - first)
+    assert [row[1] for row in stopped[:second]] == [row[1] for row in free[:second]]
+    assert len(stopped) == max(first, second)
+
+
+def test_an_empty_prompt_is_the_start_of_a_document(model):
+    greedy = Sampling(temperature=0)
+    assert text(model, b"", max_new_bytes=8, how=greedy) == text(model, b"\x1e", max_new_bytes=8, how=greedy)
+
+
+def test_every_byte_is_text():
+    model = LadderLM("toy", dim=16, depth=1).double().eval()
+    greedy = Sampling(temperature=0)
+    out = text(model, b"\x00\x00a\x1e\x00", max_new_bytes=10, how=greedy)
+    tokens = torch.tensor([[0, 0, 97, 30, 0]])
+    model.generation_config.eos_token_id = None
+    config = GenerationConfig(max_new_tokens=10, pad_token_id=0)
+    assert list(out) == model.generate(tokens, generation_config=config)[0, 5:].tolist()
+
+
+def test_top_k_and_top_p_draw_only_from_what_they_keep():
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4000, -1)
+    generator = torch.Generator().manual_seed(0)
+    assert set(sample(logits, Sampling(top_k=2), generator=generator).tolist()) == {0, 1}
+    assert set(sample(logits, Sampling(top_p=0.75), generator=generator).tolist()) == {0, 1}
+    assert set(sample(logits, Sampling(top_p=0.01), generator=generator).tolist()) == {0}
+    share = (sample(logits, Sampling(), generator=generator) == 0).float().mean()
+    assert 0.47 < share < 0.53
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"repetition_penalty": 0.0}],
+)
+def test_sampling_out_of_range_is_refused(settings):
+    with pytest.raises(ConfigError, match="must be"):
+        Sampling(**settings)
+
+
+def test_weights_that_have_diverged_are_said():
+    model = LadderLM("toy", dim=16, depth=1).eval()
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.nan
+    with pytest.raises(DivergedError, match="not finite"):
+        list(generate_bytes(model, b"a"))
+
+
+def test_a_vocabulary_that_is_not_bytes_is_refused():
+    with pytest.raises(ConfigError, match="300 tokens, not the 256 bytes"):
+        generate_bytes(LadderLM("toy", dim=16, depth=1, vocab_size=300), b"a")

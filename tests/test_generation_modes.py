@@ -1,0 +1,188 @@
+"""Every mode of transformers' generate() that users know, on stacks of vector, matrix and two-branch mixers."""
+
+import pytest
+import torch
+import toy_mixers
+from transformers import DynamicCache
+
+from elman_core.model import LadderCache, LadderLM, LadderStaticCache, byte_tokenizer
+from elman_core.registry import ConfigError
+
+STACKS = ("toy", "toysum", ["toy", "toypair", "toysum"])
+PROMPT = torch.arange(2 * 9).view(2, 9) * 31 % 256
+GREEDY = {"max_new_tokens": 12, "do_sample": False}
+
+
+def build(variant, seed=0, depth=3):
+    torch.manual_seed(seed)
+    model = LadderLM(variant, dim=16, depth=depth).double().eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(20)  # far from uniform
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.fixture(autouse=True)
+def toys():
+    toy_mixers.install()
+    with torch.no_grad():
+        yield
+    toy_mixers.uninstall()
+
+
+@pytest.fixture(params=STACKS, ids=["toy", "toysum", "mixed"])
+def model(request):
+    return build(request.param)
+
+
+def test_greedy_is_the_argmax_of_the_full_forward_at_every_position(model):
+    out = model.generate(PROMPT, **GREEDY)
+    assert out.shape == (2, 21)
+    assert torch.equal(model(out).logits[:, 8:-1].argmax(-1), out[:, 9:])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_sample": True},
+        {"do_sample": True, "num_return_sequences": 3},
+        {"num_beams": 4, "do_sample": False},
+        {"num_beams": 4, "num_return_sequences": 3, "do_sample": False},
+        {"num_beams": 3, "do_sample": True, "top_k": 20},
+        {"do_sample": False, "guidance_scale": 1.5},
+        {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    ],
+)
+def test_a_cache_changes_no_token(model, settings):
+    outputs = []
+    for use_cache in (True, False):
+        torch.manual_seed(1)
+        outputs.append(model.generate(PROMPT, max_new_tokens=10, use_cache=use_cache, **settings))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}])
+def test_left_padded_rows_are_the_single_rows(model, settings):
+    rows = [PROMPT[0], PROMPT[1, :4], PROMPT[1, :1]]
+    padded = torch.stack([torch.nn.functional.pad(r, (9 - len(r), 0), value=77) for r in rows])
+    mask = torch.stack([(torch.arange(9) >= 9 - len(r)).long() for r in rows])
+    out = model.generate(padded, attention_mask=mask, **GREEDY, **settings)
+    for row, got in zip(rows, out, strict=True):
+        assert torch.equal(model.generate(row[None], **GREEDY, **settings)[0, len(row) :], got[9:])
+
+
+def test_zero_bytes_in_a_prompt_are_text(model):
+    prompt = PROMPT.clone()
+    prompt[:, [0, 4, 8]] = 0
+    out = model.generate(prompt, **GREEDY)
+    assert torch.equal(model(out).logits[:, 8:-1].argmax(-1), out[:, 9:])
+
+
+@pytest.mark.parametrize("style", ["full sequence", "new tokens and full mask", "new tokens only"])
+def test_a_generation_continues_from_its_cache(model, style):
+    first = model.generate(PROMPT, **GREEDY, return_dict_in_generate=True)
+    more = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    everything = torch.cat([first.sequences, more], 1)
+    new = everything[:, first.past_key_values.get_seq_length() :]  # the last token and what the user adds
+    arguments = {
+        "full sequence": {"inputs": everything},
+        "new tokens and full mask": {"inputs": new, "attention_mask": torch.ones_like(everything)},
+        "new tokens only": {"inputs": new},
+    }[style]
+    out = model.generate(**arguments, past_key_values=first.past_key_values, **GREEDY)
+    assert torch.equal(out[:, -12:], model.generate(everything, **GREEDY)[:, -12:])
+
+
+def test_a_dynamic_cache_of_transformers_serves(model):
+    for cache in (DynamicCache(), DynamicCache(config=model.config), LadderCache(model.config)):
+        assert torch.equal(model.generate(PROMPT, past_key_values=cache, **GREEDY), model.generate(PROMPT, **GREEDY))
+
+
+def test_a_prompt_in_chunks_and_as_embeddings_is_the_same_prompt(model):
+    expected = model.generate(PROMPT, **GREEDY)
+    assert torch.equal(model.generate(PROMPT, prefill_chunk_size=4, **GREEDY), expected)
+    embeds = model.get_input_embeddings()(PROMPT)
+    assert torch.equal(model.generate(inputs_embeds=embeds, **GREEDY), expected[:, 9:])
+
+
+def test_stop_strings_end_a_text(model):
+    settings = {"max_new_tokens": 60, "do_sample": False}
+    whole = model.generate(PROMPT[:1], **settings)[0, 9:].tolist()
+    at = next(i for i, byte in enumerate(whole) if 32 < byte < 127)
+    stopped = model.generate(PROMPT[:1], tokenizer=byte_tokenizer(), stop_strings=[chr(whole[at])], **settings)
+    assert stopped[0, 9:].tolist() == whole[: at + 1]
+
+
+# assisted decoding ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [2, 5, 20])
+def test_prompt_lookup_changes_no_token(model, tokens):
+    repeating = torch.tensor([[7, 8, 9, 10] * 5])
+    expected = model.generate(repeating, max_new_tokens=40, do_sample=False)
+    assert torch.equal(
+        model.generate(repeating, prompt_lookup_num_tokens=tokens, max_new_tokens=40, do_sample=False), expected
+    )
+
+
+@pytest.mark.parametrize("assistant", ["itself", "another"])
+@pytest.mark.parametrize("schedule", ["constant", "heuristic"])
+def test_assisted_decoding_changes_no_token(model, assistant, schedule):
+    helper = model if assistant == "itself" else build(["toysum", "toy"], seed=5, depth=2)
+    helper.generation_config.num_assistant_tokens_schedule = schedule
+    helper.generation_config.num_assistant_tokens = 6
+    expected = model.generate(PROMPT[:1], max_new_tokens=40, do_sample=False)
+    out = model.generate(PROMPT[:1], assistant_model=helper, max_new_tokens=40, do_sample=False)
+    assert torch.equal(out, expected)
+
+
+def test_an_assistant_that_is_always_right_may_run_far_ahead():
+    model = build("toysum", depth=1)
+    model.generation_config.num_assistant_tokens_schedule = "heuristic"  # two more candidates each time
+    model.generation_config.num_assistant_tokens = 60
+    model.generation_config.assistant_confidence_threshold = 0.0
+    expected = model.generate(PROMPT[:1], max_new_tokens=300, do_sample=False)
+    assert torch.equal(model.generate(PROMPT[:1], assistant_model=model, max_new_tokens=300, do_sample=False), expected)
+
+
+# static caches --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}])
+def test_a_static_cache_changes_no_token(model, settings):
+    out = model.generate(PROMPT, cache_implementation="static", return_dict_in_generate=True, **GREEDY, **settings)
+    assert type(out.past_key_values) is LadderStaticCache
+    assert torch.equal(out.sequences, model.generate(PROMPT, **GREEDY, **settings))
+
+
+def test_a_step_with_a_static_cache_is_one_graph_that_is_never_compiled_again(model):
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    cache = LadderStaticCache(model.config)
+    logits = model(PROMPT, past_key_values=cache, use_cache=True).logits
+    step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=count)
+    tokens = [logits[:, -1:].argmax(-1)]
+    for _ in range(5):
+        logits = step(input_ids=tokens[-1], past_key_values=cache, use_cache=True).logits
+        tokens.append(logits[:, -1:].argmax(-1))
+    assert len(graphs) == 1
+    assert torch.equal(torch.cat(tokens, 1), model.generate(PROMPT, max_new_tokens=6, do_sample=False)[:, 9:])
+
+
+@pytest.mark.parametrize("kind", ["quantized", "offloaded"])
+def test_caches_that_mean_nothing_here_are_refused(model, kind):
+    with pytest.raises(ConfigError, match="constant in size"):
+        model.generate(PROMPT, cache_implementation=kind, **GREEDY)
+
+
+def test_the_state_does_not_grow(model):
+    sizes = []
+    for length in (3, 200):
+        cache = model(torch.arange(length)[None] % 256, use_cache=True).past_key_values
+        sizes.append([{n: tuple(t.shape) for n, t in s.items()} for s in cache.states])
+    assert sizes[0] == sizes[1]

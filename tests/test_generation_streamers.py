@@ -1,0 +1,105 @@
+"""Streamers: text appears character by character, whole, and in linear time."""
+
+import io
+import threading
+
+import pytest
+import torch
+import toy_mixers
+
+from elman_core.generation import ByteIteratorStreamer, ByteTextStreamer
+from elman_core.model import LadderLM
+from elman_core.registry import ConfigError
+
+TEXT = "naïve 日本語 👩‍👩‍👧 ÿĞ\x1e\x00\nend"
+
+
+class Recorder(ByteTextStreamer):
+    def __init__(self, **kwargs):
+        super().__init__(io.StringIO(), **kwargs)
+        self.pieces = []
+
+    def on_text(self, text):
+        self.pieces.append(text)
+
+
+def feed(streamer, raw, prompt=b"p"):
+    streamer.put(torch.tensor([list(prompt)]))
+    for byte in raw:
+        streamer.put(torch.tensor([byte]))
+    streamer.end()
+
+
+def test_each_character_appears_with_its_last_byte():
+    recorder = Recorder(skip_prompt=True)
+    feed(recorder, TEXT.encode())
+    assert recorder.pieces == list(TEXT)
+
+
+def test_the_prompt_is_shown_unless_it_is_skipped():
+    for skip, expected in ((False, "promptx"), (True, "x")):
+        recorder = Recorder(skip_prompt=skip)
+        feed(recorder, b"x", b"prompt")
+        assert "".join(recorder.pieces) == expected
+
+
+def test_a_character_may_begin_in_the_prompt():
+    recorder = Recorder()
+    feed(recorder, b"\xa9!", b"caf\xc3")
+    assert "".join(recorder.pieces) == "café!"
+
+
+def test_bytes_that_are_not_utf8_show_as_in_python():
+    raw = b"a\xff\xc3(\xe6\x97z\xf0\x9f"
+    recorder = Recorder(skip_prompt=True)
+    feed(recorder, raw)
+    assert "".join(recorder.pieces) == raw.decode("utf-8", "replace")
+
+
+def test_a_streamer_serves_again_after_its_end():
+    recorder = Recorder(skip_prompt=True)
+    feed(recorder, b"one\xc3")
+    feed(recorder, b"two")
+    assert "".join(recorder.pieces) == "one\ufffdtwo"
+
+
+def test_work_is_linear_in_the_length(monkeypatch):
+    recorder, decoded = Recorder(skip_prompt=True), []
+    inner = recorder._decoder.decode
+    monkeypatch.setattr(
+        recorder,
+        "_decoder",
+        type("D", (), {"decode": lambda _, b, final=False: decoded.append(len(b)) or inner(b, final)})(),
+    )
+    feed(recorder, b"x" * 5000)
+    assert sum(decoded) == 5000  # no byte is decoded twice, though no newline ever comes
+
+
+def test_batches_are_refused():
+    with pytest.raises(ConfigError, match="batch of 1"):
+        ByteTextStreamer().put(torch.zeros(2, 3, dtype=torch.long))
+
+
+@pytest.fixture
+def model():
+    toy_mixers.install()
+    torch.manual_seed(0)
+    yield LadderLM("toy", dim=16, depth=1).eval()
+    toy_mixers.uninstall()
+
+
+def test_generate_streams_what_it_returns(model):
+    out = io.StringIO()
+    ids = model.generate(torch.tensor([[65, 66]]), max_new_tokens=30, do_sample=False, streamer=ByteTextStreamer(out))
+    assert out.getvalue() == bytes(ids[0].tolist()).decode("utf-8", "replace") + "\n"
+
+
+def test_an_iterator_streams_from_another_thread(model):
+    streamer = ByteIteratorStreamer(skip_prompt=True, timeout=60)
+    result = []
+    arguments = {"max_new_tokens": 30, "do_sample": False, "streamer": streamer}
+    thread = threading.Thread(target=lambda: result.append(model.generate(torch.tensor([[65, 66]]), **arguments)))
+    thread.start()
+    shown = "".join(streamer)
+    thread.join()
+    assert shown == bytes(result[0][0, 2:].tolist()).decode("utf-8", "replace")

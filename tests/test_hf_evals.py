@@ -1,0 +1,143 @@
+"""`python -m elman_core.evals`: what it hands to the harness, and that its bits per byte are those of `elman eval`."""
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from hf_helpers import VARIANTS, tiny
+
+import elman_core.evals
+from elman_core.cli import main as elman
+from elman_core.evals import main
+from elman_core.evals.scoring import document_loglikelihood
+
+TEXT = "Straße — naïve text, byte by byte.\n" * 40
+
+
+def by_elman(folder, capsys):
+    capsys.readouterr()
+    assert elman(["eval", str(folder), "--data", str(folder / "text"), "--all", "--rows", "1", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["bits_per_byte"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    tiny("gru", dtype=torch.float32).save_pretrained(tmp_path)
+    (tmp_path / "text").write_bytes(b"\x1e" + TEXT.encode())
+    return tmp_path
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_likelihood_of_a_document_is_that_of_the_whole_forward(variant):
+    model, tokens = tiny(variant), list(TEXT.encode()[:50])
+    with torch.no_grad():
+        logits = model(torch.tensor([[30, *tokens[:-1]]])).logits[0].float().log_softmax(-1)
+    expected = logits[torch.arange(50), torch.tensor(tokens)].double().sum().item()
+    for chunk in (7, 50, 1000):
+        assert document_loglikelihood(model, tokens, prefix=30, chunk=chunk) == pytest.approx(expected, rel=1e-6)
+    assert document_loglikelihood(model, [], prefix=30) == 0
+
+
+class StandIn:
+    """The harness's Hugging Face model, as far as it is used."""
+
+    def __init__(self, pretrained, **_):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.model = AutoModelForCausalLM.from_pretrained(pretrained).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(pretrained)
+        self.prefix_token_id = self.tokenizer.bos_token_id
+        self.cache_hook = types.SimpleNamespace(add_partial=lambda *_: None)
+
+    def tok_encode(self, text, add_special_tokens):
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.fixture
+def harness(monkeypatch):
+    """A stand-in for lm-evaluation-harness that runs the one task it is given; `.result` is its bits per byte."""
+    about = types.SimpleNamespace(models={}, words=None, result=None)
+
+    def register_model(name):
+        return lambda cls: about.models.setdefault(name, cls)
+
+    def cli_evaluate():
+        about.words = sys.argv[1:]
+        options = dict(zip(about.words[1::2], about.words[2::2], strict=True))
+        folder, name = options["--include_path"], options["--tasks"]
+        with open(f"{folder}/{name}.yaml", encoding="utf-8") as file:
+            task = json.load(file)
+        with open(task["dataset_kwargs"]["data_files"]["test"], encoding="utf-8") as file:
+            document = json.loads(file.read())["text"]
+        arguments = dict(pair.split("=") for pair in options["--model_args"].split(","))
+        model = about.models[options["--model"]](**arguments)
+        (nats,) = model.loglikelihood_rolling([types.SimpleNamespace(args=(document,))])
+        about.result = -nats / len(document.encode()) / math.log(2)
+
+    modules = {"lm_eval": {}, "lm_eval.__main__": {"cli_evaluate": cli_evaluate}, "lm_eval.api": {}}
+    modules |= {"lm_eval.api.registry": {"register_model": register_model}, "lm_eval.models": {}}
+    modules["lm_eval.models.huggingface"] = {"HFLM": StandIn}
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    forget_harness()
+    yield about
+    forget_harness()
+
+
+def forget_harness():
+    """The module that registers with the harness: each test has its own stand-in."""
+    sys.modules.pop("elman_core.evals.harness", None)
+    vars(elman_core.evals).pop("harness", None)
+
+
+def test_bits_per_byte_through_the_harness_are_those_of_elman_eval(harness, saved, capsys):
+    before = list(sys.argv)
+    assert main([str(saved), "--data", str(saved / "text"), "--device", "cpu"]) == 0
+    assert harness.result == pytest.approx(by_elman(saved, capsys), rel=1e-6)
+    assert harness.words[:3] == ["run", "--model", "elman"]
+    assert harness.words[-2:] == ["--device", "cpu"]
+    assert sys.argv == before
+
+
+def test_arguments_of_the_model_are_added_to_its_path(harness, saved):
+    assert main([str(saved), "--model_args", "max_length=64", "--data", str(saved / "text")]) == 0
+    assert f"pretrained={saved},max_length=64" in harness.words
+
+
+def test_what_is_asked_wrongly_is_one_line(harness, saved, capsys):
+    assert main(["--help"]) == 0
+    assert "usage: python -m elman_core.evals MODEL" in capsys.readouterr().out
+    (saved / "latin").write_bytes(b"\xff\xfe not utf-8")
+    for words, message in (
+        (["--tasks", "x"], "the first word is a run"),
+        ([str(saved), "--data"], "--data needs a file"),
+        ([str(saved), "--data", str(saved / "nothing")], "cannot be read"),
+        ([str(saved), "--data", str(saved / "latin")], "not UTF-8"),
+    ):
+        assert main(words) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_missing_harness_is_named_with_what_to_install(saved, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    assert main([str(saved), "--data", str(saved / "text")]) == 2
+    assert "pip install 'lm-eval[hf]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed")
+def test_the_real_harness_gives_the_same_bits_per_byte(saved, capsys):
+    """Half a minute of imports; the harness brings hundreds of megabytes, so it is not among the test requirements."""
+    words = [str(saved), "--data", str(saved / "text"), "--device", "cpu", "--output_path", str(saved / "out")]
+    subprocess.run([sys.executable, "-m", "elman_core.evals", *words], check=True, capture_output=True, timeout=280)
+    (report,) = (saved / "out").rglob("*.json")
+    found = json.loads(report.read_text())["results"]["text_bits_per_byte"]["bits_per_byte,none"]
+    assert found == pytest.approx(by_elman(saved, capsys), rel=1e-6)

@@ -1,0 +1,143 @@
+"""Every installed variant as files: dtypes, shards, devices and offload, state dicts of other layouts, cards, the hub."""
+
+import re
+
+import pytest
+import torch
+from hf_helpers import GREEDY, PROMPT, VARIANTS, tiny
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from elman_core.cli import main
+from elman_core.data import ByteFile
+from elman_core.model import LadderForCausalLM, model_card
+from elman_core.registry import StorageError, resolve
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+@pytest.fixture(autouse=True)
+def _quick():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        yield
+    torch.set_num_threads(threads)
+
+
+@every_variant
+def test_auto_classes_dtypes_and_shards_give_the_same_model(variant, tmp_path):
+    model = tiny(variant, dtype=torch.float32)
+    expected = model(PROMPT).logits
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert AutoConfig.from_pretrained(tmp_path).variant == variant
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(PROMPT).logits, expected)
+    hidden = AutoModel.from_pretrained(tmp_path)(PROMPT).last_hidden_state
+    assert torch.equal(hidden @ model.lm_head.weight.T, expected)
+    assert AutoTokenizer.from_pretrained(tmp_path)("abc").input_ids == [97, 98, 99]
+    for dtype in ("bfloat16", torch.float16, "auto"):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+        want = torch.float32 if dtype == "auto" else getattr(torch, str(dtype).removeprefix("torch."))
+        assert loaded.dtype == loaded.lm_head.weight.dtype == want
+        kept = {n.rpartition(".mixer.")[2] for n, t in loaded.state_dict().items() if t.dtype != want}
+        assert kept <= {n for block in loaded.model.layers for n in block.mixer.fp32_params}
+        assert loaded.generate(PROMPT, **GREEDY).shape == (2, 17)
+        loaded.save_pretrained(tmp_path / "again")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype="auto")
+        assert torch.equal(again(PROMPT).logits, loaded(PROMPT).logits)
+
+
+@every_variant
+def test_weights_may_lie_on_a_named_device_or_on_disk(variant, tmp_path):
+    pytest.importorskip("accelerate")
+    model = tiny(variant, dtype=torch.float32)
+    model.save_pretrained(tmp_path / "model")
+    expected = model.generate(PROMPT, **GREEDY)
+    there = AutoModelForCausalLM.from_pretrained(tmp_path / "model", device_map="cpu")
+    there.generation_config.eos_token_id = None
+    assert torch.equal(there.generate(PROMPT, **GREEDY), expected)
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    places |= {f"model.layers.{i}": "disk" if i else "cpu" for i in range(len(model.model.layers))}
+    for buffers in (False, True):
+        settings = {"device_map": places, "offload_folder": tmp_path / "disk", "offload_buffers": buffers}
+        away = AutoModelForCausalLM.from_pretrained(tmp_path / "model", **settings)
+        away.generation_config.eos_token_id = None
+        assert next(away.model.layers[1].mixer.parameters(), torch.empty(0, device="meta")).is_meta
+        assert torch.equal(away.generate(PROMPT, **GREEDY), expected)
+
+
+@every_variant
+def test_a_card_tells_equation_sizes_and_how_to_load(variant):
+    model = tiny(variant, dtype=torch.float32)
+    card = model_card(model, licence="apache-2.0")
+    about = resolve(variant).variant
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "\nlicense: apache-2.0\n" in card
+    assert "license: other" in model_card(model)
+    assert about.equation.strip().splitlines()[0] in card
+    assert f"| parameters | {sum(p.numel() for p in model.parameters()):,} |" in card
+    assert "AutoModelForCausalLM.from_pretrained" in card
+    cache = model(PROMPT[:1], use_cache=True).past_key_values
+    held = sum(t.nbytes for state in cache.states for t in state.values())
+    sizes = re.findall(r"^\| state of one text \| (.*) \|$", card, flags=re.MULTILINE)
+    assert sizes in ([f"{held:,} bytes"], ["grows with the text"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("card")
+    (folder / "text").write_bytes(b"once upon a time there was a byte. " * 400)
+    sizes = ["--set=model.hidden_size=16", "--set=model.num_hidden_layers=1", "--set=train.batch_size=2"]
+    settings = [*sizes, "--set=train.chunk_size=32", "--set=train.device=cpu", "--set=data.eval_bytes=640"]
+    words = ["train", "gru", "--data", str(folder / "text"), "--steps", "2", "--out", str(folder / "run"), *settings]
+    assert main(words) == 0
+    return folder / "run"
+
+
+def test_the_card_of_a_run_has_the_data_and_bits_per_byte(run):
+    card = next(run.glob("checkpoints/*/README.md")).read_text()
+    print_of = ByteFile(run.parent / "text").fingerprint()
+    assert f"| data | text, {print_of['size']:,} bytes, BLAKE2b of samples {print_of['blake2b']} |" in card
+    assert "| trained on | 128 bytes in 2 steps of 2 windows of 32 |" in card
+    assert re.search(r"\| held out \| \d\.\d{4} bits per byte at step 2, on 640 bytes \|", card)
+
+
+class Hub:
+    """Stands for the client of the hub: keeps what it is asked, or fails as it does without a network."""
+
+    asked: list = []  # noqa: RUF012
+    broken = False
+
+    def create_repo(self, repo, **settings):
+        if self.broken:
+            raise ConnectionError("no route to host\nand more")
+        self.asked.append(("create", repo, settings))
+        return f"https://hub/{repo}"
+
+    def upload_folder(self, *, repo_id, folder_path, commit_message):
+        assert commit_message
+        self.asked.append(("upload", repo_id, {p.name for p in folder_path.iterdir()}))
+
+
+def test_export_pushes_a_whole_model_with_a_licence(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    Hub.asked, Hub.broken = [], False
+    words = ["export", str(run), str(tmp_path / "out"), "--license", "mit", "--push", "me/model", "--private"]
+    assert main(words) == 0
+    assert "https://hub/me/model" in capsys.readouterr().out
+    assert Hub.asked[0] == ("create", "me/model", {"private": True, "exist_ok": True})
+    files = {"README.md", "config.json", "model.safetensors", "modeling_ladder_hub.py", "tokenizer.json"}
+    assert files <= Hub.asked[1][2]
+    assert not {"state", "checksums.json"} & Hub.asked[1][2], "training state is not published"
+    assert "\nlicense: mit\n" in (tmp_path / "out" / "README.md").read_text()
+    assert isinstance(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), LadderForCausalLM)
+
+
+def test_a_push_that_fails_is_one_line_and_leaves_the_folder(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    Hub.broken = True
+    assert main(["export", str(run), str(tmp_path / "out"), "--push", "me/model"]) == StorageError.exit_code
+    said = capsys.readouterr().err.strip()
+    assert "cannot push to me/model: no route to host; the folder" in said
+    assert len(said.splitlines()) == 1
+    assert (tmp_path / "out" / "model.safetensors").exists()

@@ -1,0 +1,209 @@
+"""Every installed variant in every mode of transformers' generate() that users know."""
+
+import threading
+
+import pytest
+import torch
+from hf_helpers import CONSTANT, GREEDY, PROMPT, TEXT, VARIANTS, tiny
+from transformers import CompileConfig, DynamicCache, TextIteratorStreamer, pipeline
+
+from elman_core.generation import ByteIteratorStreamer
+from elman_core.model import LadderCache, byte_tokenizer
+from elman_core.registry import CheckpointError, ConfigError
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+only_constant = pytest.mark.parametrize("variant", CONSTANT)
+
+
+@pytest.fixture(autouse=True)
+def _quick():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        yield
+    torch.set_num_threads(threads)
+
+
+@every_variant
+def test_greedy_sampling_and_beams_are_the_same_with_and_without_a_cache(variant):
+    model = tiny(variant)
+    for settings in (
+        {"do_sample": False},
+        {"do_sample": True, "num_return_sequences": 2, "top_k": 40},
+        {"do_sample": False, "num_beams": 3, "num_return_sequences": 2},
+    ):
+        texts = []
+        for use_cache in (True, False):
+            torch.manual_seed(1)
+            texts.append(model.generate(PROMPT, max_new_tokens=6, use_cache=use_cache, **settings))
+        assert torch.equal(*texts), settings
+
+
+@every_variant
+def test_left_padding_and_holes_in_a_mask_are_exact(variant):
+    model = tiny(variant)
+    rows = [PROMPT[0, :4], PROMPT[1, :9], PROMPT[1, :6]]
+    mask = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1], [1] * 9, [1, 0, 1, 1, 0, 0, 1, 1, 1]])
+    padded = torch.full((3, 9), 77)
+    for row, text in enumerate(rows):
+        padded[row, mask[row].bool()] = text
+    batch = model.generate(padded, attention_mask=mask, **GREEDY)
+    for row, text in enumerate(rows):
+        assert torch.equal(batch[row, 9:], model.generate(text[None], **GREEDY)[0, len(text) :]), row
+
+
+@every_variant
+def test_a_text_is_continued_from_its_cache_in_three_ways(variant):
+    model = tiny(variant)
+    whole = model.generate(PROMPT, max_new_tokens=10, do_sample=False)
+    for style in ("whole text", "new tokens and a mask", "new tokens alone"):
+        first = model.generate(PROMPT, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+        cache, text = first.past_key_values, first.sequences
+        settings = {"past_key_values": cache, "max_new_tokens": 6, "do_sample": False}
+        if style == "whole text":
+            second = model.generate(text, **settings)
+        else:
+            if style == "new tokens and a mask":
+                settings["attention_mask"] = torch.ones_like(text)
+            second = model.generate(text[:, -1:], **settings)
+        assert torch.equal(second[:, -6:], whole[:, -6:]), style
+
+
+@every_variant
+def test_prompts_in_chunks_as_embeddings_and_into_an_empty_foreign_cache_are_the_same_prompt(variant):
+    model = tiny(variant)
+    whole = model.generate(PROMPT, **GREEDY)
+    assert torch.equal(model.generate(PROMPT, prefill_chunk_size=4, **GREEDY), whole)
+    assert torch.equal(model.generate(PROMPT, past_key_values=DynamicCache(), **GREEDY), whole)
+    embedded = model.get_input_embeddings()(PROMPT)
+    assert torch.equal(model.generate(inputs_embeds=embedded, **GREEDY), whole[:, 9:])
+
+
+@every_variant
+def test_prompt_lookup_and_assisted_decoding_change_no_token_and_leave_the_right_state(variant):
+    model, assistant = tiny(variant), tiny(variant, depth=1, seed=1)
+    prompt = torch.tensor([list(TEXT[:40])])
+    plain = model.generate(prompt, max_new_tokens=12, do_sample=False)
+    ways = (
+        {"prompt_lookup_num_tokens": 3},
+        {"prompt_lookup_num_tokens": 90},
+        {"assistant_model": assistant},
+        {"assistant_model": model},
+    )
+    for way in ways:
+        out = model.generate(prompt, max_new_tokens=12, do_sample=False, return_dict_in_generate=True, **way)
+        assert torch.equal(out.sequences, plain), way
+        cache = out.past_key_values
+        expected = model(plain[:, : int(cache.get_seq_length())], use_cache=True).past_key_values
+        for have, want in zip(cache.states, expected.states, strict=True):
+            for name in want:
+                torch.testing.assert_close(have[name], want[name], rtol=1e-9, atol=1e-9)
+
+
+@only_constant
+def test_a_static_cache_changes_no_token(variant):
+    model = tiny(variant)
+    for settings in (GREEDY, {**GREEDY, "num_beams": 3}):
+        assert torch.equal(
+            model.generate(PROMPT, cache_implementation="static", **settings), model.generate(PROMPT, **settings)
+        )
+
+
+def compiled_steps(variant, backend):
+    """Tokens written with and without compilation of the decoding step, which may not be compiled a second time."""
+    model = tiny(variant, depth=1, dtype=torch.float32)
+    expected = model.generate(PROMPT, cache_implementation="static", **GREEDY)
+    how = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode="default")
+    how._compile_all_devices = True  # without it transformers compiles on GPUs alone
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        got = model.generate(PROMPT, cache_implementation="static", compile_config=how, **GREEDY)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "the step was not compiled"
+    return got, expected
+
+
+@only_constant
+def test_a_decoding_step_is_one_graph_that_is_never_compiled_again(variant):
+    assert torch.equal(*compiled_steps(variant, "aot_eager"))
+
+
+@pytest.mark.slow
+@only_constant
+def test_a_decoding_step_goes_through_inductor(variant):
+    """Which writes and compiles C++ for every variant: tens of seconds."""
+    got, expected = compiled_steps(variant, "inductor")
+    assert torch.equal(got, expected)
+
+
+@every_variant
+def test_stop_strings_end_a_text_and_streamers_show_it_as_it_comes(variant):
+    model, tokenizer = tiny(variant), byte_tokenizer()
+    prompt = tokenizer("the quick", return_tensors="pt")
+    text = model.generate(**prompt, max_new_tokens=24, do_sample=False)
+    new = bytes(text[0, 9:].tolist())
+    ascii_bytes = [i for i, b in enumerate(new) if 32 < b < 127]
+    stop = chr(new[ascii_bytes[0]]) if ascii_bytes else "\x1e"
+    stopped = model.generate(**prompt, max_new_tokens=24, do_sample=False, stop_strings=[stop], tokenizer=tokenizer)
+    expected = 9 + ascii_bytes[0] + 1 if ascii_bytes else 33
+    assert stopped.shape[1] <= expected
+    assert torch.equal(stopped[0], text[0, : stopped.shape[1]])
+    for streamer in (ByteIteratorStreamer(skip_prompt=True), TextIteratorStreamer(tokenizer, skip_prompt=True)):
+        settings = {**prompt, "max_new_tokens": 24, "do_sample": False, "streamer": streamer}
+        thread = threading.Thread(target=model.generate, kwargs=settings)
+        thread.start()
+        shown = "".join(streamer)
+        thread.join()
+        assert shown == new.decode("utf-8", "replace")
+
+
+@only_constant
+def test_the_state_of_a_generation_goes_through_a_file(variant, tmp_path):
+    model = tiny(variant)
+    whole = model.generate(PROMPT, max_new_tokens=10, do_sample=False)
+    first = model.generate(PROMPT, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+    first.past_key_values.save(tmp_path / "short")
+    cache = LadderCache.load(tmp_path / "short", model.config)
+    second = model.generate(first.sequences[:, -1:], past_key_values=cache, max_new_tokens=6, do_sample=False)
+    assert torch.equal(second[:, 1:], whole[:, -6:])
+    longer = model(PROMPT.repeat(1, 20), use_cache=True).past_key_values
+    longer.save(tmp_path / "long")
+    header = 64  # the count of tokens seen has more digits
+    assert abs((tmp_path / "long").stat().st_size - (tmp_path / "short").stat().st_size) <= header
+    with pytest.raises(CheckpointError, match="another model"):
+        LadderCache.load(tmp_path / "short", tiny(variant, depth=3).config)
+    with pytest.raises(CheckpointError, match="missing"):
+        LadderCache.load(tmp_path / "nothing")
+    (tmp_path / "cut").write_bytes((tmp_path / "long").read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="damaged"):
+        LadderCache.load(tmp_path / "cut")
+    with pytest.raises(ConfigError, match="empty"):
+        LadderCache(model.config).save(tmp_path / "empty")
+
+
+@every_variant
+def test_a_pipeline_writes_single_batched_and_streamed_text(variant, tmp_path):
+    tiny(variant, dtype=torch.float32).save_pretrained(tmp_path)
+    writer = pipeline("text-generation", model=str(tmp_path), device="cpu")
+    writer.model.generation_config.eos_token_id = None
+    single = [writer(text, **GREEDY)[0]["generated_text"] for text in ("abc", "a longer one")]
+    batch = writer(["abc", "a longer one"], batch_size=2, **GREEDY)
+    assert [row[0]["generated_text"] for row in batch] == single
+    assert single[0].startswith("abc")
+    streamer = ByteIteratorStreamer()
+    writer("abc", streamer=streamer, **GREEDY)
+    assert "".join(streamer).translate({0x1E: None, 0: None}) == single[0]  # a pipeline leaves these two out
+
+
+@only_constant
+def test_every_step_costs_the_same_work(variant):
+    """Counted, not timed: the state neither grows nor is anything recomputed."""
+    model, sizes, calls = tiny(variant), set(), []
+    for block in model.model.layers:
+        block.mixer.register_forward_hook(lambda _m, args, _o: calls.append(args[0].shape[1]))
+    for length in (3, 60):
+        del calls[:]
+        out = model.generate(PROMPT[:, :3].repeat(1, length // 3), return_dict_in_generate=True, **GREEDY)
+        assert calls[len(model.model.layers) :] == [1] * (7 * len(model.model.layers))
+        sizes.add(sum(t.numel() for s in out.past_key_values.states for t in s.values()))
+    assert len(sizes) == 1

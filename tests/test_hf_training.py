@@ -1,0 +1,156 @@
+"""Every installed variant under transformers' Trainer, under PEFT, with classification heads."""
+
+import pytest
+import torch
+from hf_helpers import GREEDY, PROMPT, RAW, TEXT, VARIANTS, examples, tiny, train_folder, width
+from train_helpers import losses, settings, write_text
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    DataCollatorForLanguageModeling,
+    DataCollatorWithFlattening,
+    Trainer,
+    TrainingArguments,
+)
+
+from elman_core.model import byte_tokenizer
+from elman_core.registry import ConfigError
+from elman_core.training.start import build_model, start
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+@pytest.fixture(autouse=True)
+def _quick():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class InOrder(Trainer):
+    """Batches in the order of the data set."""
+
+    def _get_train_sampler(self, *_):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def hf_losses(model, folder, data, rows, **arguments):
+    pytest.importorskip("accelerate")
+    steps = len(data) // rows
+    accumulate = arguments.get("gradient_accumulation_steps", 1)
+    given = {**train_folder(folder), "max_steps": steps, "per_device_train_batch_size": rows // accumulate, **arguments}
+    collator = DataCollatorForLanguageModeling(byte_tokenizer(), mlm=False)
+    trainer = InOrder(model=model, args=TrainingArguments(**given), train_dataset=data, data_collator=collator)
+    trainer.train(resume_from_checkpoint=arguments.get("resume_from_checkpoint"))
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+@every_variant
+def test_trainer_has_the_losses_of_our_trainer_on_the_same_batches(variant, tmp_path):
+    """Also with accumulation and recomputed activations: three optimizer steps, so a wrong gradient would show."""
+    ours = settings(
+        write_text(tmp_path / "text", 20_000), f"model.variant={variant}", "train.steps=3", "train.warmup=0",
+        "train.schedule=constant", "train.weight_decay=0", "train.precision=fp32", "train.lr=3e-3",
+        f"model.hidden_size={width(variant)}",
+    )  # fmt: skip
+    run = start(ours, tmp_path / "run", quiet=True)
+    data = [{"input_ids": row.tolist()} for step in range(3) for row in run.windows.batch(step).tokens]
+    run.fit()
+    expected = list(losses(tmp_path / "run").values())
+    train = run.settings.train
+    same = {
+        "learning_rate": train.lr, "adam_beta1": train.beta1, "adam_beta2": train.beta2, "weight_decay": 0.0,
+        "max_grad_norm": train.clip, "optim": "adamw_torch",
+    }  # fmt: skip
+    for extra in ({}, {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}):
+        model = build_model(ours, torch.device("cpu"))
+        got = hf_losses(model, tmp_path / "hf", data, rows=train.batch_size, **same, **extra)
+        assert got == pytest.approx(expected, rel=2e-5), extra
+
+
+@every_variant
+def test_trainer_resumes_and_its_checkpoints_load_with_and_without_the_package(variant, tmp_path):
+    data, model = examples(16), tiny(variant, dtype=torch.float32)
+    start_of = {n: t.clone() for n, t in model.state_dict().items()}
+    settings_of = {"learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 2, "optim": "adamw_torch"}
+    whole = hf_losses(model, tmp_path / "a", data, rows=4, **settings_of)
+    model.load_state_dict(start_of)
+    again = hf_losses(
+        model, tmp_path / "a", data, rows=4, resume_from_checkpoint=str(tmp_path / "a/checkpoint-2"), **settings_of
+    )
+    assert again[-2:] == pytest.approx(whole[-2:], rel=1e-5)
+    for trust in (False, True):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "a/checkpoint-4", trust_remote_code=trust)
+        assert type(loaded) is type(model)
+        loaded.save_pretrained(tmp_path / "b")
+        resaved = AutoModelForCausalLM.from_pretrained(tmp_path / "b", trust_remote_code=trust)
+        with torch.no_grad():
+            assert torch.equal(resaved.eval()(PROMPT).logits, loaded.eval()(PROMPT).logits)
+
+
+@every_variant
+def test_adapters_train_save_load_and_merge_on_projections_and_on_recurrent_matrices(variant, tmp_path):
+    peft = pytest.importorskip("peft")
+    tokens = torch.tensor([list(TEXT[:24])])
+    kinds = [{"target_modules": "all-linear"}]
+    if RAW[variant]:
+        kinds.append({"target_modules": [], "target_parameters": [f"mixer.{n}" for n in RAW[variant]]})
+    for index, kind in enumerate(kinds):
+        folder = tmp_path / f"base{index}"
+        tiny(variant, dtype=torch.float32).save_pretrained(folder)
+        base = AutoModelForCausalLM.from_pretrained(folder)
+        before = {n: t.clone() for n, t in base.named_parameters()}
+        adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, task_type="CAUSAL_LM", **kind))
+        trained = [n for n, p in adapted.named_parameters() if p.requires_grad]
+        assert trained, "no adapter was placed"
+        assert all("lora" in n for n in trained)
+        optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)
+        history = []
+        for _ in range(6):
+            loss = adapted(tokens, labels=tokens).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            history.append(loss.item())
+        assert history[-1] < history[0], (kind, history)
+        adapted.eval()
+        adapter = tmp_path / f"adapter{index}"
+        adapted.save_pretrained(adapter)
+        with torch.no_grad():
+            expected = adapted(tokens).logits
+            loaded = AutoModelForCausalLM.from_pretrained(
+                adapter
+            ).eval()  # transformers finds the base through the adapter
+            torch.testing.assert_close(loaded(tokens).logits, expected, rtol=1e-5, atol=1e-5)
+            written = adapted.generate(input_ids=PROMPT, num_beams=2, **GREEDY)
+            merged = adapted.merge_and_unload()
+            torch.testing.assert_close(merged(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+            assert torch.equal(merged.generate(PROMPT, num_beams=2, **GREEDY), written)
+        assert any(not torch.equal(p, before[n]) for n, p in merged.named_parameters() if n in before)
+
+
+@every_variant
+def test_sequences_and_tokens_are_classified(variant, tmp_path):
+    tiny(variant, dtype=torch.float32).save_pretrained(tmp_path)
+    for auto, labels in (
+        (AutoModelForSequenceClassification, torch.tensor([0, 2])),
+        (AutoModelForTokenClassification, PROMPT % 3),
+    ):
+        model = auto.from_pretrained(tmp_path, num_labels=3)
+        first = model(PROMPT, labels=labels)
+        first.loss.backward()
+        assert first.logits.shape == (*labels.shape, 3)
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+        model.eval().save_pretrained(tmp_path / "head")
+        with torch.no_grad():
+            again = auto.from_pretrained(tmp_path / "head").eval()
+            assert torch.equal(again(PROMPT).logits, model(PROMPT).logits)
+
+
+@every_variant
+def test_packed_batches_are_refused(variant):
+    batch = DataCollatorWithFlattening(return_tensors="pt")(examples(2))
+    with pytest.raises(ConfigError, match="packed sequences would leak state"):
+        tiny(variant)(**batch)

@@ -1,0 +1,334 @@
+"""Building and loading compiled kernels: the cache, its key, its lock, what a failure says, and ELMAN_KERNELS."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import logging
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from elman_core.kernels import build, policy, toolchain
+from elman_core.kernels.build import Extension
+from elman_core.registry import ConfigError, KernelError
+from elman_core.testing.kernel import need_host_compiler, need_nvcc
+
+# A Python module without pybind11, so that it compiles in a moment; its answer comes from a header that another one includes.
+SOURCE = """
+#include <Python.h>
+#include <answers/outer.h>
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(ANSWER); }
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, TEXT(ELMAN_MODULE), nullptr, -1, methods};
+PyMODINIT_FUNC JOIN(PyInit_, ELMAN_MODULE)() { return PyModule_Create(&definition); }
+"""
+# What a plugin that brings its own binding writes: pointers cross as integers, as everywhere here.
+PYBIND11_SOURCE = """
+#include <pybind11/pybind11.h>
+#include <cstdint>
+static void scale(std::uintptr_t values, int n, double by) {
+  double* x = reinterpret_cast<double*>(values);
+  for (int i = 0; i < n; ++i) x[i] *= by;
+}
+PYBIND11_MODULE(ELMAN_MODULE, m) { m.def("scale", &scale); }
+"""
+ASK = """
+import sys
+from pathlib import Path
+from elman_core.kernels import build
+root = Path(sys.argv[1])
+extension = build.Extension("answering", root / "answering.cpp", (root / "include",))
+print(build.load(extension).answer())
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an extension's sources; the cache is a folder of its own."""
+    (tmp_path / "include" / "answers").mkdir(parents=True)
+    (tmp_path / "answering.cpp").write_text(SOURCE)
+    (tmp_path / "answering.cu").write_text(SOURCE)
+    (tmp_path / "include" / "answers" / "outer.h").write_text('#pragma once\n#include "inner.h"\n')
+    (tmp_path / "include" / "answers" / "inner.h").write_text("#define ANSWER 42\n")
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def extension(project: Path, suffix: str = ".cpp") -> Extension:
+    return Extension("answering", project / f"answering{suffix}", (project / "include",))
+
+
+def counting_compiler(project: Path, before: str = "") -> Path:
+    """A compiler that notes each of its runs."""
+    script = project / "counting-g++"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo run >> {project}/runs; {before} ;; esac\nexec g++ "$@"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def start(project: Path, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", ASK, str(project)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_module_is_compiled_and_its_making_recorded(project):
+    need_host_compiler()
+    module = build.load(extension(project))
+    assert module.answer() == 42
+    path = build.find(extension(project), toolchain.host_architecture())
+    assert path is not None
+    record = json.loads(path.with_suffix(".json").read_text())
+    assert record["compiler_version"]
+    assert {Path(s).name for s in record["sources"]} == {"answering.cpp", "outer.h", "inner.h"}
+    assert sorted(p.suffix for p in path.parent.iterdir() if not p.name.startswith(".")) == [".json", ".so"]
+
+
+def test_the_second_use_needs_no_compiler(project):
+    need_host_compiler()
+    build.load(extension(project))
+    second = start(project, PATH="", CXX="/nonexistent/compiler")
+    out, errors = second.communicate(timeout=60)
+    assert (second.returncode, out.strip()) == (0, "42"), errors
+
+
+def test_processes_that_ask_at_once_compile_once(project):
+    need_host_compiler()
+    compiler = counting_compiler(project, before="sleep 0.5")
+    asking = [start(project, CXX=str(compiler)) for _ in range(4)]
+    for process in asking:
+        out, errors = process.communicate(timeout=120)
+        assert (process.returncode, out.strip()) == (0, "42"), errors
+    assert (project / "runs").read_text().count("run") == 1
+
+
+def test_a_build_that_was_killed_is_taken_up_by_the_next(project):
+    need_host_compiler()
+    slow = counting_compiler(project, before="sleep 60")
+    killed = subprocess.Popen(
+        [sys.executable, "-c", ASK, str(project)],
+        env={**os.environ, "CXX": str(slow)},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not (project / "runs").exists():
+        assert time.monotonic() < deadline, "the first build never started"
+        time.sleep(0.02)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert build.find(extension(project), toolchain.host_architecture()) is None
+    assert build.load(extension(project)).answer() == 42
+
+
+def test_the_key_covers_headers_of_headers_flags_and_architecture_but_not_the_compiler(project, monkeypatch):
+    first = extension(project)
+    key = first.key("x86_64")
+    monkeypatch.setenv("CXX", "clang++")
+    assert first.key("x86_64") == key
+    assert first.key("arm64") != key
+    assert Extension(first.name, first.binding, first.include, defines=(("FAST", "1"),)).key("x86_64") != key
+    assert Extension("other", first.binding, first.include).key("x86_64") != key
+    plain = dataclasses.replace(first, python=False)
+    plain_key = plain.key("x86_64")
+    monkeypatch.setattr(toolchain, "python_abi", lambda: ".cpython-399-x86_64-linux-gnu.so")
+    assert first.key("x86_64") != key
+    assert plain.key("x86_64") == plain_key, "a shared library serves every Python"
+    monkeypatch.undo()
+    (project / "include" / "answers" / "inner.h").write_text("#define ANSWER 43\n")
+    assert first.key("x86_64") != key
+
+
+def test_a_changed_header_gives_a_new_module(project):
+    need_host_compiler()
+    assert build.load(extension(project)).answer() == 42
+    (project / "include" / "answers" / "inner.h").write_text("#define ANSWER 43\n")
+    assert build.load(extension(project)).answer() == 43
+
+
+def test_a_later_cache_folder_is_read_and_the_first_writable_one_is_written(project, monkeypatch):
+    need_host_compiler()
+    made = build.build(extension(project), toolchain.host_architecture(), out=project / "prebuilt")
+    (project / "a-file").write_text("")
+    unwritable, writable = project / "a-file" / "cache", project / "writable"
+    folders = [unwritable, writable, project / "prebuilt"]
+    monkeypatch.setenv("ELMAN_CACHE", os.pathsep.join(map(str, folders)))
+    assert build.build(extension(project), toolchain.host_architecture()) == made
+    assert not writable.exists()
+    (project / "include" / "answers" / "inner.h").write_text("#define ANSWER 44\n")
+    assert build.build(extension(project), toolchain.host_architecture()).parent == writable
+
+
+def test_without_a_writable_folder_the_error_names_them(project, monkeypatch):
+    (project / "a-file").write_text("")
+    monkeypatch.setenv("ELMAN_CACHE", str(project / "a-file" / "cache"))
+    with pytest.raises(KernelError, match=r"no cache folder can be written .*a-file/cache.*ELMAN_CACHE"):
+        build.build(extension(project), "x86_64")
+
+
+def test_a_compile_error_gives_its_first_line_and_a_command_that_repeats_it(project):
+    need_host_compiler()
+    (project / "include" / "answers" / "inner.h").write_text("#define ANSWER undeclared_name\n")
+    with pytest.raises(KernelError) as caught:
+        build.load(extension(project))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert re.search(r"error: .*undeclared_name", message)
+    command = message.split("to reproduce: ")[1]
+    again = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False, cwd=project)
+    assert again.returncode != 0
+    assert "undeclared_name" in again.stderr
+    assert not list((project / "cache").glob("*.so"))
+
+
+def test_a_damaged_module_is_named(project):
+    need_host_compiler()
+    path = build.build(extension(project), toolchain.host_architecture())
+    path.write_bytes(path.read_bytes()[:100])
+    failed = start(project)
+    _, errors = failed.communicate(timeout=60)
+    assert failed.returncode != 0
+    assert f"delete {path}" in errors.splitlines()[-1]
+
+
+def test_missing_sources_are_named(project):
+    with pytest.raises(KernelError, match=r"cannot read its source .*nowhere\.cpp"):
+        Extension("gone", project / "nowhere.cpp").sources()
+
+
+def test_without_a_compiler_the_error_says_what_to_install(project, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(toolchain, "_pip_toolkit", list)
+    with pytest.raises(KernelError, match=r"no C\+\+ compiler.*install g\+\+"):
+        build.build(extension(project), "x86_64")
+    with pytest.raises(KernelError, match=r"no CUDA compiler.*pip install nvidia-cuda-nvcc"):
+        build.build(extension(project, ".cu"), "sm_90")
+
+
+def test_nvcc_is_looked_for_in_cuda_home_then_path_then_pip_packages(tmp_path, monkeypatch):
+    def fake(folder: Path) -> Path:
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "nvcc").write_text("#!/bin/sh\n")
+        (folder / "bin" / "nvcc").chmod(0o755)
+        return folder / "bin" / "nvcc"
+
+    home, path = fake(tmp_path / "home"), fake(tmp_path / "path")
+    pip = fake(tmp_path / "site" / "nvidia" / "cuda_nvcc")
+    (tmp_path / "site" / "nvidia" / "cuda_runtime" / "include").mkdir(parents=True)
+    monkeypatch.setattr(toolchain, "_nvidia_roots", lambda: [tmp_path / "site" / "nvidia"])
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(home.parent.parent))
+    monkeypatch.setenv("PATH", str(path.parent))
+    assert toolchain.find_nvcc() == home
+    monkeypatch.delenv("CUDA_HOME")
+    assert toolchain.find_nvcc() == path
+    assert toolchain.pip_include_dirs(path) == []
+    monkeypatch.setenv("PATH", "")
+    assert toolchain.find_nvcc() == pip
+    assert toolchain.pip_include_dirs(pip) == [tmp_path / "site" / "nvidia" / "cuda_runtime" / "include"]
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "empty"))
+    with pytest.raises(KernelError, match="holds no bin/nvcc"):
+        toolchain.find_nvcc()
+
+
+def test_cuda_code_is_cross_built_without_a_gpu(project):
+    need_nvcc()
+    made = {build.build(extension(project, ".cu"), arch, project / "out") for arch in ("sm_80", "sm_90")}
+    assert {p.name.split("-")[1] for p in made} == {"sm_80", "sm_90"}
+    flags = [json.loads(p.with_suffix(".json").read_text())["command"] for p in made]
+    assert {f for command in flags for f in command if "gencode" in f} == {
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90a,code=sm_90a",
+    }
+
+
+def test_an_architecture_that_is_none_is_refused(project):
+    for arch in ("sm_70", "hopper", "90"):
+        with pytest.raises(KernelError, match="is not an architecture"):
+            extension(project, ".cu").key(arch)
+
+
+def test_many_are_compiled_at_once_and_the_first_error_is_told(project):
+    need_host_compiler()
+    arch = toolchain.host_architecture()
+    right = [dataclasses.replace(extension(project), name=f"answering_{i}") for i in range(3)]
+    paths = build.build_all([(e, arch) for e in right])
+    assert [p.name for p in paths] == [e.file_name(arch) for e in right]
+    gone = dataclasses.replace(right[0], binding=project / "nowhere.cpp")
+    with pytest.raises(KernelError, match=r"nowhere\.cpp"):
+        build.build_all([(right[0], arch), (gone, arch)])
+
+
+def test_without_a_compiler_host_tests_are_skipped_unless_they_are_required(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("ELMAN_REQUIRE_HOST", raising=False)
+    with pytest.raises(pytest.skip.Exception, match=r"no C\+\+ compiler"):
+        need_host_compiler()
+    monkeypatch.setenv("ELMAN_REQUIRE_HOST", "1")
+    with pytest.raises(pytest.fail.Exception, match="ELMAN_REQUIRE_HOST=1, but no C"):
+        need_host_compiler()
+
+
+def test_auto_warns_once_says_why_and_goes_on(monkeypatch, caplog):
+    monkeypatch.delenv("ELMAN_KERNELS", raising=False)
+    monkeypatch.setattr(policy, "_warned", set())
+    attempts = []
+
+    def load() -> None:
+        attempts.append(1)
+        raise KernelError("no CUDA compiler: type `pip install nvidia-cuda-nvcc`")
+
+    with caplog.at_level(logging.WARNING, logger="elman"):
+        assert policy.load_or_warn("thing", load) is None
+        assert policy.load_or_warn("thing", load) is None
+    [record] = caplog.records
+    assert "NO KERNEL for thing" in record.getMessage()
+    assert "pip install nvidia-cuda-nvcc" in record.getMessage()
+
+
+def test_require_raises_and_off_does_not_even_try(monkeypatch):
+    def load() -> None:
+        raise KernelError("broken")
+
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    with pytest.raises(KernelError, match="broken"):
+        policy.load_or_warn("thing", load)
+    monkeypatch.setenv("ELMAN_KERNELS", "off")
+    assert policy.load_or_warn("thing", lambda: pytest.fail("off must not load")) is None
+    monkeypatch.setenv("ELMAN_KERNELS", "maybe")
+    with pytest.raises(ConfigError, match="auto, off or require"):
+        policy.mode()
+
+
+def test_a_pybind11_module_of_a_plugin_is_built_and_called(project: Path) -> None:
+    need_host_compiler()
+    binding = project / "scaling.cpp"
+    binding.write_text(PYBIND11_SOURCE)
+    module = build.load(Extension("scaling", binding))
+    values = (ctypes.c_double * 3)(1.0, 2.0, 3.0)
+    module.scale(ctypes.addressof(values), 3, 0.5)
+    assert list(values) == [0.5, 1.0, 1.5]

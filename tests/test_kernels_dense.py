@@ -1,0 +1,227 @@
+"""The op of a dense cell: dtypes, autocast, fake tensors, compilation. That its numbers are right is the contract's matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from elman_e1.op import dense as e1_dense
+from elman_e42.op import dense as e42_dense
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from elman_core.kernels import DenseKernel
+from elman_core.kernels import dense as dense_module
+from elman_core.registry import ConfigError, KernelError
+
+T, B, D = 6, 3, 8
+both = pytest.mark.parametrize("kernel", [e1_dense, e42_dense], ids=lambda k: k.name)
+
+
+def inputs(kernel: DenseKernel, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
+    """u, extras, w, h0."""
+    generator = torch.Generator().manual_seed(seed)
+    state = torch.float64 if dtype == torch.float64 else torch.float32
+    shapes = [(T, B, D)] * (1 + len(kernel.extras)) + [(D, D), (B, D)]
+    made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    made[-2] *= 0.8 / D**0.5
+    return [x.to(state if i == len(made) - 1 else dtype).requires_grad_() for i, x in enumerate(made)]
+
+
+def gradients(function: Callable[..., Any], given: list[Tensor]) -> list[Tensor]:
+    y, last = function(*given)
+    return list(torch.autograd.grad((y.float() ** 2).sum() + last.sum(), given))
+
+
+@both
+def test_gradients_agree_with_finite_differences(kernel):
+    mask = torch.tensor([[1, 0, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 1, 1]], dtype=torch.bool)
+    given = inputs(kernel, torch.float64)
+    assert torch.autograd.gradcheck(lambda *a: kernel(*a, mask, backend="torch"), given)
+
+
+@both
+def test_a_cpu_takes_plain_pytorch_and_never_the_test_instrument(kernel, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    monkeypatch.setattr(DenseKernel, "extension", lambda *_: pytest.fail("nothing may be compiled"))
+    assert kernel.backend("cpu", D) == "torch"
+    made = kernel(*inputs(kernel))
+    wanted = kernel(*inputs(kernel), backend="torch")
+    assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+
+
+@both
+def test_what_a_gpu_will_run_is_said_without_compiling(kernel, monkeypatch):
+    monkeypatch.setattr(DenseKernel, "extension", lambda *_: pytest.fail("nothing may be compiled"))
+    monkeypatch.delenv("ELMAN_KERNELS", raising=False)
+    monkeypatch.setattr(kernel, "chosen", {})
+    assert kernel.backend("cuda:0", D) == "cuda, compiled at its first use"
+    kernel.chosen[0, torch.bfloat16, B, D, True, "auto"] = "cuda"
+    assert kernel.backend("cuda:0", D) == "cuda"
+    assert kernel.backend("cuda:1", D) == "cuda, compiled at its first use"
+    monkeypatch.setenv("ELMAN_KERNELS", "off")
+    assert kernel.backend("cuda:0", D) == "torch (ELMAN_KERNELS=off)"
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_results_have_the_dtypes_that_are_promised(kernel, dtype):
+    state = torch.float64 if dtype == torch.float64 else torch.float32
+    given = inputs(kernel, dtype)
+    y, last = kernel(*given)
+    assert (y.dtype, last.dtype) == (dtype, state)
+    for x, g in zip(given, gradients(kernel, given), strict=True):
+        assert (g.dtype, g.shape) == (x.dtype, x.shape)
+
+
+@both
+def test_16_bit_inputs_are_computed_in_float32(kernel):
+    """The same rounded numbers, given in float32, give the same state to the last bit."""
+    given = inputs(kernel, torch.bfloat16)
+    y, last = kernel(*given)
+    y32, last32 = kernel(*(x.float() for x in given))
+    assert torch.equal(last, last32)
+    assert torch.equal(y, y32.to(torch.bfloat16))
+
+
+@both
+def test_autocast_does_not_reach_into_the_recurrence(kernel):
+    given = inputs(kernel)
+    wanted = kernel(*given)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = kernel(*given)
+    assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+
+
+@both
+def test_float32_weights_beside_16_bit_inputs_keep_their_gradient_in_float32(kernel):
+    given = inputs(kernel, torch.bfloat16)
+    given[-2] = given[-2].detach().float().requires_grad_()
+    assert gradients(kernel, given)[-2].dtype == torch.float32
+
+
+@both
+def test_the_gradient_of_the_final_state_alone_flows_back(kernel):
+    given = inputs(kernel)
+    _, last = kernel(*given)
+    made = torch.autograd.grad(last.sum(), [given[0], given[-2], given[-1]])
+    _, last = kernel(*given, backend="reference")
+    wanted = torch.autograd.grad(last.sum(), [given[0], given[-2], given[-1]])
+    for a, b in zip(made, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+        assert b.abs().max() > 0
+
+
+@both
+def test_a_weight_that_wants_no_gradient_gets_none(kernel):
+    given = inputs(kernel)
+    given[-2] = given[-2].detach()
+    y, _ = kernel(*given)
+    y.sum().backward()
+    assert given[-2].grad is None
+    assert given[0].grad is not None
+
+
+@both
+def test_gradients_of_gradients_are_refused_with_the_way_out(kernel):
+    given = inputs(kernel)
+    y, _ = kernel(*given)
+    with pytest.raises(NotImplementedError, match="backend='reference'"):
+        torch.autograd.grad(y.sum(), given[0], create_graph=True)
+    y, _ = kernel(*given, backend="reference")
+    (first,) = torch.autograd.grad((y**2).sum(), given[0], create_graph=True)
+    assert torch.autograd.grad(first.sum(), given[0])[0].abs().max() > 0
+
+
+@both
+def test_fake_tensors_have_the_shapes_and_dtypes_of_real_ones(kernel):
+    real = kernel(*inputs(kernel, torch.bfloat16))
+    with FakeTensorMode() as mode:
+        fake = kernel(*(mode.from_tensor(x) for x in inputs(kernel, torch.bfloat16)))
+    assert [(x.shape, x.dtype, x.stride()) for x in fake] == [(x.shape, x.dtype, x.stride()) for x in real]
+
+
+@both
+def test_a_compiled_function_computes_the_same_without_a_graph_break(kernel):
+    compiled = torch.compile(lambda *a: kernel(*a), fullgraph=True, backend="aot_eager")
+    for made, wanted in zip(gradients(compiled, inputs(kernel)), gradients(kernel, inputs(kernel)), strict=True):
+        assert torch.equal(made, wanted)
+
+
+@both
+def test_a_compiled_function_takes_sequences_of_any_length(kernel):
+    compiled = torch.compile(lambda *a: kernel(*a), fullgraph=True, backend="aot_eager", dynamic=True)
+    for steps in (T, T - 1, 1):
+        given = inputs(kernel)
+        made = compiled(*(x[:steps] if x.dim() == 3 else x for x in given))
+        wanted = kernel(*(x[:steps] if x.dim() == 3 else x for x in given))
+        assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+
+
+@both
+def test_the_choice_of_a_kernel_is_a_constant_of_a_compiled_graph(kernel, monkeypatch):
+    """What a GPU's tensors go through; here with kernels off, which needs no GPU."""
+    monkeypatch.setenv("ELMAN_KERNELS", "off")
+    monkeypatch.setattr(kernel, "chosen", {})
+
+    def choose(x: Tensor) -> Tensor:
+        return x + (
+            1 if dense_module._choose(kernel.name, 0, x.dtype, int(x.shape[1]), int(x.shape[2])) == "torch" else 2
+        )
+
+    x = torch.zeros(T, B, D)
+    assert torch.equal(torch.compile(choose, fullgraph=True, backend="aot_eager")(x), x + 1)
+    assert list(kernel.chosen) == [(0, torch.float32, B, D, True, "off")]
+
+
+@both
+def test_the_recurrence_is_one_operation_of_a_compiled_graph(kernel):
+    """However long the sequence: a loop that a compiler unrolls costs minutes at T = 512."""
+    seen = []
+
+    def look(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        seen.append([n.target for n in graph.graph.nodes if n.op == "call_function"])
+        return graph
+
+    torch.compile(lambda *a: kernel(*a), fullgraph=True, backend=look)(*inputs(kernel))
+    [targets] = seen
+    assert targets.count(kernel.op) == 1
+    assert not {torch.addmm, torch.mm, torch.tanh} & set(targets)
+
+
+@both
+def test_recomputed_activations_give_the_same_gradients(kernel):
+    given = inputs(kernel)
+    again = gradients(lambda *a: checkpoint(kernel, *a, use_reentrant=False), given)
+    assert all(torch.equal(a, b) for a, b in zip(again, gradients(kernel, given), strict=True))
+
+
+@both
+def test_inputs_are_never_changed(kernel):
+    given = inputs(kernel)
+    before = [x.detach().clone() for x in given]
+    gradients(kernel, given)
+    assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
+
+
+def test_an_unknown_back_end_and_a_missing_tensor_are_named():
+    with pytest.raises(ConfigError, match="backend must be auto, torch, cuda, host or reference, not 'fast'"):
+        e42_dense(*inputs(e42_dense), backend="fast")
+    with pytest.raises(TypeError, match=r"e1 takes \(u, z, w, h0, mask=None\), not 2 tensors"):
+        e1_dense(*inputs(e1_dense)[:2])
+
+
+def test_a_back_end_refuses_tensors_of_another_device():
+    with pytest.raises(KernelError, match="backend 'cuda' cannot run on tensors on cpu"):
+        e42_dense(*inputs(e42_dense), backend="cuda")
+
+
+def test_an_empty_sequence_is_refused():
+    u, w, h0 = inputs(e42_dense)
+    with pytest.raises(ConfigError, match="every size at least 1"):
+        e42_dense(u[:0], w, h0)
+    with pytest.raises(ConfigError, match=r"u must be float32, .*not torch.int64"):
+        e42_dense(u.long(), w, h0)

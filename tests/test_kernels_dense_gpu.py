@@ -1,0 +1,233 @@
+"""The dense kernels on a GPU: they do not hang, they say what went wrong, a CUDA graph holds them, and plans tell the truth.
+
+Their numbers are the business of `elman verify` and of the plugins' contracts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import torch
+
+from elman_core.kernels import build, dense_cuda, dense_native, toolchain
+from elman_core.kernels.dense_plan import plan, shared_bytes
+from elman_core.registry.errors import KernelError
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+    pytest.mark.skipif(importlib.util.find_spec("elman_e42") is None, reason="elman-e42 is not installed"),
+]
+T, D = 64, 1536  # wide enough for the grid exchange, where blocks wait for each other through memory
+
+
+@pytest.fixture(autouse=True)
+def kernels_are_required(monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+
+
+@pytest.fixture
+def kernel():
+    from elman_e42.op import dense
+
+    return dense
+
+
+@pytest.fixture
+def faults(kernel):
+    """The functions of dense_gpu_faults.cu, compiled with the cell."""
+    bare = dense_cuda.extension(kernel, replace(grid_plan(), spill=0), torch.bfloat16, D)
+    source = replace(
+        bare,
+        name="dense_gpu_faults",
+        binding=Path(__file__).with_name("dense_gpu_faults.cu"),
+        include=(*bare.include, bare.binding.parent),
+    )
+    library = ctypes.CDLL(str(build.build(source, build.local_arch(source))))
+    library.hold.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
+    return library
+
+
+def grid_plan(batch: int = 8):
+    return plan((T, batch, D), torch.bfloat16, dense_cuda._device(0))
+
+
+def problem(batch: int = 8, width: int = D, dtype: torch.dtype = torch.bfloat16):
+    generator = torch.Generator().manual_seed(1)
+    u = torch.randn(T, batch, width, generator=generator).to("cuda", dtype)
+    w = (torch.randn(width, width, generator=generator) * (0.45 / width**0.5)).to("cuda", dtype)
+    return u, w, torch.randn(batch, width, generator=generator).cuda()
+
+
+def hold_half(faults, seconds: float, stream: torch.cuda.Stream) -> None:
+    device = dense_cuda._device(0)
+    status = faults.hold(device.processors // 2, device.shared_bytes, int(seconds * 1e9), stream.cuda_stream)
+    assert status == 0
+
+
+@pytest.mark.parametrize("seconds", [0.3, 3.0], ids=["shorter than the timeout", "longer than the timeout"])
+def test_another_kernel_on_half_the_multiprocessors_delays_but_never_hangs_or_corrupts(kernel, faults, seconds):
+    inputs = problem(32)
+    expected = [x.clone() for x in kernel(*inputs, backend="cuda")]
+    torch.cuda.synchronize()
+    other = torch.cuda.Stream()
+    hold_half(faults, seconds, other)
+    start = monotonic()
+    outputs = kernel(*inputs, backend="cuda")
+    torch.cuda.synchronize()
+    assert monotonic() - start < seconds + 2 * dense_cuda.TIMEOUT_NS * 1e-9 + 5
+    try:
+        dense_native.check_errors(torch.device("cuda", 0))
+    except KernelError:
+        assert seconds * 1e9 > dense_cuda.TIMEOUT_NS
+    else:
+        assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
+
+
+def test_a_block_that_never_runs_ends_in_an_error_and_in_nan_outputs(kernel, faults):
+    u, w, h0 = problem()
+    chosen = grid_plan()
+    history, y, last = u.new_empty(T + 1, *u.shape[1:]), torch.empty_like(u), torch.empty_like(h0)
+    call = dense_cuda._call(chosen, u, (), w, history, None)
+    call.y, call.h0, call.last = y.data_ptr(), h0.data_ptr(), last.data_ptr()
+    call.timeout_ns = 200_000_000
+    start = monotonic()
+    assert faults.forward_with_a_block_missing(ctypes.byref(call)) == 0
+    torch.cuda.synchronize()
+    assert monotonic() - start < 5
+    assert last[:, : D // 2].isnan().all()
+    with pytest.raises(KernelError, match="gave up waiting"):
+        kernel(u, w, h0, backend="cuda")
+    y, _ = kernel(u, w, h0, backend="cuda")  # the error is told once, and the kernel goes on working
+    assert y.isfinite().all()
+
+
+def test_a_grid_that_cannot_be_resident_is_refused_before_launch(kernel, monkeypatch):
+    u, w, h0 = problem(128)
+    too_many = replace(grid_plan(), rows=8, groups=16)
+    monkeypatch.setattr(dense_cuda, "plan_for", lambda *_: too_many)
+    with pytest.raises(KernelError, match="needs 16 groups of 24 blocks on the GPU together, and this GPU holds"):
+        kernel(u, w, h0, backend="cuda")
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("width", [512, D, 2064], ids=["cluster", "grid", "steps"])
+def test_a_cuda_graph_replays_forward_and_backward(kernel, width):
+    u, w, h0 = (x.requires_grad_() for x in problem(16, width))
+    weights = torch.randn_like(u)
+
+    def run():
+        y, last = kernel(u, w, h0, backend="cuda")
+        return y, last, *torch.autograd.grad((y, last), (u, w, h0), (weights, torch.ones_like(last)))
+
+    warm = torch.cuda.Stream()
+    warm.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm):
+        expected = [x.detach().clone() for x in run()]
+    torch.cuda.current_stream().wait_stream(warm)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = run()
+    for x in outputs:
+        x.detach().fill_(float("nan"))
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a.detach(), b) for a, b in zip(outputs, expected, strict=True))
+
+
+def test_nan_in_the_input_comes_out_as_nan_in_its_batch_row_alone(kernel):
+    for width in (512, D):
+        u, w, h0 = problem(16, width)
+        u[5, 3, 7] = float("nan")
+        y, last = kernel(u, w, h0, backend="cuda")
+        assert y[:5].isfinite().all()
+        assert last[3].isnan().all()
+        assert last[torch.arange(16, device="cuda") != 3].isfinite().all()
+    dense_native.check_errors(torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("batch", "width"), [(32, 512), (32, 1024), (32, D), (64, D), (300, 1280)])
+def test_the_plan_knows_the_shared_memory_and_what_fits(kernel, dtype, batch, width):
+    chosen = dense_cuda.plan_for(kernel, (T, batch, width), dtype, torch.device("cuda", 0))
+    fit, bytes_there = dense_cuda.capacity(kernel, chosen, dtype, width, chosen.tiles_each(batch))
+    assert bytes_there == shared_bytes(chosen, ceil(width / 256), 4 // dtype.itemsize, batch)
+    assert fit >= (1 if chosen.kind == "cluster" else chosen.groups)
+
+
+def test_a_device_that_does_not_hold_a_plan_gets_the_next_one(kernel, monkeypatch):
+    u, w, h0 = problem(7, 480)
+    expected, _ = kernel(u, w, h0, backend="cuda")
+    really, refused = dense_cuda.capacity, []
+
+    def capacity(kernel, chosen, *rest):
+        if chosen.kind in refused:
+            return 0, 0
+        return really(kernel, chosen, *rest)
+
+    monkeypatch.setattr(dense_cuda, "capacity", capacity)
+    for kind in ("cluster", "grid", "steps"):
+        dense_cuda._settled.cache_clear()
+        assert dense_cuda.plan_for(kernel, tuple(u.shape), u.dtype, u.device).kind == kind
+        y, _ = kernel(u, w, h0, backend="cuda")
+        torch.testing.assert_close(y, expected, rtol=0.05, atol=0.02)
+        refused.append(kind)
+    dense_cuda._settled.cache_clear()
+
+
+def test_an_unsupported_width_is_refused_before_launch(kernel):
+    u, w, h0 = problem(4, 24)
+    with pytest.raises(KernelError, match="multiples of 16"):
+        kernel(u, w, h0, backend="cuda")
+
+
+SANITIZED = [
+    ("cluster", 0, 1, torch.bfloat16, 144),
+    ("cluster", 0, 1, torch.float32, 48),
+    ("grid", 0, 1, torch.bfloat16, 144),
+    ("grid", 1, 1, torch.float16, 272),
+    ("grid", 0, 1, torch.float32, 80),
+    ("tiles", 0, 1, torch.bfloat16, 144),
+    ("tiles", 1, 1, torch.float32, 272),
+    ("tiles", 1, 2, torch.bfloat16, 272),
+]
+
+
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+@pytest.mark.parametrize(("kind", "spill", "wide", "dtype", "width"), SANITIZED)
+def test_the_sanitizer_finds_nothing(kernel, tmp_path, tool, kind, spill, wide, dtype, width):
+    bare = kernel.extension("cuda")
+    program = tmp_path / "driver"
+    macros = {
+        "ELMAN_CELL": kernel.cell,
+        "ELMAN_CELL_HEADER": f'"{kernel.header.resolve()}"',
+        "ELMAN_DTYPE": dense_cuda.DTYPE_CODES[dtype],
+        "ELMAN_WIDTH": width,
+        "ELMAN_KIND": kind,
+        "ELMAN_SPILL": spill,
+        "ELMAN_WIDE": wide,
+    }
+    folders = [*bare.include, bare.binding.parent]
+    arch = build.local_arch(bare).replace("90", "90a")
+    compiler = [toolchain.find_nvcc(), "-std=c++17", "-O3", "-lineinfo", f"-arch={arch}", "-o", program]
+    source = Path(__file__).with_name("dense_gpu_driver.cu")
+    options = [*(f"-D{k}={v}" for k, v in macros.items()), *(f"-I{f}" for f in folders)]
+    subprocess.run([*compiler, *options, source], check=True)
+    done = subprocess.run(
+        ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "every output was written" in done.stdout

@@ -1,0 +1,456 @@
+"""The checker itself: right kernels pass, and every deliberate fault is caught. Stamps, first use, and the commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import elman_csrc
+import pytest
+import torch
+import torch.nn.functional as F
+from elman_e1.op import dense as e1_dense
+from torch import Tensor
+
+from elman_core.cli import main
+from elman_core.kernels import Case, DenseKernel, Extension, KernelSpec, first_use, stamps
+from elman_core.kernels import dense as dense_module
+from elman_core.kernels.verify import Report, Row, failures, verify
+from elman_core.nn import full_precision
+from elman_core.registry import KernelError
+from elman_core.testing.kernel import need_host_compiler, need_nvcc
+
+SMALL = Case({"T": 7, "B": 3, "d": 5}, torch.float64)
+MASKED = dataclasses.replace(SMALL, masked=True)
+SINGLE = dataclasses.replace(SMALL, dtype=torch.float32)
+
+# A cell with everything the contract allows: it leaks its state past the product, and reads a retain gate and an output gate.
+LEAKY_CELL = """
+#pragma once
+#include <elman/dense_cell.h>
+namespace leaky {
+struct Cell {
+  static constexpr int extras = 2;
+  static constexpr bool uses_prev = true;
+  template <class Math, class T>
+  static ELMAN_HD elman::DenseOut<T> forward(T a, T prev, const T* e) {
+    const T keep = Math::sigmoid(e[0]), h = keep * prev + (T(1) - keep) * a;
+    return {h, h * Math::tanh(e[1]) + prev};
+  }
+  template <class Math, class T>
+  static ELMAN_HD elman::DenseGrad<T, extras> backward(T gy, T gh, T h, T prev, const T* e) {
+    const T keep = Math::sigmoid(e[0]), gate = Math::tanh(e[1]), total = gh + gy * gate;
+    const T a = (h - keep * prev) / (T(1) - keep);
+    const T dkeep = total * (prev - a) * keep * (T(1) - keep), dgate = gy * h * (T(1) - gate * gate);
+    return {total * (T(1) - keep), total * keep + gy, {dkeep, dgate}};
+  }
+};
+}  // namespace leaky
+"""
+
+
+@full_precision
+def leaky_reference(u, keep, gate, w, h0, mask=None):
+    h, states, earlier = h0, [], []
+    for t in range(u.shape[0]):
+        new = keep[t].sigmoid() * h + (1 - keep[t].sigmoid()) * (h @ w.T + u[t])
+        earlier.append(h)
+        h = new if mask is None else torch.where(mask[t, :, None], new, h)
+        states.append(h)
+    return torch.stack(states) * torch.tanh(gate) + torch.stack(earlier), h
+
+
+@pytest.fixture(scope="module")
+def leaky(tmp_path_factory: pytest.TempPathFactory) -> DenseKernel:
+    header = tmp_path_factory.mktemp("leaky") / "leaky_cell.h"
+    header.write_text(LEAKY_CELL)
+    return DenseKernel(
+        "made_up_leaky",
+        header=header,
+        cell="leaky::Cell",
+        reference=leaky_reference,
+        update=lambda a, h, keep, _gate: keep.sigmoid() * h + (1 - keep.sigmoid()) * a,
+        readout=lambda h, before, _keep, gate: h * torch.tanh(gate) + before,
+        extras=("keep", "gate"),
+    )
+
+
+@pytest.mark.parametrize("backend", ["host", "torch"])
+def test_a_leaky_cell_with_two_gates_passes_the_whole_quick_grid(leaky, backend):
+    need_host_compiler()
+    report = verify(leaky.spec(), backend)
+    assert report.passed, list(failures(report))
+    assert {row.tensor for row in report.rows} == {"y", "h_T", "d u", "d keep", "d gate", "d w", "d h0"}
+
+
+# Deliberate faults in a copy of the sources, each switched on by its number at run time, so that one compilation serves them
+# all: the file, what stands there, and what stands there instead.
+SWITCH = """#include <cstdlib>
+namespace elman {
+inline bool fault(int n) {
+  const char* chosen = std::getenv("ELMAN_TEST_FAULT");
+  return chosen != nullptr && std::atoi(chosen) == n;
+}
+}  // namespace elman
+"""
+EDITS = [
+    ("dense_host.h", "run.w[k * d + i]", "run.w[fault(1) ? i * d + k : k * d + i]"),
+    ("dense_host.h", "run.w[i * d + k]", "run.w[fault(2) ? k * d + i : i * d + k]"),
+    ("dense_host.h", "t >= 0; --t", "t >= (fault(3) ? 1 : 0); --t"),
+    ("e1_cell.h", "{gy * h * silu_derivative(z, s)}", "{fault(4) ? T(0) : gy * h * silu_derivative(z, s)}"),
+    ("e1_cell.h", "const T total = gy * silu(z, s) + gh;", "const T total = gy * (fault(5) ? T(1) : silu(z, s)) + gh;"),
+    ("dense_host.h", "dh0[i] = g_last[i]", "dh0[i] = fault(6) ? T(0) : g_last[i]"),
+    ("dense_host.h", "run.state(0, b)[i] = h0[b * d + i]", "run.state(0, b)[i] = fault(7) ? T(0) : h0[b * d + i]"),
+    ("e1_cell.h", "(T(1) - h * h)", "(T(1) - (fault(8) ? h : h * h))"),
+    ("dense_host.h", "out[i] = made.y;", "if (!(fault(9) && t == 3)) out[i] = made.y;"),
+    ("dense_host.h", "after[i] = before[i];", "after[i] = fault(10) ? T(0) : before[i];"),
+    ("dense_host.h", "out[i] = T(0);", "out[i] = fault(11) ? T(NAN) : T(0);"),
+]
+
+# The faults that make numbers wrong: what each must spoil, and what it cannot reach.
+SPOILS = {
+    "a transposed W in the backward": (1, {"d u", "d h0", "d w"}, {"y", "h_T"}),
+    "a transposed W in the forward": (2, {"y", "h_T"}, set()),
+    "a missing last step back": (3, {"d u", "d z", "d h0", "d w"}, {"y", "h_T"}),
+    "a missing gradient of the gate": (4, {"d z"}, {"y", "h_T", "d u", "d w", "d h0"}),
+    "a dropped gate": (5, {"d u", "d w"}, {"y", "d z"}),
+    "a dropped final-state gradient": (6, {"d u", "d h0"}, {"y"}),
+    "an ignored initial state": (7, {"y", "h_T", "d w"}, set()),
+    "a wrong derivative of tanh": (8, {"d u", "d w"}, {"y", "h_T", "d z"}),
+}
+
+
+class Altered(DenseKernel):
+    """A kernel compiled from a copy of the shared sources."""
+
+    copied: Path
+
+    def extension(self, target: Any) -> Extension:
+        there = super().extension(target)
+        binding, include = self.copied / "bind" / there.binding.name, self.copied / "include"
+        return dataclasses.replace(there, binding=binding, include=(include,))
+
+
+@pytest.fixture(scope="module")
+def altered(tmp_path_factory: pytest.TempPathFactory) -> KernelSpec:
+    """E1's kernel with the faults, all off."""
+    need_host_compiler()
+    folder = tmp_path_factory.mktemp("altered")
+    shutil.copytree(elman_csrc.get_include(), folder / "include")
+    shutil.copytree(elman_csrc.get_bindings(), folder / "bind")
+    header = Path(shutil.copy(e1_dense.header, folder / "e1_cell.h"))
+    portable = folder / "include" / "elman" / "portable.h"
+    portable.write_text(portable.read_text().replace("#pragma once\n", "#pragma once\n" + SWITCH, 1))
+    for file, old, new in EDITS:
+        path = header if file == "e1_cell.h" else folder / "include" / "elman" / file
+        text = path.read_text()
+        assert text.count(old) == 1, f"{old!r} must occur once in {file}"
+        path.write_text(text.replace(old, new))
+    kernel = Altered(
+        "altered_on_purpose",
+        header=header,
+        cell=e1_dense.cell,
+        reference=e1_dense.reference,
+        update=e1_dense.update,
+        readout=e1_dense.readout,
+        extras=e1_dense.extras,
+    )
+    kernel.copied = folder
+    return kernel.spec()
+
+
+@pytest.fixture
+def report_of(altered: KernelSpec, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    """`report_of(fault, *cases)`: what the checker says with that fault on."""
+
+    def run(fault: int, *cases: Case) -> Report:
+        monkeypatch.setenv("ELMAN_TEST_FAULT", str(fault))
+        return verify(altered, "host", cases=cases, opcheck=False)
+
+    return run
+
+
+def wrong_tensors(report: Report) -> set[str]:
+    return {row.tensor for row in report.rows if not row.passed}
+
+
+def test_the_altered_sources_are_right_while_no_fault_is_on(report_of):
+    report = report_of(0, SMALL, MASKED, SINGLE)
+    assert report.passed, list(failures(report))
+
+
+@pytest.mark.parametrize("fault", SPOILS)
+def test_a_deliberate_fault_is_caught_where_it_is(fault, report_of):
+    number, spoiled, untouched = SPOILS[fault]
+    for case in (SMALL, SINGLE):
+        report = report_of(number, case)
+        assert not report.passed
+        assert spoiled <= wrong_tensors(report)
+        assert not untouched & wrong_tensors(report)
+
+
+def test_an_output_that_is_not_written_is_caught(report_of):
+    assert any("y is not finite" in fault for fault in report_of(9, SMALL).faults)
+
+
+def test_a_masked_position_that_is_not_held_is_caught(report_of):
+    assert report_of(10, SMALL).passed
+    assert "h_T" in wrong_tensors(report_of(10, MASKED))
+
+
+def test_garbage_at_a_masked_position_is_caught(report_of):
+    assert any("y is not finite" in fault for fault in report_of(11, MASKED).faults)
+
+
+def test_a_transposed_weight_gradient_is_caught(monkeypatch):
+    need_host_compiler()
+    right = dense_module._product
+    monkeypatch.setattr(dense_module, "_product", lambda a, b, dtype: right(a, b, dtype).T)
+    assert wrong_tensors(verify(e1_dense.spec(), "host", cases=[SMALL], opcheck=False)) == {"d w"}
+
+
+def test_results_that_change_between_calls_are_caught():
+    right = e1_dense.spec()
+    calls = iter(range(100))
+
+    def unsteady(backend: str, inputs: Any, options: Any) -> dict[str, Tensor]:
+        outputs = right.call(backend, inputs, options)
+        drift = 1e-15 * next(calls) if backend == "torch" else 0.0
+        return {**outputs, "y": outputs["y"] * (1 + drift)}
+
+    report = verify(dataclasses.replace(right, call=unsteady), "torch", cases=[SMALL], opcheck=False)
+    assert not wrong_tensors(report)
+    assert not report.passed
+    assert any("y differs between two identical calls" in fault for fault in report.faults)
+
+
+def test_a_backward_that_works_in_the_gradient_handed_to_it_is_caught():
+    class Wiping(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, y: Tensor) -> Tensor:
+            return y.clone()
+
+        @staticmethod
+        def backward(_ctx: Any, gy: Tensor) -> Tensor:
+            wanted = gy.clone()
+            gy.zero_()
+            return wanted
+
+    right = e1_dense.spec()
+
+    def call(backend: str, inputs: Any, options: Any) -> dict[str, Tensor]:
+        outputs = right.call(backend, inputs, options)
+        return {**outputs, "y": Wiping.apply(outputs["y"])} if backend == "torch" else outputs
+
+    report = verify(dataclasses.replace(right, call=call), "torch", cases=[SMALL], opcheck=False)
+    assert any("gradient of y that was handed in has been changed" in fault for fault in report.faults)
+
+
+def test_an_operator_that_changes_its_input_fails_opcheck():
+    library = torch.library.Library("elman_tests", "FRAGMENT")
+    library.define("overwrites(Tensor x) -> Tensor")
+    library.impl("overwrites", lambda x: x.mul_(2).clone(), "CompositeExplicitAutograd")
+    spec = dataclasses.replace(
+        e1_dense.spec(), op=lambda _b, inputs, _o: (torch.ops.elman_tests.overwrites.default, (inputs["u"].detach(),))
+    )
+    report = verify(spec, "torch", cases=[SMALL])
+    assert len(report.faults) == 1
+    assert not report.passed
+
+
+def test_16_bit_storage_is_judged_against_the_reference_in_16_bits():
+    """What rounds once more than the reference passes; an error of a few percent does not, although the dtype is coarse."""
+    right, case = e1_dense.spec(), dataclasses.replace(SMALL, dtype=torch.bfloat16)
+
+    def scaled(factor: float) -> KernelSpec:
+        def call(backend: str, inputs: Any, options: Any) -> dict[str, Tensor]:
+            outputs = right.call(backend, inputs, options)
+            return {**outputs, "y": outputs["y"] * (factor if backend == "torch" else 1.0)}
+
+        return dataclasses.replace(right, call=call)
+
+    assert verify(scaled(1.0), "torch", cases=[case], opcheck=False).passed
+    wrong = verify(scaled(1.05), "torch", cases=[case], opcheck=False)
+    assert "y" in wrong_tensors(wrong)
+    [row] = [r for r in wrong.rows if r.tensor == "y"]
+    assert row.limit == pytest.approx(3 * row.reference + 4 * torch.finfo(torch.bfloat16).eps)
+    assert 0 < row.reference < torch.finfo(torch.bfloat16).eps
+
+
+def test_a_report_without_cases_and_an_error_of_nan_do_not_pass():
+    assert not Report("x", "host", "quick").passed
+    nan = Row("case", "float32", "y", float("nan"), 0.0, 0.0, 1e-6)
+    assert not nan.passed
+    fine = dataclasses.replace(nan, error=0.0)
+    report = Report("x", "host", "quick", cases=1, rows=[fine, nan])
+    assert not report.passed
+    assert report.worst() == [nan]
+
+
+def test_grids_have_about_20_and_200_cases_without_repeats():
+    spec = e1_dense.spec()
+    for target in ("host", "cuda"):
+        for grid, low, high in (("quick", 15, 25), ("full", 150, 250)):
+            cases = [str(c) for c in spec.cases(target, grid)]
+            assert len(set(cases)) == len(cases)
+            assert low <= len(cases) <= high
+
+
+def test_a_back_end_that_is_not_there_is_named(leaky):
+    with pytest.raises(KernelError, match=r"no back end 'tpu'; it has: .*host.*torch"):
+        verify(leaky.spec(), "tpu")
+    with pytest.raises(KernelError, match="no case of the quick grid"):
+        verify(leaky.spec(), "torch", dtypes=[torch.bfloat16])
+
+
+# Stamps ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of its own for stamps, with the compiled kernels of the common one behind it."""
+    from elman_core.kernels import build
+
+    common = build.cache_dirs()
+    monkeypatch.setenv("ELMAN_CACHE", ":".join(map(str, [tmp_path / "stamps", *common])))
+    return tmp_path / "stamps"
+
+
+def test_a_stamp_is_read_back_and_goes_out_of_date_with_its_sources(cache, monkeypatch):
+    spec = e1_dense.spec()
+    report = Report("e1", "host", "quick", cases=1, rows=[Row("c", "float64", "y", 1e-16, 1e-16, 0.0, 1e-12)])
+    written = stamps.write(spec, report)
+    assert stamps.stamp(spec, "host") == written
+    assert written.passed
+    assert written.worst == {"float64 y": 0.0001}
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    assert stamps.stamp(spec, "host") is None
+    monkeypatch.undo()
+    monkeypatch.setenv("ELMAN_CACHE", str(cache))
+    other = dataclasses.replace(spec, python=())
+    assert stamps.stamp(other, "host") is None
+
+
+def test_there_is_no_stamp_for_a_gpu_that_is_not_here(cache):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert stamps.stamp(e1_dense.spec(), "cuda") is None
+
+
+def test_a_size_is_verified_at_its_first_use_and_a_wrong_kernel_is_refused(cache, monkeypatch):
+    """On the CPU, with plain PyTorch in the place of the CUDA kernel."""
+    spec, verified = e1_dense.spec(), []
+
+    def on_cpu(spec: KernelSpec, _target: str, cases: list[Case]) -> Report:
+        verified.extend(map(str, cases))
+        return dataclasses.replace(verify(spec, "torch", cases=cases, opcheck=False), target="host")
+
+    right_stamp = stamps.stamp
+    monkeypatch.setattr(first_use, "verify", on_cpu)
+    monkeypatch.setattr(stamps, "stamp", lambda spec, _target="host", arch=None: right_stamp(spec, "host", arch))
+    monkeypatch.setattr(first_use, "_used", {})
+    monkeypatch.delenv("ELMAN_VERIFY", raising=False)
+    first_use.ensure_verified(spec, SINGLE, "plan A")
+    first_use.ensure_verified(spec, SINGLE, "plan A")
+    assert verified == [str(SINGLE)]
+    [(name, use)] = first_use.used().items()
+    assert (name, use["plan"], use["skipped"]) == (f"e1 {SINGLE}", "plan A", False)
+    assert use["stamp"]["passed"]
+    assert use["stamp"]["extra"] == (str(SINGLE),)
+
+    broken = dataclasses.replace(
+        spec, call=lambda b, i, o: {k: v * (1.1 if b == "torch" else 1) for k, v in spec.call(b, i, o).items()}
+    )
+    other = dataclasses.replace(SINGLE, masked=True)
+    with pytest.raises(KernelError, match=r"wrong numbers .*elman verify e1.*ELMAN_VERIFY=skip"):
+        first_use.ensure_verified(broken, other, "plan A")
+    with pytest.raises(KernelError, match=r"its stamp of .* says that it failed"):
+        first_use.ensure_verified(spec, SINGLE, "plan A")
+    monkeypatch.setenv("ELMAN_VERIFY", "skip")
+    first_use.ensure_verified(broken, other, "plan A")
+    assert first_use.used()[f"e1 {other}"] == {"plan": "plan A", "skipped": True, "stamp": None}
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_row_for_each_tensor_and_stamps(cache, capsys):
+    need_host_compiler()
+    assert main(["verify", "e1", "--backend", "host", "--dtype", "fp64"]) == 0
+    said = capsys.readouterr().out
+    assert "passed" in said.splitlines()[0]
+    for tensor in ("y", "h_T", "d u", "d z", "d w", "d h0"):
+        assert any(line.split()[:1] == ["float64"] and f" {tensor} " in line for line in said.splitlines()), tensor
+    stamp = stamps.stamp(e1_dense.spec(), "host")
+    assert stamp is not None
+    assert stamp.passed
+    assert stamp.dtypes == ("float64",)
+
+
+def test_the_command_gives_every_row_as_json(cache, capsys):
+    need_host_compiler()
+    assert main(["verify", "e42", "--backend", "host", "--dtype", "fp32", "--json"]) == 0
+    [report] = json.loads(capsys.readouterr().out)
+    assert report["passed"]
+    assert report["cases"] == 10
+    assert len(report["rows"]) == 10 * 5
+    assert all(row["error"] <= row["limit"] for row in report["rows"])
+
+
+def test_a_wrong_kernel_makes_the_command_leave_with_5(cache, capsys, monkeypatch):
+    need_host_compiler()
+    right = dense_module._product
+    monkeypatch.setattr(dense_module, "_product", lambda a, b, dtype: right(a, b, dtype).T)
+    assert main(["verify", "e1", "--backend", "host", "--dtype", "fp64"]) == 5
+    said = capsys.readouterr()
+    assert "WRONG" in said.out
+    assert "wrong numbers" in said.err
+    stamp = stamps.stamp(e1_dense.spec(), "host")
+    assert stamp is not None
+    assert not stamp.passed
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["verify"], 2, "--all"),
+        (["verify", "nothing_like_it"], 2, "no variant 'nothing_like_it'"),
+        (["verify", "e1", "--dtype", "int8"], 2, "no dtype 'int8'; use fp32"),
+        (["build", "e1", "--arch", "sm_70"], 5, "not an architecture"),
+        (["build", "e1", "--arch", "sm_90", "--width", "wide"], 2, "--width takes numbers"),
+        (["build", "e1", "--arch", "sm_90", "--width", "1000"], 5, "multiples of 16"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_bad_commands_say_what_is_wrong_in_one_line(argv, code, says, capsys):
+    assert main(argv) == code
+    assert says in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_the_command_builds_for_the_host_into_a_folder(tmp_path, capsys):
+    need_host_compiler()
+    assert main(["build", "e42", "--backend", "host", "--out", str(tmp_path), "--json"]) == 0
+    [built] = json.loads(capsys.readouterr().out)
+    assert Path(built["path"]).parent == tmp_path
+    assert Path(built["path"]).is_file()
+
+
+def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_here(tmp_path, capsys):
+    need_nvcc()
+    arguments = ["--arch", "sm_80,sm_90", "--width", "64", "--dtype", "bf16", "--out", str(tmp_path), "--json"]
+    assert main(["build", "e42", *arguments]) == 0
+    built = json.loads(capsys.readouterr().out)
+    assert all(Path(b["path"]).parent == tmp_path for b in built)
+    assert all(Path(b["path"]).is_file() for b in built)
+    kinds = {(b["arch"], b["module"].split("_")[3]) for b in built}
+    assert kinds == {("sm_80", "grid"), ("sm_90", "cluster")}, "there are no clusters before sm_90"
+
+
+def test_silu_of_torch_is_the_gate_of_the_cell():
+    """The fault tests above stand on it: y = h silu(z)."""
+    z = torch.linspace(-4, 4, 9, dtype=torch.float64)
+    assert torch.allclose(F.silu(z), z / (1 + torch.exp(-z)), rtol=1e-14)

@@ -1,0 +1,179 @@
+"""Who may import whom, and what may stand where: read from the syntax trees, so that nothing has to be installed or run."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "elman_core"
+
+# A package may import those named, itself, and what needs no torch at all: `registry`.
+MAY_IMPORT = {
+    "registry": set(),
+    "kernels": {"registry"},
+    "nn": {"registry"},
+    "model": {"registry", "kernels", "nn"},
+    "data": {"registry", "kernels", "nn", "model"},
+    "generation": {"registry", "kernels", "nn", "model"},
+    "training": {"registry", "kernels", "nn", "model", "data", "generation"},
+    "experiments": {"registry", "kernels", "nn", "model", "data", "generation", "training"},
+    "evals": {"registry", "model"},
+}
+MAY_IMPORT["cli"] = {*MAY_IMPORT}
+MAY_IMPORT["testing"] = {*MAY_IMPORT}
+
+# Whoever may import a library or a module of the standard library that others may not, and why.
+ONLY = {
+    "transformers": ("elman_core/model/",),
+    "pluggy": ("elman_core/registry/",),
+    "pytest": ("elman_core/testing/",),
+    "typer": ("elman_core/cli/",),
+    "subprocess": (
+        "elman_core/kernels/build.py",  # compilers
+        "elman_core/training/run.py",  # the commit of the code, for the manifest
+        "elman_core/cli/",  # a plugin's own tests, for `elman check`
+        "elman_core/testing/",  # another process that loads a checkpoint
+    ),
+}
+PRINTS = ("elman_core/cli/",)
+PLUGIN_MAY_IMPORT = {"elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry", "elman_csrc"}
+
+
+def sources(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+    """(path in the repository, syntax tree) of every module below `folder` that is not a test or a template."""
+    for path in sorted(folder.rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if "/tests/" not in name and not name.startswith("elman_core/template/"):
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(name: str, tree: ast.Module) -> Iterator[str]:
+    """Full names of the modules that a module imports; relative ones are resolved."""
+    package = name.removesuffix(".py").removesuffix("/__init__").split("/")
+    if not name.endswith("__init__.py"):
+        package = package[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module
+            if module in ("elman_core", ""):
+                yield from (f"elman_core.{a.name}" for a in node.names if (CORE / a.name).is_dir())
+
+
+def is_below(module: str, parent: str) -> bool:
+    return module == parent or module.startswith(parent + ".")
+
+
+CORE_SOURCES = list(sources(CORE))
+PLUGINS = [p for p in sorted((ROOT / "plugins").iterdir()) if (p / "pyproject.toml").is_file()]
+
+
+@pytest.mark.parametrize(("name", "tree"), CORE_SOURCES, ids=[n for n, _ in CORE_SOURCES])
+def test_the_core_imports_downwards_only(name: str, tree: ast.Module) -> None:
+    package = name.split("/")[1] if name.count("/") > 1 else ""
+    assert not package or package in MAY_IMPORT, f"elman_core/{package} has no place in the order of imports"
+    for module in imports(name, tree):
+        target = module.split(".")[1] if module.startswith("elman_core.") else ""
+        if target in MAY_IMPORT and package and target != package:
+            assert target in MAY_IMPORT[package], f"{name} imports {module}: {package} is below {target}"
+        assert target != "testing" or package == "testing", f"{name} imports the tests' kit"
+        for library, owners in ONLY.items():
+            assert not is_below(module, library) or name.startswith(owners), (
+                f"{name} imports {library}; only {owners} may"
+            )
+
+
+@pytest.mark.parametrize("folder", [*PLUGINS, ROOT / "baselines", ROOT / "csrc_common"], ids=lambda p: p.name)
+def test_plugins_import_public_names_only(folder: Path) -> None:
+    own = {p.name for p in folder.iterdir() if (p / "__init__.py").is_file()}
+    assert own
+    for name, tree in sources(folder):
+        for module in imports("/".join(name.split("/")[len(folder.relative_to(ROOT).parts) :]), tree):
+            first = module.split(".")[0]
+            if first in own or not (first.startswith("elman_") or first == "transformers"):
+                continue
+            allowed = ", ".join(sorted(PLUGIN_MAY_IMPORT))
+            assert module in PLUGIN_MAY_IMPORT, f"{name} imports {module}; a plugin may import {allowed}"
+
+
+def test_relative_and_absolute_imports_are_both_seen() -> None:
+    tree = ast.parse("from ..cli import x\nfrom . import y\nfrom elman_core import testing\nimport pytest, torch.nn")
+    seen = set(imports("elman_core/model/norms.py", tree))
+    assert seen >= {"elman_core.cli", "elman_core.model", "elman_core.testing", "pytest", "torch.nn"}
+
+
+def test_the_core_names_no_plugin() -> None:
+    names = [p.name for p in PLUGINS]
+    assert names
+    for path in sorted(CORE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for name in names:
+            hit = re.search(rf"(?i)(?<![a-z0-9.]){name}(?![0-9])", text)
+            assert not hit, (
+                f"{path.relative_to(ROOT)} names {name}: ...{text[max(0, hit.start() - 30) : hit.end() + 30]}..."
+            )
+
+
+def test_only_the_command_line_prints() -> None:
+    for name, tree in CORE_SOURCES:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                assert name.startswith(PRINTS), f"{name}:{node.lineno} prints"
+
+
+def test_tracked_files_name_no_place_on_a_machine() -> None:
+    """No home directory, no temporary folder, no host but public ones of documentation: all of it works anywhere."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    places = re.compile(
+        "|".join([r"/ro" + r"ot/", r"/ho" + r"me/\w", r"/wo" + r"rk/\w", r"/opt/py" + r"pi", r"/Use" + r"rs/\w"])
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if path.is_file() and path.stat().st_size < 1_000_000:
+            hit = places.search(path.read_text(encoding="utf-8", errors="replace"))
+            assert not hit, f"{name} names {hit.group()}"
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_the_core_is_cheap() -> None:
+    heavy = python(
+        "import elman_core, sys; print([m for m in ('torch', 'transformers', 'numpy', 'pluggy') if m in sys.modules])"
+    )
+    assert heavy.strip() == "[]"
+
+
+HELP = """
+import contextlib, io, sys
+from elman_core.cli import build_app, main
+import typer
+names = sorted(typer.main.get_command(build_app()).commands)
+for name in [None, *names]:
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        assert main([*([name] if name else []), "--help"]) == 0, name
+    assert "Usage:" in text.getvalue(), name
+    heavy = [m for m in ("torch", "transformers", "numpy", "rich.progress") if m in sys.modules]
+    assert not heavy, f"elman {name or ''} --help imports {heavy}"
+print(" ".join(names))
+"""
+
+
+def test_help_of_every_command_imports_nothing_heavy() -> None:
+    names = python(HELP).split()
+    assert {"doctor", "list", "show", "size"} <= set(names)

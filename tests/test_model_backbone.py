@@ -1,0 +1,233 @@
+"""The backbone against the equations written out, its loss, masks and states."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import toy_mixers
+
+from elman_core.model import LadderLM, add_rms_norm
+from elman_core.registry import ConfigError
+
+TOKENS = torch.arange(22).view(2, 11) * 23 % 256
+
+
+@pytest.fixture(autouse=True)
+def toys():
+    toy_mixers.install()
+    torch.manual_seed(0)
+    yield
+    toy_mixers.uninstall()
+
+
+def ladder(variant="toy", dtype=torch.float64, **options):
+    return LadderLM(variant, dim=16, depth=3, **options).to(dtype).eval()
+
+
+def rms(x, weight, eps=1e-5):
+    return weight * x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+
+
+@pytest.mark.parametrize("variant", ["toy", "toysum", "toypair"])
+def test_the_backbone_is_the_prenorm_residual_network(variant):
+    model = ladder(variant)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+        stream = model.model.embed_tokens.weight[TOKENS]
+        for block in model.model.layers:
+            stream = stream + block.mixer(rms(stream, block.norm.weight))[0]
+        expected = rms(stream, model.model.norm.weight) @ model.model.embed_tokens.weight.T
+        torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("start", [False, True])
+def test_add_and_norm_have_the_gradients_of_the_equation(start):
+    x, weight = torch.randn(3, 5, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    residual = None if start else torch.randn_like(x)
+    inputs = [t.requires_grad_() for t in (x, weight, residual) if t is not None]
+
+    def both(x, weight, residual=None):
+        return add_rms_norm(x, residual, weight, 1e-5)
+
+    assert torch.autograd.gradcheck(both, inputs)
+    total = x if start else x + residual
+    torch.testing.assert_close(both(*inputs)[0], rms(total, weight), rtol=1e-14, atol=1e-14)
+    assert torch.equal(both(*inputs)[1], total)
+
+
+def test_the_stream_is_float32_whatever_the_weights():
+    x, residual, weight = torch.randn(2, 8).bfloat16(), torch.randn(2, 8), torch.ones(8).bfloat16()
+    normed, stream = add_rms_norm(x, residual, weight, 1e-5)
+    assert (normed.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(stream, residual + x.float())
+
+
+def test_mixers_compute_in_the_autocast_dtype_and_the_stream_does_not():
+    model, seen = ladder(dtype=torch.float32), []
+    block = model.model.layers[1]
+    block.register_forward_pre_hook(lambda _, args: seen.append(("stream", args[1].dtype)))
+    block.mixer.register_forward_pre_hook(lambda _, args: seen.append(("mixer", args[0].dtype)))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model(TOKENS)
+    assert seen == [("stream", torch.float32), ("mixer", torch.bfloat16)]
+
+
+def test_norm_gradients_under_autocast_stay_in_32_bits():
+    x, weight = torch.randn(4, 64, requires_grad=True), torch.randn(64, requires_grad=True)
+    upstream = torch.randn(4, 64)
+    grads = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = add_rms_norm(x, None, weight, 1e-5)[0]
+            grads.append(torch.autograd.grad(out, (x, weight), upstream))
+    for plain, autocast in zip(*grads, strict=True):
+        assert torch.equal(plain, autocast)
+
+
+def test_embeddings_are_small_and_gains_are_one():
+    model = LadderLM("toy", dim=64, depth=1)
+    assert 0.019 < model.model.embed_tokens.weight.std() < 0.021
+    assert model.model.norm.weight.unique().tolist() == [1.0]
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+# loss -----------------------------------------------------------------------------------------------------------------
+
+
+def test_return_loss_is_the_mean_cross_entropy_of_the_next_tokens():
+    model = ladder(dtype=torch.float32)
+    loss = model(TOKENS, return_loss=True)
+    logits = model(TOKENS[:, :-1]).logits
+    expected = F.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten())
+    assert loss.shape == ()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(model(TOKENS, labels=TOKENS).loss, expected)
+
+
+def test_actual_length_ignores_targets_beyond_it():
+    model = ladder(dtype=torch.float32)
+    loss = model(TOKENS, return_loss=True, actual_length=torch.tensor([5, 11]))
+    labels = TOKENS.clone()
+    labels[0, 5:] = -100  # with 5 real tokens there are 4 targets
+    torch.testing.assert_close(loss, model(TOKENS, labels=labels).loss)
+
+
+def test_num_items_in_batch_divides_the_sum():
+    model = ladder(dtype=torch.float32)
+    mean, summed = (
+        model(TOKENS, labels=TOKENS).loss,
+        model(TOKENS, labels=TOKENS, num_items_in_batch=torch.tensor(7)).loss,
+    )
+    torch.testing.assert_close(summed, mean * 20 / 7)
+
+
+def test_logits_to_keep_keeps_the_last_or_the_named_positions():
+    model = ladder()
+    full = model(TOKENS).logits
+    for keep, expected in ((2, full[:, -2:]), (torch.tensor([1, 4]), full[:, [1, 4]])):
+        torch.testing.assert_close(model(TOKENS, logits_to_keep=keep).logits, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_hidden_states_are_the_stream_before_each_layer_and_the_final_norm():
+    model = ladder("toypair")
+    out = model.model(TOKENS, output_hidden_states=True)
+    assert len(out.hidden_states) == 4
+    assert torch.equal(out.hidden_states[0], model.model.embed_tokens(TOKENS))
+    assert torch.equal(out.hidden_states[-1], out.last_hidden_state)
+    again = model.model(inputs_embeds=out.hidden_states[0]).last_hidden_state
+    assert torch.equal(again, out.last_hidden_state)
+
+
+# states and masks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["toy", "toysum", "toypair"])
+def test_states_carry_a_sequence_across_calls(variant):
+    model = ladder(variant)
+    whole = model(TOKENS).logits
+    first, states = model(TOKENS[:, :4], return_prev_hiddens=True)
+    assert len(states) == len(model.model.layers)
+    rest, _ = model(TOKENS[:, 4:], prev_hiddens=states, return_prev_hiddens=True)
+    torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_flow_through_states_unless_they_are_detached():
+    model = ladder("toy").train()
+    _, states = model(TOKENS[:, :4], return_loss=True, return_prev_hiddens=True)
+    detached = [{k: v.detach() for k, v in s.items()} for s in states]
+    grads = []
+    for carried in (states, detached):
+        model.zero_grad()
+        model(TOKENS[:, 4:], return_loss=True, prev_hiddens=carried).backward(retain_graph=True)
+        grads.append(model.model.layers[0].mixer.rec.grad.clone())
+    assert not torch.equal(*grads)
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    model, grads = ladder(dtype=torch.float32).train(), []
+    for enabled in (False, True):
+        if enabled:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        loss, states = model(TOKENS, return_loss=True, return_prev_hiddens=True)
+        assert all(states)
+        loss.backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("variant", ["toy", "toysum", "toypair"])
+@pytest.mark.parametrize("pattern", ["left", "right", "holes"])
+def test_masked_positions_do_not_exist(variant, pattern):
+    model = ladder(variant)
+    mask = torch.ones(2, 11, dtype=torch.long)
+    if pattern == "holes":
+        mask[0, [2, 3, 6]] = mask[1, [0, 9]] = 0
+    else:
+        mask[0, slice(0, 4) if pattern == "left" else slice(7, 11)] = 0
+    out = model(TOKENS, attention_mask=mask).logits
+    for row in range(2):
+        real = mask[row].bool()
+        alone = model(TOKENS[row : row + 1, real]).logits
+        torch.testing.assert_close(out[row, real], alone[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_single_masked_token_holds_the_state():
+    model = ladder()
+    cache = model(TOKENS[:, :5], use_cache=True).past_key_values
+    before = [{k: v.clone() for k, v in s.items()} for s in cache.states]
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[1, 5] = 0
+    model(TOKENS[:, 5:6], attention_mask=mask, past_key_values=cache)
+    for old, new in zip(before, cache.states, strict=True):
+        assert all(torch.equal(old[k][1], new[k][1]) and not torch.equal(old[k][0], new[k][0]) for k in old)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"position_ids": TOKENS}, "position_ids: packed sequences would leak"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3])}, "cu_seq_lens_q: packed sequences"),
+        ({"attention_mask": torch.ones(2, 3)}, "cover the 11 new tokens"),
+        ({"attention_mask": torch.ones(2, 1, 11, 11)}, "must be"),
+        ({"inputs_embeds": torch.ones(2, 3, 16)}, "exactly one of input_ids and inputs_embeds"),
+        ({"past_key_values": "cache"}, "must be a transformers Cache"),
+        ({"return_loss": True, "labels": TOKENS}, "return_loss=True takes tokens"),
+        ({"actual_length": torch.tensor([3, 3])}, "actual_length goes with return_loss"),
+    ],
+)
+def test_arguments_that_would_be_misread_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        ladder(dtype=torch.float32)(TOKENS, **arguments)
+
+
+def test_no_tokens_are_refused():
+    with pytest.raises(ConfigError, match="no new tokens"):
+        ladder()(TOKENS[:, :0])
+
+
+def test_training_returns_no_cache_unless_it_is_asked_for():
+    model = ladder(dtype=torch.float32).train()
+    assert model(TOKENS).past_key_values is None
+    assert model(TOKENS, use_cache=True).past_key_values.get_seq_length() == 11
+    assert model.eval()(TOKENS).past_key_values.get_seq_length() == 11

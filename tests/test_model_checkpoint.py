@@ -1,0 +1,223 @@
+"""Checkpoint folders on disk: every way of being broken is named, and a run falls back to its last good one."""
+
+import json
+import shutil
+import struct
+
+import pytest
+import torch
+import toy_mixers
+from safetensors.torch import load_file, save_file
+from train_helpers import settings, write_text
+
+from elman_core.model import LadderLM
+from elman_core.model.checkpoint import (
+    check_checkpoint,
+    checkpoint_files_ok,
+    find_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    new_folder,
+    use_last_weights,
+)
+from elman_core.registry import CheckpointError, ConfigError
+from elman_core.training.start import start
+from elman_core.training.storage import CHECKSUMS, checksums
+
+
+@pytest.fixture(autouse=True)
+def toys():
+    toy_mixers.install()
+    torch.manual_seed(0)
+    yield
+    toy_mixers.uninstall()
+
+
+def write_checksums(folder):
+    (folder / CHECKSUMS).write_text(json.dumps(checksums(folder)))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    LadderLM("toy", dim=16, depth=1).save_pretrained(tmp_path / "ck")
+    write_checksums(tmp_path / "ck")
+    return tmp_path / "ck"
+
+
+def _cut(path, size):
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def _flip(path, at):
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+WEIGHTS = "model.safetensors"
+DAMAGE = {
+    "weights cut in the tensors": (WEIGHTS, lambda p: _cut(p, p.stat().st_size - 7)),
+    "weights cut in the header": (WEIGHTS, lambda p: _cut(p, 100)),
+    "weights cut in the length": (WEIGHTS, lambda p: _cut(p, 5)),
+    "weights empty": (WEIGHTS, lambda p: _cut(p, 0)),
+    "weights too long": (WEIGHTS, lambda p: p.write_bytes(p.read_bytes() + b"x")),
+    "header not JSON": (WEIGHTS, lambda p: _flip(p, 8)),
+    "header length absurd": (WEIGHTS, lambda p: p.write_bytes(struct.pack("<Q", 1 << 60) + p.read_bytes()[8:])),
+    "weights gone": (WEIGHTS, lambda p: p.unlink()),
+    "config cut": ("config.json", lambda p: _cut(p, 50)),
+    "config not an object": ("config.json", lambda p: p.write_text("[]")),
+    "config gone": ("config.json", lambda p: p.unlink()),
+    "checksums cut": (CHECKSUMS, lambda p: _cut(p, 30)),
+    "checksums of nothing": (CHECKSUMS, lambda p: p.write_text('{"a": 1}')),
+    "config of another model": ("config.json", lambda p: p.write_text('{"model_type": "llama"}')),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_damaged_file_is_named(damage, checksums, saved):
+    check_checkpoint(saved, checksums)
+    name, act = DAMAGE[damage]
+    act(saved / name)
+    if name == CHECKSUMS and not checksums:
+        check_checkpoint(saved, checksums)
+        return
+    assert not checkpoint_files_ok(saved, checksums)
+    for attempt in (lambda: check_checkpoint(saved, checksums), lambda: load_checkpoint(saved)):
+        with pytest.raises(CheckpointError) as caught:
+            attempt()
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_flipped_bit_is_found_by_the_checksums_alone(saved):
+    _flip(saved / WEIGHTS, -3)
+    check_checkpoint(saved, checksums=False)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated or altered"):
+        load_checkpoint(saved)
+
+
+def test_a_missing_state_file_is_named_and_an_edited_card_is_not(saved):
+    (saved / "README.md").write_text("my card")
+    (saved / "state").mkdir()
+    (saved / "state" / "optimizer.safetensors").write_bytes(b"x")
+    write_checksums(saved)
+    (saved / "README.md").write_text("my better card")
+    check_checkpoint(saved)
+    (saved / "state" / "optimizer.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing"):
+        check_checkpoint(saved)
+
+
+def test_a_missing_tensor_is_an_error_and_not_a_random_weight(saved):
+    tensors = load_file(saved / WEIGHTS)
+    del tensors["model.layers.0.mixer.rec"]
+    save_file(tensors, saved / WEIGHTS, {"format": "pt"})
+    write_checksums(saved)
+    with pytest.raises(CheckpointError, match=r"does not hold the whole model.*mixer\.rec"):
+        load_checkpoint(saved)
+
+
+def test_shards_are_checked_too(tmp_path):
+    LadderLM("toy", dim=16, depth=2).save_pretrained(tmp_path, max_shard_size="8KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    load_checkpoint(tmp_path)
+    shards[1].unlink()
+    with pytest.raises(CheckpointError, match=shards[1].name):
+        load_checkpoint(tmp_path)
+
+
+def test_a_run_means_its_newest_good_checkpoint(saved, caplog):
+    run = saved.parent / "run"
+    for step in (5, 10, 100):
+        shutil.copytree(saved, run / "checkpoints" / f"step-{step:08d}")
+    shutil.copytree(saved, run / "checkpoints" / "step-00000200.partial")
+    assert [p.name for p in list_checkpoints(run)] == ["step-00000100", "step-00000010", "step-00000005"]
+    assert find_checkpoint(run).name == "step-00000100"
+    _cut(run / "checkpoints" / "step-00000100" / WEIGHTS, 300)
+    assert find_checkpoint(run).name == "step-00000010"
+    assert "step-00000100/model.safetensors is truncated" in caplog.text
+    assert "using step-00000010" in caplog.text
+    for path in list_checkpoints(run):
+        (path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no good checkpoint: .*step-00000100/config\.json is missing"):
+        find_checkpoint(run)
+
+
+def test_what_is_no_checkpoint_says_so(tmp_path):
+    for path, message in ((tmp_path / "none", "there is no folder"), (tmp_path, "neither a checkpoint .* nor a run")):
+        with pytest.raises(CheckpointError, match=message):
+            load_checkpoint(path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="none was written yet"):
+        load_checkpoint(tmp_path)
+
+
+def test_load_checkpoint_gives_the_model_in_evaluation_mode_and_the_saved_dtype(saved, tmp_path):
+    model = load_checkpoint(saved)
+    assert (model.training, model.dtype) == (False, torch.float32)
+    load_checkpoint(saved, dtype="bfloat16").save_pretrained(tmp_path / "b")
+    assert load_checkpoint(tmp_path / "b").dtype == torch.bfloat16
+
+
+def test_the_last_weights_replace_the_evaluation_weights(saved):
+    model = load_checkpoint(saved)
+    last = {n: p.detach() + 1 for n, p in model.named_parameters()}
+    use_last_weights(model, saved)  # nothing kept apart: they are the same
+    (saved / "state").mkdir()
+    save_file(last, saved / "state" / "last.safetensors", {"format": "pt"})
+    use_last_weights(model, saved)
+    assert all(torch.equal(p, last[n]) for n, p in model.named_parameters())
+    save_file({"other": torch.zeros(2)}, saved / "state" / "last.safetensors")
+    with pytest.raises(CheckpointError, match="of another model"):
+        use_last_weights(model, saved)
+
+
+# writing all or nothing -----------------------------------------------------------------------------------------------
+
+
+def test_a_new_folder_appears_whole_or_not_at_all(tmp_path):
+    out = tmp_path / "deep" / "out"
+
+    def fail():
+        with new_folder(out) as folder:
+            (folder / "a").write_text("a")
+            assert not out.exists()
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        fail()
+    assert list((tmp_path / "deep").iterdir()) == []
+    with new_folder(out) as folder:
+        (folder / "a").write_text("a")
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["out"]
+    assert (out / "a").read_text() == "a"
+
+
+def test_a_new_folder_replaces_an_empty_one_and_nothing_else(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with new_folder(tmp_path / "empty") as folder:
+        (folder / "a").touch()
+    (tmp_path / "file").touch()
+    for taken in ("empty", "file"):
+        with pytest.raises(ConfigError, match="nothing is overwritten"), new_folder(tmp_path / taken):
+            raise AssertionError("entered")
+
+
+def test_what_training_writes_is_checked_loaded_and_has_both_its_weights(tmp_path):
+    run = tmp_path / "run"
+    chosen = settings(
+        write_text(tmp_path / "text"), "model.variant=toy", "train.steps=3", "train.optimizer=schedulefree"
+    )
+    start(chosen, run).fit()
+    model = load_checkpoint(run)
+    average = {n: p.clone() for n, p in model.named_parameters()}
+    last = load_file(find_checkpoint(run) / "state" / "last.safetensors")
+    use_last_weights(model, find_checkpoint(run))
+    for name, p in model.named_parameters():
+        assert torch.equal(p, last[name]), name
+    assert not torch.equal(average["model.layers.0.mixer.rec"], last["model.layers.0.mixer.rec"])
+    _flip(find_checkpoint(run) / "state" / "optimizer.safetensors", -3)
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is truncated or altered"):
+        load_checkpoint(run)

@@ -1,0 +1,135 @@
+"""LadderConfig: what is accepted, what is expanded, and what is an error before anything is built."""
+
+import logging
+
+import pytest
+import torch
+import toy_mixers
+
+from elman_core.model import LadderConfig, LadderForCausalLM, LadderLM, LadderModel
+from elman_core.registry import ConfigError, PluginError
+
+
+@pytest.fixture(autouse=True)
+def toys():
+    toy_mixers.install()
+    yield
+    toy_mixers.uninstall()
+
+
+def test_a_bare_config_is_made_and_refused_when_a_model_is_built():
+    config = LadderConfig()
+    assert (config.vocab_size, config.norm_eps, config.tie_word_embeddings) == (256, 1e-5, True)
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 30, 30)
+    with pytest.raises(ConfigError, match=r"needs a variant.*Installed: .*toy"):
+        LadderModel(config)
+
+
+def test_presets_and_level_names_are_written_as_the_variant_with_every_option(caplog):
+    for name in ("toy:tight", "TOY901B", "toy"):
+        config = LadderConfig(variant=name, hidden_size=16, num_hidden_layers=1, options={"width": 4})
+        LadderModel(config)
+        assert config.variant == "toy"
+        assert config.options == {"rho": 0.9 if name == "toy" else 0.5, "width": 4}
+    assert "level TOY901B is variant toy:tight" in caplog.text
+
+
+def test_levels_are_said(caplog):
+    with caplog.at_level(logging.WARNING):
+        model = LadderLM(level=901, dim=16, depth=1)
+    assert model.config.variant == "toy"
+    assert "level 901 is variant toy" in caplog.text
+
+
+def test_a_list_of_variants_is_one_for_each_layer():
+    config = LadderConfig(
+        variant=["toy:tight", "toypair", "toy"], options=[None, None, {"rho": 0.7}], hidden_size=16, num_hidden_layers=3
+    )
+    model = LadderModel(config)
+    assert config.variant == ["toy", "toypair", "toy"]
+    assert [o["rho"] for o in config.options] == [0.5, 0.9, 0.7]
+    assert [type(b.mixer).__name__ for b in model.layers] == ["ToyElman", "ToyPair", "ToyPair", "ToyElman"]
+    assert config.num_blocks == 4
+    assert len(config.layer_types) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"variant": "toyy"}, "no variant 'toyy' is installed. Did you mean 'toy'"),
+        ({"variant": "toy:tigt"}, "no preset 'tigt'. Did you mean 'tight'"),
+        ({"variant": "toy", "options": {"roh": 1.0}}, "no option 'roh'. Did you mean 'rho'"),
+        ({"variant": "toy", "options": {"rho": "big"}}, "option 'rho' of variant 'toy' must be a number"),
+        ({"variant": "toy", "options": {"rho": 3.0}}, "must be at most 2.0"),
+        ({"variant": "toy", "options": [{}, {}]}, "options is a list, so variant must be a list"),
+        ({"variant": ["toy"]}, "variant is a list of 1, but there are 2 layers: give one name for each layer"),
+        ({"variant": ["toy", "toysum"], "options": {"rho": 0.5}}, "options must be a list of 2, one dict"),
+        ({"variant": ["toy", "toysum"], "options": [{}]}, "not a list of 1"),
+        ({"variant": ["toy", None]}, "a variant is a name, not None"),
+        ({"variant": "toy", "hidden_size": 15}, "must be even, not 15; nearest: 14 or 16"),
+        ({"variant": "toy", "hidden_size": 0}, "must be at least 1"),
+        ({"variant": "toy", "num_hidden_layers": 0}, "must be at least 1"),
+    ],
+)
+def test_what_cannot_be_built_is_one_clear_line(settings, message):
+    config = LadderConfig(**{"hidden_size": 16, "num_hidden_layers": 2, **settings})
+    with pytest.raises((ConfigError, PluginError)) as caught:
+        LadderForCausalLM(config)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_size_is_refused_before_anything_is_allocated(monkeypatch):
+    def no_allocation(*args, **kwargs):
+        raise AssertionError("a mixer was built")
+
+    monkeypatch.setattr(toy_mixers.ToyElman, "__init__", no_allocation)
+    monkeypatch.setattr(torch.nn.Embedding, "__init__", no_allocation)
+    with pytest.raises(ConfigError, match="even"):
+        LadderModel(LadderConfig(variant=["toysum", "toy"], hidden_size=15, num_hidden_layers=2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("dim", "hidden_size"), ("depth", "num_hidden_layers"), ("varient", "variant"), ("option", "options")],
+)
+def test_misspelt_fields_are_refused(wrong, right):
+    with pytest.raises(ConfigError, match=f"no '{wrong}'; write {right}="):
+        LadderConfig(**{wrong: 3})
+
+
+def test_other_unknown_keywords_are_kept_as_transformers_requires():
+    assert LadderConfig(my_note="x").my_note == "x"
+
+
+def test_configs_survive_a_file(tmp_path):
+    config = LadderConfig(variant="toy:tight", hidden_size=16, num_hidden_layers=2, norm_eps=1e-6)
+    LadderModel(config)
+    config.save_pretrained(tmp_path)
+    again = LadderConfig.from_pretrained(tmp_path)
+    for name in ("variant", "options", "made_with", "hidden_size", "num_hidden_layers", "norm_eps", "eos_token_id"):
+        assert getattr(again, name) == getattr(config, name), name
+
+
+def test_ladder_lm_is_a_constructor_over_the_causal_model():
+    model = LadderLM(variant="toy", dim=16, depth=2, rho=0.5, norm_eps=1e-6, tie_word_embeddings=False)
+    assert isinstance(model, LadderForCausalLM)
+    assert (model.config.options["rho"], model.config.norm_eps) == (0.5, 1e-6)
+    names = set(model.state_dict())
+    assert {"model.embed_tokens.weight", "model.layers.1.norm.weight", "model.norm.weight", "lm_head.weight"} <= names
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    assert names == set(LadderForCausalLM(model.config).state_dict())
+
+
+def test_ladder_lm_needs_exactly_one_of_variant_and_level():
+    for given in ({}, {"variant": "toy", "level": 901}):
+        with pytest.raises(ConfigError, match="needs a variant, or a published level"):
+            LadderLM(dim=16, depth=1, **given)
+
+
+def test_ladder_lm_loads_what_it_saved(tmp_path):
+    model = LadderLM("toy", dim=16, depth=1)
+    model.save_pretrained(tmp_path)
+    again = LadderLM.from_pretrained(tmp_path)
+    assert type(again) is LadderLM
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)

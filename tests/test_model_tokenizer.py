@@ -1,0 +1,65 @@
+"""The byte tokenizer: ids are bytes, for every string and every byte sequence."""
+
+import random
+
+import pytest
+from transformers import AutoTokenizer
+
+from elman_core.model import byte_tokenizer
+from elman_core.model.tokenizer import write_tokenizer
+
+EDGES = [
+    "", " ", "\n", "a b", "  lead", "trail  ", "\x00", "\x1e", "\x1e\x00\x1e", "Ğ", "ÿ", "Āā", "é", "日本語", "👩‍👩‍👧",
+    "\uffff", "\u200d",
+    "<|pad|>", "<0x1E>",
+    "\x7f\x80\x9f", "e\u0301", "İi̇", "\r\n\t",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["made", "loaded"])
+def tokenizer(request, tmp_path_factory):
+    if request.param == "made":
+        return byte_tokenizer()
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def strings(count, seed):
+    rng = random.Random(seed)
+    for _ in range(count):
+        top = rng.choice([0x80, 0x100, 0x800, 0x10000, 0x110000])
+        points = (rng.randrange(top) for _ in range(rng.randrange(40)))
+        yield "".join(chr(p) for p in points if not 0xD800 <= p < 0xE000)
+
+
+def test_every_string_is_its_own_bytes(tokenizer):
+    for text in [*EDGES, *strings(2000, seed=0)]:
+        ids = tokenizer(text).input_ids
+        assert ids == list(text.encode()), repr(text)
+        assert tokenizer.decode(ids) == text, repr(text)
+
+
+def test_every_byte_sequence_decodes_as_python_does(tokenizer):
+    rng = random.Random(1)
+    for _ in range(2000):
+        raw = rng.randbytes(rng.randrange(30))
+        assert tokenizer.decode(list(raw)) == raw.decode("utf-8", "replace"), raw
+
+
+def test_there_are_256_entries_and_the_special_ones_are_0x1e_and_0(tokenizer):
+    assert len(tokenizer) == tokenizer.vocab_size == 256
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (30, 30, 0)
+    assert sorted(tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(list(range(256))))) == list(
+        range(256)
+    )
+
+
+def test_batches_are_padded_on_the_left(tokenizer):
+    batch = tokenizer(["abc", "é"], padding=True, return_tensors="pt")
+    assert batch.input_ids.tolist() == [[97, 98, 99], [0, 0xC3, 0xA9]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1], [0, 1, 1]]
+
+
+def test_a_separator_is_kept_when_special_tokens_are_split(tokenizer):
+    assert tokenizer("a\x1eb", split_special_tokens=True).input_ids == [97, 30, 98]

@@ -1,0 +1,172 @@
+"""Each way in which a plugin can fail, with real plugins, built and installed: one broken plugin breaks one plugin."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from broken_plugins import Shelf, install_all
+from safetensors.torch import save_file
+
+BROKEN = {
+    "importerror": "RuntimeError: first line second line",
+    "exits": "SystemExit: 3",
+    "misspelt": "PluginError: there is no hook 'elman_variant'. Did you mean 'elman_variants'?",
+    "argument": "PluginError: hook elman_step_end has no argument 'metric'. Did you mean 'metrics'?",
+    "unmarked": "PluginError: elman_step_end is not marked: write @hookimpl above it",
+    "nohook": "PluginError: it implements no hook; mark elman_variants with @hookimpl",
+    "returns": "PluginError: elman_variants must yield Variant objects; it returned NoneType",
+    "wrongthing": "PluginError: elman_variants must yield Variant objects, not str",
+    "badpreset": "ConfigError: option 'width' of variant 'badpreset' must be at most 64",
+}
+
+LOAD = "from elman_core.registry import plugins; print(sorted(plugins().installed))"
+ASK = "from elman_core.registry import get_variant; print(get_variant({!r}).name)"
+CAUSE = """
+from elman_core.registry import PluginError, get_variant
+try:
+    get_variant({!r})
+except PluginError as error:
+    assert "\\n" not in str(error)
+    print(type(error.__cause__).__name__)
+    print(error)
+"""
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return install_all(tmp_path_factory.mktemp("plugins"))
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_one_broken_plugin_breaks_one_plugin(shelf: Shelf, name: str) -> None:
+    done = shelf.run(LOAD, "good", name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['good']"
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith(f"elman: plugin elman-{name} 1.2.3 is broken: {BROKEN[name]}")
+
+
+def test_a_broken_plugin_is_listed(shelf: Shelf) -> None:
+    rows = {r["name"]: r for r in json.loads(shelf.run("elman list --json", "good", "importerror").stdout)}
+    assert (rows["good"]["state"], rows["importerror"]["state"]) == ("ok", "broken")
+    assert rows["importerror"]["package"] == "elman-importerror==1.2.3"
+    text = shelf.run("elman list", "good", "importerror", COLUMNS="200").stdout
+    assert "RuntimeError: first line second line" in text
+
+
+@pytest.mark.parametrize("name", ["importerror", "argument"])
+def test_asking_for_a_broken_plugins_variant_chains_the_cause(shelf: Shelf, name: str) -> None:
+    done = shelf.run(CAUSE.format(name), "good", name)
+    kind, message = done.stdout.splitlines()
+    assert kind == BROKEN[name].partition(":")[0]
+    assert f"no variant '{name}' is installed" in message
+    assert f"Plugin elman-{name} 1.2.3 is broken: {BROKEN[name]}" in message
+    assert "Installed: good" in message
+
+
+def test_strict_raises_at_once(shelf: Shelf) -> None:
+    done = shelf.run(LOAD, "good", "importerror", ELMAN_STRICT="1")
+    assert done.returncode != 0
+    assert "PluginError: plugin elman-importerror 1.2.3 is broken: RuntimeError: first line second line" in done.stderr
+    assert shelf.run("elman list", "good", "importerror", ELMAN_STRICT="1").returncode == 2
+    assert shelf.run(LOAD, "good", "importerror", ELMAN_STRICT="0").returncode == 0
+
+
+def test_two_plugins_with_one_name_say_which_and_how_to_choose(shelf: Shelf) -> None:
+    done = shelf.run(CAUSE.format("good"), "good", "twin")
+    expected = (
+        "variant 'good' is defined twice, by elman-good and elman-twin: uninstall one, or choose with ELMAN_PLUGINS="
+    )
+    assert expected in done.stdout
+    for choice in ("elman-good", "twin"):  # by package or by entry point
+        done = shelf.run(ASK.format("good"), "good", "twin", only=choice)
+        assert (done.stdout.strip(), done.stderr) == ("good", "")
+
+
+def test_a_missing_dependency_is_listed_and_raises_only_when_used(shelf: Shelf) -> None:
+    listed = json.loads(shelf.run("elman list --json", "good", "needy").stdout)
+    assert {r["name"]: r["state"] for r in listed} == {
+        "good": "ok",
+        "needy": "needs no_such_library, no_such_package.part",
+    }
+    assert shelf.run(ASK.format("good"), "good", "needy").stdout.strip() == "good"
+    used = shelf.run("elman show needy", "good", "needy")
+    assert used.returncode == 2
+    assert used.stderr.startswith("elman: variant 'needy' needs no_such_library, no_such_package.part: pip install ")
+
+
+def test_a_plugin_for_another_core_is_left_out_and_listed(shelf: Shelf) -> None:
+    done = shelf.run("elman list --json", "good", "newer")
+    assert done.stderr == ""
+    assert {r["name"]: r["state"] for r in json.loads(done.stdout)} == {
+        "good": "ok",
+        "newer": "needs elman-core<10,>=9",
+    }
+    used = shelf.run("elman show newer", "good", "newer")
+    assert used.returncode == 2
+    assert "elman-newer 1.2.3 needs elman-core<10,>=9: pip install 'elman-core<10,>=9'" in used.stderr
+
+
+def test_elman_plugins_chooses(shelf: Shelf) -> None:
+    everything = ("good", "needy", "importerror")
+    assert shelf.run(LOAD, *everything, only="good").stdout.strip() == "['good']"
+    assert shelf.run(LOAD, *everything, only="needy, elman-good").stdout.strip() == "['good', 'needy']"
+    assert shelf.run(LOAD, *everything, only="").stdout.strip() == "[]"
+    wrong = shelf.run("elman list", *everything, only="goood")
+    assert wrong.returncode == 2
+    assert "ELMAN_PLUGINS names goood, which is not installed. Did you mean 'good'?" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("show goad", "elman: no variant 'goad' is installed. Did you mean 'good'? Installed: good"),
+        ("show good:wid", "elman: variant 'good' has no preset 'wid'. Did you mean 'wide'? Presets: wide"),
+        ("show good --set wdth=8", "elman: variant 'good' has no option 'wdth'. Did you mean 'width'? Options: width, rate"),
+        ("show good --set width=8.5", "elman: option 'width' of variant 'good' must be an integer, not 8.5"),
+        ("show good --set width=10", "elman: option 'width' of variant 'good' must be a multiple of 4, not 10; nearest: 8 or"),
+        ("show good --set width=2", "elman: option 'width' of variant 'good' must be at least 4, not 2"),
+        ("show good --set rate=1.0", "elman: option 'rate' of variant 'good' must be less than 1, not 1.0"),
+        ("show good --set rate=nan", "elman: option 'rate' of variant 'good' must be finite, not nan"),
+        ("show good --set bias=1", "elman: option 'bias' of variant 'good' must be true or false, not 1"),
+        ("show good --set gate=relu", "elman: option 'gate' of variant 'good' must be one of 'none', 'silu', not 'relu'"),
+        ("show good@1536", "elman: a size is written NAME@WIDTHxDEPTH, such as good@1536x6, not 'good@1536'"),
+        ("show good:wide@100x2", "elman: width 100 is no multiple of 64; nearest: 64"),
+        ("size good:wide --params 10 --dim 100", "elman: width 100 is no multiple of 64; nearest: 64"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(shelf: Shelf, command: str, says: str) -> None:
+    done = shelf.run(f"elman {command}", "good")
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert done.stderr.startswith(says)
+
+
+def test_names_presets_and_aliases_resolve_without_case(shelf: Shelf) -> None:
+    code = "from elman_core.registry import resolve; r = resolve({!r}); print(r.name, r.options['width'])"
+    assert shelf.run(code.format("good"), "good").stdout.strip() == "good 8"
+    assert shelf.run(code.format("GOOD:wide"), "good").stdout.strip() == "good:wide 64"
+    old = shelf.run(code.format("level7"), "good")
+    assert old.stdout.strip() == "good:wide 64"
+    assert old.stderr.strip() == "elman: level level7 is variant good:wide"
+
+
+def test_a_checkpoint_of_a_missing_plugin_says_what_to_install(shelf: Shelf) -> None:
+    config = {"model_type": "elman_ladder", "variant": "gone", "options": {}, "hidden_size": 8, "num_hidden_layers": 1}
+    config["made_with"] = {"gone": "elman-gone==0.1.0"}
+    (shelf.root / "checkpoint").mkdir()
+    (shelf.root / "checkpoint" / "config.json").write_text(json.dumps(config))
+    save_file({"x": torch.zeros(1)}, shelf.root / "checkpoint" / "model.safetensors", metadata={"format": "pt"})
+    code = f"""
+from transformers import AutoModelForCausalLM
+import elman_core
+try:
+    AutoModelForCausalLM.from_pretrained({str(shelf.root / "checkpoint")!r})
+except elman_core.PluginError as error:
+    print(error)
+"""
+    done = shelf.run(code, "good")
+    assert done.stdout.strip().endswith("made with elman-gone==0.1.0: pip install elman-gone"), done.stderr

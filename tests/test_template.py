@@ -1,0 +1,138 @@
+"""`elman new` writes plugins that install and pass their contract at once; `elman check` sees what is wrong with one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from broken_plugins import pip
+
+from elman_core.cli._checks import Plugin
+from elman_core.cli._scaffold import class_name, render
+from elman_core.cli._workspace import requirements, write_requirements
+from elman_core.registry import ConfigError
+
+ROOT = Path(__file__).parents[1]
+LINES = 150  # of a rendered variant, all files together
+
+
+def installed(folder: Path, site: Path) -> dict[str, str]:
+    """The environment of a process in which the plugin in `folder` is installed."""
+    pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site), str(folder))
+    return {**os.environ, "PYTHONPATH": str(site)}
+
+
+def elman(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "elman_core", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_new_plugin_passes_all_checks_at_once(tmp_path: Path) -> None:
+    folder, files = render("e99", tmp_path)
+    assert sum(len((folder / f).read_text().splitlines()) for f in files) < LINES
+    done = elman("check", str(folder), env=installed(folder, tmp_path / "site"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAIL" not in done.stdout
+    assert " passed" in done.stdout
+
+
+def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
+    sources = {"alpha": "e1", "beta_cell": "e42", "gamma": "e88"}
+    folders = [render(name, tmp_path, source)[0] for name, source in sources.items()]
+    for folder, source in zip(folders, sources.values(), strict=True):
+        assert [problem for _, problem in Plugin(folder).checks() if problem] == []
+        for path in (p for p in folder.rglob("*") if p.is_file()):
+            assert source not in path.name
+            for own in ("Config", "Mixer"):
+                assert class_name(source) + own not in path.read_text(), path
+    site = tmp_path / "site"
+    pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site), *map(str, folders))
+    env = {**os.environ, "PYTHONPATH": str(site), "ELMAN_STRICT": "1"}
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    tests += ["-k", "pieces or finite_differences or presets or param_count", *(str(f / "tests") for f in folders)]
+    done = subprocess.run(tests, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_a_new_plugin_in_a_repository_joins_its_requirements(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "README.md"):
+        (tmp_path / name).write_text("")
+    write_requirements(tmp_path)
+    folder, _ = render("e99", tmp_path)
+    assert folder == tmp_path / "plugins" / "e99"
+    text = (tmp_path / "requirements.txt").read_text()
+    assert text == requirements(tmp_path)
+    assert text.endswith("-e .\n-e ./plugins/e99\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("E99", "lower case"),
+        ("e-99", "lower case"),
+        ("class", "lower case"),
+        ("e42", "is already there, from elman-e42=="),
+    ],
+)
+def test_names_that_cannot_be_used_are_refused(name: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        render(name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "e99").mkdir()
+    with pytest.raises(ConfigError, match="exists: choose another name"):
+        render("e99", tmp_path)
+
+
+def test_a_variant_of_a_shared_package_is_not_copied(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not in a package elman_gru of its own"):
+        render("e99", tmp_path, "gru")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (("README.md", None, None), "missing: README.md"),
+        (("pyproject.toml", 'name = "elman-e99"', 'name = "e99"'), "by the entry point they should be ('elman-e99'"),
+        (("pyproject.toml", '"elman-core>=0.1,<0.2", ', ""), "dependencies do not name elman-core"),
+        (("pyproject.toml", "elman-core>=0.1,<0.2", "elman-core>=0.1"), "has no upper end"),
+        (("pyproject.toml", "elman-core>=0.1,<0.2", "elman-core>=7,<8"), "excludes"),
+        (("elman_e99/op.py", "from pathlib", "import transformers\nfrom pathlib"), "op.py imports transformers"),
+        (("elman_e99/op.py", "from pathlib", "import elman_core.model\nfrom pathlib"), "imports elman_core.model"),
+        (("elman_e99/op.py", "from pathlib", "import elman_e42\nfrom pathlib"), "op.py imports elman_e42"),
+        (("pyproject.toml", "[project]", '[tool.hatch.build]\nexclude = ["*.h"]\n\n[project]'), "e99_cell.h"),
+    ],
+)  # fmt: skip
+def test_check_says_what_is_wrong(damage: tuple[str, str | None, str | None], says: str, tmp_path: Path) -> None:
+    folder, _ = render("e99", tmp_path)
+    file, old, new = damage
+    if old is None or new is None:
+        (folder / file).unlink()
+        pyproject = folder / "pyproject.toml"
+        pyproject.write_text(pyproject.read_text().replace('readme = "README.md"\n', ""))
+    else:
+        text = (folder / file).read_text()
+        assert old in text
+        (folder / file).write_text(text.replace(old, new))
+    problems = [problem for _, problem in Plugin(folder).checks() if problem]
+    assert problems, "nothing is wrong with it"
+    assert says in problems[0]
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(p.name for p in (ROOT / "plugins").iterdir() if (p / "pyproject.toml").is_file())
+)
+def test_our_own_plugins_pass_the_static_checks(folder: str, tmp_path: Path) -> None:
+    copy = shutil.copytree(ROOT / "plugins" / folder, tmp_path / folder)
+    assert [p for _, p in Plugin(copy).checks() if p] == []
+
+
+def test_check_wants_a_plugin(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no plugin"):
+        Plugin(tmp_path)

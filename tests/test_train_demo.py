@@ -1,0 +1,64 @@
+"""The demo: a variant is chosen by what its plugin says of it, and the whole way from text to text works in a few steps."""
+
+import pytest
+import torch
+
+from elman_core.cli import main
+from elman_core.registry import PluginError, list_variants, plugins
+from elman_core.training import demo
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    threads = torch.get_num_threads()
+    for name, value in {"WIDTH": 32, "WINDOW": 16, "ROWS": 8}.items():
+        monkeypatch.setattr(demo, name, value)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_demo_trains_saves_reloads_and_writes(tmp_path, capsys):
+    assert main(["demo", "e42", "--steps", "3", "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "variant     e42" in said
+    written = said.split("it writes:")[1]
+    for prompt in ("import ", "def ", "class "):
+        assert f"\n{prompt}" in written
+    assert (tmp_path / "run" / "checkpoints" / "step-00000003" / "model.safetensors").is_file()
+    assert "from transformers import AutoModelForCausalLM, AutoTokenizer" in said
+
+
+def test_the_first_variant_with_a_preset_for_the_demo_is_chosen():
+    with_preset = [name for name, entry in list_variants().items() if "demo" in entry.variant.presets]
+    assert demo.choose_variant() == f"{with_preset[0]}:demo"
+    assert demo.choose_variant("e42") == "e42:demo"
+    assert demo.choose_variant("e42:radius099") == "e42:radius099"
+    assert demo.choose_variant("gru") == "gru"
+
+
+def test_without_such_a_preset_the_fastest_is_chosen(monkeypatch):
+    names = list(list_variants())
+    seconds = {name: 9.0 - i for i, name in enumerate(names)}
+    monkeypatch.setattr(demo, "PRESET", "another")
+    monkeypatch.setattr(demo, "small_model", lambda choice: choice)
+    monkeypatch.setattr(demo, "seconds_a_step", lambda model: seconds[model])
+    assert demo.choose_variant() == names[-1]
+
+
+def test_without_variants_the_demo_says_to_install_one(monkeypatch):
+    monkeypatch.setattr(plugins(), "installed", {})
+    with pytest.raises(PluginError, match="pip install"):
+        demo.choose_variant()
+
+
+def test_the_faster_number_of_threads_is_set(monkeypatch):
+    monkeypatch.setattr(demo, "small_model", lambda _: None)
+    for fastest in {1, torch.get_num_threads()}:
+        monkeypatch.setattr(demo, "seconds_a_step", lambda _, best=fastest: abs(torch.get_num_threads() - best))
+        assert demo.choose_threads("any") == fastest
+        assert torch.get_num_threads() == fastest
+
+
+def test_an_unknown_variant_is_exit_2(capsys):
+    assert main(["demo", "e4242"]) == 2
+    assert "no variant 'e4242'" in capsys.readouterr().err

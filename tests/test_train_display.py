@@ -1,0 +1,55 @@
+"""What is shown: a bar on a terminal, plain lines elsewhere, all lines in console.log."""
+
+import io
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from train_helpers import settings, write_text
+
+from elman_core.training.display import Display
+from elman_core.training.start import start
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("data") / "text")
+
+
+@pytest.mark.parametrize("length", [{"steps": 12}, {"minutes": 0.01}])
+def test_a_terminal_gets_a_bar_with_the_figures(length, text, tmp_path):
+    shown = io.StringIO()
+    asked = settings(text, "train.log_every=4")
+    asked = replace(asked, train=replace(asked.train, **{"steps": None, **length}))
+    trainer = start(asked, tmp_path / "run", quiet=True)
+    trainer.display = Display(trainer.folder.log, Console(file=shown, force_terminal=True, width=140))
+    trainer.fit()
+    bar = shown.getvalue()
+    for part in ("bpb", "tok/s", "GiB", "100%", "step "):
+        assert part in bar
+    assert "lr " not in bar.split("held out")[0]  # plain lines do not interrupt the bar
+    logged = (tmp_path / "run" / "console.log").read_text()
+    assert "step 4 " in logged
+    assert "held out at step" in logged
+    assert "saved " in logged
+
+
+def test_a_missing_text_is_said_in_under_a_second_and_without_torch(tmp_path):
+    code = """
+import sys
+from elman_core.cli import main
+code = main(["train", "e42", "--data", sys.argv[1]])
+assert "torch" not in sys.modules
+sys.exit(code)
+"""
+    (tmp_path / "short").write_bytes(b"x" * 100)
+    for name, words in (("none", "there is no file"), ("short", "too short")):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code, tmp_path / name], capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert time.perf_counter() - started < 5  # under one on a machine that does nothing else

@@ -1,0 +1,113 @@
+"""Bits per byte: by hand, on windows, over a whole file, and from the command line."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from train_helpers import metrics, settings, write_text
+
+from elman_core.cli import main
+from elman_core.data import ByteFile, heldout_offsets, split
+from elman_core.model import LadderConfig, LadderForCausalLM
+from elman_core.registry import ConfigError, Mixer
+from elman_core.training.evaluate import on_everything, on_windows
+from elman_core.training.start import start
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("data") / "text", 20_000)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    made = LadderForCausalLM(LadderConfig(variant="e42", hidden_size=16, num_hidden_layers=2)).train()
+    with torch.no_grad():
+        made.model.embed_tokens.weight.mul_(30)  # far from uniform, so that positions differ
+    return made
+
+
+def nats_by_hand(model, tokens):
+    tokens = torch.from_numpy(np.array(tokens)).long()[None]
+    with torch.no_grad():
+        logits = model.eval()(input_ids=tokens[:, :-1]).logits.double()
+    model.train()
+    return torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:], reduction="sum").item()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_windows_are_scored_as_by_hand_whatever_the_batch(rows, model, text):
+    file = ByteFile(text)
+    offsets, length = heldout_offsets(split(file.size), 50)
+    got = on_windows(model, file, offsets[:7], length, rows)
+    expected = sum(nats_by_hand(model, file.bytes_N[o : o + length + 1]) for o in offsets[:7])
+    assert got["bytes"] == 7 * 50
+    assert got["loss"] == pytest.approx(expected / 350, rel=1e-5)
+    assert got["bits_per_byte"] == pytest.approx(got["loss"] / math.log(2))
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "length"), [(1000, 1, 37), (1000, 4, 37), (1003, 4, 500), (9, 4, 3), (3, 16, 5)]
+)
+def test_a_whole_file_is_scored_with_each_byte_once_and_all_context(size, rows, length, model, text, tmp_path):
+    (tmp_path / "part").write_bytes(text.read_bytes()[:size])
+    file = ByteFile(tmp_path / "part")
+    got = on_everything(model, file, length, rows)
+    rows = min(rows, size - 1)
+    part = (size - 1) // rows
+    ends = [(r + 1) * part for r in range(rows - 1)] + [size - 1]
+    expected = sum(nats_by_hand(model, file.bytes_N[r * part : end + 1]) for r, end in enumerate(ends))
+    assert got["bytes"] == size - 1
+    assert got["loss"] == pytest.approx(expected / (size - 1), rel=1e-5)
+
+
+def test_a_growing_state_is_not_carried_over_a_file(model, text, monkeypatch):
+    monkeypatch.setattr(type(model.model.layers[0].mixer), "state_growth", "per_token")
+    with pytest.raises(ConfigError, match="grows with every byte"):
+        on_everything(model, ByteFile(text), 50, 2)
+    assert Mixer.state_growth == "constant"
+
+
+def test_evaluation_leaves_weights_buffers_and_random_numbers_alone(model, text):
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    random = torch.get_rng_state()
+    file = ByteFile(text)
+    on_windows(model, file, np.array([0, 100]), 50, 2)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_eval_of_a_run_gives_the_figure_of_its_last_evaluation(text, tmp_path, capsys):
+    sets = ("train.optimizer=schedulefree", "train.lr=0.01", "train.steps=12")
+    start(settings(text, *sets), tmp_path / "run", quiet=True).fit()
+    logged = metrics(tmp_path / "run", "evaluation")[-1]
+    for model in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-00000012"):
+        assert main(["eval", str(model), "--json"]) == 0
+        got = json.loads(capsys.readouterr().out)
+        assert got["bits_per_byte"] == pytest.approx(logged["bits_per_byte"], rel=1e-6)
+        assert got["bytes"] == logged["bytes"]
+
+
+def test_eval_of_a_folder_needs_a_text_and_scores_all_of_it(model, text, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
+    assert main(["eval", str(tmp_path / "model")]) == 2
+    assert "--data FILE" in capsys.readouterr().err
+    words = ["eval", str(tmp_path / "model"), "--data", str(text), "--window", "64"]
+    assert main([*words, "--all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == text.stat().st_size - 1
+    assert main(words) == 0
+    assert "bits per byte" in capsys.readouterr().out
+    assert main([*words, "--heldout", "0"]) == 2
+    assert "nothing is held out" in capsys.readouterr().err
+
+
+def test_eval_names_a_damaged_file(model, text, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
+    with (tmp_path / "model" / "model.safetensors").open("r+b") as opened:
+        opened.truncate(2000)
+    assert main(["eval", str(tmp_path / "model"), "--data", str(text)]) == 2
+    assert "model.safetensors" in capsys.readouterr().err

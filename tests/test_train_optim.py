@@ -1,0 +1,123 @@
+"""Optimizers: what decays, what is saved, and that looking at averaged weights changes nothing."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from elman_core.registry import CheckpointError, Mixer
+from elman_core.training.optim import Optimizer, undecayed
+from elman_core.training.settings import TrainSettings
+
+
+class Toy(Mixer):
+    no_decay = ("memory",)
+
+    def __init__(self):
+        super().__init__(4, None)
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.memory = nn.Parameter(torch.randn(4, 4))
+        self.A_log = nn.Parameter(torch.randn(2, 4))
+        self.dt_bias = nn.Parameter(torch.randn(4))
+        self.norm = nn.LayerNorm(4)
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), Toy())
+
+
+def train(made, optimizer, steps, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for p in made.parameters():
+            p.grad = torch.randn(p.shape, generator=generator)
+        optimizer.step(0.01)
+
+
+def test_vectors_decay_rates_and_what_a_mixer_names_do_not_decay():
+    made = model()
+    alone = {"0.bias", "1.memory", "1.A_log", "1.dt_bias", "1.norm.weight", "1.norm.bias"}
+    assert undecayed(made) == alone
+    before = {n: p.detach().clone() for n, p in made.named_parameters()}
+    optimizer = Optimizer(made, TrainSettings(weight_decay=0.5))
+    for p in made.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step(0.1)
+    for name, p in made.named_parameters():
+        expected = before[name] if name in alone else before[name] * (1 - 0.1 * 0.5)
+        torch.testing.assert_close(p.detach(), expected)
+
+
+def test_adamw_is_torchs_adamw():
+    one, two = model(), model()
+    ours = Optimizer(one, TrainSettings(weight_decay=0.0, beta1=0.8, beta2=0.9))
+    theirs = torch.optim.AdamW(two.parameters(), lr=0.01, betas=(0.8, 0.9), weight_decay=0.0, foreach=False)
+    generator = torch.Generator().manual_seed(0)
+    train(one, ours, 5)
+    for _ in range(5):
+        for p in two.parameters():
+            p.grad = torch.randn(p.shape, generator=generator)
+        theirs.step()
+    for p, q in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+@pytest.mark.parametrize("name", ["adamw", "schedulefree"])
+def test_a_saved_and_loaded_optimizer_goes_on_bit_for_bit(name):
+    settings = TrainSettings(optimizer=name, weight_decay=0.1)
+    straight, stopped = model(), model()
+    one, two = Optimizer(straight, settings), Optimizer(stopped, settings)
+    train(straight, one, 3)
+    train(stopped, two, 3)
+    again = copy.deepcopy(stopped)
+    three = Optimizer(again, settings)
+    three.load({n: t.clone() for n, t in two.tensors().items()}, two.numbers())
+    train(straight, one, 4, seed=9)
+    train(again, three, 4, seed=9)
+    for p, q in zip(straight.parameters(), again.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert {n: t.tolist() for n, t in one.tensors().items()} == {n: t.tolist() for n, t in three.tensors().items()}
+
+
+def test_an_optimizer_refuses_the_state_of_another_model():
+    two = Optimizer(model(), TrainSettings())
+    made = nn.Linear(4, 4)
+    one = Optimizer(made, TrainSettings())
+    train(made, one, 1)
+    with pytest.raises(CheckpointError, match="not of this model"):
+        two.load(one.tensors(), one.numbers())
+
+
+def test_evaluation_weights_of_schedule_free_are_its_average():
+    one, two = model(), model()
+    settings = TrainSettings(optimizer="schedulefree", weight_decay=0.0)
+    ours, theirs = Optimizer(one, settings), Optimizer(two, settings)
+    train(one, ours, 6)
+    train(two, theirs, 6)
+    theirs.inner.eval()  # the package's own switch, in place
+    with ours.evaluation_weights():
+        for p, q in zip(one.parameters(), two.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+            assert p.requires_grad
+
+
+def test_looking_at_evaluation_weights_changes_no_bit_and_no_address():
+    made = model()
+    optimizer = Optimizer(made, TrainSettings(optimizer="schedulefree"))
+    train(made, optimizer, 3)
+    before = [(p.data_ptr(), p.detach().clone()) for p in made.parameters()]
+    with optimizer.evaluation_weights():
+        assert any(not torch.equal(p, kept) for p, (_, kept) in zip(made.parameters(), before, strict=True))
+    for p, (address, kept) in zip(made.parameters(), before, strict=True):
+        assert p.data_ptr() == address
+        assert torch.equal(p, kept)
+
+
+def test_evaluation_weights_of_adamw_are_the_weights():
+    made = model()
+    optimizer = Optimizer(made, TrainSettings())
+    before = [p.data_ptr() for p in made.parameters()]
+    with optimizer.evaluation_weights():
+        assert [p.data_ptr() for p in made.parameters()] == before

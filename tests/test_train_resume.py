@@ -1,0 +1,234 @@
+"""A run that was stopped and resumed is the run that was never stopped: same batches, same bits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from train_helpers import TINY, assert_same_bits, losses, metrics, settings, write_text
+
+from elman_core.cli import main
+from elman_core.registry import CheckpointError, ConfigError, DataError, hookimpl, plugins
+from elman_core.training.start import resume, start
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("data") / "text")
+
+
+class StopAt:
+    """A plugin that sends this process a signal after a step."""
+
+    def __init__(self, step, signum=signal.SIGINT):
+        self.at, self.signum = step, signum
+
+    @hookimpl
+    def elman_step_end(self, run, step, metrics):
+        if step == self.at:
+            os.kill(os.getpid(), self.signum)
+
+
+@pytest.fixture
+def stop_at():
+    registered = []
+
+    def stop(*arguments):
+        registered.append(plugins().manager.register(StopAt(*arguments)))
+
+    yield stop
+    for name in registered:
+        plugins().manager.unregister(name=name)
+
+
+CASES = {
+    "plain": (),
+    "accumulated": ("train.accumulate=2",),
+    "schedule_free": ("train.optimizer=schedulefree", "train.eval_every=7"),
+    "tbptt": ("data.sampling=tbptt", "data.documents=reset", "train.accumulate=2"),
+    "stream": ("data.sampling=stream", "train.schedule=wsd"),
+    "checkpointed": ("train.gradient_checkpointing=true", "train.loss_chunk=5"),
+    "gated_matrix": ("model.variant=e88", "model.options.n_heads=2", "model.options.n_state=4"),
+    "tanh": ("model.variant=e1", "model.options.use_conv=true", "data.sampling=tbptt"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stopped_and_resumed_equals_straight_bit_for_bit(case, text, tmp_path, stop_at):
+    straight = start(settings(text, *CASES[case]), tmp_path / "straight", quiet=True).fit()
+    assert straight.status == "ok"
+    stop_at(15)
+    stopped = start(settings(text, *CASES[case]), tmp_path / "stopped", quiet=True).fit()
+    assert (stopped.status, stopped.step, stopped.signal) == ("incomplete", 15, signal.SIGINT)
+    resumed = resume(tmp_path / "stopped", quiet=True).fit()
+    assert (resumed.status, resumed.step) == ("ok", 40)
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
+    assert metrics(tmp_path / "stopped", "evaluation") == metrics(tmp_path / "straight", "evaluation")
+    assert_same_bits(straight.checkpoint, resumed.checkpoint)
+
+
+def train_words(text, out, *sets):
+    flat = [f"{table}.{k}={json.dumps(v)}" for table, values in TINY.items() for k, v in values.items()]
+    words = ["train", "e42", "--data", text, "--out", out, *(w for s in [*flat, *sets] for w in ("--set", s))]
+    return [str(w) for w in words]
+
+
+def process(words):
+    code = "import sys; from elman_core.cli import main; sys.exit(main())"
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    return subprocess.Popen([sys.executable, "-c", code, *words], env=environment, stdout=subprocess.DEVNULL)
+
+
+def wait_for_step(run, step, deadline=120):
+    started = time.monotonic()
+    while not (run / "metrics.jsonl").exists() or not any(m["step"] >= step for m in metrics_so_far(run)):
+        assert time.monotonic() - started < deadline
+        time.sleep(0.01)
+
+
+def metrics_so_far(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n")[:-1]]
+
+
+@pytest.mark.slow
+def test_a_run_killed_three_times_ends_as_if_it_had_not_been(text, tmp_path):
+    """SIGKILL at three places, one of them before the first checkpoint; then to the end, in processes of their own."""
+    run, whole = tmp_path / "killed", tmp_path / "whole"
+    words = train_words(text, run, "train.save_every=5")
+    for step in (2, 13, 27):
+        job = process(words)
+        wait_for_step(run, step)
+        job.kill()
+        job.communicate()
+        assert json.loads((run / "manifest.json").read_text())["status"] == "running"
+        words = ["resume", str(run)]
+    assert main(words) == 0
+    assert main(train_words(text, whole, "train.save_every=5")) == 0
+    assert losses(run) == losses(whole)
+    assert [m["step"] for m in metrics(run)] == list(range(1, 41))
+    names = sorted(p.name for p in (run / "checkpoints").iterdir())
+    assert names == ["step-00000030", "step-00000035", "step-00000040"]
+    assert_same_bits(run / "checkpoints" / names[-1], whole / "checkpoints" / names[-1])
+
+
+@pytest.mark.parametrize(
+    ("signum", "code", "status"), [(signal.SIGINT, 130, "incomplete"), (signal.SIGTERM, 143, "killed")]
+)
+def test_a_signal_saves_and_says_how_to_resume(signum, code, status, text, tmp_path, stop_at, capsys):
+    stop_at(3, signum)
+    assert main(train_words(text, tmp_path / "run")) == code
+    assert f"elman resume {tmp_path / 'run'}" in capsys.readouterr().out
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["status"], manifest["steps_done"]) == (status, 3)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000003").is_dir()
+
+
+@pytest.fixture
+def finished(text, tmp_path):
+    sets = ("train.steps=6", "train.save_every=2", "train.warmup=1")
+    start(settings(text, *sets), tmp_path / "run", quiet=True).fit()
+    return tmp_path / "run"
+
+
+def test_resuming_a_finished_run_says_so_and_exits_0(finished, capsys):
+    assert resume(finished, quiet=True) is None
+    assert main(["resume", str(finished)]) == 0
+    assert "is finished: 6 steps" in capsys.readouterr().out
+
+
+def test_more_steps_keep_the_schedule_that_the_run_began_with(finished):
+    result = resume(finished, steps="+3", quiet=True).fit()
+    assert result.step == 9
+    rates = [m["lr"] for m in metrics(finished)]
+    assert rates[6:] == [pytest.approx(1e-4)] * 3
+    assert rates[5] == pytest.approx(1e-4)
+    manifest = json.loads((finished / "manifest.json").read_text())
+    assert manifest["horizon"]["steps"] == 6
+    assert manifest["resumed"][0]["at_step"] == 6
+    assert resume(finished, steps="9", quiet=True) is None
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(finished):
+    (finished / "checkpoints" / "step-00000006" / "model.safetensors").write_bytes(b"")
+    with (finished / "metrics.jsonl").open("a") as out:
+        out.write('{"kind": "step", "st')  # cut short by a kill
+    before = losses_until(finished, 6)
+    resume(finished, quiet=True).fit()
+    assert losses(finished) == before
+    names = sorted(p.name for p in (finished / "checkpoints").iterdir())
+    assert names == ["step-00000002", "step-00000004", "step-00000006", "step-00000006.damaged"]
+
+
+def losses_until(run, step):
+    return {m["step"]: m["loss"] for m in metrics_so_far(run) if m["kind"] == "step" and m["step"] <= step}
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(finished, caplog):
+    weights = finished / "checkpoints" / "step-00000006" / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 8)
+    trainer = resume(finished, quiet=True)
+    assert trainer.step == 4
+    assert "step-00000006: model.safetensors is truncated" in caplog.text
+    trainer.folder.close()
+
+
+def test_a_run_without_an_intact_checkpoint_is_an_error(finished):
+    for path in (finished / "checkpoints").iterdir():
+        (path / "state" / "optimizer.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"no checkpoint is intact: .*optimizer\.safetensors"):
+        resume(finished, quiet=True)
+
+
+def test_what_is_not_a_run_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match="is not a run"):
+        resume(tmp_path, quiet=True)
+
+
+def test_another_text_is_refused(finished, tmp_path):
+    other = write_text(tmp_path / "other", 150_000)
+    with pytest.raises(DataError, match="is not the text of this run"):
+        resume(finished, steps="+2", data=str(other), quiet=True)
+
+
+def test_a_text_that_was_moved_is_found(finished, text, tmp_path):
+    moved = tmp_path / "moved"
+    moved.write_bytes(text.read_bytes())
+    assert resume(finished, steps="7", data=str(moved), quiet=True).fit().step == 7
+
+
+def test_two_processes_do_not_train_in_one_run(finished):
+    trainer = resume(finished, steps="+2", quiet=True)
+    with pytest.raises(ConfigError, match="another process is training in it"):
+        resume(finished, steps="+2", quiet=True)
+    trainer.folder.close()
+
+
+def test_a_run_by_steps_goes_on_by_minutes(finished):
+    before = metrics(finished)[-1]["seconds"]
+    resume(finished, minutes="+0.005", quiet=True).fit()
+    last = metrics(finished)[-1]
+    assert last["seconds"] >= before + 0.3
+    assert last["step"] > 6
+    assert last["lr"] == pytest.approx(1e-4)  # the schedule had ended
+
+
+@pytest.mark.parametrize(("steps", "minutes"), [("x", None), ("-3", None), ("5", "5"), (None, "soon")])
+def test_a_wrong_length_is_an_error(finished, steps, minutes):
+    with pytest.raises(ConfigError):
+        resume(finished, steps=steps, minutes=minutes, quiet=True)
+
+
+def test_a_schedule_that_ended_at_zero_is_not_continued(text, tmp_path):
+    start(settings(text, "train.steps=4", "train.final_lr=0.0"), tmp_path / "run", quiet=True).fit()
+    with pytest.raises(ConfigError, match="learning rate of 0"):
+        resume(tmp_path / "run", steps="+4", quiet=True)
+
+
+def test_a_checkpoint_holds_nothing_but_safetensors_json_and_text(finished):
+    suffixes = {p.suffix for p in (finished / "checkpoints").rglob("*") if p.is_file()}
+    assert suffixes == {".safetensors", ".json", ".py", ".md"}
+    assert {p.name for p in (finished / "checkpoints").rglob("*.py")} == {"modeling_ladder_hub.py"}

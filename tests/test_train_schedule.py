@@ -1,0 +1,74 @@
+"""Schedules at their ends, and that they are functions of the step alone."""
+
+import itertools
+import math
+
+import pytest
+
+from elman_core.training.schedule import Schedule
+
+
+def factors(**kwargs):
+    schedule = Schedule(**kwargs)
+    return [schedule.factor(step) for step in range(schedule.horizon)]
+
+
+def test_cosine_reaches_the_peak_after_warmup_and_the_end_in_the_last_step():
+    made = factors(kind="cosine", warmup=10, horizon=100, final=0.1)
+    assert made[:10] == pytest.approx([i / 10 for i in range(1, 11)])
+    assert made[10] == 1
+    assert made[99] == pytest.approx(0.1)
+    assert all(a > b for a, b in itertools.pairwise(made[10:]))
+    assert made[10 + 89 // 2] == pytest.approx((1 + 0.1) / 2, abs=0.01)
+
+
+def test_the_rate_never_rises_again_after_warmup():
+    # A cosine of period twice the warm-up would: it falls at once and then oscillates.
+    for kind in ("cosine", "wsd", "constant"):
+        made = factors(kind=kind, warmup=7, horizon=500, final=0.0)
+        assert all(a >= b for a, b in itertools.pairwise(made[7:]))
+
+
+@pytest.mark.parametrize("kind", ["cosine", "wsd", "constant"])
+def test_warmup_zero_starts_at_the_peak(kind):
+    made = factors(kind=kind, warmup=0, horizon=50, final=0.2)
+    assert made[0] == 1
+    assert made[-1] == pytest.approx(1 if kind == "constant" else 0.2)
+
+
+def test_wsd_is_flat_then_falls_linearly():
+    made = factors(kind="wsd", warmup=5, horizon=101, final=0.0, decay=0.2)
+    assert made[5:81] == [1] * 76
+    assert made[90] == pytest.approx(0.5)
+    assert made[100] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "wsd"])
+def test_after_the_horizon_the_rate_stays_where_it_ended(kind):
+    schedule = Schedule(kind, 2, 20, 0.3)
+    assert schedule.factor(19) == pytest.approx(0.3)
+    assert schedule.factor(10_000) == schedule.factor(19)
+
+
+@pytest.mark.parametrize(("warmup", "horizon"), [(0, 1), (1, 1), (5, 3), (3, 3), (0, 2)])
+@pytest.mark.parametrize("kind", ["cosine", "wsd", "constant"])
+def test_short_horizons_and_long_warmups_are_finite_and_in_range(kind, warmup, horizon):
+    schedule = Schedule(kind, warmup, horizon, 0.1)
+    assert all(0 < schedule.factor(s) <= 1 for s in range(horizon + 3))
+
+
+def test_under_a_time_budget_wsd_follows_the_fraction_of_the_time():
+    schedule = Schedule("wsd", 3, None, 0.1, 0.25)
+    assert [schedule.factor(s, 0.0) for s in range(3)] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert schedule.factor(50, 0.75) == pytest.approx(1)
+    assert schedule.factor(50, 0.875) == pytest.approx(0.55)
+    assert schedule.factor(50, 1.0) == schedule.factor(50, 1.7) == pytest.approx(0.1)
+
+
+def test_landmarks_are_the_factors_of_those_steps():
+    marks = Schedule("cosine", 10, 1001, 0.0).at_landmarks()
+    assert list(marks) == ["0%", "1%", "10%", "50%", "100%"]
+    assert marks["0%"] == pytest.approx(0.1)
+    assert marks["1%"] == 1
+    assert marks["50%"] == pytest.approx((1 + math.cos(math.pi * 490 / 990)) / 2)
+    assert marks["100%"] == pytest.approx(0, abs=1e-12)

@@ -1,0 +1,163 @@
+"""Settings: one tree, checked leaf by leaf, from TOML and from the command line."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from train_helpers import settings, write_text
+
+from elman_core.registry import ConfigError
+from elman_core.training.settings import (
+    Settings,
+    apply_sets,
+    from_dict,
+    known_keys,
+    put,
+    read_recipe,
+    resolve,
+    steps_for_tokens,
+)
+
+FROZEN = [  # decided once: recipes and scripts rely on them
+    "model.variant",
+    "model.options",
+    "model.hidden_size",
+    "model.num_hidden_layers",
+    "data.path",
+    "data.sampling",
+    "data.documents",
+    "data.heldout",
+    "train.batch_size",
+    "train.chunk_size",
+    "train.steps",
+    "train.lr",
+    "train.warmup",
+    "train.schedule",
+    "train.optimizer",
+    "train.weight_decay",
+    "train.clip",
+    "train.accumulate",
+    "train.precision",
+    "train.seed",
+    "train.save_every",
+    "train.eval_every",
+    "train.log_every",
+]
+
+
+def test_the_names_that_recipes_rely_on_exist():
+    assert set(FROZEN) <= set(known_keys())
+
+
+def test_a_recipe_survives_a_round_trip():
+    tree = {"model": {"variant": "e42", "options": {"expansion": 2.0}}, "train": {"lr": 0.01, "minutes": 2.5}}
+    assert from_dict(from_dict(tree).to_dict()) == from_dict(tree)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("train.learning_rate", "'train.lr'"), ("train.stesp", "'train.steps'"), ("lr", "'train.lr'"), ("trian.lr", "'train.lr'"),
+     ("model.lr", "'train.lr'"), ("data.heldut", "'data.heldout'")],
+)  # fmt: skip
+def test_an_unknown_key_is_an_error_with_a_suggestion(key, meant):
+    with pytest.raises(ConfigError, match=f"no setting '{key}'.*{meant}"):
+        apply_sets({}, [f"{key}=1"])
+
+
+def test_an_unknown_key_in_a_recipe_blames_the_recipe(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text("[train]\nstpes = 3\n")
+    with pytest.raises(ConfigError, match=r"r\.toml: there is no setting 'train\.stpes'\. Did you mean 'train\.steps'"):
+        from_dict(read_recipe(path), f"{path}: ")
+
+
+def test_values_are_toml_and_bare_words_are_text():
+    tree = apply_sets(
+        {},
+        [
+            "train.lr=3e-4",
+            "train.schedule=cosine",
+            "data.path='a b'",
+            "model.options.n=[1, 2]",
+            "train.gradient_checkpointing=true",
+        ],
+    )
+    assert tree == {
+        "train": {"lr": 3e-4, "schedule": "cosine", "gradient_checkpointing": True},
+        "data": {"path": "a b"},
+        "model": {"options": {"n": [1, 2]}},
+    }
+
+
+@pytest.mark.parametrize("text", ["train.lr", "train.lr=[1", "data.path=a b"])
+def test_what_is_not_an_assignment_of_toml_is_an_error(text):
+    with pytest.raises(ConfigError):
+        apply_sets({}, [text])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["train.lr='fast'", "train.lr=-1", "train.lr=true", "train.batch_size=1.5", "train.optimizer=sgd", "data.heldout=0.9",
+     "train.beta1=1.0", "train.steps=-1"],
+)  # fmt: skip
+def test_a_wrong_value_names_its_key(wrong):
+    with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
+        from_dict(apply_sets({}, [wrong]))
+
+
+def test_applying_sets_leaves_the_tree_it_got_alone():
+    tree = {"model": {"options": {"a": 1}}, "train": {"lr": 1.0}}
+    put(copied := apply_sets(tree, ["train.lr=2.0"]), "model.options.a", 2)
+    assert tree == {"model": {"options": {"a": 1}}, "train": {"lr": 1.0}}
+    assert copied["model"]["options"]["a"] == 2
+
+
+def resolved(*sets, device="cpu", bf16=False):
+    return resolve(from_dict(apply_sets({}, sets)), device, bf16).train
+
+
+def test_what_is_left_open_is_decided():
+    train = resolved()
+    assert (train.steps, train.warmup, train.schedule, train.precision) == (1000, 100, "cosine", "fp32")
+    assert resolved("train.steps=40").warmup == 4
+    assert resolved("train.minutes=1.0").schedule == "wsd"
+    assert resolved("train.minutes=1.0").steps is None
+    assert resolved("train.optimizer=schedulefree").schedule == "constant"
+    assert resolved(device="cuda", bf16=True).precision == "bf16"
+    assert resolved("train.precision=fp32", device="cuda", bf16=True).precision == "fp32"
+    assert resolved("train.warmup=0").warmup == 0
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [("train.steps=5", "train.minutes=1.0"), ("train.accumulate=3",), ("data.documents=reset",),
+     ("train.optimizer=schedulefree", "train.schedule=cosine"), ("train.minutes=1.0", "train.schedule=cosine"),
+     ("data.sampling=tbptt", "train.gradient_checkpointing=true")],
+)  # fmt: skip
+def test_settings_that_contradict_each_other_are_refused(sets):
+    with pytest.raises(ConfigError):
+        resolved(*sets)
+
+
+def test_tokens_are_rounded_up_to_steps():
+    assert steps_for_tokens(32 * 512 + 1, Settings()) == 2
+
+
+def test_the_reference_of_settings_is_the_code():
+    root = Path(__file__).parent.parent
+    spec = importlib.util.spec_from_file_location("settings_page", root / "docs" / "settings.py")
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    assert (root / "docs" / "reference" / "settings.md").read_text(encoding="utf-8") == page.render(), "type: make docs"
+
+
+def test_every_setting_says_what_it_is():
+    from dataclasses import fields
+
+    from elman_core.training.settings import TABLES
+
+    assert all(f.metadata.get("help") for kind in TABLES.values() for f in fields(kind))
+
+
+def test_the_tiny_settings_of_these_tests_are_valid(tmp_path):
+    resolve(settings(write_text(tmp_path / "t", 5000)), "cpu", False)

@@ -1,0 +1,179 @@
+"""Folders are written whole or not at all; what was damaged later is found and named."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import namedtuple
+
+import pytest
+
+from elman_core.registry import CheckpointError, StorageError
+from elman_core.training import storage
+from elman_core.training.storage import (
+    CHECKSUMS,
+    check_folder,
+    remove_folder,
+    remove_leftovers,
+    write_folder,
+    write_text,
+)
+
+KILLS = 50
+
+
+def fill(folder):
+    (folder / "a.txt").write_text("a" * 1000)
+    (folder / "sub").mkdir()
+    (folder / "sub" / "b.bin").write_bytes(bytes(range(256)))
+    (folder / "README.md").write_text("card")
+
+
+def test_a_written_folder_passes_its_check(tmp_path):
+    write_folder(tmp_path / "x", fill)
+    check_folder(tmp_path / "x")
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_model_card_may_be_edited(tmp_path):
+    write_folder(tmp_path / "x", fill)
+    (tmp_path / "x" / "README.md").write_text("a better card")
+    check_folder(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda f: os.truncate(f, 100), r"b\.bin is truncated: 100 bytes instead of 256"),
+        (lambda f: f.write_bytes(bytes(256)), r"b\.bin has been altered"),
+        (lambda f: f.write_bytes(bytes(300)), r"b\.bin is longer"),
+        (lambda f: f.unlink(), r"b\.bin is missing"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, damage, words):
+    write_folder(tmp_path / "x", fill)
+    damage(tmp_path / "x" / "sub" / "b.bin")
+    with pytest.raises(CheckpointError, match=words):
+        check_folder(tmp_path / "x")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a.txt": 3}', '{"a.txt": {"bytes": 1000}}'])
+def test_a_damaged_list_of_checksums_is_an_error(tmp_path, text):
+    write_folder(tmp_path / "x", fill)
+    (tmp_path / "x" / CHECKSUMS).write_text(text)
+    with pytest.raises(CheckpointError):
+        check_folder(tmp_path / "x")
+
+
+def test_nothing_is_overwritten(tmp_path):
+    write_folder(tmp_path / "x", fill)
+    with pytest.raises(StorageError, match="already exists"):
+        write_folder(tmp_path / "x", lambda _: None)
+    check_folder(tmp_path / "x")
+
+
+def test_a_failing_writer_leaves_nothing(tmp_path):
+    def fail(folder):
+        fill(folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StorageError, match=r"cannot write .*x: No space left on device; free some space"):
+        write_folder(tmp_path / "x", fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_space_is_said_before_writing(tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10, 5, 5_000_000))
+    with pytest.raises(StorageError, match=r"it needs 9\.0 MB and 5\.0 MB are free"):
+        write_folder(tmp_path / "x", fill, needed=9_000_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_is_replaced_in_one_step(tmp_path, monkeypatch):
+    path = tmp_path / "f.json"
+    write_text(path, "old")
+
+    def fail(_descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StorageError, match="Input/output error"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["f.json"]
+
+
+def test_leftovers_of_a_killed_writer_are_cleared_and_nothing_else(tmp_path):
+    write_folder(tmp_path / "x", fill)
+    write_folder(tmp_path / "y", fill)
+    (tmp_path / f"{storage._PARTIAL}z-1").mkdir()
+    os.rename(tmp_path / "y", tmp_path / f"{storage._DOOMED}y")
+    remove_leftovers(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+    remove_folder(tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+WRITER = """
+    import os, sys
+    from pathlib import Path
+    from elman_core.training.storage import remove_folder, remove_leftovers, write_folder
+    folder, first = Path(sys.argv[1]), int(sys.argv[2])
+
+    def fill(partial, step):
+        (partial / "state").mkdir()
+        for name in ("model.safetensors", "state/optimizer.safetensors"):
+            (partial / name).write_bytes(step.to_bytes(8, "little") * 4000)
+
+    remove_leftovers(folder)
+    print("ready", flush=True)
+    for step in range(first, first + 100_000):
+        write_folder(folder / f"step-{step:08d}", lambda partial: fill(partial, step))
+        print("wrote", flush=True)
+        for old in sorted(folder.glob("step-*"))[:-2]:
+            remove_folder(old)
+"""
+
+
+def start_writer(folder, first):
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), folder, str(first)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert writer.stdout.readline() == b"ready\n"
+    return writer
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_random_instants_always_leaves_a_good_checkpoint(tmp_path):
+    """SIGKILL, 50 times: the latest folder with a final name is whole, and none that was complete is lost."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    writer = start_writer(folder, 1)
+    started = time.perf_counter()
+    for _ in range(4):
+        writer.stdout.readline()
+    duration = (time.perf_counter() - started) / 4
+    last = interrupted = wrote = 0
+    draw = random.Random(1)
+    for _ in range(KILLS):
+        time.sleep(draw.uniform(0, 2 * duration))
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+        interrupted += any(p.name.startswith(".") for p in folder.iterdir())
+        names = sorted(p.name for p in folder.glob("step-*"))
+        for name in names:
+            check_folder(folder / name)
+        newest = int(names[-1].removeprefix("step-"))
+        assert newest >= last
+        wrote += newest > last
+        last = newest
+        writer = start_writer(folder, last + 1)
+    writer.kill()
+    writer.communicate()
+    assert wrote > KILLS // 5  # some had the time to write one
+    assert interrupted > KILLS // 5  # and some were killed in the middle of it

@@ -1,0 +1,60 @@
+"""A tiny training for the tests: a text with short documents, and settings that take milliseconds a step."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import load_file
+
+from elman_core.training.settings import Settings, apply_sets, from_dict
+
+TINY = {
+    "model": {"variant": "e42", "hidden_size": 16, "num_hidden_layers": 2},
+    "data": {"eval_bytes": 640},
+    "train": {
+        "batch_size": 4,
+        "chunk_size": 16,
+        "steps": 40,
+        "warmup": 4,
+        "save_every": 0,
+        "eval_every": 0,
+        "device": "cpu",
+    },
+}
+
+
+def write_text(path: Path, size: int = 200_000, document: int = 60) -> Path:
+    """Letters in documents of random length around `document` bytes."""
+    draw = np.random.default_rng(0)
+    text = draw.integers(97, 107, size, dtype=np.uint8)
+    text[np.cumsum(draw.integers(document // 2, 2 * document, size // document // 2))] = 0x1E
+    text.tofile(path)
+    return path
+
+
+def settings(text: Path, *sets: str) -> Settings:
+    tree = {table: dict(values) for table, values in TINY.items()}
+    tree["data"]["path"] = str(text)
+    return from_dict(apply_sets(tree, sets))
+
+
+def metrics(run: Path, kind: str = "step") -> list[dict]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def losses(run: Path) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in metrics(run)}
+
+
+def tensors(checkpoint: Path) -> dict:
+    """Every tensor of a checkpoint: weights, buffers, optimizer, carried state."""
+    return {f"{f.name}:{n}": t for f in sorted(checkpoint.rglob("*.safetensors")) for n, t in load_file(f).items()}
+
+
+def assert_same_bits(one: Path, two: Path) -> None:
+    first, second = tensors(one), tensors(two)
+    assert first.keys() == second.keys()
+    assert len(first) > 10
+    for name, tensor in first.items():
+        assert tensor.numpy().tobytes() == second[name].numpy().tobytes(), name
