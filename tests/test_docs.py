@@ -184,4 +184,6 @@ def test_the_readmes_demo_command_works(tmp_path: Path) -> None:
         [sys.executable, "-c", python.replace(path[0], str(checkpoint))], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout) > 50
+    # Sampled from three steps of training: it may draw the end of the document at any byte.
+    assert done.stdout.startswith("def ")
+    assert len(done.stdout) > len("def \n")
