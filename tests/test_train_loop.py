@@ -12,8 +12,8 @@ from train_helpers import losses, metrics, settings, tensors, write_text
 
 from elman_core.cli import main
 from elman_core.registry import ConfigError, DivergedError, OutOfMemoryError
-from elman_core.training.loop import Trainer
 from elman_core.training.start import start
+from elman_core.training.step import TrainStep
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def test_running_out_of_memory_says_what_to_lower(error, text, tmp_path, monkeyp
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(Trainer, "_forward", fail)
+    monkeypatch.setattr(TrainStep, "forward", fail)
     with pytest.raises(OutOfMemoryError, match=r"train\.accumulate"):
         trainer.fit()
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "oom"
@@ -233,14 +233,14 @@ def test_minutes_are_counted_from_the_end_of_the_first_step(text, tmp_path, monk
     asked = settings(text, "train.minutes=0.05", "train.warmup=1")
     asked = replace(asked, train=replace(asked.train, steps=None))
     trainer = start(asked, tmp_path / "run", quiet=True)
-    real = Trainer._forward
+    real = TrainStep.forward
     waits = iter([1.0, 0.0])
 
-    def slow_first(self, batch, rows):
+    def slow_first(self, windows):
         time.sleep(next(waits, 0.0))
-        return real(self, batch, rows)
+        return real(self, windows)
 
-    monkeypatch.setattr(Trainer, "_forward", slow_first)
+    monkeypatch.setattr(TrainStep, "forward", slow_first)
     trainer.fit()
     lines = metrics(tmp_path / "run")
     assert lines[0]["seconds"] == 0

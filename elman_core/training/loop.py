@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from elman_core.data import SEPARATOR, Batch, ByteFile, TrainingWindows, heldout_offsets
 from elman_core.data.split import Split
@@ -26,15 +24,15 @@ from elman_core.registry import ConfigError, DivergedError, ElmanError, OutOfMem
 from . import evaluate
 from .checkpoint import Progress, save_checkpoint
 from .display import Display
-from .divergence import first_bad
 from .facts import training_facts
 from .hooks import call, loss_terms
-from .objective import Outputs, detached, forward_loss, require_constant_state
+from .objective import require_constant_state
 from .optim import Optimizer
 from .precision import compute_in
 from .run import RunFolder, memory_in_use, now, read_metrics
 from .schedule import Schedule
 from .settings import Settings
+from .step import StepValues, TrainStep, Windows
 from .storage import write_json
 
 HISTORY = 100  # steps whose loss and gradient norm a report of divergence shows
@@ -87,6 +85,14 @@ class Trainer:
             require_constant_state(model, "data.sampling='tbptt'")
         if train.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.compute = TrainStep(
+            model,
+            optimizer,
+            train,
+            carries=self.carries,
+            terms=lambda outputs: loss_terms(self, outputs),
+            before_update=lambda: call("elman_before_optimizer_step", run=self),
+        )
         self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)
         self.saved: tuple[int, Path | None] = (-1, None)  # step and path of the last checkpoint
         self.evaluated = -1
@@ -170,37 +176,18 @@ class Trainer:
         started = time.perf_counter()
         step, train = self.step, self.settings.train
         batch = self.windows.batch(step)
-        total = torch.zeros((), device=self.device)
-        terms: dict[str, Tensor] = {}
-        carry: list[Any] = []
-        for rows in self._micro_batches():
-            outputs = self._forward(batch, rows)
-            added = loss_terms(self, outputs)
-            torch.stack([outputs.loss, *added.values()]).sum().div(train.accumulate).backward()
-            total += outputs.loss.detach() / train.accumulate
-            for name, value in added.items():
-                terms[name] = terms.get(name, 0) + value.detach() / train.accumulate
-            carry.append(None if outputs.states is None else detached(outputs.states))
-        call("elman_before_optimizer_step", run=self)
-        params = [p for p in self.optimizer.params.values() if p.grad is not None]
-        norm = get_total_norm([p.grad for p in params if p.grad is not None])
-        loss, grad_norm, *values = torch.stack(
-            [total, norm, *terms.values()]
-        ).tolist()  # the step's one synchronisation
-        self.history.append({"step": step + 1, "loss": loss, "grad_norm": grad_norm})
-        if not math.isfinite(loss) or not math.isfinite(grad_norm) or not all(map(math.isfinite, values)):
-            raise self._diverged(batch, loss, grad_norm)
-        if train.clip:
-            clip_grads_with_norm_(params, train.clip, norm)
+        windows = self._windows(batch)
         lr = train.lr * self.schedule.factor(step, self._time_fraction())
-        self.optimizer.step(lr)
+        done = self.compute(windows, lr)
+        values = done.read()
+        self.history.append({"step": step + 1, "loss": values.loss, "grad_norm": values.grad_norm})
+        if not values.finite:
+            raise self._diverged(batch, windows, values)
         if self.carries:
-            self.progress.carry = _join_rows(carry)
-        return self._advance(started, loss, grad_norm, lr, dict(zip(terms, values, strict=True)))
+            self.progress.carry = done.carry
+        return self._advance(started, values, lr)
 
-    def _advance(
-        self, started: float, loss: float, grad_norm: float, lr: float, terms: dict[str, float]
-    ) -> dict[str, float]:
+    def _advance(self, started: float, values: StepValues, lr: float) -> dict[str, float]:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - started
@@ -214,43 +201,26 @@ class Trainer:
             self.folder.update(first_step_seconds=round(seconds, 3), kernels=used())
         return {
             "step": self.step,
-            "loss": loss,
-            "bits_per_byte": loss / math.log(2),
+            "loss": values.loss,
+            "bits_per_byte": values.loss / math.log(2),
             "lr": lr,
-            "grad_norm": grad_norm,
-            **terms,
+            "grad_norm": values.grad_norm,
+            **values.terms,
             "tok_s": tokens / seconds,
             "memory": memory_in_use(self.device),
             "seconds": self.progress.seconds,
             "bytes_seen": self.progress.bytes_seen,
         }
 
-    def _micro_batches(self) -> Iterator[slice]:
-        rows = self.settings.train.batch_size // self.settings.train.accumulate
-        for first in range(0, self.settings.train.batch_size, rows):
-            yield slice(first, first + rows)
-
-    def _forward(self, batch: Batch, rows: slice) -> Outputs:
-        tokens_BT = torch.from_numpy(batch.tokens[rows].astype("int64"))
-        states = fresh_BT = None
+    def _windows(self, batch: Batch) -> Windows:
+        tokens_BL = torch.from_numpy(batch.tokens)
+        fresh_BT = None
         if self.carries:
-            fresh_BT = torch.zeros(tokens_BT[:, :-1].shape, dtype=torch.bool)
+            fresh_BT = torch.zeros(tokens_BL[:, :-1].shape, dtype=torch.bool)
             if self.settings.data.documents == "reset":
-                fresh_BT |= tokens_BT[:, :-1] == SEPARATOR
-            fresh_BT[:, 0] |= torch.from_numpy(batch.fresh[rows])
-            if self.progress.carry is not None:
-                states = [None if s is None else {n: t[rows] for n, t in s.items()} for s in self.progress.carry]
-        tokens_BT = tokens_BT.to(self.device)
-        with compute_in(self.settings.train.precision, self.device):
-            return forward_loss(
-                self.model,
-                tokens_BT[:, :-1],
-                tokens_BT[:, 1:],
-                loss_chunk=self.settings.train.loss_chunk,
-                states=states,
-                fresh_BT=fresh_BT,
-                return_states=self.carries,
-            )
+                fresh_BT |= tokens_BL[:, :-1] == SEPARATOR
+            fresh_BT[:, 0] |= torch.from_numpy(batch.fresh)
+        return Windows(tokens_BL.to(self.device), fresh_BT, self.progress.carry)
 
     def _time_fraction(self) -> float | None:
         return None if self.minutes_horizon is None else self.progress.seconds / (60 * self.minutes_horizon)
@@ -300,8 +270,9 @@ class Trainer:
         self.display.end(self, status, result)
         return Result(status, self.step, signum, self.saved[1])
 
-    def _diverged(self, batch: Batch, loss: float, grad_norm: float) -> DivergedError:
-        found = first_bad(self.model, lambda: [self._forward(batch, rows) for rows in self._micro_batches()])
+    def _diverged(self, batch: Batch, windows: Windows, values: StepValues) -> DivergedError:
+        found = self.compute.where_it_failed(windows)
+        loss, grad_norm = values.loss, values.grad_norm
         where = f"{found['kind']} {found['name']}" if found else "a loss term"
         report = {
             "step": self.step + 1,
@@ -377,16 +348,6 @@ def summary(path: Path) -> dict[str, Any]:
         figures["peak_memory"] = max(line["memory"] for line in steps)
         figures["bytes_seen"] = steps[-1]["bytes_seen"]
     return figures
-
-
-def _join_rows(carry: list[Any]) -> list[Any]:
-    """The states of all micro-batches as one of the whole batch."""
-    if len(carry) == 1:
-        return carry[0]
-    return [
-        None if branch[0] is None else {n: torch.cat([s[n] for s in branch]) for n in branch[0]}
-        for branch in zip(*carry, strict=True)
-    ]
 
 
 @contextmanager

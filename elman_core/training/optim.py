@@ -56,12 +56,21 @@ class Optimizer:
         else:
             self.inner = torch.optim.AdamW(groups, lr=settings.lr, betas=betas, fused=True)
 
-    def step(self, lr: float) -> None:
-        """One update with this learning rate; the gradients are used up."""
+    def step(self, lr: float, failed: Tensor | None = None) -> None:
+        """One update with this learning rate. The gradients stay.
+
+        Args:
+            failed: a scalar on the device of the parameters; if it is 1.0 nothing is changed. The fused AdamW looks at it on
+                the device, schedule-free waits for it.
+        """
         for group in self.inner.param_groups:
             group["lr"] = lr
+        if self.averages:
+            if failed is not None and bool(failed):
+                return
+        else:
+            self.inner.found_inf = failed  # type: ignore[attr-defined]  # as torch.amp.GradScaler hands it over
         self.inner.step()
-        self.zero_grad()
 
     def zero_grad(self) -> None:
         self.inner.zero_grad(set_to_none=True)

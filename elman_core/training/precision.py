@@ -36,3 +36,8 @@ def compute_in(precision: str, device: torch.device) -> AbstractContextManager:
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def full_precision_in(device: torch.device) -> AbstractContextManager:
+    """Inside `compute_in`: back to the dtypes that tensors have, for what autocast is not meant for, such as a backward."""
+    return torch.autocast(device.type, enabled=False)

@@ -1,0 +1,217 @@
+"""What one optimizer step computes: forward, loss, backward, norm, clipping, update. The trainer around it keeps the rest.
+
+Nothing in a step waits for the device. Whether the loss and the gradient are finite is decided there: from the first step on
+in which they are not, no update happens any more, and whoever reads the step's values, however late, finds weights, optimizer
+and carried state as they were before it.
+
+Shapes: B rows, T time; a window is T + 1 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from .divergence import first_bad
+from .objective import Outputs, States, detached, forward_loss
+from .optim import Optimizer
+from .precision import compute_in, full_precision_in
+from .settings import TrainSettings
+
+Terms = Callable[[Outputs], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What a step is given.
+
+    Attributes:
+        tokens: (B, T + 1), any integer dtype, on the model's device.
+        fresh: (B, T), bool on the CPU; where True the row starts from the initial state before it reads that byte. None
+            where no state is carried.
+        carry: the states that the step before left, all rows; None at the start.
+    """
+
+    tokens: Tensor
+    fresh: Tensor | None = None
+    carry: States | None = None
+
+    def rows(self, some: slice) -> Windows:
+        """The windows of some rows."""
+        carry = self.carry
+        if carry is not None:
+            carry = [None if s is None else {n: t[some] for n, t in s.items()} for s in carry]
+        return Windows(self.tokens[some], None if self.fresh is None else self.fresh[some], carry)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a step gave, still on the device: reading it waits.
+
+    Attributes:
+        values: loss (nats per byte), norm of the gradient before clipping, then the terms of `names`.
+        carry: the states to hand to the next step, where states are carried.
+    """
+
+    values: Tensor
+    names: tuple[str, ...] = ()
+    carry: States | None = None
+
+    def read(self) -> StepValues:
+        """Wait for the step."""
+        loss, norm, *terms = self.values.tolist()
+        return StepValues(loss, norm, dict(zip(self.names, terms, strict=True)))
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """The numbers of a step on the host."""
+
+    loss: float
+    grad_norm: float
+    terms: dict[str, float]
+
+    @property
+    def finite(self) -> bool:
+        """Whether all are: if not, the step updated nothing."""
+        return all(map(math.isfinite, (self.loss, self.grad_norm, *self.terms.values())))
+
+
+class OneProcess:
+    """What a step asks of the processes that share it; here there is one. Several replace it (data parallelism).
+
+    A step sees the rows of its own process, and every process the same norm and the same values, so that all decide alike.
+    """
+
+    def forward(self, model: Any, inputs_BT: Tensor, targets_BT: Tensor, **how: Any) -> Outputs:
+        """`objective.forward_loss`, through whatever wraps the model."""
+        return forward_loss(model, inputs_BT, targets_BT, **how)
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of each micro-batch; gradients need to be whole after the `last` only."""
+        return nullcontext()
+
+    def reduce_gradients(self, params: Sequence[Tensor]) -> None:
+        """After the last backward: make `p.grad` the mean over the processes, where the backward has not."""
+
+    def norm(self, grads: Sequence[Tensor]) -> Tensor:
+        """The norm of the whole gradient, a scalar on the device."""
+        return get_total_norm(grads)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Means over the processes of what each computed from its own rows."""
+        return values
+
+
+class TrainStep:
+    """One optimizer step of a model as a function of its windows.
+
+    Args:
+        model: a `LadderForCausalLM` in training mode. optimizer: over its parameters. train: resolved settings.
+        carries: whether states go from step to step (tbptt).
+        terms: called with the outputs of every micro-batch; further terms of the loss. before_update: called when gradients
+            are accumulated and not yet clipped. Both are for hooks.
+        processes: the seam for data parallelism.
+
+    Attributes:
+        failed: a scalar on the device, 1.0 from the first step on whose values were not finite.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Optimizer,
+        train: TrainSettings,
+        *,
+        carries: bool = False,
+        terms: Terms = lambda _: {},
+        before_update: Callable[[], Any] = lambda: None,
+        processes: OneProcess | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.train, self.carries = model, optimizer, train, carries
+        self.terms, self.before_update = terms, before_update
+        self.processes = processes or OneProcess()
+        self.device = next(model.parameters()).device
+        self.failed = torch.zeros((), device=self.device)
+
+    def __call__(self, windows: Windows, lr: float) -> Done:
+        """Compute the step and, if everything is finite, update the model."""
+        self.optimizer.zero_grad()
+        total = torch.zeros((), device=self.device)
+        terms: dict[str, Tensor] = {}
+        carry: list[Any] = []
+        share = self.train.accumulate
+        with compute_in(self.train.precision, self.device):  # one context: a weight is cast once for all micro-batches
+            for i, some in enumerate(self.micro_batches(windows)):
+                with self.processes.micro_batch(last=i + 1 == share):
+                    outputs = self.forward(some)
+                    with full_precision_in(self.device):
+                        added = self.terms(outputs)
+                        torch.stack([outputs.loss, *added.values()]).sum().div(share).backward()
+                total += outputs.loss.detach() / share
+                for name, value in added.items():
+                    terms[name] = terms.get(name, 0) + value.detach() / share
+                carry.append(None if outputs.states is None else detached(outputs.states))
+        return self._update(torch.stack([total, *terms.values()]), tuple(terms), windows, carry, lr)
+
+    def _update(
+        self, loss_and_terms: Tensor, names: tuple[str, ...], windows: Windows, carry: list[Any], lr: float
+    ) -> Done:
+        self.before_update()
+        params = [p for p in self.optimizer.params.values() if p.grad is not None]
+        self.processes.reduce_gradients(params)
+        norm = self.processes.norm([p.grad for p in params if p.grad is not None])
+        loss, *rest = self.processes.mean(loss_and_terms).unbind()
+        values = torch.stack([loss, norm.to(loss.dtype), *rest])
+        torch.maximum(self.failed, values.isfinite().all().logical_not().to(self.failed.dtype), out=self.failed)
+        if self.train.clip:
+            # A failed gradient is left as it is, for who looks where it failed.
+            clip_grads_with_norm_(params, self.train.clip, norm.where(self.failed == 0, 0))
+        self.optimizer.step(lr, self.failed)
+        return Done(values, names, _join_rows(carry) if self.carries else None)
+
+    def micro_batches(self, windows: Windows) -> Iterator[Windows]:
+        """The windows in `train.accumulate` equal parts."""
+        rows = len(windows.tokens) // self.train.accumulate
+        for first in range(0, len(windows.tokens), rows):
+            yield windows.rows(slice(first, first + rows))
+
+    def forward(self, windows: Windows) -> Outputs:
+        """Loss of some windows. Autocast is the caller's."""
+        tokens = windows.tokens.long()
+        return self.processes.forward(
+            self.model,
+            tokens[:, :-1],
+            tokens[:, 1:],
+            loss_chunk=self.train.loss_chunk,
+            states=windows.carry,
+            fresh_BT=windows.fresh,
+            return_states=self.carries,
+        )
+
+    def where_it_failed(self, windows: Windows) -> dict[str, str] | None:
+        """The first tensor that is not finite in a step that failed, as `divergence.first_bad`."""
+
+        def again() -> None:
+            with compute_in(self.train.precision, self.device):
+                for some in self.micro_batches(windows):
+                    self.forward(some)
+
+        return first_bad(self.model, again)
+
+
+def _join_rows(carry: list[Any]) -> States:
+    """The states of all micro-batches as one of the whole batch."""
+    if len(carry) == 1:
+        return carry[0]
+    return [
+        None if branch[0] is None else {n: torch.cat([s[n] for s in branch]) for n in branch[0]}
+        for branch in zip(*carry, strict=True)
+    ]
