@@ -95,6 +95,14 @@ def test_a_variant_of_a_shared_package_is_not_copied(tmp_path: Path) -> None:
         render("e99", tmp_path, "gru")
 
 
+def test_a_package_of_several_variants_has_the_rooms_in_each(tmp_path: Path) -> None:
+    folder = tmp_path / "baselines"
+    shutil.copytree(ROOT / "baselines", folder)
+    assert [problem for _, problem in Plugin(folder).checks() if problem] == []
+    (folder / "elman_baselines" / "gdn" / "op.py").unlink()
+    assert next(Plugin(folder).checks())[1] == "missing: elman_baselines/gdn/op.py"
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

@@ -64,9 +64,19 @@ class Plugin:
         ]
 
     def _rooms(self) -> str:
-        rooms = [r.format(package=self.package) for r in ROOMS]
-        missing = [r for r in rooms if not (self.folder / r).exists()]
+        missing = [r for r in self._wanted_rooms() if not (self.folder / r).exists()]
         return f"missing: {', '.join(missing)}" if missing else ""
+
+    def _wanted_rooms(self) -> list[str]:
+        """Those of a variant; in a package of several variants, those of each sub-package that has a mixer."""
+        inner = sorted((self.folder / self.package).glob("*/mixer.py"))
+        if not inner or (self.folder / self.package / "mixer.py").exists():
+            return [r.format(package=self.package) for r in ROOMS]
+        packages = [f"{self.package}/{m.parent.name}" for m in inner]
+        return sorted(
+            {r.format(package=p) for p in [self.package, *packages] for r in ROOMS}
+            - {f"{self.package}/{room}.py" for room in ("mixer", "reference", "op")}
+        )
 
     def _names(self) -> str:
         wanted = (f"elman-{self.name}", f"elman_{self.name}")

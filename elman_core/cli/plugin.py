@@ -45,9 +45,9 @@ def check(
         print(f"  {'FAIL' if problem else 'ok  '}  {what}" + (f": {problem}" if problem else ""), flush=True)
         wrong += bool(problem)
     if tests:
-        if plugin.name not in plugins().installed:
+        if plugin.project.get("name") not in {i.package for i in plugins().installed.values()}:
             raise ConfigError(
-                f"variant {plugin.name!r} is not installed, so its tests cannot run: pip install -e {folder}"
+                f"{plugin.project.get('name')} is not installed, so its tests cannot run: pip install -e {folder}"
             )
         code, said = tests_of(folder)
         print(f"  {'FAIL' if code else 'ok  '}  its own tests: {said}")
