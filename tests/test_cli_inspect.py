@@ -1,4 +1,4 @@
-"""`elman list`, `show`, `size` and `doctor`: what they print is what is built."""
+"""`elman list`, `show` and `doctor`: what they print is what is built."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from elman_core import LadderConfig, LadderForCausalLM
 from elman_core.cli import main
 from elman_core.cli._text import table
-from elman_core.cli.inspect import _number
-from elman_core.experiments.size import TOLERANCE, count, solve_depth, solve_width
-from elman_core.registry import ConfigError, plugins, resolve
+from elman_core.registry import plugins, resolve
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -75,48 +72,9 @@ def test_list_names_every_variant_once(capsys: pytest.CaptureFixture[str]) -> No
     assert len(run(capsys, "list").splitlines()) >= 1 + len(rows)
 
 
-@pytest.mark.parametrize("name", ["e1", "e42:radius099", "e88", "gru"])
-def test_size_finds_the_width_and_counts_what_is_built(name: str) -> None:
-    found = resolve(name)
-    best = solve_width(found, 5_000_000, 4)[0]
-    assert abs(best.off) <= TOLERANCE
-    config = LadderConfig(variant=name, hidden_size=best.width, num_hidden_layers=4)
-    with torch.device("meta"):
-        model = LadderForCausalLM(config)
-    assert sum(p.numel() for p in model.parameters()) == best.parameters
-    assert best.off == best.parameters / 5_000_000 - 1
-
-
-def test_size_prefers_multiples_of_128() -> None:
-    best = solve_width(resolve("e42"), 100_000_000, 20)[0]
-    assert (best.width, best.parameters) == (1280, 98_684_160)
-
-
-def test_size_finds_the_depth() -> None:
-    found = resolve("e42")
-    sizes = solve_depth(found, 43_000_000, 1536)
-    assert (sizes[0].depth, sizes[0].parameters) == (6, 42_880_512)
-    assert all(s.parameters == count(found, s.width, s.depth) for s in sizes)
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [("100M", 10**8), ("1.3B", 1_300_000_000), ("480_000", 480_000), ("64k", 64_000), ("7", 7)]
-)
-def test_numbers_of_parameters_are_read(text: str, number: int) -> None:
-    assert _number(text) == number
-
-
-@pytest.mark.parametrize("text", ["", "M", "-3M", "0", "1e400", "nan", "many"])
-def test_other_numbers_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="a number of parameters is written"):
-        _number(text)
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("size", "e42", "--params", "1M"), "one of --depth"),
-        (("size", "e42", "--params", "1M", "--depth", "2", "--dim", "64"), "one of --depth"),
         (("show", "e42", "--set", "expansion"), "--set takes"),
         (("show", "e42", "--set", "expansion=100"), "at most 64"),
     ],

@@ -18,6 +18,7 @@ import typer
 # One line a module; each has `register(app)`.
 MODULES: tuple[str, ...] = (
     "inspect",
+    "size",
     "plugin",
     "data",
     "train",

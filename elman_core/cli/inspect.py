@@ -1,4 +1,4 @@
-"""Looking: `elman doctor`, `list`, `show`, `size`."""
+"""Looking: `elman doctor`, `list`, `show`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
     app.command("list")(list_)
     app.command("show")(show)
-    app.command("size")(size)
 
 
 def doctor(json: Json = False) -> None:
@@ -91,7 +90,7 @@ def show(
     from elman_core.registry import config_to_dict, parse_size, resolve
 
     text, width, depth = parse_size(name)
-    found = resolve(text, _options(sets))
+    found = resolve(text, variant_options(sets))
     width, depth = width or 512, depth or 6
     found.variant.check(width, found.config)
     facts = _facts(found, width, depth)
@@ -154,70 +153,7 @@ def _facts(found: Resolved, width: int, depth: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def size(
-    name: Annotated[str, typer.Argument(help="NAME[:PRESET]")],
-    params: Annotated[str, typer.Option(help="Number of parameters: 100M, 1.3B, 480_000.")],
-    depth: Annotated[int | None, typer.Option(min=1, help="Layers; the width is found.")] = None,
-    dim: Annotated[int | None, typer.Option(min=1, help="Width; the depth is found.")] = None,
-    sets: Sets = None,
-    json: Json = False,
-) -> None:
-    """The width (or depth) of a model with so many parameters, counted exactly on the meta device."""
-    from elman_core.registry import ConfigError, resolve
-
-    if (depth is None) == (dim is None):
-        raise ConfigError("give one of --depth (the width is found) and --dim (the depth is found)")
-    target = _number(params)
-    found = resolve(name, _options(sets))
-    if dim is not None:
-        found.variant.check(dim, found.config)
-    from elman_core.experiments.size import TOLERANCE, solve_depth, solve_width
-
-    if depth is not None:
-        sizes = solve_width(found, target, depth)
-    else:
-        assert dim is not None
-        sizes = solve_depth(found, target, dim)
-    sizes = sizes[:4]
-    if json:
-        print(
-            dump(
-                {"name": found.name, "options": found.options, "target": target, "candidates": [vars(s) for s in sizes]}
-            )
-        )
-        return
-    far = "more than 2 % off"
-    rows = [
-        [
-            str(s.width),
-            str(s.depth),
-            f"{s.parameters:,}",
-            f"{100 * s.off:+.2f} %",
-            "" if abs(s.off) <= TOLERANCE else far,
-        ]
-        for s in sizes
-    ]
-    print(f"{found.name}, {target:,} parameters")
-    print(table(rows, ("width", "depth", "parameters", "off", "")))
-
-
-def _number(text: str) -> int:
-    """ "100M" is 100,000,000. Raises `ConfigError` for what is not a positive number."""
-    from elman_core.registry import ConfigError
-
-    scales = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
-    digits = text.strip().replace("_", "").replace(",", "")
-    scale = scales.get(digits[-1:].lower(), 1)
-    try:
-        value = float(digits[:-1] if scale != 1 else digits) * scale
-    except ValueError:
-        value = -1
-    if not 1 <= value < 1e15:
-        raise ConfigError(f"a number of parameters is written 100M, 1.3B or 480_000, not {text!r}")
-    return round(value)
-
-
-def _options(sets: list[str] | None) -> dict[str, Any]:
+def variant_options(sets: list[str] | None) -> dict[str, Any]:
     """Options from `--set expansion=2` or, as in a recipe, `--set model.options.expansion=2`."""
     from elman_core.training.settings import apply_sets
 

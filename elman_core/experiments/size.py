@@ -1,26 +1,34 @@
-"""The width or depth that gives a model a number of parameters, counted on the meta device: exact, and nothing is allocated."""
+"""The width or depth that gives a model a number of parameters, counted on the meta device: exact, and nothing is allocated.
+
+Which widths there are is the variant's own answer (`Variant.check`), so that heads divide what they must. Importing this module
+imports no torch; counting does.
+"""
 
 from __future__ import annotations
 
+import bisect
 import functools
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from elman_core.model import LadderConfig, LadderForCausalLM
-from elman_core.registry import ConfigError, Resolved
+from elman_core.registry import CheckpointError, ConfigError, Resolved, parse_size, resolve
 
 ALIGN = 128
+FINEST = 8
+"""Finer widths than multiples of 8 leave the fast paths of matrix products."""
 TOLERANCE = 0.02
 """Two models of equal size differ by no more than this."""
 _WIDEST = 1 << 17
+_DEEPEST = 1 << 12
+_GRID_DEPTH = 64
 
 
 @dataclass(frozen=True)
 class Size:
-    """A candidate: width D, depth in layers, exact number of parameters (the tied head counts once)."""
+    """A candidate: width D, depth in layers, exact number of parameters (a tied head counts once)."""
 
     width: int
     depth: int
@@ -28,92 +36,272 @@ class Size:
     off: float
     """(parameters - target) / target."""
 
+    @property
+    def fits(self) -> bool:
+        """Whether it counts as equal to the target."""
+        return abs(self.off) <= TOLERANCE
 
-def count(found: Resolved, width: int, depth: int) -> int:
+    @property
+    def aligned(self) -> int:
+        """The largest power of two, 128 at most, that divides the width."""
+        return min(ALIGN, self.width & -self.width)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model to be equalled: what it was called, its size if it has one width and depth, its exact number of parameters."""
+
+    name: str
+    width: int
+    depth: int
+    parameters: int
+
+
+def parse_parameters(text: str) -> int:
+    """ "100M" is 100,000,000; "1.3B", "64k" and "480_000" are read too. Raises `ConfigError` for anything else."""
+    scales = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
+    digits = text.strip().replace("_", "").replace(",", "")
+    scale = scales.get(digits[-1:].lower(), 1)
+    try:
+        value = float(digits[:-1] if scale != 1 else digits) * scale
+    except ValueError:
+        value = -1
+    if not 1 <= value < 1e15:
+        raise ConfigError(f"a number of parameters is written 100M, 1.3B or 480_000, not {text!r}")
+    return round(value)
+
+
+def count(found: Resolved, width: int, depth: int, tied: bool = True) -> int:
     """Parameters of the whole model, by building it on the meta device.
+
+    Args:
+        tied: whether the head is the embedding.
 
     Raises:
         ConfigError: the variant cannot be built at this width.
     """
     found.variant.check(width, found.config)
-    config = LadderConfig(variant=found.variant.name, options=found.options, hidden_size=width, num_hidden_layers=depth)
+    return _count(
+        variant=found.variant.name, options=found.options, hidden_size=width, num_hidden_layers=depth,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+def candidates(
+    variant: str,
+    options: Mapping[str, Any] | None,
+    parameters: int,
+    *,
+    depth: int | None = None,
+    width: int | None = None,
+    multiple: int = ALIGN,
+    tied: bool = True,
+) -> list[Size]:
+    """Sizes near `parameters`, each counted exactly, the nearest first.
+
+    With `depth`, the widths around the target among the multiples of `multiple`, and of its halves down to 8 until one is
+    within 2 %. With `width`, the depths around the target. With neither, every multiple of `multiple` that comes within 2 %
+    at some depth up to 64, the widest first.
+
+    Args:
+        variant: name or name:preset. options: of the variant, over those of the preset.
+        multiple: what the width should be a multiple of. tied: whether the head is the embedding.
+
+    Raises:
+        ConfigError: both `depth` and `width`, a width that the variant cannot have, or no size near the target at all.
+    """
+    found = resolve(variant, options)
+    target = _Target(found, parameters, tied)
+    if depth is not None and width is not None:
+        raise ConfigError("give a depth or a width, not both: the other is what is looked for")
+    if multiple < 1:
+        raise ConfigError(f"widths are multiples of a positive number, not of {multiple}")
+    if depth is not None:
+        return target.widths(depth, multiple)
+    if width is not None:
+        return target.depths(width)
+    return target.grid(multiple)
+
+
+def solve_width(
+    variant: str,
+    options: Mapping[str, Any] | None,
+    parameters: int,
+    depth: int,
+    multiple: int = ALIGN,
+    tied: bool = True,
+) -> int:
+    """The width at which `variant` has `parameters` within 2 %: a multiple of `multiple`, or of a half, a quarter… if none is.
+
+    Raises:
+        ConfigError: no such width; names the nearest, and a size of another depth that would do.
+    """
+    sizes = candidates(variant, options, parameters, depth=depth, multiple=multiple, tied=tied)
+    if not sizes[0].fits:
+        raise ConfigError(nothing_fits(variant, options, parameters, sizes, multiple, tied))
+    return sizes[0].width
+
+
+def solve_depth(variant: str, options: Mapping[str, Any] | None, parameters: int, width: int, tied: bool = True) -> int:
+    """The depth at which `variant` has `parameters` within 2 %.
+
+    Raises:
+        ConfigError: no such depth; names the nearest, and a size of another width that would do.
+    """
+    sizes = candidates(variant, options, parameters, width=width, tied=tied)
+    if not sizes[0].fits:
+        raise ConfigError(nothing_fits(variant, options, parameters, sizes, tied=tied))
+    return sizes[0].depth
+
+
+def nothing_fits(
+    variant: str,
+    options: Mapping[str, Any] | None,
+    parameters: int,
+    sizes: Sequence[Size],
+    multiple: int = ALIGN,
+    tied: bool = True,
+) -> str:
+    """The line that says that none of `sizes`, nearest first, is within 2 %, and what would be."""
+    best = sizes[0]
+    line = (
+        f"{variant} comes no nearer to {parameters:,} parameters than {best.width}x{best.depth} with {best.parameters:,} "
+        f"({100 * best.off:+.1f} %); equal means within 2 %"
+    )
+    try:
+        others = candidates(variant, options, parameters, multiple=multiple, tied=tied)
+    except ConfigError:
+        return line
+    near = min(others, key=lambda s: (abs(s.depth - best.depth), abs(s.off)))
+    return f"{line}. {near.width}x{near.depth} has {near.parameters:,} ({100 * near.off:+.1f} %)"
+
+
+def reference(what: str) -> Reference:
+    """The model that `--like` names: NAME[:PRESET]@WIDTHxDEPTH (or NAME:WIDTHxDEPTH), a run, or a checkpoint's folder.
+
+    Raises:
+        ConfigError, PluginError: a name or size that does not exist. CheckpointError: a folder that is neither.
+    """
+    folder = Path(what)
+    if (folder / "manifest.json").is_file():
+        from elman_core.training.run import read_manifest
+
+        manifest = read_manifest(folder)
+        try:
+            model = manifest["settings"]["model"]
+            return Reference(what, model["hidden_size"], model["num_hidden_layers"], manifest["parameters"])
+        except KeyError as error:
+            raise CheckpointError(f"{folder / 'manifest.json'} lacks {error}: the run never started") from error
+    if (folder / "config.json").is_file():
+        return _of_checkpoint(folder)
+    name, width, depth = parse_size(re.sub(r":(\d+[xX]\d+)$", r"@\1", what))
+    if folder.exists() or (width is None and ("/" in what or "\\" in what)):
+        raise CheckpointError(f"{what} is neither a run nor a checkpoint: it has no manifest.json and no config.json")
+    if width is None or depth is None:
+        raise ConfigError(f"--like needs a size, such as {name}@1280x6, or the folder of a run")
+    found = resolve(name)
+    return Reference(f"{found.name}@{width}x{depth}", width, depth, count(found, width, depth))
+
+
+def _of_checkpoint(folder: Path) -> Reference:
+    from elman_core.model import LadderConfig
+
+    config = LadderConfig.from_pretrained(folder)
+    if config.model_type != LadderConfig.model_type or config.variant is None:
+        raise CheckpointError(f"{folder / 'config.json'} describes no ladder")
+    backbone = {"vocab_size": config.vocab_size, "tie_word_embeddings": config.tie_word_embeddings}
+    size = {"hidden_size": config.hidden_size, "num_hidden_layers": config.num_hidden_layers}
+    total = _count(variant=config.variant, options=config.options, **size, **backbone)
+    return Reference(str(folder), config.hidden_size, config.num_hidden_layers, total)
+
+
+def _count(**config: Any) -> int:
+    import torch
+
+    from elman_core.model import LadderConfig, LadderForCausalLM
+
     with torch.device("meta"):
-        model = LadderForCausalLM(config)
-    return sum(p.numel() for p in model.parameters())
+        model = LadderForCausalLM(LadderConfig(**config))
+    return sum(p.numel() for p in model.parameters())  # a tied weight is one parameter
 
 
-class _Counter:
-    """Counts by building one and two layers of a width: every layer is the same."""
+class _Target:
+    """Sizes of one variant near one number of parameters.
 
-    def __init__(self, found: Resolved) -> None:
-        self.found = found
+    The search counts one and two layers of a width, as if every further layer were like the second; what it finds is then built
+    whole and counted.
+    """
+
+    def __init__(self, found: Resolved, parameters: int, tied: bool) -> None:
+        self.found, self.parameters, self.tied = found, parameters, tied
         self.parts = functools.cache(self._parts)
 
+    def widths(self, depth: int, multiple: int) -> list[Size]:
+        sizes: dict[int, Size] = {}
+        step, low, high = multiple, 1, _WIDEST
+        while True:
+            allowed = self._allowed(step, low, high)
+            at = bisect.bisect_left(allowed, self.parameters, key=lambda width: self._estimate(width, depth))
+            for width in allowed[max(0, at - 1) : at + 1]:
+                sizes[width] = sizes.get(width) or self._size(width, depth)
+            if any(s.fits for s in sizes.values()) or step % 2 or step // 2 < min(FINEST, multiple):
+                return self._sorted(sizes.values(), f"no width of {self.found.name!r} at depth {depth}")
+            step //= 2
+            low, high = allowed[at - 1] if at else low, allowed[at] if at < len(allowed) else high
+
+    def depths(self, width: int) -> list[Size]:
+        one, layer = self.parts(width)
+        middle = max(1, (self.parameters - one) // layer + 1)
+        if middle >= _DEEPEST:
+            raise ConfigError(
+                f"{self.found.name!r} at width {width} needs over {_DEEPEST} layers for {self.parameters:,} parameters"
+            )
+        sizes = (self._size(width, depth) for depth in (middle, middle + 1))
+        return self._sorted(sizes, f"no depth of {self.found.name!r} at width {width}")
+
+    def grid(self, multiple: int) -> list[Size]:
+        sizes = []
+        for width in self._allowed(multiple):
+            one, layer = self.parts(width)
+            if one > (1 + TOLERANCE) * self.parameters:
+                break
+            depth = max(1, round((self.parameters - one) / layer) + 1)
+            estimate = one + (depth - 1) * layer
+            if depth <= _GRID_DEPTH and abs(estimate / self.parameters - 1) <= TOLERANCE:
+                sizes.append(self._size(width, depth))
+        if not sizes:
+            raise ConfigError(
+                f"no multiple of {multiple} as the width of {self.found.name!r} comes within 2 % of {self.parameters:,} "
+                f"parameters at a depth up to {_GRID_DEPTH}: give a depth, and finer widths are tried"
+            )
+        return sizes[::-1]
+
     def _parts(self, width: int) -> tuple[int, int]:
-        one, two = (count(self.found, width, depth) for depth in (1, 2))
+        """Parameters of one layer with all around it, and of a second layer."""
+        one, two = (count(self.found, width, depth, self.tied) for depth in (1, 2))
         return one, two - one
 
-    def __call__(self, width: int, depth: int) -> int:
+    def _estimate(self, width: int, depth: int) -> int:
         one, layer = self.parts(width)
         return one + (depth - 1) * layer
 
+    def _size(self, width: int, depth: int) -> Size:
+        exact = count(self.found, width, depth, self.tied)
+        return Size(width, depth, exact, (exact - self.parameters) / self.parameters)
 
-def solve_width(found: Resolved, target: int, depth: int) -> list[Size]:
-    """Candidates at this depth, the nearest first: the two multiples of 128 around the target, and finer ones if neither is
-    within 2 %.
+    def _allowed(self, step: int, low: int = 1, high: int = _WIDEST) -> list[int]:
+        """Every multiple of `step` from `low` to `high` that the variant allows as a width."""
+        return [width for width in range(-(-low // step) * step, high + 1, step) if self._allows(width)]
 
-    Raises:
-        ConfigError: no width that the variant allows comes near.
-    """
-    total = _Counter(found)
-    sizes: dict[int, Size] = {}
-    for align in (ALIGN, 64, 32, 16, 8):
-        for width in _around(found, total, target, depth, align):
-            parameters = total(width, depth)
-            sizes[width] = Size(width, depth, parameters, parameters / target - 1)
-        if any(abs(s.off) <= TOLERANCE for s in sizes.values()):
-            break
-    if not sizes:
-        raise ConfigError(f"no width of {found.name!r} at depth {depth} comes near {target:,} parameters")
-    best = sorted(sizes.values(), key=lambda s: abs(s.off))
-    for size in best[:1]:
-        exact = count(found, size.width, size.depth)
-        assert exact == size.parameters, f"counted {size.parameters}, built {exact}"
-    return best
-
-
-def solve_depth(found: Resolved, target: int, width: int) -> list[Size]:
-    """Candidates at this width, the nearest first: the two depths around the target.
-
-    Raises:
-        ConfigError: the variant cannot be built at this width.
-    """
-    one, layer = _Counter(found).parts(width)
-    below = max(1, (target - one) // layer + 1)
-    sizes = [Size(width, d, (p := one + (d - 1) * layer), p / target - 1) for d in (below, below + 1)]
-    return sorted(sizes, key=lambda s: abs(s.off))
-
-
-def _around(found: Resolved, total: Any, target: int, depth: int, align: int) -> Iterator[int]:
-    """The widths below and above the target among the multiples of `align` that the variant allows."""
-
-    def allowed(width: int) -> bool:
+    def _allows(self, width: int) -> bool:
         try:
-            found.variant.check(width, found.config)
+            self.found.variant.check(width, self.found.config)
         except ConfigError:
             return False
         return True
 
-    low, high = 0, align
-    while high <= _WIDEST and not (allowed(high) and total(high, depth) >= target):
-        low, high = high, 2 * high
-    while high - low > align:
-        middle = (low + high) // 2 // align * align
-        nearest = next((w for w in range(middle, high, align) if allowed(w)), high)
-        if nearest < high and total(nearest, depth) >= target:
-            high = nearest
-        elif nearest < high:
-            low = nearest
-        else:
-            high = middle
-    yield from (w for w in (low, high) if w and w <= _WIDEST and allowed(w))
+    def _sorted(self, sizes: Iterable[Size], nothing: str) -> list[Size]:
+        found = sorted(sizes, key=lambda size: abs(size.off))
+        if not found:
+            raise ConfigError(f"{nothing} comes near {self.parameters:,} parameters")
+        return found

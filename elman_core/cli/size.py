@@ -1,0 +1,87 @@
+"""`elman size`: how wide or deep a model with so many parameters is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ._text import dump, table
+from .inspect import Json, Sets, variant_options
+
+if TYPE_CHECKING:
+    from elman_core.experiments.size import Reference, Size
+
+SHOWN = 4  # candidates around a target; the list over all widths is shown whole
+
+
+def register(app: typer.Typer) -> None:
+    app.command("size")(size)
+
+
+def size(
+    name: Annotated[str, typer.Argument(help="NAME[:PRESET]")],
+    params: Annotated[str | None, typer.Option(help="Number of parameters: 100M, 1.3B, 480_000.")] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="As many parameters as NAME[:PRESET]@WIDTHxDEPTH, a run or a checkpoint; its depth too.",
+        ),
+    ] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Layers; the width is found.")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Width; the depth is found.")] = None,
+    multiple: Annotated[int, typer.Option(min=1, help="What the width should be a multiple of.")] = 128,
+    sets: Sets = None,
+    json: Json = False,
+) -> None:
+    """The width (or depth) of a model with so many parameters, counted exactly on the meta device.
+
+    With neither --depth nor --dim, every width that comes within 2 % at some depth. Where no multiple of 128 does, multiples of
+    64, 32, 16 and 8 are tried.
+    """
+    from elman_core.experiments.size import candidates, nothing_fits, parse_parameters, reference
+    from elman_core.registry import ConfigError, resolve
+
+    if depth is not None and dim is not None:
+        raise ConfigError("give --depth (the width is found) or --dim (the depth is found), not both")
+    if (params is None) == (like is None):
+        raise ConfigError("give one of --params 100M and --like MODEL: how many parameters")
+    options = variant_options(sets)
+    found = resolve(name, options)
+    target = parse_parameters(params) if params is not None else 0
+    if dim is not None:
+        found.variant.check(dim, found.config)
+    other = reference(like) if like is not None else None
+    if other is not None:
+        target = other.parameters
+        depth = other.depth if depth is None and dim is None else depth
+    sizes = candidates(name, options, target, depth=depth, width=dim, multiple=multiple)
+    if depth is not None or dim is not None:
+        sizes = sizes[:SHOWN]
+    if json:
+        found_sizes = [{**vars(s), "aligned": s.aligned, "fits": s.fits} for s in sizes]
+        facts = {"name": found.name, "options": found.options, "target": target}
+        print(dump({**facts, "like": vars(other) if other else None, "candidates": found_sizes}))
+        return
+    print(_heading(found.name, target, other))
+    print(table([_row(s) for s in sizes], ("width", "depth", "parameters", "off", "multiple of", "")))
+    if not sizes[0].fits:
+        print(nothing_fits(name, options, target, sizes, multiple))
+
+
+def _heading(name: str, target: int, other: Reference | None) -> str:
+    same = f", as many as {other.name}" if other is not None else ""
+    return f"{name}, {target:,} parameters{same}"
+
+
+def _row(size: Size) -> list[str]:
+    far = "" if size.fits else "more than 2 % off"
+    return [
+        str(size.width),
+        str(size.depth),
+        f"{size.parameters:,}",
+        f"{100 * size.off:+.2f} %",
+        str(size.aligned),
+        far,
+    ]
