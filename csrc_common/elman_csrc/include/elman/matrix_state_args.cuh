@@ -1,0 +1,135 @@
+// What a launch is given, what lies in shared memory, and which part of a problem a thread has.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "matrix_state_plan.cuh"
+
+namespace elman::matrix {
+
+struct Sizes {
+  int B, T, H;
+  int64_t units;  // B * H * PARTS
+};
+
+struct Inputs {
+  const void* k;            // [B,T,H,N], heads and elements contiguous, `_step` elements from one time step to the next
+  const void* q;
+  const void* line[4];      // [B,T,H,V]
+  const void* scalar[2];    // [B,T,H]; fp32 if given, else storage type
+  int64_t k_step, q_step, line_step[4], scalar_step[2];
+  const float* a_log;       // [H], for ScalarKind::mamba
+  const float* dt_bias;     // [H]
+  const unsigned char* mask;  // [B,T], 0 = hold the state; may be null
+};
+
+struct ForwardArgs {
+  Sizes n;
+  Inputs in;
+  const float* s0;          // state, may be null (zero)
+  float* s1;
+  int64_t state_line, state_row;  // strides of a state inside a head
+  void* o;                  // [B,T,H,V] contiguous
+  float* saved;             // [B,H,ceil(T/16),V,N], may be null
+};
+
+struct BackwardArgs {
+  Sizes n;
+  Inputs in;
+  const void* dy;           // [B,T,H,V] contiguous
+  const float* saved;
+  const float* ds1;         // may be null (zero)
+  float* ds0;               // may be null
+  int64_t state_line, state_row;
+  void* dk;                 // laid out as the inputs, own steps
+  void* dq;
+  void* dline[4];
+  void* dscalar[2];
+  int64_t dk_step, dq_step, dline_step[4], dscalar_step[2];
+  float* dhead;             // [PARTS,2,B,H]: sums over time of the gradients of A_log and dt_bias; mamba only
+  float* parts;             // [PARTS, B*T*H, 2N+2] if PARTS > 1: sums over lines that are not complete
+};
+
+template <class P>
+struct Staging {
+  alignas(16) typename P::Store k[kInterval][P::N];
+  alignas(16) typename P::Store q[kInterval][P::N];
+  alignas(16) typename P::Store line[P::NL][kInterval][P::CBP];
+};
+template <class P>
+struct Ready {
+  alignas(16) float before[P::NP];  // zero: what stands for q before step 0
+  alignas(16) float kq[kInterval][2 * P::NP];
+  alignas(16) float line[P::NL][kInterval][P::CB];
+  float scalar[P::NS][kInterval];
+  float hold[kInterval];
+  float rho[2][kInterval];
+  float raw[P::NS][kInterval];
+};
+template <class P>
+struct ForwardShared {
+  Ready<P> x;
+  Staging<P> raw;
+  alignas(16) float out[P::WPH][kInterval][P::tensor ? P::C + 4 : 36];
+};
+template <class P, bool tensor = P::tensor>
+struct Matrices {  // what the walk leaves for the sums over lines
+  using Hist = std::conditional_t<P::mma, bf16, float>;
+  alignas(16) Hist s[kInterval + 1][P::CBP][P::ROW];
+  alignas(16) Hist p[kInterval][P::CBP][P::ROW];
+};
+template <class P>
+struct Matrices<P, true> {
+  using Hist = float;
+};
+template <class P>
+struct BackwardShared : Matrices<P> {
+  using Hist = typename Matrices<P>::Hist;
+  alignas(16) Hist dr[P::tensor ? 1 : kInterval + 1][P::CBP];
+  alignas(16) Hist write[kInterval][P::CBP];
+  alignas(16) float retrieved[P::tensor && P::Cell::backward_uses_r ? kInterval : 1][P::CBP];
+  alignas(16) Hist zero[(P::tensor ? kInterval : 1) * P::CBP];  // tensor: read like dy
+  Ready<P> x;
+  alignas(16) float dy[kInterval][P::CB];
+  alignas(16) float dline[P::NL][kInterval][P::CB];
+  alignas(16) float dscalar[P::NS][kInterval][P::TL];
+  alignas(16) float dkq[P::tensor ? P::WPH : 1][kInterval][2 * P::NP];  // tensor: each warp's share
+  Staging<P> raw[2];
+  alignas(16) typename P::Store dy_raw[2][kInterval][P::CBP];
+  alignas(16) float saved[P::WPH][P::M][P::RV][32][P::VW];
+};
+
+template <class P>
+__device__ __forceinline__ void team_sync(int team) {
+  if constexpr (P::WPH == 1) __syncwarp();
+  else if constexpr (P::HB == 1) __syncthreads();
+  else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(P::TL) : "memory");
+}
+
+template <class S>
+__device__ __forceinline__ void clear(S* s, int i, int step) {
+  static_assert(sizeof(S) % 16 == 0);
+  for (int j = i; j < int(sizeof(S) / 16); j += step) reinterpret_cast<uint4*>(s)[j] = make_uint4(0, 0, 0, 0);
+}
+
+template <class P>
+struct Place {
+  int warp, lane, team, tw, tl, rg, cg, b, h, part, line0;
+  int64_t bh;
+  bool active;  // the team has work
+  __device__ __forceinline__ Place(const Sizes& n) {
+    warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / P::WPH, tw = warp % P::WPH;
+    tl = threadIdx.x - team * P::TL, rg = lane % P::L, cg = lane / P::L;
+    const int64_t unit = int64_t(blockIdx.x) * P::HB + team;
+    active = unit < n.units;
+    part = int(unit % P::PARTS), bh = unit / P::PARTS;
+    b = int(bh / n.H), h = int(bh % n.H);
+    line0 = part * P::CB;
+  }
+  __device__ __forceinline__ int column(int m) const { return tw * P::C + m * 8 + cg; }  // of the team
+  __device__ __forceinline__ int line(int m) const { return line0 + column(m); }
+  __device__ __forceinline__ bool mine(int m) const { return line(m) < P::V; }
+};
+
+}  // namespace elman::matrix

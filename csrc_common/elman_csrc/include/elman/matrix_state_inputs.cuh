@@ -1,0 +1,146 @@
+// Inputs of 16 steps: from global memory by cp.async, then to fp32 in shared memory with SiLU, the L2 norm and the maps of the scalars.
+#pragma once
+
+#include <cuda_pipeline.h>
+
+#include "matrix_state_args.cuh"
+
+namespace elman::matrix {
+
+// Rows of `COUNT` elements for 16 steps, global to shared; steps beyond T become zero. Asynchronous where the size allows it.
+template <int PIECE, int COUNT, int TL, class T>
+__device__ __forceinline__ void stage_rows(T* dst, int dst_step, const T* src, int64_t step, int t0, int T_, int count, int tl) {
+  constexpr int E = PIECE / int(sizeof(T)) > 0 ? PIECE / int(sizeof(T)) : 1, per = (COUNT + E - 1) / E;
+#pragma unroll
+  for (int it = 0; it < (kInterval * per + TL - 1) / TL; it++) {
+    const int i = it * TL + tl, s = i / per, e = (i % per) * E;
+    if ((kInterval * per) % TL && i >= kInterval * per) break;
+    if (e >= count) continue;
+    const bool in = t0 + s < T_;
+    const T* from = src + int64_t(in ? t0 + s : T_ - 1) * step + e;
+    if constexpr (PIECE >= 4) __pipeline_memcpy_async(dst + s * dst_step + e, from, PIECE, in ? 0 : PIECE);
+    else dst[s * dst_step + e] = in ? *from : from_float<T>(0.f);
+  }
+}
+
+// scalar_forward and scalar_backward (matrix_state_cell.h) with exp(A_log) at hand, and with the hardware's exp and log for 16-bit storage.
+template <class Math>
+__device__ __forceinline__ float soft(float z) {
+  if (std::is_same_v<Math, Exact>) return softplus(z);
+  const float y = __expf(-fabsf(z));
+  return fmaxf(z, 0.f) + (y < 0.03f ? y * (1.f - y * (0.5f - y * (1.f / 3))) : __logf(1.f + y));
+}
+template <class Math>
+__device__ __forceinline__ float logistic(float z) {
+  return std::is_same_v<Math, Exact> ? 1.f / (1.f + expf(-z)) : __fdividef(1.f, 1.f + __expf(-z));
+}
+template <class Math>
+__device__ __forceinline__ float scalar_map(ScalarKind kind, float x, float rate, float bias) {
+  if (kind == ScalarKind::given) return x;
+  if (kind == ScalarKind::sigmoid) return logistic<Math>(x);
+  const float y = -rate * soft<Math>(x + bias);
+  return std::is_same_v<Math, Exact> ? expf(y) : __expf(y);
+}
+template <class Math>
+__device__ __forceinline__ ScalarGrad<float> scalar_adjoint(ScalarKind kind, float dy, float y, float x, float rate, float bias) {
+  if (kind == ScalarKind::given) return {dy, 0.f};
+  if (kind == ScalarKind::sigmoid) return {dy * y * (1.f - y), 0.f};
+  const float g = -dy * y * rate;
+  return {g * logistic<Math>(x + bias), g * soft<Math>(x + bias)};
+}
+
+// Scalars and the mask of the next segment wait in a register until it starts: lanes 0-15 hold scalar 0, 16-31 scalar 1.
+template <class P>
+struct Scalars {
+  float x = 0, rate = 0, bias = 0;  // of mamba: exp(A_log), dt_bias
+  bool hold = false;
+  __device__ __forceinline__ Scalars(const Inputs& in, int h) {
+    if (P::mamba) rate = expf(in.a_log[h]), bias = in.dt_bias[h];
+  }
+  __device__ __forceinline__ void fetch(const Inputs& in, const Sizes& n, int b, int h, int t0, int tl) {
+    if (tl >= 32) return;
+    const int s = tl & 15, w = tl >> 4, t = min(t0 + s, n.T - 1);
+    if (w < P::NS) {
+      const void* from = w ? in.scalar[1] : in.scalar[0];
+      const int64_t i = (int64_t(b) * n.T + t) * (w ? in.scalar_step[1] : in.scalar_step[0]) + h;
+      const bool given = (w ? P::kind1 : P::kind0) == ScalarKind::given;
+      x = given ? static_cast<const float*>(from)[i] : to_float(static_cast<const typename P::Store*>(from)[i]);
+    }
+    hold = t0 + s >= n.T || (in.mask && in.mask[int64_t(b) * n.T + t] == 0);
+  }
+};
+
+template <class P>
+__device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Sizes& n, int b, int h, int line0, int t0, int tl) {
+  using S = typename P::Store;
+  const int64_t first = int64_t(b) * n.T;
+  stage_rows<P::piece_kq, P::N, P::TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::N, in.k_step, t0,
+                                       n.T, P::N, tl);
+  stage_rows<P::piece_kq, P::N, P::TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::N, in.q_step, t0,
+                                       n.T, P::N, tl);
+#pragma unroll
+  for (int l = 0; l < P::NL; l++)
+    stage_rows<P::piece_line, P::CB, P::TL>(&d.line[l][0][0], P::CBP,
+                                            static_cast<const S*>(in.line[l]) + first * in.line_step[l] + h * P::V + line0,
+                                            in.line_step[l], t0, n.T, P::V - line0, tl);
+}
+
+// Storage type to fp32, with SiLU, norm and scalar maps.
+template <class P>
+__device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
+  constexpr int E = P::N / 4;
+#pragma unroll
+  for (int it = 0; it < (2 * kInterval * 4 + P::TL - 1) / P::TL; it++) {
+    const int i = it * P::TL + tl, sub = i & 3, w = (i >> 2) & 1, s = i >> 3;
+    if ((2 * kInterval * 4) % P::TL && i >= 2 * kInterval * 4) break;
+    float f[E];
+    load<E>(f, (w ? raw.q[s] : raw.k[s]) + sub * E);
+    float sum = 0;
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+      if (P::Opt::silu) f[e] = silu(f[e], P::Math::sigmoid(f[e]));
+      sum = fmaf(f[e], f[e], sum);
+    }
+    if (P::Opt::l2) {
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const float rho = rsqrtf(sum + float(kNormEps));
+#pragma unroll
+      for (int e = 0; e < E; e++) f[e] *= rho;
+      if (sub == 0) x.rho[w][s] = rho;
+    }
+    if (P::tensor && (P::Opt::silu || P::Opt::l2)) {  // rounded to tf32, so that sums and updates see the same k
+#pragma unroll
+      for (int e = 0; e < E; e++) f[e] = f[e] == f[e] ? __uint_as_float((__float_as_uint(f[e]) + 0x1000u) & 0xffffe000u) : f[e];
+    }
+    float* to = x.kq[s] + w * P::NP + sub * E;
+    if constexpr (P::NP % E == 0) store<E>(to, f);
+    else {
+#pragma unroll
+      for (int e = 0; e < E; e++) to[e] = f[e];
+    }
+  }
+#pragma unroll
+  for (int l = 0; l < P::NL; l++)
+#pragma unroll
+    for (int it = 0; it < (kInterval * P::CB / P::EV + P::TL - 1) / P::TL; it++) {
+      const int i = it * P::TL + tl, s = i / (P::CB / P::EV), e0 = i % (P::CB / P::EV) * P::EV;
+      if ((kInterval * P::CB / P::EV) % P::TL && i >= kInterval * P::CB / P::EV) break;
+      float f[P::EV];
+      load<P::EV>(f, &raw.line[l][s][e0]);
+      if (P::Opt::silu && l == 0) {
+#pragma unroll
+        for (int e = 0; e < P::EV; e++) f[e] = silu(f[e], P::Math::sigmoid(f[e]));
+      }
+      store<P::EV>(&x.line[l][s][e0], f);
+    }
+  if (tl < 16 * P::NS) {
+    const int w = tl >> 4, s = tl & 15;
+    const ScalarKind kind = w ? P::kind1 : P::kind0;
+    x.raw[w][s] = sc.x;
+    x.scalar[w][s] = scalar_map<typename P::Math>(kind, sc.x, sc.rate, sc.bias);
+  }
+  if (tl < 16) x.hold[tl] = sc.hold ? 1.f : 0.f;
+}
+
+}  // namespace elman::matrix
