@@ -16,12 +16,11 @@ def test_the_choice_of_a_kernel_is_a_constant_of_a_compiled_graph(monkeypatch):
     [kernel] = [k for k in matrix_state._kernels.values() if k.name == "e88"]
     monkeypatch.setenv("ELMAN_KERNELS", "off")
     monkeypatch.setattr(kernel, "chosen", {})
-    maps = str(matrix_state.Maps())
+    maps, plan = str(matrix_state.Maps()), matrix_state.matrix_plan.DEFAULT
 
     def choose(x: Tensor) -> Tensor:
-        return x + (
-            2 if matrix_state._choose("e88", 0, int(x.shape[0]), int(x.shape[1]), x.dtype, False, True, maps) else 1
-        )
+        sizes = int(x.shape[0]), int(x.shape[1])
+        return x + (2 if matrix_state._choose("e88", 0, *sizes, x.dtype, False, True, maps, plan) else 1)
 
     x = torch.zeros(16, 8)
     assert torch.equal(torch.compile(choose, fullgraph=True, backend="aot_eager")(x), x + 1)

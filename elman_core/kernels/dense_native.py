@@ -13,6 +13,8 @@ from torch import Tensor
 
 from elman_core.registry.errors import KernelError
 
+from .native import open_module
+
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 _MOST_EXTRAS = 4
 _ALIGNMENT = 16  # bytes: the widest load of a kernel
@@ -56,14 +58,9 @@ def open_library(path: Path) -> Any:
     """The compiled module, its functions typed.
 
     Raises:
-        KernelError: it does not load, or was made from other sources than this file knows.
+        KernelError: as `native.open_module`.
     """
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise KernelError(f"kernel {path.name} does not load: {error}; delete {path} to build it again") from error
-    if library.elman_dense_call_bytes() != ctypes.sizeof(Call):
-        raise KernelError(f"kernel {path.name} was made from other sources than this elman-core: update elman-csrc")
+    library = open_module(path, "dense", Call)
     for name in _FUNCTIONS:
         if (function := getattr(library, f"elman_dense_{name}", None)) is not None:
             function.restype = ctypes.c_char_p

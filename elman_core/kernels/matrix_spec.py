@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .matrix_state import Maps
+from elman_core.registry.errors import KernelError
+
+from . import matrix_build, matrix_native, matrix_op, matrix_plan, matrix_run, matrix_torch
+from .build import Extension
+from .matrix_build import Maps, Size
 from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask, state_dtype
 
 if TYPE_CHECKING:
-    from .matrix_state import MatrixKernel, _Build
+    from .matrix_state import MatrixKernel
 
-_HOST_DTYPES = (torch.float64, torch.float32)
-_CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PLAIN, _FUSED = str(Maps()), str(Maps(True, True, "mamba", "given"))
+_USUAL_ROWS = (16, 24, 32)
 _GATED = str(Maps(True, True, "mamba", "sigmoid"))
 
 
@@ -39,7 +43,7 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
         args, named = arguments(inputs, options)
         run: Callable[..., tuple[Tensor, Tensor]] = kernel.fused if "qkv" in inputs else kernel
-        o, state = run(*args, backend=backend, **named)
+        o, state = run(*args, backend=backend, plan=options.get("plan"), **named)
         return {"o": o, "S": state}
 
     def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
@@ -54,7 +58,7 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
             found = inputs["q"]
             assert found is not None
             rows = found.shape[3]
-        return kernel.op, (*tensors, rows, linear, maps, True, backend)
+        return kernel.op, (*tensors, rows, linear, maps, matrix_plan.chosen(options.get("plan")), True, backend)
 
     def visible(inputs: Inputs) -> Outputs:
         mask = inputs["mask"]
@@ -63,7 +67,8 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
     def cases(target: Target, grid: Grid) -> list[Case]:
         return list(_host_cases(grid) if target == "host" else _cuda_cases(grid))
 
-    sources = (inspect.getsourcefile(inspect.unwrap(f)) for f in (kernel.reference, kernel.fused_reference))
+    reference = inspect.getsourcefile(inspect.unwrap(kernel.reference))
+    mine = (matrix_build, matrix_native, matrix_op, matrix_plan, matrix_run, matrix_torch)
     return KernelSpec(
         name=kernel.name,
         cases=cases,
@@ -73,12 +78,49 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
         extension=kernel.extension,
         op=op,
         targets=kernel.targets(),
+        needs=lambda target, cases: _needs(kernel, target, cases),
+        builds=lambda target, _arch, rows, dtypes: _builds(kernel, target, rows, dtypes),
         visible=visible,
-        python=(*dict.fromkeys(Path(s) for s in sources if s), Path(__file__).with_name("matrix_state.py")),
+        python=(
+            *((Path(reference),) if reference else ()),
+            Path(__file__).with_name("matrix_state.py"),
+            *(Path(module.__file__) for module in mine if module.__file__),
+        ),
     )
 
 
-def first_use_case(size: _Build) -> Case:
+def _needs(kernel: MatrixKernel, target: Target, cases: Sequence[Case]) -> list[Extension]:
+    """A module for each size, dtype and form among the cases."""
+    found = []
+    for each in cases:
+        size = Size(
+            each.sizes["N"], each.sizes["V"], each.dtype, each.options.get("linear_state", False),
+            each.options.get("write", False), each.options.get("maps", _PLAIN), matrix_plan.chosen(each.options.get("plan")),
+        )  # fmt: skip
+        with contextlib.suppress(KernelError):  # the case itself reports what is not supported
+            matrix_build.check(kernel.name, target, size)
+            found.append(kernel.extension_for(target, size))
+    return found
+
+
+def _builds(
+    kernel: MatrixKernel, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]
+) -> list[Extension]:
+    """The form that a model runs by default, V = N, for each N (`rows`) and dtype.
+
+    Raises:
+        KernelError: an N or dtype that is not supported; names what is.
+    """
+    found = []
+    for count in rows or _USUAL_ROWS:
+        for dtype in dtypes or ((torch.float32,) if target == "host" else (torch.bfloat16,)):
+            size = Size(count, count, dtype, False, False, _FUSED, matrix_plan.chosen())
+            matrix_build.check(kernel.name, target, size)
+            found.append(kernel.extension_for(target, size))
+    return found
+
+
+def first_use_case(size: Size) -> Case:
     """By which a size is verified when it is first trained."""
     plain = size.maps == _PLAIN or (size.write and size.maps == _PLAIN)
     return case(
@@ -87,6 +129,7 @@ def first_use_case(size: _Build) -> Case:
         linear=size.linear,
         write=size.write,
         maps=None if plain else size.maps,
+        plan=size.plan,
     )
 
 
@@ -97,14 +140,17 @@ def case(
     linear: bool = False,
     write: bool = False,
     maps: str | None = None,
+    plan: str = matrix_plan.DEFAULT,
     **special: Any,
 ) -> Case:
-    """One problem. maps: as the string of `Maps`, for the fused form."""
+    """One problem. maps: as the string of `Maps`, for the fused form. plan: of `matrix_plan.PLANS`."""
     options: dict[str, Any] = {}
     if linear:
         options["linear_state"] = True
     if write:
         options["write"] = True
+    if plan != matrix_plan.DEFAULT:
+        options["plan"] = plan
     if maps is not None:
         options["maps"], options["n_state"] = maps, sizes[3]
     return Case(dict(zip("BTHNV", sizes, strict=True)), dtype, options=options, **special)
@@ -144,7 +190,7 @@ def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _host_cases(grid: Grid) -> Iterator[Case]:
-    for dtype in _HOST_DTYPES:
+    for dtype in matrix_build.HOST_DTYPES:
         yield case((2, 1, 1, 4, 4), dtype)
         yield case((2, 5, 2, 4, 3), dtype, write=True, masked=True)
         yield case((2, 19, 3, 8, 8), dtype)
@@ -162,7 +208,7 @@ def _host_cases(grid: Grid) -> Iterator[Case]:
 
 
 def _cuda_cases(grid: Grid) -> Iterator[Case]:
-    for dtype in _CUDA_DTYPES:
+    for dtype in matrix_build.CUDA_DTYPES:
         yield case((2, 33, 3, 16, 16), dtype)
         yield case((3, 1, 2, 16, 16), dtype)
         yield case((2, 50, 5, 32, 32), dtype, masked=True)
@@ -174,7 +220,7 @@ def _cuda_cases(grid: Grid) -> Iterator[Case]:
     yield case((2, 33, 2, 20, 7), torch.bfloat16, masked=True)
     yield case((4, 512, 8, 32, 32), torch.bfloat16)
     if grid == "full":
-        for dtype in _CUDA_DTYPES:
+        for dtype in matrix_build.CUDA_DTYPES:
             for rows in (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128):
                 yield case((2, 33, 3, rows, rows), dtype)
                 yield case((1, 1, 2, rows, rows), dtype)

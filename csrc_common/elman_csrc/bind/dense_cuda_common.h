@@ -4,11 +4,9 @@
 // dense_call.h: a shape is compiled at its first use, and a Python binding would be three quarters of that time.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <elman/dense_args.h>
 #include <elman/dense_call.h>
-#include <elman/dtype.h>
+#include <elman/stored.cuh>
 
 #include <cstdint>
 #include <cstdio>
@@ -25,22 +23,8 @@ namespace {
 using Cell = ELMAN_CELL;
 constexpr int d = ELMAN_WIDTH;
 static_assert(Cell::extras <= 4, "DenseCall holds four");
-
-template <elman::Dtype>
-struct Stored;
-template <>
-struct Stored<elman::Dtype::f32> {
-  using type = float;
-};
-template <>
-struct Stored<elman::Dtype::bf16> {
-  using type = __nv_bfloat16;
-};
-template <>
-struct Stored<elman::Dtype::f16> {
-  using type = __half;
-};
-using Elem = Stored<static_cast<elman::Dtype>(ELMAN_DTYPE)>::type;
+using elman::at;
+using Elem = elman::Stored<ELMAN_DTYPE>;
 using Args = elman::DenseArgs<Elem, Cell::extras>;
 
 // The first thing that goes wrong in a call, in words.
@@ -59,10 +43,6 @@ struct Outcome {
   }
 };
 
-template <class T>
-T* at(std::uint64_t address) {
-  return reinterpret_cast<T*>(address);
-}
 elman::StridedView<Elem> view(const DenseView& v) {
   return {at<const Elem>(v.address), static_cast<std::ptrdiff_t>(v.t), static_cast<std::ptrdiff_t>(v.b)};
 }

@@ -11,10 +11,7 @@ namespace {
 using Cell = ELMAN_CELL;
 static_assert(Cell::extras <= 4, "DenseCall holds four");
 
-template <class T>
-T* at(std::uint64_t address) {
-  return reinterpret_cast<T*>(address);
-}
+using elman::at;
 template <class T>
 elman::View<T> view(const DenseView& v) {
   return {at<T>(v.address), v.t, v.b};

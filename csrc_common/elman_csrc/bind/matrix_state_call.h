@@ -1,8 +1,9 @@
-// The C interface of the matrix-state modules, called by elman_core/kernels/matrix_state.py through ctypes. Compiled with
+// The C interface of the matrix-state modules, called by elman_core/kernels/matrix_native.py through ctypes. Compiled with
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=elman::e88::Cell (a template of two bools:)  -DELMAN_LINEAR=0|1  -DELMAN_WRITE=0|1
 //   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_ROWS=N  -DELMAN_LINES=V
 //   -DELMAN_SILU=0|1  -DELMAN_L2=0|1  -DELMAN_KIND0, -DELMAN_KIND1 = 0 given, 1 sigmoid, 2 mamba (what the scalars are)
 //
+// elman_matrix_call_bytes(): sizeof(MatrixCall), whether both sides mean the same structure.
 // elman_matrix_info(int64_t out[4]): parts of a head (see `parts` below), bytes of shared memory of a forward and of a backward
 //     block, bytes by which the rows of k, q and of the lines must be aligned.
 // elman_matrix_forward(const MatrixCall*), elman_matrix_backward(const MatrixCall*): null, or what went wrong.
@@ -18,14 +19,13 @@
 
 #include <cstdint>
 
+#include <elman/call.h>
 #include <elman/dtype.h>
 #include <elman/matrix_state_cell.h>
 
 #include ELMAN_CELL_HEADER
 
-#define ELMAN_EXPORT extern "C" __attribute__((visibility("default")))
-
-// The same as the ctypes.Structure in matrix_state.py.
+// The same as the ctypes.Structure in matrix_native.py.
 struct MatrixCall {
   std::int64_t batch, steps, heads;
   std::uint64_t k, q, line[4], scalar[2];
@@ -39,8 +39,6 @@ struct MatrixCall {
 };
 
 using Cell = ELMAN_CELL<ELMAN_LINEAR != 0, ELMAN_WRITE != 0>;
+using elman::at;
 
-template <class T>
-T* at(std::uint64_t address) {
-  return reinterpret_cast<T*>(address);
-}
+ELMAN_EXPORT int elman_matrix_call_bytes() { return sizeof(MatrixCall); }

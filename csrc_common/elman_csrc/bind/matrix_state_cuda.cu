@@ -2,32 +2,18 @@
 #include "matrix_state_call.h"
 
 #include <elman/matrix_state.cuh>
+#include <elman/stored.cuh>
 
 namespace {
 
 namespace matrix = elman::matrix;
-
-template <elman::Dtype>
-struct Stored;
-template <>
-struct Stored<elman::Dtype::f32> {
-  using type = float;
-};
-template <>
-struct Stored<elman::Dtype::bf16> {
-  using type = __nv_bfloat16;
-};
-template <>
-struct Stored<elman::Dtype::f16> {
-  using type = __half;
-};
 
 struct Options {
   static constexpr bool silu = ELMAN_SILU, l2 = ELMAN_L2;
   static constexpr elman::ScalarKind kind0 = static_cast<elman::ScalarKind>(ELMAN_KIND0),
                                      kind1 = static_cast<elman::ScalarKind>(ELMAN_KIND1);
 };
-using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, Stored<static_cast<elman::Dtype>(ELMAN_DTYPE)>::type, Cell, Options>;
+using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options>;
 
 matrix::Sizes sizes(const MatrixCall& c) {
   return {static_cast<int>(c.batch), static_cast<int>(c.steps), static_cast<int>(c.heads), 0};

@@ -2,7 +2,8 @@ import pytest
 import torch
 from elman_e88.op import e88_fused, matrix
 
-from elman_core.kernels import KernelError, matrix_state
+from elman_core.kernels import KernelError, matrix_run
+from elman_core.kernels.matrix_build import Size
 from elman_core.kernels.matrix_spec import case, make_inputs
 from elman_core.testing import KernelContract
 
@@ -18,7 +19,7 @@ def test_unsupported_sizes_raise_before_anything_is_compiled_and_name_what_there
     size: tuple[int, int, torch.dtype],
 ) -> None:
     with pytest.raises(KernelError, match="multiples of 4 from 4 to 128"):
-        matrix.load("cuda", matrix_state._Build(*size, False, False, "0000"))
+        matrix.load("cuda", Size(*size, False, False, "0000"))
 
 
 def test_the_fused_form_refuses_columns_that_its_heads_do_not_fill() -> None:
@@ -45,7 +46,7 @@ def test_a_workspace_in_slices_gives_the_same_gradients(columns: int, monkeypatc
         return torch.autograd.grad([o, state], list(inputs.values()), [torch.ones_like(o), torch.ones_like(state)])
 
     whole = gradients()
-    monkeypatch.setattr(matrix_state, "WORKSPACE", 1)
+    monkeypatch.setattr(matrix_run, "WORKSPACE", 1)
     assert all(torch.equal(a, b) for a, b in zip(whole, gradients(), strict=True))
 
 
@@ -65,3 +66,18 @@ def test_a_sequence_in_pieces_equals_the_whole_on_the_gpu() -> None:
             pieces.append(piece)
     torch.testing.assert_close(torch.cat(pieces, 1), o)
     torch.testing.assert_close(state, last)
+
+
+def test_build_makes_a_module_for_each_size_and_verify_knows_what_its_cases_compile() -> None:
+    builds = matrix.spec().builds
+    assert builds is not None
+    made = builds("cuda", "sm_90", (16, 48), (torch.bfloat16, torch.float16))
+    assert {e.name.rsplit("_", 1)[0] for e in made} == {
+        f"e88_matrix_cuda_{dtype}_{size}" for dtype in ("bfloat16", "float16") for size in ("16x16", "48x48")
+    }
+    with pytest.raises(KernelError, match="multiples of 4"):
+        builds("cuda", "sm_90", (18,), ())
+    cases = matrix.spec().cases("cuda", "quick")
+    needed = matrix.spec().needs("cuda", [*cases, case((1, 2, 1, 6, 6), torch.bfloat16)])
+    assert len(needed) == len(cases)
+    assert len({e.name for e in needed}) < len(cases)  # several cases share a module

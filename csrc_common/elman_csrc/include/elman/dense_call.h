@@ -1,5 +1,5 @@
 // The C interface of the dense modules, host and CUDA: what one call is given. elman_core/kernels/dense_native.py has the same structure
-// in ctypes. Tensors cross as addresses: no torch headers, no Python headers, and a module serves every version of both.
+// in ctypes.
 //
 //   elman_dense_call_bytes() -> sizeof(DenseCall)            whether both sides mean the same structure
 //   elman_dense_forward(call), elman_dense_backward(call)    null, or what went wrong, in a buffer that the next call overwrites
@@ -16,7 +16,7 @@
 
 #include <cstdint>
 
-#define ELMAN_EXPORT extern "C" __attribute__((visibility("default")))
+#include "call.h"
 
 struct DenseView {
   std::uint64_t address;
