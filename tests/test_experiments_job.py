@@ -92,11 +92,12 @@ def test_each_attempt_has_its_own_log(tmp_path):
     assert one.attempt_log(2).name == "e-lr0.001-s1.2.log"
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [(0, "ok"), (1, "crashed"), (2, "crashed"), (3, "oom"), (4, "diverged"), (5, "crashed"), (6, "timeout"),
-     (130, "incomplete"), (143, "killed"), (137, "killed"), (-9, "killed"), (-11, "crashed"), (139, "crashed"), (129, "killed"), (None, "lost")],
-)  # fmt: skip
+CODES = {0: "ok", 1: "crashed", 2: "crashed", 3: "oom", 4: "diverged", 5: "crashed", 6: "timeout", None: "lost"}
+SIGNALS = {130: "incomplete", -2: "incomplete", 143: "killed", 137: "killed", -9: "killed", 129: "killed"}
+FAULTS = {-11: "crashed", 139: "crashed", 134: "crashed"}
+
+
+@pytest.mark.parametrize(("code", "status"), [*CODES.items(), *SIGNALS.items(), *FAULTS.items()])
 def test_exit_codes_mean_what_the_commands_say(code, status):
     assert status_of(code) == status
     assert (status in UNFINISHED) == (status in ("incomplete", "killed", "lost"))

@@ -38,6 +38,8 @@ ONLY = {
     "subprocess": (
         "elman_core/kernels/build.py",  # compilers
         "elman_core/training/run.py",  # the commit of the code, for the manifest
+        "elman_core/experiments/local.py",  # jobs
+        "elman_core/experiments/child.py",  # the command of a job
         "elman_core/cli/",  # a plugin's own tests, for `elman check`
         "elman_core/testing/",  # another process that loads a checkpoint
     ),

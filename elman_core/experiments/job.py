@@ -109,6 +109,8 @@ class Attempt:
     exit_code: int | None = None
     cause: str = ""
     log: str = ""
+    strangers: list[str] = field(default_factory=list)
+    """Who else was seen on its GPUs: "pid 4711 (python)"."""
 
 
 @dataclass
@@ -157,8 +159,8 @@ class Executor(Protocol):
     def poll(self, handle: Any) -> Ending | None:
         """How the attempt ended, or None while it runs."""
 
-    def contended(self, handle: Any) -> bool:
-        """Whether a stranger was seen on the job's GPU since it began."""
+    def contended(self, handle: Any) -> list[str]:
+        """The strangers on the GPUs of the attempt now, in words; empty if it has them to itself."""
 
     def stop(self, handle: Any, now: bool = False) -> None:
         """Ask the attempt to save and end (SIGTERM); with `now`, end it (SIGKILL). `poll` then says so."""

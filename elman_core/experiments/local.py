@@ -1,0 +1,205 @@
+"""Jobs as processes of this machine. They outlive the scheduler: a later one finds them by their locks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from elman_core.training.storage import storage_errors
+
+from .gpus import GpuLostError, Monitor
+from .job import Attempt, Ending, Job, Slot
+from .locks import is_locked, lock_soon
+from .slots import CpuSlots, GpuSlots
+
+CHILD = (sys.executable, "-m", "elman_core.experiments.child")
+
+
+@dataclass
+class Running:
+    """An attempt under way: its group of processes, or what is known of one that an earlier scheduler began."""
+
+    job: Job
+    attempt: Attempt
+    slot: Slot
+    lock: Path
+    exit_file: Path
+    process: subprocess.Popen[bytes] | None = None
+    killed: bool = False
+    fault: str = ""
+
+
+class LocalExecutor:
+    """`Executor` for this machine.
+
+    Args:
+        slots: the places. monitor: the driver of their GPUs, or None where there are none.
+    """
+
+    def __init__(self, slots: GpuSlots | CpuSlots, monitor: Monitor | None = None) -> None:
+        self.slots, self.monitor = slots, monitor
+
+    @property
+    def why(self) -> str:
+        """What the places that could not be taken wait for."""
+        return "; ".join(self.slots.why.values())
+
+    def slot(self, job: Job) -> Slot | None:
+        return self.slots.take(job.gpus, f"{job.id} of {job.state.parent.parent.absolute()}")
+
+    def start(self, job: Job, slot: Slot, command: tuple[str, ...], attempt: Attempt, number: int) -> Running:
+        running = self._running(job, attempt, slot, number)
+        log = job.attempt_log(number)
+        with storage_errors(f"cannot write {log}"):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            job.state.parent.mkdir(parents=True, exist_ok=True)
+            output = log.open("ab")
+        lock = lock_soon(running.lock)
+        held = [lock, *self.slots.locks(slot)]
+        fds = [held_lock.fd for held_lock in held]
+        try:
+            running.process = subprocess.Popen(
+                [*CHILD, str(running.exit_file), ",".join(map(str, fds)), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **slot.env, **job.env},
+                pass_fds=fds,
+                start_new_session=True,
+            )
+            lock.write(f"{running.process.pid}\n")
+        finally:
+            output.close()
+            lock.close()  # the child has it now
+        attempt.host, attempt.slot = platform.node(), slot.name
+        attempt.gpu_uuid = ",".join(slot.gpus) or None
+        attempt.pid, attempt.pid_started = running.process.pid, started_at(running.process.pid)
+        attempt.log = str(log)
+        return running
+
+    def adopt(self, job: Job, attempt: Attempt, number: int) -> tuple[Running, Slot] | None:
+        gpus = tuple(attempt.gpu_uuid.split(",")) if attempt.gpu_uuid else ()
+        slot = Slot(attempt.slot, attempt.host, gpus)
+        running = self._running(job, attempt, slot, number)
+        if not is_locked(running.lock) and not running.exit_file.exists():
+            return None
+        if attempt.pid is None:  # the scheduler was killed between starting it and writing it down
+            with contextlib.suppress(OSError, ValueError):
+                attempt.pid = int(running.lock.read_text(encoding="utf-8"))
+                attempt.pid_started = started_at(attempt.pid)
+            attempt.log = str(job.attempt_log(number))
+        if isinstance(self.slots, CpuSlots):
+            self.slots.occupy(slot.name)
+        return running, slot
+
+    def poll(self, handle: Running) -> Ending | None:
+        if handle.process is not None:
+            handle.process.poll()  # reaps it
+        if (code := _exit_code(handle.exit_file)) is None:
+            if is_locked(handle.lock):
+                return None
+            code = _exit_code(handle.exit_file)  # written before the lock was let go
+            if code is None and handle.process is not None:
+                code = handle.process.wait()
+                code = 128 - code if code < 0 else code
+            elif code is None and handle.killed:
+                code = 128 + signal.SIGKILL
+        return Ending(code, cause=self._fault(handle) if code != 0 else "")
+
+    def contended(self, handle: Running) -> list[str]:
+        if self.monitor is None or not handle.slot.gpus:
+            return []
+        found: list[str] = []
+        own = self._own(handle)
+        for uuid in handle.slot.gpus:
+            try:
+                found += self.monitor.strangers(self.monitor.look(uuid), own)
+            except GpuLostError as error:
+                handle.fault = str(error)
+        return found
+
+    def stop(self, handle: Running, now: bool = False) -> None:
+        handle.killed = handle.killed or now
+        if handle.process is not None and handle.process.poll() is not None and not is_locked(handle.lock):
+            return
+        if handle.attempt.host == platform.node():  # over a shared disk it can only be waited for
+            kill_group(handle.attempt.pid, handle.attempt.pid_started, signal.SIGKILL if now else signal.SIGTERM)
+
+    def release(self, slot: Slot) -> None:
+        self.slots.give(slot)
+
+    def close(self) -> None:
+        self.slots.close()
+
+    def _running(self, job: Job, attempt: Attempt, slot: Slot, number: int) -> Running:
+        log = job.attempt_log(number)
+        return Running(job, attempt, slot, job_lock(job), log.with_suffix(".exit"))
+
+    def _fault(self, handle: Running) -> str:
+        """ "gpu lost" and the like, if the hardware failed; that GPU is not used again."""
+        if self.monitor is None or not isinstance(self.slots, GpuSlots):
+            return ""
+        for uuid in handle.slot.gpus:
+            if fault := handle.fault or self.monitor.faults(uuid):
+                self.slots.retire(uuid)
+                return f"gpu lost: {fault}"
+        return ""
+
+    def _own(self, handle: Running) -> set[int]:
+        """Processes of the attempt's session, and their descendants that left it."""
+        pid = handle.attempt.pid
+        if pid is None:
+            return set()
+        own = {pid}
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError):
+                if os.getsid(process.pid) == pid:
+                    own.add(process.pid)
+        with contextlib.suppress(psutil.Error):
+            own |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+        return own
+
+
+def job_lock(job: Job) -> Path:
+    """The lock that the processes of a job hold while any of them lives."""
+    return job.state.with_suffix(".lock")
+
+
+def started_at(pid: int) -> float | None:
+    """When a process began, in seconds since the epoch; None if it is gone."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
+
+
+def kill_group(pid: int | None, pid_started: float | None, signum: int) -> bool:
+    """Send a signal to a job's group of processes, unless its number has passed to another process. Returns whether it did."""
+    if pid is None:
+        return False
+    began = started_at(pid)
+    if began is not None and pid_started is not None and abs(began - pid_started) > 1:
+        return False
+    try:
+        os.killpg(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _exit_code(path: Path) -> int | None:
+    try:
+        tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return int(tree["exit_code"])

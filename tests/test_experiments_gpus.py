@@ -1,0 +1,304 @@
+"""Which GPUs are taken: what the user allows, what the driver shows free, and never one that another scheduler has."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from fake_gpus import FakeMonitor
+
+from elman_core.experiments import nvml
+from elman_core.experiments.gpus import Gpu, GpuLostError, Look, busy, choose
+from elman_core.experiments.locks import Lock, is_locked, lock_soon
+from elman_core.experiments.slots import CpuSlots, GpuSlots, cores, survey
+from elman_core.registry import ConfigError
+
+GPUS = [Gpu(i, f"GPU-{i}{'abcdefgh'[i]}00-11", "H", 2**36) for i in range(8)]
+
+
+def indices(**arguments) -> list[int]:
+    return [gpu.index for gpu in choose(GPUS, **arguments)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"gpus": "none"}, []),
+        ({"gpus": "0,2-5"}, [0, 2, 3, 4, 5]),
+        ({"gpus": "0,2-5", "avoid": "3,5"}, [0, 2, 4]),
+        ({"gpus": "GPU-3d"}, [3]),
+        ({"gpus": "7,7,GPU-7h00"}, [7]),
+        ({"visible": ""}, []),
+        ({"visible": "2,0"}, [2, 0]),
+        ({"visible": "GPU-1b00-11,4"}, [1, 4]),
+        ({"visible": "1,-1,3"}, [1]),  # as CUDA reads it: what follows is not seen
+        ({"visible": "1,99,3"}, [1]),
+        ({"visible": "1-3"}, []),
+        ({"visible": "4,5,6", "avoid": "0,5"}, [4, 6]),
+        ({"visible": "4,5,6", "gpus": "6"}, [6]),
+    ],
+)
+def test_the_users_wishes_are_honoured(arguments, expected):
+    assert indices(**arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"gpus": "8"}, "--gpus 8: there is no GPU 8. GPUs here: 0 H, 1 H"),
+        ({"gpus": "5-2"}, "there is no GPU 5-2"),
+        ({"gpus": "all"}, "takes auto, none, numbers such as 0,2-5"),
+        ({"gpus": "GPU-"}, "takes auto"),
+        ({"avoid": "9"}, "--avoid 9: there is no GPU 9"),
+        ({"visible": "4,5", "gpus": "0"}, "--gpus names GPU 0, which CUDA_VISIBLE_DEVICES=4,5 hides"),
+        ({"visible": "MIG-abc"}, "are not scheduled"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_an_error(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        indices(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("look", "strangers", "words"),
+    [
+        (Look(3 * 2**20, 0, frozenset()), [], ""),
+        (Look(3 * 2**20, None, frozenset()), [], ""),
+        (Look(3 * 2**30, 0, frozenset()), [], "3.0 GiB in use"),
+        (Look(0, 40, frozenset()), [], "40 % busy"),
+        (Look(0, 0, frozenset({7})), ["pid 7 (x)"], "used by pid 7"),
+    ],
+)
+def test_memory_utilisation_and_processes_each_make_a_gpu_busy(look, strangers, words):
+    assert busy(look, strangers).startswith(words)
+    assert bool(busy(look, strangers)) == bool(words)
+
+
+def gpu_slots(tmp_path, count=2):
+    monitor = FakeMonitor.make(tmp_path / "gpus", count)
+    return monitor, GpuSlots(monitor.gpus(), monitor, tmp_path / "locks")
+
+
+def test_each_gpu_is_taken_once_whoever_asks(tmp_path):
+    monitor, one = gpu_slots(tmp_path)
+    two = GpuSlots(monitor.gpus(), monitor, tmp_path / "locks")
+    first, second = one.take(1, "a of one"), two.take(1, "b of two")
+    assert (first.name, second.name) == ("gpu 0", "gpu 1")
+    assert first.env["CUDA_VISIBLE_DEVICES"] == first.gpus[0] == "GPU-0000"
+    assert one.take(1, "c") is None
+    assert one.why == {"GPU-0001": f"gpu 1: taken by b of two (pid {os.getpid()})"}
+    two.give(second)
+    assert one.take(1, "c").name == "gpu 1"
+
+
+def test_a_busy_gpu_is_passed_over_and_its_lock_left(tmp_path):
+    monitor, slots = gpu_slots(tmp_path)
+    monitor.plant(0, pids=[4711])
+    assert slots.take(1, "a").name == "gpu 1"
+    assert slots.why["GPU-0000"] == "gpu 0: used by pid 4711"
+    assert not is_locked(tmp_path / "locks" / "GPU-0000.lock")
+    monitor.plant(0, lost=True)
+    assert slots.take(1, "a") is None
+    assert "is lost" in slots.why["GPU-0000"]
+    assert [row["state"] for row in survey(monitor.gpus(), monitor, tmp_path / "locks")] == [
+        "GPU GPU-0000 is lost",
+        f"taken by a (pid {os.getpid()})",
+    ]
+
+
+def test_a_job_of_two_gpus_gets_both_or_none(tmp_path):
+    monitor, slots = gpu_slots(tmp_path, 3)
+    monitor.plant(1, memory=2**33)
+    slot = slots.take(2, "a")
+    assert slot.env["CUDA_VISIBLE_DEVICES"] == "GPU-0000,GPU-0002"
+    slots.give(slot)
+    monitor.plant(2, utilisation=99)
+    assert slots.take(2, "a") is None
+    assert slots.take(1, "a").name == "gpu 0", "the one that it could have had is free again"
+    with pytest.raises(ConfigError, match="a job that needs 4 GPUs can never start: 3 may be used"):
+        slots.take(4, "a")
+
+
+def test_cpu_slots_divide_the_threads(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    slots = CpuSlots(2)
+    first = slots.take(1, "a")
+    assert first.env["OMP_NUM_THREADS"] == str(max(1, cores() // 2))
+    assert first.env["CUDA_VISIBLE_DEVICES"] == ""
+    assert slots.take(1, "b").name == "cpu 1"
+    assert slots.take(1, "c") is None
+    slots.give(first)
+    assert slots.take(1, "c").name == "cpu 0"
+
+
+def test_a_lock_lives_as_long_as_a_child_that_inherited_it(tmp_path):
+    lock = Lock(tmp_path / "x.lock")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lock.fd])
+    lock.close()
+    with pytest.raises(BlockingIOError):
+        lock_soon(tmp_path / "x.lock", 0.1)
+    assert is_locked(tmp_path / "x.lock")
+    child.kill()
+    child.wait()
+    assert not is_locked(tmp_path / "x.lock")
+
+
+def test_a_lock_for_all_users_is_writable_by_all_in_a_sticky_folder(tmp_path):
+    old = os.umask(0o077)
+    try:
+        lock = Lock(tmp_path / "locks/GPU-1.lock", shared=True)
+    finally:
+        os.umask(old)
+    assert (tmp_path / "locks").stat().st_mode & 0o7777 == 0o1777
+    assert lock.path.stat().st_mode & 0o777 == 0o666
+    lock.write("me, a longer name\n")
+    lock.write("you\n")
+    assert lock.path.read_text() == "you\n"
+
+
+# the driver's library
+
+
+class NvmlError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(f"error {value}")
+        self.value = value
+
+
+class Library:
+    """As much of pynvml as is used; `real` checks that the real one has the same names."""
+
+    NVMLError = NvmlError
+
+    def __init__(self, real) -> None:
+        self.real, self.lost, self.ecc, self.xids, self.unsupported = real, False, 0, [], set()
+        self.compute, self.display = [], []
+
+    def __getattr__(self, name: str):
+        value = getattr(self.real, name)
+        assert not callable(value), f"{name} is not faked"
+        return value
+
+    def _answer(self, name, value):
+        assert callable(getattr(self.real, name))
+        if self.lost:
+            raise NvmlError(self.real.NVML_ERROR_GPU_IS_LOST)
+        if name in self.unsupported:
+            raise NvmlError(self.real.NVML_ERROR_NOT_SUPPORTED)
+        return value
+
+    def nvmlDeviceGetCount(self):
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return self._answer("nvmlDeviceGetHandleByIndex", "handle")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return self._answer("nvmlDeviceGetHandleByUUID", "handle")
+
+    def nvmlDeviceGetUUID(self, handle):
+        return self._answer("nvmlDeviceGetUUID", b"GPU-1")
+
+    def nvmlDeviceGetName(self, handle):
+        return self._answer("nvmlDeviceGetName", "H")
+
+    def nvmlDeviceGetMemoryInfo(self, handle, version=None):
+        memory = SimpleNamespace(total=1000, used=600 if version else 900)
+        return self._answer("nvmlDeviceGetMemoryInfo", memory)
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return self._answer("nvmlDeviceGetUtilizationRates", SimpleNamespace(gpu=7))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return self._answer("nvmlDeviceGetComputeRunningProcesses", self.compute)
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle):
+        return self._answer("nvmlDeviceGetGraphicsRunningProcesses", self.display)
+
+    def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter):
+        return self._answer("nvmlDeviceGetTotalEccErrors", self.ecc)
+
+    def nvmlEventSetCreate(self):
+        return self._answer("nvmlEventSetCreate", "set")
+
+    def nvmlDeviceRegisterEvents(self, handle, kind, events):
+        return self._answer("nvmlDeviceRegisterEvents", None)
+
+    def nvmlEventSetWait_v2(self, events, milliseconds):
+        assert milliseconds == 0
+        if not self.xids:
+            raise NvmlError(self.real.NVML_ERROR_TIMEOUT)
+        return self._answer("nvmlEventSetWait_v2", SimpleNamespace(device="handle", eventData=self.xids.pop(0)))
+
+
+@pytest.fixture
+def library():
+    return Library(pytest.importorskip("pynvml"))
+
+
+def process(pid, memory=None):
+    return SimpleNamespace(pid=pid, usedGpuMemory=memory)
+
+
+def test_what_the_driver_says_is_read(library):
+    library.compute, library.display = [process(5), process(6, 50)], [process(6, 50), process(9, 100)]
+    gpu = nvml.Nvml(library)
+    assert gpu.gpus() == [Gpu(0, "GPU-1", "H", 1000)]
+    assert gpu.look("GPU-1") == Look(500, 7, frozenset({5, 6})), "the memory of a display is not counted"
+    library.unsupported = {"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetGraphicsRunningProcesses"}
+    assert gpu.look("GPU-1") == Look(600, None, frozenset({5, 6}))
+
+
+def test_a_lost_gpu_is_not_listed_and_not_free(library):
+    gpu = nvml.Nvml(library)
+    library.lost = True
+    assert gpu.gpus() == []
+    with pytest.raises(GpuLostError, match="is lost"):
+        gpu.look("GPU-1")
+    assert "is lost" in gpu.faults("GPU-1")
+
+
+def test_hardware_errors_are_told_once_and_a_programs_own_never(library):
+    gpu = nvml.Nvml(library)
+    library.ecc = 3
+    assert gpu.faults("GPU-1") == "", "errors from before do not count"
+    library.ecc = 5
+    assert gpu.faults("GPU-1") == "GPU GPU-1 counted 2 uncorrectable memory errors"
+    library.xids = [13, 31]
+    assert gpu.faults("GPU-1") == ""
+    library.xids = [13, 79]
+    assert gpu.faults("GPU-1") == "GPU GPU-1 reported Xid 79"
+    assert gpu.faults("GPU-1") == ""
+    library.unsupported = {"nvmlDeviceGetTotalEccErrors"}
+    assert gpu.faults("GPU-1") == ""
+
+
+def test_strangers_are_told_apart_from_the_jobs_processes(library, monkeypatch):
+    gpu, look = nvml.Nvml(library), Look(0, 0, frozenset({2_000_000_001, 2_000_000_002}))
+    assert gpu.strangers(look, ()) == ["pid 2000000001", "pid 2000000002"]
+    assert gpu.strangers(look, {2_000_000_001}) == ["pid 2000000002"]
+    monkeypatch.setattr(nvml, "_sees_every_process", lambda: True)
+    assert len(gpu.strangers(look, {5})) == 2
+    monkeypatch.setattr(nvml, "_sees_every_process", lambda: False)  # in a container the numbers are others
+    assert gpu.strangers(look, {5}) == ["pid 2000000002"]
+    assert gpu.strangers(Look(0, 0, frozenset({9})), {5}) == []
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch):
+    real = pytest.importorskip("pynvml")
+
+    def fail():
+        raise real.NVMLError(real.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(real, "nvmlInit", fail)
+    assert nvml.monitor.__wrapped__().gpus() == []
+
+
+def test_a_driver_without_its_library_is_an_error_and_not_a_machine_without_gpus(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(nvml.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    with pytest.raises(ConfigError, match="pip install nvidia-ml-py"):
+        nvml.monitor.__wrapped__()

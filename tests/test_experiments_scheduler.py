@@ -1,0 +1,387 @@
+"""Each job runs once, on a GPU of its own, whatever happens to it, to the scheduler, or to the GPU."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from fake_gpus import USE_GPU, FakeMonitor
+from scheduler_helpers import (
+    Recorder,
+    cpu_executor,
+    gpu_executor,
+    schedule,
+    scheduler_process,
+    shell_job,
+    state,
+    wait_for,
+)
+
+from elman_core.experiments import scheduler as scheduler_module
+from elman_core.experiments.job import Attempt, Ending, State, write_state
+from elman_core.experiments.locks import is_locked
+from elman_core.experiments.scheduler import Scheduler, cancel_file, final_status, next_command
+from elman_core.registry import CheckpointError, ConfigError
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith(("linux", "darwin")), reason="needs file locks of POSIX")
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    monitor = FakeMonitor.make(tmp_path / "gpus", 2)
+    monkeypatch.setenv("FAKE_GPUS", str(monitor.root))
+    return monitor
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_every_job_runs_and_its_status_is_its_exit_code(tmp_path):
+    shells = {"a": "echo hello", "b": "exit 3", "c": "exit 4", "d": "echo oops >&2; exit 1", "e": "exit 6"}
+    jobs = [shell_job(tmp_path, id, shell) for id, shell in shells.items()]
+    statuses, _ = schedule(jobs, cpu_executor())
+    assert statuses == {"a": "ok", "b": "oom", "c": "diverged", "d": "crashed", "e": "timeout"}
+    assert (tmp_path / "logs/a.1.log").read_text() == "hello\n"
+    assert (tmp_path / "logs/d.1.log").read_text() == "oops\n"
+    [attempt] = state(jobs[3]).attempts
+    assert (attempt.exit_code, attempt.slot[:3], bool(attempt.host), bool(attempt.pid)) == (1, "cpu", True, True)
+    assert attempt.started <= attempt.ended
+
+
+def test_a_command_that_is_not_there_is_a_crash_with_a_reason_in_its_log(tmp_path):
+    job = shell_job(tmp_path, "a", "", command=("no-such-command",))
+    assert schedule([job], cpu_executor())[0] == {"a": "crashed"}
+    assert (tmp_path / "logs/a.1.log").read_text() == "cannot start no-such-command: No such file or directory\n"
+
+
+def test_what_is_finished_is_not_repeated_and_what_failed_only_if_asked(tmp_path):
+    shell = 'echo $ID >> ran; test -e "$ID.fixed"'
+    jobs = [shell_job(tmp_path, id, f"cd '{tmp_path}'; {shell}") for id in ("good", "bad")]
+    (tmp_path / "good.fixed").touch()
+    assert schedule(jobs, cpu_executor(1))[0] == {"good": "ok", "bad": "crashed"}
+    assert schedule(jobs, cpu_executor(1))[0] == {"good": "ok", "bad": "crashed"}
+    assert (tmp_path / "ran").read_text().split() == ["good", "bad"]
+    (tmp_path / "bad.fixed").touch()
+    assert schedule(jobs, cpu_executor(1), again=True)[0] == {"good": "ok", "bad": "ok"}
+    assert (tmp_path / "ran").read_text().split() == ["good", "bad", "bad"]
+    assert [a.exit_code for a in state(jobs[1]).attempts] == [1, 0]
+
+
+def test_a_damaged_state_is_an_error_before_anything_runs(tmp_path):
+    jobs = [shell_job(tmp_path, id, f"touch '{tmp_path}/ran'") for id in ("a", "b")]
+    jobs[1].state.parent.mkdir()
+    jobs[1].state.write_text("{")
+    with pytest.raises(CheckpointError, match="remove it to run the job again"):
+        schedule(jobs, cpu_executor())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_one_job_on_each_gpu_at_a_time(tmp_path, fake):
+    jobs = [shell_job(tmp_path, f"j{i}", USE_GPU.format(seconds=0.15)) for i in range(6)]
+    statuses, _ = schedule(jobs, gpu_executor(fake))
+    assert set(statuses.values()) == {"ok"}
+    assert fake.collisions() == ""
+    assert sorted(fake.ran()) == [f"j{i}" for i in range(6)]
+    assert {state(job).attempts[0].gpu_uuid for job in jobs} == {"GPU-0000", "GPU-0001"}
+    assert not any(state(job).contended for job in jobs)
+
+
+def test_a_job_of_two_gpus_waits_for_both_and_is_not_overtaken(tmp_path, fake):
+    shell = USE_GPU.format(seconds=0.1)
+    jobs = [shell_job(tmp_path, id, shell, gpus=2 if id == "wide" else 1) for id in ("a", "wide", "b")]
+    assert set(schedule(jobs, gpu_executor(fake))[0].values()) == {"ok"}
+    assert fake.collisions() == ""
+    assert fake.ran() == ["a", "wide", "b"]
+    with pytest.raises(ConfigError, match="needs 3 GPUs can never start: 2 may be used"):
+        schedule([shell_job(tmp_path, "wider", shell, gpus=3)], gpu_executor(fake))
+
+
+def test_two_schedulers_at_once_share_the_gpus_and_never_one_gpu(tmp_path, fake):
+    shell = USE_GPU.format(seconds=0.1)
+    one, two = (
+        scheduler_process(tmp_path / name, fake, {f"{name}{i}": shell for i in range(6)}) for name in ("x", "y")
+    )
+    assert [one.wait(60), two.wait(60)] == [0, 0], one.stdout.read() + two.stdout.read()
+    assert fake.collisions() == ""
+    assert sorted(fake.ran()) == sorted(f"{name}{i}" for name in "xy" for i in range(6))
+
+
+def test_a_gpu_in_use_is_avoided_and_said_until_it_is_free(tmp_path, fake):
+    fake.plant(0, memory=2**34)
+    fake.plant(1, pids=[4711])
+    said = Recorder(lambda text: fake.plant(1) if "waiting for a place" in text else None)
+    job = shell_job(tmp_path, "a", USE_GPU.format(seconds=0.05))
+    assert schedule([job], gpu_executor(fake), said)[0] == {"a": "ok"}
+    assert said.events[0] == "waiting for a place: gpu 0: 16.0 GiB in use; gpu 1: used by pid 4711"
+    assert state(job).attempts[0].gpu_uuid == "GPU-0001"
+
+
+def test_a_job_that_shares_its_gpu_is_flagged_and_the_other_is_not(tmp_path, fake, monkeypatch):
+    monkeypatch.setattr(scheduler_module, "LOOK", 0.02)
+    jobs = [shell_job(tmp_path, id, USE_GPU.format(seconds=0.5)) for id in ("a", "b")]
+    stranger = subprocess.Popen(["sleep", "60"])
+    said = Recorder(lambda text: fake.plant(0, pids=[stranger.pid]) if text.startswith("b: started") else None)
+    statuses, said = schedule(jobs, gpu_executor(fake), said)
+    stranger.kill()
+    stranger.wait()
+    assert statuses == {"a": "ok", "b": "ok"}
+    assert [state(job).contended for job in jobs] == [True, False]
+    assert state(jobs[0]).attempts[0].strangers == [f"pid {stranger.pid}"]
+    assert f"a: CONTENDED, gpu 0 is shared with pid {stranger.pid}" in said.events
+
+
+def test_processes_that_a_job_starts_are_its_own(tmp_path, fake, monkeypatch):
+    monkeypatch.setattr(scheduler_module, "LOOK", 0.02)
+    child = "import os, time; open(os.path.join(os.environ['FAKE_GPUS'], 'GPU-0000', str(os.getpid())), 'w'); time.sleep(0.4)"
+    job = shell_job(tmp_path, "a", f'{sys.executable} -c "{child}" & {sys.executable} -c "{child}"; wait')
+    assert schedule([job], gpu_executor(fake))[0] == {"a": "ok"}
+    assert not state(job).contended
+
+
+def test_a_job_that_takes_too_long_is_told_to_save_and_then_ended(tmp_path):
+    polite = "trap 'echo saved; exit 143' TERM; sleep 60 & wait"
+    deaf = "trap '' TERM; while :; do sleep 0.05; done"
+    jobs = [shell_job(tmp_path, id, shell, timeout=0.3) for id, shell in (("polite", polite), ("deaf", deaf))]
+    jobs.append(shell_job(tmp_path, "quick", "true", timeout=30))
+    began = time.monotonic()
+    statuses, _ = schedule(jobs, cpu_executor(3), grace=0.5)
+    assert time.monotonic() - began < 10
+    assert statuses == {"polite": "timeout", "deaf": "timeout", "quick": "ok"}
+    assert (tmp_path / "logs/polite.1.log").read_text() == "saved\n"
+    assert [state(job).attempts[0].cause for job in jobs] == ["timeout", "timeout", ""]
+    assert len(state(jobs[0]).attempts) == 1, "a timeout is the job's own"
+
+
+def test_a_job_killed_by_another_is_run_again_but_not_for_ever(tmp_path):
+    once = f"cd '{tmp_path}'; test -e again || {{ touch again; kill -9 $$; }}"
+    jobs = [shell_job(tmp_path, "once", once), shell_job(tmp_path, "always", "kill -9 $$")]
+    statuses, said = schedule(jobs, cpu_executor(), retries=2)
+    assert statuses == {"once": "ok", "always": "killed"}
+    assert [a.exit_code for a in state(jobs[0]).attempts] == [137, 0]
+    assert [a.exit_code for a in state(jobs[1]).attempts] == [137, 137, 137]
+    assert said.text().count("will be tried again") == 3
+    assert {p.name for p in (tmp_path / "logs").glob("once*.log")} == {"once.1.log", "once.2.log"}
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 5])
+def test_a_jobs_own_failure_is_never_tried_again(tmp_path, code):
+    job = shell_job(tmp_path, "a", f"exit {code}")
+    schedule([job], cpu_executor())
+    assert len(state(job).attempts) == 1
+
+
+def test_a_gpu_that_fails_is_left_and_its_job_goes_elsewhere(tmp_path, fake):
+    def act(text):
+        if text == "a: started on gpu 0":
+            fake.plant(0, lost=True)
+
+    shell = f"touch '{tmp_path}'/$CUDA_VISIBLE_DEVICES; sleep 0.2; test $CUDA_VISIBLE_DEVICES != GPU-0000"
+    jobs = [shell_job(tmp_path, "a", shell)]
+    statuses, _ = schedule(jobs, gpu_executor(fake), Recorder(act))
+    assert statuses == {"a": "ok"}
+    first, second = state(jobs[0]).attempts
+    assert (first.cause, first.exit_code, second.gpu_uuid) == ("gpu lost: GPU GPU-0000 is lost", 1, "GPU-0001")
+
+
+def test_without_any_gpu_left_the_jobs_wait_for_another_day(tmp_path, fake):
+    fake.plant(0, fault="Xid 79")
+    fake.plant(1, fault="Xid 79")
+    jobs = [shell_job(tmp_path, id, "exit 1") for id in ("a", "b", "c")]
+    with pytest.raises(ConfigError, match="0 may be used"):
+        schedule(jobs, gpu_executor(fake))
+    assert {state(job).status for job in jobs} <= {"lost", "waiting"}
+
+
+def test_what_a_job_leaves_running_is_ended_with_it(tmp_path):
+    job = shell_job(tmp_path, "a", f"sleep 60 & echo $! > '{tmp_path}/pid'; exit 0")
+    assert schedule([job], cpu_executor())[0] == {"a": "ok"}
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_cancelling_stops_one_job_and_keeps_another_from_starting(tmp_path):
+    slow = f"touch '{tmp_path}/started'; trap 'exit 143' TERM; sleep 60 & wait"
+    jobs = [
+        shell_job(tmp_path, "slow", slow),
+        shell_job(tmp_path, "later", "true"),
+        shell_job(tmp_path, "last", "true"),
+    ]
+
+    def cancel():
+        wait_for((tmp_path / "started").exists)
+        cancel_file(jobs[1]).touch()
+        cancel_file(jobs[0]).touch()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    statuses, _ = schedule(jobs, cpu_executor(1))
+    thread.join()
+    assert statuses == {"slow": "killed", "later": "killed", "last": "ok"}
+    assert state(jobs[0]).attempts[0].cause == "cancelled"
+    assert state(jobs[1]).attempts == []
+    jobs[0] = shell_job(tmp_path, "slow", "true")
+    assert set(schedule(jobs, cpu_executor(1))[0].values()) == {"ok"}, "started again, it goes on"
+
+
+def interrupted(tmp_path, shells, times, **options):
+    """Statuses of jobs whose scheduler is interrupted so many times once all of them run."""
+    jobs = [shell_job(tmp_path, id, f"touch '{tmp_path}'/$ID.on; {shell}") for id, shell in shells.items()]
+    runner = Scheduler(jobs, cpu_executor(len(jobs) - 1), Recorder(), every=0.02, **options)
+
+    def interrupt():
+        for job in jobs[:-1]:
+            wait_for((tmp_path / f"{job.id}.on").exists)
+        for _ in range(times):
+            runner.interrupt()
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    states = runner.run()
+    thread.join()
+    return {s.id: s.status for s in states}, jobs
+
+
+def test_an_interrupt_lets_jobs_save_and_starts_no_more(tmp_path):
+    shells = {"a": "trap 'echo saved; exit 143' TERM; sleep 60 & wait", "b": "trap 'exit 130' TERM; sleep 60 & wait"}
+    statuses, jobs = interrupted(tmp_path, {**shells, "never": "true"}, 1)
+    assert statuses == {"a": "killed", "b": "incomplete", "never": "waiting"}
+    assert (tmp_path / "logs/a.1.log").read_text() == "saved\n"
+    assert [len(state(job).attempts) for job in jobs] == [1, 1, 0]
+    wait_for(lambda: all(gone(state(job).attempts[0].pid) for job in jobs[:2]), 5)
+
+
+def test_a_second_interrupt_kills_at_once(tmp_path):
+    deaf = "trap '' TERM; while :; do sleep 0.05; done"
+    began = time.monotonic()
+    statuses, jobs = interrupted(tmp_path, {"a": deaf, "never": "true"}, 2, grace=1000)
+    assert time.monotonic() - began < 10
+    assert statuses == {"a": "killed", "never": "waiting"}
+    wait_for(lambda: gone(state(jobs[0]).attempts[0].pid), 5)
+
+
+def test_nothing_is_lost_when_the_scheduler_is_killed(tmp_path, fake):
+    shells = {f"j{i}": USE_GPU.format(seconds=0.6) for i in range(5)}
+    first = scheduler_process(tmp_path, fake, shells)
+    wait_for(lambda: len(fake.ran()) >= 3)  # two are done or under way, one or two are running
+    first.kill()
+    first.wait()
+    jobs = [shell_job(tmp_path, id, shell) for id, shell in shells.items()]
+    running = [job.id for job in jobs if state(job).status == "running"]
+    assert running, "it was killed too late to test anything"
+    statuses, said = schedule(jobs, gpu_executor(fake))
+    assert set(statuses.values()) == {"ok"}
+    assert sorted(fake.ran()) == sorted(shells), "each ran once"
+    assert fake.collisions() == ""
+    for id in running:
+        assert any(text.startswith(f"{id}: still runs on gpu") for text in said.events)
+        assert len(state(jobs[[j.id for j in jobs].index(id)]).attempts) == 1
+
+
+def test_what_ended_while_nobody_looked_is_not_repeated(tmp_path, fake):
+    shells = {"good": USE_GPU.format(seconds=0.3), "bad": "sleep 0.3; exit 4"}
+    first = scheduler_process(tmp_path, fake, shells)
+    jobs = [shell_job(tmp_path, id, shell) for id, shell in shells.items()]
+    wait_for(lambda: all(state(job).status == "running" and state(job).attempts[0].pid for job in jobs))
+    first.kill()
+    first.wait()
+    wait_for(lambda: not any(is_locked(job.state.with_suffix(".lock")) for job in jobs))
+    statuses, _ = schedule(jobs, gpu_executor(fake))
+    assert statuses == {"good": "ok", "bad": "diverged"}
+    assert [len(state(job).attempts) for job in jobs] == [1, 1]
+
+
+def test_a_job_that_died_with_its_scheduler_is_run_again(tmp_path):
+    job = shell_job(tmp_path, "a", "true")
+    write_state(
+        job.state,
+        State("a", "running", False, [Attempt("h", "cpu 0", None, 2**22 + 1, 1.0, "2026-01-01T00:00:00+00:00")]),
+    )
+    assert schedule([job], cpu_executor())[0] == {"a": "ok"}
+    assert [(a.exit_code, bool(a.ended)) for a in state(job).attempts] == [(None, True), (0, True)]
+
+
+def test_a_scheduler_killed_before_it_wrote_the_process_down_finds_it_by_its_lock(tmp_path):
+    slow = shell_job(tmp_path, "a", "sleep 0.5; exit 3")
+    executor = cpu_executor()
+    executor.start(slow, executor.slot(slow), slow.command, Attempt(), 1)
+    write_state(slow.state, State("a", "running", False, [Attempt(slot="cpu 0", started=scheduler_module.now())]))
+    assert schedule([slow], cpu_executor())[0] == {"a": "oom"}
+    [attempt] = state(slow).attempts
+    assert attempt.pid is not None
+    assert attempt.log.endswith("a.1.log")
+
+
+def test_an_adopted_job_keeps_its_timeout_and_can_be_stopped(tmp_path, fake):
+    shells = {"a": "touch $FAKE_GPUS/on; trap 'exit 143' TERM; sleep 60 & wait"}
+    first = scheduler_process(tmp_path, fake, shells)
+    job = shell_job(tmp_path, "a", shells["a"], timeout=0.5)
+    wait_for(lambda: (fake.root / "on").exists() and state(job).attempts[0].pid)
+    first.kill()
+    first.wait()
+    assert schedule([job], gpu_executor(fake))[0] == {"a": "timeout"}
+    wait_for(lambda: gone(state(job).attempts[0].pid), 5)
+
+
+# a training's status is its manifest's
+
+
+def run_job(tmp_path, status=None):
+    run = tmp_path / "run"
+    if status:
+        run.mkdir(exist_ok=True)
+        (run / "manifest.json").write_text(json.dumps({"status": status}))
+    return shell_job(tmp_path, "a", "true", run=run)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "code", "status"),
+    [
+        ("ok", 0, "ok"),
+        (None, 0, "crashed"),  # a training that made no run
+        ("diverged@17", 4, "diverged@17"),
+        ("oom", 3, "oom"),
+        ("running", 137, "killed"),
+        ("killed", 143, "killed"),
+        ("killed", 2, "crashed"),  # from an earlier attempt: this one failed before it began
+        ("ok", 137, "ok"),  # killed after everything was saved
+        ("running", None, "lost"),
+        ("diverged@3", None, "diverged@3"),
+        ("incomplete", 0, "incomplete"),
+        (None, 2, "crashed"),
+    ],
+)
+def test_the_manifest_and_the_exit_code_together_say_how_a_training_ended(tmp_path, manifest, code, status):
+    assert final_status(run_job(tmp_path, manifest), Ending(code)) == status
+
+
+def test_a_run_with_a_manifest_is_resumed_and_an_empty_one_begun_anew(tmp_path):
+    job = run_job(tmp_path)
+    assert next_command(job) == job.command
+    job.run.mkdir()
+    (job.run / "metrics.jsonl").touch()
+    assert next_command(job) == job.command
+    assert not job.run.exists(), "what a killed start left is removed"
+    job.run.mkdir()
+    (job.run / "thesis.tex").touch()
+    assert next_command(job) == job.command
+    assert (job.run / "thesis.tex").exists()
+    run_job(tmp_path, "killed")
+    assert next_command(job)[1:] == ("-m", "elman_core", "resume", str(job.run))
+
+
+def test_a_process_number_that_passed_to_another_is_not_signalled(tmp_path):
+    from elman_core.experiments.local import kill_group
+
+    stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    assert not kill_group(stranger.pid, 1.0, signal.SIGKILL)
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
