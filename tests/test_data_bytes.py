@@ -1,6 +1,5 @@
 """Files of bytes: what can be wrong with them, how fast they open, what identifies them."""
 
-import mmap
 import os
 import time
 
@@ -46,7 +45,7 @@ def test_an_unreadable_file_says_why(write, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     path = write(b"text")
-    monkeypatch.setattr(mmap, "mmap", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DataError, match=r"cannot read .*: Permission denied"):
         ByteFile(path)
 

@@ -28,7 +28,7 @@ def info(
     data = ByteFile(file)
     parts = split(data.size, heldout)
     TrainingWindows(data, parts, chunk_size, rows=1, seed=0)
-    looked_at = data.bytes_N[: 16 << 20]
+    looked_at = data.read(0, 16 << 20)
     facts: dict[str, object] = {
         "path": str(file),
         **data.fingerprint(),

@@ -1,32 +1,46 @@
-"""A file as bytes: opened with one mmap, whatever its size, and never preprocessed."""
+"""A file as bytes: opened in no time, whatever its size, and never preprocessed.
+
+Windows are read with `pread`, not through a mapping: a mapped file that is cut short, or a network disk that fails, ends a
+process with SIGBUS and not a word. Here both are errors that name the file and the place.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import mmap
+import logging
 import os
 import stat
+import threading
+import time
+import weakref
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elman_core.registry.errors import DataError
+from elman_core.registry.errors import DataError, StorageError
 
 from .counter import uniform
+
+log = logging.getLogger("elman_core")
 
 SEPARATOR = 0x1E
 """ASCII record separator: ends a document."""
 
 FINGERPRINT_BLOCK = 4096
 FINGERPRINT_BLOCKS = 64
+WAITS = (1.0, 5.0, 25.0)
+"""Seconds before each further attempt at a read that failed in a way that network disks get over."""
+
+_PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENETDOWN, errno.EHOSTDOWN)
 
 
 class ByteFile:
     """A read-only view of a file's bytes. Opening costs the same for a kilobyte and for a terabyte.
 
     Args:
-        path: a regular file.
+        path: a regular file. Its size is what it is now: bytes that are appended later do not count.
 
     Raises:
         DataError: missing, not a regular file, unreadable or empty.
@@ -40,19 +54,35 @@ class ByteFile:
                 raise DataError(f"{self.path} is not a regular file; training data is one file of raw bytes")
             if info.st_size == 0:
                 raise DataError(f"{self.path} is empty; training data is one file of raw bytes")
-            self.bytes_N: NDArray[np.uint8] = np.frombuffer(_map(self.path), dtype=np.uint8)
+            self._open()
         except FileNotFoundError:
             raise DataError(f"there is no file {self.path}; give the training text with --data FILE") from None
         except OSError as error:
             raise DataError(f"cannot read {self.path}: {error.strerror or error}") from error
+        self.size = os.fstat(self._descriptor).st_size
+        self._known: dict[str, int | str] | None = None  # the fingerprint
+        self._changed = self._stamp()
 
-    @property
-    def size(self) -> int:
-        return int(self.bytes_N.shape[0])
+    def read(self, offset: int, length: int) -> NDArray[np.uint8]:
+        """The bytes from `offset` on: (length,), uint8; fewer at the end of the file.
+
+        Raises:
+            StorageError: the disk failed, after four attempts within half a minute where that may help.
+            DataError: the file has been cut short since it was opened.
+        """
+        wanted = max(0, min(length, self.size - offset))
+        got = self._patiently(offset, wanted)
+        if len(got) < wanted:
+            raise DataError(
+                f"{self.path} was cut short while it was read: nothing at byte {offset + len(got):,}, where it had "
+                f"{self.size:,} bytes when it was opened"
+            )
+        return np.frombuffer(got, dtype=np.uint8)
 
     def windows(self, offsets_R: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-        """The `length` bytes at each offset, copied: (R, length), uint8."""
-        return np.stack([self.bytes_N[o : o + length] for o in offsets_R])
+        """The `length` bytes at each offset: (R, length), uint8. Raises as `read`; `DataError` if the text has changed."""
+        self.check_unchanged()
+        return np.stack([self.read(int(o), length) for o in offsets_R])
 
     def fingerprint(self) -> dict[str, int | str]:
         """Size and a BLAKE2 hash of 64 blocks of 4 KiB: the first, the last, and others at hashed places."""
@@ -60,13 +90,68 @@ class ByteFile:
         places = {0, last, *uniform(0, range(FINGERPRINT_BLOCKS - 2), below=last + 1).tolist()}
         digest = hashlib.blake2b(str(self.size).encode(), digest_size=16)
         for place in sorted(places):
-            digest.update(self.bytes_N[place : place + FINGERPRINT_BLOCK].tobytes())
-        return {"size": self.size, "blake2b": digest.hexdigest()}
+            digest.update(self.read(place, FINGERPRINT_BLOCK).tobytes())
+        found: dict[str, int | str] = {"size": self.size, "blake2b": digest.hexdigest()}
+        self._known = self._known or found
+        return dict(found)
 
+    def check_unchanged(self) -> None:
+        """Compare the file's size and time with those at the last look, and its fingerprint if they differ.
 
-def _map(path: Path) -> mmap.mmap:
-    with path.open("rb") as opened:
-        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    if hasattr(mmap, "MADV_RANDOM"):  # without it each window costs a read-ahead of many pages
-        mapped.madvise(mmap.MADV_RANDOM)
-    return mapped
+        Raises:
+            DataError: other bytes than when `fingerprint` was first asked for.
+        """
+        stamp = self._stamp()
+        if stamp == self._changed or self._known is None:
+            return
+        if stamp[0] >= self.size and self.fingerprint() != self._known:
+            raise DataError(
+                f"{self.path} was changed while it was read: the text is not the one that the training began with"
+            )
+        self._changed = stamp  # touched, appended to, or cut short, of which `read` says where
+
+    def _stamp(self) -> tuple[int, int]:
+        try:
+            info = os.fstat(self._descriptor)
+        except OSError:  # a stale handle of a network disk: reading opens the file again
+            return self._changed
+        return info.st_size, info.st_mtime_ns
+
+    def _open(self) -> None:
+        self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        self._finalizer = weakref.finalize(self, os.close, self._descriptor)
+        self._lock = threading.Lock()
+        if hasattr(os, "posix_fadvise"):  # without it each window costs a read-ahead of many pages
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def _patiently(self, offset: int, length: int) -> bytes:
+        for wait in (*WAITS, None):
+            try:
+                return self._read_at(offset, length)
+            except OSError as error:
+                said = f"cannot read {self.path} at byte {offset:,}: {error.strerror or error}"
+                if wait is None or error.errno not in _PASSING:
+                    raise StorageError(said) from error
+                log.warning("elman: %s; trying again in %g s", said, wait)
+                time.sleep(wait)
+                if error.errno == errno.ESTALE:
+                    self._finalizer()
+                    self._open()
+        raise AssertionError("the last attempt returns or raises")
+
+    def _read_at(self, offset: int, length: int) -> bytes:
+        parts, missing = [], length
+        while missing:
+            part = self._pread(missing, offset)
+            if not part:
+                break
+            parts.append(part)
+            offset, missing = offset + len(part), missing - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _pread(self, length: int, offset: int) -> bytes:
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, length, offset)
+        with self._lock:  # Windows has one position a descriptor
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+            return os.read(self._descriptor, length)

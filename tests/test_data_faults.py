@@ -1,0 +1,144 @@
+"""What can happen to a text while it is read: cut short, changed, a disk that fails, and what is no fault at all."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from train_helpers import losses, settings, write_text
+
+from elman_core.cli import main
+from elman_core.data import ByteFile
+from elman_core.data import bytes as data_bytes
+from elman_core.registry import DataError, StorageError, hookimpl, plugins
+from elman_core.training.start import start
+
+
+@pytest.fixture
+def text(tmp_path):
+    return write_text(tmp_path / "text")
+
+
+@pytest.fixture
+def at_step():
+    """Register a function that is called after a step."""
+    names = []
+
+    def register(when, act):
+        class Act:
+            @hookimpl
+            def elman_step_end(self, step):
+                if step == when:
+                    act()
+
+        names.append(plugins().manager.register(Act()))
+
+    yield register
+    for name in names:
+        plugins().manager.unregister(name=name)
+
+
+def failing(code, times, monkeypatch):
+    """The next `times` reads fail with this error number; returns the seconds that were waited."""
+    real, left, waited = os.pread, [times], []
+
+    def pread(*arguments):
+        if left[0]:
+            left[0] -= 1
+            raise OSError(code, os.strerror(code))
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(data_bytes.time, "sleep", waited.append)
+    return waited
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_network_disk_that_recovers_drops_nothing(code, text, monkeypatch, caplog):
+    file = ByteFile(text)
+    expected = file.windows(np.array([0, 70_000]), 100)
+    waited = failing(code, 2, monkeypatch)
+    got = file.windows(np.array([0, 70_000]), 100)
+    assert (got == expected).all()
+    assert waited == [1.0, 5.0]
+    assert "trying again" in caplog.text
+
+
+def test_a_disk_that_does_not_recover_is_named_with_the_place(text, monkeypatch):
+    file = ByteFile(text)
+    waited = failing(errno.EIO, 100, monkeypatch)
+    with pytest.raises(StorageError, match=r"cannot read .*text at byte 70,000: Input/output error") as raised:
+        file.windows(np.array([70_000]), 100)
+    assert raised.value.exit_code == 1
+    assert len(waited) == 3
+
+
+def test_an_error_that_waiting_does_not_cure_is_said_at_once(text, monkeypatch):
+    file = ByteFile(text)
+    waited = failing(errno.EBADF, 100, monkeypatch)
+    with pytest.raises(StorageError, match="at byte 5"):
+        file.read(5, 10)
+    assert waited == []
+
+
+def test_a_text_cut_short_is_an_error_that_names_the_byte(text):
+    file = ByteFile(text)
+    os.truncate(text, 90_000)
+    assert len(file.read(89_000, 500)) == 500
+    with pytest.raises(DataError, match=r"cut short .* at byte 90,000, where it had 200,000 bytes"):
+        file.read(89_900, 500)
+
+
+def test_touched_or_appended_is_the_same_text_and_changed_is_another(text):
+    file = ByteFile(text)
+    file.fingerprint()
+    os.utime(text, ns=(1, 1))
+    file.windows(np.array([0]), 10)
+    with text.open("ab") as out:
+        out.write(b"more")
+    file.windows(np.array([0]), 10)
+    assert file.size == 200_000
+    with text.open("r+b") as out:
+        out.write(bytes(200_000))
+    with pytest.raises(DataError, match="was changed while it was read"):
+        file.windows(np.array([0]), 10)
+
+
+def test_replaced_or_deleted_during_training_changes_nothing(text, tmp_path, at_step):
+    """The file that was opened stays open: another that takes its name is not read."""
+    start(settings(text, "train.steps=6"), tmp_path / "whole", quiet=True).fit()
+    at_step(2, text.unlink)
+    at_step(4, lambda: text.write_bytes(b"another text" * 100))
+    start(settings(text, "train.steps=6"), tmp_path / "run", quiet=True).fit()
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_text_cut_short_during_training_ends_the_run_with_a_line_and_keeps_the_checkpoint(
+    text, tmp_path, at_step, capsys
+):
+    """In a mapping this would have been SIGBUS: a dead process and no word."""
+    at_step(3, lambda: os.truncate(text, 10))
+    words = ["train", "e42@16x1", "--data", str(text), "--out", str(tmp_path / "run"), "--steps", "6"]
+    sets = ["train.chunk_size=16", "train.batch_size=4", "train.save_every=2", "train.device=cpu"]
+    assert main([*words, *(w for s in sets for w in ("--set", s))]) == 2
+    said = capsys.readouterr().err
+    assert f"{text} was cut short while it was read: nothing at byte" in said
+    assert said.count("\n") == 1
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["status"] == "crashed"
+    assert "was cut short" in manifest["error"]
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
+
+
+def test_reading_keeps_one_descriptor_and_gives_it_back(text):
+    code = (
+        "import os, sys, gc; from elman_core.data import ByteFile\n"
+        "n = len(os.listdir('/proc/self/fd'))\n"
+        "for _ in range(50): ByteFile(sys.argv[1]).read(0, 10)\n"
+        "gc.collect(); print(len(os.listdir('/proc/self/fd')) - n)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(text)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0"
