@@ -131,8 +131,7 @@ def test_what_is_left_open_is_decided():
 @pytest.mark.parametrize(
     "sets",
     [("train.steps=5", "train.minutes=1.0"), ("train.accumulate=3",), ("data.documents=reset",),
-     ("train.optimizer=schedulefree", "train.schedule=cosine"), ("train.minutes=1.0", "train.schedule=cosine"),
-     ("data.sampling=tbptt", "train.gradient_checkpointing=true")],
+     ("train.optimizer=schedulefree", "train.schedule=cosine"), ("train.minutes=1.0", "train.schedule=cosine")],
 )  # fmt: skip
 def test_settings_that_contradict_each_other_are_refused(sets):
     with pytest.raises(ConfigError):

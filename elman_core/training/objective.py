@@ -96,7 +96,7 @@ def restart_rows(model: Any, states: States, fresh_B: Tensor) -> States:
     start = initial_states(model)
     chosen: States = []
     for state, first in zip(states, start, strict=True):
-        if state is None or first is None:
+        if not state or not first:  # none yet, or a branch that has no state
             chosen.append(state)
             continue
         rows = fresh_B.to(next(iter(state.values())).device)

@@ -192,10 +192,6 @@ def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
         )
     if data.documents == "reset" and data.sampling != "tbptt":
         raise ConfigError("data.documents='reset' needs data.sampling='tbptt': otherwise no state is carried to reset")
-    if data.sampling == "tbptt" and train.gradient_checkpointing:
-        raise ConfigError(
-            "train.gradient_checkpointing does not go with data.sampling='tbptt': use train.accumulate instead"
-        )
     steps = train.steps if train.steps is not None or train.minutes is not None else 1000
     schedule = train.schedule
     if schedule == "auto":
