@@ -1,6 +1,7 @@
 """Long windows: carried state, recomputed blocks and a loss in pieces together, and what they cost in memory."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,15 +80,14 @@ def test_a_loss_in_pieces_never_holds_more_logits_than_a_piece(length):
 
 def peak_of(code):
     """Peak resident bytes of this process while `code` runs, above what it held before."""
-    with open("/proc/self/clear_refs", "w") as out:
-        out.write("5")  # the high-water mark begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
     before = _status("VmRSS")
     code()
     return _status("VmHWM") - before
 
 
 def _status(name):
-    line = next(line for line in open("/proc/self/status") if line.startswith(name))
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 
 

@@ -11,7 +11,7 @@ import torch
 from train_helpers import losses, metrics, settings, tensors, write_text
 
 from elman_core.cli import main
-from elman_core.registry import ConfigError, DivergedError, OutOfMemoryError
+from elman_core.registry import ConfigError, DivergedError
 from elman_core.training.start import start
 from elman_core.training.step import TrainStep
 
@@ -205,26 +205,6 @@ def test_the_gradient_met_first_in_the_backward_is_named(text, tmp_path):
     trainer.model.model.layers[0].mixer.in_proj.weight.register_hook(lambda grad: grad * math.nan)
     with pytest.raises(DivergedError, match=r"gradient model\.layers\.0\.mixer\.out_proj\.weight"):
         trainer.fit()
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.cuda.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"),
-        MemoryError(),
-    ],
-)
-def test_running_out_of_memory_says_what_to_lower(error, text, tmp_path, monkeypatch):
-    trainer = run(text, tmp_path / "run")
-
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(TrainStep, "forward", fail)
-    with pytest.raises(OutOfMemoryError, match=r"train\.accumulate"):
-        trainer.fit()
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "oom"
 
 
 def test_minutes_are_counted_from_the_end_of_the_first_step(text, tmp_path, monkeypatch):

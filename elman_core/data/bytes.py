@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from elman_core.registry.errors import DataError, StorageError
+from elman_core.registry.errors import DataError, LoaderError
 
 from .counter import uniform
 
@@ -67,7 +67,7 @@ class ByteFile:
         """The bytes from `offset` on: (length,), uint8; fewer at the end of the file.
 
         Raises:
-            StorageError: the disk failed, after four attempts within half a minute where that may help.
+            LoaderError: the disk failed, after four attempts within half a minute where that may help.
             DataError: the file has been cut short since it was opened.
         """
         wanted = max(0, min(length, self.size - offset))
@@ -131,7 +131,7 @@ class ByteFile:
             except OSError as error:
                 said = f"cannot read {self.path} at byte {offset:,}: {error.strerror or error}"
                 if wait is None or error.errno not in _PASSING:
-                    raise StorageError(said) from error
+                    raise LoaderError(said) from error
                 log.warning("elman: %s; trying again in %g s", said, wait)
                 time.sleep(wait)
                 if error.errno == errno.ESTALE:

@@ -16,8 +16,10 @@ from .errors import (
     DivergedError,
     ElmanError,
     KernelError,
+    LoaderError,
     OutOfMemoryError,
     PluginError,
+    RankError,
     StorageError,
     did_you_mean,
 )
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Broken", "CheckpointError", "ConfigError", "DataError", "DivergedError", "ElmanError", "Installed", "KernelError",
-    "Mixer", "OutOfMemoryError", "PluginError", "Published", "Resolved", "State", "StateSpec", "StorageError",
-    "Variant", "check_value", "config_to_dict", "did_you_mean", "get_variant", "hookimpl", "list_variants", "option",
-    "parse_size", "plugins", "resolve",
+    "LoaderError", "Mixer", "OutOfMemoryError", "PluginError", "Published", "RankError", "Resolved", "State", "StateSpec",
+    "StorageError", "Variant", "check_value", "config_to_dict", "did_you_mean", "get_variant", "hookimpl", "list_variants",
+    "option", "parse_size", "plugins", "resolve",
 ]  # fmt: skip
 
 

@@ -49,6 +49,10 @@ class StorageError(ElmanError, OSError):
     exit_code = 1
 
 
+class LoaderError(StorageError):
+    """The training text could not be read in the middle of a training."""
+
+
 class OutOfMemoryError(ElmanError, MemoryError):
     """The device ran out of memory."""
 
@@ -59,6 +63,12 @@ class DivergedError(ElmanError, ArithmeticError):
     """Training met a loss or gradient that is not finite."""
 
     exit_code = 4
+
+
+class RankError(ElmanError, RuntimeError):
+    """Another process of the same training has ended, does not answer, or holds something else than this one."""
+
+    exit_code = 1
 
 
 class KernelError(ElmanError, RuntimeError):

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 import signal
 import statistics
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +16,17 @@ import torch
 from elman_core.data import SEPARATOR, Batch, ByteFile, TrainingWindows, heldout_offsets
 from elman_core.data.split import Split
 from elman_core.kernels import used
-from elman_core.registry import ConfigError, DivergedError, ElmanError, OutOfMemoryError, PluginError
+from elman_core.registry import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    ElmanError,
+    LoaderError,
+    OutOfMemoryError,
+    PluginError,
+)
 
-from . import evaluate
+from . import evaluate, memory
 from .checkpoint import Progress, save_checkpoint
 from .display import Display
 from .facts import training_facts
@@ -32,6 +37,7 @@ from .precision import compute_in
 from .run import RunFolder, memory_in_use, now, read_metrics
 from .schedule import Schedule
 from .settings import Settings
+from .signals import listening
 from .step import StepValues, TrainStep, Windows
 from .storage import write_json
 
@@ -124,20 +130,23 @@ class Trainer:
         """
         error: BaseException | None = None
         try:
-            with _signals() as stop, self.display.progress(self):
+            with listening() as asked, self.display.progress(self):
                 call("elman_run_start", run=self)
                 self.folder.update(status="running")
-                while not self.finished and not stop:
+                while not self.finished and not asked.ending:
                     self._one_step()
-                if not stop and self.step > 0:
+                    if asked.save:
+                        asked.save = False
+                        self._save()
+                if self.finished and self.step > 0:
                     self._evaluate()
                 self._save()
-            if stop:
-                return self._end("killed" if stop[0] == signal.SIGTERM else "incomplete", stop[0])
-            return self._end("ok")
+            if self.finished:  # a signal that came during the last evaluation has stopped nothing
+                return self._end("ok")
+            return self._end("incomplete" if asked.ending == signal.SIGINT else "killed", asked.ending)
         except BaseException as raised:
-            error = self._translate(raised)
-            if isinstance(raised, PluginError):
+            error = memory.explain(raised, self) if memory.ran_out(raised) else raised
+            if isinstance(raised, (PluginError, DataError, LoaderError)):
                 self._save_what_is_left(raised)
             self._fail(error)
             if error is raised:
@@ -289,15 +298,6 @@ class Trainer:
             f"{self.path / 'diverged.json'} has the details; try a lower train.lr or more train.warmup"
         )
 
-    def _translate(self, error: BaseException) -> BaseException:
-        on_cpu = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-        if isinstance(error, torch.cuda.OutOfMemoryError) or (on_cpu and not isinstance(error, OutOfMemoryError)):
-            return OutOfMemoryError(
-                f"the {self.device.type.upper()} ran out of memory in step {self.step + 1}: raise train.accumulate, set "
-                f"train.gradient_checkpointing=true or train.loss_chunk, or lower train.batch_size"
-            )
-        return error
-
     def _fail(self, error: BaseException) -> None:
         """Say in the manifest what ended the run. Whatever ended it is what the caller hears of, not a second failure here."""
         status = "crashed"
@@ -316,7 +316,7 @@ class Trainer:
             error.add_note(f"and the manifest could not be written: {second}")
 
     def _save_what_is_left(self, error: BaseException) -> None:
-        """A hook failed between two updates: the steps done are sound, and worth keeping."""
+        """A hook or the loader failed between two updates: the steps done are sound, and worth keeping."""
         try:
             self._save()
         except (ElmanError, OSError) as second:
@@ -348,24 +348,3 @@ def summary(path: Path) -> dict[str, Any]:
         figures["peak_memory"] = max(line["memory"] for line in steps)
         figures["bytes_seen"] = steps[-1]["bytes_seen"]
     return figures
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """A list that SIGINT and SIGTERM append to; a second SIGINT interrupts at once."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # only the main thread may handle signals
-        return
-
-    def note(signum: int, _frame: Any) -> None:
-        if received and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(signum)
-
-    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)

@@ -6,6 +6,7 @@ counted. They grow in proportion to rows and length.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.registry import ElmanError
+from elman_core.registry import ElmanError, OutOfMemoryError
 
 from .objective import forward_loss
 from .precision import compute_in
+from .run import memory_in_use
 from .settings import TrainSettings
 
 PROBE = 64
@@ -40,30 +42,38 @@ class Kept:
 
 
 def measure(model: Any, train: TrainSettings, rows: int, device: torch.device) -> Kept:
-    """Run one row of `PROBE` bytes without checkpointing and scale what it keeps to `rows` rows of `train.chunk_size`."""
-    tokens = torch.zeros((1, min(PROBE, train.chunk_size)), dtype=torch.long, device=device)
-    scale = rows * train.chunk_size / tokens.shape[1]
+    """Run one row of `PROBE` bytes and one of half of it, without checkpointing; what grows with the length is scaled to `rows`
+    rows of `train.chunk_size`, what does not, such as a normalised weight, is counted once.
+    """
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     layers = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
     for layer in layers:
         layer.gradient_checkpointing = False
     try:
         with compute_in(train.precision, device):
-            everything = _saved(lambda: forward_loss(model, tokens, tokens).loss, own)
-            backbone = _saved(lambda: model.model(input_ids=tokens, use_cache=False).last_hidden_state, own)
+            half, whole = (_of_one_row(model, length, own, device) for length in (PROBE // 2, PROBE))
     finally:
         for layer in layers:
             layer.gradient_checkpointing = True
+    scale = 2 * (rows * train.chunk_size / PROBE) - 1  # halves of a probe beyond the first
+    backbone, everything = (int(h + (w - h) * scale) for h, w in zip(half, whole, strict=True))
     width = model.config.hidden_size
     element = 2 if train.precision == "bf16" else 4
     boundaries = rows * train.chunk_size * width * (4 + element) * len(model.model.layers)
     # Beside what is kept there are the logits themselves, and their gradient in float32 and as they are.
     around = rows * train.chunk_size * model.config.vocab_size * (element + 4 + (element if element != 4 else 0))
-    return Kept(int(backbone * scale), boundaries, int((everything - backbone) * scale) + around)
+    return Kept(backbone, boundaries, everything - backbone + around)
+
+
+def _of_one_row(model: Any, length: int, own: set[int], device: torch.device) -> tuple[int, int]:
+    """Bytes that one row keeps: in the backbone alone, and in all."""
+    tokens = torch.zeros((1, length), dtype=torch.long, device=device)
+    backbone = _saved(lambda: model.model(input_ids=tokens, use_cache=False).last_hidden_state, own)
+    return backbone, _saved(lambda: forward_loss(model, tokens, tokens).loss, own)
 
 
 def remedies(model: Any, train: TrainSettings, ranks: int = 1, sharded: bool = False) -> list[tuple[str, int, str]]:
-    """(setting to give, bytes that it saves, what it costs), the cheapest first; those that would save next to nothing left out.
+    """(setting to give, bytes that it saves, what it costs), the cheapest first; without those that would save next to nothing.
 
     Args:
         ranks: processes that share a batch. sharded: whether they share weights and optimizer too.
@@ -106,6 +116,26 @@ def advice(model: Any, train: TrainSettings, ranks: int = 1, sharded: bool = Fal
     if not found:
         return "every remedy is in use: lower train.batch_size or train.chunk_size, or take a smaller model"
     return "; ".join(f"{setting} saves about {amount(saved)} {how}" for setting, saved, how in found)
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether this says that a device's or the machine's memory is full."""
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return not isinstance(error, ElmanError)
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def explain(error: BaseException, trainer: Any) -> OutOfMemoryError:
+    """What `fit` raises instead of `error`: how much was in use, and the remedies. Frees what the failed step held."""
+    device, train = trainer.device, trainer.settings.train
+    used = memory_in_use(device)
+    traceback.clear_frames(error.__traceback__)
+    trainer.optimizer.zero_grad()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return OutOfMemoryError(
+        f"out of memory on {device} in step {trainer.step + 1}, {amount(used)} in use: {advice(trainer.model, train)}"
+    )
 
 
 def amount(count: float) -> str:

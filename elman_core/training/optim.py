@@ -121,8 +121,13 @@ class Optimizer:
         if (by_name and set(by_name) != set(self.params)) or len(numbers) != len(self.inner.param_groups):
             odd = sorted(set(by_name) ^ set(self.params))
             raise CheckpointError(f"the optimizer's state is not of this model: {', '.join(odd[:3]) or 'other groups'}")
+        kinds = {kind for values in by_name.values() for kind in values}
+        if lacking := sorted(f"{k}/{n}" for n, values in by_name.items() for k in kinds - values.keys()):
+            raise CheckpointError(f"the optimizer's state lacks {', '.join(lacking[:3])}")
         for name, values in by_name.items():
             p = self.params[name]
+            if wrong := [k for k, v in values.items() if v.ndim and v.shape != p.shape]:
+                raise CheckpointError(f"the optimizer's {wrong[0]} of {name} is not of the shape {tuple(p.shape)}")
             # `step` of the fused AdamW lives where the parameter does, as everything else.
             self.inner.state[p] = {k: torch.empty_like(v, device=p.device).copy_(v) for k, v in values.items()}
         for group, stored in zip(self.inner.param_groups, numbers, strict=True):

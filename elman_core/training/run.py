@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import logging
 import os
 import platform
 import shutil
@@ -22,6 +24,8 @@ except ImportError:  # Windows: two trainings in one folder are not noticed ther
 from elman_core.registry import CheckpointError, ConfigError, StorageError
 
 from .storage import storage_errors, write_json, write_text
+
+log = logging.getLogger("elman_core")
 
 MANIFEST, METRICS, CONSOLE, CHECKPOINTS = "manifest.json", "metrics.jsonl", "console.log", "checkpoints"
 
@@ -88,7 +92,17 @@ class RunFolder:
     def sync_metrics(self) -> None:
         """Metrics on the disk: done before a checkpoint, which may never know more steps than they do."""
         with storage_errors(f"cannot write {self.path / METRICS}"):
+            if not (self.path / METRICS).exists():
+                self._begin_again()
             os.fsync(self._metrics.fileno())
+
+    def _begin_again(self) -> None:
+        """Somebody deleted the folder's files under a training. What it has learnt is still there to be saved."""
+        log.warning("elman: %s was deleted during the training: it begins anew", self.path / METRICS)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._metrics.close()
+        self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
+        write_json(self.path / MANIFEST, self.manifest)
 
     def cut_metrics(self, step: int) -> None:
         """Drop the lines after `step` and a line that a kill cut short."""
@@ -100,8 +114,9 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         """Append lines to console.log."""
-        self._console.write(text + "\n")
-        self._console.flush()
+        with storage_errors(f"cannot write {self.path / CONSOLE}"):
+            self._console.write(text + "\n")
+            self._console.flush()
 
     def discard(self) -> None:
         """Remove a new folder: what was to run in it cannot be built."""
@@ -111,7 +126,10 @@ class RunFolder:
     def close(self) -> None:
         """Give the folder free."""
         for opened in (self._metrics, self._console):
-            opened.close()
+            with contextlib.suppress(
+                OSError
+            ):  # lines that a full disk did not take were reported when they were written
+                opened.close()
         os.close(self._lock)
 
 

@@ -57,7 +57,7 @@ def listening(again_interrupts: bool = True, stuck: Callable[[int], Any] | None 
     for s in wanted:
         signal.signal(s, note)
     try:
-        with _watched(received, stuck):
+        with _watched(stuck):
             yield received
     finally:
         for s in wanted:
@@ -70,7 +70,7 @@ PATIENCE = 20.0
 
 
 @contextmanager
-def _watched(received: Received, stuck: Callable[[int], Any] | None) -> Iterator[None]:
+def _watched(stuck: Callable[[int], Any] | None) -> Iterator[None]:
     """A thread that hears of signals even while the main thread is inside a library and runs no Python handler."""
     if stuck is None:
         yield
