@@ -70,11 +70,10 @@ def shape(variant: str, size: str) -> str:
         return SIZES[size][variant]
     if size == "tiny":
         return f"{variant}@{TINY}"
-    from elman_core.experiments.size import solve_width
-    from elman_core.registry import resolve
+    from elman_core.experiments.size import candidates
 
     target, depth = (50_000_000, 6) if size == "50M" else (100_000_000, 20)
-    best = solve_width(resolve(variant), target, depth)[0]
+    best = candidates(variant, None, target, depth=depth)[0]
     return f"{variant}@{best.width}x{best.depth}"
 
 

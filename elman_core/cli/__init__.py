@@ -19,6 +19,7 @@ import typer
 MODULES: tuple[str, ...] = (
     "inspect",
     "size",
+    "probe",
     "plugin",
     "data",
     "train",
