@@ -28,6 +28,7 @@ MODULES: tuple[str, ...] = (
     "kernels",
     "generate",
     "export",
+    "results",
 )
 
 # The base of all usage errors: click's, or that of the copy of click that newer versions of typer carry.

@@ -1,0 +1,74 @@
+"""What comes after the runs: `elman results`, `compare`, `plot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from ._text import dump
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(results)
+    app.command()(compare)
+
+
+def results(
+    paths: list[Path] = typer.Argument(None, help="Runs, suites, or folders of them; runs/ by default."),
+    format_: str = typer.Option("terminal", "--format", help="terminal, markdown, csv or json."),
+    sort: str = typer.Option("bpb", help="bpb, loss, last100, tok_s, memory, minutes, parameters or model."),
+    by_model: bool = typer.Option(
+        False, "--by-model", help="One row a model: mean ± standard deviation over its seeds."
+    ),
+    everything: bool = typer.Option(False, "--all", help="Also the values of tuned settings that were not chosen."),
+    html: bool = typer.Option(False, "--html", help="Write report.html into the suite's folder, and say where it is."),
+    json_: bool = typer.Option(False, "--json", help="The same as --format json."),
+) -> None:
+    """Tables of runs: bits per byte held out, loss at equal tokens, speed, memory, status.
+
+    Runs are grouped by protocol, and the keys that differ between groups are named. Runs in progress are read as they are.
+    """
+    from elman_core.experiments.results import collect
+    from elman_core.experiments.runs import find_runs
+    from elman_core.experiments.tables import render
+
+    given = paths or [Path("runs")]
+    if html:
+        from elman_core.experiments.report import write_report
+
+        for path in given:
+            print(write_report(path))
+        return
+    found = collect(find_runs(given), sort, by_model, everything)
+    print(render(found, "json" if json_ else format_, by_model).rstrip("\n"))
+
+
+def compare(
+    paths: list[Path] = typer.Argument(
+        help="Runs (the first is compared with each other one), a suite, a folder of runs."
+    ),
+    last: int | None = typer.Option(
+        None, min=10, help="Steps compared, instead of the last quarter of those in common."
+    ),
+    json_: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Pair runs step by step on the same batches: the difference with a block-bootstrap interval, and over seeds.
+
+    Of a suite or a folder, the best model of each protocol is compared with each other one. Differences are in bits per byte,
+    first minus second: below zero, the first is better.
+    """
+    from elman_core.experiments.compare import against_best, against_first, as_data, describe
+    from elman_core.experiments.runs import MANIFEST, find_runs
+    from elman_core.registry import ConfigError
+
+    runs = find_runs(paths)
+    single = any((path / MANIFEST).is_file() for path in paths)
+    found = against_first(runs, last) if single else against_best(runs, last)
+    if not found:
+        raise ConfigError("there is nothing to compare: fewer than two models of one protocol have ended well")
+    if json_:
+        print(dump([as_data(comparison) for comparison in found]))
+        return
+    print("\n\n".join(describe(comparison) for comparison in found))

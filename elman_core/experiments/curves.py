@@ -1,0 +1,103 @@
+"""Series to draw: of one run, of a model over its seeds; smoothed, and thinned to what a picture can show. numpy alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .runs import Run
+
+Series = NDArray[np.float64]
+SHARE = 0.02
+"""Of a run's steps, so many are averaged for a smooth line."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What was measured, by step.
+
+    Attributes:
+        steps: {step, tokens (bytes), minutes, bits (training loss in bits per byte), tok_s, memory (GiB)}: one value a step.
+        heldout: the same of each evaluation: {step, tokens, minutes, bits}.
+    """
+
+    steps: Mapping[str, Series]
+    heldout: Mapping[str, Series]
+
+
+def curve(run: Run) -> Curve:
+    """The series of one run. Where a line lacks a figure, nan stands."""
+    metrics = run.metrics
+    steps = {
+        "step": np.array(metrics.column("step")),
+        "tokens": np.array(metrics.column("bytes_seen")),
+        "minutes": np.array(metrics.column("seconds")) / 60,
+        "bits": np.array(metrics.column("loss")) / math.log(2),
+        "tok_s": np.array(metrics.column("tok_s")),
+        "memory": np.array(metrics.column("memory")) / 2**30,
+    }
+    at = np.array([float(e["step"]) for e in metrics.evaluations])
+    heldout = {"step": at, "bits": np.array([float(e.get("bits_per_byte", "nan")) for e in metrics.evaluations])}
+    for name in ("tokens", "minutes"):
+        known = len(steps["step"]) > 0
+        heldout[name] = np.interp(at, steps["step"], steps[name]) if known else np.full(len(at), math.nan)
+    return Curve(steps, heldout)
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """The mean of several seeds, over the steps (and evaluations) that all of them have."""
+    if len(curves) == 1:
+        return curves[0]
+    return Curve(_mean([c.steps for c in curves]), _mean([c.heldout for c in curves]))
+
+
+def _mean(tables: Sequence[Mapping[str, Series]]) -> dict[str, Series]:
+    common = tables[0]["step"]
+    for table in tables[1:]:
+        common = np.intersect1d(common, table["step"])
+    rows = [np.isin(table["step"], common) for table in tables]
+    return {n: np.mean([t[n][r] for t, r in zip(tables, rows, strict=True)], axis=0) for n in tables[0]}
+
+
+def smooth(values_N: Series, width: int | None = None) -> Series:
+    """Centred moving mean over `width` values (2 % of them if None), over fewer at the ends. As long as what it is given."""
+    n = len(values_N)
+    width = max(1, round(SHARE * n)) if width is None else width
+    if n == 0 or width <= 1:
+        return values_N
+    known = np.isfinite(values_N)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values_N, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    low = np.maximum(np.arange(n) - width // 2, 0)
+    high = np.minimum(np.arange(n) + (width + 1) // 2, n)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (sums[high] - sums[low]) / (counts[high] - counts[low])
+
+
+def thin(x_N: Series, y_N: Series, most: int = 400) -> tuple[Series, Series]:
+    """Means over at most `most` runs of neighbours, of those points where both are finite."""
+    known = np.isfinite(x_N) & np.isfinite(y_N)
+    x_N, y_N = x_N[known], y_N[known]
+    if len(x_N) <= most:
+        return x_N, y_N
+    edges = np.linspace(0, len(x_N), most + 1).astype(int)
+    return tuple(np.add.reduceat(v, edges[:-1]) / np.diff(edges) for v in (x_N, y_N))  # type: ignore[return-value]
+
+
+def visible_range(series: Sequence[Series], skip: float = 0.1, margin: float = 0.05) -> tuple[float, float] | None:
+    """From where to where to draw losses: all but the first fall, which would squeeze what matters into a corner.
+
+    Returns:
+        (low, high), or None if there is nothing finite.
+    """
+    tails = [s[np.isfinite(s)] for s in series]
+    tails = [t[int(skip * len(t)) :] for t in tails if len(t)]
+    if not tails:
+        return None
+    low, high = min(float(t.min()) for t in tails), max(float(t.max()) for t in tails)
+    pad = margin * (high - low) or 0.05 * abs(high) or 1.0
+    return low - pad, high + pad

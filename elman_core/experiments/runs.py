@@ -1,0 +1,298 @@
+"""Finding runs and suites on the disk, and saying of each how it stands. Reads only, and needs no torch.
+
+A run is a folder with manifest.json. A suite is a folder with suite.json: its jobs' runs are in runs/<id>, their states in
+jobs/<id>.json. A path may be either, or a folder that holds some.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows: there, how fresh the metrics are says whether a run is alive
+    fcntl = None  # type: ignore[assignment]
+
+from elman_core.registry import ConfigError
+
+from .metrics import METRICS, Metrics, read_metrics
+
+MANIFEST, SUITE = "manifest.json", "suite.json"
+UNFINISHED = ("starting", "running")
+SILENT = 600.0
+"""Seconds without a step after which a run on another machine counts as gone."""
+_DEEPEST = 6  # folders below a path in which runs are looked for
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite's folder: `facts` is suite.json."""
+
+    path: Path
+    facts: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.facts.get("name") or self.path.name)
+
+    @property
+    def jobs(self) -> list[Mapping[str, Any]]:
+        return [j for j in self.facts.get("jobs") or [] if isinstance(j, dict) and j.get("id")]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, or a job of a suite that has not begun.
+
+    Attributes:
+        path: the run's folder. manifest: what manifest.json says; empty if it is not there or cannot be read.
+        suite, job, state: the suite that it is part of, its entry in suite.json, and jobs/<id>.json; None and empty outside.
+        fault: why the manifest could not be read.
+    """
+
+    path: Path
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    suite: Suite | None = None
+    job: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    fault: str = ""
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """All of metrics.jsonl, read once."""
+        return read_metrics(self.path)
+
+    @cached_property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The settings' tree; of a job that has not begun, as the suite asks for."""
+        tree = self.manifest.get("settings") or self.job.get("settings") or {}
+        return {table: dict(tree.get(table) or {}) for table in ("model", "data", "train")}
+
+    @property
+    def seed(self) -> int | None:
+        return self.settings["train"].get("seed", self.job.get("seed"))
+
+    @cached_property
+    def standing(self) -> tuple[str, str]:
+        """(status, remark). See `status_of`."""
+        return status_of(self)
+
+    @property
+    def status(self) -> str:
+        return self.standing[0]
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+def find_runs(paths: Iterable[Path]) -> list[Run]:
+    """Every run below the paths, each once, in the order of the paths and then by name.
+
+    Raises:
+        ConfigError: a path is not there, or has no run below it.
+    """
+    found: dict[Path, Run] = {}
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"there is no {path}: give runs, suites or folders of them")
+        count = 0
+        for run in _below(path, _DEEPEST):
+            found.setdefault(run.path.resolve(), run)
+            count += 1
+        if not count:
+            raise ConfigError(f"there is no run in {path}: a run is a folder with {MANIFEST}, a suite one with {SUITE}")
+    return list(found.values())
+
+
+def _below(path: Path, depth: int) -> Iterator[Run]:
+    if (path / SUITE).is_file():
+        yield from read_suite(path)[1]
+    elif (path / MANIFEST).is_file():
+        yield read_run(path, *_suite_around(path))
+    elif depth and path.is_dir():
+        with os.scandir(path) as entries:
+            folders = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        for name in folders:
+            yield from _below(path / name, depth - 1)
+
+
+def read_suite(path: Path) -> tuple[Suite, list[Run]]:
+    """A suite and its jobs' runs, those that have not begun included.
+
+    Raises:
+        ConfigError: there is no readable suite.json.
+    """
+    facts, fault = _read_json(path / SUITE)
+    if fault:
+        raise ConfigError(f"{path} is not a suite: {fault}")
+    suite = Suite(path, facts)
+    return suite, [read_run(path / "runs" / str(job["id"]), suite, job) for job in suite.jobs]
+
+
+def _suite_around(path: Path) -> tuple[Suite | None, Mapping[str, Any]]:
+    """The suite that a run's folder lies in, and its job there."""
+    home = path.resolve().parent.parent
+    if path.resolve().parent.name != "runs" or not (home / SUITE).is_file():
+        return None, {}
+    facts, fault = _read_json(home / SUITE)
+    if fault:
+        return None, {}
+    suite = Suite(home, facts)
+    return suite, next((j for j in suite.jobs if str(j["id"]) == path.resolve().name), {})
+
+
+def read_run(path: Path, suite: Suite | None = None, job: Mapping[str, Any] | None = None) -> Run:
+    """One run. What is missing or damaged is left empty and named in `fault`."""
+    manifest, fault = _read_json(path / MANIFEST)
+    state: dict[str, Any] = {}
+    if suite is not None and job:
+        state, _ = _read_json(suite.path / "jobs" / f"{job['id']}.json")
+    return Run(path, manifest, suite, job or {}, state, fault)
+
+
+def _read_json(path: Path) -> tuple[dict[str, Any], str]:
+    """(object, what is wrong with it)."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, f"it has no {path.name}"
+    except (OSError, ValueError) as error:
+        return {}, f"{path.name} cannot be read: {error}"
+    return (value, "") if isinstance(value, dict) else ({}, f"{path.name} is not an object")
+
+
+def status_of(run: Run) -> tuple[str, str]:
+    """How a run stands, and a remark where the word alone would mislead.
+
+    The manifest has the first word. It says "running" for ever if the process was killed outright: then nobody holds the run's
+    lock, and the job's state, or else "killed", stands instead. A job's "timeout" stands above the "killed" that it caused, and
+    a run that shared its GPU is "contended" however well it ended.
+    """
+    said = str(run.manifest.get("status") or "")
+    job = str(run.state.get("status") or "")
+    if not said:
+        if run.fault and (run.path / METRICS).exists():
+            return ("incomplete" if job in ("", "ok") else job), run.fault
+        return job or "waiting", ""
+    if said in UNFINISHED:
+        gone = _gone(run)
+        if not gone:
+            return "running", ""
+        return (job if job not in ("", "ok", "running", "waiting", "lost") else "killed"), gone
+    if job == "timeout" and said != "ok":
+        return job, ""
+    if said == "ok" and run.state.get("contended"):
+        return "contended", "its GPU was shared"
+    return said, str(run.manifest.get("error") or "")
+
+
+def _gone(run: Run) -> str:
+    """Why a run that says it is running is not; empty if it is."""
+    lock = run.path / ".lock"
+    if _held(lock):
+        return ""
+    host = (run.manifest.get("hardware") or {}).get("host")
+    here = host in (None, platform.node())
+    if here and fcntl is not None and lock.exists():
+        return "its process is gone; elman resume goes on with it"
+    files = [p.stat().st_mtime for p in (run.path / METRICS, run.path / MANIFEST) if p.exists()]
+    silent = time.time() - max(files, default=0.0)
+    return "" if silent < SILENT else f"no step for {silent / 60:,.0f} minutes" + ("" if here else f" (on {host})")
+
+
+def _held(lock: Path) -> bool:
+    """Whether a process trains in the folder. Asked for as a shared lock, given back at once."""
+    if fcntl is None:
+        return False
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+# What changes neither the model nor its training, and so names nobody.
+_NOT_A_NAME = {
+    "data.path", "train.seed", "train.save_every", "train.keep", "train.eval_every", "train.log_every", "train.device",
+    "train.accumulate", "train.gradient_checkpointing", "train.loss_chunk",
+}  # fmt: skip
+
+
+def identity(run: Run) -> tuple[str, ...]:
+    """What two runs share that differ in their seed alone: every setting of the model and of the training."""
+    flat = {k: v for k, v in flatten(run.settings).items() if k not in _NOT_A_NAME}
+    return tuple(sorted(f"{k}={json.dumps(v, sort_keys=True, default=str)}" for k, v in flat.items()))
+
+
+def label(run: Run) -> str:
+    """The model in short: as the suite calls it, else `variant@WIDTHxDEPTH`."""
+    if run.job.get("model"):
+        return str(run.job["model"])
+    model = run.settings["model"]
+    variant = model.get("variant")
+    name = variant if isinstance(variant, str) else _mixed(variant)
+    size = f"@{model['hidden_size']}x{model['num_hidden_layers']}" if "num_hidden_layers" in model else ""
+    return f"{name}{size}" if name else run.path.name
+
+
+def _mixed(variants: Any) -> str:
+    return "+".join(dict.fromkeys(str(v) for v in variants)) if isinstance(variants, list) else ""
+
+
+def labels(runs: Sequence[Run], without: Iterable[str] = ()) -> list[str]:
+    """A label for each run; runs with the same one that are not the same also get the settings in which they differ.
+
+    Args:
+        without: settings that are shown elsewhere, such as tuned ones.
+    """
+    hidden = _NOT_A_NAME | set(without)
+    names = [label(run) for run in runs]
+    alike: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        alike.setdefault(name, []).append(i)
+    for members in alike.values():
+        trees = [{k: v for k, v in flatten(runs[i].settings).items() if k not in hidden} for i in members]
+        keys = dict.fromkeys(k for tree in trees for k in tree)
+        differ = [k for k in keys if len({json.dumps(t.get(k), default=str) for t in trees}) > 1]
+        for i, tree in zip(members, trees, strict=True):
+            more = " ".join(f"{k.rpartition('.')[2]}={spelled(tree.get(k))}" for k in differ)
+            names[i] += f" {more}" if more else ""
+    return names
+
+
+def spelled(value: Any) -> str:
+    """A setting's value in a table."""
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        text = f"{value:g}"
+        short = f"{value:e}".replace("e-0", "e-")
+        mantissa, _, power = short.partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{power}" if 0 < abs(value) < 0.01 else text
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,237 @@
+"""Results as text: aligned columns for a terminal, Markdown, CSV, JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elman_core.registry import ConfigError
+
+from .results import Figure, Group, Results, Row, spelled_tuned
+from .runs import spelled
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, what a row shows there, and whether that is a number."""
+
+    name: str
+    show: Callable[[Row], str]
+    number: bool = True
+
+
+def columns(group: Group, by_model: bool = False) -> list[Column]:
+    """The columns of a group's table."""
+    tokens = f"loss at {short(group.tokens)}" if group.tokens else "loss at equal tokens"
+    found = [
+        Column("model", lambda r: r.model, number=False),
+        Column("parameters", lambda r: shown(_alone(r, "parameters"), "{:,.0f}")),
+        Column("bits/byte", lambda r: shown(r.figures.get("bits_per_byte"), "{:.4f}")),
+        Column(tokens, lambda r: shown(r.figures.get("loss"), "{:.4f}")),
+        Column("last 100", lambda r: shown(r.figures.get("last_100"), "{:.4f}")),
+        Column("tok/s", lambda r: shown(_alone(r, "tok_s"), "{:,.0f}")),
+        Column("GiB", lambda r: shown(_alone(r, "peak_memory"), "{:.2f}", 2**30)),
+        Column("minutes", lambda r: minutes(_alone(r, "minutes"))),
+        Column("seeds" if by_model else "seed", lambda r: ", ".join(map(str, r.seeds)) or NOTHING, number=not by_model),
+        Column("status", lambda r: r.status, number=False),
+        Column("tuned", spelled_tuned, number=False),
+    ]
+    if not by_model:
+        found.append(Column("run", lambda r: str(r.runs[0].path.name), number=False))
+    return found
+
+
+def shown(figure: Figure | None, form: str, scale: float = 1) -> str:
+    """`1.2345`, over seeds `1.2345 ± 0.0012`; a dash for what is not known."""
+    if figure is None or not math.isfinite(figure.value):
+        return NOTHING
+    text = form.format(figure.value / scale)
+    return text if figure.spread is None else f"{text} ± {form.format(figure.spread / scale)}"
+
+
+def _alone(row: Row, name: str) -> Figure | None:
+    """A figure without its spread: that of cost is the machine's, and would crowd the table. JSON and CSV have it."""
+    figure = row.figures.get(name)
+    return None if figure is None else Figure(figure.value)
+
+
+def minutes(figure: Figure | None) -> str:
+    """Minutes, with a digit more where there are few."""
+    return shown(figure, "{:.1f}" if figure is not None and figure.value >= 10 else "{:.2f}")
+
+
+def short(count: float | None) -> str:
+    """16.4M, 950K."""
+    if count is None:
+        return NOTHING
+    for scale, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if count >= scale:
+            return f"{count / scale:.3g}{letter}"
+    return f"{count:.0f}"
+
+
+def heading(group: Group) -> str:
+    """One line that says what the rows share."""
+    if not group.protocol:
+        return "protocol unknown: runs that have not begun, or whose manifest does not say"
+    p = group.protocol
+    length = f"{p['steps']:,} steps" if p.get("steps") else f"{p.get('minutes')} minutes"
+    parts = [f"protocol {group.hash}"]
+    if group.target:
+        parts.append(f"{group.target} parameters")
+    parts.append(f"{length} of {p.get('batch_size')} x {p.get('chunk_size')} bytes")
+    data = p.get("data") or {}
+    if data.get("size"):
+        parts.append(f"text of {data['size'] / 1e6:,.1f} MB, {p.get('sampling')}")
+    parts += [str(value[0]) for value in (p.get("optimizer"), p.get("schedule")) if value]
+    parts.append(str(p.get("precision")))
+    if p.get("evaluation"):
+        parts.append(f"held out: {p['evaluation'][0]:,} bytes in windows of {p['evaluation'][1]}")
+    return " · ".join(parts)
+
+
+def difference_lines(results: Results) -> list[str]:
+    """Which keys differ between the groups' protocols, and why that matters."""
+    if not results.differences:
+        return []
+    names = list(dict.fromkeys(g.hash for g in results.groups))
+    lines = [f"{len(names)} protocols, each ranked by itself; they differ in:"]
+    return lines + [f"  {k}: {' | '.join(spelled(v) for v in values)}" for k, values in results.differences.items()]
+
+
+def terminal(results: Results, by_model: bool = False) -> str:
+    """For reading on a screen."""
+    blocks = []
+    for group in results.groups:
+        cells = [[c.show(row) for c in columns(group, by_model)] for row in group.rows]
+        heads = columns(group, by_model)
+        widths = [max(len(c.name), *(len(r[i]) for r in cells)) for i, c in enumerate(heads)]
+        lines = [
+            "  " + "  ".join(_padded(text, w, c.number) for text, w, c in zip(row, widths, heads, strict=True)).rstrip()
+            for row in [[c.name for c in heads], *cells]
+        ]
+        blocks.append("\n".join([heading(group), *lines, *(f"  note: {n}" for n in group.notes)]))
+    if results.differences:
+        blocks.append("\n".join(difference_lines(results)))
+    if results.hidden:
+        blocks.append(f"{results.hidden} runs with values of tuned settings that were not chosen: --all shows them")
+    return "\n\n".join(blocks)
+
+
+def _padded(text: str, width: int, number: bool) -> str:
+    return text.rjust(width) if number else text.ljust(width)
+
+
+def markdown(results: Results, by_model: bool = False) -> str:
+    """For a README or a paper's appendix."""
+    blocks = []
+    for group in results.groups:
+        heads = columns(group, by_model)
+        lines = [
+            f"**{_escaped(heading(group))}**",
+            "",
+            "| " + " | ".join(c.name for c in heads) + " |",
+            "|" + "|".join("---:" if c.number else "---" for c in heads) + "|",
+            *("| " + " | ".join(_escaped(c.show(row)) for c in heads) + " |" for row in group.rows),
+        ]
+        if group.notes:
+            lines += ["", *(f"- {_escaped(n)}" for n in group.notes)]
+        blocks.append("\n".join(lines))
+    if results.differences:
+        first, *rest = difference_lines(results)
+        blocks.append("\n".join([first, "", *(f"- {_escaped(line.strip())}" for line in rest)]))
+    if results.hidden:
+        blocks.append(f"{results.hidden} runs with values of tuned settings that were not chosen are left out.")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("\n", " ")
+
+
+FIGURES = (
+    "parameters", "bits_per_byte", "loss", "last_100", "tok_s", "peak_memory", "minutes", "bytes_seen",
+)  # fmt: skip
+
+
+def as_data(results: Results) -> dict[str, Any]:
+    """Plain values, for JSON."""
+    return {
+        "groups": [
+            {
+                "protocol_hash": group.hash,
+                "protocol": dict(group.protocol),
+                "target": group.target,
+                "equal_tokens": group.tokens,
+                "notes": list(group.notes),
+                "rows": [row_data(row) for row in group.rows],
+            }
+            for group in results.groups
+        ],
+        "differences": {k: list(v) for k, v in results.differences.items()},
+        "hidden": results.hidden,
+    }
+
+
+def row_data(row: Row) -> dict[str, Any]:
+    """A row as plain values; figures in the units of `Row`."""
+    known = {n: f for n, f in row.figures.items() if math.isfinite(f.value)}
+    data: dict[str, Any] = {"model": row.model, "status": row.status, "remark": row.remark}
+    data |= {n: known[n].value if n in known else None for n in FIGURES}
+    if len(row.runs) > 1:
+        data["spread"] = {n: f.spread for n, f in known.items() if f.spread is not None}
+    return data | {
+        "seeds": list(row.seeds),
+        "tuned": dict(row.tuned),
+        "tried": {k: list(v) for k, v in row.tried.items()},
+        "chosen": row.chosen,
+        "runs": [str(run.path) for run in row.runs],
+    }
+
+
+def as_csv(results: Results, by_model: bool = False) -> str:
+    """One line a row, all groups below one another with their protocol's hash."""
+    names = ["protocol_hash", "target", "equal_tokens", "model", "status", *FIGURES]
+    names += [f"{n}_spread" for n in FIGURES] if by_model else []
+    names += ["seeds", "tuned", "tried", "chosen", "remark", "runs"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for group in results.groups:
+        for row in group.rows:
+            data = row_data(row)
+            more = {f"{n}_spread": v for n, v in data.pop("spread", {}).items() if f"{n}_spread" in names}
+            flat = {k: _flat(v) for k, v in {**data, **more}.items()}
+            writer.writerow({"protocol_hash": group.hash, "target": group.target, "equal_tokens": group.tokens, **flat})
+    return text.getvalue()
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return " ".join(f"{k}={spelled(v) if not isinstance(v, list) else json.dumps(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return value
+
+
+FORMATS = ("terminal", "markdown", "csv", "json")
+
+
+def render(results: Results, form: str, by_model: bool = False) -> str:
+    """The table in one of `FORMATS`. Raises `ConfigError` for another."""
+    if form == "terminal":
+        return terminal(results, by_model)
+    if form == "markdown":
+        return markdown(results, by_model)
+    if form == "csv":
+        return as_csv(results, by_model)
+    if form == "json":
+        return json.dumps(as_data(results), indent=2, default=str, ensure_ascii=False)
+    raise ConfigError(f"--format takes one of {', '.join(FORMATS)}, not {form!r}")

@@ -1,0 +1,161 @@
+"""Two models side by side: pairs of the same batches, honest words, and what makes a comparison less than it seems."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from results_helpers import DATA, example_suite, losses, write_run
+
+from elman_core.cli import main
+from elman_core.experiments.compare import against_best, against_first, describe, verdict
+from elman_core.experiments.runs import find_runs
+from elman_core.experiments.statistics import bootstrap_mean, student_mean
+
+BITS = 1 / math.log(2)
+OTHER = "model.hidden_size=128"
+
+
+def pair(folder: Path, *sets: str, **more):
+    """A comparison of run a, of level 1.40 with seed 42, and a run b."""
+    if not (folder / "a").exists():
+        write_run(folder / "a", "train.steps=800", level=1.40)
+    write_run(folder / "b", "train.steps=800", OTHER, *sets, **more)
+    (found,) = against_first(find_runs([folder / "a", folder / "b"]))
+    return found
+
+
+def test_a_pair_is_the_difference_of_its_losses_step_by_step(tmp_path):
+    found = pair(tmp_path, level=1.45)
+    difference = (losses(800, 1.40, 42) - losses(800, 1.45, 42))[-200:] * BITS
+    (only,) = found.pairs
+    assert (only.paired, only.steps, only.seeds) == (True, (601, 800), (42, 42))
+    wanted = bootstrap_mean(difference)
+    assert only.difference.mean == pytest.approx(difference.mean())
+    assert (only.difference.low, only.difference.high) == pytest.approx((wanted.low, wanted.high))
+    assert only.heldout == pytest.approx(-0.05 * BITS)
+    assert verdict(found).startswith("toy@256x6 is better than toy@128x6 by 0.0")
+    assert any("one seed" in text for text in found.caveats)
+
+
+def test_pairing_sees_what_the_noise_of_the_batches_hides(tmp_path):
+    """Levels 0.01 nats apart where batches add 0.1 nats of noise: one seed in common tells them apart, another does not."""
+    close = pair(tmp_path / "same", level=1.41)
+    far = pair(tmp_path / "other", "train.seed=43", level=1.41)
+    assert close.decisive.clear
+    assert not far.pairs[0].paired
+    assert not far.decisive.clear
+    assert far.decisive.half_width > 3 * close.decisive.half_width
+    assert any("no seed in common" in text for text in far.caveats)
+    assert "equal within noise" in verdict(far)
+
+
+def test_what_is_the_same_is_equal_within_noise(tmp_path):
+    values = losses(800, 1.40, 42) + 0.02 * np.random.default_rng(5).standard_normal(800)
+    found = pair(tmp_path, values=values, heldout=2.0)
+    assert not found.decisive.clear
+    assert found.decisive.low < 0 < found.decisive.high
+    assert "equal within noise" in verdict(found)
+
+
+def test_last_says_how_many_steps_are_compared(tmp_path):
+    pair(tmp_path, level=1.45)
+    (found,) = against_first(find_runs([tmp_path / "a", tmp_path / "b"]), last=50)
+    assert found.pairs[0].steps == (751, 800)
+
+
+def test_runs_of_different_length_are_compared_on_the_steps_that_both_did(tmp_path):
+    found = pair(tmp_path, level=1.45, status="crashed", steps=500)
+    assert found.pairs[0].steps == (301, 500)
+    assert found.pairs[0].heldout is None  # not evaluated where it ended
+    assert any("b is crashed" in text for text in found.caveats)
+
+
+def test_over_seeds_the_interval_is_students_of_the_pairs(tmp_path):
+    levels = {1: (1.40, 1.45), 2: (1.41, 1.45), 3: (1.40, 1.47)}
+    for seed, (one, two) in levels.items():
+        write_run(tmp_path / f"a{seed}", "train.steps=800", f"train.seed={seed}", level=one)
+        write_run(tmp_path / f"b{seed}", "train.steps=800", f"train.seed={seed}", OTHER, level=two)
+    (found,) = against_first(find_runs(sorted(tmp_path.iterdir())))
+    assert [p.seeds for p in found.pairs] == [(1, 1), (2, 2), (3, 3)]
+    assert found.loss == student_mean([p.difference.mean for p in found.pairs])
+    by_hand = np.array([-0.05, -0.04, -0.07]) * BITS
+    assert found.heldout.mean == pytest.approx(by_hand.mean())
+    assert found.heldout.half_width == pytest.approx(4.30265 * by_hand.std(ddof=1) / math.sqrt(3), rel=1e-4)
+    assert found.decisive == found.heldout
+    assert "(held out, 3 seeds)" in verdict(found)
+    assert found.caveats == ()
+
+
+@pytest.mark.parametrize(
+    ("sets", "more", "wanted", "paired"),
+    [
+        (("train.precision='bf16'",), {}, "not the same protocol (train.precision)", True),
+        (("train.batch_size=16",), {}, "the same batches", False),
+        ((), {"parameters": 1_100_000}, "not of equal size: 1,000,000 and 1,100,000", True),
+        ((), {"act_hooks": {"elman_loss": ["x"]}}, "not the same hooks", True),
+    ],
+)
+def test_what_makes_a_comparison_unfair_is_said(tmp_path, sets, more, wanted, paired):
+    found = pair(tmp_path, *sets, **more)
+    assert any(wanted in text for text in found.caveats), found.caveats
+    assert found.pairs[0].paired is paired
+    assert wanted in describe(found)
+
+
+def test_another_text_is_not_the_same_batches(tmp_path, monkeypatch):
+    write_run(tmp_path / "a", "train.steps=800")
+    monkeypatch.setitem(DATA, "blake2b", "another")
+    found = pair(tmp_path)
+    assert not found.pairs[0].paired
+    assert any("texts or windows differ" in text for text in found.caveats)
+
+
+def test_a_difference_that_still_changes_is_said(tmp_path):
+    values = losses(800, 1.40, 42) + np.linspace(0, 0.8, 800)
+    found = pair(tmp_path, values=values)
+    early, late = found.pairs[0].drift
+    assert late.mean < early.mean < 0
+    assert any("still changing" in text for text in found.caveats)
+    assert pair(tmp_path / "steady", level=1.45).pairs[0].drift is None
+
+
+def test_too_few_steps_say_nothing(tmp_path):
+    found = pair(tmp_path, status="crashed", steps=6)
+    assert found.decisive is None
+    assert "too few steps" in verdict(found)
+    assert "fewer than 10 steps" in describe(found)
+
+
+def test_one_model_alone_is_an_error(tmp_path, capsys):
+    run = write_run(tmp_path / "a")
+    assert main(["compare", str(run)]) == 2
+    assert "at least two models" in capsys.readouterr().err
+    (tmp_path / "s").mkdir()
+    write_run(tmp_path / "s" / "a")
+    assert main(["compare", str(tmp_path / "s")]) == 2
+    assert "fewer than two models" in capsys.readouterr().err
+
+
+def test_of_a_suite_the_best_stands_beside_each_other_one_at_its_own_learning_rate(tmp_path, capsys):
+    suite = example_suite(tmp_path / "s", seeds=(1, 2), steps=240)
+    found = against_best(find_runs([suite]))
+    assert [(c.first.name, c.second.name) for c in found] == [("toy-a", n) for n in ("toy-d", "toy-b", "toy <c>")]
+    assert {run.settings["train"]["lr"] for c in found for run in c.second.runs} == {1e-3}
+    assert main(["compare", str(suite), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [d["verdict"] for d in data] == [verdict(c) for c in found]
+    assert data[0]["pairs"][0]["loss"]["mean"] == found[0].pairs[0].difference.mean
+    assert main(["compare", str(suite)]) == 0
+    assert "steps 121 to 240" in capsys.readouterr().out
+
+
+def test_under_minutes_the_schedules_differ_at_equal_steps(tmp_path):
+    minutes = ("train.minutes=1.0", "train.schedule='wsd'")
+    write_run(tmp_path / "a", *minutes, level=1.4)
+    write_run(tmp_path / "b", *minutes, OTHER, level=1.5)
+    (found,) = against_first(find_runs([tmp_path / "a", tmp_path / "b"]))
+    assert any("minutes decided the length" in text for text in found.caveats)

@@ -1,0 +1,134 @@
+"""Intervals: against hand computations, tables, and how often they cover the truth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from elman_core.experiments.statistics import (
+    block_length,
+    bootstrap_mean,
+    bootstrap_means,
+    student_mean,
+    student_quantile,
+)
+
+
+def autoregressive(correlation: float, count: int, length: int, seed: int = 1) -> np.ndarray:
+    """`count` series with mean zero."""
+    noise = np.random.default_rng(seed).standard_normal((length + 200, count))
+    series = noise.copy()
+    for i in range(1, length + 200):
+        series[i] = correlation * series[i - 1] + noise[i]
+    return np.ascontiguousarray(series[200:].T)
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "value"),  # printed tables of Student's t
+    [
+        (0.975, 1, 12.706),
+        (0.975, 2, 4.303),
+        (0.975, 5, 2.571),
+        (0.975, 30, 2.042),
+        (0.95, 10, 1.812),
+        (0.995, 4, 4.604),
+    ],
+)
+def test_quantiles_of_student_are_those_of_the_tables(probability, freedom, value):
+    assert student_quantile(probability, freedom) == pytest.approx(value, abs=6e-4)
+
+
+def test_with_much_freedom_student_is_normal():
+    assert student_quantile(0.975, math.inf) == pytest.approx(1.959964, abs=1e-6)
+    assert student_quantile(0.975, 9_999) == pytest.approx(student_quantile(0.975, 10_001), rel=2e-4)
+
+
+def test_an_interval_over_seeds_by_hand():
+    # differences 0.010, 0.014, 0.018: mean 0.014, deviation 0.004, error 0.004 / sqrt 3, t(0.975, 2) = 4.3027
+    found = student_mean([0.010, 0.014, 0.018])
+    assert found.mean == pytest.approx(0.014)
+    assert found.half_width == pytest.approx(4.30265 * 0.004 / math.sqrt(3), rel=1e-5)
+    assert found.clear
+    assert not student_mean([-0.01, 0.03]).clear
+    with pytest.raises(ValueError, match="two seeds"):
+        student_mean([1.0])
+
+
+def test_the_block_length_by_hand():
+    """A series whose autocorrelations are known exactly: R(0) = 1, R(1) about -1/2, none further away but at the ends."""
+    n = 400
+    series = np.tile([1.0, 1.0, -1.0, -1.0], n // 4)  # period 4: correlations 1, 0, -1, 0, 1, ... never die out
+    covariance = [sum(series[i] * series[i + k] for i in range(n - k)) / n for k in range(26)]
+    assert covariance[:5] == pytest.approx([1, 0.0025, -0.995, -0.0025, 0.99], abs=0.003)
+    # no lag is followed by 5 small ones: the last large one is 24, M = min(2 * 24, 25) = 25
+    weights = [1 if k <= 12.5 else 2 * (1 - k / 25) for k in range(26)]
+    g0 = covariance[0] + 2 * sum(w * c for w, c in zip(weights[1:], covariance[1:], strict=True))
+    big_g = 2 * sum(k * weights[k] * covariance[k] for k in range(1, 26))
+    wanted = (big_g**2 / g0**2) ** (1 / 3) * n ** (1 / 3)
+    assert block_length(series) == pytest.approx(min(wanted, 3 * math.sqrt(n)), rel=1e-9)
+
+
+def test_the_block_length_of_independent_values_is_short_and_of_correlated_ones_that_of_theory():
+    n = 20_000
+    assert block_length(np.random.default_rng(0).standard_normal(n)) < 3
+    for correlation in (0.5, 0.8):
+        theory = (2 * correlation / (1 - correlation**2)) ** (2 / 3) * n ** (1 / 3)  # G / g(0) = 2ρ / (1 - ρ²)
+        found = np.median([block_length(s) for s in autoregressive(correlation, 7, n)])
+        assert found == pytest.approx(theory, rel=0.2)
+
+
+def test_a_constant_has_no_width():
+    found = bootstrap_mean(np.full(50, 0.25))
+    assert (found.mean, found.low, found.high) == (0.25, 0.25, 0.25)
+
+
+def test_resampling_draws_blocks_that_wrap():
+    """With one block of the whole length, every resample is the series turned round: its mean is the series' own."""
+    series = np.arange(30.0)
+    means = bootstrap_means(series, block=1e9, draws=100)
+    assert means == pytest.approx(np.full(100, series.mean()))
+
+
+def test_blocks_of_one_give_the_variance_of_independent_draws():
+    series = np.random.default_rng(3).standard_normal(200)
+    means = bootstrap_means(series, block=1.0, draws=4000)
+    assert means.std() == pytest.approx(series.std() / math.sqrt(200), rel=0.05)
+    assert means.mean() == pytest.approx(series.mean(), abs=4 * means.std() / math.sqrt(4000))
+
+
+def test_the_variance_of_block_means_is_politis_and_romanos():
+    """It has a closed form in the circular autocovariances: Politis & Romano 1994, lemma 1."""
+    series = autoregressive(0.7, 1, 120)[0]
+    n, p = len(series), 1 / 9
+    centred = series - series.mean()
+    circular = [float(centred @ np.roll(centred, -k)) / n for k in range(n)]
+    wanted = (circular[0] + sum(2 * (1 - k / n) * (1 - p) ** k * circular[k] for k in range(1, n))) / n
+    assert bootstrap_means(series, 9.0, draws=20_000).var() == pytest.approx(wanted, rel=0.06)
+
+
+def test_the_same_series_gives_the_same_interval():
+    series = autoregressive(0.5, 1, 300)[0]
+    assert bootstrap_mean(series) == bootstrap_mean(series)
+
+
+@pytest.mark.parametrize("series", [np.ones(9), np.array([*np.ones(20), np.nan])])
+def test_too_few_values_or_one_that_is_not_finite_is_an_error(series):
+    with pytest.raises(ValueError, match="finite values"):
+        bootstrap_mean(series)
+
+
+@pytest.mark.parametrize(
+    ("correlation", "length", "least"), [(0.0, 150, 0.92), (0.3, 150, 0.92), (0.6, 200, 0.90), (0.6, 1000, 0.925)]
+)
+def test_it_covers_what_it_says(correlation, length, least):
+    """Of 300 simulated series, 95 of 100 intervals should hold the true mean; independence assumed would give 0.67 for 0.6."""
+    series = autoregressive(correlation, 300, length)
+    found = [bootstrap_mean(s, draws=400) for s in series]
+    covered = np.mean([i.low < 0 < i.high for i in found])
+    assert least <= covered <= 0.99
+    ideal = 1.96 / (1 - correlation) / math.sqrt(length)  # half the width, were the correlation known
+    assert 0.9 <= np.mean([i.half_width for i in found]) / ideal <= 1.3
+    naive = np.mean([abs(s.mean()) < 1.96 * s.std() / math.sqrt(length) for s in series])
+    assert correlation < 0.5 or naive < 0.75

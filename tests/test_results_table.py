@@ -1,0 +1,452 @@
+"""Runs become rows: figures, statuses, groups that share a protocol; whatever a kill left is read."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from results_helpers import example_suite, losses, write_run, write_suite
+
+from elman_core.cli import main
+from elman_core.experiments.metrics import last_steps, read_metrics
+from elman_core.experiments.results import collect, named
+from elman_core.experiments.runs import find_runs, labels, spelled
+from elman_core.experiments.tables import as_data, columns, render
+from elman_core.registry import ConfigError
+
+
+def rows(*paths: Path, **options):
+    found = collect(find_runs(paths), **options)
+    return [row for group in found.groups for row in group.rows]
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory) -> Path:
+    return example_suite(tmp_path_factory.mktemp("suite") / "toys", seeds=(1, 2), steps=120)
+
+
+# metrics -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_steps_are_found_without_reading_the_file(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", "train.steps=3000")
+    everything = read_metrics(run).steps
+    monkeypatch.setattr("elman_core.experiments.metrics.read_metrics", lambda _: pytest.fail("it read everything"))
+    for until in (1, 2, 99, 100, 101, 1500, 2999, 3000):
+        assert last_steps(run, 100, until) == everything[max(0, until - 100) : until], until
+    assert last_steps(run, 7) == everything[-7:]
+    assert len(last_steps(run, 10**6)) == 3000
+
+
+def test_broken_lines_are_left_out_and_counted(tmp_path):
+    run = write_run(tmp_path / "run", "train.steps=200", evaluations=0)
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    lines[50] = lines[50][:20]
+    file.write_text("\n".join([*lines[:150], '{"kind": "st']))
+    found = read_metrics(run)
+    assert [line["step"] for line in found.steps] == [i for i in range(1, 151) if i != 51]
+    assert found.broken == 2
+    assert [line["step"] for line in last_steps(run, 100)] == [50, *range(52, 151)]
+    assert [line["step"] for line in last_steps(run, 5, until=52)] == [47, 48, 49, 50, 52]
+
+
+def test_steps_done_twice_count_once_the_later_stands(tmp_path):
+    run = write_run(tmp_path / "run", "train.steps=30", evaluations=0)
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in (21, 22):
+            file.write(json.dumps({"kind": "step", "step": step, "loss": 9.0}) + "\n")
+    found = read_metrics(run).steps
+    assert [line["step"] for line in found] == list(range(1, 23))
+    assert found[-1]["loss"] == 9.0
+
+
+def test_lines_of_other_kinds_and_other_things_are_no_steps(tmp_path):
+    run = write_run(tmp_path / "run", "train.steps=3", evaluations=0)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "gradient", "step": 3}\n[1, 2]\n"text"\n{"kind": "step"}\n')
+    found = read_metrics(run)
+    assert (len(found.steps), found.broken) == (3, 3)
+
+
+def test_a_run_without_metrics_has_none(tmp_path):
+    assert read_metrics(tmp_path).steps == []
+    assert last_steps(tmp_path, 3) == []
+
+
+# rows ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_a_row(tmp_path):
+    run = write_run(tmp_path / "run", "train.steps=500", tok_s=1e5, parameters=123_456, heldout=1.75)
+    (row,) = rows(run)
+    found = losses(500, 1.4, 42)
+    assert row.value("bits_per_byte") == 1.75
+    assert row.value("last_100") == pytest.approx(found[-100:].mean())
+    assert row.value("loss") == pytest.approx(found[-100:].mean())  # alone, it is where all of the group came
+    assert row.value("parameters") == 123_456
+    speeds = [1e5 * (1 + 0.05 * np.sin(i)) for i in range(51, 501)]
+    assert row.value("tok_s") == pytest.approx(statistics.median(speeds))
+    assert row.value("peak_memory") == 2**30 + 500_000
+    assert row.value("minutes") == pytest.approx(499 * 512 / 1e5 / 60)
+    assert row.status == "ok"
+    assert row.seeds == (42,)
+
+
+def test_a_run_in_progress_has_the_same_figures_as_its_summary_would_have(tmp_path):
+    """The summary in the manifest and what is computed from the metrics are one thing."""
+    from elman_core.experiments.results import summarise
+
+    (run,) = find_runs([write_run(tmp_path / "run", "train.steps=250")])
+    wanted = dict(run.manifest["result"])
+    del wanted["evaluated_at"]
+    assert summarise(run) == pytest.approx(wanted)
+
+
+def test_loss_at_equal_tokens_is_where_the_shortest_finished_run_ended(tmp_path):
+    sets = ("train.schedule='wsd'", "train.minutes=1.0")
+    values = losses(400, 1.4, 42)
+    for name, done in (("short", 250), ("long", 400), ("crashed", 90)):
+        write_run(
+            tmp_path / name, *sets, f"model.hidden_size={256 + 8 * len(name)}", "train.lr=0.001", values=values[:done],
+            status="crashed" if name == "crashed" else "ok",
+        )  # fmt: skip
+    # an override of minutes leaves BASE's steps; the settings a training resolves have only one of them
+    (group,) = collect(find_runs([tmp_path])).groups
+    assert group.tokens == 250 * 512
+    by_name = {row.runs[0].path.name: row for row in group.rows}
+    for name in ("short", "long"):
+        assert by_name[name].value("loss") == pytest.approx(values[150:250].mean())
+    assert by_name["long"].value("last_100") == pytest.approx(values[300:400].mean())
+    assert np.isnan(by_name["crashed"].value("loss"))
+    assert [row.status for row in group.rows] == ["ok", "ok", "crashed"]
+
+
+def test_rows_that_did_not_end_well_stand_last_however_low_their_loss(tmp_path):
+    write_run(tmp_path / "good", level=2.0)
+    write_run(
+        tmp_path / "bad", "model.hidden_size=128", level=0.5, status="diverged@301", result={"bits_per_byte": 0.1}
+    )
+    write_run(tmp_path / "nan", "model.hidden_size=64", heldout=float("nan"), level=0.1)
+    found = rows(tmp_path)
+    assert [row.runs[0].path.name for row in found] == ["good", "nan", "bad"]
+    assert found[-1].status == "diverged@301"
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"), [("bpb", "a"), ("tok_s", "b"), ("parameters", "c"), ("model", "c"), ("memory", "a")]
+)
+def test_sorting(tmp_path, sort, first):
+    write_run(tmp_path / "a", "model.hidden_size=300", "train.steps=300", level=1.0, tok_s=1e3, parameters=30)
+    write_run(tmp_path / "b", "model.hidden_size=310", level=1.2, tok_s=3e3, parameters=20)
+    write_run(tmp_path / "c", "model.hidden_size=100", level=1.1, tok_s=2e3, parameters=10)
+    assert rows(tmp_path, sort=sort)[0].runs[0].path.name == first
+    with pytest.raises(ConfigError, match="--sort takes one of"):
+        rows(tmp_path, sort="size")
+
+
+# statuses ------------------------------------------------------------------------------------------------------------
+
+HOLD = """
+import fcntl, sys, time
+held = open(sys.argv[1])
+fcntl.flock(held, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_running_run_is_told_from_one_whose_process_is_gone(tmp_path):
+    import platform
+
+    here = {"host": platform.node(), "device": "cpu"}
+    run = write_run(tmp_path / "run", status="running", steps=100, hardware=here)
+    (row,) = rows(run)
+    assert row.status == "killed"
+    assert "process is gone" in row.remark
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(run / ".lock")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        (row,) = rows(run)
+        assert row.status == "running"
+        assert row.value("last_100") == pytest.approx(losses(300, 1.4, 42)[:100].mean())
+        with open(run / ".lock") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # looking took nothing from the process
+    finally:
+        holder.kill()
+        holder.wait()
+    assert rows(run)[0].status == "killed"
+
+
+def test_looking_leaves_the_lock_free(tmp_path):
+    run = write_run(tmp_path / "run", status="running", steps=10)
+    rows(run)
+    with open(run / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_run_on_another_machine_counts_as_running_while_it_writes(tmp_path):
+    run = write_run(tmp_path / "run", status="running", steps=10, hardware={"host": "elsewhere", "device": "cuda"})
+    assert rows(run)[0].status == "running"
+    for name in ("metrics.jsonl", "manifest.json"):
+        os.utime(run / name, (time.time() - 3600, time.time() - 3600))
+    (row,) = rows(run)
+    assert row.status == "killed"
+    assert "elsewhere" in row.remark
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "wanted"),
+    [
+        ("ok", {"status": "ok", "contended": True}, "contended"),
+        ("killed", {"status": "timeout"}, "timeout"),
+        ("running", {"status": "oom"}, "oom"),
+        ("running", {"status": "lost"}, "killed"),
+        ("ok", {"status": "timeout"}, "ok"),
+        ("oom", {"status": "ok"}, "oom"),
+        ("diverged@7", {"status": "crashed", "contended": True}, "diverged@7"),
+    ],
+)
+def test_the_run_and_its_job_give_one_status(tmp_path, said, state, wanted):
+    done = {} if said == "ok" else {"steps": 20}
+    write_suite(tmp_path / "s", [{"id": "a", "model": "toy", "status": said, "state": state, "hardware": None, **done}])
+    assert rows(tmp_path / "s")[0].status == wanted
+    assert rows(tmp_path / "s" / "runs" / "a")[0].status == wanted  # by itself, it still knows its job
+
+
+def test_a_job_that_has_not_begun_waits(tmp_path):
+    jobs = [{"id": "a", "model": "toy"}, {"id": "b", "model": "toy2", "begun": False, "state": {"status": "waiting"}}]
+    found = rows(write_suite(tmp_path / "s", jobs))
+    assert [(row.model, row.status) for row in found] == [("toy", "ok"), ("toy2", "waiting")]
+    assert "–" in render(collect(find_runs([tmp_path / "s"])), "terminal")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"status": "running"}', '{"settings": {}}'])
+def test_a_damaged_or_empty_manifest_is_a_row_that_is_not_ok(tmp_path, content, capsys):
+    run = write_run(tmp_path / "run")
+    (run / "manifest.json").write_text(content)
+    assert main(["results", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "protocol unknown" in said
+    assert "ok" not in said.split()
+
+
+@pytest.mark.parametrize(
+    "missing", ["settings", "protocol", "parameters", "hardware", "versions", "result", "act_hooks"]
+)
+def test_any_entry_of_the_manifest_may_be_missing(tmp_path, missing, capsys):
+    write_run(tmp_path / "runs" / "a", **{missing: None})
+    write_run(tmp_path / "runs" / "b", "model.hidden_size=128")
+    for form in ("terminal", "markdown", "csv", "json"):
+        assert main(["results", str(tmp_path), "--format", form]) == 0
+    assert main(["results", str(tmp_path), "--html"]) == 0
+    assert main(["compare", str(tmp_path / "runs" / "a"), str(tmp_path / "runs" / "b")]) == 0
+    assert capsys.readouterr().out
+
+
+# protocols -----------------------------------------------------------------------------------------------------------
+
+
+def test_protocols_are_never_in_one_ranking_and_the_keys_that_differ_are_named(tmp_path, capsys):
+    write_run(tmp_path / "a", level=1.4)
+    write_run(tmp_path / "b", "model.hidden_size=128", level=1.5)
+    write_run(tmp_path / "c", "train.precision='bf16'", "train.weight_decay=0.2", level=0.9)
+    found = collect(find_runs([tmp_path]))
+    assert [[row.runs[0].path.name for row in group.rows] for group in found.groups] == [["a", "b"], ["c"]]
+    assert found.differences == {"train.precision": ("fp32", "bf16"), "train.weight_decay": (0.1, 0.2)}
+    assert main(["results", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "2 protocols, each ranked by itself; they differ in:" in said
+    assert "train.weight_decay: 0.1 | 0.2" in said
+
+
+def test_the_learning_rate_and_the_seed_are_no_part_of_the_protocol(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", "train.lr=0.5", "train.seed=7")
+    assert len(collect(find_runs([tmp_path])).groups) == 1
+
+
+def test_a_run_that_was_extended_stands_apart(tmp_path):
+    """`elman resume --steps +100` changes the settings and not the hash that the run began with."""
+    write_run(tmp_path / "a")
+    run = write_run(tmp_path / "b")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["settings"]["train"]["steps"] = 400
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    found = collect(find_runs([tmp_path]))
+    assert len(found.groups) == 2
+    assert set(found.differences) == {"train.steps", "extended from"}
+
+
+def test_every_entry_of_a_protocol_has_a_setting_s_name(tmp_path):
+    from elman_core.training.settings import known_keys
+
+    (run,) = find_runs([write_run(tmp_path / "a")])
+    extra = {"data.size", "data.blake2b", "evaluation window"}
+    assert set(named(run.manifest["protocol"])) - extra <= set(known_keys())
+
+
+def test_notes_say_what_the_hash_does_not(tmp_path):
+    write_run(tmp_path / "a", parameters=50_000_000)
+    write_run(tmp_path / "b", "model.hidden_size=64", parameters=60_000_000, act_hooks={"elman_loss": ["plugin"]},
+              hardware={"gpu": "NVIDIA H200", "device": "cuda"})  # fmt: skip
+    (group,) = collect(find_runs([tmp_path])).groups
+    notes = " ".join(group.notes)
+    assert "different hardware" in notes
+    assert "NVIDIA H200" in notes
+    assert "hooks" in notes
+    assert "not models of equal size" in notes
+
+
+# suites --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_suite_shows_the_chosen_learning_rates_and_says_what_it_hides(suite, capsys):
+    assert main(["results", str(suite)]) == 0
+    said = capsys.readouterr().out
+    assert "16 runs with values of tuned settings that were not chosen: --all shows them" in said
+    assert "lr 1e-3 of 3e-4, 1e-3, 3e-3" in said
+    found = rows(suite, everything=False)
+    assert {row.tuned["train.lr"] for row in found} == {1e-3}
+    assert len(found) == 8
+    assert len(rows(suite)) == 24
+    assert all(row.tried == {"train.lr": (3e-4, 1e-3, 3e-3)} for row in rows(suite))
+
+
+def test_means_over_seeds(suite):
+    found = rows(suite, by_model=True, everything=False)
+    assert [row.model for row in found] == ["toy-a", "toy-d", "toy-b", "toy <c>"]
+    single = [row for row in rows(suite, everything=False) if row.model == "toy-a"]
+    values = [row.value("bits_per_byte") for row in single]
+    figure = found[0].figures["bits_per_byte"]
+    assert figure.value == pytest.approx(statistics.fmean(values))
+    assert figure.spread == pytest.approx(statistics.stdev(values))
+    assert figure.count == 2
+    assert found[0].seeds == (1, 2)
+
+
+def test_seeds_that_did_not_end_well_are_left_out_of_the_mean_and_named(tmp_path):
+    write_run(tmp_path / "a", "train.seed=1", heldout=2.0)
+    write_run(tmp_path / "b", "train.seed=2", heldout=1.0, status="crashed")
+    (row,) = rows(tmp_path, by_model=True)
+    assert row.value("bits_per_byte") == 2.0
+    assert row.remark == "left out: crashed (seed 2)"
+    assert row.seeds == (1,)
+
+
+def test_a_learning_rate_without_a_run_that_ended_well_is_not_chosen(tmp_path):
+    jobs = [
+        {
+            "id": "a",
+            "model": "toy",
+            "sets": ("train.lr=0.1",),
+            "tuned": {"train.lr": 0.1},
+            "level": 0.5,
+            "status": "oom",
+        },
+        {"id": "b", "model": "toy", "sets": ("train.lr=0.2",), "tuned": {"train.lr": 0.2}, "level": 1.5},
+    ]
+    assert [row.runs[0].path.name for row in rows(write_suite(tmp_path / "s", jobs), everything=False)] == ["b"]
+
+
+def test_sizes_of_a_suite_are_ranked_apart(tmp_path):
+    jobs = [
+        {"id": t, "model": "toy", "sets": (f"model.hidden_size={w}",), "target": t}
+        for t, w in (("50M", 128), ("100M", 256))
+    ]
+    found = collect(find_runs([write_suite(tmp_path / "s", jobs)]))
+    assert sorted(str(group.target) for group in found.groups) == ["100M", "50M"]
+    assert found.differences == {}
+
+
+def test_runs_with_one_name_are_told_apart_by_their_settings(tmp_path):
+    for name, sets in (("a", ()), ("b", ("train.lr=0.004",)), ("c", ("train.seed=3",))):
+        write_run(tmp_path / name, *sets)
+    found = labels(find_runs([tmp_path]))
+    assert found == ["toy@256x6 lr=1e-3", "toy@256x6 lr=4e-3", "toy@256x6 lr=1e-3"]
+    assert (spelled(0.1), spelled(3e-4), spelled(1e-5), spelled(2.5e-3), spelled(True)) == (
+        "0.1",
+        "3e-4",
+        "1e-5",
+        "2.5e-3",
+        "true",
+    )
+
+
+# finding, formats ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_given_twice_counts_once_and_folders_are_searched(tmp_path):
+    run = write_run(tmp_path / "deep" / "er" / "a")
+    write_run(tmp_path / "deep" / "b")
+    (tmp_path / "deep" / "empty").mkdir()
+    assert len(find_runs([tmp_path, run, run / ".." / "a"])) == 2
+
+
+def test_what_is_no_run_is_one_line_and_exit_2(tmp_path, capsys):
+    assert main(["results", str(tmp_path / "none")]) == 2
+    assert main(["results", str(tmp_path)]) == 2
+    assert main(["results", str(tmp_path), "--format", "xml"]) == 2
+    write_run(tmp_path / "a")
+    assert main(["results", str(tmp_path), "--format", "xml"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 4
+    assert "there is no run in" in said[1]
+    assert "--format takes one of terminal, markdown, csv, json" in said[3]
+
+
+def test_csv_and_json_hold_the_same_figures_as_the_table(suite, capsys):
+    assert main(["results", str(suite), "--format", "csv", "--by-model"]) == 0
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert main(["results", str(suite), "--json", "--by-model"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    (group,) = data["groups"]
+    assert [r["model"] for r in table] == [r["model"] for r in group["rows"]] == ["toy-a", "toy-d", "toy-b", "toy <c>"]
+    for line, row in zip(table, group["rows"], strict=True):
+        assert float(line["bits_per_byte"]) == row["bits_per_byte"]
+        assert float(line["bits_per_byte_spread"]) == row["spread"]["bits_per_byte"]
+        assert line["tuned"] == "train.lr=1e-3"
+    assert group["equal_tokens"] == 120 * 512
+    assert data == json.loads(json.dumps(as_data(collect(find_runs([suite]), "bpb", True, False))))
+
+
+def test_markdown_is_a_table_whatever_a_name_holds(tmp_path):
+    jobs = [{"id": "a", "model": "a|b <i>*c*"}, {"id": "b", "model": "plain", "sets": ("model.hidden_size=64",)}]
+    found = collect(find_runs([write_suite(tmp_path / "s", jobs)]))
+    text = render(found, "markdown")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 4
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+    assert "a\\|b &lt;i>\\*c\\*" in text
+    assert len(columns(found.groups[0])) == lines[0].count("|") - 1
+
+
+def test_it_needs_no_torch_and_reads_a_thousand_runs_quickly(tmp_path):
+    first = write_run(tmp_path / "r0", "train.steps=1000")
+    manifest, metrics = (first / "manifest.json").read_text(), (first / "metrics.jsonl").read_bytes()
+    for i in range(1, 1000):
+        folder = tmp_path / f"r{i}"
+        folder.mkdir()
+        (folder / "manifest.json").write_text(manifest.replace('"seed": 42', f'"seed": {i}'))
+        os.link(first / "metrics.jsonl", folder / "metrics.jsonl")
+    assert len(metrics) > 100_000
+    code = (
+        "import sys, time; from elman_core.cli import main; t = time.process_time(); main(['results', sys.argv[1], '--json']);"
+        "print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules], time.process_time() - t,"
+        " file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    modules, seconds = done.stderr.rsplit(" ", 1)
+    assert modules == "[]"
+    assert len(json.loads(done.stdout)["groups"][0]["rows"]) == 1000
+    assert float(seconds) < 10  # 200 MB of metrics, of which little is read
