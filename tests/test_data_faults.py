@@ -42,7 +42,10 @@ def at_step():
 
 
 def failing(code, times, monkeypatch):
-    """The next `times` reads fail with this error number; returns the seconds that were waited."""
+    """The pages of the mapping cannot be had, and the next `times` reads fail with this error number; returns the seconds
+    that were waited.
+    """
+    monkeypatch.setattr(ByteFile, "_mapped", lambda *_: None)
     real, left, waited = os.pread, [times], []
 
     def pread(*arguments):
@@ -84,6 +87,24 @@ def test_an_error_that_waiting_does_not_cure_is_said_at_once(text, monkeypatch):
     assert waited == []
 
 
+@pytest.mark.skipif(data_bytes._POPULATE_READ is None, reason="the kernel cannot be asked for pages")
+def test_windows_come_from_the_mapping(text, monkeypatch):
+    file = ByteFile(text)
+    expected = text.read_bytes()
+    if file._mapped(0, 1) is None:
+        pytest.skip("this kernel is older than Linux 5.14")
+    monkeypatch.setattr(os, "pread", None)
+    for offset, length in [(0, 1), (4095, 2), (70_001, 4096), (199_999, 1), (0, 200_000)]:
+        assert file.read(offset, length).tobytes() == expected[offset : offset + length]
+
+
+def test_pages_behind_the_end_are_none_not_sigbus(text):
+    file = ByteFile(text)
+    os.truncate(text, 90_000)
+    assert file._mapped(150_000, 10) is None
+    assert file._mapped(89_990, 20) is None
+
+
 def test_a_text_cut_short_is_an_error_that_names_the_byte(text):
     file = ByteFile(text)
     os.truncate(text, 90_000)
@@ -119,7 +140,7 @@ def test_replaced_or_deleted_during_training_changes_nothing(text, tmp_path, at_
 def test_a_text_cut_short_during_training_ends_the_run_with_a_line_and_keeps_the_checkpoint(
     text, tmp_path, at_step, capsys
 ):
-    """In a mapping this would have been SIGBUS: a dead process and no word."""
+    """Touched in the mapping, these bytes would be SIGBUS: a dead process and no word."""
     at_step(3, lambda: os.truncate(text, 10))
     words = ["train", "e42@16x1", "--data", str(text), "--out", str(tmp_path / "run"), "--steps", "6"]
     sets = ["train.chunk_size=16", "train.batch_size=4", "train.save_every=2", "train.device=cpu"]
