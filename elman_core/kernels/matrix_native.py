@@ -60,14 +60,14 @@ def info(library: Any) -> tuple[int, ...]:
     """(parts of a head, shared memory of a forward and of a backward block, alignment of rows)."""
     if id(library) not in _infos:
         out = (ctypes.c_int64 * 4)()
-        library.elman_matrixinfo(out)
+        library.elman_matrix_info(out)
         _infos[id(library)] = tuple(out)
     return _infos[id(library)]
 
 
 def inputs(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, write: Tensor | None, mask: Tensor | None, a_log: Tensor | None,
-    dt_bias: Tensor | None, backend: str,
+    dt_bias: Tensor | None,
 ) -> Call:  # fmt: skip
     call = Call()
     (call.batch, call.steps, call.heads), V = decay.shape, v.shape[3]
@@ -82,7 +82,7 @@ def inputs(
         call.scalar[1], call.scalar_step[1] = address(write), write.stride(1)
     call.a_log, call.dt_bias, call.mask = address(a_log), address(dt_bias), address(mask)
     call.state_line, call.state_row = 1, V
-    if backend == "cuda":
+    if q.is_cuda:
         call.stream = torch.cuda.current_stream(q.device).cuda_stream
     return call
 

@@ -16,15 +16,40 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How one of the two kernels is laid out: `Tuned` of `elman/matrix_state_plan.cuh`, which says what the numbers mean.
+
+    Without tensor cores (other storage than bfloat16, or N > 32) only `blocks` counts.
+    """
+
+    lines: int = 1
+    vector: int = 2
+    blocks: int = 0
+    form: int = 0
+
+    def digits(self) -> str:
+        return f"{self.lines}{self.vector}{self.blocks}{self.form}"
+
+
+@dataclass(frozen=True)
 class Tuning:
-    """The numbers of a plan."""
+    """A plan: the layouts of its forward and backward kernel."""
+
+    forward: Layout = Layout()
+    backward: Layout = Layout()
 
     def defines(self) -> tuple[tuple[str, str], ...]:
         """Macros for the compiler; none for the default."""
-        return ()
+        made = (("ELMAN_FORWARD", self.forward), ("ELMAN_BACKWARD", self.backward))
+        return tuple((name, layout.digits()) for name, layout in made if layout != Layout())
 
 
-PLANS = {DEFAULT: Tuning()}
+PLANS = {
+    DEFAULT: Tuning(),
+    "paired": Tuning(Layout(2, 4, 0, 1), Layout(2, 4, 0, 1)),
+    "turned": Tuning(Layout(1, 4), Layout(1, 4, 0, 1)),
+    "resident": Tuning(Layout(1, 4, 6), Layout(1, 4, 3, 1)),
+}
 
 
 def chosen(asked: str | None = None) -> str:

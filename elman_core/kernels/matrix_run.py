@@ -70,10 +70,8 @@ class Inputs:
             some(self.mask, batch), self.a_log, self.dt_bias, None,
         )  # fmt: skip
 
-    def call(self, backend: Target) -> native.Call:
-        return native.inputs(
-            self.q, self.k, self.v, self.decay, self.write, self.mask, self.a_log, self.dt_bias, backend
-        )
+    def call(self) -> native.Call:
+        return native.inputs(self.q, self.k, self.v, self.decay, self.write, self.mask, self.a_log, self.dt_bias)
 
 
 def columns(q: Tensor, v: Tensor | None, decay: Tensor, rows: int) -> int:
@@ -93,7 +91,7 @@ def forward(load: Load, form: Form, state: Tensor | None, keep: bool, *given: An
     o, last = q.new_empty(B, T, H, V), q.new_empty(B, H, N, V, dtype=wide(q.dtype))
     saved = q.new_empty((B, H, -(-T // INTERVAL), V, N) if keep else (0,), dtype=wide(q.dtype))
     state = None if state is None else state.contiguous()
-    call = inputs.call(form.backend)
+    call = inputs.call()
     call.s0, call.s1, call.o, call.saved = address(state), address(last), address(o), address(saved) if keep else 0
     with native.on(q):
         _say(form, module.elman_matrix_forward(ctypes.byref(call)))
@@ -120,7 +118,7 @@ def backward(
     parts = native.info(module)[0] if form.backend == "cuda" else 1
     shares = []
     for batch in _slices(B, parts * T * H * (2 * N + 2) * 4 if parts > 1 else 0):
-        call = inputs.rows(batch).call(form.backend)
+        call = inputs.rows(batch).call()
         call.dy, call.ds1, call.ds0 = address(dy[batch]), address(native.part(ds1, batch)), address(ds0[batch])
         call.saved = address(saved[batch])
         call.dq, call.dk, call.dline[0], call.dscalar[0] = (address(x[batch]) for x in (dq, dk, dv, ddecay))

@@ -1,8 +1,16 @@
 // Binding of the matrix-state skeleton on the GPU: one cell, one storage type, one size of state. The interface: matrix_state_call.h.
+//   -DELMAN_FORWARD=1200  -DELMAN_BACKWARD=1200 say how the kernels are laid out: the numbers of Tuned (matrix_state_plan.cuh), a digit each.
 #include "matrix_state_call.h"
 
 #include <elman/matrix_state.cuh>
 #include <elman/stored.cuh>
+
+#ifndef ELMAN_FORWARD
+#define ELMAN_FORWARD 1200
+#endif
+#ifndef ELMAN_BACKWARD
+#define ELMAN_BACKWARD 1200
+#endif
 
 namespace {
 
@@ -13,7 +21,11 @@ struct Options {
   static constexpr elman::ScalarKind kind0 = static_cast<elman::ScalarKind>(ELMAN_KIND0),
                                      kind1 = static_cast<elman::ScalarKind>(ELMAN_KIND1);
 };
-using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options>;
+template <int digits>
+using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options,
+                          matrix::Tuned<digits / 1000, digits / 100 % 10, digits / 10 % 10, digits % 10>>;
+using Forward = Plan<ELMAN_FORWARD>;
+using Backward = Plan<ELMAN_BACKWARD>;
 
 matrix::Sizes sizes(const MatrixCall& c) {
   return {static_cast<int>(c.batch), static_cast<int>(c.steps), static_cast<int>(c.heads), 0};
@@ -33,10 +45,12 @@ const char* said(cudaError_t e) { return e == cudaSuccess ? nullptr : cudaGetErr
 }  // namespace
 
 ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) {
-  out[0] = Plan::PARTS;
-  out[1] = matrix::forward_shared<Plan>();
-  out[2] = matrix::backward_shared<Plan>();
-  out[3] = Plan::piece_kq > Plan::piece_line ? Plan::piece_kq : Plan::piece_line;
+  out[0] = Backward::PARTS;
+  out[1] = matrix::forward_shared<Forward>();
+  out[2] = matrix::backward_shared<Backward>();
+  out[3] = 1;
+  for (int piece : {Forward::piece_kq, Forward::piece_line, Backward::piece_kq, Backward::piece_line})
+    if (piece > out[3]) out[3] = piece;
 }
 
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
@@ -44,7 +58,7 @@ ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
   a.n = sizes(*c), a.in = inputs(*c);
   a.s0 = at<float>(c->s0), a.s1 = at<float>(c->s1), a.state_line = c->state_line, a.state_row = c->state_row;
   a.o = at<void>(c->o), a.saved = at<float>(c->saved);
-  return said(matrix::launch_forward<Plan>(a, at<CUstream_st>(c->stream)));
+  return said(matrix::launch_forward<Forward>(a, at<CUstream_st>(c->stream)));
 }
 
 ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
@@ -56,5 +70,5 @@ ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
   for (int i = 0; i < 4; i++) a.dline[i] = at<void>(c->dline[i]), a.dline_step[i] = c->dline_step[i];
   for (int i = 0; i < 2; i++) a.dscalar[i] = at<void>(c->dscalar[i]), a.dscalar_step[i] = c->dscalar_step[i];
   a.dhead = at<float>(c->dhead), a.parts = at<float>(c->parts);
-  return said(matrix::launch_backward<Plan>(a, at<CUstream_st>(c->stream)));
+  return said(matrix::launch_backward<Backward>(a, at<CUstream_st>(c->stream)));
 }

@@ -60,7 +60,7 @@ struct Staging {
 template <class P>
 struct Ready {
   alignas(16) float before[P::NP];  // zero: what stands for q before step 0
-  alignas(16) float kq[kInterval][2 * P::NP];
+  alignas(16) float kq[kInterval + P::merged][2 * P::NP];  // merged: the k that would follow is read, and not used
   alignas(16) float line[P::NL][kInterval][P::CB];
   float scalar[P::NS][kInterval];
   float hold[kInterval];
@@ -104,7 +104,7 @@ template <class P>
 __device__ __forceinline__ void team_sync(int team) {
   if constexpr (P::WPH == 1) __syncwarp();
   else if constexpr (P::HB == 1) __syncthreads();
-  else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(P::TL) : "memory");
+  else team_barrier(team + 1, P::TL);
 }
 
 template <class S>

@@ -4,13 +4,15 @@
 #include "matrix_state_inputs.cuh"
 #include "matrix_state_walk.cuh"
 #include "matrix_state_walk_tensor.cuh"
+#include "matrix_state_walk_turned.cuh"
 
 namespace elman::matrix {
 
 template <class P>
-__global__ void __launch_bounds__(P::threads, P::tensor&& P::E <= 4 ? 4
-                                              : P::threads <= 128   ? 2
-                                                                    : 1) backward_kernel(const __grid_constant__ BackwardArgs a) {
+__global__ void __launch_bounds__(P::threads, P::blocks                ? P::blocks
+                                              : P::tensor && P::E <= 4 ? 4
+                                              : P::threads <= 128 ? 2
+                                                                  : 1) backward_kernel(const __grid_constant__ BackwardArgs a) {
   using Store = typename P::Store;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const Place<P> at(a.n);
@@ -22,7 +24,7 @@ __global__ void __launch_bounds__(P::threads, P::tensor&& P::E <= 4 ? 4
   float dS[P::E], S0[P::E];
   read_state<P>(S0, a.ds1, at, a.state_line, a.state_row);
 #pragma unroll
-  for (int e = 0; e < P::E; e++) dS[P::c_of(e)] = S0[e];
+  for (int e = 0; e < P::E; e++) dS[P::turned ? e : P::c_of(e)] = S0[e];
   auto stage_all = [&](int seg, int buf) {
     const int t0 = seg * kInterval;
     stage<P>(sm.raw[buf], a.in, a.n, at.b, at.h, at.line0, t0, at.tl);
@@ -74,7 +76,10 @@ __global__ void __launch_bounds__(P::threads, P::tensor&& P::E <= 4 ? 4
       sc.fetch(a.in, a.n, at.b, at.h, t0 - kInterval, at.tl);
     }
     const bool plain = count == kInterval && !a.in.mask;
-    if constexpr (P::tensor) {
+    if constexpr (P::turned) {
+      if (plain) walk_turned<P, false>(sm, at, S0, dS);
+      else walk_turned<P, true>(sm, at, S0, dS);
+    } else if constexpr (P::tensor) {
       if (plain) walk_tensor<P, false>(sm, at, S0, dS);
       else walk_tensor<P, true>(sm, at, S0, dS);
     } else {
@@ -175,7 +180,7 @@ __global__ void __launch_bounds__(P::threads, P::tensor&& P::E <= 4 ? 4
     }
   }
 #pragma unroll
-  for (int e = 0; e < P::E; e++) S0[e] = dS[P::c_of(e)];
+  for (int e = 0; e < P::E; e++) S0[e] = dS[P::turned ? e : P::c_of(e)];
   write_state<P>(a.ds0, S0, at, a.state_line, a.state_row);
   if constexpr (P::mamba) {  // the per-lane sums over time, added up in a fixed order
     team_sync<P>(at.team);

@@ -7,7 +7,7 @@
 namespace elman::matrix {
 
 template <class P>
-__global__ void __launch_bounds__(P::threads) forward_kernel(const __grid_constant__ ForwardArgs a) {
+__global__ void __launch_bounds__(P::threads, P::blocks) forward_kernel(const __grid_constant__ ForwardArgs a) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const Place<P> at(a.n);
   if (!at.active) return;
@@ -51,10 +51,12 @@ __global__ void __launch_bounds__(P::threads) forward_kernel(const __grid_consta
     Products<P> sum, read = {};
     load_rows<P>(kc, sm.x.kq[0], at.rg);
     retrieve<P>(sum, S, kc, at.cg & 1);
+    // merged: even columns of a product are for k of the next step, odd ones for q of this one
+    const float* both = sm.x.kq[0] + (at.cg & 1 ? P::NP : 2 * P::NP);
     auto readout = [&](int s) {
       if constexpr (P::tensor) {
         float o[P::M];
-        line_sums<P>(o, read);
+        line_sums<P>(o, P::merged ? sum : read, P::merged ? 1 : 0);
         if (at.rg == 0)
 #pragma unroll
           for (int m = 0; m < P::M; m++) out[s * pitch + m * 8] = o[m];
@@ -65,6 +67,15 @@ __global__ void __launch_bounds__(P::threads) forward_kernel(const __grid_consta
     auto step = [&](int s, auto may_hold) {
       constexpr bool MayHold = decltype(may_hold)::value;
       float kn[R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M];
+      if constexpr (P::merged) {
+        load_rows<P>(kc, sm.x.kq[s], at.rg);
+        load_rows<P>(kn, both + s * 2 * P::NP, at.rg);
+        step_inputs<P>(in, c, lines, sm.x, s);
+        advance<P, MayHold>(S, sum, kc, in, c, MayHold && sm.x.hold[s] != 0.f, r, write);
+        if (s > 0) readout(s - 1);
+        line_products<P>(sum, S, kn);
+        return;
+      }
       load_rows<P>(kn, sm.x.kq[s + 1 < kInterval ? s + 1 : s], at.rg);
       step_inputs<P>(in, c, lines, sm.x, s);
       advance<P, MayHold>(S, sum, kc, in, c, MayHold && sm.x.hold[s] != 0.f, r, write);

@@ -1,9 +1,11 @@
-// Numbers of the matrix-state skeleton: storage types to and from fp32, vectors in memory, products on the tensor cores.
+// Numbers of the matrix-state skeleton: storage types to and from fp32, and vectors in memory.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+
+#include <elman/matrix_state_ptx.cuh>
 
 namespace elman::matrix {
 
@@ -73,31 +75,10 @@ __device__ __forceinline__ float dot(const float (&a)[R], const float (&b)[R]) {
   return R > 1 ? x + y : x;
 }
 
-// C[16,8] += A[16,8] B[8,8], fp32 sums of tf32 products. Lane (g, t) = (lane / 4, lane % 4) holds A(g, t), A(g+8, t), A(g, t+4),
-// A(g+8, t+4); B(t, g), B(t+4, g); C(g, 2t), C(g, 2t+1), C(g+8, 2t), C(g+8, 2t+1).
-__device__ __forceinline__ void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)), "r"(__float_as_uint(a3)),
-                 "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
-}
-
 // A value that the compiler keeps in its register, instead of making it again each time (whole fragments, at that).
 __device__ __forceinline__ float pinned(float x, const float* zero) { return x + *static_cast<const volatile float*>(zero); }
 __device__ __forceinline__ int pinned(int x, const float* zero) {
   return x + __float_as_int(*static_cast<const volatile float*>(zero));
-}
-
-__device__ __forceinline__ void ldsm_x4_trans(unsigned (&r)[4], const void* p) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(unsigned(__cvta_generic_to_shared(p)))
-               : "memory");
-}
-__device__ __forceinline__ void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 }  // namespace elman::matrix

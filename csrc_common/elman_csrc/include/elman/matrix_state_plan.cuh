@@ -9,7 +9,21 @@
 namespace elman::matrix {
 
 // Options: struct with `static constexpr bool silu, l2;  static constexpr ScalarKind kind0, kind1` (kinds of the scalar inputs).
-template <int N_, int V_, class Store_, class Cell_, class Options_>
+// Tuned: how one kernel, forward or backward, is laid out where the tensor cores do the sums (elsewhere only `blocks` counts).
+//   lines   of a lane: 1, or 2 (g and g + 8): half as many warps, each with twice the work and one product for two
+//   vector  elements of k and q that a lane reads at once: 2 or 4
+//   blocks  that a multiprocessor must hold, so many registers a thread may have; 0: as `resident` says
+//   form    of the forward, with 2 lines: 1: readout of a step and retrieval of the next are one product with two columns;
+//           of the backward: 1: sums over lines by transposing 16-bit fragments (matrix_state_walk_turned.cuh), 0: by products
+//           with a selection matrix (matrix_state_walk_tensor.cuh)
+template <int lines_, int vector_, int blocks_, int form_>
+struct Tuned {
+  static constexpr int lines = lines_, vector = vector_, blocks = blocks_, form = form_;
+  static_assert((lines == 1 || lines == 2) && (vector == 2 || vector == 4) && blocks >= 0 && (form == 0 || form == 1));
+};
+using Untuned = Tuned<1, 2, 0, 0>;
+
+template <int N_, int V_, class Store_, class Cell_, class Options_, class Tuned_ = Untuned>
 struct Plan {
   static constexpr int N = N_, V = V_;
   using Store = Store_;
@@ -23,10 +37,13 @@ struct Plan {
   static constexpr bool tensor = std::is_same_v<Store, bf16> && N <= 32;  // sums over a line and over lines by the tensor cores
   static constexpr bool mma = std::is_same_v<Store, bf16> && !tensor;      // only the sums over lines, through shared memory
   static constexpr int L = tensor ? 4 : N <= 8 ? 4 : N <= 16 ? 2 : N <= 32 ? 4 : N <= 64 ? 8 : 16;
-  static constexpr int M = 1;  // lines a lane; 2 (g and g + 8, for N <= 16) works and is slower: half as many warps
+  static constexpr int M = tensor ? Tuned_::lines : 1;  // lines a lane
+  static constexpr int blocks = Tuned_::blocks;
+  static constexpr bool merged = tensor && M == 2 && Tuned_::form == 1;  // sums over a line in one accumulator
+  static constexpr bool turned = tensor && Tuned_::form == 1;
   static constexpr int R = tensor ? (M == 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows a lane
   static constexpr int E = R * M, Q = E / 4;                   // elements a lane; tensor: in quads, each an A fragment
-  static constexpr int VW = tensor       ? 2
+  static constexpr int VW = tensor       ? (R % 4 == 0 ? Tuned_::vector : 2)
                             : R % 4 == 0 ? 4
                             : R % 2 == 0 ? 2
                                          : 1,

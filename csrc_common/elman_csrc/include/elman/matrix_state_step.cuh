@@ -22,11 +22,15 @@ __device__ __forceinline__ void load_rows(float (&f)[P::R], const float* vec, in
 // Products are issued by `line_products` and collected by `line_sums`, so that other work can stand between.
 template <class P>
 struct Products {
-  float c[P::tensor ? P::Q : 1][4];
+  float c[P::tensor && !P::merged ? P::Q : 1][4];
 };
 template <class P>
 __device__ __forceinline__ void line_products(Products<P>& x, const float (&S)[P::E], const float (&b)[P::R]) {
-  if constexpr (P::tensor) {
+  if constexpr (P::merged) {
+    x.c[0][0] = x.c[0][1] = x.c[0][2] = x.c[0][3] = 0;
+#pragma unroll
+    for (int q = 0; q < P::Q; q++) mma_tf32(x.c[0], S[4 * q], S[4 * q + 1], S[4 * q + 2], S[4 * q + 3], b[2 * q], b[2 * q + 1]);
+  } else if constexpr (P::tensor) {
 #pragma unroll
     for (int q = 0; q < P::Q; q++) {
       x.c[q][0] = x.c[q][1] = x.c[q][2] = x.c[q][3] = 0;
@@ -37,8 +41,12 @@ __device__ __forceinline__ void line_products(Products<P>& x, const float (&S)[P
   }
 }
 template <class P>
-__device__ __forceinline__ void line_sums(float (&r)[P::M], const Products<P>& x) {
-  if constexpr (P::tensor) {
+__device__ __forceinline__ void line_sums(float (&r)[P::M], const Products<P>& x, int column = 0) {  // column 1: of odd columns
+  if constexpr (P::merged) {
+#pragma unroll
+    for (int m = 0; m < P::M; m++)
+      r[m] = P::Cell::backward_uses_r ? __fmul_rn(x.c[0][2 * m + column], kUncut) : x.c[0][2 * m + column] * kUncut;
+  } else if constexpr (P::tensor) {
     float sum[2] = {P::M == 1 ? x.c[0][0] + x.c[0][3] : x.c[0][0], x.c[0][2]};
 #pragma unroll
     for (int q = 1; q < P::Q; q++) sum[0] += P::M == 1 ? x.c[q][0] + x.c[q][3] : x.c[q][0], sum[1] += x.c[q][2];
@@ -57,12 +65,13 @@ __device__ __forceinline__ void as_b(float (&b)[P::R], const float (&k)[P::R], b
            : i < P::R / 2          ? (odd ? k[2 * i + 1 < P::R ? 2 * i + 1 : 0] : k[2 * i < P::R ? 2 * i : 0])
                                    : 0.f;
 }
-// The same straight from memory: `vec` points at row 2t (+ 1 in odd columns).
+// The same straight from memory: one line a lane gives its even rows in even columns, its odd ones in odd columns.
 template <class P>
 __device__ __forceinline__ void load_b(float (&b)[P::R], const float* row, int rg, int odd) {
   if constexpr (P::tensor && P::M == 1) {
 #pragma unroll
-    for (int i = 0; i < P::R / 2; i++) b[i] = row[8 * i + 2 * rg + odd];  // narrow loads: wider ones made the steps longer
+    for (int i = 0; i < P::R / 2; i++)
+      b[i] = row[P::VW == 2 ? 8 * i + 2 * rg + odd : P::row_of(rg, 2 * i) + odd];  // narrow loads: wider ones made the steps longer
   } else {
     load_rows<P>(b, row, rg);
   }
@@ -94,9 +103,9 @@ __device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum
     S[e] = MayHold && hold ? S[e] : x[e];
   }
 }
-template <class P>
+template <class P, bool always = false>
 __device__ __forceinline__ void retrieve(Products<P>& sum, const float (&S)[P::E], const float (&k)[P::R], bool odd) {
-  if constexpr (P::Cell::retrieves) {
+  if constexpr (P::Cell::retrieves || always) {
     float b[P::R];
     as_b<P>(b, k, odd);
     line_products<P>(sum, S, b);

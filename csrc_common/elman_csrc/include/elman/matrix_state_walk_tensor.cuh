@@ -12,6 +12,7 @@ namespace elman::matrix {
 //           the step before); dk = (P write + S' dr)^T 1, one step late, which fills the wait for the next dwrite.
 template <class P, bool MayHold>
 __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, const Place<P>& at, const float (&S0)[P::E], float (&dS)[P::E]) {
+  static_assert(P::VW == 2, "the rows of a fragment are taken to be 2t and 2t + 1");
   constexpr int R = P::R, M = P::M, E = P::E, Q = P::Q, CB = P::CB, NP = P::NP;
   const int g = at.cg, t = at.rg, odd = g & 1;
   const float* lines = &sm.x.line[0][0][at.column(0)];

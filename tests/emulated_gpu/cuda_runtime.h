@@ -1,0 +1,152 @@
+// A GPU for g++: enough of CUDA's language to run the matrix-state kernels of elman_csrc on a processor, one block at a time, every
+// thread a fiber. Threads of a warp meet at each collective operation, threads of a team at each barrier; between those they run one
+// after another. Found before CUDA's own headers, this folder replaces them.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __device__
+#define __host__
+#define __global__
+#define __shared__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+struct uint4 {
+  unsigned x, y, z, w;
+};
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+using std::max;
+using std::min;
+
+namespace emulated {
+
+constexpr int kStack = 256 << 10, kWord = 16;
+using Words = unsigned[kWord];
+
+struct Barrier {
+  int arrived = 0;
+  unsigned generation = 0;
+};
+struct Warp {
+  Barrier barrier;
+  Words slots[2][32];
+};
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  unsigned calls = 0;  // collectives so far: which of the two sets of slots is in use
+  bool done = false;
+};
+struct Block {
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  Barrier named[17];  // 16: of the whole block
+  ucontext_t scheduler;
+  int current = 0;
+  std::uint64_t progress = 0;
+  std::function<void()> kernel;
+};
+inline Block* block = nullptr;
+inline Dim3 thread_index, block_index, grid_size, block_size;
+
+inline void yield() { swapcontext(&block->threads[block->current].context, &block->scheduler); }
+inline void wait(Barrier& b, int count) {
+  const unsigned mine = b.generation;
+  block->progress++;
+  if (++b.arrived == count) {
+    b.arrived = 0, b.generation++;
+    return;
+  }
+  while (b.generation == mine) yield();
+}
+// Every lane gives its words and sees those of all lanes.
+inline const Words* exchange(const void* mine, int bytes) {
+  Thread& thread = block->threads[block->current];
+  Warp& warp = block->warps[block->current / 32];
+  Words* slots = warp.slots[thread.calls++ % 2];
+  std::memcpy(slots[block->current % 32], mine, bytes);
+  wait(warp.barrier, 32);
+  return slots;
+}
+inline void enter() {
+  block->kernel();
+  block->threads[block->current].done = true;
+  block->progress++;
+  yield();
+}
+// The blocks of a grid, one after another. Shared memory holds anything at the start: 0xff bytes, which are NaN.
+inline void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t bytes, const std::function<void()>& kernel) {
+  grid_size.x = blocks, block_size.x = threads;
+  for (unsigned b = 0; b < blocks; b++) {
+    Block now;
+    now.threads.resize(threads), now.warps.resize((threads + 31) / 32), now.kernel = kernel;
+    block = &now, block_index.x = b;
+    std::memset(shared, 0xff, bytes);
+    for (auto& t : now.threads) {
+      t.stack.reset(new char[kStack]);
+      getcontext(&t.context);
+      t.context.uc_stack.ss_sp = t.stack.get(), t.context.uc_stack.ss_size = kStack, t.context.uc_link = nullptr;
+      makecontext(&t.context, enter, 0);
+    }
+    for (bool left = true; left;) {
+      const auto before = now.progress;
+      left = false;
+      for (int i = 0; i < threads; i++) {
+        if (now.threads[i].done) continue;
+        left = true, now.current = i, thread_index.x = i;
+        swapcontext(&now.scheduler, &now.threads[i].context);
+      }
+      if (left && now.progress == before) std::fprintf(stderr, "the threads of block %u wait for each other\n", b), std::abort();
+    }
+  }
+}
+
+}  // namespace emulated
+
+#define threadIdx emulated::thread_index
+#define blockIdx emulated::block_index
+#define gridDim emulated::grid_size
+#define blockDim emulated::block_size
+
+inline unsigned __float_as_uint(float x) {
+  unsigned y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
+inline float __uint_as_float(unsigned x) {
+  float y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+inline float __expf(float x) { return expf(x); }
+inline float __logf(float x) { return logf(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+
+inline void __syncwarp() {
+  const int nothing = 0;
+  emulated::exchange(&nothing, 4);
+}
+inline void __syncthreads() { emulated::wait(emulated::block->named[16], static_cast<int>(blockDim.x)); }
+inline float __shfl_xor_sync(unsigned, float x, int mask) {
+  const int lane = emulated::block->current % 32;
+  return __uint_as_float(emulated::exchange(&x, 4)[lane ^ mask][0]);
+}

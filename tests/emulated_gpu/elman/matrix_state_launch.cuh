@@ -1,0 +1,44 @@
+// Launches on emulated threads, with the interface of matrix_state_launch.cuh.
+#pragma once
+
+#include <elman/matrix_state_backward.cuh>
+#include <elman/matrix_state_forward.cuh>
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+using cudaError_t = int;
+constexpr int cudaSuccess = 0, cudaErrorInvalidConfiguration = 1;
+inline const char* cudaGetErrorString(int) { return "more shared memory than a block may have"; }
+
+namespace elman::matrix {
+
+alignas(16) inline unsigned char shared_bytes[227 << 10];
+
+template <class P>
+constexpr std::size_t forward_shared() {
+  return P::HB * sizeof(ForwardShared<P>);
+}
+template <class P>
+constexpr std::size_t backward_shared() {
+  return P::HB * sizeof(BackwardShared<P>);
+}
+
+template <class P>
+cudaError_t launch_forward(ForwardArgs a, cudaStream_t) {
+  if (forward_shared<P>() > sizeof(shared_bytes)) return cudaErrorInvalidConfiguration;
+  a.n.units = int64_t(a.n.B) * a.n.H * P::PARTS;
+  emulated::launch(unsigned((a.n.units + P::HB - 1) / P::HB), P::threads, shared_bytes, sizeof(shared_bytes),
+                   [&] { forward_kernel<P>(a); });
+  return cudaSuccess;
+}
+template <class P>
+cudaError_t launch_backward(BackwardArgs a, cudaStream_t) {
+  if (backward_shared<P>() > sizeof(shared_bytes)) return cudaErrorInvalidConfiguration;
+  a.n.units = int64_t(a.n.B) * a.n.H * P::PARTS;
+  emulated::launch(unsigned((a.n.units + P::HB - 1) / P::HB), P::threads, shared_bytes, sizeof(shared_bytes),
+                   [&] { backward_kernel<P>(a); });
+  if (P::PARTS > 1) emulated::launch(1, 256, shared_bytes, sizeof(shared_bytes), [&] { add_parts_kernel<P>(a); });
+  return cudaSuccess;
+}
+
+}  // namespace elman::matrix

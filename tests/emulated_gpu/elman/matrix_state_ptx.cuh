@@ -1,0 +1,63 @@
+// The instructions of matrix_state_ptx.cuh, lane by lane. tf32 operands are cut to 10 bits of mantissa, as the tensor cores do.
+#pragma once
+
+#include "cuda_bf16.h"
+#include "cuda_runtime.h"
+
+namespace elman::matrix {
+
+inline void team_barrier(int number, int threads) { emulated::wait(emulated::block->named[number], threads); }
+
+inline float tf32(unsigned x) { return __uint_as_float(x & 0xffffe000u); }
+inline float half_of(unsigned x, int upper) { return __uint_as_float(upper ? x & 0xffff0000u : x << 16); }  // of two bfloat16
+
+// C += A B from the fragments of all lanes: `a(words, row, k)` and `b(words, k, column)` find an element.
+template <int K, int words, class A, class B>
+inline void multiply(float (&c)[4], const unsigned (&mine)[words], A a, B b) {
+  const emulated::Words* all = emulated::exchange(mine, sizeof(mine));
+  const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; i++) {
+    double sum = 0;
+    for (int k = 0; k < K; k++) sum += double(a(all, g + i / 2 * 8, k)) * b(all, k, 2 * t + i % 2);
+    c[i] = static_cast<float>(c[i] + sum);
+  }
+}
+inline void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
+  const unsigned mine[6] = {__float_as_uint(a0), __float_as_uint(a1), __float_as_uint(a2),
+                            __float_as_uint(a3), __float_as_uint(b0), __float_as_uint(b1)};
+  multiply<8>(
+      c, mine, [](const emulated::Words* w, int r, int k) { return tf32(w[r % 8 * 4 + k % 4][r / 8 + k / 4 * 2]); },
+      [](const emulated::Words* w, int k, int n) { return tf32(w[n * 4 + k % 4][4 + k / 4]); });
+}
+inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  multiply<16>(
+      c, mine, [](const emulated::Words* w, int r, int k) { return half_of(w[r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k % 2); },
+      [](const emulated::Words* w, int k, int n) { return half_of(w[n * 4 + k % 8 / 2][4 + k / 8], k % 2); });
+}
+inline void mma_bf16_k8(float (&c)[4], unsigned a0, unsigned a1, unsigned b) {
+  const unsigned mine[3] = {a0, a1, b};
+  multiply<8>(
+      c, mine, [](const emulated::Words* w, int r, int k) { return half_of(w[r % 8 * 4 + k / 2][r / 8], k % 2); },
+      [](const emulated::Words* w, int k, int n) { return half_of(w[n * 4 + k / 2][2], k % 2); });
+}
+inline unsigned transposed(unsigned x) {
+  const emulated::Words* all = emulated::exchange(&x, 4);
+  const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;
+  const int shift = g % 2 * 16;
+  return (all[2 * t * 4 + g / 2][0] >> shift & 0xffff) | (all[(2 * t + 1) * 4 + g / 2][0] >> shift & 0xffff) << 16;
+}
+inline void ldsm_x4_trans(unsigned (&r)[4], const void* p) {
+  const emulated::Words* all = emulated::exchange(&p, sizeof(p));
+  const void* rows[32];
+  for (int i = 0; i < 32; i++) std::memcpy(&rows[i], all[i], sizeof(p));
+  const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; i++) {
+    unsigned short low, high;
+    std::memcpy(&low, static_cast<const char*>(rows[i * 8 + 2 * t]) + 2 * g, 2);
+    std::memcpy(&high, static_cast<const char*>(rows[i * 8 + 2 * t + 1]) + 2 * g, 2);
+    r[i] = low | unsigned(high) << 16;
+  }
+}
+
+}  // namespace elman::matrix
