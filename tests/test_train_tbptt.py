@@ -24,7 +24,7 @@ def frozen(text, out, documents, variant):
     trainer = start(
         settings(text, *sets, "train.weight_decay=0", f"train.steps={STEPS}", "train.warmup=0"), out, quiet=True
     )
-    trainer.optimizer.step = lambda *_: None
+    trainer.optimizer.step = lambda **_: None
     trainer.model.train(False)
     return trainer
 

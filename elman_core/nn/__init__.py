@@ -3,6 +3,7 @@
 Shapes: B batch, T time, D model width, I inner width, C channels, K convolution width. Time-major tensors are `_TB…`.
 """
 
+from .add_norm import add_rms_norm
 from .conv import CausalConv
 from .functional import (
     compute_dtype,
@@ -19,7 +20,7 @@ from .spectral import SpectralNorm
 from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
-    "CausalConv", "RMSNorm", "SpectralNorm", "WrapperConfig", "WrapperMixer", "compute_dtype", "full_precision",
-    "l2_normalize", "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_", "self_gate", "time_major", "without_autocast",
-    "xavier_uniform_",
+    "CausalConv", "RMSNorm", "SpectralNorm", "WrapperConfig", "WrapperMixer", "add_rms_norm", "compute_dtype",
+    "full_precision", "l2_normalize", "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_", "self_gate", "time_major",
+    "without_autocast", "xavier_uniform_",
 ]  # fmt: skip

@@ -109,6 +109,7 @@ def first_lines(run: Trainer, resumed: bool) -> list[str]:
         f"text        {run.file.size:,} bytes{held}",
         f"parameters  {parameters:,}",
         f"backend     {'; '.join(backends(run.model))} on {run.device}, {train.precision}",
+        f"steps       {run.mode.name} ({run.mode.why})",
         f"loss        expected at the start: {math.log(run.model.config.vocab_size):.4f} nats per byte "
         f"(ln {run.model.config.vocab_size})",
     ]

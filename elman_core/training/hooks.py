@@ -34,6 +34,11 @@ def acting() -> dict[str, list[str]]:
     return {name: names for name, names in found.items() if names}
 
 
+def watched() -> bool:
+    """Whether a plugin looks at a run between two steps, or acts on it."""
+    return bool(acting()) or bool(plugins().hook.elman_step_end.get_hookimpls())
+
+
 def loss_terms(run: Any, outputs: Any) -> dict[str, Tensor]:
     """The terms that plugins add to the loss of a micro-batch.
 

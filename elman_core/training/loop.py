@@ -30,7 +30,8 @@ from . import evaluate, memory
 from .checkpoint import Progress, save_checkpoint
 from .display import Display
 from .facts import training_facts
-from .hooks import call, loss_terms
+from .hooks import call, loss_terms, watched
+from .modes import choose_mode, make_step
 from .objective import require_constant_state
 from .optim import Optimizer
 from .precision import compute_in
@@ -38,7 +39,7 @@ from .run import RunFolder, memory_in_use, now, read_metrics
 from .schedule import Schedule
 from .settings import Settings
 from .signals import listening
-from .step import StepValues, TrainStep, Windows
+from .step import Done, StepValues, TrainStep, Windows
 from .storage import write_json
 
 HISTORY = 100  # steps whose loss and gradient norm a report of divergence shows
@@ -52,6 +53,22 @@ class Result:
     step: int
     signal: int = 0
     checkpoint: Path | None = None
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that the device has been given.
+
+    Attributes:
+        counts: whether its time is training time, and not that of building and warming up.
+    """
+
+    batch: Batch
+    windows: Windows
+    lr: float
+    done: Done
+    started: float
+    counts: bool
 
 
 class Trainer:
@@ -90,8 +107,11 @@ class Trainer:
         if self.carries:
             require_constant_state(model, "data.sampling='tbptt'")
         if train.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self.compute = TrainStep(
+            drops = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in model.modules())
+            how = {"use_reentrant": False, "preserve_rng_state": drops}
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+        self.mode = choose_mode(settings, model, self.device)
+        step = TrainStep(
             model,
             optimizer,
             train,
@@ -99,11 +119,16 @@ class Trainer:
             terms=lambda outputs: loss_terms(self, outputs),
             before_update=lambda: call("elman_before_optimizer_step", run=self),
         )
+        self.compute = make_step(step, self.mode)
+        # A step is launched while the one before it runs; but who watches steps finds the model as that step left it.
+        self.ahead = 1 if self.device.type == "cuda" and not watched() else 0
+        self.launched: deque[Launched] = deque()
+        self.settled_at = 0.0  # when the values of the last step arrived
         self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)
         self.saved: tuple[int, Path | None] = (-1, None)  # step and path of the last checkpoint
         self.evaluated = -1
         self.evaluation: dict[str, Any] | None = None
-        self.warm = False
+        self.warm_up = 0.0  # seconds of the steps that build, compile and warm up: reported, not counted
 
     # what hooks read
 
@@ -133,11 +158,13 @@ class Trainer:
             with listening() as asked, self.display.progress(self):
                 call("elman_run_start", run=self)
                 self.folder.update(status="running")
-                while not self.finished and not asked.ending:
+                while not self._enough and not asked.ending:
                     self._one_step()
                     if asked.save:
                         asked.save = False
+                        self._settle()
                         self._save()
+                self._settle()
                 if self.finished and self.step > 0:
                     self._evaluate()
                 self._save()
@@ -163,56 +190,90 @@ class Trainer:
             return self.step >= train.steps
         return self.progress.seconds >= 60 * (train.minutes or 0)
 
+    @property
+    def _enough(self) -> bool:
+        """Whether no further step is to be launched."""
+        steps = self.settings.train.steps
+        return self.finished or (steps is not None and self._next >= steps)
+
+    @property
+    def _next(self) -> int:
+        """The step to launch, from 0."""
+        return self.step + len(self.launched)
+
     def _one_step(self) -> None:
-        metrics = self.train_step()
-        self.folder.record(kind="step", **metrics)
-        self.display.step(self, metrics)
-        call("elman_step_end", run=self, step=self.step, metrics=metrics)
-        train = self.settings.train
-        if train.eval_every and self.step % train.eval_every == 0:
+        self._launch()
+        self._settle(self.ahead)
+        train, step = self.settings.train, self._next
+        evaluates = bool(train.eval_every) and step % train.eval_every == 0
+        saves = bool(train.save_every) and step % train.save_every == 0
+        if evaluates or saves:
+            self._settle()
+        if evaluates:
             self._evaluate()
-        if train.save_every and self.step % train.save_every == 0:
+        if saves:
             self._save()
 
     # one step
 
     def train_step(self) -> dict[str, float]:
-        """One optimizer step; returns its metrics.
+        """One optimizer step, waited for; returns its metrics.
 
         Raises:
             DivergedError: the loss or the gradient is not finite; nothing was updated, and diverged.json says where it began.
         """
+        self._launch()
+        return self._finish()
+
+    def _launch(self) -> None:
+        """Hand the next step to the device."""
         started = time.perf_counter()
-        step, train = self.step, self.settings.train
+        step, train = self._next, self.settings.train
         batch = self.windows.batch(step)
         windows = self._windows(batch)
         lr = train.lr * self.schedule.factor(step, self._time_fraction())
+        counts = self.compute.ready
         done = self.compute(windows, lr)
-        values = done.read()
-        self.history.append({"step": step + 1, "loss": values.loss, "grad_norm": values.grad_norm})
-        if not values.finite:
-            raise self._diverged(batch, windows, values)
-        if self.carries:
-            self.progress.carry = done.carry
-        return self._advance(started, values, lr)
+        self.launched.append(Launched(batch, windows, lr, done, started, counts))
 
-    def _advance(self, started: float, values: StepValues, lr: float) -> dict[str, float]:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        seconds = time.perf_counter() - started
+    def _settle(self, ahead: int = 0) -> None:
+        """Wait until no more than `ahead` steps are under way, and say what the others gave."""
+        while len(self.launched) > ahead:
+            metrics = self._finish()
+            self.folder.record(kind="step", **metrics)
+            self.display.step(self, metrics)
+            call("elman_step_end", run=self, step=self.step, metrics=metrics)
+
+    def _finish(self) -> dict[str, float]:
+        """Wait for the earliest step under way; returns its metrics."""
+        first = self.launched.popleft()
+        values = first.done.read()
+        now = time.perf_counter()
+        seconds = now - max(first.started, self.settled_at)
+        self.settled_at = now
+        self.history.append({"step": self.step + 1, "loss": values.loss, "grad_norm": values.grad_norm})
+        if not values.finite:
+            raise self._diverged(first, values)
+        if self.carries:
+            self.progress.carry = first.done.carry
+        return self._advance(first, values, seconds)
+
+    def _advance(self, first: Launched, values: StepValues, seconds: float) -> dict[str, float]:
         tokens = self.settings.tokens_per_step
         self.progress.step += 1
         self.progress.bytes_seen += tokens
-        if self.warm:
+        if first.counts:
             self.progress.seconds += seconds
-        else:  # the first step of a process builds, compiles and warms up: reported, not counted
-            self.warm = True
-            self.folder.update(first_step_seconds=round(seconds, 3), kernels=used())
+        else:
+            facts: dict[str, Any] = {} if self.warm_up else {"first_step_seconds": round(seconds, 3)}
+            self.warm_up += seconds
+            facts |= {"warm_up_seconds": round(self.warm_up, 3), "kernels": used(), "step": self._how()}
+            self.folder.update(**facts)
         return {
             "step": self.step,
             "loss": values.loss,
             "bits_per_byte": values.loss / math.log(2),
-            "lr": lr,
+            "lr": first.lr,
             "grad_norm": values.grad_norm,
             **values.terms,
             "tok_s": tokens / seconds,
@@ -220,6 +281,11 @@ class Trainer:
             "seconds": self.progress.seconds,
             "bytes_seen": self.progress.bytes_seen,
         }
+
+    def _how(self) -> dict[str, str]:
+        """How steps are run, as it turned out."""
+        refused = getattr(self.compute, "refused", "")
+        return self.mode.facts() | ({"mode": "eager", "why": refused} if refused else {})
 
     def _windows(self, batch: Batch) -> Windows:
         tokens_BL = torch.from_numpy(batch.tokens)
@@ -229,7 +295,8 @@ class Trainer:
             if self.settings.data.documents == "reset":
                 fresh_BT |= tokens_BL[:, :-1] == SEPARATOR
             fresh_BT[:, 0] |= torch.from_numpy(batch.fresh)
-        return Windows(tokens_BL.to(self.device), fresh_BT, self.progress.carry)
+        carry = self.launched[-1].done.carry if self.launched else self.progress.carry
+        return Windows(tokens_BL.to(self.device), fresh_BT, carry)
 
     def _time_fraction(self) -> float | None:
         return None if self.minutes_horizon is None else self.progress.seconds / (60 * self.minutes_horizon)
@@ -279,8 +346,9 @@ class Trainer:
         self.display.end(self, status, result)
         return Result(status, self.step, signum, self.saved[1])
 
-    def _diverged(self, batch: Batch, windows: Windows, values: StepValues) -> DivergedError:
-        found = self.compute.where_it_failed(windows)
+    def _diverged(self, failed: Launched, values: StepValues) -> DivergedError:
+        found = self.compute.where_it_failed(failed.windows, again=bool(self.launched))
+        self.launched.clear()  # they updated nothing
         loss, grad_norm = values.loss, values.grad_norm
         where = f"{found['kind']} {found['name']}" if found else "a loss term"
         report = {
@@ -289,7 +357,7 @@ class Trainer:
             "grad_norm": str(grad_norm),
             "first_non_finite": found,
             "history": [{k: v if math.isfinite(v) else str(v) for k, v in h.items()} for h in self.history],
-            "batch": {"offsets": batch.offsets.tolist(), "chunk_size": self.settings.train.chunk_size},
+            "batch": {"offsets": failed.batch.offsets.tolist(), "chunk_size": self.settings.train.chunk_size},
             "last_checkpoint": str(self.saved[1]) if self.saved[1] else None,
         }
         write_json(self.path / "diverged.json", report)
@@ -318,6 +386,7 @@ class Trainer:
     def _save_what_is_left(self, error: BaseException) -> None:
         """A hook or the loader failed between two updates: the steps done are sound, and worth keeping."""
         try:
+            self._settle()
             self._save()
         except (ElmanError, OSError) as second:
             error.add_note(f"and saving failed: {second}")

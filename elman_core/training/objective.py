@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.model import LadderCache
+from elman_core.model.norms import compute_dtype
 from elman_core.registry import ConfigError, State
 
 States = list[State | None]
@@ -93,13 +94,18 @@ def restart_rows(model: Any, states: States, fresh_B: Tensor) -> States:
     """`states` with the rows of `fresh_B` (bool, CPU) put back to the initial state."""
     if not bool(fresh_B.any()) or all(state is None for state in states):
         return states
+    return restart(model, states, fresh_B)
+
+
+def restart(model: Any, states: States, fresh_B: Tensor) -> States:
+    """`restart_rows` without a look at `fresh_B` (bool, any device)."""
     start = initial_states(model)
     chosen: States = []
     for state, first in zip(states, start, strict=True):
         if not state or not first:  # none yet, or a branch that has no state
             chosen.append(state)
             continue
-        rows = fresh_B.to(next(iter(state.values())).device)
+        rows = fresh_B.to(next(iter(state.values())).device) if state else fresh_B
         chosen.append(
             {n: torch.where(rows.reshape(-1, *[1] * (t.ndim - 1)), first[n].to(t.dtype), t) for n, t in state.items()}
         )
@@ -108,16 +114,16 @@ def restart_rows(model: Any, states: States, fresh_B: Tensor) -> States:
 
 @torch.no_grad()
 def initial_states(model: Any) -> States:
-    """The state before the first byte, for one row: what a single masked byte leaves behind."""
+    """The state before the first byte, for one row: what a single masked step leaves behind. Nothing waits for the device."""
     was_training = model.training
-    cache = LadderCache(num_blocks=len(model.model.layers))
-    token = torch.zeros((1, 1), dtype=torch.long, device=model.model.embed_tokens.weight.device)
+    weight = model.model.embed_tokens.weight
+    mask_11 = torch.zeros((1, 1), dtype=torch.bool, device=weight.device)
     model.eval()
     try:
-        model.model(input_ids=token, attention_mask=torch.zeros_like(token), past_key_values=cache, use_cache=True)
+        x_11D = weight.new_zeros((1, 1, weight.shape[1]), dtype=compute_dtype(weight))
+        return [block.mixer(x_11D, None, mask_11)[1] for block in model.model.layers]
     finally:
         model.train(was_training)
-    return cache.states
 
 
 def detached(states: States) -> States:

@@ -50,26 +50,41 @@ class Optimizer:
         groups = [g for g in groups if g["params"]]
         betas = (settings.beta1, settings.beta2)
         self.averages = settings.optimizer == "schedulefree"
+        self.captures = not self.averages  # schedule-free keeps its counts on the host
         if self.averages:
             self.inner: torch.optim.Optimizer = AdamWScheduleFree(groups, lr=settings.lr, betas=betas)
             self.inner.train()  # type: ignore[attr-defined]
         else:
-            self.inner = torch.optim.AdamW(groups, lr=settings.lr, betas=betas, fused=True)
+            device = next(iter(self.params.values())).device
+            # The learning rate lies on the device, where a recorded step finds it. The fused kernel reads it in float32.
+            lr = torch.tensor(
+                settings.lr, device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32
+            )
+            capturable = device.type == "cuda"
+            self.inner = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True, capturable=capturable)
 
-    def step(self, lr: float, failed: Tensor | None = None) -> None:
-        """One update with this learning rate. The gradients stay.
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the updates from now on."""
+        for group in self.inner.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def step(self, lr: float | None = None, failed: Tensor | None = None) -> None:
+        """One update. The gradients stay.
 
         Args:
+            lr: as `set_lr`, if it is not set already.
             failed: a scalar on the device of the parameters; if it is 1.0 nothing is changed. The fused AdamW looks at it on
                 the device, schedule-free waits for it.
         """
-        for group in self.inner.param_groups:
-            group["lr"] = lr
-        if self.averages:
-            if failed is not None and bool(failed):
-                return
-        else:
+        if lr is not None:
+            self.set_lr(lr)
+        if not self.averages:
             self.inner.found_inf = failed  # type: ignore[attr-defined]  # as torch.amp.GradScaler hands it over
+        elif failed is not None and bool(failed):
+            return
         self.inner.step()
 
     def zero_grad(self) -> None:
@@ -106,7 +121,10 @@ class Optimizer:
 
     def numbers(self) -> list[dict[str, Any]]:
         """The plain numbers of each group: a schedule-free average needs its counts."""
-        return [{k: v for k, v in group.items() if k != "params"} for group in self.inner.param_groups]
+        return [
+            {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"}
+            for group in self.inner.param_groups
+        ]
 
     def load(self, tensors: dict[str, Tensor], numbers: list[dict[str, Any]]) -> None:
         """Put back what `tensors` and `numbers` gave.
@@ -130,5 +148,6 @@ class Optimizer:
                 raise CheckpointError(f"the optimizer's {wrong[0]} of {name} is not of the shape {tuple(p.shape)}")
             # `step` of the fused AdamW lives where the parameter does, as everything else.
             self.inner.state[p] = {k: torch.empty_like(v, device=p.device).copy_(v) for k, v in values.items()}
+        own = () if self.averages else ("lr", "capturable")  # of this device, and set before each step
         for group, stored in zip(self.inner.param_groups, numbers, strict=True):
-            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
+            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k not in own})

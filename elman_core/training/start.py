@@ -99,6 +99,7 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> T
         hardware=hardware(device),
         backends=backends(model),
         act_hooks=acting(),
+        step=trainer.mode.facts(),
         git_commit=git_commit(Path.cwd()),
         resumed=[],
     )
@@ -169,6 +170,7 @@ def _resume(
         hardware=hardware(device),
         backends=backends(model),
         act_hooks=acting(),
+        step=trainer.mode.facts(),
         versions=versions(model.config.made_with or {}),
         resumed=[*manifest["resumed"], {"at_step": trainer.step, "time": now()}],
     )

@@ -53,19 +53,34 @@ class Windows:
 
 @dataclass(frozen=True)
 class Done:
-    """What a step gave, still on the device: reading it waits.
+    """What a step gave: on its way to the host, so that reading it waits for the step, and for no later one.
 
     Attributes:
-        values: loss (nats per byte), norm of the gradient before clipping, then the terms of `names`.
+        values: loss (nats per byte), norm of the gradient before clipping, then the terms of `names`; on the host.
         carry: the states to hand to the next step, where states are carried.
+        arrived: when `values` may be read; None: now.
     """
 
     values: Tensor
     names: tuple[str, ...] = ()
     carry: States | None = None
+    arrived: torch.cuda.Event | None = None
+
+    @classmethod
+    def sent(cls, values: Tensor, names: tuple[str, ...], carry: States | None) -> Done:
+        """Start the copy of `values`, which a later step may overwrite, to the host."""
+        if values.device.type != "cuda":
+            return cls(values.clone(), names, carry)
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return cls(host, names, carry, arrived)
 
     def read(self) -> StepValues:
         """Wait for the step."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
         loss, norm, *terms = self.values.tolist()
         return StepValues(loss, norm, dict(zip(self.names, terms, strict=True)))
 
@@ -140,15 +155,47 @@ class TrainStep:
         self.processes = processes or OneProcess()
         self.device = next(model.parameters()).device
         self.failed = torch.zeros((), device=self.device)
+        self.calls = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next call runs at the final speed: the first builds, compiles and warms up."""
+        return self.calls > 0
 
     def __call__(self, windows: Windows, lr: float) -> Done:
         """Compute the step and, if everything is finite, update the model."""
+        self.optimizer.set_lr(lr)
+        values, names, carry = self.gradients(windows)
+        self.update()
+        self.calls += 1
+        return Done.sent(values, names, carry)
+
+    def gradients(self, windows: Windows) -> tuple[Tensor, tuple[str, ...], States | None]:
+        """Values, names of the terms, and states as `Done` has them, on the device; the clipped gradient is in `p.grad`."""
+        values, names, carry = self._backward(windows)
+        self.before_update()
+        params = [p for p in self.optimizer.params.values() if p.grad is not None]
+        self.processes.reduce_gradients(params)
+        norm = self.processes.norm([p.grad for p in params if p.grad is not None])
+        loss, *terms = self.processes.mean(values).unbind()
+        values = torch.stack([loss, norm.to(loss.dtype), *terms])
+        self.failed.copy_(torch.maximum(self.failed, values.isfinite().all().logical_not()))
+        if self.train.clip:
+            # A failed gradient is left as it is, for who looks where it failed.
+            clip_grads_with_norm_(params, self.train.clip, norm.where(self.failed == 0, 0))
+        return values, names, carry
+
+    def update(self) -> None:
+        """Move the weights along the gradient, unless this step or one before it failed."""
+        self.optimizer.step(failed=self.failed)
+
+    def _backward(self, windows: Windows) -> tuple[Tensor, tuple[str, ...], States | None]:
         self.optimizer.zero_grad()
         total = torch.zeros((), device=self.device)
         terms: dict[str, Tensor] = {}
         carry: list[Any] = []
         share = self.train.accumulate
-        with compute_in(self.train.precision, self.device):  # one context: a weight is cast once for all micro-batches
+        with self.autocast():  # one context: a weight is cast once for all micro-batches
             for i, some in enumerate(self.micro_batches(windows)):
                 with self.processes.micro_batch(last=i + 1 == share):
                     outputs = self.forward(some)
@@ -159,23 +206,11 @@ class TrainStep:
                 for name, value in added.items():
                     terms[name] = terms.get(name, 0) + value.detach() / share
                 carry.append(None if outputs.states is None else detached(outputs.states))
-        return self._update(torch.stack([total, *terms.values()]), tuple(terms), windows, carry, lr)
+        return torch.stack([total, *terms.values()]), tuple(terms), _join_rows(carry) if self.carries else None
 
-    def _update(
-        self, loss_and_terms: Tensor, names: tuple[str, ...], windows: Windows, carry: list[Any], lr: float
-    ) -> Done:
-        self.before_update()
-        params = [p for p in self.optimizer.params.values() if p.grad is not None]
-        self.processes.reduce_gradients(params)
-        norm = self.processes.norm([p.grad for p in params if p.grad is not None])
-        loss, *rest = self.processes.mean(loss_and_terms).unbind()
-        values = torch.stack([loss, norm.to(loss.dtype), *rest])
-        torch.maximum(self.failed, values.isfinite().all().logical_not().to(self.failed.dtype), out=self.failed)
-        if self.train.clip:
-            # A failed gradient is left as it is, for who looks where it failed.
-            clip_grads_with_norm_(params, self.train.clip, norm.where(self.failed == 0, 0))
-        self.optimizer.step(lr, self.failed)
-        return Done(values, names, _join_rows(carry) if self.carries else None)
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The dtype in which the model computes."""
+        return compute_in(self.train.precision, self.device)
 
     def micro_batches(self, windows: Windows) -> Iterator[Windows]:
         """The windows in `train.accumulate` equal parts."""
@@ -196,15 +231,21 @@ class TrainStep:
             return_states=self.carries,
         )
 
-    def where_it_failed(self, windows: Windows) -> dict[str, str] | None:
-        """The first tensor that is not finite in a step that failed, as `divergence.first_bad`."""
+    def where_it_failed(self, windows: Windows, again: bool = False) -> dict[str, str] | None:
+        """The first tensor that is not finite in a step that failed, as `divergence.first_bad`.
 
-        def again() -> None:
-            with compute_in(self.train.precision, self.device):
+        Args:
+            again: compute its gradient again, because another step was under way when its values were read.
+        """
+        if again:
+            self._backward(windows)
+
+        def forward() -> None:
+            with self.autocast():
                 for some in self.micro_batches(windows):
                     self.forward(some)
 
-        return first_bad(self.model, again)
+        return first_bad(self.model, forward)
 
 
 def _join_rows(carry: list[Any]) -> States:

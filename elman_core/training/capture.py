@@ -1,0 +1,174 @@
+"""A step recorded once and replayed: on a GPU one CUDA graph, so that no kernel waits for the host to launch it.
+
+The first steps run as they are, which compiles and warms up what they use; the next is recorded. What a recorded step reads
+and writes lies at fixed addresses: windows, learning rate and carried state are copied in before each replay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from elman_core.registry import KernelError
+
+from .objective import States, restart
+from .step import Done, TrainStep, Windows
+
+log = logging.getLogger("elman_core")
+
+WARM = 2
+"""Steps before the recording: the first compiles and verifies kernels, the second finds the allocator as it stays."""
+
+
+class Recorder(Protocol):
+    """What records: `CudaRecorder`, or the tests' own on a CPU."""
+
+    def work(self) -> Any:
+        """A context: what runs in it may be recorded later, or is what is being replayed."""
+
+    def record(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Record what `run` does; the result replays it and returns the very tensor that `run` gave."""
+
+
+class CudaRecorder:
+    """Records a CUDA graph, on a stream of its own, as capturing demands."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.stream = device, torch.cuda.Stream(device)
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        before = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(before)
+        with torch.cuda.stream(self.stream):
+            yield
+        before.wait_stream(self.stream)
+
+    def record(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        # "thread_local": the thread that reads ahead may allocate and copy meanwhile.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            result = run()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
+class CapturedStep:
+    """A `TrainStep` that is replayed. It gives the same numbers, bit for bit, and is called in the same way.
+
+    Args:
+        step: forward, loss, backward, norm and clipping are recorded, and the update too where the optimizer allows it.
+        recorder: what records.
+        required: whether a step that cannot be recorded is an error; if not, it goes on as it is, after one warning.
+
+    Attributes:
+        ready: whether the next call runs at the final speed.
+        refused: why it could not be recorded; "" if it was, or is yet to be.
+    """
+
+    def __init__(self, step: TrainStep, recorder: Recorder, required: bool = False) -> None:
+        self.step, self.recorder, self.required = step, recorder, required
+        self.calls, self.refused = 0, ""
+        self._replay: Callable[[], Tensor] | None = None
+        self._given: Windows | None = None
+        self._fresh_B: Tensor | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._replay is not None or (bool(self.refused) and self.calls > WARM)
+
+    def __call__(self, windows: Windows, lr: float) -> Done:
+        """As `TrainStep`; the carried states of the result are the same tensors every time.
+
+        Raises:
+            KernelError: the step cannot be recorded, and `required`.
+        """
+        with self.recorder.work():
+            self.step.optimizer.set_lr(lr)
+            if self._replay is not None:
+                self._fill(windows)
+            elif self.calls >= WARM and not self.refused:
+                self._record(windows)
+            self.calls += 1
+            if self._replay is None:
+                return self.step(windows, lr)
+            values = self._replay()
+            if not self.step.optimizer.captures:
+                self.step.update()
+            assert self._given is not None
+            return Done.sent(values, (), self._given.carry)
+
+    def where_it_failed(self, windows: Windows, again: bool) -> dict[str, str] | None:
+        return self.step.where_it_failed(windows, again)
+
+    def _record(self, windows: Windows) -> None:
+        self._given = Windows(windows.tokens.clone(), None, _clones(windows.carry))
+        if windows.carry is not None:
+            assert windows.fresh is not None
+            self._fresh_B = windows.fresh[:, 0].to(self.step.device)
+            self._restarted(windows.carry, self._fresh_B)  # what it uses for one row is compiled before the recording
+        try:
+            self._replay = self.recorder.record(self._run)
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            self.refused = str(error).splitlines()[0]
+            if self.required:
+                raise KernelError(
+                    f"the step cannot be captured as a CUDA graph, use train.step='eager': {self.refused}"
+                ) from error
+            log.warning("elman: the step is not captured as a CUDA graph, and runs eager: %s", self.refused)
+            self.step.optimizer.zero_grad()
+
+    def _run(self) -> Tensor:
+        """What is recorded. Everything it reads from outside has a fixed address."""
+        assert self._given is not None
+        windows = self._given
+        if windows.carry is not None:
+            assert self._fresh_B is not None
+            windows = dataclasses.replace(windows, carry=self._restarted(windows.carry, self._fresh_B))
+        values, _, carry = self.step.gradients(windows)
+        if self.step.optimizer.captures:
+            self.step.update()
+        if carry is not None and self._given.carry is not None:
+            for old, new in _pairs(self._given.carry, carry):
+                old.copy_(torch.where(self.step.failed > 0, old, new))
+        return values
+
+    def _restarted(self, carry: States, fresh_B: Tensor) -> States:
+        with self.step.autocast():
+            return restart(self.step.model, carry, fresh_B)
+
+    def _fill(self, windows: Windows) -> None:
+        given = self._given
+        assert given is not None
+        given.tokens.copy_(windows.tokens, non_blocking=True)
+        if given.carry is not None:
+            assert windows.carry is not None
+            assert windows.fresh is not None
+            assert self._fresh_B is not None
+            self._fresh_B.copy_(windows.fresh[:, 0], non_blocking=True)
+            for mine, theirs in _pairs(given.carry, windows.carry):
+                if mine is not theirs:
+                    mine.copy_(theirs)
+
+
+def _clones(carry: States | None) -> States | None:
+    return None if carry is None else [None if s is None else {n: t.clone() for n, t in s.items()} for s in carry]
+
+
+def _pairs(one: States, two: States) -> Iterator[tuple[Tensor, Tensor]]:
+    for a, b in zip(one, two, strict=True):
+        for name, tensor in (a or {}).items():
+            assert b is not None
+            yield tensor, b[name]
