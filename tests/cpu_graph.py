@@ -9,7 +9,7 @@ from torch.overrides import enable_reentrant_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal")
+HOST_READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "unique", "equal")
 
 
 class _Tape(TorchDispatchMode):
@@ -57,7 +57,7 @@ class CpuRecorder:
     def work(self):
         yield
 
-    def record(self, run):
+    def record(self, run, generators=()):
         with _Tape() as tape:
             result = run()  # a capture would not execute it: so the first replay has happened
         self.records += 1

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from elman_core.model import LadderCache, LadderForCausalLM
-from elman_core.registry import ConfigError, DivergedError
+from elman_core.nn import scaled_once
+from elman_core.registry import ConfigError
 
-from .sampling import Sampling, sample
+from .decoder import Decoder, recorder_for
+from .sampling import Sampling
 
 PREFILL_CHUNK = 2048
 
@@ -67,27 +69,19 @@ def _generate(
     else:
         generator.manual_seed(seed)
     text = prompt or bytes([model.config.bos_token_id if model.config.bos_token_id is not None else 0x1E])
-    cache, logits_BV = prefill(model, text)
-    if num > 1:
-        cache.batch_repeat_interleave(num)
-        logits_BV = logits_BV.expand(num, -1)
-    seen_BV = torch.zeros(num, logits_BV.shape[-1], dtype=torch.bool, device=device)
+    seen_BV = torch.zeros(num, model.config.vocab_size, dtype=torch.bool, device=device)
     seen_BV[:, sorted(set(text))] = True
     ended = [False] * num
-    for _ in range(budget):
-        if not bool(logits_BV.isfinite().all()):
-            raise DivergedError(
-                "the model's logits are not finite: its weights have diverged, or 16 bits are too few for it"
-            )
-        next_B = sample(logits_BV, how, seen_BV, generator)
-        row = next_B.tolist()
-        ended = [was or byte in stop for was, byte in zip(ended, row, strict=True)]
-        if all(ended):
-            return
-        yield [None if done else byte for done, byte in zip(ended, row, strict=True)]
-        seen_BV.scatter_(1, next_B[:, None], True)
-        with torch.inference_mode():
-            logits_BV = model(input_ids=next_B[:, None], past_key_values=cache, use_cache=True).logits[:, -1]
+    with scaled_once(model):
+        cache, logits_BV = prefill(model, text)
+        if num > 1:
+            cache.batch_repeat_interleave(num)
+            logits_BV = logits_BV.expand(num, -1)
+        for row in Decoder(model, cache, logits_BV, seen_BV, how, generator, recorder_for(model, budget)).bytes(budget):
+            ended = [was or byte in stop for was, byte in zip(ended, row, strict=True)]
+            if all(ended):
+                return
+            yield [None if done else byte for done, byte in zip(ended, row, strict=True)]
 
 
 def prefill(model: LadderForCausalLM, text: bytes, chunk: int = PREFILL_CHUNK) -> tuple[LadderCache, Tensor]:

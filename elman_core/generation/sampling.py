@@ -75,4 +75,6 @@ def sample(
         drop_BV = ordered_BV.softmax(-1).cumsum(-1) <= 1 - how.top_p
         drop_BV[:, -1] = False  # the most likely byte always stays
         scores_BV = scores_BV.masked_fill(drop_BV.scatter(1, order_BV, drop_BV), -torch.inf)
-    return torch.multinomial(scores_BV.softmax(-1), 1, generator=generator).squeeze(1)
+    # A race of exponentials, which is how torch.multinomial draws one sample, without its look at the values on the host.
+    waits_BV = torch.empty_like(scores_BV).exponential_(1, generator=generator)
+    return (scores_BV.softmax(-1) / waits_BV).argmax(-1)

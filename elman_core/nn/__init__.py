@@ -16,11 +16,11 @@ from .functional import (
 )
 from .init import mamba_decay_, orthogonal_, s4d_, xavier_uniform_
 from .norm import RMSNorm
-from .spectral import SpectralNorm
+from .spectral import SpectralNorm, scaled_once
 from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
     "CausalConv", "RMSNorm", "SpectralNorm", "WrapperConfig", "WrapperMixer", "add_rms_norm", "compute_dtype",
-    "full_precision", "l2_normalize", "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_", "self_gate", "time_major",
-    "without_autocast", "xavier_uniform_",
+    "full_precision", "l2_normalize", "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_", "scaled_once", "self_gate",
+    "time_major", "without_autocast", "xavier_uniform_",
 ]  # fmt: skip

@@ -43,7 +43,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
-    dn, d_stream, stream, rho, weight, d, d_x, shares, rows, inner, g0, g1, e0, e1, s0, s1, d0, d1, x0, x1, width,
+    dn, d_stream, stream, rho, weight, d, d_x, shares, rows, inner, g0, g1, a0, a1, s0, s1, d0, d1, x0, x1, width,
     ADDS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
@@ -61,7 +61,7 @@ def _backward(  # type: ignore[no-untyped-def]
         shrink = scale * scale * scale * tl.sum(value * grad, 0) / width
         out = scale * grad - shrink * value
         if ADDS:
-            out += tl.load(d_stream + first * e0 + second * e1 + columns, mask=inside, other=0.0)
+            out += tl.load(d_stream + first * a0 + second * a1 + columns, mask=inside, other=0.0)
         tl.store(d + first * d0 + second * d1 + columns, out, mask=inside)
         if NARROW:
             tl.store(d_x + first * x0 + second * x1 + columns, out.to(d_x.dtype.element_ty), mask=inside)
@@ -93,15 +93,15 @@ def add_norm_backward(
     """(dR, dw); fills d_x, a second copy of dR in the dtype and layout of x, if it is not empty."""
     d = torch.empty_like(stream)
     g_rows, s_rows, d_rows = _rows(dn), _rows(stream), _rows(d)
-    e_rows = s_rows if d_stream is None else _rows(d_stream)
+    a_rows = s_rows if d_stream is None else _rows(d_stream)
     x_rows = _rows(d_x) if d_x.numel() else d_rows
     width, count = stream.shape[-1], stream.shape[:-1].numel()
     programs = min(count, PROGRAMS_PER_SM * _multiprocessors(stream.device))
     shares = torch.empty(programs, width, dtype=torch.float32, device=stream.device)
     block, warps = _block(width)
     _backward[(programs,)](
-        g_rows, e_rows, s_rows, rho, weight.contiguous(), d_rows, x_rows, shares, count, s_rows.shape[1],
-        *g_rows.stride()[:2], *e_rows.stride()[:2], *s_rows.stride()[:2], *d_rows.stride()[:2], *x_rows.stride()[:2], width,
+        g_rows, a_rows, s_rows, rho, weight.contiguous(), d_rows, x_rows, shares, count, s_rows.shape[1],
+        *g_rows.stride()[:2], *a_rows.stride()[:2], *s_rows.stride()[:2], *d_rows.stride()[:2], *x_rows.stride()[:2], width,
         ADDS=d_stream is not None, NARROW=d_x.numel() > 0, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return d, shares.sum(0).to(weight.dtype)

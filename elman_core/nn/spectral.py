@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,6 +42,8 @@ class SpectralNorm(nn.Module):
         self.register_buffer("v", torch.zeros(width))
         self.register_buffer("seen", torch.zeros(8))  # bytes, which every floating dtype holds exactly
         self._started = False  # whether `seen` is known not to be zero; spares the host another look
+        self._holders = 0  # how many `scaled_once` are under way
+        self._held: tuple[tuple[int, int], Tensor] | None = None  # which weight, and it normalised
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -57,6 +61,14 @@ class SpectralNorm(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The normalised weight, in the dtype of `weight`; computed in float32 or float64 with autocast off."""
+        if not self._holders or self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._normalized(weight)
+        which = (weight.data_ptr(), weight._version)
+        if self._held is None or self._held[0] != which:
+            self._held = (which, self._normalized(weight))
+        return self._held[1]
+
+    def _normalized(self, weight: Tensor) -> Tensor:
         with without_autocast(weight):
             full = _own(weight, compute_dtype(weight))
             u, v = self._vectors(weight, full)
@@ -121,6 +133,21 @@ class SpectralNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.u.shape[0]}, radius={self.radius}"
+
+
+@contextmanager
+def scaled_once(model: nn.Module) -> Iterator[None]:
+    """Inside, in evaluation without gradients, every spectral norm of `model` scales its weight once and not at every use."""
+    norms = [module for module in model.modules() if isinstance(module, SpectralNorm)]
+    for norm in norms:
+        norm._holders += 1
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm._holders -= 1
+            if not norm._holders:
+                norm._held = None
 
 
 def _own(x: Tensor, dtype: torch.dtype) -> Tensor:

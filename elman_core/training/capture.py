@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from elman_core.model.graph import Recorder
 from elman_core.registry import KernelError
 
 from .objective import States, restart
@@ -24,43 +23,6 @@ log = logging.getLogger("elman_core")
 
 WARM = 2
 """Steps before the recording: the first compiles and verifies kernels, the second finds the allocator as it stays."""
-
-
-class Recorder(Protocol):
-    """What records: `CudaRecorder`, or the tests' own on a CPU."""
-
-    def work(self) -> Any:
-        """A context: what runs in it may be recorded later, or is what is being replayed."""
-
-    def record(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Record what `run` does; the result replays it and returns the very tensor that `run` gave."""
-
-
-class CudaRecorder:
-    """Records a CUDA graph, on a stream of its own, as capturing demands."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.stream = device, torch.cuda.Stream(device)
-
-    @contextmanager
-    def work(self) -> Iterator[None]:
-        before = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(before)
-        with torch.cuda.stream(self.stream):
-            yield
-        before.wait_stream(self.stream)
-
-    def record(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        # "thread_local": the thread that reads ahead may allocate and copy meanwhile.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            result = run()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return result
-
-        return replay
 
 
 class CapturedStep:
@@ -125,7 +87,7 @@ class CapturedStep:
             self.refused = str(error).splitlines()[0]
             if self.required:
                 raise KernelError(
-                    f"the step cannot be captured as a CUDA graph, use train.step='eager': {self.refused}"
+                    f"the step cannot be captured as a CUDA graph, use train.launch='eager': {self.refused}"
                 ) from error
             log.warning("elman: the step is not captured as a CUDA graph, and runs eager: %s", self.refused)
             self.step.optimizer.zero_grad()

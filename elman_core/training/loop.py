@@ -35,6 +35,7 @@ from .modes import choose_mode, make_step
 from .objective import require_constant_state
 from .optim import Optimizer
 from .precision import compute_in
+from .prefetch import Prefetcher, Ready
 from .run import RunFolder, memory_in_use, now, read_metrics
 from .schedule import Schedule
 from .settings import Settings
@@ -100,6 +101,8 @@ class Trainer:
         self.windows = TrainingWindows(
             self.file, self.split, train.chunk_size, train.batch_size, train.seed, settings.data.sampling
         )
+        # On a CPU there is nothing to hide the reading behind: the threads that compute would wait for it all the same.
+        self.reader = Prefetcher(lambda s: self.windows.batch(s), self.device) if self.device.type == "cuda" else None
         self.heldout = None
         if settings.data.heldout:
             self.heldout = heldout_offsets(self.split, train.chunk_size, settings.data.eval_bytes)
@@ -180,6 +183,8 @@ class Trainer:
                 raise
             raise error from raised
         finally:
+            if self.reader is not None:
+                self.reader.close()
             self._run_end(error)
 
     @property
@@ -229,12 +234,12 @@ class Trainer:
         """Hand the next step to the device."""
         started = time.perf_counter()
         step, train = self._next, self.settings.train
-        batch = self.windows.batch(step)
-        windows = self._windows(batch)
+        ready = self._ready(step)
+        windows = self._windows(ready)
         lr = train.lr * self.schedule.factor(step, self._time_fraction())
         counts = self.compute.ready
         done = self.compute(windows, lr)
-        self.launched.append(Launched(batch, windows, lr, done, started, counts))
+        self.launched.append(Launched(ready.batch, windows, lr, done, started, counts))
 
     def _settle(self, ahead: int = 0) -> None:
         """Wait until no more than `ahead` steps are under way, and say what the others gave."""
@@ -287,16 +292,22 @@ class Trainer:
         refused = getattr(self.compute, "refused", "")
         return self.mode.facts() | ({"mode": "eager", "why": refused} if refused else {})
 
-    def _windows(self, batch: Batch) -> Windows:
-        tokens_BL = torch.from_numpy(batch.tokens)
+    def _ready(self, step: int) -> Ready:
+        if self.reader is not None:
+            return self.reader.get(step)
+        batch = self.windows.batch(step)
+        return Ready(batch, torch.from_numpy(batch.tokens).to(self.device))
+
+    def _windows(self, ready: Ready) -> Windows:
         fresh_BT = None
         if self.carries:
+            tokens_BL = torch.from_numpy(ready.batch.tokens)
             fresh_BT = torch.zeros(tokens_BL[:, :-1].shape, dtype=torch.bool)
             if self.settings.data.documents == "reset":
                 fresh_BT |= tokens_BL[:, :-1] == SEPARATOR
-            fresh_BT[:, 0] |= torch.from_numpy(batch.fresh)
+            fresh_BT[:, 0] |= torch.from_numpy(ready.batch.fresh)
         carry = self.launched[-1].done.carry if self.launched else self.progress.carry
-        return Windows(tokens_BL.to(self.device), fresh_BT, carry)
+        return Windows(ready.tokens, fresh_BT, carry)
 
     def _time_fraction(self) -> float | None:
         return None if self.minutes_horizon is None else self.progress.seconds / (60 * self.minutes_horizon)

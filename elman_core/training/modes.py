@@ -1,4 +1,4 @@
-"""How a step is run: eager, compiled, or captured; what `train.step = "auto"` comes to, and why another way is refused."""
+"""How a step is run: eager, compiled, or captured; what `train.launch = "auto"` comes to, and why another way is refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from elman_core.model.graph import CudaRecorder
 from elman_core.registry import ConfigError
 
-from .capture import CapturedStep, CudaRecorder
+from .capture import CapturedStep
 from .hooks import acting
 from .settings import Settings
 from .step import TrainStep
@@ -43,19 +44,19 @@ class Mode:
 
 
 def choose_mode(settings: Settings, model: Any, device: torch.device) -> Mode:
-    """What `train.step` means for this run. "auto" is a CUDA graph on a GPU where nothing stands against it.
+    """What `train.launch` means for this run. "auto" is a CUDA graph on a GPU where nothing stands against it.
 
     Raises:
         ConfigError: what was asked for by name cannot be had; says why.
     """
-    asked = settings.train.step
+    asked = settings.train.launch
     against = _against_capture(settings, model, device)
     if asked == "auto":
         return Mode("eager", against, asked) if against else Mode("graph", "on a GPU, and nothing against it", asked)
     if asked.endswith("graph") and against:
-        raise ConfigError(f"train.step={asked!r} cannot be had: {against}; use 'auto'")
+        raise ConfigError(f"train.launch={asked!r} cannot be had: {against}; use 'auto'")
     if asked.startswith("compile") and settings.data.sampling == "tbptt":
-        raise ConfigError(f"train.step={asked!r} cannot be had: a carried state is not compiled; use 'auto'")
+        raise ConfigError(f"train.launch={asked!r} cannot be had: a carried state is not compiled; use 'auto'")
     return Mode(asked, "asked for", asked)
 
 

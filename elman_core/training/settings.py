@@ -71,7 +71,7 @@ class TrainSettings:
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "compute dtype; weights are fp32. auto: bf16 on a GPU that has it"
     )
-    step: Literal["auto", "eager", "graph", "compile", "compile+graph"] = option(
+    launch: Literal["auto", "eager", "graph", "compile", "compile+graph"] = option(
         "auto", "how a step is run: kernel by kernel; as one CUDA graph; compiled. auto: graph on a GPU where possible"
     )
     gradient_checkpointing: bool = option(False, "recompute each block in the backward: less memory")

@@ -1,0 +1,58 @@
+"""Recording what a function does on a GPU as a CUDA graph, to repeat it without the host. Training and generation share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Recorder(Protocol):
+    """What records: `CudaRecorder`, or the tests' own on a CPU."""
+
+    def work(self) -> AbstractContextManager[Any]:
+        """What runs inside may be recorded later, or is what is being replayed."""
+
+    def record(self, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Callable[[], Tensor]:
+        """Record what `run` does; the result replays it and returns the very tensor that `run` gave.
+
+        Args:
+            run: reads and writes tensors that stay where they are, and never waits for the device. It has run before, so that
+                whatever is compiled or allocated once is there.
+            generators: of random numbers that `run` draws from, beside the device's own; they advance with every replay.
+
+        Raises:
+            RuntimeError: `run` did what cannot be recorded.
+        """
+
+
+class CudaRecorder:
+    """Records a CUDA graph, on a stream of its own, as capturing demands."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.stream = device, torch.cuda.Stream(device)
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        before = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(before)
+        with torch.cuda.stream(self.stream):
+            yield
+        before.wait_stream(self.stream)
+
+    def record(self, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Callable[[], Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        # "thread_local": a thread that reads ahead may allocate and copy meanwhile.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            result = run()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay

@@ -1,0 +1,152 @@
+"""Decoding as a recorded step gives the bytes of the plain loop, on a recorder that does on a CPU what a CUDA graph does."""
+
+import pytest
+import torch
+from cpu_graph import CpuRecorder
+
+from elman_core.generation import Sampling, decoder, generate_bytes
+from elman_core.generation import loop as loop_module
+from elman_core.model import LadderLM
+from elman_core.nn import SpectralNorm
+from elman_core.registry import DivergedError
+
+PROMPT = bytes(range(100, 117))
+
+
+def ladder(variant, **options):
+    torch.manual_seed(0)
+    made = LadderLM(variant, dim=16, depth=2, **options).eval()
+    with torch.no_grad():
+        made.model.embed_tokens.weight.mul_(20)  # far from uniform
+    return made
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Generation with its step recorded; the list of the recorders that were made."""
+    made = []
+
+    def recorder(*_):
+        made.append(CpuRecorder())
+        return made[-1]
+
+    def use(on):
+        monkeypatch.setattr(loop_module, "recorder_for", recorder if on else lambda *_: None)
+        return made
+
+    return use
+
+
+SAMPLINGS = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_k": 30, "top_p": 0.8, "repetition_penalty": 1.4},
+    {"temperature": 1.0, "top_p": 0.6},
+]
+
+
+@pytest.mark.parametrize("how", SAMPLINGS)
+@pytest.mark.parametrize(("variant", "num"), [("e42", 3), ("e1", 1), ("e88", 2)])
+def test_the_recorded_step_gives_the_bytes_of_the_plain_loop(variant, num, how, recorded):
+    model = ladder(variant)
+    settings = {"max_new_bytes": 45, "num": num, "how": Sampling(**how), "seed": 3}
+    recorded(False)
+    plain = list(generate_bytes(model, PROMPT, **settings))
+    made = recorded(True)
+    assert list(generate_bytes(model, PROMPT, **settings)) == plain
+    assert len(plain) == 45
+    assert (made[0].records, made[0].replays) == (1, 44 - decoder.WARM)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 3, 4, 19, 20])
+def test_no_more_bytes_come_than_asked_for(budget, recorded):
+    model = ladder("e42")
+    recorded(False)
+    plain = list(generate_bytes(model, PROMPT, max_new_bytes=budget, seed=1))
+    recorded(True)
+    assert list(generate_bytes(model, PROMPT, max_new_bytes=budget, seed=1)) == plain
+    assert len(plain) == budget
+
+
+def test_a_stop_found_late_writes_nothing_more(recorded):
+    model = ladder("e42")
+    recorded(False)
+    free = list(generate_bytes(model, PROMPT, max_new_bytes=60, num=2, seed=3))
+    for at in (0, 5, 12, 40):
+        stop = {free[at][0], free[at][1]}
+        recorded(False)
+        plain = list(generate_bytes(model, PROMPT, max_new_bytes=60, num=2, seed=3, stop=stop))
+        made = recorded(True)
+        assert list(generate_bytes(model, PROMPT, max_new_bytes=60, num=2, seed=3, stop=stop)) == plain
+        assert len(plain) <= at
+        replays = made[-1].replays if made else 0
+        assert replays <= len(plain) + 2 * decoder.BURST, "it does not run on for long"
+
+
+def test_logits_that_are_not_finite_are_said_after_the_bytes_before_them(recorded):
+    def run(on):
+        model, count = ladder("e42"), torch.zeros(())
+
+        def fail(_module, _inputs, out):
+            count.add_(1)
+            return (out[0] + torch.where(count >= 21, torch.nan, 0.0), out[1])
+
+        model.model.norm.register_forward_hook(fail)
+        recorded(on)
+        got = []
+        with pytest.raises(DivergedError, match="not finite"):
+            got.extend(map(tuple, generate_bytes(model, PROMPT, max_new_bytes=60, seed=3)))
+        return got
+
+    assert run(True) == run(False)
+    assert len(run(False)) == 20
+
+
+def test_what_cannot_be_recorded_runs_on_as_it_is(recorded, caplog):
+    model = ladder("e42")
+    recorded(False)
+    plain = list(generate_bytes(model, PROMPT, max_new_bytes=30, seed=3))
+    model.model.norm.register_forward_hook(lambda _m, _i, out: float(out[0].sum()) and None)
+    recorded(True)
+    assert list(generate_bytes(model, PROMPT, max_new_bytes=30, seed=3)) == plain
+    assert "decoding is not captured as a CUDA graph, and runs eager" in caplog.text
+
+
+def test_a_normalised_weight_is_scaled_once_in_a_generation_and_anew_in_the_next(monkeypatch):
+    model = ladder("e42")
+    real, scaled = SpectralNorm._normalized, []
+    monkeypatch.setattr(SpectralNorm, "_normalized", lambda self, w: scaled.append(self) or real(self, w))
+    first = list(generate_bytes(model, PROMPT, max_new_bytes=20, seed=3))
+    assert len(scaled) == 2, "one for each layer"
+    assert list(generate_bytes(model, PROMPT, max_new_bytes=20, seed=3)) == first
+    assert len(scaled) == 4
+    running = generate_bytes(model, PROMPT, max_new_bytes=20, how=Sampling(temperature=0))
+    next(running)
+    with torch.no_grad():
+        model.model.layers[0].mixer.w.mul_(-1)
+    next(running)
+    next(running)
+    assert len(scaled) == 7, "and a weight that was changed is seen"
+    running.close()
+    assert all(m._held is None for m in model.modules() if isinstance(m, SpectralNorm))
+
+
+def test_a_state_that_grows_is_not_recorded(monkeypatch):
+    model = ladder("e42")
+    monkeypatch.setattr(decoder, "CudaRecorder", lambda _device: "recorder")
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    assert decoder.recorder_for(model, decoder.WORTH) == "recorder"
+    assert decoder.recorder_for(model, decoder.WORTH - 1) is None
+    monkeypatch.setattr(type(model.model.layers[0].mixer), "state_growth", "per_token")
+    assert decoder.recorder_for(model, decoder.WORTH) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("variant", ["e1", "e42", "e88"])
+@pytest.mark.parametrize("how", SAMPLINGS)
+def test_a_cuda_graph_gives_the_bytes_of_the_plain_loop(variant, how, monkeypatch):
+    model = ladder(variant).cuda()
+    settings = {"max_new_bytes": 200, "num": 2, "how": Sampling(**how), "seed": 3}
+    graph = list(generate_bytes(model, PROMPT, **settings))
+    monkeypatch.setattr(loop_module, "recorder_for", lambda *_: None)
+    assert graph == list(generate_bytes(model, PROMPT, **settings))
