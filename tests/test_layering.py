@@ -35,6 +35,7 @@ ONLY = {
     "pluggy": ("elman_core/registry/",),
     "pytest": ("elman_core/testing/",),
     "typer": ("elman_core/cli/",),
+    "matplotlib": ("elman_core/experiments/plots.py",),  # an extra: everything else works without it
     "subprocess": (
         "elman_core/kernels/build.py",  # compilers
         "elman_core/training/run.py",  # the commit of the code, for the manifest

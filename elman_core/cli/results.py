@@ -13,6 +13,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(results)
     app.command()(compare)
+    app.command()(plot)
 
 
 def results(
@@ -24,6 +25,9 @@ def results(
     ),
     everything: bool = typer.Option(False, "--all", help="Also the values of tuned settings that were not chosen."),
     html: bool = typer.Option(False, "--html", help="Write report.html into the suite's folder, and say where it is."),
+    upstream: bool = typer.Option(
+        False, "--upstream", help="PATHS are logs of the predecessor: read, corrected, marked."
+    ),
     json_: bool = typer.Option(False, "--json", help="The same as --format json."),
 ) -> None:
     """Tables of runs: bits per byte held out, loss at equal tokens, speed, memory, status.
@@ -34,7 +38,14 @@ def results(
     from elman_core.experiments.runs import find_runs
     from elman_core.experiments.tables import render
 
+    form = "json" if json_ else format_
     given = paths or [Path("runs")]
+    if upstream:
+        from elman_core.experiments.upstream import read_logs
+        from elman_core.experiments.upstream_table import render_logs
+
+        print(render_logs(read_logs(given), form).rstrip("\n"))
+        return
     if html:
         from elman_core.experiments.report import write_report
 
@@ -42,7 +53,7 @@ def results(
             print(write_report(path))
         return
     found = collect(find_runs(given), sort, by_model, everything)
-    print(render(found, "json" if json_ else format_, by_model).rstrip("\n"))
+    print(render(found, form, by_model).rstrip("\n"))
 
 
 def compare(
@@ -72,3 +83,20 @@ def compare(
         print(dump([as_data(comparison) for comparison in found]))
         return
     print("\n\n".join(describe(comparison) for comparison in found))
+
+
+def plot(
+    paths: list[Path] = typer.Argument(help="One run, or runs, suites and folders to draw beside each other."),
+    out: Path | None = typer.Option(None, help="Folder for the pictures; plots/ in that of a single PATH by default."),
+    x: str | None = typer.Option(None, "--x", help="tokens, steps or minutes; of several runs, tokens and minutes."),
+) -> None:
+    """Pictures as PNG and SVG: loss, speed, memory of a run; loss and speed against quality of several.
+
+    Of a suite, each model at its best learning rate, over its seeds. Needs matplotlib: pip install 'elman-core[plot]'.
+    """
+    from elman_core.experiments.plots import plot as draw
+    from elman_core.experiments.runs import find_runs
+
+    runs = find_runs(paths)
+    for path in draw(runs, out or (paths[0] if len(paths) == 1 else Path()) / "plots", x):
+        print(path)

@@ -64,9 +64,9 @@ def _mean(tables: Sequence[Mapping[str, Series]]) -> dict[str, Series]:
 
 
 def smooth(values_N: Series, width: int | None = None) -> Series:
-    """Centred moving mean over `width` values (2 % of them if None), over fewer at the ends. As long as what it is given."""
+    """Centred moving mean over `width` values (2 % of them, or 10 if that is more, if None), over fewer at the ends."""
     n = len(values_N)
-    width = max(1, round(SHARE * n)) if width is None else width
+    width = max(min(10, n // 5), round(SHARE * n)) if width is None else width
     if n == 0 or width <= 1:
         return values_N
     known = np.isfinite(values_N)

@@ -16,13 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-try:
-    import fcntl
-except ImportError:  # Windows: there, how fresh the metrics are says whether a run is alive
-    fcntl = None  # type: ignore[assignment]
-
 from elman_core.registry import ConfigError
 
+from .locks import fcntl, is_locked
 from .metrics import METRICS, Metrics, read_metrics
 
 MANIFEST, SUITE = "manifest.json", "suite.json"
@@ -202,7 +198,7 @@ def _gone(run: Run) -> str:
         return ""
     host = (run.manifest.get("hardware") or {}).get("host")
     here = host in (None, platform.node())
-    if here and fcntl is not None and lock.exists():
+    if here and fcntl is not None and os.access(lock, os.R_OK):
         return "its process is gone; elman resume goes on with it"
     files = [p.stat().st_mtime for p in (run.path / METRICS, run.path / MANIFEST) if p.exists()]
     silent = time.time() - max(files, default=0.0)
@@ -210,20 +206,13 @@ def _gone(run: Run) -> str:
 
 
 def _held(lock: Path) -> bool:
-    """Whether a process trains in the folder. Asked for as a shared lock, given back at once."""
+    """Whether a process trains in the folder. Where locks cannot be asked for, how fresh the metrics are decides."""
     if fcntl is None:
         return False
     try:
-        descriptor = os.open(lock, os.O_RDONLY)
-    except OSError:
+        return is_locked(lock)
+    except OSError:  # another user's run
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -240,13 +229,17 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 # What changes neither the model nor its training, and so names nobody.
 _NOT_A_NAME = {
     "data.path", "train.seed", "train.save_every", "train.keep", "train.eval_every", "train.log_every", "train.device",
-    "train.accumulate", "train.gradient_checkpointing", "train.loss_chunk",
+    "train.accumulate", "train.gradient_checkpointing", "train.loss_chunk", "train.tuned",
 }  # fmt: skip
 
 
 def identity(run: Run) -> tuple[str, ...]:
-    """What two runs share that differ in their seed alone: every setting of the model and of the training."""
-    flat = {k: v for k, v in flatten(run.settings).items() if k not in _NOT_A_NAME}
+    """What two runs share that differ in their seed alone: every setting of the model and of the training.
+
+    Of a suite's job, those that the suite asks for: they are known before it begins, and are not yet resolved.
+    """
+    tree = run.job.get("settings") or run.settings
+    flat = {k: v for k, v in flatten(tree).items() if k not in _NOT_A_NAME}
     return tuple(sorted(f"{k}={json.dumps(v, sort_keys=True, default=str)}" for k, v in flat.items()))
 
 

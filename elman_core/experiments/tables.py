@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,13 +110,9 @@ def terminal(results: Results, by_model: bool = False) -> str:
     """For reading on a screen."""
     blocks = []
     for group in results.groups:
-        cells = [[c.show(row) for c in columns(group, by_model)] for row in group.rows]
         heads = columns(group, by_model)
-        widths = [max(len(c.name), *(len(r[i]) for r in cells)) for i, c in enumerate(heads)]
-        lines = [
-            "  " + "  ".join(_padded(text, w, c.number) for text, w, c in zip(row, widths, heads, strict=True)).rstrip()
-            for row in [[c.name for c in heads], *cells]
-        ]
+        cells = [[c.show(row) for c in heads] for row in group.rows]
+        lines = aligned([c.name for c in heads], cells, [c.number for c in heads])
         blocks.append("\n".join([heading(group), *lines, *(f"  note: {n}" for n in group.notes)]))
     if results.differences:
         blocks.append("\n".join(difference_lines(results)))
@@ -125,8 +121,23 @@ def terminal(results: Results, by_model: bool = False) -> str:
     return "\n\n".join(blocks)
 
 
-def _padded(text: str, width: int, number: bool) -> str:
-    return text.rjust(width) if number else text.ljust(width)
+def aligned(names: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
+    """Lines of a table for a terminal; columns of numbers are set to the right."""
+    widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(names)]
+    lines = []
+    for row in [names, *cells]:
+        padded = [t.rjust(w) if n else t.ljust(w) for t, w, n in zip(row, widths, numbers, strict=True)]
+        lines.append(("  " + "  ".join(padded)).rstrip())
+    return lines
+
+
+def ruled(names: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
+    """Lines of a table in Markdown."""
+    return [
+        "| " + " | ".join(names) + " |",
+        "|" + "|".join("---:" if number else "---" for number in numbers) + "|",
+        *("| " + " | ".join(markdown_text(cell) for cell in row) + " |" for row in cells),
+    ]
 
 
 def markdown(results: Results, by_model: bool = False) -> str:
@@ -134,25 +145,22 @@ def markdown(results: Results, by_model: bool = False) -> str:
     blocks = []
     for group in results.groups:
         heads = columns(group, by_model)
-        lines = [
-            f"**{_escaped(heading(group))}**",
-            "",
-            "| " + " | ".join(c.name for c in heads) + " |",
-            "|" + "|".join("---:" if c.number else "---" for c in heads) + "|",
-            *("| " + " | ".join(_escaped(c.show(row)) for c in heads) + " |" for row in group.rows),
-        ]
+        cells = [[c.show(row) for c in heads] for row in group.rows]
+        table = ruled([c.name for c in heads], cells, [c.number for c in heads])
+        lines = [f"**{markdown_text(heading(group))}**", "", *table]
         if group.notes:
-            lines += ["", *(f"- {_escaped(n)}" for n in group.notes)]
+            lines += ["", *(f"- {markdown_text(n)}" for n in group.notes)]
         blocks.append("\n".join(lines))
     if results.differences:
         first, *rest = difference_lines(results)
-        blocks.append("\n".join([first, "", *(f"- {_escaped(line.strip())}" for line in rest)]))
+        blocks.append("\n".join([first, "", *(f"- {markdown_text(line.strip())}" for line in rest)]))
     if results.hidden:
         blocks.append(f"{results.hidden} runs with values of tuned settings that were not chosen are left out.")
     return "\n\n".join(blocks) + "\n"
 
 
-def _escaped(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """Text that Markdown takes as it is."""
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("\n", " ")
 
 
