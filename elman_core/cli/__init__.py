@@ -23,6 +23,8 @@ MODULES: tuple[str, ...] = (
     "plugin",
     "data",
     "train",
+    "bench",
+    "jobs",
     "evaluate",
     "demo",
     "kernels",

@@ -197,6 +197,11 @@ def kill_group(pid: int | None, pid_started: float | None, signum: int) -> bool:
     return True
 
 
+def stop_orphan(job: Job, attempt: Attempt) -> bool:
+    """Tell a job that no scheduler watches to save and end. Returns whether there was anything to tell."""
+    return is_locked(job_lock(job)) and kill_group(attempt.pid, attempt.pid_started, signal.SIGTERM)
+
+
 def _exit_code(path: Path) -> int | None:
     try:
         tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

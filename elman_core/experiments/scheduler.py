@@ -263,7 +263,7 @@ class Scheduler:
             self.queue.append(job)
         why = f" ({attempt.cause})" if attempt.cause else ""
         seconds = f"{time.monotonic() - active.began:.0f} s"
-        tail = ", will be tried again" if again else f"; see {attempt.log}" if state.status != OK else ""
+        tail = ", will be tried again" if again else f"; see {attempt.log}" if state.status != OK else figures(job)
         self.observer.event(f"{job.id}: {state.status}{why} after {seconds}{tail}")
 
     def _close(self, job: Job, state: State, attempt: Attempt, ending: Ending, reason: str = "") -> None:
@@ -325,14 +325,25 @@ def cancel_file(job: Job) -> Path:
     return job.state.with_suffix(".cancel")
 
 
+def figures(job: Job) -> str:
+    """The figures of a finished training, to end a line with; empty if there are none."""
+    result = _manifest(job).get("result") or {}
+    words = {"bits_per_byte": "{:.4f} bits per byte", "loss_last_100_steps": "loss {:.4f}", "tok_s": "{:,.0f} tok/s"}
+    return "".join(f", {text.format(result[key])}" for key, text in words.items() if key in result)
+
+
 def _manifest_status(job: Job) -> str:
     """What a run says of itself; empty if it says nothing."""
+    return str(_manifest(job).get("status", ""))
+
+
+def _manifest(job: Job) -> dict[str, Any]:
     if job.run is None:
-        return ""
+        return {}
     try:
-        return str(json.loads((job.run / "manifest.json").read_text(encoding="utf-8")).get("status", ""))
+        return json.loads((job.run / "manifest.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
-        return ""
+        return {}
 
 
 def now() -> str:

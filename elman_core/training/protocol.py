@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from .settings import Settings
+from .settings import Settings, TrainSettings
 
 
 def protocol(settings: Settings, fingerprint: Mapping[str, Any], eval_window: int) -> dict[str, Any]:
     """The settings that must be equal before two models' numbers may be ranked.
 
     The learning rate is tuned for each model and so left out, as are the seed, the model itself, and what changes only
-    memory or how often something is written.
+    memory or how often something is written. What else `train.tuned` names is left out too, and is named instead.
 
     Args:
         settings: resolved. fingerprint: of the data. eval_window: bytes scored in an evaluation window.
     """
-    data, train = settings.data, settings.train
-    return {
+    data, train = settings.data, _without_tuned(settings.train)
+    tuned = {"tuned": sorted(settings.train.tuned)} if settings.train.tuned else {}
+    return tuned | {
         "data": dict(fingerprint),
         "sampling": data.sampling,
         "documents": data.documents,
@@ -34,6 +36,13 @@ def protocol(settings: Settings, fingerprint: Mapping[str, Any], eval_window: in
         "precision": train.precision,
         "evaluation": [data.eval_bytes, eval_window],
     }
+
+
+def _without_tuned(train: TrainSettings) -> TrainSettings:
+    """`train` with the defaults for what is tuned."""
+    names = {key.partition(".")[2] for key in train.tuned}
+    defaults: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(train) if f.name in names}
+    return dataclasses.replace(train, **defaults)
 
 
 def protocol_hash(protocol: Mapping[str, Any]) -> str:

@@ -12,14 +12,19 @@ from elman_core.registry.plugins import GROUP
 _OWN = Path(__file__).parent.parent / "recipes"
 
 
-def shipped() -> dict[str, Path]:
-    """Recipes that come with the core and with installed plugins, by name."""
-    folders = [_OWN]
+def folders() -> list[Path]:
+    """The folders `recipes` of the core and of the installed plugins; some may not exist."""
+    found = [_OWN]
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda p: p.name):
         spec = importlib.util.find_spec(point.module.partition(".")[0])  # a package is found without running it
         if spec is not None and spec.origin is not None:
-            folders.append(Path(spec.origin).parent / "recipes")
-    return {path.stem: path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.toml"))}
+            found.append(Path(spec.origin).parent / "recipes")
+    return found
+
+
+def shipped() -> dict[str, Path]:
+    """Recipes that come with the core and with installed plugins, by name."""
+    return {path.stem: path for folder in folders() for path in sorted(folder.glob("*.toml"))}
 
 
 def find_recipe(what: str) -> Path | None:

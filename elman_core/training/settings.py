@@ -76,6 +76,9 @@ class TrainSettings:
     )
     gradient_checkpointing: bool = option(False, "recompute each block in the backward: less memory")
     loss_chunk: int = option(0, "time steps whose logits exist at once; 0: all", ge=0)
+    tuned: list = field(
+        default_factory=list, metadata={"help": "settings besides train.lr that a suite tunes for each model"}
+    )
     seed: int = option(42, "of the weights and of the batches", ge=0)
     device: str = option("auto", "auto, cpu, cuda, cuda:1")
     save_every: int = option(1000, "steps between checkpoints; the end is always saved; 0: only the end", ge=0)
@@ -100,6 +103,20 @@ class Settings:
         """Plain JSON values; `from_dict` reads them back."""
         return dataclasses.asdict(self)
 
+
+TUNABLE = (
+    "train.lr",
+    "train.warmup",
+    "train.schedule",
+    "train.decay",
+    "train.final_lr",
+    "train.optimizer",
+    "train.weight_decay",
+    "train.beta1",
+    "train.beta2",
+    "train.clip",
+)
+"""What may be tuned for each model: it changes neither the text nor how much of it is read in a step."""
 
 TABLES: dict[str, type] = {"model": ModelSettings, "data": DataSettings, "train": TrainSettings}
 
@@ -193,6 +210,11 @@ def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
         raise ConfigError(
             f"train.batch_size {train.batch_size} does not divide into train.accumulate {train.accumulate} equal micro-batches"
         )
+    for key in train.tuned:
+        if key not in TUNABLE:
+            raise ConfigError(
+                f"train.tuned: {key!r} cannot be tuned apart from the protocol. Those: {', '.join(TUNABLE)}"
+            )
     if data.documents == "reset" and data.sampling != "tbptt":
         raise ConfigError("data.documents='reset' needs data.sampling='tbptt': otherwise no state is carried to reset")
     steps = train.steps if train.steps is not None or train.minutes is not None else 1000

@@ -1,0 +1,102 @@
+"""What a scheduler shows: a live table on a terminal; elsewhere a line for each event, and one a minute of how far it is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from elman_core.experiments.job import Job, State
+
+EVERY = 60.0
+"""Seconds between two lines of progress where there is no terminal."""
+_ORDER = ("running", "diverged", "oom", "crashed", "timeout", "killed", "incomplete", "lost", "waiting", "ok")
+
+
+class Board:
+    """Observer of a scheduler.
+
+    Args:
+        jobs: in order. totals: optimizer steps of each job by id, where they are known.
+        errors: write to standard error, because standard output is for JSON.
+    """
+
+    def __init__(self, jobs: Sequence[Job], totals: Mapping[str, int | None], errors: bool = False) -> None:
+        self.jobs, self.totals = {job.id: job for job in jobs}, totals
+        self.console = Console(file=sys.stderr if errors else None, highlight=False)
+        self.live: Live | None = None
+        self.states: Sequence[State] = ()
+        self.began = self.said = time.monotonic()
+
+    @contextmanager
+    def shown(self) -> Iterator[Board]:
+        """Inside, there is a table if this is a terminal."""
+        if not self.console.is_terminal:
+            yield self
+            return
+        with Live(get_renderable=self.table, console=self.console, refresh_per_second=2) as self.live:
+            try:
+                yield self
+            finally:
+                self.live = None
+
+    def event(self, text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
+        self.console.print(Text(f"[{minutes:3d}:{seconds:02d}] {text}"), soft_wrap=True)
+
+    def tick(self, states: Sequence[State]) -> None:
+        self.states = states
+        if self.live is None and time.monotonic() - self.said > EVERY:
+            self.said = time.monotonic()
+            running = [state for state in states if state.status == "running"]
+            each = "; ".join(f"{state.id} {self.far(state) or 'starting'}" for state in running)
+            self.event(f"{summary(states)}: {each}" if each else summary(states))
+
+    def table(self) -> Table:
+        """The jobs, those that run first, as many as the terminal has room for."""
+        table = Table(box=None, pad_edge=False, caption=summary(self.states), caption_justify="left")
+        table.add_column("job", no_wrap=True)
+        table.add_column("status", no_wrap=True)
+        table.add_column("where", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        room = max(3, self.console.size.height - 4)
+        for state in sorted(self.states, key=_rank)[:room]:
+            contended = " contended" if state.contended else ""
+            where = state.attempts[-1].slot if state.status == "running" and state.attempts else ""
+            table.add_row(state.id, state.status + contended, where, self.far(state))
+        return table
+
+    def far(self, state: State) -> str:
+        """How far a training is."""
+        from elman_core.experiments.progress import progress
+        from elman_core.experiments.scheduler import figures
+
+        job = self.jobs[state.id]
+        if state.status == "ok":
+            return figures(job).removeprefix(", ")
+        now = progress(job.run) if job.run is not None and state.status == "running" else None
+        if now is None:
+            return ""
+        total = self.totals.get(state.id)
+        step = f"step {now.step}/{total}" if total else f"step {now.step}, {now.seconds / 60:.1f} min"
+        scored = f"  {now.bits_per_byte:.4f} bits per byte" if now.bits_per_byte is not None else ""
+        return f"{step}  loss {now.loss:.4f}  {now.tok_s:,.0f} tok/s{scored}"
+
+
+def summary(states: Sequence[State]) -> str:
+    """ "2 running, 3 waiting, 5 ok"."""
+    counts = Counter(state.status.partition("@")[0] for state in states)
+    return ", ".join(f"{counts[status]} {status}" for status in _ORDER if counts[status])
+
+
+def _rank(state: State) -> int:
+    return _ORDER.index(state.status.partition("@")[0])

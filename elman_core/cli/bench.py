@@ -1,0 +1,186 @@
+"""`elman bench`: several models by one protocol, one on each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ._schedule import Again, Avoid, Gpus, Places, Slots, Timeout, carry_out, exit_code, local_places
+from ._text import dump, table
+
+if TYPE_CHECKING:
+    from elman_core.experiments.job import State
+    from elman_core.experiments.plan import Plan, Planned
+    from elman_core.experiments.suite import Suite
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(bench)
+
+
+def bench(
+    suite: str | None = typer.Argument(None, help="A shipped suite or a TOML file; without one, those there are."),
+    models: str | None = typer.Option(None, help="Only these, with commas; a model that is not in the suite joins it."),
+    gpus: Gpus = "auto",
+    avoid: Avoid = "",
+    seeds: int | None = typer.Option(None, min=1, help="Seeds of each model."),
+    out: Path | None = typer.Option(None, help="Folder; runs/SUITE by default. One that is there is gone on with."),
+    data: Path | None = typer.Option(None, help="The text; by default the source of Python's standard library."),
+    steps: int | None = typer.Option(None, min=1, help="Optimizer steps of each run."),
+    tokens: int | None = typer.Option(None, min=1, help="Bytes that each run trains on, instead of steps."),
+    minutes: float | None = typer.Option(None, help="Minutes of each run, instead of steps."),
+    sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="A setting; a list of values is tuned."),
+    slots: Slots = None,
+    timeout: Timeout = None,
+    again: Again = False,
+    strict: bool = typer.Option(False, "--strict", help="A model that is not installed is an error."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would run, and run nothing."),
+    on: str = typer.Option("local", metavar="local|ray", help="This machine, or the Ray cluster."),
+    json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Train the models of a suite, one on each free GPU, and write a report.
+
+    The same command goes on with what was interrupted; finished runs are never repeated.
+    """
+    from elman_core.experiments.suite import find_suite, read_suite
+
+    if suite is None:
+        _list(json)
+        return
+    chosen = read_suite(find_suite(suite))
+    folder = out or Path("runs") / chosen.name
+    places = _places(on, gpus, avoid, slots)
+    planned = _plan(chosen, models, seeds, data, steps, tokens, minutes, sets, strict)
+    if dry_run:
+        _show(chosen, planned, folder, places.words, again, json)
+        return
+    for skipped in planned.skipped:
+        typer.echo(f"left out: {skipped.model}: {skipped.reason}", err=json)
+    typer.echo(f"{chosen.name}: {len(planned.jobs)} runs in {folder}, {places.words}", err=json)
+    states, signum = _run(chosen, planned, folder, places, timeout, again, json)
+    _end(folder, states, planned, json)
+    raise typer.Exit(exit_code(states, signum))
+
+
+def _places(on: str, gpus: str, avoid: str, slots: int | None) -> Places:
+    from elman_core.registry import ConfigError
+
+    if on == "local":
+        return local_places(gpus, avoid, slots)
+    if on != "ray":
+        raise ConfigError(f"--on takes local or ray, not {on!r}")
+    raise ConfigError("--on ray is not here yet")
+
+
+def _plan(
+    suite: Suite,
+    models: str | None,
+    seeds: int | None,
+    data: Path | None,
+    steps: int | None,
+    tokens: int | None,
+    minutes: float | None,
+    sets: Sequence[str],
+    strict: bool,
+) -> Plan:
+    from elman_core.cli.train import check_data
+    from elman_core.data import standard_library_corpus
+    from elman_core.experiments.plan import Wishes, plan
+
+    text = (data if data is not None else standard_library_corpus()).expanduser().resolve()
+    names = tuple(filter(None, (name.strip() for name in (models or "").split(","))))
+    planned = plan(suite, Wishes(str(text), names, seeds, steps, tokens, minutes, tuple(sets), strict))
+    for job in planned.jobs[:1]:  # one text and one shape of batch for all of them
+        check_data(job.settings)
+    return planned
+
+
+def _run(
+    suite: Suite, planned: Plan, path: Path, places: Places, timeout: float | None, again: bool, json: bool
+) -> tuple[list[State], int]:
+    from elman_core.experiments.folder import Folder
+
+    totals = {job.id: job.settings.train.steps for job in planned.jobs}
+    folder = Folder(path)
+    try:
+        jobs = folder.suite(suite, planned, None if timeout is None else 60 * timeout, places.env)
+        return carry_out(jobs, places.executor, totals, again, errors=json)
+    finally:
+        folder.close()
+
+
+def _end(path: Path, states: Sequence[State], planned: Plan, json: bool) -> None:
+    """The report, and what to type to see more."""
+    from ._board import summary
+
+    report = None
+    if any(state.ok for state in states):
+        from elman_core.experiments.report import write_report
+
+        report = write_report(path)
+    if json:
+        rows = [{**job.to_dict(), "status": s.status, "contended": s.contended} for job, s in _paired(planned, states)]
+        print(dump({"folder": str(path), "report": report and str(report), "jobs": rows}))
+        return
+    print(f"{summary(states)}")
+    if any(not state.ok for state in states):
+        failed = any(not state.ok and not state.unfinished for state in states)
+        print("go on with: the same command" + (", with --again for those that failed" if failed else ""))
+    if report is not None:
+        print(f"report: {report}\nresults: elman results {path}")
+
+
+def _paired(planned: Plan, states: Sequence[State]) -> list[tuple[Planned, State]]:
+    return list(zip(planned.jobs, states, strict=True))
+
+
+def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, json: bool) -> None:
+    """What would run, and why the rest would not."""
+    from elman_core.experiments.job import read_state
+
+    rows: list[dict[str, Any]] = []
+    for job in planned.jobs:
+        state = read_state(path / "jobs" / f"{job.id}.json", job.id)
+        rows.append({**job.to_dict(), "tokens": job.tokens, "status": state.status, "then": _then(state, again)})
+    if json:
+        skipped = [vars(s) for s in planned.skipped]
+        print(dump({"suite": suite.name, "folder": str(path), "on": places, "jobs": rows, "skipped": skipped}))
+        return
+    print(f"{suite.name}: {suite.summary}\n{path}, {places}")
+    cells = [
+        [r["id"], r["what"], f"{r['parameters']:,}", str(r["seed"]), f"{r['lr']:g}", _length(job), r["then"]]
+        for job, r in zip(planned.jobs, rows, strict=True)
+    ]
+    print(table(cells, ("run", "model", "parameters", "seed", "lr", "tokens", "")))
+    if planned.skipped:
+        print("left out")
+        print(table([[skipped.model, skipped.reason] for skipped in planned.skipped]))
+
+
+def _length(job: Planned) -> str:
+    minutes = job.settings.train.minutes
+    return f"{minutes:g} min" if job.tokens is None else f"{job.tokens:,}"
+
+
+def _then(state: State, again: bool) -> str:
+    if state.ok:
+        return "ok: not repeated"
+    if state.status == "waiting":
+        return "starts"
+    if state.unfinished:
+        return f"{state.status}: goes on"
+    return f"{state.status}: starts again" if again else f"{state.status}: not repeated without --again"
+
+
+def _list(json: bool) -> None:
+    from elman_core.experiments.suite import read_suite, shipped
+
+    suites = [read_suite(path) for path in shipped().values()]
+    if json:
+        print(dump([{"name": s.name, "summary": s.summary, "models": [e.label for e in s.models]} for s in suites]))
+        return
+    print(table([[s.name, s.summary] for s in suites]))

@@ -1,0 +1,209 @@
+"""`elman jobs`: the scheduler of `elman bench` for any command line."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+from ._schedule import Again, Avoid, Gpus, Slots, Timeout, carry_out, exit_code, local_places
+from ._text import dump, table
+
+if TYPE_CHECKING:
+    from elman_core.experiments.job import Attempt, Job, State
+
+_AFTER = "elman.after"
+
+
+class _Run(TyperCommand):
+    """Keeps what stands behind `--`, which click would mix with the arguments before it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            ctx.meta[_AFTER] = args[args.index("--") + 1 :]
+            args = args[: args.index("--")]
+        return super().parse_args(ctx, args)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="Run any commands, one on each free GPU; look at them; cancel them.")
+    group.command("run", cls=_Run)(run)
+    group.command("status")(status)
+    group.command("cancel")(cancel)
+    app.add_typer(group, name="jobs")
+
+
+def run(
+    ctx: typer.Context,
+    file: Path | None = typer.Argument(
+        None, metavar="[FILE | -- COMMAND]", help="One shell command a line; # begins a comment."
+    ),
+    gpus: Gpus = "auto",
+    avoid: Avoid = "",
+    each: int = typer.Option(1, min=1, help="GPUs that each job takes."),
+    out: Path | None = typer.Option(None, help="Folder; runs/FILE by default. One that is there is gone on with."),
+    slots: Slots = None,
+    timeout: Timeout = None,
+    again: Again = False,
+    json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Run commands, each once, one on each free GPU (or share of the CPU).
+
+    Each sees its GPU through CUDA_VISIBLE_DEVICES. Output goes to logs/ in the folder.
+    """
+    from elman_core.experiments.folder import Folder
+
+    commands, name = _commands(file, ctx.meta.get(_AFTER))
+    path = out or name
+    places = local_places(gpus, avoid, slots)
+    folder = Folder(path)
+    try:
+        jobs = folder.commands(commands, None if timeout is None else 60 * timeout, each)
+        typer.echo(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} in {path}, {places.words}", err=json)
+        states, signum = carry_out(jobs, places.executor, {}, again, errors=json)
+    finally:
+        folder.close()
+    if json:
+        print(dump({"folder": str(path), "jobs": [_facts(job, s) for job, s in zip(jobs, states, strict=True)]}))
+    else:
+        from ._board import summary
+
+        print(f"{summary(states)}; logs: {path / 'logs'}")
+    raise typer.Exit(exit_code(states, signum))
+
+
+def status(
+    folder: Path | None = typer.Argument(None, help="Of a suite or of commands; without one, this machine's GPUs."),
+    json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """How far the jobs of a folder are; or which GPUs are free, and who has the others."""
+    if folder is None:
+        _gpus(json)
+        return
+    from elman_core.experiments.folder import is_held, known_jobs
+    from elman_core.experiments.job import read_state
+
+    jobs = known_jobs(folder)
+    states = [read_state(job.state, job.id) for job in jobs]
+    held = is_held(folder)
+    if json:
+        print(
+            dump(
+                {
+                    "folder": str(folder),
+                    "scheduler": held,
+                    "jobs": [_facts(j, s) for j, s in zip(jobs, states, strict=True)],
+                }
+            )
+        )
+        return
+    from ._board import Board, summary
+
+    board = Board(jobs, {})
+    rows = [
+        [s.id, s.status + (" contended" if s.contended else ""), _where(s), _why(s) or board.far(s)] for s in states
+    ]
+    print(table(rows, ("job", "status", "where", "")))
+    working = "a scheduler works on it" if held else "no scheduler works on it"
+    print(f"{summary(states)}; {working}")
+
+
+def cancel(
+    folder: Path = typer.Argument(help="Of a suite or of commands."),
+    ids: list[str] | None = typer.Argument(
+        None, metavar="[JOB]...", help="Names of jobs; all that are not finished by default."
+    ),
+) -> None:
+    """Stop jobs, which save first. Started again, the same suite goes on with them."""
+    from elman_core.experiments.folder import is_held, known_jobs
+    from elman_core.experiments.job import read_state
+    from elman_core.experiments.local import stop_orphan
+    from elman_core.experiments.scheduler import cancel_file
+    from elman_core.registry import ConfigError, did_you_mean
+
+    jobs = {job.id: job for job in known_jobs(folder)}
+    for id in ids or ():
+        if id not in jobs:
+            raise ConfigError(f"{folder} has no job {id!r}.{did_you_mean(id, jobs)}")
+    held = is_held(folder)
+    asked = 0
+    for job in (jobs[id] for id in ids or jobs):
+        state = read_state(job.state, job.id)
+        if held and state.unfinished:
+            cancel_file(job).parent.mkdir(parents=True, exist_ok=True)
+            cancel_file(job).touch()
+            asked += 1
+        elif not held and state.status == "running":
+            asked += stop_orphan(job, state.attempts[-1])
+    told = "the scheduler stops" if held else "told to stop:"
+    print(f"{told} {asked} job{'' if asked == 1 else 's'} of {folder}; what runs saves first")
+
+
+def _commands(file: Path | None, after: list[str] | None) -> tuple[dict[str, list[str]], Path]:
+    """Commands by name, and the folder that they go to by default.
+
+    Raises:
+        ConfigError: neither a file nor a command, or both, or nothing in the file.
+    """
+    from elman_core.registry import ConfigError
+
+    if (file is None) == (not after):
+        raise ConfigError("give a file with one command a line, or one command: elman jobs run -- COMMAND")
+    if file is None:
+        assert after
+        return {"1": after}, _free("jobs-" + datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from error
+    wanted = [line for line in lines if line and not line.startswith("#")]
+    if not wanted:
+        raise ConfigError(f"{file} has no commands")
+    return {str(i): ["sh", "-c", line] for i, line in enumerate(wanted, 1)}, Path("runs") / file.stem
+
+
+def _free(name: str) -> Path:
+    names = (Path("runs") / f"{name}{f'-{i}' if i > 1 else ''}" for i in itertools.count(1))
+    return next(path for path in names if not path.exists())
+
+
+def _gpus(json: bool) -> None:
+    from elman_core.experiments.nvml import monitor
+    from elman_core.experiments.slots import cores, survey
+
+    driver = monitor()
+    rows = survey(driver.gpus(), driver)
+    if json:
+        print(dump(rows))
+    elif rows:
+        print(table([[r["gpu"], r["name"], r["state"]] for r in rows], ("gpu", "", "")))
+    else:
+        print(f"no GPU; {cores()} cores")
+
+
+def _facts(job: Job, state: State) -> dict[str, Any]:
+    import dataclasses
+
+    return {**dataclasses.asdict(state), "command": list(job.command), "run": job.run and str(job.run)}
+
+
+def _where(state: State) -> str:
+    last = _last(state)
+    return f"{last.slot} on {last.host}" if last else ""
+
+
+def _why(state: State) -> str:
+    """What is worth knowing of a job that did not end well."""
+    last = _last(state)
+    if last is None or state.ok or state.status == "running":
+        return ""
+    return "; ".join(filter(None, (last.cause, f"see {last.log}" if last.log else "")))
+
+
+def _last(state: State) -> Attempt | None:
+    return state.attempts[-1] if state.attempts else None

@@ -1,0 +1,168 @@
+"""The folder of a suite, or of a list of commands: what was asked for, the state of each job, their runs and logs."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from elman_core.registry import CheckpointError, ConfigError
+from elman_core.training.settings import from_dict
+from elman_core.training.storage import storage_errors, write_json, write_text
+
+from .job import Job
+from .locks import Lock, lock_soon
+from .plan import Plan, recipe
+from .suite import Suite, flat
+
+SUITE, JOBS = "suite.json", "jobs.json"
+
+
+class Folder:
+    """A folder held by one scheduler at a time.
+
+    Raises:
+        ConfigError: another scheduler works on it. StorageError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with storage_errors(f"cannot make {path}"):
+            path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock: Lock = lock_soon(path / ".scheduler.lock")
+        except BlockingIOError as error:
+            who = (path / ".scheduler.lock").read_text(encoding="utf-8").strip()
+            raise ConfigError(
+                f"{path} is in use: another scheduler ({who or 'unknown'}) works on it; elman jobs status {path} shows how far"
+            ) from error
+        self._lock.write(f"pid {os.getpid()}\n")
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def suite(self, suite: Suite, plan: Plan, timeout: float | None, env: Mapping[str, str]) -> list[Job]:
+        """Write down what was asked for and return its jobs. Runs that the folder has already keep their place.
+
+        Raises:
+            ConfigError: the folder has a run of the same name with other settings.
+        """
+        path = self.path
+        known = _read(path / SUITE)
+        jobs = {job["id"]: job for job in known.get("jobs", [])}
+        _compare(path, jobs, plan)
+        jobs |= {job.id: job.to_dict() for job in plan.jobs}
+        facts = {
+            "format": 1,
+            "name": suite.name,
+            "summary": suite.summary,
+            "created": known.get("created", _now()),
+            "skipped": [vars(skipped) for skipped in plan.skipped],
+            "jobs": list(jobs.values()),
+        }
+        write_json(path / SUITE, facts)
+        write_text(path / "suite.toml", suite.text)
+        with storage_errors(f"cannot write {path}"):
+            for name in ("jobs", "logs", "runs"):
+                (path / name).mkdir(exist_ok=True)
+        made = []
+        for planned in plan.jobs:
+            file, run = path / "jobs" / f"{planned.id}.toml", path / "runs" / planned.id
+            write_text(file, recipe(planned.settings))
+            command = (sys.executable, "-m", "elman_core", "train", str(file), "--out", str(run))
+            made.append(_job(path, planned.id, command, run, timeout, env=env))
+        return made
+
+    def commands(self, commands: Mapping[str, Sequence[str]], timeout: float | None, gpus: int) -> list[Job]:
+        """The jobs of a list of commands, by name; those that the folder has already must be the same.
+
+        Raises:
+            ConfigError: a name that the folder has for another command.
+        """
+        known = {job["id"]: job["command"] for job in _read(self.path / JOBS).get("jobs", [])}
+        for id, command in commands.items():
+            if id in known and known[id] != list(command):
+                raise ConfigError(
+                    f"{self.path} has another command {id}: {_words(known[id])!r} there, {_words(command)!r} now; choose "
+                    f"another --out, or add new lines at the end"
+                )
+        known |= {id: list(command) for id, command in commands.items()}
+        write_json(self.path / JOBS, {"format": 1, "jobs": [{"id": id, "command": c} for id, c in known.items()]})
+        return [_job(self.path, id, tuple(c), None, timeout, gpus) for id, c in commands.items()]
+
+
+def known_jobs(path: Path) -> list[Job]:
+    """The jobs of a folder as they were written down, to look at or cancel them.
+
+    Raises:
+        ConfigError: neither a suite's folder nor one of commands.
+    """
+    facts = _read(path / SUITE) or _read(path / JOBS)
+    if not facts:
+        raise ConfigError(f"{path} holds no jobs: it has no {SUITE} and no {JOBS}")
+    return [
+        _job(path, job["id"], tuple(job.get("command", ["elman"])), _run_of(path, job), None) for job in facts["jobs"]
+    ]
+
+
+def is_held(path: Path) -> bool:
+    """Whether a scheduler works on a folder now."""
+    from .locks import is_locked
+
+    return is_locked(path / ".scheduler.lock")
+
+
+def _run_of(path: Path, job: Mapping[str, Any]) -> Path | None:
+    return path / "runs" / job["id"] if "settings" in job else None
+
+
+def _job(
+    path: Path,
+    id: str,
+    command: tuple[str, ...],
+    run: Path | None,
+    timeout: float | None,
+    gpus: int = 1,
+    env: Mapping[str, str] | None = None,
+) -> Job:
+    return Job(id, command, run, path / "logs" / f"{id}.log", path / "jobs" / f"{id}.json", timeout, gpus, env or {})
+
+
+def _compare(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:
+    """Raise `ConfigError` if a run of the folder was to be made with other settings."""
+    for job in plan.jobs:
+        if job.id not in known:
+            continue
+        before, after = flat(from_dict(known[job.id]["settings"]).to_dict()), flat(job.settings.to_dict())
+        changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+        if changed:
+            said = ", ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise ConfigError(
+                f"{path} holds this suite with other settings ({said}{more}): choose another --out, or give the old ones"
+            )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file of this folder, or {} if there is none yet. Raises `CheckpointError` for one that is damaged."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not isinstance(tree, dict) or not isinstance(tree.get("jobs"), list):
+        raise CheckpointError(f"{path} is not a list of jobs")
+    return tree
+
+
+def _words(command: Iterable[str]) -> str:
+    return " ".join(command)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,272 @@
+"""From a suite to its jobs: every model that is installed, at every size, value of what is tuned, and seed.
+
+Each job is a whole tree of settings, decided here and written down, so that what ran can be read, repeated and compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elman_core.registry import ConfigError, PluginError, parse_size, resolve
+from elman_core.training import settings as settings_module
+from elman_core.training.settings import Settings, apply_sets, from_dict, put, steps_for_tokens
+
+from .size import count, parse_parameters, solve_width
+from .suite import OPTION, Entry, Suite
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line changes in a suite.
+
+    Attributes:
+        models: labels, variants, or other models to add; empty for all. seeds: how many, or None.
+        data: the text. steps, tokens, minutes: at most one. sets: `key=value`; a key that is tuned takes a list, too.
+        strict: whether a model that is not installed is an error.
+    """
+
+    data: str
+    models: tuple[str, ...] = ()
+    seeds: int | None = None
+    steps: int | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+    sets: tuple[str, ...] = ()
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run to make.
+
+    Attributes:
+        id: unique in the suite, and the same however many seeds or models are asked for.
+        model: the label in tables. what: `name[:preset]@WIDTHxDEPTH`. target: "50M", or None where the size was given.
+        tuned: what the suite declares tuned, and its value here. parameters: exact.
+    """
+
+    id: str
+    model: str
+    what: str
+    seed: int
+    lr: float
+    tuned: Mapping[str, Any]
+    settings: Settings
+    parameters: int
+    target: str | None
+
+    @property
+    def tokens(self) -> int | None:
+        """Bytes that it trains on; None where minutes decide."""
+        train = self.settings.train
+        steps = train.steps if train.steps is not None or train.minutes is not None else 1000
+        return None if steps is None else steps * self.settings.tokens_per_step
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its entry in suite.json."""
+        return {**dataclasses.asdict(self), "settings": self.settings.to_dict(), "tuned": dict(self.tuned)}
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A model that cannot run here, and why."""
+
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every run of a suite, and what was left out."""
+
+    jobs: tuple[Planned, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def plan(suite: Suite, wishes: Wishes) -> Plan:
+    """The jobs of a suite: all models of a seed before the next seed, so that a suite cut short has whole comparisons.
+
+    Raises:
+        ConfigError: settings, options or sizes that cannot be. PluginError: with `strict`, a model that is not installed.
+    """
+    protocol, axes = _overridden(suite, wishes)
+    seeds = _seeds(suite, wishes, protocol)
+    entries = chosen(suite, wishes.models)
+    tuned_apart = sorted({k for e in (*suite.models, *entries) for k in (*suite.tuned, *e.tuned, *axes)} - {"train.lr"})
+    put(protocol, "train.tuned", [key for key in tuned_apart if not key.startswith(OPTION)])
+    runs: list[list[Planned]] = []
+    skipped: list[Skipped] = []
+    for entry in entries:
+        try:
+            resolve(parse_size(entry.model)[0])
+        except PluginError as error:
+            if wishes.strict or entry not in suite.models:
+                raise
+            skipped.append(Skipped(entry.label, re.split(r"\. (?:Did you mean|Installed)", str(error))[0]))
+            continue
+        runs += [
+            [_planned(entry, size, values, seed, protocol) for seed in seeds]
+            for size in _sizes(entry, suite)
+            for values in _values({**suite.tuned, **entry.tuned, **axes})
+        ]
+    if not runs:
+        raise PluginError(f"no model of suite {suite.name} is installed: {skipped[0].model}: {skipped[0].reason}")
+    jobs = tuple(job for same_seed in zip(*runs, strict=True) for job in same_seed)
+    ids = [job.id for job in jobs]
+    if twice := {id for id in ids if ids.count(id) > 1}:
+        raise ConfigError(f"two runs would be called {min(twice)}: give the models labels that differ")
+    return Plan(jobs, tuple(skipped))
+
+
+def chosen(suite: Suite, names: Sequence[str]) -> list[Entry]:
+    """The models that `names` mean: labels, or variants, or else models that the suite does not have and that join it."""
+    if not names:
+        return list(suite.models)
+    found: list[Entry] = []
+    for name in names:
+        hits = [e for e in suite.models if name in (e.label, e.model)] or [e for e in suite.models if e.variant == name]
+        found += [e for e in hits or [Entry(name, parse_size(name)[0])] if e not in found]
+    return found
+
+
+def _overridden(suite: Suite, wishes: Wishes) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """The protocol with the command line's wishes in it, and values of tuned settings that replace the suite's."""
+    if sum(given is not None for given in (wishes.steps, wishes.tokens, wishes.minutes)) > 1:
+        raise ConfigError("give one of --steps, --tokens and --minutes")
+    tree: dict[str, Any] = {table: dict(values) for table, values in suite.protocol.items()}
+    put(tree, "data.path", wishes.data)
+    axes: dict[str, tuple[Any, ...]] = {}
+    tuned = {key for tuned in (suite.tuned, *(e.tuned for e in suite.models)) for key in tuned}
+    for text in wishes.sets:
+        key, value = _parsed(text)
+        several = isinstance(value, list) and key in settings_module.TUNABLE
+        if key in tuned or several or key.startswith(OPTION):
+            axes[key] = tuple(value) if isinstance(value, list) else (value,)
+        elif key in _DECIDED:
+            raise ConfigError(f"--set {key}: that is the suite's to decide; {_DECIDED[key]}")
+        else:
+            put(tree, key, value)
+    if not (wishes.steps is wishes.tokens is wishes.minutes is None):
+        for length in ("steps", "minutes"):
+            tree.setdefault("train", {}).pop(length, None)
+    if wishes.steps is not None:
+        put(tree, "train.steps", wishes.steps)
+    if wishes.minutes is not None:
+        put(tree, "train.minutes", float(wishes.minutes))
+    if wishes.tokens is not None:
+        put(tree, "train.steps", steps_for_tokens(wishes.tokens, from_dict(tree)))
+    return tree, axes
+
+
+_DECIDED = {
+    "model.variant": "choose with --models",
+    "model.hidden_size": "a model's size is in its name: --models NAME@1536x6",
+    "model.num_hidden_layers": "a model's size is in its name: --models NAME@1536x6",
+    "model.options": "one at a time: --set model.options.NAME=VALUE",
+    "data.path": "give --data FILE",
+    "train.tuned": "a list of values makes a setting tuned: --set train.lr=[3e-4,1e-3]",
+}
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """Key and value of one `--set`."""
+    key = text.partition("=")[0].strip()
+    tree: Any = apply_sets({}, [text])
+    for part in key.split(".", 2):
+        tree = tree[part]
+    return key, tree
+
+
+def _seeds(suite: Suite, wishes: Wishes, protocol: Mapping[str, Any]) -> list[int]:
+    wanted = wishes.seeds if wishes.seeds is not None else suite.seeds
+    if isinstance(suite.seeds, tuple):
+        listed = list(suite.seeds)
+        if isinstance(wanted, tuple):
+            return listed
+        return (listed + [max(listed) + 1 + i for i in range(wanted)])[:wanted]
+    first = from_dict(dict(protocol)).train.seed
+    return [first + i for i in range(wanted)]  # type: ignore[arg-type]
+
+
+def _values(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination of the values of what is tuned."""
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def _sizes(entry: Entry, suite: Suite) -> list[tuple[str | None, int, int]]:
+    """(target, width, depth) of each size of a model; the width is 0 where it is to be solved for."""
+    _, width, depth = parse_size(entry.model)
+    if width is not None and depth is not None:
+        return [(None, width, depth)]
+    targets = entry.sizes if entry.sizes is not None else suite.sizes
+    depth = entry.depth or suite.depth
+    if not targets or depth is None:
+        raise ConfigError(
+            f"model {entry.label} of suite {suite.name} has no size: name it, as in {entry.model}@1536x6, or give the suite "
+            f"sizes and a depth"
+        )
+    return [(target, 0, depth) for target in targets]
+
+
+def _planned(
+    entry: Entry, size: tuple[str | None, int, int], values: Mapping[str, Any], seed: int, protocol: Mapping[str, Any]
+) -> Planned:
+    target, width, depth = size
+    name = parse_size(entry.model)[0]
+    tree: dict[str, Any] = {table: dict(given) for table, given in protocol.items()}
+    put(tree, "model.variant", name)
+    put(tree, "model.options", dict(entry.options))
+    for key, value in values.items():
+        put(tree, key, value)
+    put(tree, "train.seed", seed)
+    chosen = from_dict(tree)
+    options = dict(chosen.model.options) if isinstance(chosen.model.options, dict) else {}
+    width, parameters = _size(name, json.dumps(options), target, width, depth, chosen.model.tie_word_embeddings)
+    put(tree, "model.hidden_size", width)
+    put(tree, "model.num_hidden_layers", depth)
+    settings = from_dict(tree)
+    settings_module.resolve(settings, "cpu", False)  # what contradicts itself is said now
+    parts = [entry.label, target or f"{width}x{depth}", *(_spelled(k, v) for k, v in values.items()), f"s{seed}"]
+    id = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", "-".join(parts))
+    what = f"{name}@{width}x{depth}"
+    return Planned(id, entry.label, what, seed, settings.train.lr, dict(values), settings, parameters, target)
+
+
+@functools.cache
+def _size(name: str, options: str, target: str | None, width: int, depth: int, tied: bool) -> tuple[int, int]:
+    """Width and exact number of parameters."""
+    given = json.loads(options)
+    if target is not None:
+        width = solve_width(name, given, parse_parameters(target), depth, tied=tied)
+    return width, count(resolve(name, given), width, depth, tied)
+
+
+def _spelled(key: str, value: Any) -> str:
+    """A tuned value in the name of a job: "lr0.001"."""
+    return f"{key.rpartition('.')[2]}{value:g}" if isinstance(value, float) else f"{key.rpartition('.')[2]}{value}"
+
+
+def recipe(settings: Settings) -> str:
+    """Settings as the TOML of a recipe; what is not decided is left out."""
+    lines: list[str] = []
+    for table, values in settings.to_dict().items():
+        lines += [f"[{table}]", *(f"{k} = {_toml(v)}" for k, v in values.items() if v is not None), ""]
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

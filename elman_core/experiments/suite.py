@@ -1,0 +1,223 @@
+"""A suite is a TOML file: models, sizes, seeds, values of what is tuned, and one protocol for all of them.
+
+summary = "one line"
+sizes = ["50M", "100M"]     # parameters; each model's width is solved for, to 2 %. Or a model names its size: NAME@1536x6
+depth = 20
+seeds = 3                   # that many, from train.seed on; or a list
+models = ["mamba2", {model = "e99:wide", label = "wide", depth = 6, options = {expansion = 2.0}}]
+
+[tuned]                     # each value is run; the best of each model is compared
+"train.lr" = [3e-4, 1e-3]
+
+[protocol.train]            # settings, as in a recipe
+batch_size = 32
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elman_core.registry import ConfigError, did_you_mean, parse_size
+from elman_core.training.recipes import folders
+from elman_core.training.settings import TUNABLE, from_dict, known_keys
+
+KEYS = ("summary", "sizes", "depth", "seeds", "models", "tuned", "protocol")
+MODEL_KEYS = ("model", "label", "sizes", "depth", "options", "tuned")
+OPTION = "model.options."
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of a suite: `name[:preset][@WIDTHxDEPTH]`, its name in tables, and what differs from the rest of the suite."""
+
+    model: str
+    label: str
+    sizes: tuple[str, ...] | None = None
+    depth: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tuned: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def variant(self) -> str:
+        """The variant's own name, without preset and size."""
+        return re.split("[:@]", self.model)[0]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a suite's file says. `seeds` None: three. `text` is the file."""
+
+    name: str
+    summary: str
+    models: tuple[Entry, ...]
+    sizes: tuple[str, ...] = ()
+    depth: int | None = None
+    seeds: int | tuple[int, ...] = 3
+    tuned: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+
+def shipped() -> dict[str, Path]:
+    """Suites that come with the core and with installed plugins (in their folder recipes/suites), by name."""
+    return {path.stem: path for folder in folders() for path in sorted((folder / "suites").glob("*.toml"))}
+
+
+def find_suite(what: str) -> Path:
+    """The file of a suite: a path to a .toml file, or a shipped name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = shipped()
+    path = Path(what).expanduser()
+    if what in found:
+        return found[what]
+    if what.endswith(".toml") and path.is_file():
+        return path
+    raise ConfigError(f"there is no suite {what!r}.{did_you_mean(what, found)} Shipped: {', '.join(found)}")
+
+
+def read_suite(path: Path) -> Suite:
+    """A suite's file, checked as far as it can be without the models.
+
+    Raises:
+        ConfigError: it cannot be read, is not TOML, or has a key or value that a suite cannot have.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read suite {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"suite {path} is not valid TOML: {error}") from error
+    where = f"suite {path.name}: "
+    _check_keys(tree, KEYS, where)
+    protocol = _protocol(tree.get("protocol", {}), where)
+    models = tuple(_entry(given, where) for given in _list(tree.get("models"), f"{where}models"))
+    if not models:
+        raise ConfigError(f"{where}it names no models: models = ['NAME', …]")
+    labels = [entry.label for entry in models]
+    if twice := {label for label in labels if labels.count(label) > 1}:
+        raise ConfigError(f"{where}two models are called {twice.pop()!r}: give one a label = '…'")
+    return Suite(
+        name=path.stem,
+        summary=_typed(tree, "summary", str, "a text", where, ""),
+        models=models,
+        sizes=_sizes(tree, where) or (),
+        depth=_depth(tree, where),
+        seeds=_seeds(tree.get("seeds", 3), where),
+        tuned=_tuned(tree.get("tuned", {}), where),
+        protocol=protocol,
+        text=text,
+    )
+
+
+def _entry(given: Any, where: str) -> Entry:
+    if isinstance(given, str):
+        given = {"model": given}
+    if not isinstance(given, Mapping) or not isinstance(given.get("model"), str):
+        raise ConfigError(f"{where}a model is 'NAME' or {{model = 'NAME', …}}, not {given!r}")
+    name, width, _ = parse_size(given["model"])
+    where = f"{where}model {given['model']}: "
+    _check_keys(given, MODEL_KEYS, where)
+    sizes, depth = _sizes(given, where), _depth(given, where)
+    if width is not None and (sizes or depth):
+        raise ConfigError(f"{where}its size is in its name: leave out sizes and depth")
+    return Entry(
+        given["model"],
+        _typed(given, "label", str, "a text", where, name),
+        sizes,
+        depth,
+        _typed(given, "options", dict, "a table", where, {}),
+        _tuned(given.get("tuned", {}), where),
+    )
+
+
+def _protocol(tree: Any, where: str) -> dict[str, Any]:
+    settings = from_dict(tree, f"{where}protocol: ")
+    given = {f"{table}.{name}" for table, values in tree.items() for name in values}
+    if taken := given & {"model.variant", "model.options", "model.hidden_size", "model.num_hidden_layers"}:
+        raise ConfigError(f"{where}protocol: {min(taken)} belongs to a model, not to the protocol")
+    if settings.train.tuned:
+        raise ConfigError(f"{where}protocol: train.tuned is written by the suite itself, from its table tuned")
+    return dict(tree)
+
+
+def _tuned(tree: Any, where: str) -> dict[str, tuple[Any, ...]]:
+    """`{key: values}`; one value is a list of one."""
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{where}tuned is a table of settings and their values, not {tree!r}")
+    found = {}
+    for key, values in flat(tree).items():
+        if not key.startswith(OPTION) and key not in TUNABLE:
+            known = key in known_keys()
+            hint = "is part of the protocol, the same for all models" if known else "is not a setting"
+            raise ConfigError(
+                f"{where}tuned: {key} {hint}.{did_you_mean(key, TUNABLE)} What may be tuned: {', '.join(TUNABLE)}, {OPTION}*"
+            )
+        found[key] = tuple(values) if isinstance(values, list) else (values,)
+        if not found[key]:
+            raise ConfigError(f"{where}tuned: {key} has no values")
+    return found
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables of tables as `{"train.lr": …}`."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _sizes(tree: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
+    from .size import parse_parameters
+
+    if "sizes" not in tree:
+        return None
+    sizes = _list(tree["sizes"], f"{where}sizes")
+    for size in sizes:
+        parse_parameters(str(size))
+    return tuple(str(size) for size in sizes)
+
+
+def _depth(tree: Mapping[str, Any], where: str) -> int | None:
+    depth = tree.get("depth")
+    if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
+        raise ConfigError(f"{where}depth is a number of layers, not {depth!r}")
+    return depth
+
+
+def _seeds(given: Any, where: str) -> int | tuple[int, ...]:
+    listed = given if isinstance(given, list) else [given]
+    if not listed or not all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in listed):
+        raise ConfigError(f"{where}seeds is a number of them, or a list, not {given!r}")
+    if isinstance(given, list):
+        return tuple(dict.fromkeys(given))
+    if given < 1:
+        raise ConfigError(f"{where}seeds is at least 1")
+    return given
+
+
+def _typed(tree: Mapping[str, Any], key: str, kind: type, words: str, where: str, default: Any) -> Any:
+    value = tree.get(key, default)
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where}{key} is {words}, not {value!r}")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if value is not None and not isinstance(value, list):
+        raise ConfigError(f"{where} is a list, not {value!r}")
+    return value or []
+
+
+def _check_keys(tree: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in tree:
+        if key not in known:
+            raise ConfigError(f"{where}there is no key {key!r}.{did_you_mean(key, known)} Keys: {', '.join(known)}")
