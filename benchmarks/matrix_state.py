@@ -1,6 +1,7 @@
 """Time the recurrence of E88 on one GPU: forward and backward, beside the layers it competes with.
 
     python benchmarks/matrix_state.py [--out benchmarks/results/matrix_state_h200.json] [--plot]
+    python benchmarks/matrix_state.py --plans [NAME,NAME] [--out FILE]    compare launch plans (matrix_plans.py)
 
 Microseconds, the median over repetitions of the time between two CUDA events; the GPU is kept busy before the first one, so
 that no launch latency of the host is in it. Inputs are random, bf16.
@@ -163,6 +164,24 @@ def commit() -> str:
         return "unknown"
 
 
+def heading(what: str, told: str | None) -> dict[str, Any]:
+    """Where and when a report was made. told: the commit, where git cannot be asked."""
+    return {
+        "what": what,
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": told or commit(),
+    }
+
+
+def write(report: dict[str, Any], to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_text(json.dumps(report, indent=1) + "\n")
+
+
 def plot(report: dict[str, Any], to: Path) -> None:
     import matplotlib
 
@@ -195,31 +214,33 @@ def plot(report: dict[str, Any], to: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "matrix_state_h200.json")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", default=None, help="recorded instead of git's answer")
     parser.add_argument("--plot", action="store_true", help="draw a report that is there; needs no GPU")
+    parser.add_argument(
+        "--plans", nargs="?", const="all", help="compare these launch plans, or all, at the target shapes"
+    )
     options = parser.parse_args()
+    if options.plans:
+        import matrix_plans
+
+        names = matrix_plans.chosen(options.plans)
+        report = heading("launch plans of E88's recurrence, bf16, microseconds (medians)", options.commit)
+        report |= matrix_plans.compare(names, TARGETS, both_us)
+        write(report, HERE / "results" / "matrix_plans.json" if options.out is None else options.out)
+        return
+    options.out = options.out or HERE / "results" / "matrix_state_h200.json"
     if options.plot:
         plot(json.loads(options.out.read_text()), options.out)
         return
-    report: dict[str, Any] = {
-        "what": "E88 recurrence, bf16, microseconds (medians)",
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": options.commit or commit(),
-        "recurrence": [],
-    }
+    report = heading("E88 recurrence, bf16, microseconds (medians)", options.commit) | {"recurrence": []}
     for shape in [*TARGETS, *OTHERS]:
         report["recurrence"].append(recurrence(*shape))
         print(report["recurrence"][-1], flush=True)
     report["layers"] = layers()
     for row in report["layers"]:
         print(row, flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    write(report, options.out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The GPU source of the matrix-state kernels on the processor, by emulated threads (emulated_gpu/), within the limits of verify.
+"""The GPU source of the matrix-state kernels on the processor, by emulated threads (emulated_gpu/), within verify's limits.
 
-It shows which lane holds what and which fragment goes where, for every launch plan. Not their time, not a GPU's own tanh, and no
-race that only threads at the same time would have.
+It shows which lane holds what and which fragment goes where, for every launch plan. Not their time, not a GPU's own tanh, and
+no race that only threads at the same time would have.
 """
 
 from __future__ import annotations
