@@ -1,6 +1,6 @@
 PYTHON ?= .venv/bin/python
 
-.PHONY: demo test lint types kernels bench docs requirements wheels help
+.PHONY: demo test lint types kernels bench gpu docs requirements wheels help
 .DEFAULT_GOAL := help
 
 .venv: requirements-dev.txt constraints.txt
@@ -27,6 +27,9 @@ kernels: .venv  ## compile the kernels of every plugin ahead of their first use
 
 bench: .venv  ## measure kernels and training steps on this machine's GPU
 	$(PYTHON) -m pytest -q benchmarks
+
+gpu: .venv  ## all that only a GPU can say: verification, GPU tests, benchmarks (`make gpu ONLY=verify,plans`)
+	$(PYTHON) benchmarks/gpu_day.py $(if $(ONLY),--only $(ONLY))
 
 docs: .venv  ## write the reference of the commands, and check that the documentation is true
 	$(PYTHON) docs/commands.py > docs/reference/commands.md

@@ -1,0 +1,230 @@
+"""Everything that only a GPU can say, in one call: verification, GPU tests, equality of whole steps, and all benchmarks.
+
+    python benchmarks/gpu_day.py [--out gpu_day] [--only verify,plans] [--skip training] [--minutes 60] [--list]
+
+Each step is a process of its own with a time limit; one that fails or runs out of time does not stop the others. --out gets
+each step's log and results as they come, and summary.json; a table is printed last. --only and --skip take names of steps or
+groups.
+With --minutes a step does not start unless its usual time is left. Leaves with 1 if a step failed.
+
+Peers are measured where they are installed (flash-linear-attention, mamba-ssm, flashrnn); nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+PYTHON = sys.executable
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One process.
+
+    Attributes:
+        name, group: what --only and --skip choose by.
+        command: {out} stands for the step's result file.
+        usual, limit: seconds on an H200 with 16 cores, by estimate, compilation included; when it is stopped.
+        summary: from the parsed result file, or None for a step without one, and its log, to a line.
+    """
+
+    name: str
+    group: str
+    command: Words
+    usual: int
+    limit: int
+    summary: Callable[[Any, str], str]
+
+
+@dataclass
+class Outcome:
+    step: str
+    status: str  # ok, failed, timeout, skipped
+    seconds: float = 0.0
+    summary: str = ""
+
+
+def last_line(_result: Any, log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1] if lines else "said nothing"
+
+
+def verified(_result: Any, log: str) -> str:
+    """`elman verify --json` prints its reports: cases and the worst error / limit of each kernel."""
+    start = re.search(r"^\[", log, re.MULTILINE)  # warnings may stand before it
+    try:
+        reports = json.JSONDecoder().raw_decode(log[start.start() :])[0] if start else []
+    except ValueError:
+        reports = []
+    if not reports:
+        return last_line(None, log)
+    words = []
+    for report in reports:
+        bad = len(report["faults"]) + sum(not row["passed"] for row in report["rows"])
+        worst = max((row["ratio"] for row in report["rows"]), default=0.0)
+        words.append(f"{report['name']} {report['cases']} cases, worst {worst:.2f}{f', {bad} WRONG' if bad else ''}")
+    return "; ".join(words)
+
+
+def plans(result: Any, log: str) -> str:
+    if not result:
+        return last_line(result, log)
+    words = []
+    for shape, fastest in result["best"].items():
+        rows = {r["plan"]: r for r in result["rows"] if "B={} T={} H={} n={}".format(*r["shape"]) == shape}
+        f, b = (rows[fastest[key]][key] for key in ("forward", "backward"))
+        words.append(f"{shape}: {f} by {fastest['forward']}, {b} by {fastest['backward']}")
+    wrong = sorted({r["plan"] for r in result["rows"] if not r["passed"]})
+    return "; ".join([*words, *([f"WRONG: {', '.join(wrong)}"] if wrong else [])])
+
+
+def rows_counted(result: Any, log: str) -> str:
+    """Rows measured, and those that could not be."""
+    if not result or "rows" not in result:
+        return last_line(result, log)
+    without = [r for r in result["rows"] if r.get("reason") or r.get("passed") is False]
+    return f"{len(result['rows'])} rows, {len(without)} without a result or beyond a limit"
+
+
+def matrix(result: Any, log: str) -> str:
+    rows = [r for r in (result or {}).get("recurrence", []) if "target_forward" in r]
+    named = (
+        "B={B} H={H} n={N}: {forward}/{backward} (to reach {target_forward}/{target_backward})".format(**r)
+        for r in rows
+    )
+    return "; ".join(named) or last_line(result, log)
+
+
+def script(name: str, *more: str) -> Words:
+    return (PYTHON, str(HERE / name), "--out", "{out}", *more)
+
+
+def verify(dtype: str, usual: int) -> Step:
+    command = (PYTHON, "-m", "elman_core", "verify", "e1", "e42", "e88", "--grid", "full", "--dtype", dtype, "--json")
+    return Step(f"verify-{dtype}", "verify", command, usual, 1200, verified)
+
+
+GENERATION = script("generation.py", "--device", "cuda", "--dim", "1024", "--depth", "6")
+STEPS = (
+    Step("plans", "e88", script("matrix_state.py", "--plans"), 180, 600, plans),
+    verify("bf16", 240),
+    verify("fp16", 180),
+    verify("fp32", 240),
+    Step("tests", "tests", (PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"), 300, 1200, last_line),
+    Step("steps", "steps", script("step_equality.py"), 240, 900, rows_counted),
+    Step("matrix", "e88", script("matrix_state.py"), 120, 600, matrix),
+    Step("dense", "dense", script("dense.py"), 240, 900, rows_counted),
+    Step("parity", "baselines", script("baseline_parity.py"), 120, 600, rows_counted),
+    Step("generation", "generation", GENERATION, 180, 900, rows_counted),
+    Step("training", "training", script("training_step.py", "--sizes", "100M", "--batches", "32"), 600, 2400, rows_counted),
+)  # fmt: skip
+
+
+def choose(only: Sequence[str], skip: Sequence[str]) -> list[Step]:
+    """Steps by name or group.
+
+    Raises:
+        SystemExit: a word that is neither.
+    """
+    known = {step.name for step in STEPS} | {step.group for step in STEPS}
+    for word in (*only, *skip):
+        if word not in known:
+            raise SystemExit(f"no step or group {word!r}: choose among {', '.join(sorted(known))}")
+    wanted = [s for s in STEPS if not only or {s.name, s.group} & set(only)]
+    return [s for s in wanted if not {s.name, s.group} & set(skip)]
+
+
+def run(step: Step, out: Path) -> Outcome:
+    """The step in a process group of its own; its log and its result are in `out`."""
+    result, log = out / f"{step.name}.json", out / f"{step.name}.log"
+    result.unlink(missing_ok=True)
+    command = [word.replace("{out}", str(result)) for word in step.command]
+    begin = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True)
+        try:
+            status = "ok" if process.wait(step.limit) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            status = "timeout"
+        finally:
+            stop(process)
+    text = log.read_text(errors="replace")
+    try:
+        summary = step.summary(read(result), text)
+    except (KeyError, TypeError, ValueError) as error:
+        summary = f"a result of another form ({type(error).__name__}: {error}); see {log.name}"
+    return Outcome(step.name, status, round(time.monotonic() - begin, 1), summary)
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    """End what is left of the step, compilers among it."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    width = max((len(o.step) for o in outcomes), default=0)
+    return "\n".join(f"{o.step:{width}}  {o.status:8} {o.seconds:7.0f} s  {o.summary}" for o in outcomes)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu_day"))
+    parser.add_argument("--only", default="", help="steps or groups, with commas")
+    parser.add_argument("--skip", default="", help="likewise")
+    parser.add_argument("--minutes", type=float, help="for all of it")
+    parser.add_argument("--list", action="store_true", help="the steps, their usual time and command; runs nothing")
+    given = parser.parse_args(arguments)
+    steps = choose(*([w.strip() for w in text.split(",") if w.strip()] for text in (given.only, given.skip)))
+    if given.list:
+        for step in steps:
+            print(f"{step.name:12} {step.group:10} {step.usual:5d} s  {' '.join(step.command[1:])}")
+        return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit("no GPU here: `--list` shows what would run")
+    given.out.mkdir(parents=True, exist_ok=True)
+    begin, outcomes = time.monotonic(), []
+    for step in steps:
+        left = None if given.minutes is None else given.minutes * 60 - (time.monotonic() - begin)
+        if left is not None and left < step.usual:
+            outcomes.append(Outcome(step.name, "skipped", summary=f"{left:.0f} s left, usually takes {step.usual}"))
+        else:
+            print(f"{step.name} ...", flush=True)
+            outcomes.append(run(step, given.out))
+            print(table(outcomes[-1:]), flush=True)
+        facts = {
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "steps": [asdict(o) for o in outcomes],
+        }
+        (given.out / "summary.json").write_text(json.dumps(facts, indent=1) + "\n")
+    print(f"\n{table(outcomes)}")
+    return 0 if all(o.status in ("ok", "skipped") for o in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

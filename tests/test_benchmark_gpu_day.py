@@ -1,0 +1,118 @@
+"""What a day with a GPU runs, and what it says of it: on a CPU, with small processes in the place of benchmarks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def day() -> ModuleType:
+    return load("gpu_day")
+
+
+def python(day: ModuleType, code: str, limit: int = 30, summary: object = None) -> object:
+    return day.Step("small", "group", (sys.executable, "-c", code, "{out}"), 1, limit, summary or day.last_line)
+
+
+def test_steps_are_chosen_by_name_or_group_and_an_unknown_word_is_refused(day: ModuleType) -> None:
+    names = [s.name for s in day.STEPS]
+    assert [s.name for s in day.choose([], [])] == names
+    assert len(set(names)) == len(names)
+    assert [s.name for s in day.choose(["verify", "plans"], ["verify-fp32"])] == ["plans", "verify-bf16", "verify-fp16"]
+    with pytest.raises(SystemExit, match="no step or group 'everything'"):
+        day.choose(["everything"], [])
+
+
+def test_every_script_and_module_that_a_step_names_is_there(day: ModuleType) -> None:
+    for step in day.STEPS:
+        if step.command[1] == "-m":
+            assert importlib.util.find_spec(step.command[2]) is not None
+        else:
+            assert Path(step.command[1]).is_file()
+            assert "--out {out}" in " ".join(step.command)
+
+
+def test_a_step_leaves_its_log_and_result_and_its_summary_reads_both(day: ModuleType, tmp_path: Path) -> None:
+    code = "import sys, json; json.dump({'rows': [{}, {'reason': 'x'}]}, open(sys.argv[1], 'w')); print('said')"
+    outcome = day.run(python(day, code, summary=day.rows_counted), tmp_path)
+    assert (outcome.status, outcome.summary) == ("ok", "2 rows, 1 without a result or beyond a limit")
+    assert (tmp_path / "small.log").read_text() == "said\n"
+
+
+def test_a_failure_and_a_time_limit_are_told_apart_and_nothing_is_left_running(day: ModuleType, tmp_path: Path) -> None:
+    outcome = day.run(python(day, "import sys; print('boom'); sys.exit(3)"), tmp_path)
+    assert (outcome.status, outcome.summary) == ("failed", "boom")
+    mark = tmp_path / "mark"
+    child = f"import time, pathlib; time.sleep(2); pathlib.Path({str(mark)!r}).touch()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    assert day.run(python(day, code, limit=1), tmp_path).status == "timeout"
+    time.sleep(1.5)
+    assert not mark.exists()
+
+
+def test_a_result_of_the_run_before_is_not_taken_for_this_one_and_an_odd_one_is_said(
+    day: ModuleType, tmp_path: Path
+) -> None:
+    (tmp_path / "small.json").write_text(json.dumps({"rows": [{}]}))
+    assert (
+        day.run(python(day, "print('nothing written')", summary=day.rows_counted), tmp_path).summary
+        == "nothing written"
+    )
+    odd = python(
+        day,
+        'import sys; open(sys.argv[1], \'w\').write(\'{"best": {"B=1 T=1 H=1 n=1": {}}, "rows": []}\')',
+        summary=day.plans,
+    )
+    assert "another form (KeyError" in day.run(odd, tmp_path).summary  # fmt: skip
+
+
+def test_summaries_name_what_is_wrong(day: ModuleType) -> None:
+    rows = [{"ratio": 0.25, "passed": True}, {"ratio": 2.5, "passed": False}]
+    report = {"name": "e1", "cases": 2, "faults": ["a NaN"], "rows": rows}
+    log = "elman: a warning [with a bracket\n" + json.dumps([report], indent=1)
+    assert day.verified(None, json.dumps([report])) == "e1 2 cases, worst 2.50, 2 WRONG"
+    assert day.verified(None, log) == day.verified(None, json.dumps([report]))
+    assert day.verified(None, "KernelError: no GPU here") == "KernelError: no GPU here"
+    timed = {"shape": [32, 512, 32, 16], "forward": 61.0, "backward": 150.0, "plan": "paired", "passed": True}
+    wrong = {"shape": [32, 512, 32, 16], "plan": "turned", "passed": False}
+    best = {"B=32 T=512 H=32 n=16": {"forward": "paired", "backward": "paired"}}
+    said = day.plans({"best": best, "rows": [timed, wrong]}, "")
+    assert said == "B=32 T=512 H=32 n=16: 61.0 by paired, 150.0 by paired; WRONG: turned"
+
+
+def test_without_a_gpu_it_says_so_and_lists(day: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert day.main(["--list", "--only", "e88"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["plans", "matrix"]
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit, match="no GPU here"):
+            day.main(["--only", "plans"])
+
+
+def test_equality_of_steps_wants_every_bit_of_a_graph_and_float32_of_a_compiler() -> None:
+    steps = load("step_equality")
+    assert steps.compare([2.0, 1.0], [2.0, 1.0], "graph", "bf16")["passed"]
+    assert not steps.compare([2.0, 1.0], [2.0, 1.0000001], "graph", "fp32")["passed"]
+    assert steps.compare([2.0], [2.0001], "compile", "fp32")["passed"]
+    assert not steps.compare([2.0], [2.001], "compile", "fp32")["passed"]
+    assert steps.compare([2.0], [2.01], "compile", "bf16")["limit"] is None
+    assert not steps.compare([2.0], [float("nan")], "compile", "fp32")["passed"]
