@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from elman_core.registry import ConfigError
 
-from .results import TOLERANCE, chosen, collect, differences, effective_protocol, named
+from .notes import TOLERANCE
+from .protocols import differences, effective_protocol, named
+from .results import chosen, collect
 from .runs import Run, identity, labels
 from .statistics import FEWEST, Interval, bootstrap_mean, student_mean
 

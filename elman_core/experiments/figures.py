@@ -9,7 +9,7 @@ from html import escape
 from .charts import Axis, Line, axis, intervals, line_chart, scatter
 from .compare import Comparison, Contender
 from .curves import Curve, curve, mean_curve, smooth, thin, visible_range
-from .results import Row
+from .rows import Row
 
 ACROSS = {"tokens": "bytes seen", "minutes": "minutes of training"}
 

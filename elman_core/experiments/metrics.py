@@ -15,7 +15,7 @@ from typing import Any
 from elman_core.registry import StorageError
 
 METRICS = "metrics.jsonl"
-_PAGE = 1 << 16  # bytes read at a time from the end
+_LINE, _PAGE = 384, 1 << 16  # bytes: about a line; read at a time, at most
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,15 @@ def _before(file: Any, count: int, until: int | None) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     rest = b""
     while end > 0 and len(lines) < count:
-        start = max(0, end - _PAGE)
+        start = max(0, end - min(_PAGE, _LINE * (count - len(lines) + 1)))
         file.seek(start)
         first, *whole = (file.read(end - start) + rest).split(b"\n")
         for text in reversed(whole if start else [first, *whole]):
-            line = _parse(text) if text.strip() else None
+            line = _parse(text) if text.strip() and len(lines) < count else None
             if line is not None and line["kind"] == "step":
                 lines.append(line)
         rest, end = first, start
-    return lines[:count][::-1]
+    return lines[::-1]
 
 
 def _place_after(file: Any, end: int, step: int) -> int:

@@ -19,7 +19,8 @@ from elman_core.training.storage import storage_errors
 
 from .compare import Contender, contenders, rank
 from .curves import Curve, curve, smooth, thin, visible_range
-from .results import Row, collect
+from .results import collect
+from .rows import Row
 from .runs import Run, label
 from .tables import short
 

@@ -31,3 +31,6 @@ theme.addEventListener("click", () => {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
 });
+addEventListener("beforeprint", () => {
+  for (const part of document.querySelectorAll("details")) part.open = true; // on paper nothing can be unfolded
+});

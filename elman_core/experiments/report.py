@@ -18,7 +18,9 @@ from elman_core.training.storage import write_text
 from .charts import SERIES
 from .compare import Comparison, compare, contenders, rank, verdict
 from .figures import figures_of
-from .results import Group, Row, collect, hardware
+from .notes import hardware
+from .results import collect
+from .rows import Group, Row
 from .runs import Run, find_runs, flatten, spelled
 from .tables import Column, columns, difference_lines, heading
 
@@ -99,7 +101,11 @@ def _overview(runs: Sequence[Run], created: Any) -> str:
     parts += [f"created {created}"] if created else []
     parts += [f"last run ended {ended}"] if ended else []
     parts += ["; ".join(places)] if places else []
-    return f'<p class="soft">{len(runs)} runs: {_(" · ".join(parts))}</p>'
+    suite = runs[0].suite
+    summary = f"<p>{_(suite.facts['summary'])}</p>" if suite is not None and suite.facts.get("summary") else ""
+    skipped = (suite.facts.get("skipped") or []) if suite is not None else []
+    left_out = _list(f"left out: {s.get('model')}: {s.get('reason')}" for s in skipped if isinstance(s, dict))
+    return f'{summary}<p class="soft">{len(runs)} runs: {_(" · ".join(parts))}</p>{left_out}'
 
 
 # one protocol --------------------------------------------------------------------------------------------------------

@@ -6,84 +6,22 @@ group the rows are sorted, those that did not end well last. Needs no torch.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elman_core.registry import ConfigError
-from elman_core.training.protocol import protocol_hash
 
+from .choices import merge_seeds, tuned_of, with_choices
 from .metrics import last_steps
-from .runs import Run, identity, labels, spelled
+from .notes import notes
+from .protocols import differences, hash_of, protocols_of
+from .rows import Figure, Group, Results, Row
+from .runs import Run, labels
 
 WINDOW = 100
 """Optimizer steps whose mean stands for the loss at a point of a training."""
-TOLERANCE = 0.02
-"""Models whose numbers of parameters differ by no more than this are of equal size."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A number of a row: a mean over `count` seeds with their standard deviation, which one seed does not have."""
-
-    value: float
-    spread: float | None = None
-    count: int = 1
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table.
-
-    Figures by name, absent where not known: `parameters`; `bits_per_byte` on the held-out text; `loss` at the tokens that all
-    of the group saw, and `last_100`, in nats per byte, means of 100 steps; `tok_s`, median after warm-up; `peak_memory`, bytes;
-    `minutes` in steps; `bytes_seen`.
-    """
-
-    model: str
-    runs: tuple[Run, ...]
-    figures: Mapping[str, Figure]
-    status: str
-    remark: str = ""
-    tuned: Mapping[str, Any] = field(default_factory=dict)
-    tried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
-    chosen: bool = True
-
-    def value(self, name: str) -> float:
-        """A figure's value; nan if it is not known."""
-        figure = self.figures.get(name)
-        return math.nan if figure is None else figure.value
-
-
-@dataclass(frozen=True)
-class Group:
-    """Rows that may be ranked.
-
-    Attributes:
-        protocol, hash: what they share. target: the size that a suite asked for, if it asked for several.
-        tokens: bytes that every finished run saw. notes: what a reader must know besides.
-    """
-
-    hash: str
-    protocol: Mapping[str, Any]
-    target: str | None
-    rows: tuple[Row, ...]
-    tokens: int | None
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Results:
-    """All groups, and what differs between their protocols: `{key: (value in each group)}`."""
-
-    groups: tuple[Group, ...]
-    differences: Mapping[str, tuple[Any, ...]]
-    hidden: int = 0
-    """Rows left out because another value of a tuned setting was chosen."""
 
 
 # Of `--sort`: the figure (none: the model's name), and whether small or large comes first.
@@ -112,7 +50,7 @@ def collect(runs: Sequence[Run], sort: str = "bpb", by_model: bool = False, ever
     if sort not in SORTS:
         raise ConfigError(f"--sort takes one of {', '.join(SORTS)}, not {sort!r}")
     sections: dict[tuple[str, str | None], list[Run]] = {}
-    protocols = _protocols(runs)
+    protocols = protocols_of(runs)
     targets = {run.job.get("target") for run in runs if run.job}
     for run in runs:
         target = run.job.get("target") if len(targets) > 1 else None
@@ -137,20 +75,20 @@ def _group(
     everything: bool,
 ) -> tuple[Group, int]:
     tokens = _common_tokens(runs)
-    tuned = {key for run in runs for key in _tuned_of(run)}
-    rows = _tuned([_row(run, model, tokens) for run, model in zip(runs, labels(runs, tuned), strict=True)])
+    tuned = {key for run in runs for key in tuned_of(run)}
+    rows = with_choices([_row(run, model, tokens) for run, model in zip(runs, labels(runs, tuned), strict=True)])
     kept = rows if everything else [row for row in rows if row.chosen]
     shown = merge_seeds(kept) if by_model else kept
-    group = Group(name, protocol, target, tuple(sorted(shown, key=_order(sort))), tokens, tuple(_notes(runs)))
+    group = Group(name, protocol, target, tuple(sorted(shown, key=_order(sort))), tokens, tuple(notes(runs, rows)))
     return group, len(rows) - len(kept)
 
 
 def _row(run: Run, model: str, tokens: int | None) -> Row:
     figures = {name: Figure(float(value)) for name, value in _figures(run, tokens).items()}
     status, remark = run.standing
-    tuned = _tuned_of(run)
+    tuned = tuned_of(run)
     seeds = () if run.seed is None else (run.seed,)
-    return Row(model, (run,), figures, status, remark, tuned, seeds=seeds)
+    return Row(model, (run,), figures, status, remark, tuned, seeds=seeds, progress=_progress(run, figures))
 
 
 def _figures(run: Run, tokens: int | None) -> dict[str, float]:
@@ -182,6 +120,17 @@ def _figures(run: Run, tokens: int | None) -> dict[str, float]:
     return figures
 
 
+def _progress(run: Run, figures: Mapping[str, Figure]) -> float | None:
+    train, per_step = run.settings["train"], tokens_per_step(run)
+    if run.status != "running":
+        return None
+    if train.get("minutes") and "minutes" in figures:
+        return min(1.0, figures["minutes"].value / train["minutes"])
+    if train.get("steps") and per_step and "bytes_seen" in figures:
+        return min(1.0, figures["bytes_seen"].value / (per_step * train["steps"]))
+    return None
+
+
 def summarise(run: Run) -> dict[str, float]:
     """The figures that a training's end puts into its manifest, from the metrics that are there so far."""
     steps, evaluations = run.metrics.steps, run.metrics.evaluations
@@ -198,6 +147,12 @@ def summarise(run: Run) -> dict[str, float]:
         seen = steps[-1].get("bytes_seen") or (tokens_per_step(run) or 0) * steps[-1]["step"]
         found |= {"bytes_seen": seen} if seen else {}
     return found
+
+
+def chosen(runs: Sequence[Run]) -> list[Run]:
+    """The runs without those whose value of a tuned setting was not the best."""
+    rows = with_choices([_row(run, "", None) for run in runs])
+    return [run for run, row in zip(runs, rows, strict=True) if row.chosen]
 
 
 def tokens_per_step(run: Run) -> int | None:
@@ -221,209 +176,6 @@ def _common_tokens(runs: Iterable[Run]) -> int | None:
     return min(finished or begun, default=None)
 
 
-# tuned settings ------------------------------------------------------------------------------------------------------
-
-
-def _tuned_of(run: Run) -> dict[str, Any]:
-    """What a suite says was tuned, with the run's value; of a run by itself, the learning rate."""
-    said = run.job.get("tuned") or {}
-    rate = run.settings["train"].get("lr")
-    return {k if "." in k else f"train.{k}": v for k, v in said.items()} or ({} if rate is None else {"train.lr": rate})
-
-
-def _tuned(rows: Sequence[Row]) -> list[Row]:
-    """Each row with the values tried of what was tuned, and whether its own were chosen: the lowest bits per byte, averaged
-    over the seeds; the loss of the last 100 steps where nothing is held out."""
-    families: dict[tuple[str, ...], list[int]] = {}
-    for i, row in enumerate(rows):
-        families.setdefault(_family(row), []).append(i)
-    result = list(rows)
-    for members in families.values():
-        keys = {k for i in members for k in rows[i].tuned}
-        values: dict[str, list[Any]] = {k: [] for k in keys}
-        for i in members:
-            for k, v in rows[i].tuned.items():
-                if v not in values[k]:
-                    values[k].append(v)
-        tried = {k: tuple(sorted(v, key=_sortable)) for k, v in values.items() if len(v) > 1}
-        best = _best([rows[i] for i in members])
-        for i in members:
-            own = _spelled_tuned(rows[i])
-            result[i] = replace(rows[i], tried=tried, chosen=not tried or best is None or own == best)
-    return result
-
-
-def chosen(runs: Sequence[Run]) -> list[Run]:
-    """The runs without those whose value of a tuned setting was not the best."""
-    rows = _tuned([_row(run, "", None) for run in runs])
-    return [run for run, row in zip(runs, rows, strict=True) if row.chosen]
-
-
-def _family(row: Row) -> tuple[str, ...]:
-    """What rows share that differ in a tuned setting or the seed alone. Only a suite says what was tuned."""
-    run = row.runs[0]
-    if not run.job.get("tuned"):
-        return (str(run.path),)
-    keys = tuple(f"{k}=" for k in row.tuned)
-    return (row.runs[0].job["model"], *(part for part in identity(run) if not part.startswith(keys)))
-
-
-def _spelled_tuned(row: Row) -> str:
-    return json.dumps(row.tuned, sort_keys=True, default=str)
-
-
-def _best(rows: Sequence[Row]) -> str | None:
-    """The tuned values with the lowest mean; those with more finished seeds first. None if no run has ended well."""
-    scores: dict[str, list[float]] = {}
-    for row in rows:
-        value = row.value("bits_per_byte")
-        value = row.value("last_100") if math.isnan(value) else value
-        if row.status in ("ok", "contended") and not math.isnan(value):
-            scores.setdefault(_spelled_tuned(row), []).append(value)
-    if not scores:
-        return None
-    return min(scores, key=lambda k: (-len(scores[k]), statistics.fmean(scores[k])))
-
-
-def _sortable(value: Any) -> tuple[int, float, str]:
-    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
-
-
-# seeds ---------------------------------------------------------------------------------------------------------------
-
-
-def merge_seeds(rows: Sequence[Row]) -> list[Row]:
-    """One row for the seeds of a model: means and standard deviations of those that ended well, and how many there are."""
-    same: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        same.setdefault(identity(row.runs[0]), []).append(row)
-    return [_merged(members) for members in same.values()]
-
-
-def _merged(rows: Sequence[Row]) -> Row:
-    good = [row for row in rows if row.status == "ok"]
-    counted = good or list(rows)
-    figures = {}
-    for name in {name for row in counted for name in row.figures}:
-        values = [row.figures[name].value for row in counted if name in row.figures]
-        spread = statistics.stdev(values) if len(values) > 1 else None
-        figures[name] = Figure(statistics.fmean(values), spread, len(values))
-    bad = [f"{row.status}" + (f" (seed {row.seeds[0]})" if row.seeds else "") for row in rows if row.status != "ok"]
-    remark = f"left out: {', '.join(bad)}" if good and bad else ", ".join(bad)
-    status = "ok" if good else rows[0].status
-    return replace(
-        rows[0],
-        runs=tuple(run for row in rows for run in row.runs),
-        figures=figures,
-        status=status,
-        remark=remark if len(rows) > 1 else rows[0].remark,
-        seeds=tuple(seed for row in counted for seed in row.seeds),
-        chosen=any(row.chosen for row in rows),
-    )
-
-
-# protocols -----------------------------------------------------------------------------------------------------------
-
-# Entries of the protocol that are lists, and the settings that they hold.
-_PARTS = {
-    "schedule": ("train.schedule", "train.warmup", "train.final_lr", "train.decay"),
-    "optimizer": ("train.optimizer", "train.weight_decay", "train.beta1", "train.beta2", "train.clip"),
-    "evaluation": ("data.eval_bytes", "evaluation window"),
-    "data": ("data.size", "data.blake2b"),
-}
-
-
-def effective_protocol(run: Run) -> dict[str, Any]:
-    """The protocol by which a run really went: a run that was extended had more steps or minutes than it began with."""
-    protocol = dict(run.manifest.get("protocol") or {})
-    train = run.settings["train"]
-    if protocol:
-        asked = {k: protocol.get(k) for k in ("steps", "minutes")}
-        now = {k: train.get(k, asked[k]) for k in asked}
-        if now != asked:
-            protocol |= now | {"extended from": asked}
-    return protocol
-
-
-def _protocols(runs: Sequence[Run]) -> dict[int, dict[str, Any]]:
-    """The protocol of each run by its `id`. Jobs that have not begun stand with the rest of their suite, if it has only one."""
-    protocols = {id(run): effective_protocol(run) for run in runs}
-    for run in runs:
-        if not protocols[id(run)] and run.suite is not None:
-            others = [protocols[id(r)] for r in runs if r.suite == run.suite and protocols[id(r)]]
-            if len({hash_of(p) for p in others}) == 1:
-                protocols[id(run)] = others[0]
-    return protocols
-
-
-def hash_of(protocol: Mapping[str, Any]) -> str:
-    """The protocol's hash; "unknown" for a run that has none."""
-    return protocol_hash(protocol) if protocol else "unknown"
-
-
-def named(protocol: Mapping[str, Any]) -> dict[str, Any]:
-    """A protocol by the names of the settings that it holds."""
-    flat: dict[str, Any] = {}
-    for key, value in protocol.items():
-        names = _PARTS.get(key)
-        if key == "data" and isinstance(value, Mapping):
-            flat |= {f"data.{k}": v for k, v in value.items()}
-        elif names and isinstance(value, list) and len(value) == len(names):
-            flat |= dict(zip(names, value, strict=True))
-        else:
-            table = "data." if key in ("sampling", "documents", "heldout") else "train."
-            flat[key if " " in key or key in _PARTS else f"{table}{key}"] = value
-    return flat
-
-
-def differences(protocols: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    """`{key: its value in each protocol}` for the keys that are not the same in all."""
-    flat = [named(p) for p in protocols]
-    keys = dict.fromkeys(k for f in flat for k in f)
-    found = {k: tuple(f.get(k) for f in flat) for k in keys}
-    return {k: v for k, v in found.items() if any(x != v[0] for x in v)}
-
-
-# notes ---------------------------------------------------------------------------------------------------------------
-
-
-def _notes(runs: Sequence[Run]) -> list[str]:
-    """What a group's hash does not say and a reader must know."""
-    begun = [run for run in runs if run.manifest]
-    notes = []
-    places = {hardware(run) for run in begun if run.manifest.get("hardware")}
-    if len(places) > 1:
-        notes.append(f"on different hardware ({'; '.join(sorted(places))}): tok/s and memory do not compare")
-        if any(run.settings["train"].get("minutes") for run in begun):
-            notes.append("and minutes decide how long each trained, so neither do the losses")
-    hooks = {json.dumps(run.manifest.get("act_hooks") or {}, sort_keys=True) for run in begun}
-    if len(hooks) > 1:
-        notes.append("not all runs had the same hooks acting on the training (act_hooks in the manifests)")
-    sizes = [int(run.manifest["parameters"]) for run in begun if run.manifest.get("parameters")]
-    if sizes and max(sizes) > min(sizes) * (1 + 2 * TOLERANCE):
-        notes.append(f"sizes from {min(sizes):,} to {max(sizes):,} parameters: not models of equal size")
-    broken = [run.path.name for run in begun if "metrics" in run.__dict__ and run.metrics.broken]
-    if broken:
-        notes.append(f"lines of metrics.jsonl that are not whole were left out: {', '.join(broken)}")
-    for run in runs:
-        if run.standing[1] and run.standing[0] != "contended":
-            notes.append(f"{run.path.name}: {run.standing[0]}: {_one_line(run.standing[1])}")
-    return notes
-
-
-def _one_line(text: str, most: int = 200) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def hardware(run: Run) -> str:
-    """What a run ran on, in a few words."""
-    facts = run.manifest.get("hardware") or {}
-    if facts.get("gpu"):
-        return str(facts["gpu"])
-    return f"{facts.get('device', 'unknown')}, {facts.get('cpu_threads', '?')} threads, {facts.get('host', '?')}"
-
-
 def _order(sort: str) -> Any:
     name, sign = SORTS[sort]
 
@@ -441,13 +193,3 @@ def _order(sort: str) -> Any:
         )
 
     return key
-
-
-def spelled_tuned(row: Row) -> str:
-    """`lr 0.001 of 3e-4, 1e-3, 3e-3`."""
-    parts = []
-    for key, value in row.tuned.items():
-        tried = row.tried.get(key)
-        listed = f" of {', '.join(spelled(v) for v in tried)}" if tried else ""
-        parts.append(f"{key.rpartition('.')[2]} {spelled(value)}{listed}")
-    return "; ".join(parts)

@@ -12,7 +12,7 @@ from typing import Any
 
 from elman_core.registry import ConfigError
 
-from .results import Figure, Group, Results, Row, spelled_tuned
+from .rows import Figure, Group, Results, Row, spelled_tuned
 from .runs import spelled
 
 NOTHING = "–"
@@ -40,12 +40,17 @@ def columns(group: Group, by_model: bool = False) -> list[Column]:
         Column("GiB", lambda r: shown(_alone(r, "peak_memory"), "{:.2f}", 2**30)),
         Column("minutes", lambda r: minutes(_alone(r, "minutes"))),
         Column("seeds" if by_model else "seed", lambda r: ", ".join(map(str, r.seeds)) or NOTHING, number=not by_model),
-        Column("status", lambda r: r.status, number=False),
+        Column("status", state, number=False),
         Column("tuned", spelled_tuned, number=False),
     ]
     if not by_model:
         found.append(Column("run", lambda r: str(r.runs[0].path.name), number=False))
     return found
+
+
+def state(row: Row) -> str:
+    """The status, and how far a run in progress is."""
+    return row.status if row.progress is None else f"{row.status} {100 * row.progress:.0f} %"
 
 
 def shown(figure: Figure | None, form: str, scale: float = 1) -> str:

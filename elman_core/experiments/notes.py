@@ -1,0 +1,66 @@
+"""What a group of runs must say besides its figures: what a protocol's hash does not hold, and what went wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .runs import Run, spelled
+
+if TYPE_CHECKING:
+    from .rows import Row
+
+TOLERANCE = 0.02
+"""Models whose numbers of parameters differ by no more than this are of equal size."""
+
+
+def notes(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
+    """What a group's hash does not say and a reader must know."""
+    begun = [run for run in runs if run.manifest]
+    found = []
+    places = {hardware(run) for run in begun if run.manifest.get("hardware")}
+    if len(places) > 1:
+        found.append(f"on different hardware ({'; '.join(sorted(places))}): tok/s and memory do not compare")
+        if any(run.settings["train"].get("minutes") for run in begun):
+            found.append("and minutes decide how long each trained, so neither do the losses")
+    hooks = {json.dumps(run.manifest.get("act_hooks") or {}, sort_keys=True) for run in begun}
+    if len(hooks) > 1:
+        found.append("not all runs had the same hooks acting on the training (act_hooks in the manifests)")
+    sizes = [int(run.manifest["parameters"]) for run in begun if run.manifest.get("parameters")]
+    if sizes and max(sizes) > min(sizes) * (1 + 2 * TOLERANCE):
+        found.append(f"sizes from {min(sizes):,} to {max(sizes):,} parameters: not models of equal size")
+    broken = [run.path.name for run in begun if "metrics" in run.__dict__ and run.metrics.broken]
+    if broken:
+        found.append(f"lines of metrics.jsonl that are not whole were left out: {', '.join(broken)}")
+    for run in runs:
+        if run.standing[1] and run.standing[0] != "contended":
+            found.append(f"{run.path.name}: {run.standing[0]}: {_one_line(run.standing[1])}")
+    return found + _edges(rows)
+
+
+def _one_line(text: str, most: int = 200) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def hardware(run: Run) -> str:
+    """What a run ran on, in a few words."""
+    facts = run.manifest.get("hardware") or {}
+    if facts.get("gpu"):
+        return str(facts["gpu"])
+    return f"{facts.get('device', 'unknown')}, {facts.get('cpu_threads', '?')} threads, {facts.get('host', '?')}"
+
+
+def _edges(rows: Sequence[Row]) -> list[str]:
+    """Tuned settings whose best value is the smallest or the largest of those tried: a better one may lie beyond."""
+    found = []
+    for row in rows:
+        for key, tried in row.tried.items():
+            best = row.tuned.get(key)
+            numbers = [v for v in tried if isinstance(v, int | float) and not isinstance(v, bool)]
+            if row.chosen and row.status == "ok" and len(numbers) == len(tried) and best in (numbers[0], numbers[-1]):
+                end = "smallest" if best == numbers[0] else "largest"
+                name = row.runs[0].job.get("model", row.model)
+                found.append(f"{name}: the best {key}, {spelled(best)}, is the {end} that was tried: try beyond")
+    return list(dict.fromkeys(found))
