@@ -362,19 +362,30 @@ def test_the_manifest_and_the_exit_code_together_say_how_a_training_ended(tmp_pa
     assert final_status(run_job(tmp_path, manifest), Ending(code)) == status
 
 
-def test_a_run_with_a_manifest_is_resumed_and_an_empty_one_begun_anew(tmp_path):
+def test_a_run_with_a_checkpoint_is_resumed_and_one_without_begun_anew(tmp_path):
     job = run_job(tmp_path)
-    assert next_command(job) == job.command
+    assert next_command(job, 1) == job.command
     job.run.mkdir()
     (job.run / "metrics.jsonl").touch()
-    assert next_command(job) == job.command
+    assert next_command(job, 2) == job.command
     assert not job.run.exists(), "what a killed start left is removed"
     job.run.mkdir()
     (job.run / "thesis.tex").touch()
-    assert next_command(job) == job.command
-    assert (job.run / "thesis.tex").exists()
+    assert next_command(job, 2) == job.command
+    assert (job.run / "thesis.tex").exists(), "what is not a run is left alone"
+    run_job(tmp_path, "diverged@3")
+    assert next_command(job, 2) == job.command
+    assert not job.run.exists()
+    assert (tmp_path / "logs/a.1.run/manifest.json").exists(), "its evidence is kept"
     run_job(tmp_path, "killed")
-    assert next_command(job)[1:] == ("-m", "elman_core", "resume", str(job.run))
+    (job.run / "checkpoints/step-00000005").mkdir(parents=True)
+    assert next_command(job, 3)[1:] == ("-m", "elman_core", "resume", str(job.run))
+
+
+def test_the_last_word_of_a_failed_job_is_said(tmp_path):
+    job = shell_job(tmp_path, "a", "echo one; echo 'elman: no such text'; echo; exit 2")
+    _, said = schedule([job], cpu_executor())
+    assert f": no such text; see {tmp_path}/logs/a.1.log" in said.events[-1]
 
 
 def test_a_process_number_that_passed_to_another_is_not_signalled(tmp_path):

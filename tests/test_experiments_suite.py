@@ -8,6 +8,7 @@ import pytest
 
 from elman_core.experiments import folder as folder_module
 from elman_core.experiments.folder import Folder, known_jobs
+from elman_core.experiments.job import State, write_state
 from elman_core.experiments.plan import Wishes, plan, recipe
 from elman_core.experiments.suite import find_suite, read_suite, shipped
 from elman_core.registry import CheckpointError, ConfigError, PluginError
@@ -256,6 +257,18 @@ def test_other_settings_in_the_same_folder_are_an_error_that_names_them(tmp_path
     assert "holds this suite with other settings (train.clip was 1.0 and is 0.5)" in str(caught.value)
     assert "\n" not in str(caught.value)
     opened(tmp_path)
+
+
+def test_what_changes_only_memory_may_change_for_runs_that_are_not_done(tmp_path):
+    first, second, *_ = opened(tmp_path)
+    write_state(first.state, State(first.id, "ok"))
+    write_state(second.state, State(second.id, "oom"))
+    opened(tmp_path, sets=("train.accumulate=2",))
+    facts = json.loads((tmp_path / "out/suite.json").read_text())
+    kept = {job["id"]: job["settings"]["train"]["accumulate"] for job in facts["jobs"]}
+    assert (kept[first.id], kept[second.id]) == (1, 2)
+    recipes = [read_recipe(tmp_path / f"out/jobs/{job.id}.toml")["train"]["accumulate"] for job in (first, second)]
+    assert recipes == [1, 2]
 
 
 def test_a_folder_is_held_by_one_scheduler_at_a_time(tmp_path):

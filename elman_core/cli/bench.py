@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,8 +151,9 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
         print(dump({"suite": suite.name, "folder": str(path), "on": places, "jobs": rows, "skipped": skipped}))
         return
     print(f"{suite.name}: {suite.summary}\n{path}, {places}")
+    speeds = _speeds(planned, path)
     cells = [
-        [r["id"], r["what"], f"{r['parameters']:,}", str(r["seed"]), f"{r['lr']:g}", _length(job), r["then"]]
+        [r["id"], r["what"], f"{r['parameters']:,}", str(r["seed"]), f"{r['lr']:g}", _length(job, speeds), r["then"]]
         for job, r in zip(planned.jobs, rows, strict=True)
     ]
     print(table(cells, ("run", "model", "parameters", "seed", "lr", "tokens", "")))
@@ -161,9 +162,24 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
         print(table([[skipped.model, skipped.reason] for skipped in planned.skipped]))
 
 
-def _length(job: Planned) -> str:
+def _length(job: Planned, speeds: Mapping[str, float]) -> str:
+    """Tokens; of a run that lasts minutes, those that a run of the same model in the same folder would have seen in them."""
     minutes = job.settings.train.minutes
-    return f"{minutes:g} min" if job.tokens is None else f"{job.tokens:,}"
+    if job.tokens is not None:
+        return f"{job.tokens:,}"
+    guess = f", about {60 * (minutes or 0) * speeds[job.what]:,.0f}" if job.what in speeds else ""
+    return f"{minutes:g} min{guess}"
+
+
+def _speeds(planned: Plan, path: Path) -> dict[str, float]:
+    """Tokens a second of models that have run in this folder."""
+    from elman_core.experiments.progress import progress
+
+    found = {}
+    for job in planned.jobs:
+        if (seen := progress(path / "runs" / job.id)) is not None:
+            found[job.what] = seen.tok_s
+    return found
 
 
 def _then(state: State, again: bool) -> str:

@@ -199,10 +199,12 @@ def _where(state: State) -> str:
 
 def _why(state: State) -> str:
     """What is worth knowing of a job that did not end well."""
+    from elman_core.experiments.scheduler import last_line
+
     last = _last(state)
     if last is None or state.ok or state.status == "running":
         return ""
-    return "; ".join(filter(None, (last.cause, f"see {last.log}" if last.log else "")))
+    return "; ".join(filter(None, (last.cause, last_line(last.log), f"see {last.log}" if last.log else "")))
 
 
 def _last(state: State) -> Attempt | None:

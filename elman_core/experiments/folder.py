@@ -14,12 +14,17 @@ from elman_core.registry import CheckpointError, ConfigError
 from elman_core.training.settings import from_dict
 from elman_core.training.storage import storage_errors, write_json, write_text
 
-from .job import Job
+from .job import Job, read_state
 from .locks import Lock, lock_soon
 from .plan import Plan, recipe
 from .suite import Suite, flat
 
 SUITE, JOBS = "suite.json", "jobs.json"
+CHANGEABLE = frozenset(
+    f"train.{name}"
+    for name in ("accumulate", "gradient_checkpointing", "loss_chunk", "save_every", "keep", "log_every", "device")
+)
+"""Settings that change memory and what is kept, and no result: a run that has not ended well may begin with others."""
 
 
 class Folder:
@@ -55,7 +60,8 @@ class Folder:
         known = _read(path / SUITE)
         jobs = {job["id"]: job for job in known.get("jobs", [])}
         _compare(path, jobs, plan)
-        jobs |= {job.id: job.to_dict() for job in plan.jobs}
+        done = {id for id in jobs if read_state(path / "jobs" / f"{id}.json", id).ok}
+        jobs |= {job.id: job.to_dict() for job in plan.jobs if job.id not in done}
         facts = {
             "format": 1,
             "name": suite.name,
@@ -72,7 +78,8 @@ class Folder:
         made = []
         for planned in plan.jobs:
             file, run = path / "jobs" / f"{planned.id}.toml", path / "runs" / planned.id
-            write_text(file, recipe(planned.settings))
+            if planned.id not in done:
+                write_text(file, recipe(planned.settings))
             command = (sys.executable, "-m", "elman_core", "train", str(file), "--out", str(run))
             made.append(_job(path, planned.id, command, run, timeout, env=env))
         return made
@@ -133,12 +140,13 @@ def _job(
 
 
 def _compare(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:
-    """Raise `ConfigError` if a run of the folder was to be made with other settings."""
+    """Raise `ConfigError` if a run of the folder was to be made with other settings that change its result."""
     for job in plan.jobs:
         if job.id not in known:
             continue
         before, after = flat(from_dict(known[job.id]["settings"]).to_dict()), flat(job.settings.to_dict())
-        changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+        keys = sorted({*before, *after} - CHANGEABLE)
+        changed = [key for key in keys if before.get(key) != after.get(key)]
         if changed:
             said = ", ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""

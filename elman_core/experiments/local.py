@@ -117,15 +117,17 @@ class LocalExecutor:
         return Ending(code, cause=self._fault(handle) if code != 0 else "")
 
     def contended(self, handle: Running) -> list[str]:
-        if self.monitor is None or not handle.slot.gpus:
+        if self.monitor is None or handle.attempt.pid is None:
             return []
         found: list[str] = []
-        own = self._own(handle)
         for uuid in handle.slot.gpus:
             try:
-                found += self.monitor.strangers(self.monitor.look(uuid), own)
+                look = self.monitor.look(uuid)
             except GpuLostError as error:
                 handle.fault = str(error)
+                continue
+            own = {pid for pid in look.pids if _belongs(pid, handle.attempt.pid)}
+            found += self.monitor.strangers(look, own | {handle.attempt.pid})
         return found
 
     def stop(self, handle: Running, now: bool = False) -> None:
@@ -155,19 +157,13 @@ class LocalExecutor:
                 return f"gpu lost: {fault}"
         return ""
 
-    def _own(self, handle: Running) -> set[int]:
-        """Processes of the attempt's session, and their descendants that left it."""
-        pid = handle.attempt.pid
-        if pid is None:
-            return set()
-        own = {pid}
-        for process in psutil.process_iter():
-            with contextlib.suppress(OSError):
-                if os.getsid(process.pid) == pid:
-                    own.add(process.pid)
-        with contextlib.suppress(psutil.Error):
-            own |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
-        return own
+
+def _belongs(pid: int, leader: int) -> bool:
+    """Whether a process is of the session that `leader` leads, or descends from it."""
+    try:
+        return os.getsid(pid) == leader or any(p.pid == leader for p in psutil.Process(pid).parents())
+    except (OSError, psutil.Error):  # it has ended, or is numbered otherwise in here
+        return False
 
 
 def job_lock(job: Job) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elman_core.registry.errors import ConfigError
+from elman_core.training.storage import storage_errors
 
 from .job import (
     CRASHED,
@@ -189,7 +190,7 @@ class Scheduler:
         state.attempts.append(attempt)
         state.status = RUNNING
         self._write(job)  # before it starts: if this process dies now, the next one looks for it
-        command = next_command(job)
+        command = next_command(job, len(state.attempts))
         handle = self.executor.start(job, slot, command, attempt, len(state.attempts))
         self.active[job.id] = _Active(job, slot, handle, time.monotonic())
         self._write(job)
@@ -263,7 +264,10 @@ class Scheduler:
             self.queue.append(job)
         why = f" ({attempt.cause})" if attempt.cause else ""
         seconds = f"{time.monotonic() - active.began:.0f} s"
-        tail = ", will be tried again" if again else f"; see {attempt.log}" if state.status != OK else figures(job)
+        tail = figures(job)
+        if state.status != OK:
+            tail = f": {said}" if (said := last_line(attempt.log)) else ""
+            tail += "; will be tried again" if again else f"; see {attempt.log}"
         self.observer.event(f"{job.id}: {state.status}{why} after {seconds}{tail}")
 
     def _close(self, job: Job, state: State, attempt: Attempt, ending: Ending, reason: str = "") -> None:
@@ -307,16 +311,25 @@ def final_status(job: Job, ending: Ending, reason: str = "") -> str:
     return status
 
 
-def next_command(job: Job) -> tuple[str, ...]:
-    """What starts or continues a job: `elman resume` once its run has a manifest. A run that was killed before it had one
-    holds nothing, and is removed for the next attempt to begin with.
+def next_command(job: Job, attempt: int) -> tuple[str, ...]:
+    """What starts or continues a job: `elman resume` once its run has a checkpoint.
+
+    A run without one holds no step, and the next attempt begins anew: what was there goes to the logs, if there was anything.
+
+    Args:
+        attempt: the number of the attempt that is to start.
     """
-    if job.run is None:
+    run = job.run
+    if run is None:
         return job.command
-    if (job.run / "manifest.json").exists():
-        return (sys.executable, "-m", "elman_core", "resume", str(job.run))
-    if job.run.is_dir() and all(p.name in _EMPTY or p.name.startswith(".partial-") for p in job.run.iterdir()):
-        shutil.rmtree(job.run)
+    if any(run.glob("checkpoints/step-*")):
+        return (sys.executable, "-m", "elman_core", "resume", str(run))
+    if (run / "manifest.json").exists():
+        with storage_errors(f"cannot move {run} aside"):
+            job.log.parent.mkdir(parents=True, exist_ok=True)
+            run.rename(job.attempt_log(attempt - 1).with_suffix(".run"))
+    elif run.is_dir() and all(p.name in _EMPTY or p.name.startswith(".partial-") for p in run.iterdir()):
+        shutil.rmtree(run)
     return job.command
 
 
@@ -330,6 +343,17 @@ def figures(job: Job) -> str:
     result = _manifest(job).get("result") or {}
     words = {"bits_per_byte": "{:.4f} bits per byte", "loss_last_100_steps": "loss {:.4f}", "tok_s": "{:,.0f} tok/s"}
     return "".join(f", {text.format(result[key])}" for key, text in words.items() if key in result)
+
+
+def last_line(log: str) -> str:
+    """The last thing that an attempt said, without the name of the command before an error."""
+    try:
+        with open(log, "rb") as opened:
+            opened.seek(max(0, opened.seek(0, 2) - 4096))
+            lines = opened.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("elman: ")
 
 
 def _manifest_status(job: Job) -> str:
