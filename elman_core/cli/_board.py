@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EVERY = 60.0
 """Seconds between two lines of progress where there is no terminal."""
+_STYLES = {"ok": "green", "running": "bold", "waiting": "dim"}
 _ORDER = ("running", "diverged", "oom", "crashed", "timeout", "killed", "incomplete", "lost", "waiting", "ok")
 
 
@@ -61,9 +62,9 @@ class Board:
             each = "; ".join(f"{state.id} {self.far(state) or 'starting'}" for state in running)
             self.event(f"{summary(states)}: {each}" if each else summary(states))
 
-    def table(self) -> Table:
+    def table(self) -> Group:
         """The jobs, those that run first, as many as the terminal has room for."""
-        table = Table(box=None, pad_edge=False, caption=summary(self.states), caption_justify="left")
+        table = Table(box=None, pad_edge=False)
         table.add_column("job", no_wrap=True)
         table.add_column("status", no_wrap=True)
         table.add_column("where", no_wrap=True)
@@ -72,8 +73,9 @@ class Board:
         for state in sorted(self.states, key=_rank)[:room]:
             contended = " contended" if state.contended else ""
             where = state.attempts[-1].slot if state.status == "running" and state.attempts else ""
-            table.add_row(state.id, state.status + contended, where, self.far(state))
-        return table
+            status = Text(state.status + contended, _STYLES.get(state.status, "red"))
+            table.add_row(state.id, status, where, self.far(state))
+        return Group(table, summary(self.states))
 
     def far(self, state: State) -> str:
         """How far a training is."""
