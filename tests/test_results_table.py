@@ -309,6 +309,19 @@ def test_notes_say_what_the_hash_does_not(tmp_path):
     assert "not models of equal size" in notes
 
 
+def test_speeds_without_a_kernel_and_kernels_that_nobody_verified_are_noted(tmp_path):
+    gpu = {"device": "cuda", "gpu": "NVIDIA H200"}
+    write_run(tmp_path / "a", hardware=gpu, backends=["layers 0-5 ToyMixer: torch (ELMAN_KERNELS=off)"])
+    write_run(tmp_path / "b", "model.hidden_size=64", hardware=gpu, backends=["layers 0-5 ToyMixer: fla"],
+              kernels={"toy T=64": {"plan": "x", "skipped": True, "stamp": None}})  # fmt: skip
+    (group,) = collect(find_runs([tmp_path])).groups
+    plain, unverified = [n for n in group.notes if "kernel" in n]
+    assert "toy@256x6 (layers 0-5 ToyMixer: torch (ELMAN_KERNELS=off))" in plain
+    assert "fla" not in plain
+    assert unverified.endswith("(ELMAN_VERIFY=skip): b")
+    assert not [n for n in collect(find_runs([write_run(tmp_path / "cpu")])).groups[0].notes if "kernel" in n]
+
+
 # suites --------------------------------------------------------------------------------------------------------------
 
 
@@ -322,6 +335,25 @@ def test_a_suite_shows_the_chosen_learning_rates_and_says_what_it_hides(suite, c
     assert len(found) == 8
     assert len(rows(suite)) == 24
     assert all(row.tried == {"train.lr": (3e-4, 1e-3, 3e-3)} for row in rows(suite))
+
+
+def test_jobs_that_have_not_begun_have_the_name_of_those_that_have(tmp_path):
+    """Only a run that has begun has resolved settings: they must not make its model another one."""
+    jobs = [
+        {"id": "a1", "model": "toy", "sets": ("train.seed=1",)},
+        {"id": "a2", "model": "toy", "sets": ("train.seed=2",), "begun": False, "state": {"status": "waiting"}},
+    ]
+    suite = write_suite(tmp_path / "s", jobs)
+    manifest = suite / "runs" / "a1" / "manifest.json"
+    facts = json.loads(manifest.read_text())
+    facts["settings"]["model"]["options"] = {
+        "expansion": 2.0
+    }  # presets and defaults, written out when a model is built
+    facts["settings"]["train"]["precision"] = "bf16"
+    manifest.write_text(json.dumps(facts))
+    assert [row.model for row in rows(suite)] == ["toy", "toy"]
+    (row,) = rows(suite, by_model=True)
+    assert (row.status, row.remark, row.seeds) == ("ok", "left out: waiting (seed 2)", (1,))
 
 
 def test_means_over_seeds(suite):

@@ -220,6 +220,8 @@ def _caveats(first: Contender, second: Contender, pairs: Sequence[SeedPair]) -> 
         )
     elif len(pairs) == 1:
         found.append("one seed: the interval says how sure this pair's difference is, not what another seed would give")
+    elif len(pairs) == 2:
+        found.append("two seeds: the interval over them rests on a single difference between two numbers; run a third")
     if any(p.drift for p in pairs):
         found.append("the difference was still changing over the steps compared: a longer training may end otherwise")
     sizes = [run.manifest.get("parameters") or 0 for run in (first.runs[0], second.runs[0])]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .runs import Run, spelled
+from .runs import Run, label, spelled
 
 if TYPE_CHECKING:
     from .rows import Row
@@ -33,10 +34,27 @@ def notes(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
     broken = [run.path.name for run in begun if "metrics" in run.__dict__ and run.metrics.broken]
     if broken:
         found.append(f"lines of metrics.jsonl that are not whole were left out: {', '.join(broken)}")
+    found += _kernels(begun)
     for run in runs:
         if run.standing[1] and run.standing[0] != "contended":
             found.append(f"{run.path.name}: {run.standing[0]}: {_one_line(run.standing[1])}")
     return found + _edges(rows)
+
+
+def _kernels(runs: Sequence[Run]) -> list[str]:
+    """Runs on a GPU whose speed is not that of a kernel, and kernels that nobody verified."""
+    plain: dict[str, None] = {}
+    unverified: dict[str, None] = {}
+    for run in runs:
+        backends = [str(b) for b in run.manifest.get("backends") or []]
+        on_gpu = str((run.manifest.get("hardware") or {}).get("device")).startswith("cuda")
+        if on_gpu and any(re.search(r": (torch|reference)", b) for b in backends):
+            plain[f"{label(run)} ({'; '.join(backends)})"] = None
+        kernels = run.manifest.get("kernels") or {}
+        if any(isinstance(use, dict) and use.get("skipped") for use in kernels.values()):
+            unverified[run.path.name] = None
+    found = [f"on the GPU as plain PyTorch, without a kernel of their own: {', '.join(plain)}"] if plain else []
+    return found + ([f"kernels were not verified (ELMAN_VERIFY=skip): {', '.join(unverified)}"] if unverified else [])
 
 
 def _one_line(text: str, most: int = 200) -> str:
@@ -49,7 +67,8 @@ def hardware(run: Run) -> str:
     facts = run.manifest.get("hardware") or {}
     if facts.get("gpu"):
         return str(facts["gpu"])
-    return f"{facts.get('device', 'unknown')}, {facts.get('cpu_threads', '?')} threads, {facts.get('host', '?')}"
+    threads = facts.get("cpu_threads", "?")
+    return f"{facts.get('device', 'unknown')}, {threads} thread{'' if threads == 1 else 's'}, {facts.get('host', '?')}"
 
 
 def _edges(rows: Sequence[Row]) -> list[str]:

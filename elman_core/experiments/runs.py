@@ -25,6 +25,7 @@ MANIFEST, SUITE = "manifest.json", "suite.json"
 UNFINISHED = ("starting", "running")
 SILENT = 600.0
 """Seconds without a step after which a run on another machine counts as gone."""
+_MOST = 6  # settings in a name
 _DEEPEST = 6  # folders below a path in which runs are looked for
 
 
@@ -233,13 +234,16 @@ _NOT_A_NAME = {
 }  # fmt: skip
 
 
-def identity(run: Run) -> tuple[str, ...]:
-    """What two runs share that differ in their seed alone: every setting of the model and of the training.
-
-    Of a suite's job, those that the suite asks for: they are known before it begins, and are not yet resolved.
-    """
+def _naming(run: Run, without: set[str]) -> dict[str, Any]:
+    """The settings that tell a model from another. Of a suite's job, those that the suite asks for: they are known before it
+    begins, and are not yet resolved."""
     tree = run.job.get("settings") or run.settings
-    flat = {k: v for k, v in flatten(tree).items() if k not in _NOT_A_NAME}
+    return {k: v for k, v in flatten(tree).items() if k not in without}
+
+
+def identity(run: Run) -> tuple[str, ...]:
+    """What two runs share that differ in their seed alone: every setting of the model and of the training."""
+    flat = _naming(run, _NOT_A_NAME)
     return tuple(sorted(f"{k}={json.dumps(v, sort_keys=True, default=str)}" for k, v in flat.items()))
 
 
@@ -270,11 +274,12 @@ def labels(runs: Sequence[Run], without: Iterable[str] = ()) -> list[str]:
     for i, name in enumerate(names):
         alike.setdefault(name, []).append(i)
     for members in alike.values():
-        trees = [{k: v for k, v in flatten(runs[i].settings).items() if k not in hidden} for i in members]
+        trees = [_naming(runs[i], hidden) for i in members]
         keys = dict.fromkeys(k for tree in trees for k in tree)
         differ = [k for k in keys if len({json.dumps(t.get(k), default=str) for t in trees}) > 1]
         for i, tree in zip(members, trees, strict=True):
-            more = " ".join(f"{k.rpartition('.')[2]}={spelled(tree.get(k))}" for k in differ)
+            more = " ".join(f"{k.rpartition('.')[2]}={spelled(tree.get(k))}" for k in differ[:_MOST])
+            more += " …" if len(differ) > _MOST else ""
             names[i] += f" {more}" if more else ""
     return names
 

@@ -205,6 +205,7 @@ def row_data(row: Row) -> dict[str, Any]:
         "tuned": dict(row.tuned),
         "tried": {k: list(v) for k, v in row.tried.items()},
         "chosen": row.chosen,
+        "backends": list(dict.fromkeys(str(b) for run in row.runs for b in run.manifest.get("backends") or [])),
         "runs": [str(run.path) for run in row.runs],
     }
 
@@ -213,7 +214,7 @@ def as_csv(results: Results, by_model: bool = False) -> str:
     """One line a row, all groups below one another with their protocol's hash."""
     names = ["protocol_hash", "target", "equal_tokens", "model", "status", *FIGURES]
     names += [f"{n}_spread" for n in FIGURES] if by_model else []
-    names += ["seeds", "tuned", "tried", "chosen", "remark", "runs"]
+    names += ["seeds", "tuned", "tried", "chosen", "remark", "backends", "runs"]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
