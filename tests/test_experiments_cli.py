@@ -31,6 +31,10 @@ eval_bytes = 640
 """
 
 
+ELMAN = "sh -c 'exit {}' elman"  # leaves with a code of this command
+TWO = "echo two >> ran && " + ELMAN.format(3)
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -121,7 +125,7 @@ def test_a_mistake_is_one_line_and_leaves_with_2(here, capsys, words, said):
 
 
 def test_commands_of_a_file_run_and_are_not_repeated(here, capsys):
-    (here / "todo.txt").write_text("# first\necho one >> ran\n\necho two >> ran && exit 3\n")
+    (here / "todo.txt").write_text("# first\necho one >> ran\n\n" + TWO + "\n")
     code, out, _ = run(capsys, "jobs", "run", "todo.txt", "--gpus", "none", "--slots", "1")
     assert code == 3, "all that failed ran out of memory"
     assert (here / "ran").read_text().split() == ["one", "two"]
@@ -134,7 +138,7 @@ def test_commands_of_a_file_run_and_are_not_repeated(here, capsys):
     assert "see runs/todo/logs/2.1.log" in out
     facts = json.loads(run(capsys, "jobs", "status", "runs/todo", "--json")[1])
     assert [job["status"] for job in facts["jobs"]] == ["ok", "oom"]
-    assert facts["jobs"][1]["command"] == ["sh", "-c", "echo two >> ran && exit 3"]
+    assert facts["jobs"][1]["command"] == ["sh", "-c", TWO]
     (here / "todo.txt").write_text("echo other\n")
     assert "another command 1" in run(capsys, "jobs", "run", "todo.txt", "--gpus", "none")[2]
 
@@ -148,8 +152,11 @@ def test_one_command_behind_two_dashes_keeps_its_own_flags(here, capsys):
     assert (here / "o/logs/1.1.log").read_text() == "--out\n"
 
 
+BOTH = f"{ELMAN.format(3)}\n{ELMAN.format(4)}"
+
+
 @pytest.mark.parametrize(
-    ("commands", "code"), [("exit 4", 4), ("exit 1", 1), ("exit 3\nexit 4", 1), ("true", 0), ("sleep 30", 6)]
+    ("commands", "code"), [(ELMAN.format(4), 4), ("exit 4", 1), (BOTH, 1), ("true", 0), ("sleep 30", 6)]
 )
 def test_the_exit_code_says_what_failed(here, capsys, commands, code):
     (here / "todo").write_text(commands + "\n")
@@ -197,7 +204,7 @@ def test_ctrl_c_lets_jobs_save_and_the_same_command_goes_on(here):
 
 
 def test_jobs_are_cancelled_from_another_terminal(here, capsys):
-    (here / "todo").write_text("touch started; trap 'exit 143' TERM; sleep 60 & wait\ntouch second\n")
+    (here / "todo").write_text("trap 'exit 143' TERM; touch started; sleep 60 & wait\ntouch second\n")
     process = elman("jobs", "run", "todo", "--gpus", "none", "--slots", "1")
     wait_for((here / "started").exists)
     assert "is in use: another scheduler" in run(capsys, "jobs", "run", "todo", "--gpus", "none")[2]
@@ -211,7 +218,7 @@ def test_jobs_are_cancelled_from_another_terminal(here, capsys):
 
 
 def test_a_job_whose_scheduler_is_gone_can_be_cancelled(here, capsys):
-    (here / "todo").write_text("touch started; trap 'touch saved; exit 143' TERM; sleep 60 & wait\n")
+    (here / "todo").write_text("trap 'touch saved; exit 143' TERM; touch started; sleep 60 & wait\n")
     process = elman("jobs", "run", "todo", "--gpus", "none")
     wait_for(lambda: (here / "started").exists() and states(here / "runs/todo")["1"].attempts[0].pid)
     process.kill()

@@ -26,6 +26,7 @@ from .job import (
     KILLED,
     LOST,
     OK,
+    OOM,
     RUNNING,
     TIMEOUT,
     Attempt,
@@ -121,7 +122,8 @@ class Scheduler:
                 if self.active or self.queue:
                     time.sleep(self.every)
         except BaseException:
-            self._kill_all()
+            if self.active:  # as if this process had been killed: they run on, and the next scheduler finds them
+                self.observer.event(f"the scheduler failed; what runs is left running: {', '.join(self.active)}")
             raise
         finally:
             self.executor.close()
@@ -278,11 +280,6 @@ class Scheduler:
             state.status = LOST  # the hardware failed, whatever the program made of it
         self._write(job)
 
-    def _kill_all(self) -> None:
-        """Something went wrong in here: leave nothing running that nobody watches."""
-        for active in self.active.values():
-            self.executor.stop(active.handle, now=True)
-
     def _write(self, job: Job) -> None:
         write_state(job.state, self.states[job.id])
 
@@ -301,7 +298,8 @@ def final_status(job: Job, ending: Ending, reason: str = "") -> str:
     if reason == TIMEOUT:
         return TIMEOUT
     if job.run is None:
-        return status
+        own = status in (DIVERGED, OOM, TIMEOUT) and not _is_elman(job.command)
+        return CRASHED if own else status  # to another program, 3 or 4 means something else
     if status == OK:
         return manifest or CRASHED
     if status == DIVERGED and manifest.startswith(DIVERGED):
@@ -309,6 +307,12 @@ def final_status(job: Job, ending: Ending, reason: str = "") -> str:
     if status == LOST and manifest not in ("", "starting", RUNNING):
         return manifest
     return status
+
+
+def _is_elman(command: Sequence[str]) -> bool:
+    """Whether a command line, or a line of shell, calls this package's command."""
+    words = " ".join(command).split()
+    return any(word == "elman_core" or word.rpartition("/")[2] == "elman" for word in words)
 
 
 def next_command(job: Job, attempt: int) -> tuple[str, ...]:
