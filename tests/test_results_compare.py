@@ -90,6 +90,18 @@ def test_over_seeds_the_interval_is_students_of_the_pairs(tmp_path):
     assert found.caveats == ()
 
 
+def test_a_run_done_twice_is_no_second_seed(tmp_path):
+    write_run(tmp_path / "a", "train.steps=800", level=1.40)
+    write_run(tmp_path / "again", "train.steps=800", level=1.40)
+    write_run(tmp_path / "broken", "train.steps=800", level=1.40, status="crashed", steps=700)
+    write_run(tmp_path / "other", "train.steps=800", OTHER, level=1.45)
+    (found,) = against_first(find_runs([tmp_path / n for n in ("broken", "a", "again", "other")]))
+    assert len(found.pairs) == 1
+    assert found.pairs[0].steps == (601, 800)  # not those of the run that crashed
+    assert found.loss is None
+    assert any("several runs of one seed" in text for text in found.caveats)
+
+
 @pytest.mark.parametrize(
     ("sets", "more", "wanted", "paired"),
     [

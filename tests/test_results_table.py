@@ -41,7 +41,9 @@ def suite(tmp_path_factory) -> Path:
 
 def test_the_last_steps_are_found_without_reading_the_file(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", "train.steps=3000")
-    everything = read_metrics(run).steps
+    everything = [
+        line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["kind"] == "step"
+    ]
     monkeypatch.setattr("elman_core.experiments.metrics.read_metrics", lambda _: pytest.fail("it read everything"))
     for until in (1, 2, 99, 100, 101, 1500, 2999, 3000):
         assert last_steps(run, 100, until) == everything[max(0, until - 100) : until], until
@@ -56,20 +58,23 @@ def test_broken_lines_are_left_out_and_counted(tmp_path):
     lines[50] = lines[50][:20]
     file.write_text("\n".join([*lines[:150], '{"kind": "st']))
     found = read_metrics(run)
-    assert [line["step"] for line in found.steps] == [i for i in range(1, 151) if i != 51]
+    assert list(found.column("step")) == [i for i in range(1, 151) if i != 51]
     assert found.broken == 2
     assert [line["step"] for line in last_steps(run, 100)] == [50, *range(52, 151)]
     assert [line["step"] for line in last_steps(run, 5, until=52)] == [47, 48, 49, 50, 52]
 
 
-def test_steps_done_twice_count_once_the_later_stands(tmp_path):
+def test_steps_done_twice_count_once_the_later_stands(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", "train.steps=30", evaluations=0)
     with (run / "metrics.jsonl").open("a") as file:
         for step in (21, 22):
             file.write(json.dumps({"kind": "step", "step": step, "loss": 9.0}) + "\n")
-    found = read_metrics(run).steps
-    assert [line["step"] for line in found] == list(range(1, 23))
-    assert found[-1]["loss"] == 9.0
+    found = read_metrics(run)
+    assert list(found.column("step")) == list(range(1, 23))
+    assert found.column("loss")[-1] == 9.0
+    assert np.isnan(found.column("lr")[-1])
+    monkeypatch.setattr("elman_core.experiments.metrics._CHUNK", 4)  # across what has become columns already
+    assert read_metrics(run).column("loss")[:21] == found.column("loss")[:21]
 
 
 def test_lines_of_other_kinds_and_other_things_are_no_steps(tmp_path):
@@ -77,11 +82,11 @@ def test_lines_of_other_kinds_and_other_things_are_no_steps(tmp_path):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "gradient", "step": 3}\n[1, 2]\n"text"\n{"kind": "step"}\n')
     found = read_metrics(run)
-    assert (len(found.steps), found.broken) == (3, 3)
+    assert (len(found), found.broken) == (3, 3)
 
 
 def test_a_run_without_metrics_has_none(tmp_path):
-    assert read_metrics(tmp_path).steps == []
+    assert len(read_metrics(tmp_path)) == 0
     assert last_steps(tmp_path, 3) == []
 
 

@@ -94,7 +94,7 @@ def contenders(runs: Sequence[Run]) -> list[Contender]:
     """
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in chosen([run for run in runs if run.manifest]):
-        if run.metrics.steps:
+        if len(run.metrics):
             groups.setdefault(identity(run), []).append(run)
     names = labels([members[0] for members in groups.values()])
     return [Contender(n, tuple(m)) for n, m in zip(names, groups.values(), strict=True)]
@@ -138,8 +138,8 @@ def compare(first: Contender, second: Contender, last: int | None = None) -> Com
     Args:
         last: steps compared, up to the last that both did; None: a quarter of them, or 200 if that is no more than half.
     """
-    theirs = {run.seed: run for run in second.runs}
-    both = [(run, theirs[run.seed]) for run in first.runs if run.seed in theirs]
+    mine, theirs = _by_seed(first), _by_seed(second)
+    both = [(run, theirs[seed]) for seed, run in mine.items() if seed in theirs]
     pairs = [_pair(one, two, last) for one, two in both or [(first.runs[0], second.runs[0])]]
     losses = [p.difference.mean for p in pairs if p.difference is not None]
     held = [p.heldout for p in pairs if p.heldout is not None]
@@ -153,9 +153,18 @@ def compare(first: Contender, second: Contender, last: int | None = None) -> Com
     )
 
 
+def _by_seed(contender: Contender) -> dict[int | None, Run]:
+    """One run a seed: a run done twice is no second draw. One that ended well, if there is one."""
+    found: dict[int | None, Run] = {}
+    for run in contender.runs:
+        if run.seed not in found or (run.ok and not found[run.seed].ok):
+            found[run.seed] = run
+    return found
+
+
 def _pair(one: Run, two: Run, last: int | None) -> SeedPair:
-    a, b = ({line["step"]: line["loss"] for line in run.metrics.steps if "loss" in line} for run in (one, two))
-    common = sorted(a.keys() & b.keys())
+    a, b = (dict(zip(r.metrics.column("step"), r.metrics.column("loss"), strict=True)) for r in (one, two))
+    common = [int(step) for step in sorted(a.keys() & b.keys())]
     count = last or max(math.ceil(SHARE * len(common)), min(LEAST, math.ceil(len(common) / 2)))
     steps = common[-count:]
     bits_2N = np.array([[losses[s] for s in steps] for losses in (a, b)], dtype=np.float64) / math.log(2)
@@ -196,8 +205,8 @@ def _drift(series_N: NDArray[np.float64]) -> tuple[Interval, Interval] | None:
 
 def _heldout(run: Run) -> float | None:
     """The last evaluation, if it was made where the run ended."""
-    evaluations, steps = run.metrics.evaluations, run.metrics.steps
-    if not evaluations or "bits_per_byte" not in evaluations[-1] or evaluations[-1]["step"] != steps[-1]["step"]:
+    evaluations, steps = run.metrics.evaluations, run.metrics.column("step")
+    if not evaluations or "bits_per_byte" not in evaluations[-1] or evaluations[-1]["step"] != steps[-1]:
         return None
     return float(evaluations[-1]["bits_per_byte"])
 
@@ -224,6 +233,9 @@ def _caveats(first: Contender, second: Contender, pairs: Sequence[SeedPair]) -> 
         found.append("two seeds: the interval over them rests on a single difference between two numbers; run a third")
     if any(p.drift for p in pairs):
         found.append("the difference was still changing over the steps compared: a longer training may end otherwise")
+    for contender in (first, second):
+        if len(_by_seed(contender)) < len(contender.runs):
+            found.append(f"{contender.name} has several runs of one seed; one of them was taken")
     sizes = [run.manifest.get("parameters") or 0 for run in (first.runs[0], second.runs[0])]
     if all(sizes) and abs(sizes[0] / sizes[1] - 1) > TOLERANCE:
         found.append(f"not of equal size: {sizes[0]:,} and {sizes[1]:,} parameters")

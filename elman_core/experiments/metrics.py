@@ -6,16 +6,21 @@ after a resume that could not cut the file, the later line stands.
 
 from __future__ import annotations
 
+import bisect
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import math
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elman_core.registry import StorageError
 
 METRICS = "metrics.jsonl"
+COLUMNS = ("step", "loss", "lr", "grad_norm", "tok_s", "memory", "seconds", "bytes_seen")
 _LINE, _PAGE = 384, 1 << 16  # bytes: about a line; read at a time, at most
+_CHUNK = 4096  # lines kept as objects
 
 
 @dataclass(frozen=True)
@@ -23,47 +28,86 @@ class Metrics:
     """What a run measured.
 
     Attributes:
-        steps: one object an optimizer step, by rising `step`. evaluations: likewise.
-        broken: lines that could not be read.
+        columns: each of `COLUMNS`, a value an optimizer step, by rising step; nan where a line lacks it.
+        evaluations: one object an evaluation, by rising `step`. broken: lines that could not be read.
     """
 
-    steps: Sequence[dict[str, Any]] = ()
+    columns: Mapping[str, array[float]]
     evaluations: Sequence[dict[str, Any]] = ()
     broken: int = 0
 
-    def column(self, name: str) -> list[float]:
-        """One figure of every step; nan where a line lacks it."""
-        return [float(line.get(name, "nan")) for line in self.steps]
+    def __len__(self) -> int:
+        """Optimizer steps."""
+        return len(self.columns["step"])
+
+    def column(self, name: str) -> array[float]:
+        """One figure of every step."""
+        return self.columns[name]
+
+    def known(self, name: str, first: int = 0) -> list[float]:
+        """The finite values of a column, from the step at index `first` on (which may count from the end)."""
+        return [v for v in self.columns[name][first:] if math.isfinite(v)]
 
 
-@dataclass
 class _Lines:
-    """Lines sorted into kinds as they come."""
+    """Lines sorted into kinds as they come. Steps become columns some thousand at a time: objects would take ten times the
+    memory."""
 
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    broken: int = 0
+    def __init__(self) -> None:
+        self.columns = {name: array("d") for name in COLUMNS}
+        self.new: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
+        self.broken = 0
 
     def add(self, text: bytes) -> None:
         line = _parse(text)
         if line is None:
             self.broken += 1
-            return
-        kept = {"step": self.steps, "evaluation": self.evaluations}.get(line["kind"])
-        if kept is None:
-            return  # a kind that a plugin or a later version writes
-        while kept and kept[-1]["step"] >= line["step"]:
-            kept.pop()
-        kept.append(line)
+        elif line["kind"] == "evaluation":
+            _after(self.evaluations, line)
+        elif line["kind"] == "step":  # others: what a plugin or a later version writes
+            self._back_to(line["step"])
+            self.new.append(line)
+            if len(self.new) >= _CHUNK:
+                self.flush()
+
+    def _back_to(self, step: int) -> None:
+        """Forget this step and later ones: they were done again."""
+        while self.new and self.new[-1]["step"] >= step:
+            self.new.pop()
+        steps = self.columns["step"]
+        while not self.new and steps and steps[-1] >= step:
+            for column in self.columns.values():
+                column.pop()
+
+    def flush(self) -> None:
+        for name, column in self.columns.items():
+            column.extend([_number(line.get(name)) for line in self.new])
+        self.new.clear()
+
+
+def _after(lines: list[dict[str, Any]], line: dict[str, Any]) -> None:
+    while lines and lines[-1]["step"] >= line["step"]:
+        lines.pop()
+    lines.append(line)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def read_metrics(run: Path) -> Metrics:
     """All of a run's metrics; nothing if it has not begun to write them. Raises `StorageError` if the file cannot be read."""
     lines = _Lines()
-    for text in _open(run / METRICS, lambda file: file.read().split(b"\n")) or []:
-        if text.strip():
-            lines.add(text)
-    return Metrics(lines.steps, lines.evaluations, lines.broken)
+
+    def read(file: Any) -> None:
+        for text in file:
+            if text.strip():
+                lines.add(text)
+
+    _open(run / METRICS, read)
+    lines.flush()
+    return Metrics(lines.columns, lines.evaluations, lines.broken)
 
 
 def last_steps(run: Path, count: int, until: int | None = None) -> list[dict[str, Any]]:
@@ -79,8 +123,12 @@ def last_steps(run: Path, count: int, until: int | None = None) -> list[dict[str
     numbers = [line["step"] for line in found]
     if numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers))) and _whole(numbers, count, until):
         return found
-    steps = read_metrics(run).steps
-    return [line for line in steps if until is None or line["step"] <= until][-count:]
+    columns = read_metrics(run).columns
+    end = bisect.bisect_right(columns["step"], math.inf if until is None else until)
+    rows = range(max(0, end - count), end)
+    return [
+        {n: c[i] for n, c in columns.items() if not math.isnan(c[i])} | {"step": int(columns["step"][i])} for i in rows
+    ]
 
 
 def _whole(numbers: list[int], count: int, until: int | None) -> bool:

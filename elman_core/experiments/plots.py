@@ -53,7 +53,7 @@ def plot(runs: Sequence[Run], out: Path, x: str | None = None) -> list[Path]:
     """
     if x is not None and x not in ACROSS:
         raise ConfigError(f"--x takes one of {', '.join(ACROSS)}, not {x!r}")
-    begun = [run for run in runs if run.metrics.steps]
+    begun = [run for run in runs if len(run.metrics)]
     if not begun:
         raise ConfigError("there is nothing to draw: no run has done a step")
     with _style():

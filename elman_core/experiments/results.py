@@ -131,21 +131,22 @@ def _progress(run: Run, figures: Mapping[str, Figure]) -> float | None:
     return None
 
 
-def summarise(run: Run) -> dict[str, float]:
+def summarise(run: Run) -> dict[str, Any]:
     """The figures that a training's end puts into its manifest, from the metrics that are there so far."""
-    steps, evaluations = run.metrics.steps, run.metrics.evaluations
-    found: dict[str, float] = {}
-    if evaluations and "bits_per_byte" in evaluations[-1]:
-        found["bits_per_byte"] = evaluations[-1]["bits_per_byte"]
-    if steps:
-        losses = [line["loss"] for line in steps[-WINDOW:] if "loss" in line]
-        speeds = [line["tok_s"] for line in steps[len(steps) // 10 :] if "tok_s" in line]
-        memory = [line["memory"] for line in steps if "memory" in line]
-        found |= {"loss_last_100_steps": statistics.fmean(losses)} if losses else {}
-        found |= {"tok_s": statistics.median(speeds)} if speeds else {}
-        found |= {"peak_memory": max(memory)} if memory else {}
-        seen = steps[-1].get("bytes_seen") or (tokens_per_step(run) or 0) * steps[-1]["step"]
-        found |= {"bytes_seen": seen} if seen else {}
+    metrics, found = run.metrics, {}
+    if metrics.evaluations and "bits_per_byte" in metrics.evaluations[-1]:
+        found["bits_per_byte"] = metrics.evaluations[-1]["bits_per_byte"]
+    if not len(metrics):
+        return found
+    if losses := metrics.known("loss", -WINDOW):
+        found["loss_last_100_steps"] = statistics.fmean(losses)
+    if speeds := metrics.known("tok_s", len(metrics) // 10):
+        found["tok_s"] = statistics.median(speeds)
+    if memory := metrics.known("memory"):
+        found["peak_memory"] = max(memory)
+    seen = metrics.known("bytes_seen", -1) or [(tokens_per_step(run) or 0) * metrics.column("step")[-1]]
+    if seen[0]:
+        found["bytes_seen"] = seen[0]
     return found
 
 
