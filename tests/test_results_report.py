@@ -188,6 +188,25 @@ def test_names_at_the_ends_of_lines_do_not_overlap():
     assert all(0 < y < 360 for y in places)
 
 
+def test_names_of_points_overlap_neither_each_other_nor_points():
+    points = [(f"model {i}", 1e5 * (1 + i / 5), 2 + i / 40) for i in range(30)]
+    x, y = axis("tok/s", [p[1] for p in points], log=True), axis("bits", [p[2] for p in points])
+    root = ElementTree.fromstring(scatter(points, x, y, "t"))
+    marks = [e for e in root.iter() if e.get("class", "").startswith("mark")]
+    assert [e.find("title").text.partition(":")[0] for e in marks] == [p[0] for p in points]
+    boxes = []
+    for name in (e for e in root.iter("text") if e.get("class") == "name"):
+        wide, at = 7.2 * len(name.text), float(name.get("x"))
+        left = at if name.get("text-anchor") == "start" else at - wide
+        boxes.append((left, float(name.get("y")) - 11, left + wide, float(name.get("y")) + 3))
+    assert 10 < len(boxes) <= 30
+    for i, one in enumerate(boxes):
+        assert one[0] > 0
+        assert one[2] < 640
+        for two in boxes[:i]:
+            assert not (one[0] < two[2] and two[0] < one[2] and one[1] < two[3] and two[1] < one[3])
+
+
 def test_charts_of_one_point_or_of_none_are_drawn():
     for points in ([("one", 1.0, 2.0)], []):
         x, y = axis("x", [p[1] for p in points], log=True), axis("y", [p[2] for p in points])

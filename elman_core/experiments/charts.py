@@ -181,21 +181,42 @@ def _names(frame: _Frame, ends: Sequence[tuple[int, str, float, float]]) -> None
 
 
 def scatter(points: Sequence[tuple[str, float, float]], x: Axis, y: Axis, title: str) -> str:
-    """Named points; the name stands beside the point, on the side where there is room."""
+    """Named points. The name stands beside the point where there is room for it; it is in the point's tooltip anyway."""
     frame = _Frame(x, y, 30, title)
     frame.axes()
-    taken: list[tuple[float, float]] = []
-    for i, (name, px, py) in sorted(enumerate(points), key=lambda p: p[1][2]):
-        cx, cy = frame.at(px, py)
+    places = [frame.at(px, py) for _, px, py in points]
+    taken = [(cx - 6, cy - 6, cx + 6, cy + 6) for cx, cy in places]
+    for i, ((name, px, py), (cx, cy)) in enumerate(zip(points, places, strict=True)):
         frame.add(_shape(i, cx, cy, 5, f"{name}: {px:,.0f} {x.label}, {py:.4f} {y.label}"))
-        side = "end" if cx > LEFT + 0.7 * frame.inner else "start"
-        ty = cy + 4
-        while any(abs(ty - oy) < 13 and abs(cx - ox) < 150 for ox, oy in taken):
-            ty -= 13
-        taken.append((cx, ty))
-        tx = cx - 10 if side == "end" else cx + 10
-        frame.add(f'<text class="name" x="{tx:.1f}" y="{ty:.1f}" text-anchor="{side}">{escape(_cut(name))}</text>')
+        room = _beside(_cut(name), cx, cy, taken)
+        if room is not None:
+            box, side = room
+            taken.append(box)
+            tx = box[0] if side == "start" else box[2]
+            frame.add(
+                f'<text class="name" x="{tx:.1f}" y="{box[3] - 3:.1f}" text-anchor="{side}">{escape(_cut(name))}</text>'
+            )
     return frame.done()
+
+
+_Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def _beside(name: str, x: float, y: float, taken: Sequence[_Box]) -> tuple[_Box, str] | None:
+    """A free place for a name next to a point: right, left, above or below on either side; None if all are taken."""
+    wide = 7.2 * len(name)
+    for dy in (0, -12, 12):
+        for side in ("start", "end"):
+            left = x + 9 if side == "start" else x - 9 - wide
+            box = (left, y + dy - 7, left + wide, y + dy + 7)
+            inside = box[0] >= LEFT and box[2] <= WIDTH - 2 and box[1] >= TOP - 6 and box[3] <= HEIGHT - BOTTOM
+            if inside and not any(_overlap(box, other) for other in taken):
+                return box, side
+    return None
+
+
+def _overlap(one: _Box, two: _Box) -> bool:
+    return one[0] < two[2] and two[0] < one[2] and one[1] < two[3] and two[1] < one[3]
 
 
 def intervals(rows: Sequence[tuple[str, float, float, float]], label: str, title: str) -> str:
@@ -238,7 +259,7 @@ _CORNERS: dict[str, list[tuple[float, float]]] = {
 def _shape(i: int, x: float, y: float, r: float, note: str) -> str:
     inside = f"<title>{escape(note)}</title>"
     style = f'class="mark s{i % SERIES}"'
-    shape = SHAPES[i % len(SHAPES)]
+    shape = SHAPES[(i + i // SERIES) % len(SHAPES)]  # colours come round before pairs of colour and shape do
     if shape == "circle":
         return f'<circle {style} cx="{x:.1f}" cy="{y:.1f}" r="{r}">{inside}</circle>'
     where = " ".join(f"{x + r * dx:.1f},{y + r * dy:.1f}" for dx, dy in _CORNERS[shape])

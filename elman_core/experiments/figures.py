@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from .charts import Axis, Line, axis, intervals, line_chart, scatter
+from .charts import SERIES, Axis, Line, axis, intervals, line_chart, scatter
 from .compare import Comparison, Contender
 from .curves import Curve, curve, mean_curve, smooth, thin, visible_range
 from .rows import Row
@@ -18,9 +18,10 @@ def figures_of(members: Sequence[Contender], rows: Sequence[Row], comparisons: S
     """Loss against tokens and minutes, speed against quality, and the differences from the best.
 
     Args:
-        members: to draw; each line is the mean over its seeds. key: a word that no other part of the page has.
+        members: the best first. The first `SERIES` have a line, the mean over their seeds.
+        key: a word that no other part of the page has.
     """
-    curves = [(m.name, mean_curve([curve(run) for run in m.runs])) for m in members]
+    curves = [(m.name, mean_curve([curve(run) for run in m.runs])) for m in members[:SERIES]]
     figures = [*_losses(curves, key), *_speed(members, rows), *_differences(comparisons)]
     return f'<div class="figures">{"".join(figures)}</div>' if figures else ""
 

@@ -29,7 +29,7 @@ DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8
 MARKERS = "os^DvPX*"
 ACROSS = {"tokens": "bytes seen", "steps": "optimizer steps", "minutes": "minutes of training"}
 MOST = len(COLOURS)
-"""Models in one picture."""
+"""Models whose losses stand in one picture."""
 _STYLE: dict[Any, Any] = {
     "font.size": 10, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 9, "xtick.labelsize": 9,
     "ytick.labelsize": 9, "axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.6, "axes.spines.top": False,
@@ -171,10 +171,10 @@ def _across(axes: Any, x: str) -> None:
 
 def _several(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Any]:
     """Loss by each kind of axis, and speed against quality."""
-    members = sorted(contenders(runs), key=rank)[:MOST]
+    members = sorted(contenders(runs), key=rank)
     if not members:
         raise ConfigError("there is nothing to draw: no run with a readable manifest has done a step")
-    found = {f"loss-{x}": _losses(members, x) for x in kinds}
+    found = {f"loss-{x}": _losses(members[:MOST], x) for x in kinds}
     rows = [row for group in collect(runs, by_model=True, everything=False).groups for row in group.rows]
     speed = _speed(members, rows)
     return found | ({"speed-quality": speed} if speed is not None else {})
@@ -243,13 +243,13 @@ def _speed(members: Sequence[Contender], rows: Sequence[Row]) -> Any:
     figure, ((axes,),) = _figure(6.4, 4.2)
     for i, name, speed, bits in points:
         axes.errorbar(
-            speed.value, bits.value, yerr=bits.spread, xerr=speed.spread, fmt=MARKERS[i], color=COLOURS[i], markersize=7,
-            capsize=2, elinewidth=0.9, label=name, zorder=4,
+            speed.value, bits.value, yerr=bits.spread, xerr=speed.spread, fmt=MARKERS[(i + i // MOST) % MOST],
+            color=COLOURS[i % MOST], markersize=7, capsize=2, elinewidth=0.9, label=name, zorder=4,
         )  # fmt: skip
     axes.set(xscale="log", xlabel="bytes per second in training (tok/s)", ylabel="bits per byte, held out")
     axes.margins(0.18, 0.15)
     _log_ticks(axes)
-    figure.legend(loc="outside right upper")
+    figure.legend(loc="outside right upper", fontsize=9 if len(points) <= 16 else 6)
     axes.set_title("further down and right is better", fontsize=9, loc="left")
     return figure
 

@@ -25,6 +25,8 @@ from .runs import Run, find_runs, flatten, spelled
 from .tables import Column, columns, difference_lines, heading
 
 REPORT = "report.html"
+VERDICTS = 6
+"""Comparisons that are said at the top; the others unfold."""
 _HERE = Path(__file__).parent
 # The page may use what is inside it, and nothing else: a browser enforces it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -119,16 +121,20 @@ def _section(group: Group, detailed: Group, key: str) -> str:
     title = f"{group.target} parameters" if group.target else "Results"
     parts = [f"<h2>{_(title)}</h2>", f'<p class="soft">{_(heading(group))}</p>']
     if comparisons:
-        parts.append(_list((verdict(c) for c in comparisons), "verdicts"))
+        verdicts = [verdict(c) for c in comparisons]
+        parts.append(_list(verdicts[:VERDICTS], "verdicts"))
+        if len(verdicts) > VERDICTS:
+            more = _list(verdicts[VERDICTS:], "verdicts")
+            parts.append(f"<details><summary>{len(verdicts) - VERDICTS} more models</summary>{more}</details>")
     parts.append(_table(columns(group, by_model=True), group.rows))
     parts.append(
         '<p class="soft">Means over seeds ± standard deviation. bits/byte: on text that training never reads. '
         "Losses are nats per byte, means of 100 steps.</p>"
     )
     parts.append(_list(group.notes))
-    parts.append(figures_of(members[:SERIES], group.rows, comparisons, key))
+    parts.append(figures_of(members, group.rows, comparisons, key))
     if len(members) > SERIES:
-        parts.append(f'<p class="soft">The pictures show the first {SERIES} of {len(members)} models.</p>')
+        parts.append(f'<p class="soft">The losses drawn are those of the first {SERIES} of {len(members)} models.</p>')
     parts.append(_candidates(detailed))
     if len(detailed.rows) > len(group.rows) or not comparisons:
         parts.append(f"<h3>Every run</h3>{_table(columns(detailed), detailed.rows)}")
