@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Gpus = Annotated[str, typer.Option(help="auto, none, or numbers as nvidia-smi shows them, such as 0,2-5, or UUIDs.")]
 Avoid = Annotated[str, typer.Option(help="GPUs to stay off, written likewise.")]
 Slots = Annotated[int | None, typer.Option(min=1, help="Jobs at once where there is no GPU; by default one a core.")]
+On = Annotated[str, typer.Option(metavar="local|ray", help="This machine, or the Ray cluster that it belongs to.")]
 Timeout = Annotated[float | None, typer.Option(help="Minutes after which a job is stopped; none by default.")]
 Again = Annotated[bool, typer.Option("--again", help="Run the jobs that failed once more.")]
 
@@ -36,6 +37,28 @@ class Places:
     def env(self) -> dict[str, str]:
         """On a GPU a training that is to be compared runs its kernel or fails: nobody times plain PyTorch by accident."""
         return {"ELMAN_KERNELS": os.environ.get("ELMAN_KERNELS", "require")} if self.gpus else {}
+
+
+def places(on: str, gpus: str, avoid: str, slots: int | None) -> Places:
+    """The places of this machine or of the Ray cluster.
+
+    Raises:
+        ConfigError: flags that do not go together, GPUs that are not there, no cluster.
+    """
+    from elman_core.registry import ConfigError
+
+    if on == "local":
+        return local_places(gpus, avoid, slots)
+    if on != "ray":
+        raise ConfigError(f"--on takes local or ray, not {on!r}")
+    if gpus not in ("auto", "none") or avoid or slots is not None:
+        raise ConfigError(
+            "on a Ray cluster, Ray chooses the places: --gpus takes auto or none there, --avoid and --slots nothing"
+        )
+    from elman_core.experiments.on_ray import RayExecutor
+
+    executor = RayExecutor(gpus=None if gpus == "auto" else False)
+    return Places(executor, executor.words, executor.uses_gpus)
 
 
 def local_places(gpus: str, avoid: str, slots: int | None) -> Places:

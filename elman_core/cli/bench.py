@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ._schedule import Again, Avoid, Gpus, Places, Slots, Timeout, carry_out, exit_code, local_places
+from ._schedule import Again, Avoid, Gpus, On, Places, Slots, Timeout, carry_out, exit_code, places
 from ._text import dump, table
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def bench(
     again: Again = False,
     strict: bool = typer.Option(False, "--strict", help="A model that is not installed is an error."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Say what would run, and run nothing."),
-    on: str = typer.Option("local", metavar="local|ray", help="This machine, or the Ray cluster."),
+    on: On = "local",
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Train the models of a suite, one on each free GPU, and write a report.
@@ -53,27 +53,17 @@ def bench(
         return
     chosen = read_suite(find_suite(suite))
     folder = out or Path("runs") / chosen.name
-    places = _places(on, gpus, avoid, slots)
+    where = places(on, gpus, avoid, slots)
     planned = _plan(chosen, models, seeds, data, steps, tokens, minutes, sets, strict)
     if dry_run:
-        _show(chosen, planned, folder, places.words, again, json)
+        _show(chosen, planned, folder, where.words, again, json)
         return
     for skipped in planned.skipped:
         typer.echo(f"left out: {skipped.model}: {skipped.reason}", err=json)
-    typer.echo(f"{chosen.name}: {len(planned.jobs)} runs in {folder}, {places.words}", err=json)
-    states, signum = _run(chosen, planned, folder, places, timeout, again, json)
+    typer.echo(f"{chosen.name}: {len(planned.jobs)} runs in {folder}, {where.words}", err=json)
+    states, signum = _run(chosen, planned, folder, where, timeout, again, json)
     _end(folder, states, planned, json)
     raise typer.Exit(exit_code(states, signum))
-
-
-def _places(on: str, gpus: str, avoid: str, slots: int | None) -> Places:
-    from elman_core.registry import ConfigError
-
-    if on == "local":
-        return local_places(gpus, avoid, slots)
-    if on != "ray":
-        raise ConfigError(f"--on takes local or ray, not {on!r}")
-    raise ConfigError("--on ray is not here yet")
 
 
 def _plan(

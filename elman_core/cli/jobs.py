@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from ._schedule import Again, Avoid, Gpus, Slots, Timeout, carry_out, exit_code, local_places
+from ._schedule import Again, Avoid, Gpus, On, Slots, Timeout, carry_out, exit_code, places
 from ._text import dump, table
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def run(
     slots: Slots = None,
     timeout: Timeout = None,
     again: Again = False,
+    on: On = "local",
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Run commands, each once, one on each free GPU (or share of the CPU).
@@ -60,12 +61,12 @@ def run(
 
     commands, name = _commands(file, ctx.meta.get(_AFTER))
     path = out or name
-    places = local_places(gpus, avoid, slots)
+    where = places(on, gpus, avoid, slots)
     folder = Folder(path)
     try:
         jobs = folder.commands(commands, None if timeout is None else 60 * timeout, each)
-        typer.echo(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} in {path}, {places.words}", err=json)
-        states, signum = carry_out(jobs, places.executor, {}, again, errors=json)
+        typer.echo(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} in {path}, {where.words}", err=json)
+        states, signum = carry_out(jobs, where.executor, {}, again, errors=json)
     finally:
         folder.close()
     if json:
