@@ -6,6 +6,12 @@ Milliseconds per byte: the median over single steps of the decoding loop behind 
 prompt has been read. Prompts take turns in short bursts, so that whatever else the machine does falls on all of them alike;
 `spread` is the slowest median over the fastest. Weights and prompts are random: neither changes the work.
 
+    python benchmarks/generation.py --decode e42@1536x6 --samples 1,64 --device cuda --out benchmarks/results/decoding_h200.json
+
+Decoding: bytes per second of the loop behind `elman generate`, with its default sampling (temperature 0.8, top-k 40, top-p
+0.9), all samples together, from the first byte after the step has been recorded to the last; the median of `--repeats` runs.
+`graph`: the step as a CUDA graph; `eager`: launched kernel by kernel; `generate`: transformers' own loop with the static cache.
+
 Streaming: seconds that a streamer needs for 20 KB of text without a newline, byte by byte, all else left out; transformers' own
 TextStreamer is measured on a tenth of it, since its time grows with the square.
 """
@@ -26,14 +32,19 @@ from typing import Any
 import torch
 from transformers import TextStreamer
 
-from elman_core.generation import ByteIteratorStreamer, ByteTextStreamer
+from elman_core.generation import ByteIteratorStreamer, ByteTextStreamer, Sampling, generate_bytes
+from elman_core.generation import loop as generation_loop
 from elman_core.generation.loop import prefill
 from elman_core.model import LadderConfig, LadderForCausalLM, byte_tokenizer
-from elman_core.registry import list_variants, resolve
+from elman_core.registry import list_variants, parse_size, resolve
 
 PROMPTS = (64, 4096, 65536)
 BURST, BURSTS = 20, 25
 LINE = 20 * 1024
+WAYS = ("graph", "eager", "generate")
+PROMPT = b"The state of a recurrent network has one size, whatever it has read. "
+SKIPPED = 32
+"""Bytes at the start that are not timed: the prompt, and the recording of the step."""
 
 
 def step_times(variant: str, dim: int, depth: int, device: str) -> dict[str, Any]:
@@ -97,6 +108,81 @@ def streaming_times() -> dict[str, float]:
     return found
 
 
+def decode(name: str, samples: int, how: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Bytes per second of a generation: `how` is graph, eager or generate."""
+    if how not in WAYS:
+        raise ValueError(f"--how knows {', '.join(WAYS)}")
+    if how == "graph" and not given.device.startswith("cuda"):
+        raise RuntimeError("CUDA graphs need a GPU")
+    variant, width, depth = parse_size(name)
+    torch.manual_seed(0)
+    config = LadderConfig(variant=variant, hidden_size=width, num_hidden_layers=depth)
+    model = LadderForCausalLM(config).to(given.device, getattr(torch, given.dtype)).eval()
+    row = {"model": name, "samples": samples, "how": how, "dtype": given.dtype, "bytes": given.bytes}
+    row["parameters"] = sum(p.numel() for p in model.parameters())
+    rates = [
+        (transformers_rate if how == "generate" else loop_rate)(model, samples, how, given)
+        for _ in range(given.repeats)
+    ]
+    return row | {"bytes_s": round(statistics.median(rates)), "lowest": round(min(rates)), "highest": round(max(rates))}
+
+
+def loop_rate(model: LadderForCausalLM, samples: int, how: str, given: argparse.Namespace) -> float:
+    """Of the loop behind `elman generate`."""
+    real = generation_loop.recorder_for
+    try:
+        if how == "eager":
+            generation_loop.recorder_for = lambda *_: None  # type: ignore[assignment]
+        sampling = Sampling(temperature=0.8, top_k=40, top_p=0.9)
+        rows = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + given.bytes, num=samples, how=sampling, seed=0)
+        for _ in range(SKIPPED):
+            next(rows)
+        started = time.perf_counter()
+        count = sum(1 for _ in rows)
+        return count * samples / (time.perf_counter() - started)
+    finally:
+        generation_loop.recorder_for = real
+
+
+def transformers_rate(model: LadderForCausalLM, samples: int, _how: str, given: argparse.Namespace) -> float:
+    """Of `generate()` with the static cache, which transformers compiles on a GPU; the first call is not timed."""
+    tokens = torch.tensor([list(PROMPT)] * samples, device=given.device)
+    how = {
+        "do_sample": True,
+        "temperature": 0.8,
+        "top_k": 40,
+        "top_p": 0.9,
+        "cache_implementation": "static",
+        "pad_token_id": 0,
+    }
+    model.generation_config.eos_token_id = None
+    model.generate(tokens, max_new_tokens=SKIPPED, **how)
+    synchronize(given.device)
+    started = time.perf_counter()
+    model.generate(tokens, max_new_tokens=given.bytes, **how)
+    synchronize(given.device)
+    return given.bytes * samples / (time.perf_counter() - started)
+
+
+def synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def profile(name: str, samples: int, given: argparse.Namespace) -> None:
+    """Write the table of kernels of a decoded byte beside --out."""
+    from elman_core.training.profile import profile_steps
+
+    variant, width, depth = parse_size(name)
+    model = LadderForCausalLM(LadderConfig(variant=variant, hidden_size=width, num_hidden_layers=depth))
+    model = model.to(given.device, getattr(torch, given.dtype)).eval()
+    rows = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + 1000, num=samples, how=Sampling(0.8, 40, 0.9), seed=0)
+    for _ in range(SKIPPED):
+        next(rows)
+    taken = profile_steps(lambda: [next(rows) for _ in range(256)], 256, model.device)
+    taken.write(given.out.with_name(f"{given.out.stem}_profile_{samples}"))
+
+
 def hardware(device: str) -> str:
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
@@ -107,14 +193,54 @@ def hardware(device: str) -> str:
         return platform.processor() or platform.machine()
 
 
-def main() -> None:
+def decoding(given: argparse.Namespace) -> dict[str, Any]:
+    """Every number of samples in every way; a way that cannot run has its reason."""
+    samples = [int(n) for n in given.samples.split(",")]
+    report: dict[str, Any] = {
+        "what": "decoding, bytes per second over all samples",
+        "hardware": hardware(given.device),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "targets": {"e42@1536x6": {"1": 5_000, "64": 150_000}},
+        "rows": [],
+    }
+    for count in samples:
+        for how in given.how.split(","):
+            try:
+                row = decode(given.decode, count, how, given)
+            except Exception as error:  # any failure of any library is a result
+                row = {
+                    "model": given.decode,
+                    "samples": count,
+                    "how": how,
+                    "reason": f"{type(error).__name__}: {error}",
+                }
+            report["rows"].append(row)
+            print(json.dumps(row), flush=True)
+            if given.out:
+                given.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        if given.profile and given.out:
+            profile(given.decode, count, given)
+    return report
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--variants", default=None, help="names with commas; by default all whose state has one size")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    given = parser.parse_args()
+    parser.add_argument("--decode", help="measure decoding of NAME@WIDTHxDEPTH instead")
+    parser.add_argument("--samples", default="1,64", help="of --decode, with commas")
+    parser.add_argument("--bytes", type=int, default=2000, help="of --decode, in each sample")
+    parser.add_argument("--how", default=",".join(WAYS), help="of --decode, with commas")
+    parser.add_argument("--dtype", default="bfloat16", help="of --decode")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="of --decode: a table of kernels beside --out")
+    given = parser.parse_args(argv)
+    if given.decode:
+        return decoding(given)
     torch.set_num_threads(1)
     names = given.variants.split(",") if given.variants else sorted(list_variants())
     constant = [
@@ -135,6 +261,7 @@ def main() -> None:
     print(text)
     if given.out:
         given.out.write_text(text + "\n", encoding="utf-8")
+    return report
 
 
 if __name__ == "__main__":

@@ -109,6 +109,24 @@ def matrix(result: Any, log: str) -> str:
     return "; ".join(named) or last_line(result, log)
 
 
+def targets(result: Any, log: str) -> str:
+    """The best setting of each shape that has a target."""
+    rows = [r for r in (result or {}).get("rows", []) if r.get("target")]
+    best = {r["model"]: max((x for x in rows if x["model"] == r["model"]), key=lambda x: x["tok_s"]) for r in rows}
+    words = [f"{m} {r['setting']} {r['tok_s']:,} tok/s (to reach {r['target']:,})" for m, r in best.items()]
+    return "; ".join(words) or last_line(result, log)
+
+
+def rates(result: Any, log: str) -> str:
+    """Bytes per second of every way of decoding."""
+    rows = (result or {}).get("rows", [])
+    words = [
+        f"{r['samples']} {r['how']}: {r['bytes_s']:,}" if "bytes_s" in r else f"{r['samples']} {r['how']}: no"
+        for r in rows
+    ]
+    return "bytes/s " + ", ".join(words) if words else last_line(result, log)
+
+
 def script(name: str, *more: str) -> Words:
     return (PYTHON, str(HERE / name), "--out", "{out}", *more)
 
@@ -118,6 +136,7 @@ def verify(dtype: str, usual: int) -> Step:
     return Step(f"verify-{dtype}", "verify", command, usual, 1200, verified)
 
 
+DECODING = script("generation.py", "--device", "cuda", "--decode", "e42@1536x6", "--samples", "1,64", "--profile")
 GENERATION = script("generation.py", "--device", "cuda", "--dim", "1024", "--depth", "6")
 STEPS = (
     Step("plans", "e88", script("matrix_state.py", "--plans"), 180, 600, plans),
@@ -130,7 +149,9 @@ STEPS = (
     Step("dense", "dense", script("dense.py"), 240, 900, rows_counted),
     Step("parity", "baselines", script("baseline_parity.py"), 120, 600, rows_counted),
     Step("generation", "generation", GENERATION, 180, 900, rows_counted),
-    Step("training", "training", script("training_step.py", "--sizes", "100M", "--batches", "32"), 600, 2400, rows_counted),
+    Step("targets", "training", script("training_step.py", "--targets", "--profile"), 600, 1800, targets),
+    Step("decoding", "generation", DECODING, 180, 600, rates),
+    Step("training", "training", script("training_step.py", "--sizes", "100M", "--batches", "32"), 900, 2400, rows_counted),
 )  # fmt: skip
 
 

@@ -1,17 +1,19 @@
 """Time a whole training step of every installed variant on one GPU, beside the language models of the baselines' own libraries.
 
     python benchmarks/training_step.py [--out benchmarks/results/training_step_h200.json] [--sizes 100M] [--only mamba2,gdn]
+    python benchmarks/training_step.py --targets [--profile]     the shapes that have a target, with their peers, in one run
 
-Ours: `Trainer.train_step`, nothing left out: batch from the file, forward and backward under bfloat16 autocast with float32
-weights, norm of the gradient, clipping, fused AdamW, one synchronisation. Settings: eager; graph, the backbone's forward and
-backward captured in CUDA graphs; compiled, the backbone under torch.compile.
+Ours: a run of `elman train`, with everything that it does in a step: batches read ahead, forward and backward under bfloat16
+autocast with float32 weights, norm of the gradient, clipping, fused AdamW, metrics written and hooks called. The settings are
+those of `train.launch`: eager, graph, compile, compile+graph. tok/s is the median over the run's own metrics.jsonl.
 
 Peers, with weights, gradients and optimizer state in bfloat16 (less work and less memory than ours): mamba_ssm's
-MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA. The same batch, clipping and fused
-AdamW, and the loss read after every step as ours is.
+MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA. Eager and compiled; the same batch,
+clipping and fused AdamW, and the loss read after every step.
 
-tok/s: from the median time of a step, after warm-up. Peak: the most that torch had allocated during those steps, in GiB. What
-cannot run has its reason in the table. The file is written after every row; --add keeps the rows that it already has.
+Peak: the most that torch had allocated, in GiB, graphs included. What cannot run has its reason in the table. The file is
+written after every row; --add keeps the rows that it already has. --profile writes, beside --out, a table of kernels by
+time for every row of ours, and how much of a step the GPU stood still.
 """
 
 from __future__ import annotations
@@ -47,15 +49,23 @@ SIZES: dict[str, dict[str, str]] = {
         "e1": "e1@1024x19", "e42": "e42@1280x20", "e88": "e88:h32n32@1536x16", "gru": "gru@768x21", "lstm": "lstm@640x24",
         "transformer": "transformer:narrow_x20@640x20", "mamba2": "mamba2:x20@896x20", "gdn": "gdn@768x20",
     },
+    "43M": {"e42": "e42@1536x6", "mamba2": "mamba2@640x16", "gdn": "gdn@640x13"},
+    "49M": {"e1": "e1@1280x6", "mamba2": "mamba2@640x19", "gdn": "gdn@640x15"},
+    "64M": {"e88": "e88:h32n16@1536x20", "mamba2": "mamba2@768x17", "gdn": "gdn@768x14"},
     "tiny": {"transformer": "transformer@64x1", "mamba2": "mamba2@32x1", "gdn": "gdn@128x1"},
 }  # fmt: skip
 TINY = "64x1"
 PEERS = {
     "50M": {"mamba_ssm": (640, 19), "fla": (640, 15), "llama": (640, 10)},
     "100M": {"mamba_ssm": (896, 20), "fla": (768, 20), "llama": (640, 20)},
+    "43M": {"mamba_ssm": (640, 16), "fla": (640, 13)},
+    "49M": {"mamba_ssm": (640, 19), "fla": (640, 15)},
+    "64M": {"mamba_ssm": (768, 17), "fla": (768, 14)},
     "tiny": {"llama": (64, 1)},
 }
-SETTINGS = ("eager", "graph", "compiled")
+TARGETS = {"e1@1280x6": 750_000, "e42@1536x6": 700_000, "e88:h32n16@1536x20": 600_000}
+"""tok/s on one H200 at B = 32, T = 512."""
+SETTINGS = ("eager", "graph", "compile", "compile+graph")
 CLIP, LR = 1.0, 1e-4
 
 Step = Callable[[], Any]
@@ -78,7 +88,7 @@ def shape(variant: str, size: str) -> str:
 
 
 @contextmanager
-def trainer(name: str, batch: int, length: int, device: str, text: Path) -> Iterator[Any]:
+def trainer(name: str, setting: str, batch: int, length: int, device: str, text: Path) -> Iterator[Any]:
     """The trainer of a run of this shape, in a folder that is gone afterwards."""
     from elman_core.registry import parse_size
     from elman_core.training.settings import from_dict
@@ -90,7 +100,7 @@ def trainer(name: str, batch: int, length: int, device: str, text: Path) -> Iter
         "data": {"path": str(text)},
         "train": {
             "batch_size": batch, "chunk_size": length, "steps": 1_000_000, "device": device, "lr": LR, "clip": CLIP,
-            "schedule": "constant", "warmup": 0,
+            "schedule": "constant", "warmup": 0, "launch": setting, "save_every": 0, "eval_every": 0,
         },
     })  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -98,38 +108,9 @@ def trainer(name: str, batch: int, length: int, device: str, text: Path) -> Iter
         try:
             yield made
         finally:
+            if made.reader is not None:
+                made.reader.close()
             made.folder.close()
-
-
-class Backbone(nn.Module):
-    """A backbone as tokens (B, T) to hidden states, which is what a CUDA graph can capture."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        return self.inner(input_ids=tokens_BT, use_cache=False).last_hidden_state
-
-
-def prepare(made: Any, setting: str, batch: int, length: int) -> None:
-    """Put the trainer's backbone into a setting.
-
-    Raises:
-        RuntimeError: a graph without a GPU.
-    """
-    backbone = made.model.model
-    if setting == "compiled":
-        backbone.compile(dynamic=False)
-    elif setting == "graph":
-        if made.device.type != "cuda":
-            raise RuntimeError("CUDA graphs need a GPU")
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
-        tokens_BT = torch.zeros(batch, length, dtype=torch.long, device=made.device)
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # cached casts would not be part of the graph
-            captured = torch.cuda.make_graphed_callables(Backbone(backbone), (tokens_BT,))
-        backbone.forward = lambda input_ids, **_: BaseModelOutputWithPast(last_hidden_state=captured(input_ids))
 
 
 # peers ---------------------------------------------------------------------------------------------------------------
@@ -240,36 +221,59 @@ def measure(step: Step, tokens: int, warm: int, steps: int) -> dict[str, Any]:
         if cuda:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
-    times.sort()
-    tenth = len(times) // 10
+    return figures([1e3 * seconds for seconds in times], tokens)
+
+
+def figures(ms: list[float], tokens: int) -> dict[str, Any]:
+    """Medians and tenths of the milliseconds of each step, and the peak of memory."""
+    ms = sorted(ms)
+    tenth = len(ms) // 10
     return {
-        "tok_s": round(tokens / statistics.median(times)),
-        "ms": round(1e3 * statistics.median(times), 3),
-        "ms_p10": round(1e3 * times[tenth], 3),
-        "ms_p90": round(1e3 * times[-1 - tenth], 3),
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
+        "tok_s": round(1e3 * tokens / statistics.median(ms)),
+        "ms": round(statistics.median(ms), 3),
+        "ms_p10": round(ms[tenth], 3),
+        "ms_p90": round(ms[-1 - tenth], 3),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if torch.cuda.is_available() else None,
     }
 
 
 def run_ours(name: str, setting: str, batch: int, given: argparse.Namespace, text: Path) -> dict[str, Any]:
-    with trainer(name, batch, given.length, given.device, text) as made:
-        facts = {
+    from elman_core.training.profile import profile_steps
+    from elman_core.training.run import METRICS
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with trainer(name, setting, batch, given.length, given.device, text) as made:
+        while not made.compute.ready:
+            made.advance(1)
+        made.advance(given.warm)
+        before = made.step
+        made.advance(given.steps)
+        lines = [json.loads(line) for line in (made.path / METRICS).read_text().splitlines()]
+        ms = [1e3 * made.settings.tokens_per_step / line["tok_s"] for line in lines if line["step"] > before]
+        found = {
             "model": name,
             "parameters": sum(p.numel() for p in made.model.parameters()),
             "backend": made.model.model.layers[0].mixer.backend(),
             "weights": "float32, bfloat16 autocast" if made.settings.train.precision == "bf16" else "float32",
+            "ran": made._how()["mode"],
+            "warm_up_s": round(made.warm_up, 1),
+            **figures(ms, batch * given.length),
+            "target": TARGETS.get(name) if (batch, given.length) == (32, 512) else None,
         }
-        prepare(made, setting, batch, given.length)
-        return facts | measure(made.train_step, batch * given.length, given.warm, given.steps)
+        if given.profile:
+            found["profile"] = f"{given.out.stem}_{name.replace(':', '_').replace('@', '_')}_{setting}"
+            taken = profile_steps(lambda: made.advance(5), 5, made.device)
+            taken.write(given.out.parent / found["profile"])
+            found["idle"] = round(taken.idle, 4)
+        return found
 
 
 def run_peer(name: str, size: str, setting: str, batch: int, given: argparse.Namespace) -> dict[str, Any]:
-    if setting == "graph":
-        raise RuntimeError("peers are measured eager and compiled")
     width, depth = PEERS[size][name]
     torch.manual_seed(0)
     model = MAKERS[name](width, depth).to(given.device, torch.bfloat16).train()
-    if setting == "compiled":
+    if setting == "compile":
         model.compile(dynamic=False)
     facts = {
         "model": f"{name} {width}x{depth}",
@@ -323,17 +327,21 @@ def facts_of_machine(given: argparse.Namespace) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: the best setting of each model, size and batch, and then what the others gave."""
-    lines = ["| model | parameters | B | best setting | tok/s | step, ms | peak, GiB | others |", "|" + "---|" * 8]
+    lines = [
+        "| model | parameters | B | best setting | tok/s | target | step, ms | peak, GiB | others |",
+        "|" + "---|" * 9,
+    ]
     for _, group in itertools.groupby(rows, key=lambda r: (r["size"], r["name"], r["kind"], r["B"])):
         some = list(group)
         best = max(some, key=lambda r: r.get("tok_s", -1))
         others = ", ".join(f"{r['setting']} {r.get('tok_s', 'no')}" for r in some if r is not best)
         if "reason" in best:
-            lines.append(f"| {best['name']} {best['size']} | | {best['B']} | none: {best['reason']} | | | | |")
+            lines.append(f"| {best['name']} {best['size']} | | {best['B']} | none: {best['reason']} | | | | | |")
             continue
+        target = f"{best['target']:,}" if best.get("target") else ""
         lines.append(
             f"| {best['model']}{' (peer)' if best['kind'] == 'peer' else ''} | {best['parameters']:,} | {best['B']} | "
-            f"{best['setting']} | {best['tok_s']:,} | {best['ms']} | {best['peak_gib']} | {others} |"
+            f"{best['setting']} | {best['tok_s']:,} | {target} | {best['ms']} | {best['peak_gib']} | {others} |"
         )
     return "\n".join(lines)
 
@@ -343,9 +351,10 @@ def jobs(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     variants = [n for n, entry in list_variants().items() if not entry.needs]
     for size, batch in itertools.product(given.sizes, given.batches):
-        names = [("ours", v) for v in variants] + [("peer", p) for p in PEERS[size]]
+        known = size in ("50M", "100M", "tiny")  # elsewhere, only the shapes that are named
+        names = [("ours", v) for v in variants if known or v in SIZES[size]] + [("peer", p) for p in PEERS[size]]
         for (kind, name), setting in itertools.product(names, given.settings):
-            if (not given.only or name in given.only) and not (kind == "peer" and setting == "graph"):
+            if (not given.only or name in given.only) and not (kind == "peer" and setting.endswith("graph")):
                 yield {"kind": kind, "name": name, "size": size, "B": batch, "setting": setting}
 
 
@@ -364,8 +373,15 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument(
+        "--targets", action="store_true", help="the shapes that have a target, B = 32, with their peers"
+    )
+    parser.add_argument("--profile", action="store_true", help="write a table of kernels for every row of ours")
     parser.add_argument("--commit", default=said("git", "rev-parse", "--short=12", "HEAD"))
-    return parser.parse_args(given)
+    found = parser.parse_args(given)
+    if found.targets:
+        found.sizes, found.batches = ["49M", "43M", "64M"], [32]
+    return found
 
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:

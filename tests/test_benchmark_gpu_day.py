@@ -116,3 +116,16 @@ def test_equality_of_steps_wants_every_bit_of_a_graph_and_float32_of_a_compiler(
     assert not steps.compare([2.0], [2.001], "compile", "fp32")["passed"]
     assert steps.compare([2.0], [2.01], "compile", "bf16")["limit"] is None
     assert not steps.compare([2.0], [float("nan")], "compile", "fp32")["passed"]
+
+
+def test_targets_and_rates_are_summed_up(day: ModuleType) -> None:
+    row = {"model": "e42@8x1", "target": 700_000}
+    rows = [
+        {**row, "setting": "eager", "tok_s": 5},
+        {**row, "setting": "graph", "tok_s": 7_000},
+        {"model": "gdn@8x1", "reason": "no"},
+    ]
+    assert day.targets({"rows": rows}, "") == "e42@8x1 graph 7,000 tok/s (to reach 700,000)"
+    decoded = [{"samples": 1, "how": "graph", "bytes_s": 5_100}, {"samples": 1, "how": "generate", "reason": "no"}]
+    assert day.rates({"rows": decoded}, "") == "bytes/s 1 graph: 5,100, 1 generate: no"
+    assert day.targets(None, "it failed") == day.rates(None, "it failed") == "it failed"

@@ -146,7 +146,9 @@ module["compare"]("cpu")
 """
 
 
-@pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
+@pytest.mark.skipif(
+    not has_triton(), reason="needs Triton: pip install triton (not pinned: torch for a GPU brings its own)"
+)
 def test_the_kernels_under_the_interpreter():
     """In a process of its own: Triton decides at its import whether it interprets."""
     done = subprocess.run(

@@ -258,3 +258,29 @@ def test_what_cannot_be_had_is_refused_before_anything_is_written(sets, said, te
     with pytest.raises(ConfigError, match=said):
         eager(text, tmp_path / "run", *sets)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_compiled_backbone_trains_as_the_eager_one(text, tmp_path, monkeypatch):
+    """Traced forward and backward, as for a GPU; only that no machine code is made, which takes a minute."""
+    from elman_core.model import LadderModel
+
+    traced = []
+
+    def backend(graph, inputs):
+        traced.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    monkeypatch.setattr(
+        LadderModel, "compile", lambda self, **how: torch.nn.Module.compile(self, backend=backend, **how)
+    )
+    sets = ("train.eval_every=4", "train.accumulate=2", "train.precision=bf16")
+    eager(text, tmp_path / "eager", *sets).fit()
+    trainer = eager(text, tmp_path / "compiled", *sets, "train.launch=compile")
+    try:
+        trainer.fit()
+    finally:
+        torch.compiler.reset()
+    assert len(traced) == 1, "one trace: neither another micro-batch nor an evaluation is compiled anew"
+    for step, loss in losses(tmp_path / "eager").items():
+        assert losses(tmp_path / "compiled")[step] == pytest.approx(loss, rel=1e-4)
+    assert trainer.manifest["step"]["mode"] == "compile"

@@ -7,6 +7,7 @@ import signal
 import statistics
 import time
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,12 @@ class Trainer:
         if saves:
             self._save()
 
+    def advance(self, steps: int) -> None:
+        """So many steps more, run, recorded and shown as `fit` does it, and waited for. For benchmarks and tests."""
+        for _ in range(steps):
+            self._one_step()
+        self._settle()
+
     # one step
 
     def train_step(self) -> dict[str, float]:
@@ -287,6 +294,10 @@ class Trainer:
             "bytes_seen": self.progress.bytes_seen,
         }
 
+    def _uncompiled(self) -> AbstractContextManager[Any]:
+        """For other shapes than a step's, which would be compiled anew, and where every module is to be watched."""
+        return torch.compiler.set_stance("force_eager") if self.mode.compiles else nullcontext()
+
     def _how(self) -> dict[str, str]:
         """How steps are run, as it turned out."""
         refused = getattr(self.compute, "refused", "")
@@ -324,7 +335,7 @@ class Trainer:
             raise ConfigError("nothing is held out: evaluation needs data.heldout above 0")
         offsets, length = self.heldout
         train = self.settings.train
-        with self.optimizer.evaluation_weights(), compute_in(train.precision, self.device):
+        with self._uncompiled(), self.optimizer.evaluation_weights(), compute_in(train.precision, self.device):
             found = evaluate.on_windows(self.model, self.file, offsets, length, train.batch_size // train.accumulate)
         return {"step": self.step, **found}
 
@@ -358,7 +369,8 @@ class Trainer:
         return Result(status, self.step, signum, self.saved[1])
 
     def _diverged(self, failed: Launched, values: StepValues) -> DivergedError:
-        found = self.compute.where_it_failed(failed.windows, again=bool(self.launched))
+        with self._uncompiled():
+            found = self.compute.where_it_failed(failed.windows, again=bool(self.launched))
         self.launched.clear()  # they updated nothing
         loss, grad_norm = values.loss, values.grad_norm
         where = f"{found['kind']} {found['name']}" if found else "a loss term"

@@ -80,6 +80,7 @@ def make_step(step: TrainStep, mode: Mode) -> TrainStep | CapturedStep:
     """The step as `mode` runs it."""
     if mode.compiles:
         step.model.model.compile(dynamic=False)
+        step.compiled = True
     if not mode.captures:
         return step
     return CapturedStep(step, CudaRecorder(step.device), required=mode.asked != "auto")

@@ -137,6 +137,7 @@ class TrainStep:
 
     Attributes:
         failed: a scalar on the device, 1.0 from the first step on whose values were not finite.
+        compiled: whether the model's backbone is compiled.
     """
 
     def __init__(
@@ -155,17 +156,20 @@ class TrainStep:
         self.processes = processes or OneProcess()
         self.device = next(model.parameters()).device
         self.failed = torch.zeros((), device=self.device)
-        self.calls = 0
+        self.calls, self.compiled = 0, False
 
     @property
     def ready(self) -> bool:
-        """Whether the next call runs at the final speed: the first builds, compiles and warms up."""
-        return self.calls > 0
+        """Whether the next call runs at the final speed: the first builds and warms up, the second compiles."""
+        return self.calls > self.compiled
 
     def __call__(self, windows: Windows, lr: float) -> Done:
         """Compute the step and, if everything is finite, update the model."""
         self.optimizer.set_lr(lr)
-        values, names, carry = self.gradients(windows)
+        # What a model finds in its first step, such as the vectors of its spectral norms, would be compiled anew after it.
+        first = self.compiled and not self.calls
+        with torch.compiler.set_stance("force_eager") if first else nullcontext():
+            values, names, carry = self.gradients(windows)
         self.update()
         self.calls += 1
         return Done.sent(values, names, carry)
