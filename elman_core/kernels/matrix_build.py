@@ -72,7 +72,7 @@ def extension(name: str, header: Path, cell: str, target: Target, size: Size) ->
     import elman_csrc
 
     short = str(size.dtype).removeprefix("torch.")
-    tuned = () if target == "host" else matrix_plan.PLANS[size.plan].defines()
+    tuned = () if target == "host" else matrix_plan.PLANS[size.plan].defines(size.rows)
     words = [name, "matrix", target, short, f"{size.rows}x{size.columns}"]
     words.append(f"{int(size.linear)}{int(size.write)}{size.maps}")
     return Extension(

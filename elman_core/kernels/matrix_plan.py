@@ -8,11 +8,12 @@ was verified and measured.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elman_core.registry.errors import ConfigError
 
 DEFAULT = "default"
+_MOST_PAIRED = 16  # N up to which a backward has two lines a lane
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,24 @@ class Tuning:
     forward: Layout = Layout()
     backward: Layout = Layout()
 
-    def defines(self) -> tuple[tuple[str, str], ...]:
-        """Macros for the compiler; none for the default."""
-        made = (("ELMAN_FORWARD", self.forward), ("ELMAN_BACKWARD", self.backward))
+    def defines(self, rows: int) -> tuple[tuple[str, str], ...]:
+        """Macros for the compiler at N = `rows`; none for the default.
+
+        The registers of a backward hold the states of a segment of one line a lane beyond N = 16, not of two.
+        """
+        backward = self.backward if rows <= _MOST_PAIRED else replace(self.backward, lines=1)
+        made = (("ELMAN_FORWARD", self.forward), ("ELMAN_BACKWARD", backward))
         return tuple((name, layout.digits()) for name, layout in made if layout != Layout())
 
 
+# What each is for: docs/decisions/0018.
 PLANS = {
     DEFAULT: Tuning(),
     "paired": Tuning(Layout(2, 4, 0, 1), Layout(2, 4, 0, 1)),
+    "half_paired": Tuning(Layout(2, 4, 0, 2), Layout(2, 4, 0, 2)),
     "turned": Tuning(Layout(1, 4), Layout(1, 4, 0, 1)),
-    "resident": Tuning(Layout(1, 4, 6), Layout(1, 4, 3, 1)),
+    "half": Tuning(Layout(1, 4, 6, 2), Layout(1, 4, 0, 2)),
+    "resident": Tuning(Layout(1, 4, 6), Layout(1, 4, 3, 3)),
 }
 
 

@@ -30,6 +30,12 @@ struct Dim3 {
 struct uint4 {
   unsigned x, y, z, w;
 };
+struct float2 {
+  float x, y;
+};
+struct uint2 {
+  unsigned x, y;
+};
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 using std::max;
 using std::min;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda_bf16.h"
+#include "cuda_fp16.h"
 #include "cuda_runtime.h"
 
 namespace elman::matrix {
@@ -9,7 +10,17 @@ namespace elman::matrix {
 inline void team_barrier(int number, int threads) { emulated::wait(emulated::block->named[number], threads); }
 
 inline float tf32(unsigned x) { return __uint_as_float(x & 0xffffe000u); }
-inline float half_of(unsigned x, int upper) { return __uint_as_float(upper ? x & 0xffff0000u : x << 16); }  // of two bfloat16
+struct Bfloat {  // the lower or upper one of two
+  static float of(unsigned x, int upper) { return __uint_as_float(upper ? x & 0xffff0000u : x << 16); }
+};
+struct Half {
+  static float of(unsigned x, int upper) {
+    const unsigned short bits = upper ? x >> 16 : x;
+    __half y;
+    std::memcpy(&y, &bits, 2);
+    return __half2float(y);
+  }
+};
 
 // C += A B from the fragments of all lanes: `a(words, row, k)` and `b(words, k, column)` find an element.
 template <int K, int words, class A, class B>
@@ -29,18 +40,25 @@ inline void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, floa
       c, mine, [](const emulated::Words* w, int r, int k) { return tf32(w[r % 8 * 4 + k % 4][r / 8 + k / 4 * 2]); },
       [](const emulated::Words* w, int k, int n) { return tf32(w[n * 4 + k % 4][4 + k / 4]); });
 }
-inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+template <class Element>
+inline void mma_k16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
   multiply<16>(
-      c, mine, [](const emulated::Words* w, int r, int k) { return half_of(w[r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k % 2); },
-      [](const emulated::Words* w, int k, int n) { return half_of(w[n * 4 + k % 8 / 2][4 + k / 8], k % 2); });
+      c, mine,
+      [](const emulated::Words* w, int r, int k) { return Element::of(w[r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k % 2); },
+      [](const emulated::Words* w, int k, int n) { return Element::of(w[n * 4 + k % 8 / 2][4 + k / 8], k % 2); });
 }
-inline void mma_bf16_k8(float (&c)[4], unsigned a0, unsigned a1, unsigned b) {
+template <class Element>
+inline void mma_k8(float (&c)[4], unsigned a0, unsigned a1, unsigned b) {
   const unsigned mine[3] = {a0, a1, b};
   multiply<8>(
-      c, mine, [](const emulated::Words* w, int r, int k) { return half_of(w[r % 8 * 4 + k / 2][r / 8], k % 2); },
-      [](const emulated::Words* w, int k, int n) { return half_of(w[n * 4 + k / 2][2], k % 2); });
+      c, mine, [](const emulated::Words* w, int r, int k) { return Element::of(w[r % 8 * 4 + k / 2][r / 8], k % 2); },
+      [](const emulated::Words* w, int k, int n) { return Element::of(w[n * 4 + k / 2][2], k % 2); });
 }
+inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { mma_k16<Bfloat>(c, a, b0, b1); }
+inline void mma_half(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { mma_k16<Half>(c, a, b0, b1); }
+inline void mma_bf16_k8(float (&c)[4], unsigned a0, unsigned a1, unsigned b) { mma_k8<Bfloat>(c, a0, a1, b); }
+inline void mma_half_k8(float (&c)[4], unsigned a0, unsigned a1, unsigned b) { mma_k8<Half>(c, a0, a1, b); }
 inline unsigned transposed(unsigned x) {
   const emulated::Words* all = emulated::exchange(&x, 4);
   const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;

@@ -57,8 +57,14 @@ struct Staging {
   alignas(16) typename P::Store q[kInterval][P::N];
   alignas(16) typename P::Store line[P::NL][kInterval][P::CBP];
 };
+template <class P, bool half = P::half>
+struct HalfKeys {};
 template <class P>
-struct Ready {
+struct HalfKeys<P, true> {
+  alignas(16) __half half[kInterval + 1][2 * P::NP];  // k and q again
+};
+template <class P>
+struct Ready : HalfKeys<P> {
   alignas(16) float before[P::NP];  // zero: what stands for q before step 0
   alignas(16) float kq[kInterval + P::merged][2 * P::NP];  // merged: the k that would follow is read, and not used
   alignas(16) float line[P::NL][kInterval][P::CB];

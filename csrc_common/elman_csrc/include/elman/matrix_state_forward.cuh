@@ -49,14 +49,15 @@ __global__ void __launch_bounds__(P::threads, P::blocks) forward_kernel(const __
     const float* lines = &sm.x.line[0][0][at.column(0)];
     float kc[R], q[R] = {};
     Products<P> sum, read = {};
+    HalfB<P> qb = {};
     load_rows<P>(kc, sm.x.kq[0], at.rg);
-    retrieve<P>(sum, S, kc, at.cg & 1);
+    retrieve_state<P>(sum, S, kc, sm.x, 0, at.rg, at.cg & 1);
     // merged: even columns of a product are for k of the next step, odd ones for q of this one
     const float* both = sm.x.kq[0] + (at.cg & 1 ? P::NP : 2 * P::NP);
     auto readout = [&](int s) {
       if constexpr (P::tensor) {
         float o[P::M];
-        line_sums<P>(o, P::merged ? sum : read, P::merged ? 1 : 0);
+        state_sums<P>(o, P::merged ? sum : read, P::merged ? 1 : 0);
         if (at.rg == 0)
 #pragma unroll
           for (int m = 0; m < P::M; m++) out[s * pitch + m * 8] = o[m];
@@ -69,18 +70,28 @@ __global__ void __launch_bounds__(P::threads, P::blocks) forward_kernel(const __
       float kn[R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M];
       if constexpr (P::merged) {
         load_rows<P>(kc, sm.x.kq[s], at.rg);
-        load_rows<P>(kn, both + s * 2 * P::NP, at.rg);
+        HalfB<P> b;
+        if constexpr (P::half) load_half_b<P>(b, sm.x.half[0] + (both - sm.x.kq[0]) + s * 2 * P::NP, at.rg, 0);
+        else load_rows<P>(kn, both + s * 2 * P::NP, at.rg);
         step_inputs<P>(in, c, lines, sm.x, s);
         advance<P, MayHold>(S, sum, kc, in, c, MayHold && sm.x.hold[s] != 0.f, r, write);
         if (s > 0) readout(s - 1);
-        line_products<P>(sum, S, kn);
+        if constexpr (P::half) half_products<P>(sum.c[0], S, b);
+        else line_products<P>(sum, S, kn);
         return;
       }
       load_rows<P>(kn, sm.x.kq[s + 1 < kInterval ? s + 1 : s], at.rg);
       step_inputs<P>(in, c, lines, sm.x, s);
       advance<P, MayHold>(S, sum, kc, in, c, MayHold && sm.x.hold[s] != 0.f, r, write);
-      retrieve<P>(sum, S, kn, at.cg & 1);
+      retrieve_state<P>(sum, S, kn, sm.x, s + 1 < kInterval ? s + 1 : s, at.rg, at.cg & 1);
       if (s > 0) readout(s - 1);  // one step late: nothing waits for it
+      if constexpr (P::half) {
+        if (at.cg < 2) load_half_b<P>(qb, sm.x.half[s] + P::NP, at.rg, at.cg & 1);
+        half_products<P>(read.c[0], S, qb);
+#pragma unroll
+        for (int i = 0; i < R; i++) kc[i] = kn[i];
+        return;
+      }
       if (!P::tensor || at.cg < (P::M == 1 ? 2 : 1))
         load_b<P>(q, sm.x.kq[s] + P::NP, at.rg, at.cg & 1);  // tensor: the first columns of B are enough
       line_products<P>(read, S, q);

@@ -109,7 +109,13 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
       for (int e = 0; e < E; e++) f[e] *= rho;
       if (sub == 0) x.rho[w][s] = rho;
     }
-    if (P::tensor && (P::Opt::silu || P::Opt::l2)) {  // rounded to tf32, so that sums and updates see the same k
+    if constexpr (P::half) {  // rounded, so that sums and updates see the same k
+#pragma unroll
+      for (int e = 0; e < E; e++) {
+        const __half rounded = __float2half(f[e]);
+        x.half[s][w * P::NP + sub * E + e] = rounded, f[e] = __half2float(rounded);
+      }
+    } else if (P::tensor && (P::Opt::silu || P::Opt::l2)) {  // rounded to tf32, so that sums and updates see the same k
 #pragma unroll
       for (int e = 0; e < E; e++) f[e] = f[e] == f[e] ? __uint_as_float((__float_as_uint(f[e]) + 0x1000u) & 0xffffe000u) : f[e];
     }

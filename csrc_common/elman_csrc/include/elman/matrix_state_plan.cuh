@@ -13,13 +13,16 @@ namespace elman::matrix {
 //   lines   of a lane: 1, or 2 (g and g + 8): half as many warps, each with twice the work and one product for two
 //   vector  elements of k and q that a lane reads at once: 2 or 4
 //   blocks  that a multiprocessor must hold, so many registers a thread may have; 0: as `resident` says
-//   form    of the forward, with 2 lines: 1: readout of a step and retrieval of the next are one product with two columns;
-//           of the backward: 1: sums over lines by transposing 16-bit fragments (matrix_state_walk_turned.cuh), 0: by products
-//           with a selection matrix (matrix_state_walk_tensor.cuh)
+//   form    of the forward, with 2 lines: from 1 on readout of a step and retrieval of the next are one product with two columns;
+//           of the backward: from 1 on sums over lines by transposing 16-bit fragments (matrix_state_walk_turned.cuh), 0: by products
+//           with a selection matrix (matrix_state_walk_tensor.cuh);
+//           of both: 2: sums over a line take the state as float16 (matrix_state_half.cuh), needs `vector` 4;
+//           of the backward: 3: as 1, with the states of a segment kept as float16
 template <int lines_, int vector_, int blocks_, int form_>
 struct Tuned {
   static constexpr int lines = lines_, vector = vector_, blocks = blocks_, form = form_;
-  static_assert((lines == 1 || lines == 2) && (vector == 2 || vector == 4) && blocks >= 0 && (form == 0 || form == 1));
+  static_assert((lines == 1 || lines == 2) && (vector == 2 || vector == 4) && blocks >= 0 && form >= 0 && form <= 3 &&
+                (form != 2 || vector == 4));
 };
 using Untuned = Tuned<1, 2, 0, 0>;
 
@@ -39,8 +42,9 @@ struct Plan {
   static constexpr int L = tensor ? 4 : N <= 8 ? 4 : N <= 16 ? 2 : N <= 32 ? 4 : N <= 64 ? 8 : 16;
   static constexpr int M = tensor ? Tuned_::lines : 1;  // lines a lane
   static constexpr int blocks = Tuned_::blocks;
-  static constexpr bool merged = tensor && M == 2 && Tuned_::form == 1;  // sums over a line in one accumulator
-  static constexpr bool turned = tensor && Tuned_::form == 1;
+  static constexpr bool merged = tensor && M == 2 && Tuned_::form >= 1;  // sums over a line in one accumulator
+  static constexpr bool packed = tensor && Tuned_::form == 3 && Cell::squashes;  // of the backward
+  static constexpr bool turned = tensor && Tuned_::form >= 1;
   static constexpr int R = tensor ? (M == 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows a lane
   static constexpr int E = R * M, Q = E / 4;                   // elements a lane; tensor: in quads, each an A fragment
   static constexpr int VW = tensor       ? (R % 4 == 0 ? Tuned_::vector : 2)
@@ -48,6 +52,7 @@ struct Plan {
                             : R % 2 == 0 ? 2
                                          : 1,
                        RV = R / VW;  // rows come in groups of VW, groups interleaved
+  static constexpr bool half = tensor && Tuned_::form == 2 && R % 4 == 0 && Cell::squashes && Cell::retrieves;
   static constexpr int C = 32 / L * M;
   static constexpr int warps = (V + C - 1) / C;  // of a head
   static constexpr int most = mma ? 8 : 4;

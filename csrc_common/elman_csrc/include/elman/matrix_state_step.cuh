@@ -1,7 +1,7 @@
 // One step of the recurrence on a state in registers: sums over a line, update, and how states come and go.
 #pragma once
 
-#include "matrix_state_args.cuh"
+#include "matrix_state_half.cuh"
 
 namespace elman::matrix {
 
@@ -77,6 +77,17 @@ __device__ __forceinline__ void load_b(float (&b)[P::R], const float* row, int r
   }
 }
 
+// The sums of the state itself: as line_sums, or as float16 products left them.
+template <class P>
+__device__ __forceinline__ void state_sums(float (&r)[P::M], const Products<P>& x, int column = 0) {
+  if constexpr (P::half) {
+#pragma unroll
+    for (int m = 0; m < P::M; m++) r[m] = P::M == 2 ? x.c[0][2 * m + column] : x.c[0][0] + x.c[0][3];
+  } else {
+    line_sums<P>(r, x, column);
+  }
+}
+
 // One step of the recurrence, the same code for the forward and for the replay. `sum` holds the products of S and this step's k.
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
@@ -86,7 +97,7 @@ __device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum
                                         const float (&in)[P::M][P::NL], const float (&c)[P::NS], bool hold, float (&r)[P::M],
                                         float (&write)[P::M], Between between = {}) {
   MatrixLine<float> w[P::M];
-  if constexpr (P::Cell::retrieves) line_sums<P>(r, sum);
+  if constexpr (P::Cell::retrieves) state_sums<P>(r, sum);
 #pragma unroll
   for (int m = 0; m < P::M; m++) {
     if (!P::Cell::retrieves) r[m] = 0;
@@ -109,6 +120,19 @@ __device__ __forceinline__ void retrieve(Products<P>& sum, const float (&S)[P::E
     float b[P::R];
     as_b<P>(b, k, odd);
     line_products<P>(sum, S, b);
+  }
+}
+
+// Products of the state with k of step s, which is also in registers.
+template <class P>
+__device__ __forceinline__ void retrieve_state(Products<P>& sum, const float (&S)[P::E], const float (&k)[P::R], const Ready<P>& x,
+                                               int s, int t, bool odd) {
+  if constexpr (P::half) {
+    HalfB<P> b;
+    load_half_b<P>(b, x.half[s], t, odd);
+    half_products<P>(sum.c[0], S, b);
+  } else {
+    retrieve<P>(sum, S, k, odd);
   }
 }
 

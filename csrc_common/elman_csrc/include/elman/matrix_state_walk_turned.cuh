@@ -60,29 +60,57 @@ struct LineSums {
   }
 };
 
+// The states of a segment. As float16 they take half the registers, which is room for another block; the derivative of a tanh is then
+// known to 2^-11, which is what the hardware's tanh itself leaves of it.
+template <class P, bool packed = P::packed>
+struct History {
+  float x[kInterval + 1][P::E];
+  __device__ __forceinline__ void set(int s, const float (&S)[P::E]) {
+#pragma unroll
+    for (int e = 0; e < P::E; e++) x[s][e] = S[e];
+  }
+  __device__ __forceinline__ void get(float (&S)[P::E], int s) const {
+#pragma unroll
+    for (int e = 0; e < P::E; e++) S[e] = x[s][e];
+  }
+};
+template <class P>
+struct History<P, true> {
+  unsigned x[kInterval + 1][P::E / 2];
+  __device__ __forceinline__ void set(int s, const float (&S)[P::E]) {
+#pragma unroll
+    for (int e = 0; e < P::E; e += 2) x[s][e / 2] = pack_half(S[e], S[e + 1]);
+  }
+  __device__ __forceinline__ void get(float (&S)[P::E], int s) const {
+#pragma unroll
+    for (int e = 0; e < P::E; e += 2) unpack_half(S[e], S[e + 1], x[s][e / 2]);
+  }
+};
+
 template <class P, bool MayHold>
 __device__ __forceinline__ void walk_turned(BackwardShared<P>& sm, const Place<P>& at, const float (&S0)[P::E], float (&dS)[P::E]) {
   constexpr int R = P::R, M = P::M, E = P::E, CB = P::CB, NP = P::NP;
   using Sums = LineSums<P>;
   const int g = at.cg, t = at.rg, odd = g & 1;
   const float* lines = &sm.x.line[0][0][at.column(0)];
-  float hist[kInterval + 1][E], written[kInterval][M], retrieved[kInterval][M];
+  History<P> hist;
+  float S[E], Sp[E], written[kInterval][M], retrieved[kInterval][M];
 #pragma unroll
-  for (int e = 0; e < E; e++) hist[0][e] = S0[e];
+  for (int e = 0; e < E; e++) S[e] = S0[e];
+  hist.set(0, S);
   {
     float kc[R];
     Products<P> sum;
     load_rows<P>(kc, sm.x.kq[0], t);
-    retrieve<P>(sum, hist[0], kc, odd);
+    retrieve_state<P>(sum, S, kc, sm.x, 0, t, odd);
 #pragma unroll
     for (int s = 0; s < kInterval; s++) {
       float kn[R], in[M][P::NL], c[P::NS];
       load_rows<P>(kn, sm.x.kq[s + 1 < kInterval ? s + 1 : s], t);
       step_inputs<P>(in, c, lines, sm.x, s);
-#pragma unroll
-      for (int e = 0; e < E; e++) hist[s + 1][e] = hist[s][e];
-      advance<P, MayHold>(hist[s + 1], sum, kc, in, c, MayHold && sm.x.hold[s] != 0.f, retrieved[s], written[s]);
-      if (s + 1 < kInterval) retrieve<P>(sum, hist[s + 1], kn, odd);
+      advance<P, MayHold>(S, sum, kc, in, c, MayHold && sm.x.hold[s] != 0.f, retrieved[s], written[s]);
+      if (s + 1 < kInterval) retrieve_state<P>(sum, S, kn, sm.x, s + 1, t, odd);
+      hist.set(s + 1, S);
 #pragma unroll
       for (int i = 0; i < R; i++) kc[i] = kn[i];
     }
@@ -108,7 +136,7 @@ __device__ __forceinline__ void walk_turned(BackwardShared<P>& sm, const Place<P
     last.clear();
 #pragma unroll
     for (int m = 0; m < M; m++) zero[m] = none[m];
-    last.add(hist[kInterval], dy, zero);
+    last.add(S, dy, zero);
     give(last, kInterval, true, false);
   }
   load_rows<P>(kc, sm.x.kq[kInterval - 1], t);
@@ -117,6 +145,7 @@ __device__ __forceinline__ void walk_turned(BackwardShared<P>& sm, const Place<P
     const int before = s > 0 ? s - 1 : 0;
     float kn[R], q[R], in[M][P::NL], c[P::NS], Pm[E], base[E], dwrite[M], dkeep[M], dr[M], dscalar[P::NS], zero[M];
     Products<P> sum;
+    hist.get(Sp, s);
     load_rows<P>(kn, sm.x.kq[before], t);
     load_rows<P>(q, sm.x.kq[before] + NP, t);
     step_inputs<P>(in, c, lines, sm.x, s);
@@ -125,8 +154,7 @@ __device__ __forceinline__ void walk_turned(BackwardShared<P>& sm, const Place<P
     for (int m = 0; m < M; m++) dy[m] = s > 0 ? dys[before * CB + m * 8] : 0.f, zero[m] = 0.f;
 #pragma unroll
     for (int e = 0; e < E; e++) {
-      const float S = hist[s + 1][e];
-      Pm[e] = P::Cell::squashes ? dS[e] * fmaf(-S, S, 1.f) : dS[e];
+      Pm[e] = P::Cell::squashes ? dS[e] * fmaf(-S[e], S[e], 1.f) : dS[e];
       if (MayHold && hold) Pm[e] = 0.f;
     }
     retrieve<P, true>(sum, Pm, kc, odd);
@@ -141,7 +169,7 @@ __device__ __forceinline__ void walk_turned(BackwardShared<P>& sm, const Place<P
       const int m = P::line_of(e);
       const float rest = MayHold && hold ? dS[e] : w[m].keep * Pm[e];
       base[e] = fmaf(q[P::k_of(e)], dy[m], rest);
-      dkeep[m] = e < M ? Pm[e] * hist[s][e] : fmaf(Pm[e], hist[s][e], dkeep[m]);
+      dkeep[m] = e < M ? Pm[e] * Sp[e] : fmaf(Pm[e], Sp[e], dkeep[m]);
     }
     line_sums<P>(dwrite, sum);
 #pragma unroll
@@ -163,10 +191,12 @@ __device__ __forceinline__ void walk_turned(BackwardShared<P>& sm, const Place<P
     Sums x;
     x.clear();
     x.add(Pm, zero, written[s]);
-    x.add(hist[s], dy, dr);
+    x.add(Sp, dy, dr);
     give(x, s, s > 0, true);
 #pragma unroll
     for (int i = 0; i < P::NS; i++) sm.dscalar[i][s][at.tl] = hold ? 0.f : dscalar[i];
+#pragma unroll
+    for (int e = 0; e < E; e++) S[e] = Sp[e];
 #pragma unroll
     for (int i = 0; i < R; i++) kc[i] = kn[i];
   }
