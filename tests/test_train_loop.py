@@ -236,12 +236,6 @@ def test_a_folder_that_is_not_empty_is_not_overwritten(text, tmp_path):
         run(text, tmp_path / "other")
 
 
-def test_several_processes_are_refused(text, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="without torchrun"):
-        run(text, tmp_path / "run")
-
-
 def test_default_names_are_unique(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainers = [run(text, None) for _ in range(3)]

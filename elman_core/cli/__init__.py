@@ -74,7 +74,10 @@ def main(argv: list[str] | None = None) -> int:
         code = _exit_code(error)
         if code is None:
             raise
-        _say(str(error))
+        rank, said = os.environ.get("RANK", "0"), str(error)
+        everywhere, elsewhere = getattr(error, "everywhere", False), getattr(error, "said", False)
+        if not elsewhere and (rank == "0" or not everywhere):  # what all processes raise, the first of them says
+            _say(said if rank == "0" or said.startswith("rank ") else f"rank {rank}: {said}")
         return code
 
 

@@ -32,12 +32,21 @@ def train(
 
     Settings come from the recipe, then the flags, then --set.
     """
-    settings = read_settings(what, data, steps, tokens, minutes, sets)
-    check_data(settings)  # before torch is imported: a wrong path is said at once
+    from elman_core.training.launch import hush, several
 
+    def read() -> Settings:
+        settings = read_settings(what, data, steps, tokens, minutes, sets)
+        check_data(settings)
+        return settings
+
+    settings = None if several() else read()  # before torch is imported: a wrong path is said at once
+    hush()
+
+    from elman_core.training.distributed import session
     from elman_core.training.start import start
 
-    leave(start(settings, out).fit())
+    with session() as ranks:
+        leave(start(settings or ranks.together(read), out).fit())
 
 
 def resume(
@@ -45,19 +54,26 @@ def resume(
     steps: str | None = typer.Option(None, help="A new total of steps, or +N for N more."),
     minutes: str | None = typer.Option(None, help="A new total of minutes, or +N for N more."),
     data: str | None = typer.Option(None, help="Where the training text is now, if it was moved."),
+    sets: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="A setting of memory or output, such as train.accumulate=2."
+    ),
 ) -> None:
     """Go on with a run from its last good checkpoint: the same batches, and on one device the same losses bit for bit."""
+    from elman_core.training.launch import hush
+
+    hush()
+
+    from elman_core.training.distributed import session
     from elman_core.training.run import read_manifest
-
-    manifest = read_manifest(run)
-
     from elman_core.training.start import resume as go_on
 
-    trainer = go_on(run, steps, minutes, data)
-    if trainer is None:
-        print(f"{run} is finished: {manifest.get('steps_done', 0)} steps. To go on: elman resume {run} --steps +1000")
-        return
-    leave(trainer.fit())
+    with session() as ranks:
+        trainer = go_on(run, steps, minutes, data, sets=sets)
+        if trainer is not None:
+            leave(trainer.fit())
+        elif ranks.main:
+            done = read_manifest(run).get("steps_done", 0)
+            print(f"{run} is finished: {done} steps. To go on: elman resume {run} --steps +1000")
 
 
 def read_settings(

@@ -112,6 +112,10 @@ class TrainingWindows:
             else StreamSampler(parts.training_runs, length, rows)
         )
 
+    def offsets(self, step: int) -> NDArray[np.int64]:
+        """Where the windows of global batch `step` start, all rows."""
+        return self.sampler.place(step, np.arange(self.rows))[0]
+
     def batch(self, step: int, rows: Sequence[int] | NDArray[np.int64] | None = None) -> Batch:
         """Global batch `step` (from 0), or only these `rows` of it."""
         wanted = np.arange(self.rows) if rows is None else np.asarray(rows)

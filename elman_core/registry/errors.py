@@ -11,9 +11,16 @@ from collections.abc import Iterable
 
 
 class ElmanError(Exception):
-    """Base of all errors of this package. `exit_code` is what the command line leaves with."""
+    """Base of all errors of this package. `exit_code` is what the command line leaves with.
+
+    Attributes:
+        everywhere: every process of a training on several raises it, so that the first alone need say it.
+        said: another process says it.
+    """
 
     exit_code = 1
+    everywhere = False
+    said = False
 
 
 class ConfigError(ElmanError, ValueError):

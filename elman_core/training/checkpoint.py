@@ -4,11 +4,12 @@
     state/trainer.json                            step, bytes seen, training time, the optimizer's numbers
     state/optimizer.safetensors                   moments by parameter name (schedule-free: also the base weights z)
     state/last.safetensors                        schedule-free: the training weights y
-    state/rng.safetensors                         states of the random generators
-    state/carry.safetensors                       tbptt: the model's state at the end of the step
+    state/rng.safetensors                         states of the random generators; of further ranks as `rank3/cpu`
+    state/carry.safetensors                       tbptt: the model's state at the end of the step, all rows
     checksums.json                                size and SHA-256 of every file
 
-Safetensors and JSON only: nothing that runs when it is read.
+Safetensors and JSON only: nothing that runs when it is read. It does not show how many processes trained, nor whether they
+shared the weights: the first of them writes it, from what all of them hold.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from torch import Tensor, nn
 from elman_core.model import no_progress_bars
 from elman_core.registry import CheckpointError
 
+from .distributed import Ranks
 from .optim import Optimizer
+from .sharding import gather_rows, is_sharded, like, whole
 from .storage import check_folder, remove_folder, remove_leftovers, storage_errors, write_folder
 
 log = logging.getLogger("elman_core")
@@ -48,7 +51,7 @@ class Progress:
     """Time spent in steps, without the first of each process, evaluations and checkpoints."""
 
     carry: list[dict[str, Tensor] | None] | None = field(default=None, repr=False)
-    """tbptt: the state of every residual branch, all rows of the batch."""
+    """tbptt: the state of every residual branch, all rows of the batch that are this rank's."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -98,28 +101,45 @@ def set_aside(folder: Path, after: Path | None) -> None:
                 path.rename(aside)
 
 
-def save_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, keep: int = 0) -> Path:
+def save_checkpoint(
+    folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, keep: int = 0, ranks: Ranks | None = None
+) -> Path:
     """Write `folder/step-…`, then delete all but the last `keep` (0: none are deleted). Returns its path.
+
+    Args:
+        ranks: those that train together; every one calls this, and the first writes.
 
     Raises:
         StorageError: no space, or the disk failed; the checkpoints that were there still are.
     """
-    remove_leftovers(folder)
-    path = folder / checkpoint_name(progress.step)
-    write_folder(path, lambda partial: _fill(partial, model, optimizer, progress), needed=_size(model, optimizer))
-    if keep:
-        with storage_errors(f"cannot delete old checkpoints in {folder}"):
-            for old in list_checkpoints(folder)[:-keep]:
-                remove_folder(old)
-    return path
+    ranks = ranks or Ranks()
+    parts = _collect(model, optimizer, progress, ranks)
+
+    def write() -> Path:
+        remove_leftovers(folder)
+        path = folder / checkpoint_name(progress.step)
+        write_folder(
+            path, lambda partial: _fill(partial, model, optimizer, progress, parts), needed=_size(model, optimizer)
+        )
+        if keep:
+            with storage_errors(f"cannot delete old checkpoints in {folder}"):
+                for old in list_checkpoints(folder)[:-keep]:
+                    remove_folder(old)
+        return path
+
+    return ranks.first(write)
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progress:
+def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer, ranks: Ranks | None = None) -> Progress:
     """Put a verified checkpoint into a model and optimizer of the same shape, bit for bit, and the random generators too.
+
+    Args:
+        ranks: those that train together, which need not be as many as wrote it; every one calls this and takes its part.
 
     Raises:
         CheckpointError: not a checkpoint of this model.
     """
+    ranks = ranks or Ranks()
     try:
         trainer = json.loads((path / "state/trainer.json").read_text(encoding="utf-8"))
         if trainer["format"] != FORMAT:
@@ -131,8 +151,8 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
             weights.update(load_file(path / "state/last.safetensors"))
         _copy_into(model, weights)
         optimizer.load(load_file(path / "state/optimizer.safetensors"), trainer["optimizer"])
-        carry = _load_carry(path, trainer["carry"], next(model.parameters()).device)
-        _restore_rng(load_file(path / "state/rng.safetensors"))
+        carry = _load_carry(path, trainer["carry"], next(model.parameters()).device, ranks)
+        _restore_rng(load_file(path / "state/rng.safetensors"), ranks, trainer["step"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -140,17 +160,54 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> Progr
     return Progress(trainer["step"], trainer["bytes_seen"], trainer["seconds"], carry)
 
 
-def _fill(partial: Path, model: Any, optimizer: Optimizer, progress: Progress) -> None:
+@dataclass
+class _Parts:
+    """What all ranks together hold; complete on the first of them.
+
+    Attributes:
+        weights: put together, where the ranks share them; None where the model has them.
+        optimizer, rng, carry: by name.
+    """
+
+    weights: dict[str, Tensor] | None
+    optimizer: dict[str, Tensor]
+    rng: dict[str, Tensor]
+    carry: dict[str, Tensor] | None
+
+
+def _collect(model: nn.Module, optimizer: Optimizer, progress: Progress, ranks: Ranks) -> _Parts:
+    sharded = is_sharded(model)
+    own = {name: tensor for name, tensor in model.state_dict().items() if name not in _tied(model)}
+    weights = _to_first(own, ranks) if sharded else None
+    state = _to_first(optimizer.tensors(), ranks) if sharded else optimizer.tensors()
+    rng = {
+        f"rank{rank}/{name}" if rank else name: state
+        for rank, states in enumerate(ranks.gather(_rng(ranks)))
+        for name, state in states.items()
+    }
+    carry = None if progress.carry is None else _flat(progress.carry)
+    if carry is not None and ranks.size > 1:
+        carry = {name: gather_rows(tensor, ranks) for name, tensor in carry.items()}
+    return _Parts(weights, state, rng, carry)
+
+
+def _to_first(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """Sharded tensors put together one after the other, and kept by the first rank, on the CPU."""
+    together = ((name, whole(tensor)) for name, tensor in tensors.items())
+    return {name: tensor.cpu() for name, tensor in together if ranks.main}
+
+
+def _fill(partial: Path, model: Any, optimizer: Optimizer, progress: Progress, parts: _Parts) -> None:
     state = partial / "state"
     state.mkdir()
     with optimizer.evaluation_weights(), no_progress_bars():
-        model.save_pretrained(partial)
+        model.save_pretrained(partial, **({} if parts.weights is None else {"state_dict": parts.weights}))
     if optimizer.averages:
         _save(state / "last.safetensors", {n: p.detach() for n, p in optimizer.params.items()})
-    _save(state / "optimizer.safetensors", optimizer.tensors())
-    _save(state / "rng.safetensors", _rng())
-    if progress.carry is not None:
-        _save(state / "carry.safetensors", _flat(progress.carry))
+    _save(state / "optimizer.safetensors", parts.optimizer)
+    _save(state / "rng.safetensors", parts.rng)
+    if parts.carry is not None:
+        _save(state / "carry.safetensors", parts.carry)
     trainer = {
         "format": FORMAT,
         "step": progress.step,
@@ -175,39 +232,56 @@ def _size(model: nn.Module, optimizer: Optimizer) -> int:
 def _copy_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copied into the tensors that exist: their memory is aligned as in a fresh run, so sums come out the same."""
     own = model.state_dict()
-    tied = set(getattr(model, "_tied_weights_keys", None) or {}) if model.config.tie_word_embeddings else set()  # type: ignore[union-attr]
-    if missing := sorted(set(own) - set(weights) - tied):
+    if missing := sorted(set(own) - set(weights) - _tied(model)):
         raise CheckpointError(f"the checkpoint lacks {', '.join(missing[:3])}")
     if odd := sorted(set(weights) - set(own)):
         raise CheckpointError(f"the checkpoint holds {', '.join(odd[:3])}, which the model does not have")
     with torch.no_grad():
         for name, tensor in weights.items():
-            own[name].copy_(tensor)
+            own[name].copy_(like(tensor, own[name]))
+
+
+def _tied(model: nn.Module) -> set[str]:
+    """Names that stand for another's tensor."""
+    return set(getattr(model, "_tied_weights_keys", None) or {}) if model.config.tie_word_embeddings else set()  # type: ignore[union-attr]
 
 
 def _flat(carry: list[dict[str, Tensor] | None]) -> dict[str, Tensor]:
     return {f"{i}/{name}": tensor for i, state in enumerate(carry) for name, tensor in (state or {}).items()}
 
 
-def _load_carry(path: Path, branches: int | None, device: torch.device) -> list[dict[str, Tensor] | None] | None:
+def _load_carry(
+    path: Path, branches: int | None, device: torch.device, ranks: Ranks
+) -> list[dict[str, Tensor] | None] | None:
     if branches is None:
         return None
     carry: list[dict[str, Tensor]] = [{} for _ in range(branches)]
     for key, tensor in load_file(path / "state/carry.safetensors").items():
         index, _, name = key.partition("/")
-        carry[int(index)][name] = tensor.to(device, copy=True)
+        rows = ranks.rows(len(tensor))
+        carry[int(index)][name] = tensor[rows.start : rows.stop].to(device, copy=True)
     return [state or None for state in carry]
 
 
-def _rng() -> dict[str, Tensor]:
+def _rng(ranks: Ranks) -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states |= {f"cuda/{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+        # With several ranks each has one device: to ask for the others' would take memory on them.
+        all_states = torch.cuda.get_rng_state_all() if ranks.size == 1 else [torch.cuda.get_rng_state()]
+        states |= {f"cuda/{i}": state for i, state in enumerate(all_states)}
     return states
 
 
-def _restore_rng(states: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
+def _restore_rng(states: Mapping[str, Tensor], ranks: Ranks, step: int) -> None:
+    before = f"rank{ranks.rank}/" if ranks.rank else ""
+    if f"{before}cpu" not in states:  # written by fewer ranks: numbers that no other rank draws
+        torch.manual_seed((int(states["cpu"].sum()) * 1_000_003 + step) * 4_099 + ranks.rank)
+        return
+    torch.set_rng_state(states[f"{before}cpu"])
+    if ranks.size > 1:
+        if f"{before}cuda/0" in states and torch.cuda.is_available():
+            torch.cuda.set_rng_state(states[f"{before}cuda/0"])
+        return
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for name, state in states.items():
         if name.startswith("cuda/") and (index := int(name.partition("/")[2])) < devices:

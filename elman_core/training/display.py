@@ -110,12 +110,21 @@ def first_lines(run: Trainer, resumed: bool) -> list[str]:
         f"parameters  {parameters:,}",
         f"backend     {'; '.join(backends(run.model))} on {run.device}, {train.precision}",
         f"steps       {run.mode.name} ({run.mode.why})",
+        *_ranks(run),
         f"loss        expected at the start: {math.log(run.model.config.vocab_size):.4f} nats per byte "
         f"(ln {run.model.config.vocab_size})",
     ]
     marks = "  ".join(f"{mark} {factor * train.lr:.2e}" for mark, factor in run.schedule.at_landmarks().items())
     lines.append(f"schedule    {train.schedule}, warm-up {train.warmup} steps: {marks}")
     return lines
+
+
+def _ranks(run: Trainer) -> list[str]:
+    facts = run.manifest.get("parallel", {"ranks": 1})
+    if facts["ranks"] == 1:
+        return []
+    rows = run.settings.train.batch_size // facts["ranks"]
+    return [f"ranks       {facts['ranks']}, {facts['kind']} over {facts['backend']}: {rows} rows of the batch each"]
 
 
 def backends(model: Any) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,25 +13,47 @@ from numpy.typing import NDArray
 
 from elman_core.data import ByteFile
 
-from .objective import States, forward_loss, require_constant_state
+from .distributed import Ranks
+from .objective import Outputs, States, forward_loss, require_constant_state
 
 
-def on_windows(model: Any, file: ByteFile, offsets_N: NDArray[np.int64], length: int, rows: int) -> dict[str, Any]:
+def on_windows(
+    model: Any,
+    file: ByteFile,
+    offsets_N: NDArray[np.int64],
+    length: int,
+    rows: int,
+    *,
+    loss_chunk: int = 0,
+    ranks: Ranks | None = None,
+    forward: Callable[..., Outputs] = forward_loss,
+) -> dict[str, Any]:
     """Mean loss over fixed windows, each read from the initial state.
 
     Args:
         model: evaluated in eval mode, which it is taken out of again. Autocast is the caller's.
         offsets_N: where the windows start. length: bytes scored in each. rows: windows at a time.
+        loss_chunk: time steps whose logits exist at once. 0: all.
+        ranks: processes that share the work; each scores some of the batches of `rows`, and the sum is taken in their order, so
+            that the result does not depend on how many there are.
+        forward: `forward_loss`, or what stands for it where a model is shared.
 
     Returns:
         loss (nats per byte), bits_per_byte, bytes.
     """
-    nats = 0.0
+    ranks = ranks or Ranks()
+    batches = np.array_split(offsets_N, math.ceil(len(offsets_N) / rows))
+    own: dict[int, float] = {}
     with _evaluating(model):
-        for some in np.array_split(offsets_N, math.ceil(len(offsets_N) / rows)):
-            tokens = file.windows(some, length + 1)
-            nats += _nats(model, tokens)[0]
-    return _result(nats, len(offsets_N) * length)
+        for first in range(0, len(batches), ranks.size):
+            mine = first + ranks.rank
+            tokens = file.windows(batches[min(mine, len(batches) - 1)], length + 1)
+            # Who has no batch left computes one for nothing: a sharded model needs every rank.
+            nats = _nats(model, tokens, loss_chunk=loss_chunk, forward=forward)[0]
+            if mine < len(batches):
+                own[mine] = nats
+    every = {index: nats for part in ranks.gather(own) for index, nats in part.items()}
+    return _result(sum(every[index] for index in range(len(batches))), len(offsets_N) * length)
 
 
 def on_everything(model: Any, file: ByteFile, length: int, rows: int) -> dict[str, Any]:
@@ -64,11 +86,16 @@ def on_everything(model: Any, file: ByteFile, length: int, rows: int) -> dict[st
 
 
 def _nats(
-    model: Any, tokens: NDArray[np.uint8], states: States | None = None, carry: bool = False
+    model: Any,
+    tokens: NDArray[np.uint8],
+    states: States | None = None,
+    carry: bool = False,
+    loss_chunk: int = 0,
+    forward: Callable[..., Outputs] = forward_loss,
 ) -> tuple[float, States | None]:
     device = model.model.embed_tokens.weight.device
     tokens_BT = torch.from_numpy(tokens).to(device, dtype=torch.long)
-    out = forward_loss(model, tokens_BT[:, :-1], tokens_BT[:, 1:], states=states, return_states=carry)
+    out = forward(model, tokens_BT[:, :-1], tokens_BT[:, 1:], loss_chunk=loss_chunk, states=states, return_states=carry)
     return float(out.loss) * tokens[:, 1:].size, out.states
 
 

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from elman_core.registry import PluginError, plugins
 
+OBSERVE = (
+    "elman_run_start", "elman_step_end", "elman_evaluation_end", "elman_checkpoint_saved", "elman_run_end",
+)  # fmt: skip
 ACT = ("elman_loss_terms", "elman_before_optimizer_step")
 RESERVED = ("kind", "step", "loss", "bits_per_byte", "lr", "grad_norm", "tok_s", "memory", "seconds", "bytes_seen")
 
@@ -26,6 +29,12 @@ def call(name: str, **arguments: Any) -> list[Any]:
         raise PluginError(
             f"plugin {_culprit(hook, error)} failed in {name}: {type(error).__name__}: {error}"
         ) from error
+
+
+def hook_plugins() -> dict[str, list[str]]:
+    """The plugins behind each hook of a run."""
+    found = {n: sorted(i.plugin_name for i in getattr(plugins().hook, n).get_hookimpls()) for n in (*OBSERVE, *ACT)}
+    return {name: names for name, names in found.items() if names}
 
 
 def acting() -> dict[str, list[str]]:

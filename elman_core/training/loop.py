@@ -25,23 +25,28 @@ from elman_core.registry import (
     LoaderError,
     OutOfMemoryError,
     PluginError,
+    RankError,
 )
 
 from . import evaluate, memory
+from .agreement import Agreement, Notes, signal_name
 from .checkpoint import Progress, save_checkpoint
 from .display import Display
+from .distributed import Ranks
 from .facts import training_facts
 from .hooks import call, loss_terms, watched
 from .modes import choose_mode, make_step
 from .objective import require_constant_state
 from .optim import Optimizer
+from .parallel import require_one_model
 from .precision import compute_in
 from .prefetch import Prefetcher, Ready
-from .run import RunFolder, memory_in_use, now, read_metrics
+from .run import RunFolder, bury, memory_in_use, now, read_metrics
 from .schedule import Schedule
 from .settings import Settings
+from .sharding import is_sharded
 from .signals import listening
-from .step import Done, StepValues, TrainStep, Windows
+from .step import Done, OneProcess, StepValues, TrainStep, Windows
 from .storage import write_json
 
 HISTORY = 100  # steps whose loss and gradient norm a report of divergence shows
@@ -63,14 +68,15 @@ class Launched:
 
     Attributes:
         counts: whether its time is training time, and not that of building and warming up.
+        notes: what the ranks tell each other with it.
     """
 
-    batch: Batch
     windows: Windows
     lr: float
     done: Done
     started: float
     counts: bool
+    notes: Notes | None
 
 
 class Trainer:
@@ -79,6 +85,8 @@ class Trainer:
     Attributes:
         folder: the run's files. settings: resolved. model: a `LadderForCausalLM`. optimizer, schedule.
         progress: the cursor; what a checkpoint holds of it.
+        ranks: the processes that train together, of which the first writes, shows and calls observers. processes: how a step
+            is shared among them.
     """
 
     def __init__(
@@ -92,7 +100,11 @@ class Trainer:
         display: Display,
         progress: Progress,
         minutes_horizon: float | None = None,
+        ranks: Ranks | None = None,
+        processes: OneProcess | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
+        self.processes = processes or OneProcess()
         self.folder, self.settings, self.model, self.optimizer = folder, settings, model, optimizer
         self.schedule, self.display, self.progress = schedule, display, progress
         self.file, self.split = data
@@ -103,7 +115,7 @@ class Trainer:
             self.file, self.split, train.chunk_size, train.batch_size, train.seed, settings.data.sampling
         )
         # On a CPU there is nothing to hide the reading behind: the threads that compute would wait for it all the same.
-        self.reader = Prefetcher(lambda s: self.windows.batch(s), self.device) if self.device.type == "cuda" else None
+        self.reader = Prefetcher(self._read, self.device) if self.device.type == "cuda" else None
         self.heldout = None
         if settings.data.heldout:
             self.heldout = heldout_offsets(self.split, train.chunk_size, settings.data.eval_bytes)
@@ -114,7 +126,7 @@ class Trainer:
             drops = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in model.modules())
             how = {"use_reentrant": False, "preserve_rng_state": drops}
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-        self.mode = choose_mode(settings, model, self.device)
+        self.mode = choose_mode(settings, model, self.device, self.ranks.size, is_sharded(model))
         step = TrainStep(
             model,
             optimizer,
@@ -122,12 +134,14 @@ class Trainer:
             carries=self.carries,
             terms=lambda outputs: loss_terms(self, outputs),
             before_update=lambda: call("elman_before_optimizer_step", run=self),
+            processes=self.processes,
         )
         self.compute = make_step(step, self.mode)
         # A step is launched while the one before it runs; but who watches steps finds the model as that step left it.
         self.ahead = 1 if self.device.type == "cuda" and not watched() else 0
         self.launched: deque[Launched] = deque()
         self.settled_at = 0.0  # when the values of the last step arrived
+        self.agreement = Agreement(self.ranks, self.processes, progress.seconds)
         self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)
         self.saved: tuple[int, Path | None] = (-1, None)  # step and path of the last checkpoint
         self.evaluated = -1
@@ -158,27 +172,35 @@ class Trainer:
             DivergedError, OutOfMemoryError, PluginError, StorageError: after the manifest says so. Earlier checkpoints stay.
         """
         error: BaseException | None = None
+        self.agreement = Agreement(self.ranks, self.processes, self.progress.seconds)
+        alone = self.ranks.size == 1
         try:
-            with listening() as asked, self.display.progress(self):
-                call("elman_run_start", run=self)
+            with (
+                listening(alone, None if alone else self._stuck) as self.agreement.received,
+                self.display.progress(self),
+            ):
+                self._observe("elman_run_start")
+                self.agreement.settle()
                 self.folder.update(status="running")
-                while not self._enough and not asked.ending:
+                while not self._enough and not self.agreement.ending:
                     self._one_step()
-                    if asked.save:
-                        asked.save = False
+                    if self.agreement.saves():
                         self._settle()
                         self._save()
                 self._settle()
                 if self.finished and self.step > 0:
                     self._evaluate()
                 self._save()
+                self.agreement.settle()
             if self.finished:  # a signal that came during the last evaluation has stopped nothing
                 return self._end("ok")
-            return self._end("incomplete" if asked.ending == signal.SIGINT else "killed", asked.ending)
+            ending = self.agreement.ending
+            return self._end("incomplete" if ending == signal.SIGINT else "killed", ending)
         except BaseException as raised:
-            error = memory.explain(raised, self) if memory.ran_out(raised) else raised
-            if isinstance(raised, (PluginError, DataError, LoaderError)):
-                self._save_what_is_left(raised)
+            error = memory.explain(raised, self) if memory.ran_out(raised) else self.ranks.lost(raised)
+            self.ranks.leave_note(error)
+            if isinstance(error, (PluginError, DataError, LoaderError)) and self.ranks.all_here(error):
+                self._save_what_is_left(error)
             self._fail(error)
             if error is raised:
                 raise
@@ -194,7 +216,18 @@ class Trainer:
         train = self.settings.train
         if train.steps is not None:
             return self.step >= train.steps
-        return self.progress.seconds >= 60 * (train.minutes or 0)
+        return self.clock >= 60 * (train.minutes or 0)
+
+    @property
+    def clock(self) -> float:
+        """Seconds of training by which a run of minutes ends and its schedule goes: the same on every rank."""
+        return self.agreement.clock(self.progress.seconds)
+
+    def _observe(self, hook: str, **arguments: Any) -> None:
+        """Call the observers, on the first rank."""
+        if self.ranks.main:
+            with self.agreement.by_one():
+                call(hook, run=self, **arguments)
 
     @property
     def _enough(self) -> bool:
@@ -245,16 +278,20 @@ class Trainer:
         windows = self._windows(ready)
         lr = train.lr * self.schedule.factor(step, self._time_fraction())
         counts = self.compute.ready
+        self.agreement.tell(self.progress.seconds)
         done = self.compute(windows, lr)
-        self.launched.append(Launched(ready.batch, windows, lr, done, started, counts))
+        self.launched.append(Launched(windows, lr, done, started, counts, self.agreement.sent()))
 
     def _settle(self, ahead: int = 0) -> None:
         """Wait until no more than `ahead` steps are under way, and say what the others gave."""
         while len(self.launched) > ahead:
+            notes = self.launched[0].notes
             metrics = self._finish()
-            self.folder.record(kind="step", **metrics)
-            self.display.step(self, metrics)
-            call("elman_step_end", run=self, step=self.step, metrics=metrics)
+            with self.agreement.by_one():
+                self.folder.record(kind="step", **metrics)
+                self.display.step(self, metrics)
+            self._observe("elman_step_end", step=self.step, metrics=metrics)
+            self.agreement.hear(notes)
 
     def _finish(self) -> dict[str, float]:
         """Wait for the earliest step under way; returns its metrics."""
@@ -303,10 +340,16 @@ class Trainer:
         refused = getattr(self.compute, "refused", "")
         return self.mode.facts() | ({"mode": "eager", "why": refused} if refused else {})
 
+    def _read(self, step: int) -> Batch:
+        """This rank's rows of a global batch."""
+        if self.ranks.size == 1:
+            return self.windows.batch(step)
+        return self.windows.batch(step, self.ranks.rows(self.settings.train.batch_size))
+
     def _ready(self, step: int) -> Ready:
         if self.reader is not None:
             return self.reader.get(step)
-        batch = self.windows.batch(step)
+        batch = self._read(step)
         return Ready(batch, torch.from_numpy(batch.tokens).to(self.device))
 
     def _windows(self, ready: Ready) -> Windows:
@@ -321,7 +364,7 @@ class Trainer:
         return Windows(ready.tokens, fresh_BT, carry)
 
     def _time_fraction(self) -> float | None:
-        return None if self.minutes_horizon is None else self.progress.seconds / (60 * self.minutes_horizon)
+        return None if self.minutes_horizon is None else self.clock / (60 * self.minutes_horizon)
 
     # evaluation, saving
 
@@ -335,8 +378,12 @@ class Trainer:
             raise ConfigError("nothing is held out: evaluation needs data.heldout above 0")
         offsets, length = self.heldout
         train = self.settings.train
+        rows = train.batch_size // train.accumulate
+        how: dict[str, Any] = {"ranks": self.ranks, "forward": self.processes.forward}
         with self._uncompiled(), self.optimizer.evaluation_weights(), compute_in(train.precision, self.device):
-            found = evaluate.on_windows(self.model, self.file, offsets, length, train.batch_size // train.accumulate)
+            found = evaluate.on_windows(
+                self.model, self.file, offsets, length, rows, loss_chunk=train.loss_chunk, **how
+            )
         return {"step": self.step, **found}
 
     def _evaluate(self) -> None:
@@ -344,33 +391,37 @@ class Trainer:
             return
         result = self.evaluate()
         self.evaluated, self.evaluation = self.step, result
-        self.folder.record(kind="evaluation", **result)
-        self.display.evaluation(result)
-        call("elman_evaluation_end", run=self, result=result)
+        with self.agreement.by_one():
+            self.folder.record(kind="evaluation", **result)
+            self.display.evaluation(result)
+        self._observe("elman_evaluation_end", result=result)
 
     def _save(self) -> None:
         if self.saved[0] == self.step:
             return
-        self.folder.sync_metrics()
+        self.ranks.first(self.folder.sync_metrics)
+        require_one_model(self.model, self.ranks)
         keep = self.settings.train.keep
         data = self.manifest["protocol"]["data"]
         self.model.training_facts = training_facts(self.settings, data, self.progress, self.evaluation)
-        path = save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, self.progress, keep)
+        path = save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, self.progress, keep, self.ranks)
         self.saved = (self.step, path)
-        self.display.saved(path)
-        call("elman_checkpoint_saved", run=self, path=path)
+        with self.agreement.by_one():
+            self.display.saved(path)
+        self._observe("elman_checkpoint_saved", path=path)
 
     # the end
 
     def _end(self, status: str, signum: int = 0) -> Result:
-        result = summary(self.folder.path)
+        result = self.ranks.first(lambda: summary(self.folder.path))
         self.folder.update(status=status, ended=now(), steps_done=self.step, result=result, kernels=used())
         self.display.end(self, status, result)
         return Result(status, self.step, signum, self.saved[1])
 
     def _diverged(self, failed: Launched, values: StepValues) -> DivergedError:
         with self._uncompiled():
-            found = self.compute.where_it_failed(failed.windows, again=bool(self.launched))
+            here = self.compute.where_it_failed(failed.windows, again=bool(self.launched))
+        found = next(filter(None, self.ranks.gather(here)), None)
         self.launched.clear()  # they updated nothing
         loss, grad_norm = values.loss, values.grad_norm
         where = f"{found['kind']} {found['name']}" if found else "a loss term"
@@ -380,13 +431,27 @@ class Trainer:
             "grad_norm": str(grad_norm),
             "first_non_finite": found,
             "history": [{k: v if math.isfinite(v) else str(v) for k, v in h.items()} for h in self.history],
-            "batch": {"offsets": failed.batch.offsets.tolist(), "chunk_size": self.settings.train.chunk_size},
+            "batch": {
+                "offsets": self.windows.offsets(self.step).tolist(),
+                "chunk_size": self.settings.train.chunk_size,
+            },
             "last_checkpoint": str(self.saved[1]) if self.saved[1] else None,
         }
-        write_json(self.path / "diverged.json", report)
-        return DivergedError(
+        self.ranks.first(lambda: write_json(self.path / "diverged.json", report))
+        error = DivergedError(
             f"training diverged in step {self.step + 1}: loss {loss}, gradient norm {grad_norm}; first not finite: {where}. "
             f"{self.path / 'diverged.json'} has the details; try a lower train.lr or more train.warmup"
+        )
+        error.everywhere = self.ranks.size > 1
+        return error
+
+    def _stuck(self, signum: int) -> None:
+        """A signal came and no step has ended since: this process waits for one that is gone, and its launcher will end it."""
+        self.folder.update(
+            status="killed",
+            ended=now(),
+            steps_done=self.step,
+            error=f"{signal_name(signum)} while waiting for another rank",
         )
 
     def _fail(self, error: BaseException) -> None:
@@ -403,6 +468,8 @@ class Trainer:
                 status=status, ended=now(), steps_done=self.step, error=str(error) or type(error).__name__
             )
             self.folder.log(f"{status}: {error}")
+            if self.ranks.rank and isinstance(error, RankError):
+                bury(self.path, str(error))
         except (ElmanError, OSError) as second:
             error.add_note(f"and the manifest could not be written: {second}")
 
@@ -416,7 +483,8 @@ class Trainer:
 
     def _run_end(self, error: BaseException | None) -> None:
         try:
-            call("elman_run_end", run=self, error=error)
+            if self.ranks.main:
+                call("elman_run_end", run=self, error=error)
         except ElmanError as second:
             if error is None:
                 raise

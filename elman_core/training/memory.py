@@ -20,6 +20,7 @@ from .objective import forward_loss
 from .precision import compute_in
 from .run import memory_in_use
 from .settings import TrainSettings
+from .sharding import is_sharded
 
 PROBE = 64
 """Bytes of text in the row that is measured."""
@@ -107,6 +108,8 @@ def remedies(model: Any, train: TrainSettings, ranks: int = 1, sharded: bool = F
 def advice(model: Any, train: TrainSettings, ranks: int = 1, sharded: bool = False) -> str:
     """The three cheapest remedies in words. What is left of memory may not suffice to measure: then without figures."""
     try:
+        if sharded:
+            raise ElmanError("the other ranks are not there to compute along")
         found = remedies(model, train, ranks, sharded)[:3]
     except (torch.cuda.OutOfMemoryError, MemoryError, RuntimeError, ElmanError) as error:
         return (
@@ -133,9 +136,8 @@ def explain(error: BaseException, trainer: Any) -> OutOfMemoryError:
     trainer.optimizer.zero_grad()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return OutOfMemoryError(
-        f"out of memory on {device} in step {trainer.step + 1}, {amount(used)} in use: {advice(trainer.model, train)}"
-    )
+    words = advice(trainer.model, train, trainer.ranks.size, is_sharded(trainer.model))
+    return OutOfMemoryError(f"out of memory on {device} in step {trainer.step + 1}, {amount(used)} in use: {words}")
 
 
 def amount(count: float) -> str:

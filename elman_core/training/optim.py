@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from elman_core.registry import CheckpointError, Mixer
 
 from .settings import TrainSettings
+from .sharding import placed
 
 _DECAY_RATES = ("A_log", "dt_bias", "decay")
 
@@ -147,7 +148,7 @@ class Optimizer:
             if wrong := [k for k, v in values.items() if v.ndim and v.shape != p.shape]:
                 raise CheckpointError(f"the optimizer's {wrong[0]} of {name} is not of the shape {tuple(p.shape)}")
             # `step` of the fused AdamW lives where the parameter does, as everything else.
-            self.inner.state[p] = {k: torch.empty_like(v, device=p.device).copy_(v) for k, v in values.items()}
+            self.inner.state[p] = {k: placed(v, p) for k, v in values.items()}
         own = () if self.averages else ("lr", "capturable")  # of this device, and set before each step
         for group, stored in zip(self.inner.param_groups, numbers, strict=True):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k not in own})

@@ -8,13 +8,17 @@ import torch
 
 from elman_core.registry import ConfigError
 
+from .distributed import Ranks
 
-def pick_device(name: str) -> torch.device:
-    """The device of `train.device`; "auto" is the first GPU, or the CPU.
+
+def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
+    """The device of `train.device`; "auto" is the first GPU, or the CPU. Each of several ranks has the GPU of its own number.
 
     Raises:
         ConfigError: no such device here.
     """
+    if ranks is not None and ranks.size > 1:
+        return _device_of(ranks, name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -41,3 +45,18 @@ def compute_in(precision: str, device: torch.device) -> AbstractContextManager:
 def full_precision_in(device: torch.device) -> AbstractContextManager:
     """Inside `compute_in`: back to the dtypes that tensors have, for what autocast is not meant for, such as a backward."""
     return torch.autocast(device.type, enabled=False)
+
+
+def _device_of(ranks: Ranks, name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"train.device is {name!r}, but with {ranks.size} ranks each has its own: use auto, cpu or cuda"
+        )
+    if name == "cuda" and ranks.local >= torch.cuda.device_count():
+        raise ConfigError(
+            f"there are {torch.cuda.device_count()} CUDA devices here, too few for the ranks on this machine: give "
+            f"--nproc-per-node as many, or train.device=cpu"
+        )
+    return torch.device(name, ranks.local) if name == "cuda" else torch.device(name)

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ try:
 except ImportError:  # Windows: two trainings in one folder are not noticed there
     fcntl = None  # type: ignore[assignment]
 
-from elman_core.registry import CheckpointError, ConfigError, StorageError
+from elman_core.registry import CheckpointError, ConfigError, ElmanError, StorageError
 
 from .storage import storage_errors, write_json, write_text
 
@@ -131,6 +132,54 @@ class RunFolder:
             ):  # lines that a full disk did not take were reported when they were written
                 opened.close()
         os.close(self._lock)
+
+
+class Elsewhere(RunFolder):
+    """The folder of a run that another process writes: facts are kept, and nothing is written."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path, self.manifest = path, manifest
+
+    def update(self, **facts: Any) -> None:
+        self.manifest.update(facts)
+
+    def record(self, **line: Any) -> None:
+        """Nothing."""
+
+    def sync_metrics(self) -> None:
+        """Nothing."""
+
+    def cut_metrics(self, step: int) -> None:
+        """Nothing."""
+
+    def log(self, text: str) -> None:
+        """Nothing."""
+
+    def discard(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def bury(path: Path, error: str, patience: float = 3.0) -> None:
+    """Write into the manifest of a run whose own process is gone that it crashed; nothing if that process lives or has said so.
+
+    Args:
+        patience: seconds to wait for the process to be gone.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            folder = RunFolder.open(path)
+            break
+        except (ElmanError, OSError):
+            if time.monotonic() > until:
+                return
+            time.sleep(0.1)
+    if folder.manifest.get("status") in ("starting", "running"):
+        folder.update(status="crashed", ended=now(), error=error)
+    folder.close()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -79,6 +79,9 @@ class TrainSettings:
     tuned: list = field(
         default_factory=list, metadata={"help": "settings besides train.lr that a suite tunes for each model"}
     )
+    parallel: Literal["auto", "ddp", "fsdp"] = option(
+        "auto", "several processes: the model on each; or shared out among them. auto: ddp"
+    )
     seed: int = option(42, "of the weights and of the batches", ge=0)
     device: str = option("auto", "auto, cpu, cuda, cuda:1")
     save_every: int = option(1000, "steps between checkpoints; the end is always saved; 0: only the end", ge=0)
@@ -155,6 +158,32 @@ def from_dict(tree: Mapping[str, Any], where: str = "") -> Settings:
     return Settings(**parts)
 
 
+RESUMABLE = (
+    "train.accumulate", "train.loss_chunk", "train.gradient_checkpointing", "train.parallel", "train.device",
+    "train.save_every", "train.keep", "train.eval_every", "train.log_every",
+)  # fmt: skip
+"""What may be set anew when a run goes on: it changes memory, speed and what is written, and nothing that is compared."""
+
+
+def resumed_settings(stored: Mapping[str, Any], sets: Iterable[str]) -> Settings:
+    """The settings of a run, with a few set anew. Raises `ConfigError` for one that is not in `RESUMABLE`."""
+    given = list(sets)
+    for text in given:
+        key = text.partition("=")[0].strip()
+        if key in known_keys() and key not in RESUMABLE:
+            raise ConfigError(f"a run keeps its {key}; when it goes on you may set {', '.join(RESUMABLE)}")
+    settings = from_dict(apply_sets(dict(stored), given))
+    if settings.train.batch_size % settings.train.accumulate:
+        raise _uneven(settings.train)
+    return settings
+
+
+def _uneven(train: TrainSettings) -> ConfigError:
+    return ConfigError(
+        f"train.batch_size {train.batch_size} does not divide into train.accumulate {train.accumulate} equal micro-batches"
+    )
+
+
 def read_recipe(path: Path) -> dict[str, Any]:
     """The tables of a TOML recipe. Raises `ConfigError` if it cannot be read or is not TOML."""
     try:
@@ -207,9 +236,7 @@ def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
     if train.steps is not None and train.minutes is not None:
         raise ConfigError("give train.steps or train.minutes, not both")
     if train.batch_size % train.accumulate:
-        raise ConfigError(
-            f"train.batch_size {train.batch_size} does not divide into train.accumulate {train.accumulate} equal micro-batches"
-        )
+        raise _uneven(train)
     for key in train.tuned:
         if key not in TUNABLE:
             raise ConfigError(

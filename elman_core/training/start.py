@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from elman_core.registry import ConfigError, DataError
 
 from .checkpoint import Progress, last_good, load_checkpoint, set_aside
 from .display import Display, backends, first_lines
+from .distributed import Ranks, join
 from .hooks import acting
 from .loop import Trainer
 from .optim import Optimizer
+from .parallel import check_ranks, kind_of, make_processes, parallel_facts
 from .precision import has_bf16, pick_device
 from .protocol import protocol, protocol_hash
-from .run import RunFolder, git_commit, hardware, now, read_manifest, versions
+from .run import Elsewhere, RunFolder, git_commit, hardware, now, read_manifest, versions
 from .schedule import Schedule
-from .settings import Settings, from_dict, resolve
+from .settings import Settings, resolve, resumed_settings
 from .storage import remove_leftovers
 
 log = logging.getLogger("elman_core")
@@ -64,26 +67,33 @@ def build_model(settings: Settings, device: torch.device) -> Any:
 def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> Trainer:
     """A new run in the folder `out` (or a new one under runs/). The data is looked at before the model is built.
 
+    Under `torchrun` every process calls it, and all of them train one model; the first writes and shows.
+
     Raises:
-        ConfigError, DataError, PluginError, StorageError.
+        ConfigError, DataError, PluginError, StorageError: on every rank, if it happened on any.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("this version trains on one device: start it without torchrun")
-    data = open_data(settings)
-    device = pick_device(settings.train.device)
-    settings = resolve(settings, device.type, has_bf16(device))
-    model = build_model(settings, device)
+    ranks = join()
+    data = ranks.together(lambda: open_data(settings))
+    device = ranks.together(lambda: pick_device(settings.train.device, ranks))
+    settings = ranks.together(lambda: resolve(settings, device.type, has_bf16(device)))
+    kind = ranks.together(lambda: kind_of(settings, ranks))
+    model = ranks.together(lambda: build_model(settings, _built_on(kind, device)))
+    check_ranks(ranks, settings, model, data[0], device)
     where = dataclasses.replace(settings.data, path=str(data[0].path.resolve()))
     settings = dataclasses.replace(settings, model=_expanded(settings, model), data=where)
     name = settings.model.variant if isinstance(settings.model.variant, str) else "mixed"
-    folder = RunFolder.create(out, re.sub(r"[^A-Za-z0-9_.-]", "-", name))
+    folder = _folder(ranks, lambda: RunFolder.create(out, re.sub(r"[^A-Za-z0-9_.-]", "-", name)))
     train = settings.train
     horizon = {"steps": train.steps, "minutes": train.minutes}
     try:
-        trainer = _assemble(folder, settings, model, data, Progress(), horizon, quiet)
+        trainer = ranks.together(
+            lambda: _assemble(folder, settings, model, data, Progress(), horizon, quiet, ranks, kind, device)
+        )
     except BaseException:
         folder.discard()
         raise
+    if ranks.rank:  # the ranks drop out different elements
+        torch.manual_seed(train.seed * 4_099 + ranks.rank)
     comparable = protocol(settings, data[0].fingerprint(), trainer.heldout[1] if trainer.heldout else 0)
     folder.update(
         format=1,
@@ -100,7 +110,8 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> T
         backends=backends(model),
         act_hooks=acting(),
         step=trainer.mode.facts(),
-        git_commit=git_commit(Path.cwd()),
+        parallel=parallel_facts(ranks, kind, device),
+        git_commit=git_commit(Path.cwd()) if ranks.main else None,
         resumed=[],
     )
     for line in first_lines(trainer, resumed=False):
@@ -109,7 +120,12 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> T
 
 
 def resume(
-    path: Path, steps: str | None = None, minutes: str | None = None, data: str | None = None, quiet: bool = False
+    path: Path,
+    steps: str | None = None,
+    minutes: str | None = None,
+    data: str | None = None,
+    quiet: bool = False,
+    sets: Sequence[str] = (),
 ) -> Trainer | None:
     """The trainer of a run, at its last good checkpoint; None if everything asked for has been done.
 
@@ -118,44 +134,50 @@ def resume(
     Args:
         path: the run. steps: a new total, or `+20` for so many more. minutes: likewise.
         data: where the text is now, if it was moved.
+        sets: further settings, of those that change no number that is compared: `RESUMABLE`.
 
     Raises:
         CheckpointError: not a run, or no checkpoint is intact. DataError: the text is not the one the run began with.
+        ConfigError: a setting that a run keeps. All of them on every rank, if it happened on any.
     """
-    manifest = read_manifest(path)
-    settings = from_dict(manifest["settings"])
-    folder = RunFolder.open(path)
+    ranks = join()
+    manifest = ranks.together(lambda: read_manifest(path))
+    settings = ranks.together(lambda: resumed_settings(manifest["settings"], sets))
+    folder = _folder(ranks, lambda: RunFolder.open(path))
     try:
-        return _resume(folder, settings, steps, minutes, data, quiet)
+        return _resume(folder, settings, steps, minutes, data, quiet, ranks)
     except BaseException:
         folder.close()
         raise
 
 
 def _resume(
-    folder: RunFolder, settings: Settings, steps: str | None, minutes: str | None, data: str | None, quiet: bool
+    folder: RunFolder,
+    settings: Settings,
+    steps: str | None,
+    minutes: str | None,
+    data: str | None,
+    quiet: bool,
+    ranks: Ranks,
 ) -> Trainer | None:
     manifest = folder.manifest
     if data is not None:
         moved = dataclasses.replace(settings.data, path=str(Path(data).resolve()))
         settings = dataclasses.replace(settings, data=moved)
-    remove_leftovers(folder.checkpoints)
-    checkpoint = last_good(folder.checkpoints)
-    opened = open_data(settings)
-    found, expected = opened[0].fingerprint(), manifest["protocol"]["data"]
-    if found != expected:
-        raise DataError(
-            f"{settings.data.path} is not the text of this run: {found['size']} bytes, fingerprint {found['blake2b']}, instead "
-            f"of {expected['size']}, {expected['blake2b']}; give the right one with --data FILE"
-        )
-    device = pick_device(settings.train.device)
+    checkpoint = ranks.first(lambda: _last_checkpoint(folder))
+    opened = ranks.together(lambda: _same_text(settings, manifest["protocol"]["data"]))
+    device = ranks.together(lambda: pick_device(settings.train.device, ranks))
     _use_threads(manifest["hardware"]["cpu_threads"], device)
-    model = build_model(settings, device)
-    if (model.config.made_with or {}) != manifest["made_with"]:
+    kind = ranks.together(lambda: kind_of(settings, ranks))
+    model = ranks.together(lambda: build_model(settings, _built_on(kind, device)))
+    check_ranks(ranks, settings, model, opened[0], device)
+    if ranks.main and (model.config.made_with or {}) != manifest["made_with"]:
         log.warning("elman: this run began with %s", ", ".join(manifest["made_with"].values()))
-    trainer = _assemble(folder, settings, model, opened, Progress(), manifest["horizon"], quiet)
+    trainer = ranks.together(
+        lambda: _assemble(folder, settings, model, opened, Progress(), manifest["horizon"], quiet, ranks, kind, device)
+    )
     if checkpoint is not None:
-        trainer.progress = load_checkpoint(checkpoint, model, trainer.optimizer)
+        trainer.progress = ranks.together(lambda: load_checkpoint(checkpoint, model, trainer.optimizer, ranks))
         trainer.saved = (trainer.step, checkpoint)
     trainer.settings = _extend(settings, trainer.progress, steps, minutes)
     if trainer.finished and checkpoint is not None:
@@ -163,7 +185,7 @@ def _resume(
         return None
     if (trainer.schedule.factor(trainer.step, 1.0)) == 0 and _past(trainer):
         raise ConfigError("the schedule of this run ended at a learning rate of 0: more steps would change nothing")
-    set_aside(folder.checkpoints, checkpoint)
+    ranks.first(lambda: set_aside(folder.checkpoints, checkpoint))
     folder.cut_metrics(trainer.step)
     folder.update(
         settings=trainer.settings.to_dict(),
@@ -171,6 +193,7 @@ def _resume(
         backends=backends(model),
         act_hooks=acting(),
         step=trainer.mode.facts(),
+        parallel=parallel_facts(ranks, kind, device),
         versions=versions(model.config.made_with or {}),
         resumed=[*manifest["resumed"], {"at_step": trainer.step, "time": now()}],
     )
@@ -187,12 +210,50 @@ def _assemble(
     progress: Progress,
     horizon: dict[str, Any],
     quiet: bool,
+    ranks: Ranks,
+    kind: str,
+    device: torch.device,
 ) -> Trainer:
     train = settings.train
+    processes = make_processes(kind, ranks, model, device, train.launch.endswith("graph"))
     schedule = Schedule(train.schedule, train.warmup or 0, horizon["steps"], train.final_lr, train.decay)  # type: ignore[arg-type]
     optimizer = Optimizer(model, train)
-    display = Display(folder.log, quiet=quiet)
-    return Trainer(folder, settings, model, optimizer, schedule, data, display, progress, horizon["minutes"])
+    display = Display(folder.log, quiet=quiet or not ranks.main)
+    minutes = horizon["minutes"]
+    return Trainer(folder, settings, model, optimizer, schedule, data, display, progress, minutes, ranks, processes)
+
+
+def _folder(ranks: Ranks, take: Callable[[], RunFolder]) -> RunFolder:
+    """The run's folder on the first rank, and on the others what stands for it."""
+    taken: list[RunFolder] = []
+
+    def tell() -> tuple[Path, dict[str, Any]]:
+        taken.append(take())
+        return taken[0].path, taken[0].manifest
+
+    path, manifest = ranks.first(tell)
+    return taken[0] if taken else Elsewhere(path, manifest)
+
+
+def _built_on(kind: str, device: torch.device) -> torch.device:
+    """A model that is going to be shared out need not fit on one device."""
+    return torch.device("cpu") if kind == "fsdp" else device
+
+
+def _last_checkpoint(folder: RunFolder) -> Path | None:
+    remove_leftovers(folder.checkpoints)
+    return last_good(folder.checkpoints)
+
+
+def _same_text(settings: Settings, expected: Mapping[str, Any]) -> tuple[ByteFile, Split]:
+    opened = open_data(settings)
+    found = opened[0].fingerprint()
+    if found != expected:
+        raise DataError(
+            f"{settings.data.path} is not the text of this run: {found['size']} bytes, fingerprint {found['blake2b']}, instead "
+            f"of {expected['size']}, {expected['blake2b']}; give the right one with --data FILE"
+        )
+    return opened
 
 
 def _use_threads(count: int, device: torch.device) -> None:

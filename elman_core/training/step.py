@@ -105,6 +105,11 @@ class OneProcess:
     A step sees the rows of its own process, and every process the same norm and the same values, so that all decide alike.
     """
 
+    heard: Tensor
+
+    def tell(self, notes: Sequence[float]) -> None:
+        """Before a step: numbers to be added up over the processes in `mean`, which then lie in `heard`."""
+
     def forward(self, model: Any, inputs_BT: Tensor, targets_BT: Tensor, **how: Any) -> Outputs:
         """`objective.forward_loss`, through whatever wraps the model."""
         return forward_loss(model, inputs_BT, targets_BT, **how)
@@ -177,9 +182,9 @@ class TrainStep:
     def gradients(self, windows: Windows) -> tuple[Tensor, tuple[str, ...], States | None]:
         """Values, names of the terms, and states as `Done` has them, on the device; the clipped gradient is in `p.grad`."""
         values, names, carry = self._backward(windows)
-        self.before_update()
         params = [p for p in self.optimizer.params.values() if p.grad is not None]
         self.processes.reduce_gradients(params)
+        self.before_update()
         norm = self.processes.norm([p.grad for p in params if p.grad is not None])
         loss, *terms = self.processes.mean(values).unbind()
         values = torch.stack([loss, norm.to(loss.dtype), *terms])

@@ -1,0 +1,231 @@
+"""How a step is shared by several processes: weights on all of them, or cut up among them.
+
+`ddp`: every rank holds the model; torch's DistributedDataParallel averages the gradients while the backward still runs, or,
+where the whole step is one CUDA graph, one sum over flat buckets follows the backward inside the graph. `fsdp`: FSDP2's
+`fully_shard`; each rank holds its part of weights, gradients and optimizer state, and a block is put together while it is used.
+Either way a rank computes its rows of the batch, and the mean over ranks is the mean over rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+
+from elman_core.data import ByteFile
+from elman_core.registry import ConfigError, RankError
+
+from .distributed import Ranks, checksum
+from .hooks import hook_plugins
+from .objective import Outputs, forward_loss
+from .run import versions
+from .settings import Settings
+from .sharding import is_sharded, whole
+from .step import OneProcess
+
+log = logging.getLogger("elman_core")
+
+BUCKET = 25 * 2**20
+"""Bytes of gradient that are summed at once."""
+
+
+def kind_of(settings: Settings, ranks: Ranks) -> str:
+    """What `train.parallel` means here: `none`, `ddp` or `fsdp`.
+
+    Raises:
+        ConfigError: a batch that does not divide, or what cannot be sharded.
+    """
+    train = settings.train
+    if ranks.size == 1:
+        return "none"
+    if train.batch_size % (ranks.size * train.accumulate):
+        raise ConfigError(
+            f"train.batch_size {train.batch_size} does not divide into {ranks.size} ranks"
+            + (f" of {train.accumulate} micro-batches" if train.accumulate > 1 else "")
+            + f": the nearest that does is {_nearest(train.batch_size, ranks.size * train.accumulate)}"
+        )
+    kind = "ddp" if train.parallel == "auto" else train.parallel
+    if kind == "fsdp" and train.optimizer != "adamw":
+        raise ConfigError(f"train.parallel='fsdp' needs train.optimizer='adamw', not {train.optimizer!r}: use 'ddp'")
+    if kind == "fsdp" and settings.data.sampling == "tbptt":
+        # Rows begin afresh at different places on different ranks, which then ask for the weights a different number of times.
+        raise ConfigError("train.parallel='fsdp' does not go with data.sampling='tbptt': use 'ddp'")
+    return kind
+
+
+def make_processes(
+    kind: str, ranks: Ranks, model: nn.Module, device: torch.device, captured: bool = False
+) -> OneProcess:
+    """What stands between a step and the other ranks. `fsdp` replaces the model's parameters: make the optimizer afterwards.
+
+    Args:
+        captured: whether the step is to be recorded as a CUDA graph, which has no place for torch's own wrapper.
+    """
+    if kind == "none":
+        return OneProcess()
+    if kind == "fsdp":
+        return Sharded(ranks, model, device)
+    return Summed(ranks, model) if captured else Replicated(ranks, model)
+
+
+def check_ranks(ranks: Ranks, settings: Settings, model: nn.Module, file: ByteFile, device: torch.device) -> None:
+    """Compare what every rank is to do, with what, on which text.
+
+    Raises:
+        ConfigError, DataError: they differ; names the rank and what it has.
+    """
+    if ranks.size == 1:
+        return
+    data = dataclasses.replace(settings.data, path="")  # which may be mounted elsewhere
+    for name, value in versions(model.config.made_with or {}).items():  # type: ignore[union-attr, operator, arg-type]
+        ranks.require_same({name: value})
+    ranks.require_same({"settings": dataclasses.replace(settings, data=data).to_dict()})
+    ranks.require_same({"hooks": hook_plugins()})
+    found = file.fingerprint()
+    ranks.require_same({f"a text ({settings.data.path}) of size": found["size"]})
+    ranks.require_same({f"a text ({settings.data.path}) with the fingerprint": found["blake2b"]})
+    kinds = ranks.gather(torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu")
+    if ranks.main and len(set(kinds)) > 1:
+        log.warning("elman: the ranks run on %s: the slowest sets the pace", ", ".join(sorted(set(kinds))))
+
+
+def require_one_model(model: nn.Module, ranks: Ranks) -> None:
+    """Raise `RankError` on every rank unless all hold the same weights and buffers, to the bit."""
+    if ranks.size == 1 or is_sharded(model):
+        return
+    sums = ranks.gather(checksum([*model.parameters(), *model.buffers()]))
+    odd = [rank for rank, found in enumerate(sums) if found != sums[0]]
+    if odd:
+        error = RankError(
+            f"rank {odd[0]} no longer holds the weights of rank 0: nothing was saved; a GPU that computes wrongly, or a hook "
+            f"that acts on one rank alone"
+        )
+        error.everywhere = True
+        raise error
+
+
+def parallel_facts(ranks: Ranks, kind: str, device: torch.device) -> dict[str, Any]:
+    """For the manifest."""
+    backend = None if ranks.size == 1 else "nccl" if device.type == "cuda" else "gloo"
+    return {"kind": kind, "ranks": ranks.size, "backend": backend}
+
+
+class _Loss(nn.Module):
+    """The loss as a module, because that is what torch's wrappers wrap."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs_BT: Tensor, targets_BT: Tensor, **how: Any) -> Outputs:
+        return forward_loss(self.model, inputs_BT, targets_BT, **how)
+
+
+class Shared(OneProcess):
+    """A step on several ranks. With the loss it carries notes around, numbers that are added up over the ranks.
+
+    Attributes:
+        notes: on the device; `tell` sets them before a step. heard: their sums after it.
+    """
+
+    NOTES = 8
+
+    def __init__(self, ranks: Ranks, model: nn.Module) -> None:
+        self.ranks = ranks
+        device = next(model.parameters()).device
+        self.notes = torch.zeros(self.NOTES, dtype=torch.float64, device=device)
+        self.heard = torch.zeros_like(self.notes)
+
+    def tell(self, notes: Sequence[float]) -> None:
+        """What this rank adds in the next step."""
+        self.notes[: len(notes)].copy_(torch.tensor(notes, dtype=torch.float64), non_blocking=True)
+
+    def mean(self, values: Tensor) -> Tensor:
+        packed = torch.cat([values.to(torch.float64), self.notes])
+        dist.all_reduce(packed)
+        self.heard.copy_(packed[len(values) :])
+        return (packed[: len(values)] / self.ranks.size).to(values.dtype)
+
+
+class Replicated(Shared):
+    """Every rank holds the model; gradients are averaged while the backward runs."""
+
+    def __init__(self, ranks: Ranks, model: nn.Module) -> None:
+        super().__init__(ranks, model)
+        # Buffers are functions of weights that are the same everywhere: nothing to send. Newer torch has a new name for it.
+        wrapper = nn.parallel.DistributedDataParallel
+        new = "forward_sync_buffers" in inspect.signature(wrapper.__init__).parameters
+        how: dict[str, Any] = {("forward_sync_buffers" if new else "broadcast_buffers"): False}
+        self.wrapped = wrapper(_Loss(model), gradient_as_bucket_view=True, **how)
+
+    def forward(self, model: Any, inputs_BT: Tensor, targets_BT: Tensor, **how: Any) -> Outputs:
+        return self.wrapped(inputs_BT, targets_BT, **how)
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last else self.wrapped.no_sync()
+
+
+class Summed(Shared):
+    """Every rank holds the model; gradients are averaged after the backward, in buckets. A CUDA graph can hold all of it."""
+
+    def reduce_gradients(self, params: Sequence[Tensor]) -> None:
+        for bucket in buckets([p.grad for p in params if p.grad is not None]):
+            flat = torch.cat([g.flatten() for g in bucket])
+            dist.all_reduce(flat)
+            flat /= self.ranks.size
+            parts = flat.split([g.numel() for g in bucket])
+            torch._foreach_copy_(bucket, [part.view_as(g) for part, g in zip(parts, bucket, strict=True)])
+
+
+class Sharded(Shared):
+    """Each rank holds its part of the model; FSDP2 puts a block together for as long as it is used."""
+
+    def __init__(self, ranks: Ranks, model: nn.Module, device: torch.device) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        # Mixers return views; nothing here writes to them.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        mesh = init_device_mesh(device.type, (ranks.size,))
+        for block in model.model.layers:  # type: ignore[union-attr]
+            fully_shard(block, mesh=mesh)
+        self.whole = _Loss(model)
+        fully_shard(self.whole, mesh=mesh)  # what is in no block: embedding, last norm, head
+        model.to(device)  # buffers
+        super().__init__(ranks, model)
+        # The norm and the flag of failure are plain scalars beside sharded gradients: they are the same everywhere.
+        DTensor._op_dispatcher._allow_implicit_replication = True
+
+    def forward(self, model: Any, inputs_BT: Tensor, targets_BT: Tensor, **how: Any) -> Outputs:
+        return self.whole(inputs_BT, targets_BT, **how)
+
+    def norm(self, grads: Iterable[Tensor]) -> Tensor:
+        return whole(get_total_norm(list(grads)))
+
+
+def buckets(grads: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one dtype in groups of about `BUCKET` bytes."""
+    for _, same in itertools.groupby(grads, key=lambda g: g.dtype):
+        group: list[Tensor] = []
+        for grad in same:
+            group.append(grad)
+            if sum(g.numel() * g.element_size() for g in group) >= BUCKET:
+                yield group
+                group = []
+        if group:
+            yield group
+
+
+def _nearest(count: int, unit: int) -> int:
+    return max(unit, round(count / unit) * unit)

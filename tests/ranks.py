@@ -1,0 +1,116 @@
+"""Several ranks for the tests: a process that has imported everything once and forks them, which costs milliseconds instead of
+the seconds that `torchrun` and its imports take."""
+
+import contextlib
+import faulthandler
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Ended:
+    """How the ranks ended: exit codes (negative: the signal) and what each wrote."""
+
+    codes: list[int]
+    out: list[str]
+    err: list[str]
+
+
+class Launcher:
+    """Starts ranks, each of which runs one command line of elman."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ELMAN_RANK_TIMEOUT": "30", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def start(self, ranks: int, words: list[str], prelude: str = "", **environment: str) -> None:
+        """Start them. `prelude` is Python that each runs first."""
+        self.count += 1
+        where = self.folder / f"ranks-{self.count}"
+        where.mkdir()
+        asked = {"ranks": ranks, "words": [str(w) for w in words], "prelude": prelude, "environment": environment}
+        self.process.stdin.write(json.dumps({**asked, "where": str(where)}) + "\n")
+        self.process.stdin.flush()
+        self.where, self.ranks = where, ranks
+        self.pids = json.loads(self.process.stdout.readline())
+
+    def wait(self) -> Ended:
+        """How those that were started ended."""
+        codes = json.loads(self.process.stdout.readline())
+        texts = {kind: [(self.where / f"{r}.{kind}").read_text() for r in range(self.ranks)] for kind in ("out", "err")}
+        return Ended(codes, **texts)
+
+    def run(self, ranks: int, words: list[str], prelude: str = "", **environment: str) -> Ended:
+        self.start(ranks, words, prelude, **environment)
+        return self.wait()
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+def serve() -> None:
+    import elman_core.training.loop
+    import elman_core.training.start  # noqa: F401
+    from elman_core.registry import plugins
+
+    plugins()
+    replies = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        port = free_port()
+        place = {"WORLD_SIZE": asked["ranks"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        pids = []
+        for rank in range(asked["ranks"]):
+            pid = os.fork()
+            if not pid:
+                child(asked, {**place, "RANK": rank, "LOCAL_RANK": rank, **asked["environment"]}, rank)
+            pids.append(pid)
+        print(json.dumps(pids), file=replies, flush=True)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        print(json.dumps(codes), file=replies, flush=True)
+
+
+def free_port() -> int:
+    """Below the ports that the system gives to outgoing connections, one of which might take it before the ranks do."""
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+
+
+def child(asked: dict, environment: dict, rank: int) -> None:
+    code = 70
+    try:
+        for number, kind in ((0, None), (1, "out"), (2, "err")):
+            path = "/dev/null" if kind is None else f"{asked['where']}/{rank}.{kind}"
+            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), number)
+        faulthandler.dump_traceback_later(90, exit=True)  # a test that hangs says where
+        os.environ.update({k: str(v) for k, v in environment.items()})
+        from elman_core.cli import main
+        from elman_core.training import distributed
+
+        exec(asked["prelude"], {"RANK": rank, "__name__": "prelude"})
+        code = main(asked["words"])
+        distributed.leave(well=code == 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,337 @@
+"""Several ranks train as one: the same losses, the same checkpoints, and one end for all, however it comes."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from ranks import Launcher
+from train_helpers import TINY, losses, metrics, settings, tensors, write_text
+
+from elman_core.cli import main
+from elman_core.training.start import resume, start
+from elman_core.training.storage import check_folder
+
+ONE_LINE = 1
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def text(where):
+    return write_text(where / "text", document=30)
+
+
+@pytest.fixture(scope="module")
+def launch(where):
+    launcher = Launcher(where)
+    yield launcher
+    launcher.close()
+
+
+def words(text, out, *sets):
+    flat = [f"{table}.{k}={json.dumps(v)}" for table, values in TINY.items() for k, v in values.items()]
+    return ["train", "e42", "--data", text, "--out", out, *(w for s in [*flat, *sets] for w in ("--set", s))]
+
+
+def manifest(run):
+    return json.loads((run / "manifest.json").read_text())
+
+
+def act(when, what, rank):
+    """Python that registers a hook on every rank, which does something on one of them before an update."""
+    return f"""
+import os, signal, sys, time, torch
+from elman_core.registry import hookimpl, plugins
+class Act:
+    @hookimpl
+    def elman_before_optimizer_step(self, run):
+        if RANK == {rank} and run.step == {when}:
+            {what}
+plugins().manager.register(Act(), name="elman-test:act")
+"""
+
+
+# the same training -----------------------------------------------------------------------------------------------------
+
+SHORT = ("train.steps=12", "train.eval_every=6", "train.lr=0.01")
+CASES = {
+    "plain": (2, ()),
+    "four ranks": (4, ()),
+    "accumulated": (2, ("train.accumulate=2",)),
+    "carried": (2, ("data.sampling=tbptt", "data.documents=reset")),
+    "schedule-free": (2, ("train.optimizer=schedulefree",)),
+    "recomputed": (2, ("train.gradient_checkpointing=true", "train.loss_chunk=5")),
+    "sharded": (2, ("train.parallel=fsdp",)),
+    "sharded, recomputed": (
+        2, ("train.parallel=fsdp", "train.gradient_checkpointing=true", "train.accumulate=2", "train.loss_chunk=5"),
+    ),
+    "sharded matrix": (2, ("train.parallel=fsdp", "model.variant=e88", "model.options.n_heads=2", "model.options.n_state=4",
+                           "train.lr=1e-3")),  # at 1e-2 it is chaotic: accumulation on one device departs as far
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_several_ranks_train_as_one_device(case, launch, text, tmp_path):
+    ranks, sets = CASES[case]
+    start(settings(text, *SHORT, *(s for s in sets if "parallel" not in s)), tmp_path / "one", quiet=True).fit()
+    ended = launch.run(ranks, words(text, tmp_path / "several", *SHORT, *sets))
+    assert ended.codes == [0] * ranks, ended.err
+    assert ended.err == [""] * ranks
+    assert ended.out[1:] == [""] * (ranks - 1)  # one of them speaks
+    one, several = tmp_path / "one", tmp_path / "several"
+    assert losses(several) == pytest.approx(losses(one), abs=2e-5)
+    norms = [[m["grad_norm"] for m in metrics(run)] for run in (one, several)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    scores = [[m["bits_per_byte"] for m in metrics(run, "evaluation")] for run in (one, several)]
+    assert scores[1] == pytest.approx(scores[0], abs=3e-5)
+    assert manifest(several)["protocol_hash"] == manifest(one)["protocol_hash"]
+    kind = "fsdp" if "sharded" in case else "ddp"
+    assert manifest(several)["parallel"] == {"kind": kind, "ranks": ranks, "backend": "gloo"}
+    paths = [run / "checkpoints" / "step-00000012" for run in (one, several)]
+    check_folder(paths[1])
+    names = [sorted(p.relative_to(path).as_posix() for p in path.rglob("*")) for path in paths]
+    assert names[1] == names[0]
+    first, second = (tensors(path) for path in paths)
+    assert {n for n in second if "rank" not in n} == first.keys()
+    for name, tensor in first.items():
+        assert second[name].shape == tensor.shape, name
+        if "rng" not in name and ".seen" not in name and "step/" not in name:
+            assert (second[name] - tensor).abs().max() <= 2e-3 * max(1, tensor.abs().max()), name
+
+
+def test_gradients_summed_after_the_backward_are_those_summed_during_it(launch, text, tmp_path):
+    """What a captured step does."""
+    prelude = "import elman_core.training.parallel as p; p.BUCKET = 1000; p.Replicated = p.Summed"
+    for name, change in (("during", ""), ("after", prelude)):
+        ended = launch.run(2, words(text, tmp_path / name, *SHORT, "train.accumulate=2"), change)
+        assert ended.codes == [0, 0], ended.err
+    assert losses(tmp_path / "after") == pytest.approx(losses(tmp_path / "during"), abs=1e-6)
+
+
+def test_an_evaluation_does_not_depend_on_the_number_of_ranks_in_any_bit(launch, text, tmp_path):
+    prelude = f"""
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from train_helpers import settings
+from elman_core.training.start import start
+trainer = start(settings(Path({str(text)!r}), "data.eval_bytes=1100"), Path(OUT), quiet=True)
+print(json.dumps(trainer.evaluate()))
+"""
+    results = []
+    for ranks in (1, 2, 4):
+        ended = launch.run(ranks, ["list"], prelude.replace("OUT", repr(str(tmp_path / str(ranks)))))
+        assert ended.codes == [0] * ranks, ended.err
+        results += [out.splitlines()[0] for out in ended.out]
+    assert len(set(results)) == 1
+    assert len(results) == 7
+
+
+@pytest.mark.parametrize("sets", [("data.sampling=tbptt",), ("train.parallel=fsdp",)], ids=["carried", "sharded"])
+def test_a_run_goes_on_with_another_number_of_ranks(sets, launch, text, tmp_path):
+    """Two ranks until a signal, then four, then one: the losses of one device throughout."""
+    alone = [s for s in sets if "parallel" not in s]
+    start(settings(text, "train.steps=24", *alone), tmp_path / "straight", quiet=True).fit()
+    run = tmp_path / "run"
+    stop = act(7, "os.kill(os.getpid(), signal.SIGTERM)", rank=1)
+    ended = launch.run(2, words(text, run, "train.steps=24", *sets), stop)
+    assert ended.codes == [143, 143], ended.err
+    assert f"elman resume {run}" in ended.out[0]
+    assert (manifest(run)["status"], manifest(run)["steps_done"]) == ("killed", 9)  # known to all a step later
+    stop = act(15, "os.kill(os.getpid(), signal.SIGINT)", rank=3)
+    ended = launch.run(4, ["resume", run, "--set", "train.log_every=1"], stop)
+    assert ended.codes == [130] * 4, ended.err
+    assert (manifest(run)["status"], manifest(run)["steps_done"]) == ("incomplete", 17)
+    assert resume(run, quiet=True, sets=["train.parallel=auto"]).fit().status == "ok"
+    assert losses(run) == pytest.approx(losses(tmp_path / "straight"), abs=2e-5)
+    assert manifest(run)["parallel"]["ranks"] == 1
+    assert [r["at_step"] for r in manifest(run)["resumed"]] == [9, 17]
+
+
+def test_minutes_end_at_the_same_step_on_every_rank_whatever_their_clocks_say(launch, text, tmp_path):
+    slow = "import time\nreal = time.perf_counter\nif RANK == 1: time.perf_counter = lambda: real() / 1000"
+    out = tmp_path / "run"
+    sized = words(text, out, "train.warmup=1")
+    at = sized.index("train.steps=40")
+    ended = launch.run(2, [*sized[: at - 1], *sized[at + 1 :], "--minutes", "0.01"], slow)
+    assert ended.codes == [0, 0], ended.err
+    assert 0.6 <= metrics(out)[-1]["seconds"] < 5
+    assert manifest(out)["status"] == "ok"
+
+
+def test_a_wish_to_save_of_any_rank_is_heard_by_all(launch, text, tmp_path):
+    wish = act(3, "os.kill(os.getpid(), signal.SIGUSR1)", rank=1)
+    ended = launch.run(2, words(text, tmp_path / "run", "train.steps=8", "train.keep=0"), wish)
+    assert ended.codes == [0, 0], ended.err
+    names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step-00000005", "step-00000008"]
+
+
+# one end for all -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_all_with_a_line_and_the_run_goes_on(rank, launch, text, tmp_path):
+    run = tmp_path / "run"
+    began = time.monotonic()
+    kill = act(6, "os.kill(os.getpid(), signal.SIGKILL)", rank)
+    ended = launch.run(2, words(text, run, "train.steps=10", "train.save_every=4"), kill)
+    assert time.monotonic() - began < 60
+    assert ended.codes == [-9 if r == rank else 1 for r in range(2)], ended.err
+    said = ended.err[1 - rank]
+    assert "a rank has ended or has not answered" in said
+    assert said.count("\n") == ONE_LINE
+    assert manifest(run)["status"] == "crashed"
+    assert "a rank has ended" in manifest(run)["error"]
+    assert launch.run(2, ["resume", run]).codes == [0, 0]
+    assert sorted(losses(run)) == list(range(1, 11))
+
+
+def test_a_rank_that_does_not_answer_ends_all_within_the_time_given(launch, text, tmp_path):
+    freeze = act(3, "os.kill(os.getpid(), signal.SIGSTOP)", rank=1)
+    launch.start(2, words(text, tmp_path / "run", "train.steps=10"), freeze, ELMAN_RANK_TIMEOUT="4")
+    until = time.monotonic() + 60
+    while not (tmp_path / "run" / "manifest.json").exists() or manifest(tmp_path / "run")["status"] != "crashed":
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    os.kill(launch.pids[1], signal.SIGKILL)
+    ended = launch.wait()
+    assert ended.codes == [1, -9]
+    assert "has not answered for 4" in ended.err[0]
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_for_ever(launch, text, tmp_path):
+    ended = launch.run(1, words(text, tmp_path / "run"), WORLD_SIZE="2", ELMAN_RANK_TIMEOUT="2")
+    assert ended.codes == [1]
+    assert "the 2 ranks did not find each other" in ended.err[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_fails_on_one_rank_is_said_once_with_its_number(launch, text, tmp_path):
+    """Out of memory on rank 1: all leave with 3, and the run says oom."""
+    prelude = """
+from elman_core.training.step import TrainStep
+real = TrainStep.forward
+calls = []
+def forward(self, windows):
+    calls.append(1)
+    if RANK == 1 and len(calls) == 3:
+        raise MemoryError
+    return real(self, windows)
+TrainStep.forward = forward
+"""
+    ended = launch.run(2, words(text, tmp_path / "run"), prelude)
+    assert ended.codes == [3, 3], ended.err
+    said = "".join(ended.err)
+    assert said.startswith("elman: rank 1: out of memory on cpu in step 3")
+    assert "saves about" in said
+    assert said.count("\n") == ONE_LINE
+    assert "rank 1: out of memory" in manifest(tmp_path / "run")["error"]
+    assert manifest(tmp_path / "run")["status"] == "oom"
+
+
+def test_an_observer_that_fails_stops_all_ranks_and_what_was_done_is_saved(launch, text, tmp_path):
+    prelude = """
+from elman_core.registry import hookimpl, plugins
+class Bad:
+    @hookimpl
+    def elman_step_end(self, step):
+        assert RANK == 0, "observers are called on the first rank"
+        if step == 3:
+            raise RuntimeError("no good")
+plugins().manager.register(Bad(), name="elman-bad:bad")
+"""
+    ended = launch.run(2, words(text, tmp_path / "run", "train.steps=10"), prelude)
+    assert ended.codes == [2, 2], ended.err
+    assert "plugin elman-bad:bad failed in elman_step_end: RuntimeError: no good" in ended.err[0]
+    assert ended.err[0].count("\n") == ONE_LINE
+    assert ended.err[1] == ""
+    assert manifest(tmp_path / "run")["status"] == "crashed"
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
+    assert launch.run(2, ["resume", tmp_path / "run"]).codes == [0, 0]
+    assert sorted(losses(tmp_path / "run")) == list(range(1, 11))
+
+
+def test_divergence_is_found_by_all_ranks_and_named_with_all_rows(launch, text, tmp_path):
+    ended = launch.run(2, words(text, tmp_path / "run", "train.lr=1e6", "train.warmup=0"))
+    assert ended.codes == [4, 4], ended.err
+    assert ended.err[0].count("\n") == ONE_LINE
+    assert ended.err[1] == ""
+    report = json.loads((tmp_path / "run" / "diverged.json").read_text())
+    assert len(report["batch"]["offsets"]) == 4
+    assert manifest(tmp_path / "run")["status"] == f"diverged@{report['step']}"
+
+
+def test_ranks_that_have_drifted_apart_save_nothing(launch, text, tmp_path):
+    drift = act(3, "run.model.model.norm.weight.data[0] += 1e-6", rank=1)
+    ended = launch.run(2, words(text, tmp_path / "run", "train.steps=6"), drift)
+    assert ended.codes == [1, 1], ended.err
+    assert "rank 1 no longer holds the weights of rank 0" in ended.err[0]
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+# what is refused ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sets", "said"),
+    [
+        (2, ("train.batch_size=5",), "train.batch_size 5 does not divide into 2 ranks: the nearest that does is 4"),
+        (2, ("train.accumulate=4",), "does not divide into 2 ranks of 4 micro-batches: the nearest that does is 8"),
+        (2, ("train.parallel=fsdp", "train.optimizer=schedulefree"), "train.parallel='fsdp' needs train.optimizer='adamw'"),
+        (2, ("train.parallel=fsdp", "data.sampling=tbptt"), "does not go with data.sampling='tbptt': use 'ddp'"),
+        (2, ("train.device=cuda",), "there are 0 CUDA devices here, too few for the ranks"),
+        (2, ("train.device='cuda:1'",), "with 2 ranks each has its own"),
+        (2, ("train.stesp=1",), "Did you mean 'train.steps'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_of_one_rank_and_exit_2(ranks, sets, said, launch, text, tmp_path):
+    ended = launch.run(ranks, words(text, tmp_path / "run", *sets))
+    assert ended.codes == [2] * ranks
+    assert said in "".join(ended.err)
+    assert "".join(ended.err).count("\n") == ONE_LINE
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_there_is_not_overwritten(launch, text, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").touch()
+    ended = launch.run(2, words(text, tmp_path / "run"))
+    assert ended.codes == [2, 2]
+    assert "nothing is overwritten" in ended.err[0]
+    assert ended.err[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("prelude", "said"),
+    [
+        ("import os\nif RANK: os.chdir('other')", "rank 1 has a text (text) with the fingerprint"),
+        ("import os\nif RANK: os.chdir('missing')", "rank 1: there is no file text"),
+        ("import elman_core\nif RANK: elman_core.__version__ = '0.0.9'", "rank 1 has elman-core 0.0.9, rank 0 has"),
+    ],
+    ids=["another text", "no text", "another version"],
+)
+def test_ranks_that_would_train_on_different_things_are_refused(prelude, said, launch, text, tmp_path):
+    (tmp_path / "text").write_bytes(text.read_bytes())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "missing").mkdir()
+    (tmp_path / "other" / "text").write_bytes(bytes([65]) * text.stat().st_size)
+    ended = launch.run(2, words("text", tmp_path / "run"), f"import os; os.chdir({str(tmp_path)!r})\n{prelude}")
+    assert ended.codes == [2, 2], ended.err
+    assert said in ended.err[0]
+    assert ended.err[0].count("\n") == ONE_LINE
+    assert ended.err[1] == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_setting_that_a_run_keeps_is_not_set_anew(text, tmp_path, capsys):
+    start(settings(text, "train.steps=2"), tmp_path / "run", quiet=True).fit()
+    assert main(["resume", str(tmp_path / "run"), "--steps", "4", "--set", "train.lr=1.0"]) == 2
+    assert "a run keeps its train.lr" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path / "run"), "--steps", "4", "--set", "train.accumulate=2"]) == 0
+    assert manifest(tmp_path / "run")["settings"]["train"]["accumulate"] == 2
