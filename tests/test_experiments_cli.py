@@ -238,8 +238,7 @@ def test_a_suite_survives_the_death_of_its_scheduler_and_of_a_training(here, cap
     wait_for(lambda: (killed / "checkpoints/step-00000050").exists(), 120)
     first.kill()
     first.communicate()
-    pids = (folder / "jobs/e42-16x1-s42.lock").read_text().split()
-    os.killpg(int(pids[0]), signal.SIGKILL)
+    os.killpg(states(folder)["e42-16x1-s42"].attempts[0].pid, signal.SIGKILL)
     second = elman(*words)
     out, _ = second.communicate(timeout=300)
     assert second.returncode == 0, out

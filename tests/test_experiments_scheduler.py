@@ -23,8 +23,10 @@ from scheduler_helpers import (
 
 from elman_core.experiments import scheduler as scheduler_module
 from elman_core.experiments.job import Attempt, Ending, State, write_state
+from elman_core.experiments.local import attempt_lock, kill_group
 from elman_core.experiments.locks import is_locked
-from elman_core.experiments.scheduler import Scheduler, cancel_file, final_status, next_command
+from elman_core.experiments.outcome import final_status, next_command
+from elman_core.experiments.scheduler import Scheduler, cancel_file
 from elman_core.registry import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith(("linux", "darwin")), reason="needs file locks of POSIX")
@@ -231,6 +233,14 @@ def test_what_a_job_leaves_running_is_ended_with_it(tmp_path):
     assert gone(int((tmp_path / "pid").read_text()))
 
 
+def test_a_process_that_outlives_its_group_does_not_hold_up_the_next_attempt(tmp_path):
+    leave = "import os, time; os.setsid(); time.sleep(8)"  # in a session of its own, it is not ended with the job
+    once = f"test -e '{tmp_path}/again' || {{ touch '{tmp_path}/again'; kill -9 $$; }}"
+    job = shell_job(tmp_path, "a", f'{sys.executable} -c "{leave}" & sleep 0.3; {once}')
+    assert schedule([job], cpu_executor())[0] == {"a": "ok"}
+    assert [a.exit_code for a in state(job).attempts] == [137, 0]
+
+
 def test_cancelling_stops_one_job_and_keeps_another_from_starting(tmp_path):
     slow = f"trap 'exit 143' TERM; touch '{tmp_path}/started'; sleep 60 & wait"
     jobs = [
@@ -320,7 +330,7 @@ def test_what_ended_while_nobody_looked_is_not_repeated(tmp_path, fake):
     wait_for(lambda: all(state(job).status == "running" and state(job).attempts[0].pid for job in jobs))
     first.kill()
     first.wait()
-    wait_for(lambda: not any(is_locked(job.state.with_suffix(".lock")) for job in jobs))
+    wait_for(lambda: not any(is_locked(attempt_lock(job, 1)) for job in jobs))
     statuses, _ = schedule(jobs, gpu_executor(fake))
     assert statuses == {"good": "ok", "bad": "crashed"}
     assert state(jobs[1]).attempts[0].exit_code == 5
@@ -418,8 +428,6 @@ def test_the_last_word_of_a_failed_job_is_said(tmp_path):
 
 
 def test_a_process_number_that_passed_to_another_is_not_signalled(tmp_path):
-    from elman_core.experiments.local import kill_group
-
     stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
     assert not kill_group(stranger.pid, 1.0, signal.SIGKILL)
     assert stranger.poll() is None

@@ -79,8 +79,8 @@ class Board:
 
     def far(self, state: State) -> str:
         """How far a training is."""
+        from elman_core.experiments.outcome import figures
         from elman_core.experiments.progress import progress
-        from elman_core.experiments.scheduler import figures
 
         job = self.jobs[state.id]
         if state.status == "ok":

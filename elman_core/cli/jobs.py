@@ -140,7 +140,7 @@ def cancel(
             cancel_file(job).touch()
             asked += 1
         elif not held and state.status == "running":
-            asked += stop_orphan(job, state.attempts[-1])
+            asked += stop_orphan(job, state.attempts[-1], len(state.attempts))
     told = "the scheduler stops" if held else "told to stop:"
     print(f"{told} {asked} job{'' if asked == 1 else 's'} of {folder}; what runs saves first")
 
@@ -200,7 +200,7 @@ def _where(state: State) -> str:
 
 def _why(state: State) -> str:
     """What is worth knowing of a job that did not end well."""
-    from elman_core.experiments.scheduler import last_line
+    from elman_core.experiments.outcome import last_line
 
     last = _last(state)
     if last is None or state.ok or state.status == "running":

@@ -26,6 +26,9 @@ KILLED, INCOMPLETE, LOST = "killed", "incomplete", "lost"
 UNFINISHED = (WAITING, RUNNING, KILLED, INCOMPLETE, LOST)
 """A suite that is started again goes on with these. The others have an answer, if not the one that was hoped for."""
 
+OUTSIDE = (KILLED, INCOMPLETE, LOST)
+"""What something else did to a job. A scheduler that did not do it tries again."""
+
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]*")
 
 

@@ -114,6 +114,7 @@ class LocalExecutor:
                 code = 128 - code if code < 0 else code
             elif code is None and handle.killed:
                 code = 128 + signal.SIGKILL
+        handle.lock.unlink(missing_ok=True)
         return Ending(code, cause=self._fault(handle) if code != 0 else "")
 
     def contended(self, handle: Running) -> list[str]:
@@ -145,7 +146,7 @@ class LocalExecutor:
 
     def _running(self, job: Job, attempt: Attempt, slot: Slot, number: int) -> Running:
         log = job.attempt_log(number)
-        return Running(job, attempt, slot, job_lock(job), log.with_suffix(".exit"))
+        return Running(job, attempt, slot, attempt_lock(job, number), log.with_suffix(".exit"))
 
     def _fault(self, handle: Running) -> str:
         """ "gpu lost" and the like, if the hardware failed; that GPU is not used again."""
@@ -166,9 +167,9 @@ def _belongs(pid: int, leader: int) -> bool:
         return False
 
 
-def job_lock(job: Job) -> Path:
-    """The lock that the processes of a job hold while any of them lives."""
-    return job.state.with_suffix(".lock")
+def attempt_lock(job: Job, number: int) -> Path:
+    """The lock that the processes of an attempt hold while any of them lives."""
+    return job.state.with_name(f"{job.id}.{number}.lock")
 
 
 def started_at(pid: int) -> float | None:
@@ -193,9 +194,9 @@ def kill_group(pid: int | None, pid_started: float | None, signum: int) -> bool:
     return True
 
 
-def stop_orphan(job: Job, attempt: Attempt) -> bool:
-    """Tell a job that no scheduler watches to save and end. Returns whether there was anything to tell."""
-    return is_locked(job_lock(job)) and kill_group(attempt.pid, attempt.pid_started, signal.SIGTERM)
+def stop_orphan(job: Job, attempt: Attempt, number: int) -> bool:
+    """Tell an attempt that no scheduler watches to save and end. Returns whether there was anything to tell."""
+    return is_locked(attempt_lock(job, number)) and kill_group(attempt.pid, attempt.pid_started, signal.SIGTERM)
 
 
 def _exit_code(path: Path) -> int | None:

@@ -7,9 +7,6 @@ and waits for it, resumes what was cut short, and never repeats what is finished
 from __future__ import annotations
 
 import datetime
-import json
-import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,16 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elman_core.registry.errors import ConfigError
-from elman_core.training.storage import storage_errors
 
 from .job import (
     CRASHED,
-    DIVERGED,
-    INCOMPLETE,
     KILLED,
     LOST,
     OK,
-    OOM,
+    OUTSIDE,
     RUNNING,
     TIMEOUT,
     Attempt,
@@ -36,9 +30,9 @@ from .job import (
     Slot,
     State,
     read_state,
-    status_of,
     write_state,
 )
+from .outcome import figures, final_status, last_line, next_command
 
 RETRIES = 2
 """Times that one scheduler starts a job again after something outside the job ended it."""
@@ -46,8 +40,8 @@ GRACE = 120.0
 """Seconds that a job has to save after SIGTERM."""
 LOOK = 2.0
 """Seconds between two looks at who else is on a job's GPU."""
-_EMPTY = (".lock", "metrics.jsonl", "console.log")  # what a run has before its manifest
-_OUTSIDE = (KILLED, INCOMPLETE, LOST)
+ASK, SAY = 1.0, 60.0
+"""Seconds between two requests for a place while there is none, and between two lines that say so."""
 
 
 class Observer(Protocol):
@@ -102,8 +96,9 @@ class Scheduler:
         self.queue: list[Job] = []
         self.retried: dict[str, int] = {}
         self.stopping = ""
-        self._waiting = ""
         self._again = again
+        self._ask_again = 0.0  # when to ask for a place next
+        self._said = -SAY  # when it was said what jobs wait for
 
     def run(self) -> list[State]:
         """Run all that is not finished; returns the state of every job, in order.
@@ -116,7 +111,7 @@ class Scheduler:
             while self.active or (self.queue and not self.stopping):
                 for active in list(self.active.values()):
                     self._watch(active)
-                if not self.stopping:
+                if not self.stopping and time.monotonic() >= self._ask_again:
                     self._start_what_fits()
                 self.observer.tick(self.all_states)
                 if self.active or self.queue:
@@ -183,7 +178,6 @@ class Scheduler:
             if slot is None:
                 self._say_waiting()
                 return
-            self._waiting = ""
             self._start(self.queue.pop(0), slot)
 
     def _start(self, job: Job, slot: Slot) -> None:
@@ -200,10 +194,13 @@ class Scheduler:
         self.observer.event(f"{job.id}: {how} on {slot.name}")
 
     def _say_waiting(self) -> None:
-        why = getattr(self.executor, "why", "")
-        if why != self._waiting and not self.active:
+        """Once a minute, and only if nothing runs, what the jobs wait for."""
+        clock = time.monotonic()
+        self._ask_again = clock + ASK
+        if not self.active and clock - self._said > SAY:
+            self._said = clock
+            why = getattr(self.executor, "why", "")
             self.observer.event(f"waiting for a place: {why}" if why else "waiting for a place")
-        self._waiting = why
 
     def _cancel_waiting(self, job: Job) -> None:
         cancel_file(job).unlink(missing_ok=True)
@@ -253,13 +250,14 @@ class Scheduler:
     def _end(self, active: _Active, ending: Ending) -> None:
         job, state = active.job, self.states[active.job.id]
         del self.active[job.id]
+        self._ask_again = 0.0
         self.executor.release(active.slot)
         attempt = state.attempts[-1]
         if ending.log is not None:
             attempt.log = ending.log
         self._close(job, state, attempt, ending, active.reason)
         cancel_file(job).unlink(missing_ok=True)
-        outside = state.status in _OUTSIDE or (bool(ending.cause) and state.status != OK)
+        outside = state.status in OUTSIDE or (bool(ending.cause) and state.status != OK)
         again = outside and not active.reason and self.retried.get(job.id, 0) < self.retries and not self.stopping
         if again:
             self.retried[job.id] = self.retried.get(job.id, 0) + 1
@@ -284,94 +282,9 @@ class Scheduler:
         write_state(job.state, self.states[job.id])
 
 
-def final_status(job: Job, ending: Ending, reason: str = "") -> str:
-    """The status of a job whose attempt ended: its exit code, and of a training what its manifest says more exactly.
-
-    Args:
-        reason: why the scheduler stopped it, if it did.
-    """
-    if ending.status is not None:
-        return ending.status
-    status, manifest = status_of(ending.exit_code), _manifest_status(job)
-    if manifest == OK and status in (OK, *_OUTSIDE):
-        return OK  # complete and saved, whatever came after
-    if reason == TIMEOUT:
-        return TIMEOUT
-    if job.run is None:
-        own = status in (DIVERGED, OOM, TIMEOUT) and not _is_elman(job.command)
-        return CRASHED if own else status  # to another program, 3 or 4 means something else
-    if status == OK:
-        return manifest or CRASHED
-    if status == DIVERGED and manifest.startswith(DIVERGED):
-        return manifest
-    if status == LOST and manifest not in ("", "starting", RUNNING):
-        return manifest
-    return status
-
-
-def _is_elman(command: Sequence[str]) -> bool:
-    """Whether a command line, or a line of shell, calls this package's command."""
-    words = " ".join(command).split()
-    return any(word == "elman_core" or word.rpartition("/")[2] == "elman" for word in words)
-
-
-def next_command(job: Job, attempt: int) -> tuple[str, ...]:
-    """What starts or continues a job: `elman resume` once its run has a checkpoint.
-
-    A run without one holds no step, and the next attempt begins anew: what was there goes to the logs, if there was anything.
-
-    Args:
-        attempt: the number of the attempt that is to start.
-    """
-    run = job.run
-    if run is None:
-        return job.command
-    if any(run.glob("checkpoints/step-*")):
-        return (sys.executable, "-m", "elman_core", "resume", str(run))
-    if (run / "manifest.json").exists():
-        with storage_errors(f"cannot move {run} aside"):
-            job.log.parent.mkdir(parents=True, exist_ok=True)
-            run.rename(job.attempt_log(attempt - 1).with_suffix(".run"))
-    elif run.is_dir() and all(p.name in _EMPTY or p.name.startswith(".partial-") for p in run.iterdir()):
-        shutil.rmtree(run)
-    return job.command
-
-
 def cancel_file(job: Job) -> Path:
     """The file that asks the scheduler to cancel a job."""
     return job.state.with_suffix(".cancel")
-
-
-def figures(job: Job) -> str:
-    """The figures of a finished training, to end a line with; empty if there are none."""
-    result = _manifest(job).get("result") or {}
-    words = {"bits_per_byte": "{:.4f} bits per byte", "loss_last_100_steps": "loss {:.4f}", "tok_s": "{:,.0f} tok/s"}
-    return "".join(f", {text.format(result[key])}" for key, text in words.items() if key in result)
-
-
-def last_line(log: str) -> str:
-    """The last thing that an attempt said, without the name of the command before an error."""
-    try:
-        with open(log, "rb") as opened:
-            opened.seek(max(0, opened.seek(0, 2) - 4096))
-            lines = opened.read().decode(errors="replace").splitlines()
-    except FileNotFoundError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("elman: ")
-
-
-def _manifest_status(job: Job) -> str:
-    """What a run says of itself; empty if it says nothing."""
-    return str(_manifest(job).get("status", ""))
-
-
-def _manifest(job: Job) -> dict[str, Any]:
-    if job.run is None:
-        return {}
-    try:
-        return json.loads((job.run / "manifest.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
 
 
 def now() -> str:

@@ -1,0 +1,100 @@
+"""What an attempt came to: its status, its figures, its last word, and what the next attempt starts with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from elman_core.training.storage import storage_errors
+
+from .job import CRASHED, DIVERGED, LOST, OK, OOM, OUTSIDE, RUNNING, TIMEOUT, Ending, Job, status_of
+
+_EMPTY = (".lock", "metrics.jsonl", "console.log")  # what a run has before its manifest
+
+
+def final_status(job: Job, ending: Ending, reason: str = "") -> str:
+    """The status of a job whose attempt ended: its exit code, and of a training what its manifest says more exactly.
+
+    Args:
+        reason: why the scheduler stopped it, if it did.
+    """
+    if ending.status is not None:
+        return ending.status
+    status, manifest = status_of(ending.exit_code), _manifest_status(job)
+    if manifest == OK and status in (OK, *OUTSIDE):
+        return OK  # complete and saved, whatever came after
+    if reason == TIMEOUT:
+        return TIMEOUT
+    if job.run is None:
+        own = status in (DIVERGED, OOM, TIMEOUT) and not _is_elman(job.command)
+        return CRASHED if own else status  # to another program, 3 or 4 means something else
+    if status == OK:
+        return manifest or CRASHED
+    if status == DIVERGED and manifest.startswith(DIVERGED):
+        return manifest
+    if status == LOST and manifest not in ("", "starting", RUNNING):
+        return manifest
+    return status
+
+
+def _is_elman(command: Sequence[str]) -> bool:
+    """Whether a command line, or a line of shell, calls this package's command."""
+    words = " ".join(command).split()
+    return any(word == "elman_core" or word.rpartition("/")[2] == "elman" for word in words)
+
+
+def next_command(job: Job, attempt: int) -> tuple[str, ...]:
+    """What starts or continues a job: `elman resume` once its run has a checkpoint.
+
+    A run without one holds no step, and the next attempt begins anew: what was there goes to the logs, if there was anything.
+
+    Args:
+        attempt: the number of the attempt that is to start.
+    """
+    run = job.run
+    if run is None:
+        return job.command
+    if any(run.glob("checkpoints/step-*")):
+        return (sys.executable, "-m", "elman_core", "resume", str(run))
+    if (run / "manifest.json").exists():
+        with storage_errors(f"cannot move {run} aside"):
+            job.log.parent.mkdir(parents=True, exist_ok=True)
+            run.rename(job.attempt_log(attempt - 1).with_suffix(".run"))
+    elif run.is_dir() and all(p.name in _EMPTY or p.name.startswith(".partial-") for p in run.iterdir()):
+        shutil.rmtree(run)
+    return job.command
+
+
+def figures(job: Job) -> str:
+    """The figures of a finished training, to end a line with; empty if there are none."""
+    result = _manifest(job).get("result") or {}
+    words = {"bits_per_byte": "{:.4f} bits per byte", "loss_last_100_steps": "loss {:.4f}", "tok_s": "{:,.0f} tok/s"}
+    return "".join(f", {text.format(result[key])}" for key, text in words.items() if key in result)
+
+
+def last_line(log: str) -> str:
+    """The last thing that an attempt said, without the name of the command before an error."""
+    try:
+        with open(log, "rb") as opened:
+            opened.seek(max(0, opened.seek(0, 2) - 4096))
+            lines = opened.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("elman: ")
+
+
+def _manifest_status(job: Job) -> str:
+    """What a run says of itself; empty if it says nothing."""
+    return str(_manifest(job).get("status", ""))
+
+
+def _manifest(job: Job) -> dict[str, Any]:
+    if job.run is None:
+        return {}
+    try:
+        return json.loads((job.run / "manifest.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
