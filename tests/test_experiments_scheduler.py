@@ -1,5 +1,6 @@
 """Each job runs once, on a GPU of its own, whatever happens to it, to the scheduler, or to the GPU."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -372,11 +373,11 @@ def test_an_adopted_job_keeps_its_timeout_and_can_be_stopped(tmp_path, fake):
 # a training's status is its manifest's
 
 
-def run_job(tmp_path, status=None):
+def run_job(tmp_path, status=None, **facts):
     run = tmp_path / "run"
     if status:
         run.mkdir(exist_ok=True)
-        (run / "manifest.json").write_text(json.dumps({"status": status}))
+        (run / "manifest.json").write_text(json.dumps({"status": status, **facts}))
     return shell_job(tmp_path, "a", "true", run=run)
 
 
@@ -418,7 +419,17 @@ def test_a_run_with_a_checkpoint_is_resumed_and_one_without_begun_anew(tmp_path)
     assert (tmp_path / "logs/a.1.run/manifest.json").exists(), "its evidence is kept"
     run_job(tmp_path, "killed")
     (job.run / "checkpoints/step-00000005").mkdir(parents=True)
-    assert next_command(job, 3)[1:] == ("-m", "elman_core", "resume", str(job.run))
+    several = ("python", "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "elman_core")
+    training = dataclasses.replace(job, command=(*several, "train", "a.toml", "--out", str(job.run)))
+    assert next_command(training, 3) == (*several, "resume", str(job.run))
+
+
+def test_several_processes_leave_with_1_and_the_manifest_says_why(tmp_path):
+    job = run_job(tmp_path, "oom", ended="2026-01-01T10:00:05+00:00")
+    assert final_status(job, Ending(1), since="2026-01-01T10:00:05.700+00:00") == "oom"
+    assert final_status(job, Ending(1), since="2026-01-01T10:00:06.000+00:00") == "crashed", (
+        "that was an attempt before"
+    )
 
 
 def test_the_last_word_of_a_failed_job_is_said(tmp_path):

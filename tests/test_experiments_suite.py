@@ -9,6 +9,7 @@ import pytest
 from elman_core.experiments import folder as folder_module
 from elman_core.experiments.folder import Folder, known_jobs
 from elman_core.experiments.job import State, write_state
+from elman_core.experiments.outcome import next_command
 from elman_core.experiments.plan import Wishes, plan, recipe
 from elman_core.experiments.suite import find_suite, read_suite, shipped
 from elman_core.registry import CheckpointError, ConfigError, PluginError
@@ -148,6 +149,7 @@ def test_a_model_that_is_not_installed_is_listed_with_the_reason(tmp_path):
         ('models = ["e1"]\nseeds = "x"', "seeds is a number"),
         ('models = ["e1"]\nsizes = ["many"]', "a number of parameters is written"),
         ('models = ["e1"]\ndepth = 0', "depth is a number of layers"),
+        ('models = ["e1"]\ngpus = "two"', "gpus is a number of GPUs of each run"),
         ('models = ["e1"]\n[tuned]\n"train.batch_size" = [8]', "train.batch_size is part of the protocol, the same for all"),
         ('models = ["e1"]\n[tuned]\n"train.lrr" = [8]', "train.lrr is not a setting. Did you mean 'train.lr'"),
         ('models = ["e1"]\n[tuned]\n"train.lr" = []', "train.lr has no values"),
@@ -239,6 +241,14 @@ def test_the_folder_holds_what_was_asked_for(tmp_path):
     assert (job.timeout, dict(job.env)) == (60.0, {"A": "b"})
     assert from_dict(read_recipe(out / "jobs/e42-16x1-s42.toml")).train.steps == 4
     assert [j.id for j in known_jobs(out)] == [j.id for j in jobs]
+
+
+def test_runs_of_several_gpus_are_started_and_resumed_as_one_process_for_each(tmp_path):
+    job = opened(tmp_path, "gpus = 2\n" + TINY, seeds=1)[0]
+    assert job.gpus == 2
+    assert job.command[1:7] == ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "elman_core")
+    (job.run / "checkpoints/step-00000001").mkdir(parents=True)
+    assert next_command(job, 2) == (*job.command[:7], "resume", str(job.run))
 
 
 def test_seeds_and_models_are_added_to_a_folder_and_none_is_forgotten(tmp_path):

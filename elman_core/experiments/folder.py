@@ -80,8 +80,8 @@ class Folder:
             file, run = path / "jobs" / f"{planned.id}.toml", path / "runs" / planned.id
             if planned.id not in done:
                 write_text(file, recipe(planned.settings))
-            command = (sys.executable, "-m", "elman_core", "train", str(file), "--out", str(run))
-            made.append(_job(path, planned.id, command, run, timeout, env=env))
+            command = (*_launcher(suite.gpus), "train", str(file), "--out", str(run))
+            made.append(_job(path, planned.id, command, run, timeout, suite.gpus, env))
         return made
 
     def commands(self, commands: Mapping[str, Sequence[str]], timeout: float | None, gpus: int) -> list[Job]:
@@ -121,6 +121,14 @@ def is_held(path: Path) -> bool:
     from .locks import is_locked
 
     return is_locked(path / ".scheduler.lock")
+
+
+def _launcher(gpus: int) -> tuple[str, ...]:
+    """The command `elman`, in one process or in one for each GPU."""
+    if gpus == 1:
+        return (sys.executable, "-m", "elman_core")
+    several = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}")
+    return (sys.executable, *several, "-m", "elman_core")
 
 
 def _run_of(path: Path, job: Mapping[str, Any]) -> Path | None:

@@ -12,14 +12,16 @@ from elman_core.training.storage import storage_errors
 
 from .job import CRASHED, DIVERGED, LOST, OK, OOM, OUTSIDE, RUNNING, TIMEOUT, Ending, Job, status_of
 
+ELMAN = (sys.executable, "-m", "elman_core")
+_SECONDS = len("2026-01-01T00:00:00")
 _EMPTY = (".lock", "metrics.jsonl", "console.log")  # what a run has before its manifest
 
 
-def final_status(job: Job, ending: Ending, reason: str = "") -> str:
+def final_status(job: Job, ending: Ending, reason: str = "", since: str | None = None) -> str:
     """The status of a job whose attempt ended: its exit code, and of a training what its manifest says more exactly.
 
     Args:
-        reason: why the scheduler stopped it, if it did.
+        reason: why the scheduler stopped it, if it did. since: when the attempt began, in ISO 8601.
     """
     if ending.status is not None:
         return ending.status
@@ -35,6 +37,12 @@ def final_status(job: Job, ending: Ending, reason: str = "") -> str:
         return manifest or CRASHED
     if status == DIVERGED and manifest.startswith(DIVERGED):
         return manifest
+    if (
+        status == CRASHED
+        and since is not None
+        and str(_manifest(job).get("ended") or "")[:_SECONDS] >= since[:_SECONDS]
+    ):
+        return manifest  # what starts several processes leaves with 1, whatever they left with
     if status == LOST and manifest not in ("", "starting", RUNNING):
         return manifest
     return status
@@ -58,7 +66,8 @@ def next_command(job: Job, attempt: int) -> tuple[str, ...]:
     if run is None:
         return job.command
     if any(run.glob("checkpoints/step-*")):
-        return (sys.executable, "-m", "elman_core", "resume", str(run))
+        command = job.command[: job.command.index("train")] if "train" in job.command else ELMAN
+        return (*command, "resume", str(run))
     if (run / "manifest.json").exists():
         with storage_errors(f"cannot move {run} aside"):
             job.log.parent.mkdir(parents=True, exist_ok=True)

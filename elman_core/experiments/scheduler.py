@@ -273,7 +273,7 @@ class Scheduler:
     def _close(self, job: Job, state: State, attempt: Attempt, ending: Ending, reason: str = "") -> None:
         attempt.ended, attempt.exit_code = now(), ending.exit_code
         attempt.cause = ending.cause or reason
-        state.status = final_status(job, ending, reason)
+        state.status = final_status(job, ending, reason, attempt.started)
         if ending.cause and state.status in (CRASHED, LOST):
             state.status = LOST  # the hardware failed, whatever the program made of it
         self._write(job)

@@ -26,7 +26,7 @@ from elman_core.registry import ConfigError, did_you_mean, parse_size
 from elman_core.training.recipes import folders
 from elman_core.training.settings import TUNABLE, from_dict, known_keys
 
-KEYS = ("summary", "sizes", "depth", "seeds", "models", "tuned", "protocol")
+KEYS = ("summary", "sizes", "depth", "seeds", "gpus", "models", "tuned", "protocol")
 MODEL_KEYS = ("model", "label", "sizes", "depth", "options", "tuned")
 OPTION = "model.options."
 
@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite's file says. `seeds` None: three. `text` is the file."""
+    """What a suite's file says. `gpus` of each run. `text` is the file."""
 
     name: str
     summary: str
@@ -60,6 +60,7 @@ class Suite:
     seeds: int | tuple[int, ...] = 3
     tuned: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
+    gpus: int = 1
     text: str = ""
 
 
@@ -110,10 +111,11 @@ def read_suite(path: Path) -> Suite:
         summary=_typed(tree, "summary", str, "a text", where, ""),
         models=models,
         sizes=_sizes(tree, where) or (),
-        depth=_depth(tree, where),
+        depth=_positive(tree, "depth", "layers", where),
         seeds=_seeds(tree.get("seeds", 3), where),
         tuned=_tuned(tree.get("tuned", {}), where),
         protocol=protocol,
+        gpus=_positive(tree, "gpus", "GPUs of each run", where) or 1,
         text=text,
     )
 
@@ -126,7 +128,7 @@ def _entry(given: Any, where: str) -> Entry:
     name, width, _ = parse_size(given["model"])
     where = f"{where}model {given['model']}: "
     _check_keys(given, MODEL_KEYS, where)
-    sizes, depth = _sizes(given, where), _depth(given, where)
+    sizes, depth = _sizes(given, where), _positive(given, "depth", "layers", where)
     if width is not None and (sizes or depth):
         raise ConfigError(f"{where}its size is in its name: leave out sizes and depth")
     return Entry(
@@ -186,11 +188,11 @@ def _sizes(tree: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
     return tuple(str(size) for size in sizes)
 
 
-def _depth(tree: Mapping[str, Any], where: str) -> int | None:
-    depth = tree.get("depth")
-    if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
-        raise ConfigError(f"{where}depth is a number of layers, not {depth!r}")
-    return depth
+def _positive(tree: Mapping[str, Any], key: str, what: str, where: str) -> int | None:
+    value = tree.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ConfigError(f"{where}{key} is a number of {what}, not {value!r}")
+    return value
 
 
 def _seeds(given: Any, where: str) -> int | tuple[int, ...]:
