@@ -165,11 +165,11 @@ def test_a_text_that_has_gone_from_here_is_said(tmp_path: Path) -> None:
 
 def test_a_node_that_dies_is_lost_and_a_fault_of_ours_is_told_from_it(tmp_path: Path) -> None:
     class Dies(RayNode):
-        def tell(self) -> Any:
+        def tell(self, question: int) -> Any:
             raise RayActorError("The actor died.\nIts node was terminated.")
 
     class Faulty(RayNode):
-        def tell(self) -> Any:
+        def tell(self, question: int) -> Any:
             raise ZeroDivisionError("not a node's fault")
 
     job = shell_job(tmp_path, "b", "true")
@@ -179,6 +179,27 @@ def test_a_node_that_dies_is_lost_and_a_fault_of_ours_is_told_from_it(tmp_path: 
     ending, _ = attempt(job, Faulty())
     assert "not a node's fault" in ending.cause
     assert "Traceback" in job.attempt_log(1).read_text()
+
+
+def test_an_answer_that_was_lost_on_its_way_is_given_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_attempt.time, "sleep", lambda _: None)
+    lost: list[int] = []
+
+    class Far(RayNode):
+        def tell(self, question: int) -> Any:
+            told = super().tell(question)
+            if question not in lost:
+                lost.append(question)
+                raise InlineRay.exceptions.ActorUnavailableError("The task may or may not have been executed.")
+            return told
+
+    text = train_helpers.write_text(tmp_path / "text")
+    job = reader(tmp_path / "suite", text)
+    ending, _ = attempt(job, Far())
+    assert ending == Ending(0)
+    assert lost
+    assert (tmp_path / "suite/runs/a/metrics.jsonl").read_text() == "{}\n"
+    assert job.attempt_log(1).read_text() == "[model] 200000\n"
 
 
 def test_a_job_that_is_stopped_before_it_starts_does_not_start(tmp_path: Path) -> None:

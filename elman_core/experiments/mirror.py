@@ -204,7 +204,7 @@ class Receiver:
             if piece.last:
                 sync(target)
         elif folder.is_dir():  # it came in an earlier attempt
-            shutil.rmtree(partial)
+            shutil.rmtree(partial, ignore_errors=True)
         else:
             sync(partial)
             os.rename(partial, folder)

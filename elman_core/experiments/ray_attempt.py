@@ -26,6 +26,7 @@ from .ray_node import PYTHON, Text, Told
 SENT_TEXT = 256 << 20
 """Bytes of the largest training text that is sent to a node that does not have it."""
 EVERY = 1.0  # seconds between two questions to a node whose job has nothing to send
+_AGAIN = ("stop", "shares", "text", "tell")  # what may be asked twice
 _PARTS = (".lock", "metrics.jsonl", "console.log", CHECKPOINTS)
 _PATIENCE = 60.0  # seconds for which a node that does not answer may come back
 
@@ -65,7 +66,7 @@ class RayAttempt(threading.Thread):
             self._log(str(error))
             self.ending = Ending(None, str(error), LOST)
         except self.ray.exceptions.RayActorError as error:
-            self._log(f"node {self.slot.host} was lost: {last_line(error)}")
+            self._log(f"{last_line(error)}\nnode {self.slot.host} was lost")
             self.ending = Ending(None, f"lost node {self.slot.host}", LOST)
         except Exception as error:  # a fault of this program: said in the log, and not swallowed by a thread
             self._log(traceback.format_exc())
@@ -151,12 +152,13 @@ class RayAttempt(threading.Thread):
     def _follow(self) -> Ending:
         """Bring back what the job writes until it has ended and all has come."""
         receiver = Receiver(self.root)
+        question = 0
         while True:
             self._told.clear()
             if self._wanted > self._done:
                 self._done = self._wanted
                 self._ask("stop", self._done > 1)
-            told: Told = self._ask("tell")
+            told: Told = self._ask("tell", question)
             self.strangers = told.strangers
             for piece in told.pieces:
                 receiver.put(self._at_home(piece))
@@ -164,6 +166,7 @@ class RayAttempt(threading.Thread):
                 return told.ending
             if not told.more:
                 self._told.wait(EVERY)
+            question += 1
 
     def _at_home(self, piece: Piece) -> Piece:
         """The manifest names the text by its place here, where the run will be looked at and resumed."""
@@ -193,8 +196,8 @@ class RayAttempt(threading.Thread):
             try:
                 return self.ray.get(getattr(self.node, method).remote(*arguments))
             except errors.ActorUnavailableError:
-                # It may have happened or not: only what may happen twice is asked again.
-                if method not in ("stop", "shares", "text") or time.monotonic() > end:
+                # It may have happened or not.
+                if method not in _AGAIN or time.monotonic() > end:
                     raise
                 time.sleep(1.0)
             except errors.RayTaskError as error:

@@ -70,6 +70,7 @@ class RayNode:
         self.sender: Sender | None = None
         self.handle: Any = None
         self.ended: Ending | None = None
+        self.told: tuple[int, Told] | None = None
 
     # the place
 
@@ -169,14 +170,19 @@ class RayNode:
         tethered = (sys.executable, "-m", "elman_core.experiments.tether", str(os.getpid()), *words)
         self.handle = self.executor.start(job, self.place, tethered, Attempt(), number)
 
-    def tell(self) -> Told:
-        """How the attempt is doing, and what its files have become."""
+    def tell(self, question: int) -> Told:
+        """How the attempt is doing, and what its files have become. To the same question again, the same answer: the first
+        may have been lost on its way.
+        """
         assert self.executor is not None
+        if self.told is not None and self.told[0] == question:
+            return self.told[1]
         if self.ended is None:
             self.ended = self.executor.poll(self.handle)  # before the files are read, which then are the last
         strangers = self.executor.contended(self.handle) if self.ended is None else []
         pieces, whole = self.sender.batch() if self.sender is not None else ([], True)
-        return Told(self.ended, strangers, pieces, not whole)
+        self.told = question, Told(self.ended, strangers, pieces, not whole)
+        return self.told[1]
 
     def stop(self, now: bool) -> None:
         """As `Executor.stop`."""
