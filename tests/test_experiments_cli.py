@@ -78,7 +78,9 @@ def test_a_dry_run_says_everything_and_writes_nothing(here, capsys):
     assert row == ["e42-16x1-s43", "e42@16x1", "4,912", "43", "0.001", "19,200", "starts"]
     assert "e77" in out
     assert "no variant 'e77' is installed" in out
+    assert "4 runs, 76,800 tokens" in out
     assert sorted(p.name for p in here.iterdir()) == ["text", "tiny.toml"]
+    assert "4 runs, 2.0 hours of training, one after the other" in run(capsys, *words, "--minutes", "30")[1]
     plan = json.loads(run(capsys, *words, "--json")[1])
     assert [job["status"] for job in plan["jobs"]] == ["waiting"] * 4
     assert plan["jobs"][0]["settings"]["train"]["steps"] == 600
@@ -97,7 +99,10 @@ def test_a_dry_run_says_what_is_done_with_each_run_and_why(here, capsys):
         "e42-16x1-s43": "killed: goes on",
         "gru-16x1-s43": "starts",
     }
-    assert "diverged@7: starts again" in run(capsys, *words, "--again")[1]
+    assert "2 runs, 38,400 tokens" in out, "what is done and what failed is left out"
+    out = run(capsys, *words, "--again")[1]
+    assert "diverged@7: starts again" in out
+    assert "3 runs, 57,600 tokens" in out
 
 
 @pytest.mark.parametrize(

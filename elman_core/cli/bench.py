@@ -136,6 +136,7 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
     for job in planned.jobs:
         state = read_state(path / "jobs" / f"{job.id}.json", job.id)
         rows.append({**job.to_dict(), "tokens": job.tokens, "status": state.status, "then": _then(state, again)})
+        rows[-1]["runs"] = state.unfinished or (again and not state.ok)
     if json:
         skipped = [vars(s) for s in planned.skipped]
         print(dump({"suite": suite.name, "folder": str(path), "on": places, "jobs": rows, "skipped": skipped}))
@@ -147,6 +148,7 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
         for job, r in zip(planned.jobs, rows, strict=True)
     ]
     print(table(cells, ("run", "model", "parameters", "seed", "lr", "tokens", "")))
+    print(_total([job for job, r in zip(planned.jobs, rows, strict=True) if r["runs"]]))
     if planned.skipped:
         print("left out")
         print(table([[skipped.model, skipped.reason] for skipped in planned.skipped]))
@@ -159,6 +161,14 @@ def _length(job: Planned, speeds: Mapping[str, float]) -> str:
         return f"{job.tokens:,}"
     guess = f", about {60 * (minutes or 0) * speeds[job.what]:,.0f}" if job.what in speeds else ""
     return f"{minutes:g} min{guess}"
+
+
+def _total(todo: Sequence[Planned]) -> str:
+    """How much there is to do."""
+    minutes = sum(job.settings.train.minutes or 0 for job in todo)
+    tokens = sum(job.tokens or 0 for job in todo)
+    parts = [f"{len(todo)} runs"] + [f"{minutes / 60:.1f} hours of training, one after the other"] * bool(minutes)
+    return ", ".join(parts + [f"{tokens:,} tokens"] * bool(tokens))
 
 
 def _speeds(planned: Plan, path: Path) -> dict[str, float]:
