@@ -9,6 +9,7 @@ import pytest
 from fake_gpus import FakeMonitor
 
 from elman_core.experiments import nvml
+from elman_core.experiments import slots as slots_module
 from elman_core.experiments.gpus import Gpu, GpuLostError, Look, busy, choose
 from elman_core.experiments.locks import Lock, is_locked, lock_soon
 from elman_core.experiments.slots import CpuSlots, GpuSlots, cores, survey
@@ -132,6 +133,14 @@ def test_cpu_slots_divide_the_threads(monkeypatch):
     assert slots.take(1, "c") is None
     slots.give(first)
     assert slots.take(1, "c").name == "cpu 0"
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)])
+def test_the_quota_of_a_container_counts(tmp_path, monkeypatch, quota, expected):
+    (tmp_path / "cpu.max").write_text(quota + "\n")
+    monkeypatch.setattr(slots_module, "QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    assert cores() == expected
 
 
 def test_a_lock_lives_as_long_as_a_child_that_inherited_it(tmp_path):

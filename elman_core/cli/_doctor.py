@@ -74,6 +74,10 @@ def _gpus() -> list[Row]:
             )
         )  # fmt: skip
     rows.append(_row("CUDA", "ok", f"torch for CUDA {torch.version.cuda}, driver {_driver()}"))
+    from elman_core.registry.checks import is_missing
+
+    if is_missing("pynvml"):
+        rows.append(_row("pynvml", "missing", "tells elman bench which GPUs are free", "pip install nvidia-ml-py"))
     return rows
 
 

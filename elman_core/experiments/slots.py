@@ -14,6 +14,7 @@ from .job import Slot
 from .locks import MACHINE_WIDE, Lock, is_locked
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "max 100000", or microseconds of each period
 MEMORY_A_SLOT = 2 * 2**30  # bytes that a small training on the CPU takes, with room
 
 
@@ -166,10 +167,13 @@ def threads(count: int) -> dict[str, str]:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores that this process may use: those it may run on, or fewer if a container has a quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = QUOTA.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return allowed
+    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
 
 
 def cpu_slots() -> int:
