@@ -116,3 +116,15 @@ def test_a_weight_is_cast_once_for_all_micro_batches(made):
         return shapes.count([256, 16])  # the head, which nothing but autocast touches
 
     assert casts(4) - casts(1) == 3, "three more gradients of the head come back in float32, and no more casts of it"
+
+
+@pytest.mark.parametrize("sets", [(), ("train.accumulate=2", "train.precision=bf16")])
+def test_without_logits_the_step_is_the_same_but_for_rounding(sets, made):
+    plain, fused = made(*sets), made(*sets)
+    fused.compute.logits = False
+    for step in range(3):
+        one, two = (t.compute(windows(t, step), 1e-3).read() for t in (plain, fused))
+        assert two.loss == pytest.approx(one.loss, rel=1e-5 if not sets else 1e-3)
+        assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-4 if not sets else 1e-2)
+    with torch.no_grad():
+        assert fused.compute.forward(windows(fused, 3)).logits is None

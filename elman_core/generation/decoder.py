@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from elman_core.kernels.dense_native import check_errors
 from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache
 from elman_core.model.graph import CudaRecorder, Recorder
 from elman_core.registry import DivergedError
@@ -129,11 +130,11 @@ class Decoder:
     def _fetched(self, count: int) -> _Fetched:
         rows = self.results_RB[:count]
         if not rows.is_cuda:
-            return _Fetched(count, rows.clone(), None)
+            return _Fetched(count, rows.clone(), rows.device, None)
         host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return _Fetched(count, host, arrived)
+        return _Fetched(count, host, rows.device, arrived)
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class _Fetched:
 
     count: int
     rows: Tensor
+    device: torch.device
     arrived: torch.cuda.Event | None
 
     def read(self) -> Iterator[list[int]]:
@@ -149,6 +151,7 @@ class _Fetched:
             self.arrived.synchronize()
         for *row, finite in self.rows.tolist():
             if not finite:
+                check_errors(self.device)  # a kernel that gave up leaves no number, and in a replay says it to nobody
                 raise DivergedError(
                     "the model's logits are not finite: its weights have diverged, or 16 bits are too few for it"
                 )

@@ -5,6 +5,7 @@ Shapes: B batch, T time, D model width, I inner width, C channels, K convolution
 
 from .add_norm import add_rms_norm
 from .conv import CausalConv
+from .cross_entropy import linear_cross_entropy
 from .functional import (
     compute_dtype,
     full_precision,
@@ -21,6 +22,6 @@ from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
     "CausalConv", "RMSNorm", "SpectralNorm", "WrapperConfig", "WrapperMixer", "add_rms_norm", "compute_dtype",
-    "full_precision", "l2_normalize", "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_", "scaled_once", "self_gate",
-    "time_major", "without_autocast", "xavier_uniform_",
+    "full_precision", "l2_normalize", "linear_cross_entropy", "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_",
+    "scaled_once", "self_gate", "time_major", "without_autocast", "xavier_uniform_",
 ]  # fmt: skip

@@ -127,9 +127,14 @@ def _fuses(x: Tensor, stream: Tensor, weight: Tensor) -> bool:
         and weight.dtype in _FUSED
         and 0 < stream.shape[-1] <= WIDEST
         and x.numel() > 0
-        and os.environ.get("ELMAN_KERNELS") != "off"
+        and not kernels_are_off()
         and has_triton()
     )
+
+
+def kernels_are_off() -> bool:
+    """Whether plain PyTorch is asked for: ELMAN_KERNELS=off."""
+    return os.environ.get("ELMAN_KERNELS") == "off"
 
 
 @functools.cache

@@ -17,6 +17,7 @@ import torch
 from elman_core.data import SEPARATOR, Batch, ByteFile, TrainingWindows, heldout_offsets
 from elman_core.data.split import Split
 from elman_core.kernels import used
+from elman_core.kernels.dense_native import check_errors
 from elman_core.registry import (
     ConfigError,
     DataError,
@@ -34,7 +35,7 @@ from .checkpoint import Progress, save_checkpoint
 from .display import Display
 from .distributed import Ranks
 from .facts import training_facts
-from .hooks import call, loss_terms, watched
+from .hooks import acting, call, loss_terms, watched
 from .modes import choose_mode, make_step
 from .objective import require_constant_state
 from .optim import Optimizer
@@ -135,6 +136,8 @@ class Trainer:
             terms=lambda outputs: loss_terms(self, outputs),
             before_update=lambda: call("elman_before_optimizer_step", run=self),
             processes=self.processes,
+            # Fused they round otherwise, which is worth it on a GPU.
+            logits="elman_loss_terms" in acting() or self.device.type != "cuda",
         )
         self.compute = make_step(step, self.mode)
         # A step is launched while the one before it runs; but who watches steps finds the model as that step left it.
@@ -302,6 +305,7 @@ class Trainer:
         self.settled_at = now
         self.history.append({"step": self.step + 1, "loss": values.loss, "grad_norm": values.grad_norm})
         if not values.finite:
+            check_errors(self.device)  # a kernel that gave up leaves no number, and in a replay says it to nobody
             raise self._diverged(first, values)
         if self.carries:
             self.progress.carry = first.done.carry

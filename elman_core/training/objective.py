@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.model import LadderCache
 from elman_core.model.norms import compute_dtype
+from elman_core.nn import linear_cross_entropy
 from elman_core.registry import ConfigError, State
 
 States = list[State | None]
@@ -40,6 +41,7 @@ def forward_loss(
     states: States | None = None,
     fresh_BT: Tensor | None = None,
     return_states: bool = False,
+    logits: bool = True,
 ) -> Outputs:
     """Run the model over a window.
 
@@ -50,6 +52,7 @@ def forward_loss(
         states: to continue from; None starts afresh.
         fresh_BT: bool on the CPU; where True the row starts from the initial state before it reads that byte. The window is
             run in pieces cut at these places, which changes nothing else.
+        logits: give the logits. Without them the head and the loss are one operator that needs a third of their memory.
         return_states: give the states after the window. Gradients flow through them: detach them to cut.
     """
     cuts = [0] if fresh_BT is None else sorted({0, *fresh_BT.any(dim=0).nonzero().flatten().tolist()})
@@ -69,12 +72,17 @@ def forward_loss(
         pieces.append(out.last_hidden_state)
         states = cache.states if cache is not None else None
     hidden_BTD = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-    loss, logits_BTV = _head_loss(model, hidden_BTD, targets_BT, loss_chunk)
+    loss, logits_BTV = _head_loss(model, hidden_BTD, targets_BT, loss_chunk, logits)
     return Outputs(loss, logits_BTV, states if return_states else None)
 
 
-def _head_loss(model: Any, hidden_BTD: Tensor, targets_BT: Tensor, loss_chunk: int) -> tuple[Tensor, Tensor | None]:
+def _head_loss(
+    model: Any, hidden_BTD: Tensor, targets_BT: Tensor, loss_chunk: int, logits: bool = True
+) -> tuple[Tensor, Tensor | None]:
     if not loss_chunk or loss_chunk >= hidden_BTD.shape[1]:
+        if not logits and type(model.lm_head) is nn.Linear:  # not an adapter around it, which must be called
+            total = linear_cross_entropy(hidden_BTD, model.lm_head.weight, targets_BT)
+            return total / targets_BT.numel(), None
         logits_BTV = model.lm_head(hidden_BTD)
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten()), logits_BTV
 

@@ -138,6 +138,7 @@ class TrainStep:
         carries: whether states go from step to step (tbptt).
         terms: called with the outputs of every micro-batch; further terms of the loss. before_update: called when gradients
             are accumulated and not yet clipped. Both are for hooks.
+        logits: whether `terms` reads them.
         processes: the seam for data parallelism.
 
     Attributes:
@@ -154,6 +155,7 @@ class TrainStep:
         carries: bool = False,
         terms: Terms = lambda _: {},
         before_update: Callable[[], Any] = lambda: None,
+        logits: bool = True,
         processes: OneProcess | None = None,
     ) -> None:
         self.model, self.optimizer, self.train, self.carries = model, optimizer, train, carries
@@ -162,6 +164,7 @@ class TrainStep:
         self.device = next(model.parameters()).device
         self.failed = torch.zeros((), device=self.device)
         self.calls, self.compiled = 0, False
+        self.logits = logits
 
     @property
     def ready(self) -> bool:
@@ -238,6 +241,7 @@ class TrainStep:
             states=windows.carry,
             fresh_BT=windows.fresh,
             return_states=self.carries,
+            logits=self.logits,
         )
 
     def where_it_failed(self, windows: Windows, again: bool = False) -> dict[str, str] | None:

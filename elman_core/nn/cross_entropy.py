@@ -1,0 +1,110 @@
+"""The head and its cross-entropy in one operator, whose backward needs no logits: they are overwritten by their gradient.
+
+    z = h Wᵀ,   loss = sum_n (log sum_v exp z_nv - z_n,target)
+    dz = softmax(z) - onehot(target),   dh = g dz W,   dW = g dzᵀ h
+
+Logits are in the dtype of h, the softmax in float32 (float64 for float64). Apart, the logits of 16 bits are kept, copied to
+float32, copied to log-probabilities and copied back; here there is one tensor, read once and written once: on a GPU by a Triton
+kernel (cross_entropy_triton.py), elsewhere by plain PyTorch, some rows at a time.
+
+Shapes: N targets, D width, V classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, register_autograd, register_fake
+
+from .add_norm import has_triton, kernels_are_off
+from .functional import compute_dtype, without_autocast
+
+_library = Library("elman", "FRAGMENT")
+IGNORED = -100
+ROWS = 4096
+"""Rows whose softmax exists in float32 at once, in plain PyTorch."""
+
+WIDEST = 4096
+"""Classes that the Triton kernel takes at most: a row is held in registers."""
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The sum over all targets of -log softmax(hidden weightᵀ)[target], in nats; float32 (float64 for float64).
+
+    Args:
+        hidden: (..., D), any floating dtype, in which the products are computed. weight: (V, D), no bias.
+        targets: (...), int64; -100 is left out.
+    """
+    return _op(hidden.flatten(0, -2), weight.to(hidden.dtype), targets.flatten())[0]
+
+
+def _run(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(loss, dz); dz is the memory of the logits."""
+    with without_autocast(hidden):
+        logits = hidden @ weight.t()
+        if logits.is_cuda and logits.shape[1] <= WIDEST and logits.dtype != torch.float64 and _fuses():
+            from .cross_entropy_triton import overwrite
+
+            return overwrite(logits, targets), logits
+        return _overwrite(logits, targets), logits
+
+
+def _overwrite(logits: Tensor, targets: Tensor) -> Tensor:
+    """The loss; `logits` become their gradient."""
+    wide = compute_dtype(logits)
+    total = torch.zeros((), dtype=wide, device=logits.device)
+    for some, target in zip(logits.split(ROWS), targets.split(ROWS), strict=True):
+        counts, at = (target != IGNORED).unsqueeze(1), target.clamp(min=0).unsqueeze(1)
+        full = some.to(wide)
+        normaliser = full.logsumexp(1, keepdim=True)
+        total += ((normaliser - full.gather(1, at)) * counts).sum()
+        gradient = (full - normaliser).exp_().scatter_add_(1, at, full.new_full((), -1.0).expand_as(at)) * counts
+        some.copy_(gradient)
+    return total
+
+
+def _run_backward(grad: Tensor, d_logits: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    with without_autocast(hidden):
+        scaled = d_logits * grad.to(d_logits.dtype)
+        return scaled @ weight, scaled.t() @ hidden
+
+
+def _fuses() -> bool:
+    return has_triton() and not kernels_are_off()
+
+
+def _fake(hidden: Tensor, weight: Tensor, _targets: Tensor) -> tuple[Tensor, Tensor]:
+    return hidden.new_empty((), dtype=compute_dtype(hidden)), hidden.new_empty(hidden.shape[0], weight.shape[0])
+
+
+def _fake_backward(_grad: Tensor, _d_logits: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return hidden.new_empty(hidden.shape), weight.new_empty(weight.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    hidden, weight, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], hidden, weight)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None]:
+    if torch.is_grad_enabled():
+        raise NotImplementedError("linear_cross_entropy has no gradient of its gradient (create_graph=True)")
+    if grad is None:
+        return None, None, None
+    return (*_backward(grad, *ctx.saved_tensors), None)
+
+
+_library.define("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets) -> (Tensor, Tensor)")
+_library.define(
+    "linear_cross_entropy_backward(Tensor grad, Tensor d_logits, Tensor hidden, Tensor weight) -> (Tensor, Tensor)"
+)
+_library.impl("linear_cross_entropy", _run, "CompositeExplicitAutograd")
+_library.impl("linear_cross_entropy_backward", _run_backward, "CompositeExplicitAutograd")
+register_fake("elman::linear_cross_entropy", _fake, lib=_library)
+register_fake("elman::linear_cross_entropy_backward", _fake_backward, lib=_library)
+register_autograd("elman::linear_cross_entropy", _differentiate, setup_context=_save, lib=_library)
+_op = torch.ops.elman.linear_cross_entropy.default
+_backward = torch.ops.elman.linear_cross_entropy_backward.default

@@ -1,0 +1,122 @@
+"""Head and cross-entropy in one operator: the loss, its gradient by hand, and the Triton kernel under Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from elman_core.nn import cross_entropy, linear_cross_entropy
+from elman_core.nn.add_norm import has_triton
+
+
+def drawn(rows, width, classes, dtype=torch.float64):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(2, rows, width, dtype=dtype), torch.randn(classes, width, dtype=dtype)
+    targets = torch.randint(classes, (2, rows))
+    targets[0, 1] = targets[1, 0] = -100
+    return hidden.requires_grad_(), weight.requires_grad_(), targets
+
+
+def apart(hidden, weight, targets):
+    return F.cross_entropy((hidden @ weight.t()).flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+@pytest.mark.parametrize("rows_at_once", [4096, 3])
+def test_loss_and_gradient_are_those_of_torch(rows_at_once, monkeypatch):
+    monkeypatch.setattr(cross_entropy, "ROWS", rows_at_once)
+    hidden, weight, targets = drawn(7, 5, 11)
+    ours, theirs = linear_cross_entropy(hidden, weight, targets), apart(hidden, weight, targets)
+    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=0)
+    for a, b in zip(
+        torch.autograd.grad(ours / 3, (hidden, weight)), torch.autograd.grad(theirs / 3, (hidden, weight)), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+def test_sixteen_bits_are_as_good_as_logits_upcast_for_the_softmax():
+    hidden, weight, targets = drawn(200, 32, 256)
+    exact = torch.autograd.grad(apart(hidden, weight, targets), (hidden, weight))
+    errors = {}
+    for name, loss in (("ours", linear_cross_entropy), ("torch", lambda h, w, t: apart_upcast(h, w, t))):
+        h, w = (x.detach().bfloat16().requires_grad_() for x in (hidden, weight))
+        grads = torch.autograd.grad(loss(h, w, targets), (h, w))
+        errors[name] = [float((g.double() - e).norm() / e.norm()) for g, e in zip(grads, exact, strict=True)]
+    assert all(a <= 1.05 * b for a, b in zip(errors["ours"], errors["torch"], strict=True)), errors
+
+
+def apart_upcast(hidden, weight, targets):
+    return F.cross_entropy((hidden @ weight.t()).flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+
+def test_a_weight_in_float32_gets_its_gradient_in_float32_and_autocast_stays_outside():
+    hidden, weight, targets = drawn(6, 4, 8, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden.bfloat16(), weight, targets)
+    loss.backward()
+    assert (loss.dtype, weight.grad.dtype, hidden.grad.dtype) == (torch.float32, torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_operator_is_sound(dtype):
+    hidden, weight, targets = drawn(4, 3, 5, dtype)
+    arguments = (hidden.detach().flatten(0, 1).requires_grad_(), weight, targets.flatten())
+    torch.library.opcheck(torch.ops.elman.linear_cross_entropy.default, arguments)
+
+
+def test_a_gradient_of_the_gradient_is_refused():
+    hidden, weight, targets = drawn(3, 4, 5)
+    with pytest.raises(NotImplementedError, match="create_graph"):
+        torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), hidden, create_graph=True)
+
+
+def compare(device: str) -> None:
+    """The kernel against plain PyTorch in float64, for sizes that fill programs and sizes that do not; and twice."""
+    from elman_core.nn import cross_entropy_triton
+
+    torch.manual_seed(0)
+    for rows, classes, dtype in (
+        (5, 256, torch.bfloat16),
+        (33, 256, torch.float32),
+        (16, 37, torch.float16),
+        (3, 1000, torch.float32),
+    ):
+        logits = (4 * torch.randn(rows, classes, device=device)).to(dtype)
+        targets = torch.randint(classes, (rows,), device=device)
+        targets[0] = -100
+        expected = logits.double()
+        loss64 = cross_entropy._overwrite(expected, targets)
+        gradient, again = logits.clone(), logits.clone()
+        loss = cross_entropy_triton.overwrite(gradient, targets)
+        assert abs(float(loss) - float(loss64)) <= 1e-6 * rows * 10
+        assert (gradient.double() - expected).abs().max() <= torch.finfo(dtype).eps + 1e-6
+        assert torch.equal(gradient[0], torch.zeros_like(gradient[0]))
+        assert torch.equal(cross_entropy_triton.overwrite(again, targets), loss)
+        assert torch.equal(again, gradient)
+
+
+@pytest.mark.skipif(
+    not has_triton(), reason="needs Triton: pip install triton (not pinned: torch for a GPU brings its own)"
+)
+def test_the_kernel_under_the_interpreter():
+    """In a process of its own: Triton decides at its import whether it interprets."""
+    code = "import runpy, sys; runpy.run_path(sys.argv[1])['compare']('cpu')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__))],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_kernel_on_a_gpu():
+    compare("cuda")
