@@ -1,5 +1,7 @@
 """Decoding as a recorded step gives the bytes of the plain loop, on a recorder that does on a CPU what a CUDA graph does."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from cpu_graph import CpuRecorder
@@ -128,6 +130,22 @@ def test_a_normalised_weight_is_scaled_once_in_a_generation_and_anew_in_the_next
     assert len(scaled) == 7, "and a weight that was changed is seen"
     running.close()
     assert all(m._held is None for m in model.modules() if isinstance(m, SpectralNorm))
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_generate_scales_once_too(cache, monkeypatch):
+    model = ladder("e42")
+    tokens = torch.tensor([list(PROMPT)])
+    settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "cache_implementation": cache}
+    with monkeypatch.context() as patch:
+        patch.setattr("elman_core.model.modeling.scaled_once", nullcontext)
+        plain = model.generate(tokens, **settings)
+    real, scaled = SpectralNorm._normalized, []
+    monkeypatch.setattr(SpectralNorm, "_normalized", lambda self, w: scaled.append(self) or real(self, w))
+    assert torch.equal(model.generate(tokens, **settings), plain)
+    assert len(scaled) == 2
+    model(tokens)
+    assert len(scaled) == 4, "and outside of it as ever"
 
 
 def test_a_state_that_grows_is_not_recorded(monkeypatch):

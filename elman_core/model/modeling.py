@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from elman_core.nn import scaled_once
 from elman_core.registry import ConfigError, State
 
 from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
@@ -109,6 +110,11 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         )
         result = output if return_dict else output.to_tuple()
         return (result, past_key_values.states) if return_prev_hiddens else result
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' `generate()`; a spectral norm scales its weight once for all of it."""
+        with scaled_once(self):
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     # how generate() makes caches and masks
 

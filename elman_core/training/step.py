@@ -194,7 +194,7 @@ class TrainStep:
         self.failed.copy_(torch.maximum(self.failed, values.isfinite().all().logical_not()))
         if self.train.clip:
             # A failed gradient is left as it is, for who looks where it failed.
-            clip_grads_with_norm_(params, self.train.clip, norm.where(self.failed == 0, 0))
+            clip_grads_with_norm_(params, self.train.clip, norm.masked_fill(self.failed > 0, 0))
         return values, names, carry
 
     def update(self) -> None:
