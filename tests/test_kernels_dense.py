@@ -225,3 +225,16 @@ def test_an_empty_sequence_is_refused():
         e42_dense(u[:0], w, h0)
     with pytest.raises(ConfigError, match=r"u must be float32, .*not torch.int64"):
         e42_dense(u.long(), w, h0)
+
+
+@pytest.mark.parametrize("places", [6, 7, 8, 20, 21])
+def test_a_long_product_in_float32_is_a_sum_of_short_ones(places, monkeypatch):
+    generator = torch.Generator().manual_seed(places)
+    a, b = torch.randn(3, places, generator=generator), torch.randn(places, 4, generator=generator)
+    monkeypatch.setattr(dense_module, "_LONGEST_SUM", 7)
+    taken = []
+    monkeypatch.setattr(torch, "addmm", lambda c, x, y: taken.append(x.shape[1]) or c + x @ y)
+    made = dense_module._product(a, b, torch.float32)
+    torch.testing.assert_close(made, (a.double() @ b.double()).float())
+    assert sum(taken) == max(0, places - 7)
+    assert max(taken, default=0) <= 7

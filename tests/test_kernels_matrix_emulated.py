@@ -32,6 +32,7 @@ EVERY = [
     case((1, 18, 1, 32, 24), bf16, maps=GATED, write=True, masked=True),
 ]
 ODD = [case((1, 17, 1, rows, 11), bf16, linear=rows == 8, maps=FUSED, bare=True) for rows in (8, 24)]
+HALF = [case((1, 18, 1, 16, 16), torch.float16, maps=FUSED)]
 PLAIN = [
     case((1, 18, 1, 16, 16), torch.float16, maps=FUSED),
     case((1, 18, 2, 32, 20), torch.float32, write=True, masked=True),
@@ -77,7 +78,11 @@ def emulated_spec() -> Any:
 
 @pytest.mark.parametrize(
     ("plan", "problem"),
-    [*product(matrix_plan.PLANS, EVERY), *product(("paired", "half", "resident"), ODD)],
+    [
+        *product(matrix_plan.PLANS, EVERY),
+        *product(("paired", "half", "resident"), ODD),
+        *product(("paired", "half"), HALF),
+    ],
     ids=str,
 )
 def test_every_plan_equals_the_float64_reference(

@@ -39,6 +39,7 @@ from .spec import Case, KernelSpec, Target
 Backend = Literal["auto", "torch", "cuda", "host", "reference"]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
+_LONGEST_SUM = 16384  # places (time steps times rows) of one float32 product for dW
 _library = Library("elman", "FRAGMENT")
 _kernels: dict[str, DenseKernel] = {}
 
@@ -315,7 +316,17 @@ def _prepare(kernel: DenseKernel, index: int, dtype: torch.dtype, rows: int, wid
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b in `dtype`; 16-bit factors are accumulated and returned in float32 where that is asked for."""
+    """a @ b in `dtype`; 16-bit factors are accumulated and returned in float32 where that is asked for.
+
+    A long sum in float32 is made of shorter ones: over 131,072 places one after another rounding alone comes to 7e-6 of it.
+    """
     if a.is_cuda and dtype == torch.float32 and a.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(a, b, out_dtype=torch.float32)
-    return (a @ b).to(dtype)
+    places = b.shape[0]
+    if places <= _LONGEST_SUM or a.dtype != torch.float32:
+        return (a @ b).to(dtype)
+    total = a[:, :_LONGEST_SUM] @ b[:_LONGEST_SUM]
+    for first in range(_LONGEST_SUM, places, _LONGEST_SUM):
+        part = slice(first, first + _LONGEST_SUM)
+        total = torch.addmm(total, a[:, part], b[part])
+    return total.to(dtype)

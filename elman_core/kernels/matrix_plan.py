@@ -20,7 +20,7 @@ _MOST_PAIRED = 16  # N up to which a backward has two lines a lane
 class Layout:
     """How one of the two kernels is laid out: `Tuned` of `elman/matrix_state_plan.cuh`, which says what the numbers mean.
 
-    Without tensor cores (other storage than bfloat16, or N > 32) only `blocks` counts.
+    Without tensor cores (float32, N > 32, or float16 with form 0) only `blocks` counts.
     """
 
     lines: int = 1

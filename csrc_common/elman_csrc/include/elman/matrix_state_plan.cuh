@@ -10,6 +10,7 @@ namespace elman::matrix {
 
 // Options: struct with `static constexpr bool silu, l2;  static constexpr ScalarKind kind0, kind1` (kinds of the scalar inputs).
 // Tuned: how one kernel, forward or backward, is laid out where the tensor cores do the sums (elsewhere only `blocks` counts).
+// In float16 they do so from form 1 on.
 //   lines   of a lane: 1, or 2 (g and g + 8): half as many warps, each with twice the work and one product for two
 //   vector  elements of k and q that a lane reads at once: 2 or 4
 //   blocks  that a multiprocessor must hold, so many registers a thread may have; 0: as `resident` says
@@ -37,7 +38,8 @@ struct Plan {
   static_assert(V >= 1 && V <= 4096, "lines of a head: 1 to 4096");
   static constexpr int NL = Cell::lines, NS = Cell::scalars;
   static_assert(NS >= 1 && NS <= 2);
-  static constexpr bool tensor = std::is_same_v<Store, bf16> && N <= 32;  // sums over a line and over lines by the tensor cores
+  // Sums over a line and over lines by the tensor cores. By default for bf16 alone; tf32 and bf16 operands are within float16's limits too.
+  static constexpr bool tensor = N <= 32 && (std::is_same_v<Store, bf16> || (std::is_same_v<Store, __half> && Tuned_::form >= 1));
   static constexpr bool mma = std::is_same_v<Store, bf16> && !tensor;      // only the sums over lines, through shared memory
   static constexpr int L = tensor ? 4 : N <= 8 ? 4 : N <= 16 ? 2 : N <= 32 ? 4 : N <= 64 ? 8 : 16;
   static constexpr int M = tensor ? Tuned_::lines : 1;  // lines a lane
