@@ -134,6 +134,32 @@ def test_a_large_text_that_the_node_lacks_is_one_line(tmp_path: Path, monkeypatc
     assert job.attempt_log(1).read_text() == f"{ending.cause}\n"
 
 
+def test_a_job_hears_what_its_scheduler_was_told(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELMAN_VERIFY", "skip")
+    far = tmp_path / "far"
+
+    class Far(RayNode):
+        """A machine with places of its own."""
+
+        def take(self, gpus: int, who: str) -> Slot | str:
+            monkeypatch.delenv("ELMAN_VERIFY")
+            return super().take(gpus, who)
+
+        def begin(self, job: Job, *how: Any) -> None:
+            monkeypatch.setenv("ELMAN_CACHE", str(far))
+            super().begin(job, *how)
+
+    job = shell_job(tmp_path, "b", 'echo "$ELMAN_VERIFY $ELMAN_KERNELS $ELMAN_CACHE"', env={"ELMAN_KERNELS": "require"})
+    node = Far()
+    place = node.take(0, "a test")
+    assert isinstance(place, Slot)
+    monkeypatch.setenv("ELMAN_VERIFY", "skip")
+    ray = InlineRay(node)
+    handle = RayAttempt(ray, ray, job, place, job.command, 1, False)
+    handle.run()
+    assert job.attempt_log(1).read_text() == f"skip require {far}\n"
+
+
 def test_another_text_of_the_same_name_is_not_taken(tmp_path: Path) -> None:
     text = train_helpers.write_text(tmp_path / "text")
     known = Text(str(text), ByteFile(text).fingerprint())

@@ -195,7 +195,9 @@ def _facts(job: Job, state: State) -> dict[str, Any]:
 
 def _where(state: State) -> str:
     last = _last(state)
-    return f"{last.slot} on {last.host}" if last else ""
+    if last is None or last.slot.endswith(f" of {last.host}"):  # a place of a cluster names its machine
+        return last.slot if last else ""
+    return f"{last.slot} on {last.host}"
 
 
 def _why(state: State) -> str:

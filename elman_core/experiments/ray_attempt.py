@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -90,6 +91,7 @@ class RayAttempt(threading.Thread):
             run=None if job.run is None else moved.path(job.run),
             log=moved.path(job.log),
             state=moved.path(job.state),
+            env={**_wishes(), **job.env},
         )
         command = moved.words(self.command)
         if self._text is not None:
@@ -210,6 +212,11 @@ class RayAttempt(threading.Thread):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as out:
             out.write(f"{text}\n")
+
+
+def _wishes() -> dict[str, str]:
+    """The variables of this project that a job inherits on one machine, but those that name places there."""
+    return {k: v for k, v in os.environ.items() if k.startswith("ELMAN_") and k not in ("ELMAN_CACHE", "ELMAN_LOCKS")}
 
 
 def _is_debris(run: Path) -> bool:
