@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -322,6 +323,30 @@ def test_nothing_is_lost_when_the_scheduler_is_killed(tmp_path, fake):
     for id in running:
         assert any(text.startswith(f"{id}: still runs on gpu") for text in said.events)
         assert len(state(jobs[[j.id for j in jobs].index(id)]).attempts) == 1
+
+
+def test_kills_at_any_moment_lose_nothing_and_double_nothing(tmp_path, fake):
+    draw = random.Random(0)
+    shells = {n: {f"{n}{i}": USE_GPU.format(seconds=0.15) for i in range(8)} for n in ("x", "y")}
+    schedulers = {n: scheduler_process(tmp_path / n, fake, shells[n]) for n in shells}
+    kills = 8
+    while schedulers:
+        time.sleep(draw.uniform(0.1, 0.9))
+        for n, process in list(schedulers.items()):
+            if kills and process.poll() is None:
+                kills -= 1
+                process.kill()
+            elif process.poll() is None:
+                continue
+            said = process.communicate()[0]
+            assert process.returncode in (0, -signal.SIGKILL), said
+            if process.returncode:
+                schedulers[n] = scheduler_process(tmp_path / n, fake, shells[n])
+            else:
+                del schedulers[n]
+    assert kills <= 6, "they ended before they could be killed"
+    assert sorted(fake.ran()) == sorted(id for jobs in shells.values() for id in jobs)
+    assert fake.collisions() == ""
 
 
 def test_what_ended_while_nobody_looked_is_not_repeated(tmp_path, fake):
