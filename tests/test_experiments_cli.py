@@ -198,7 +198,7 @@ def test_ctrl_c_lets_jobs_save_and_the_same_command_goes_on(here):
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 130, out
-    assert "stopping: running jobs save first" in out
+    assert "stopping: what runs saves first" in out
     assert "1 killed, 1 waiting" in out
     assert (here / "runs/todo/logs/1.1.log").read_text() == "saved\n"
     assert not (here / "second").exists()

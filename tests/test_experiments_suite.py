@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from elman_core.experiments import folder as folder_module
+from elman_core.experiments import suite as suite_module
 from elman_core.experiments.folder import Folder, known_jobs
 from elman_core.experiments.job import State, write_state
 from elman_core.experiments.outcome import next_command
@@ -14,6 +15,7 @@ from elman_core.experiments.plan import Wishes, plan, recipe
 from elman_core.experiments.suite import find_suite, read_suite, shipped
 from elman_core.registry import CheckpointError, ConfigError, PluginError
 from elman_core.training.protocol import protocol, protocol_hash
+from elman_core.training.recipes import folders
 from elman_core.training.settings import from_dict, read_recipe
 
 TINY = """
@@ -198,6 +200,14 @@ def test_shipped_suites_are_those_that_are_promised_and_can_be_read():
         text = find_suite(name).read_text()
         assert f"# elman bench {name}" in text, "its first lines say how to run it"
         assert tomllib.loads(text)["models"]
+
+
+def test_a_plugin_ships_suites_in_its_own_folder(tmp_path, monkeypatch):
+    (tmp_path / "suites").mkdir()
+    write(tmp_path / "suites", TINY, "mine")
+    monkeypatch.setattr(suite_module, "folders", lambda: [*folders(), tmp_path, tmp_path / "nowhere"])
+    assert {"mine", "quick"} <= set(shipped())
+    assert read_suite(find_suite("mine")).name == "mine"
 
 
 @pytest.mark.parametrize("name", ["quick", "e88_nstate", pytest.param("50m", marks=pytest.mark.slow)])

@@ -99,19 +99,17 @@ def carry_out(
 
     board = Board(jobs, totals, errors)
     scheduler = Scheduler(jobs, executor, board, again=again)
-    with _signals(scheduler, board) as received, board.shown():
+    with _signals(scheduler) as received, board.shown():
         states = scheduler.run()
     return states, received[0] if received else 0
 
 
 @contextmanager
-def _signals(scheduler: Scheduler, board: Any) -> Iterator[list[int]]:
+def _signals(scheduler: Scheduler) -> Iterator[list[int]]:
     """The first Ctrl-C or SIGTERM lets jobs save; the second kills them."""
     received: list[int] = []
 
     def note(signum: int, _frame: Any) -> None:
-        if not received:
-            board.event("stopping: running jobs save first; once more kills them")
         received.append(signum)
         scheduler.interrupt()
 

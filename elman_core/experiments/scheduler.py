@@ -96,6 +96,7 @@ class Scheduler:
         self.queue: list[Job] = []
         self.retried: dict[str, int] = {}
         self.stopping = ""
+        self._told = False
         self._again = again
         self._ask_again = 0.0  # when to ask for a place next
         self._said = -SAY  # when it was said what jobs wait for
@@ -106,9 +107,10 @@ class Scheduler:
         Raises:
             ConfigError: a job can never have a slot. StorageError.
         """
-        self._take_up()
         try:
+            self._take_up()
             while self.active or (self.queue and not self.stopping):
+                self._say_stopping()
                 for active in list(self.active.values()):
                     self._watch(active)
                 if not self.stopping and time.monotonic() >= self._ask_again:
@@ -130,12 +132,17 @@ class Scheduler:
         return [self.states[job.id] for job in self.jobs]
 
     def interrupt(self) -> None:
-        """From a signal handler: start nothing more and let what runs save. The second time, kill it."""
+        """Start nothing more and let what runs save; the second time, kill it. Says nothing, as a signal handler must not."""
         if self.stopping:
             for active in self.active.values():
                 active.deadline = 0.0
             return
         self.stopping = "interrupted"
+
+    def _say_stopping(self) -> None:
+        if self.stopping and not self._told:
+            self._told = True
+            self.observer.event("stopping: what runs saves first; once more kills it")
 
     # taking up
 
