@@ -79,6 +79,7 @@ class CapturedStep:
             assert windows.fresh is not None
             self._fresh_B = windows.fresh[:, 0].to(self.step.device)
             self._restarted(windows.carry, self._fresh_B)  # what it uses for one row is compiled before the recording
+        self.step.optimizer.zero_grad()  # whose memory the recording can use
         try:
             self._replay = self.recorder.record(self._run)
         except RuntimeError as error:
