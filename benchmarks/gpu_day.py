@@ -136,6 +136,13 @@ def verify(dtype: str, usual: int) -> Step:
     return Step(f"verify-{dtype}", "verify", command, usual, 1200, verified)
 
 
+OURS = ("--settings", "eager,graph", "--only", "e1,e42,e88")
+PEERS = (
+    "--settings",
+    "graph,compile",
+    "--only",
+    "mamba2,gdn,mamba_ssm,fla",
+)  # the same shapes' rivals, each at its best
 DECODING = script("generation.py", "--device", "cuda", "--decode", "e42@1536x6", "--samples", "1,64", "--profile")
 GENERATION = script("generation.py", "--device", "cuda", "--dim", "1024", "--depth", "6")
 STEPS = (
@@ -149,7 +156,8 @@ STEPS = (
     Step("dense", "dense", script("dense.py"), 240, 900, rows_counted),
     Step("parity", "baselines", script("baseline_parity.py"), 120, 600, rows_counted),
     Step("generation", "generation", GENERATION, 180, 900, rows_counted),
-    Step("targets", "training", script("training_step.py", "--targets", "--profile"), 600, 1800, targets),
+    Step("targets", "training", script("training_step.py", "--targets", *OURS, "--profile"), 240, 900, targets),
+    Step("peers", "training", script("training_step.py", "--targets", *PEERS), 1200, 2400, rows_counted),
     Step("decoding", "generation", DECODING, 180, 600, rates),
     Step("training", "training", script("training_step.py", "--sizes", "100M", "--batches", "32"), 900, 2400, rows_counted),
 )  # fmt: skip

@@ -89,5 +89,5 @@ def summarize(spans: Iterable[tuple[str, float, float]], steps: int) -> Profile:
 def _spans(events: Any, on_gpu: bool) -> Iterable[tuple[str, float, float]]:
     for event in events or ():
         kernel = event.device_type == DeviceType.CUDA if on_gpu else event.cpu_parent is None
-        if kernel:
+        if kernel and not getattr(event, "is_user_annotation", False):
             yield event.name, event.time_range.start, event.time_range.end
