@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -300,6 +301,24 @@ def test_every_entry_of_a_protocol_has_a_setting_s_name(tmp_path):
     (run,) = find_runs([write_run(tmp_path / "a")])
     extra = {"data.size", "data.blake2b", "evaluation window"}
     assert set(named(run.manifest["protocol"])) - extra <= set(known_keys())
+
+
+def test_runs_of_one_identity_have_one_protocol(tmp_path):
+    """Whatever the protocol holds, and the model, sets runs apart; memory, speed and what is written do not."""
+    from elman_core.experiments.runs import identity
+    from elman_core.training.settings import TUNABLE, known_keys
+
+    (base,) = find_runs([write_run(tmp_path / "base")])
+    held = {k for k in named(base.manifest["protocol"]) if k in known_keys()} | {k for k in TUNABLE if k != "train.lr"}
+    apart = {**dict.fromkeys(held, "other"), "train.lr": 0.5, "model.hidden_size": 1, "model.options": {"a": 1}}
+    for key, value in apart.items():
+        table, name = key.split(".")
+        tree = {**base.settings, table: {**base.settings[table], name: value}}
+        assert identity(replace(base, manifest={"settings": tree})) != identity(base), key
+    for key in ("train.seed", "train.accumulate", "train.device", "train.save_every", "train.launch", "data.path"):
+        table, name = key.split(".")
+        tree = {**base.settings, table: {**base.settings[table], name: "other"}}
+        assert identity(replace(base, manifest={"settings": tree})) == identity(base), key
 
 
 def test_notes_say_what_the_hash_does_not(tmp_path):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from elman_core.registry import ConfigError
+from elman_core.training.settings import TUNABLE
 
 from .locks import fcntl, is_locked
 from .metrics import METRICS, Metrics, read_metrics
@@ -227,23 +228,26 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-# What changes neither the model nor its training, and so names nobody.
+# What makes a model and its training what they are: besides all of `model`, the protocol and what may be tuned apart from it.
+_TRAINING = {
+    *TUNABLE, "data.sampling", "data.documents", "data.heldout", "data.eval_bytes", "train.batch_size", "train.chunk_size",
+    "train.steps", "train.minutes", "train.precision",
+}  # fmt: skip
+# What names nobody, even where it differs: which text file, which draw, what is written when.
 _NOT_A_NAME = {
     "data.path", "train.seed", "train.save_every", "train.keep", "train.eval_every", "train.log_every", "train.device",
-    "train.accumulate", "train.gradient_checkpointing", "train.loss_chunk", "train.tuned",
+    "train.tuned",
 }  # fmt: skip
 
 
-def _naming(run: Run, without: set[str]) -> dict[str, Any]:
-    """The settings that tell a model from another. Of a suite's job, those that the suite asks for: they are known before it
-    begins, and are not yet resolved."""
-    tree = run.job.get("settings") or run.settings
-    return {k: v for k, v in flatten(tree).items() if k not in without}
+def _asked(run: Run) -> dict[str, Any]:
+    """A run's settings; of a suite's job those that the suite asks for, which are known before it begins and not resolved."""
+    return flatten(run.job.get("settings") or run.settings)
 
 
 def identity(run: Run) -> tuple[str, ...]:
-    """What two runs share that differ in their seed alone: every setting of the model and of the training."""
-    flat = _naming(run, _NOT_A_NAME)
+    """What two runs share that differ in their seed alone, or in what changes memory and speed and nothing that is learnt."""
+    flat = {k: v for k, v in _asked(run).items() if k.startswith("model.") or k in _TRAINING}
     return tuple(sorted(f"{k}={json.dumps(v, sort_keys=True, default=str)}" for k, v in flat.items()))
 
 
@@ -274,7 +278,7 @@ def labels(runs: Sequence[Run], without: Iterable[str] = ()) -> list[str]:
     for i, name in enumerate(names):
         alike.setdefault(name, []).append(i)
     for members in alike.values():
-        trees = [_naming(runs[i], hidden) for i in members]
+        trees = [{k: v for k, v in _asked(runs[i]).items() if k not in hidden} for i in members]
         keys = dict.fromkeys(k for tree in trees for k in tree)
         differ = [k for k in keys if len({json.dumps(t.get(k), default=str) for t in trees}) > 1]
         for i, tree in zip(members, trees, strict=True):
