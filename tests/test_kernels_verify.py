@@ -17,8 +17,7 @@ from elman_e1.op import dense as e1_dense
 from torch import Tensor
 
 from elman_core.cli import main
-from elman_core.kernels import Case, DenseKernel, Extension, KernelSpec, first_use, stamps
-from elman_core.kernels import dense as dense_module
+from elman_core.kernels import Case, DenseKernel, Extension, KernelSpec, dense_sums, first_use, stamps
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
 from elman_core.registry import KernelError
@@ -208,8 +207,8 @@ def test_garbage_at_a_masked_position_is_caught(report_of):
 
 def test_a_transposed_weight_gradient_is_caught(monkeypatch):
     need_host_compiler()
-    right = dense_module._product
-    monkeypatch.setattr(dense_module, "_product", lambda a, b, dtype: right(a, b, dtype).T)
+    right = dense_sums.product
+    monkeypatch.setattr(dense_sums, "product", lambda a, b, dtype: right(a, b, dtype).T)
     assert wrong_tensors(verify(e1_dense.spec(), "host", cases=[SMALL], opcheck=False)) == {"d w"}
 
 
@@ -403,8 +402,8 @@ def test_the_command_gives_every_row_as_json(cache, capsys):
 
 def test_a_wrong_kernel_makes_the_command_leave_with_5(cache, capsys, monkeypatch):
     need_host_compiler()
-    right = dense_module._product
-    monkeypatch.setattr(dense_module, "_product", lambda a, b, dtype: right(a, b, dtype).T)
+    right = dense_sums.product
+    monkeypatch.setattr(dense_sums, "product", lambda a, b, dtype: right(a, b, dtype).T)
     assert main(["verify", "e1", "--backend", "host", "--dtype", "fp64"]) == 5
     said = capsys.readouterr()
     assert "WRONG" in said.out

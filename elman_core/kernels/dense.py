@@ -30,16 +30,15 @@ from torch.library import Library, register_autograd, register_fake
 
 from elman_core.registry.errors import ConfigError, KernelError
 
-from . import dense_cuda, dense_host, dense_torch
+from . import dense_cuda, dense_host, dense_sums, dense_torch
 from .build import Extension
+from .dense_check import check_tensors
 from .first_use import ensure_verified
 from .policy import load_or_warn, mode
 from .spec import Case, KernelSpec, Target
 
 Backend = Literal["auto", "torch", "cuda", "host", "reference"]
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
-_LONGEST_SUM = 16384  # places (time steps times rows) of one float32 product for dW
 _library = Library("elman", "FRAGMENT")
 _kernels: dict[str, DenseKernel] = {}
 
@@ -55,6 +54,8 @@ class DenseKernel:
         readout: `readout(h, h_prev, *extras) -> y` in PyTorch, pointwise, for any number of leading dimensions.
         update: `update(a, h_prev, *extras) -> h` likewise; None for h = a.
         extras: names of the tensors (T, B, d) that the cell reads beside u.
+        factors: names of the matrices whose product is W. One is W itself; a W of low rank is two, (d, r) and (r, d), of which
+            each step multiplies by one after the other. Only "torch" does that so far.
     """
 
     def __init__(
@@ -67,20 +68,21 @@ class DenseKernel:
         readout: Callable[..., Tensor],
         update: Callable[..., Tensor] | None = None,
         extras: Sequence[str] = (),
+        factors: Sequence[str] = ("w",),
     ) -> None:
         self.name, self.header, self.cell, self.reference = name, Path(header), cell, reference
-        self.readout, self.update, self.extras = readout, update, tuple(extras)
+        self.readout, self.update, self.extras, self.factors = readout, update, tuple(extras), tuple(factors)
         self.chosen: dict[tuple[Any, ...], Backend] = {}  # by device, dtype, sizes: what "auto" came to
         self.op, self._backward = self._register()
         _kernels[name] = self
 
     def __call__(self, u_TBd: Tensor, *rest: Tensor | None, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
-        """`kernel(u, *extras, w, h0, mask=None) -> (y, h_T)`.
+        """`kernel(u, *extras, *factors, h0, mask=None) -> (y, h_T)`.
 
         Args:
             u_TBd: what does not depend on the state, float32, bfloat16, float16 or float64; any strides.
             extras: (T, B, d) each, in the dtype of u.
-            w_dd: W, rows are outputs, in the dtype of u or in float32.
+            factors: W (d, d), rows are outputs, or the matrices whose product it is; in the dtype of u or in float32.
             h0_Bd: initial state.
             mask_TB: bool; where False the state is held, y is 0, and nothing flows back but through the state.
             backend: "auto" or one of the module's docstring.
@@ -92,22 +94,23 @@ class DenseKernel:
             ConfigError: shapes, dtypes or devices that do not fit together.
             KernelError: a back end asked for that cannot run this.
         """
-        count = len(self.extras)
-        if not count + 2 <= len(rest) <= count + 3:
-            expected = ", ".join(("u", *self.extras, "w", "h0", "mask=None"))
+        extras, factors, others = self._parts(rest)
+        if not 1 <= len(others) <= 2:
+            expected = ", ".join(("u", *self.extras, *self.factors, "h0", "mask=None"))
             raise TypeError(f"{self.name} takes ({expected}), not {1 + len(rest)} tensors")
-        extras, w_dd, h0_Bd = rest[:count], rest[count], rest[count + 1]
-        mask_TB = rest[count + 2] if len(rest) == count + 3 else None
-        self._check(u_TBd, extras, w_dd, h0_Bd, mask_TB)
+        h0_Bd, mask_TB = others[0], others[1] if len(others) == 2 else None
+        check_tensors(self.name, (self.extras, self.factors), u_TBd, extras, factors, h0_Bd, mask_TB)
         if backend == "auto":
             backend = "torch"
-            if u_TBd.is_cuda:  # sizes as numbers: a compiled function is compiled anew for another batch or width
+            if (
+                u_TBd.is_cuda and len(factors) == 1
+            ):  # sizes as numbers: a compiled function is compiled anew for another batch or width
                 backend = _choose(self.name, u_TBd.device.index, u_TBd.dtype, int(u_TBd.shape[1]), int(u_TBd.shape[2]))
         if backend == "reference":
-            return self.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB)
+            return self.reference(u_TBd, *extras, *factors, h0_Bd, mask_TB)
         assert h0_Bd is not None  # checked above
         state = torch.float64 if u_TBd.dtype == torch.float64 else torch.float32
-        y_TBd, last_Bd, _, _ = self.op(u_TBd, *extras, w_dd, h0_Bd.to(state), mask_TB, backend)
+        y_TBd, last_Bd, _, _ = self.op(u_TBd, *extras, *factors, h0_Bd.to(state), mask_TB, backend)
         return y_TBd, last_Bd
 
     def extension(self, target: Target) -> Extension:
@@ -137,8 +140,8 @@ class DenseKernel:
         return tuple(replace(bare, binding=bare.binding.with_name("dense_cuda_steps.cu")).sources())
 
     def targets(self) -> tuple[Target, ...]:
-        """Where `elman_csrc` has a binding of the dense skeleton; nowhere if it is not installed."""
-        if importlib.util.find_spec("elman_csrc") is None:
+        """Where `elman_csrc` has a binding of the dense skeleton; nowhere if it is not installed, or for W in factors."""
+        if importlib.util.find_spec("elman_csrc") is None or len(self.factors) > 1:
             return ()
         found: tuple[Target, ...] = ("host", "cuda")
         return tuple(t for t in found if self.extension(t).binding.is_file())
@@ -156,49 +159,27 @@ class DenseKernel:
             return "torch"
         if mode() == "off":
             return "torch (ELMAN_KERNELS=off)"
+        if len(self.factors) > 1:
+            return f"torch (W in {len(self.factors)} factors has no persistent launch)"
         index = torch.cuda.current_device() if device.index is None else device.index
         made = {backend for (on, _, _, d, *_), backend in self.chosen.items() if (on, d) == (index, width)}
         return " and ".join(sorted(made)) or "cuda, compiled at its first use"
 
-    def _check(
-        self, u: Tensor, extras: Sequence[Tensor | None], w: Tensor | None, h0: Tensor | None, mask: Tensor | None
-    ) -> None:
-        if u.dtype not in _DTYPES:
-            raise ConfigError(f"{self.name}: u must be float32, bfloat16, float16 or float64, not {u.dtype}")
-        if u.dim() != 3 or u.numel() == 0:
-            raise ConfigError(f"{self.name}: u must be (T, B, d) with every size at least 1, not {tuple(u.shape)}")
-        steps, rows, width = u.shape
-        state = torch.float64 if u.dtype == torch.float64 else torch.float32
-        same = {u.dtype}
-        wanted: list[tuple[str, Tensor | None, tuple[int, ...], set[torch.dtype]]] = [
-            *((name, e, (steps, rows, width), same) for name, e in zip(self.extras, extras, strict=True)),
-            ("w", w, (width, width), same | {state}),
-            ("h0", h0, (rows, width), same | {state}),
-        ]
-        if mask is not None:
-            wanted.append(("mask", mask, (steps, rows), {torch.bool}))
-        for name, x, shape, dtypes in wanted:
-            if not isinstance(x, Tensor):
-                raise ConfigError(f"{self.name}: {name} must be a tensor {shape}, not {x!r}")
-            if x.shape != shape:
-                raise ConfigError(
-                    f"{self.name}: {name} must be {shape} beside u {tuple(u.shape)}, not {tuple(x.shape)}"
-                )
-            if x.dtype not in dtypes:
-                names = " or ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
-                raise ConfigError(f"{self.name}: {name} must be {names} beside u in {u.dtype}, not {x.dtype}")
-            if x.device != u.device:
-                raise ConfigError(f"{self.name}: {name} is on {x.device}, u on {u.device}; move them together")
+    def _parts(self, rest: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """What follows u in a call, or a gradient in a backward: (extras, factors of W, what follows those)."""
+        first, end = len(self.extras), len(self.extras) + len(self.factors)
+        return list(rest[:first]), list(rest[first:end]), list(rest[end:])
 
     def _register(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         count = len(self.extras)
         op, op_backward = f"dense_{self.name}", f"dense_{self.name}_backward"
         es = "".join(f"Tensor e{i}, " for i in range(count))
+        ws = ", ".join(f"Tensor {name}" for name in self.factors)
         _library.define(
-            f"{op}(Tensor u, {es}Tensor w, Tensor h0, Tensor? mask, str backend) -> (Tensor, Tensor, Tensor, Tensor)"
+            f"{op}(Tensor u, {es}{ws}, Tensor h0, Tensor? mask, str backend) -> (Tensor, Tensor, Tensor, Tensor)"
         )
         _library.define(
-            f"{op_backward}(Tensor gy, Tensor g_last, {es}Tensor w, Tensor history, Tensor a, Tensor? mask, str backend)"
+            f"{op_backward}(Tensor gy, Tensor g_last, {es}{ws}, Tensor history, Tensor a, Tensor? mask, str backend)"
             f" -> ({', '.join(['Tensor'] * (2 + count))})"
         )
         _library.impl(op, self._run_forward, "CompositeExplicitAutograd")
@@ -211,15 +192,16 @@ class DenseKernel:
     # Outputs of the op: y (T, B, d), h_T (B, d), and, for the backward alone, history (T+1, B, d) and a (T, B, d) or empty.
 
     def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        *extras, w, h0, mask, backend = rest
+        extras, factors, (h0, mask, backend) = self._parts(rest)
         if backend == "torch":
             with torch.autocast(u.device.type, enabled=False):
-                up = [x.to(h0.dtype) for x in (u, *extras, w)]
+                u_, *others = (x.to(h0.dtype) for x in (u, *extras, *factors))
                 y, history, a = dense_torch.forward(
-                    self.update, self.readout, up[0], up[1:-1], up[-1], h0, mask
+                    self.update, self.readout, u_, others[: len(extras)], others[len(extras) :], h0, mask
                 )  # fmt: skip
             return y.to(u.dtype), history[-1].clone(), history, a
         self._check_native(backend, u)
+        [w] = factors
         if backend == "cuda":
             y, last, history = dense_cuda.forward(self, u, extras, w.to(u.dtype), h0, mask)
         else:
@@ -227,11 +209,12 @@ class DenseKernel:
         return y, last, history, u.new_empty(0)
 
     def _run_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        *extras, w, history, a, mask, backend = rest
+        extras, factors, (history, a, mask, backend) = self._parts(rest)
+        w = factors[0]
         if backend == "torch":
-            up = [x.to(history.dtype) for x in (gy, *extras, w)]
+            gy_, *others = (x.to(history.dtype) for x in (gy, *extras, *factors))
             da, dextras, dh0 = dense_torch.backward(
-                self.update, self.readout, up[0], g_last, up[1:-1], up[-1], history, a, mask
+                self.update, self.readout, gy_, g_last, others[: len(extras)], others[len(extras) :], history, a, mask
             )
         elif backend == "cuda":
             da, dextras, dh0 = dense_cuda.backward(self, gy, g_last, extras, w.to(history.dtype), history, mask)
@@ -252,7 +235,7 @@ class DenseKernel:
         )
 
     def _fake_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        *extras, _w, history, _a, _mask, _backend = rest
+        extras, _, (history, *_rest) = self._parts(rest)
         return (
             history.new_empty(gy.shape),
             g_last.new_empty(g_last.shape),
@@ -260,10 +243,11 @@ class DenseKernel:
         )
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        u, *extras, w, _h0, mask, backend = inputs
+        u, *rest = inputs
+        extras, factors, (_h0, mask, backend) = self._parts(rest)
         _, last, history, a = output
         ctx.set_materialize_grads(False)  # a gradient of the history, which nobody sees, need not be filled with zeros
-        ctx.save_for_backward(*extras, w, history, a, mask)
+        ctx.save_for_backward(*extras, *factors, history, a, mask)
         ctx.backend, ctx.dtype, ctx.state_dtype = backend, u.dtype, last.dtype
 
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -271,22 +255,28 @@ class DenseKernel:
             raise NotImplementedError(
                 f"{self.name}: gradients of gradients (create_graph=True) exist only with backend='reference'"
             )
-        *extras, w, history, a, mask = ctx.saved_tensors
+        extras, factors, (history, a, mask) = self._parts(ctx.saved_tensors)
         steps, (rows, width) = history.shape[0] - 1, history.shape[1:]
         if gy is None:
             gy = history.new_zeros(steps, rows, width, dtype=ctx.dtype)
         if g_last is None:
             g_last = history.new_zeros(rows, width, dtype=ctx.state_dtype)
-        da, dh0, *dextras = self._backward(gy, g_last, *extras, w, history, a, mask, ctx.backend)
-        dw = None
-        if ctx.needs_input_grad[1 + len(extras)]:  # one product over all time steps and rows
+        da, dh0, *dextras = self._backward(gy, g_last, *extras, *factors, history, a, mask, ctx.backend)
+        wanted = ctx.needs_input_grad[1 + len(extras) : 1 + len(extras) + len(factors)]
+        dfactors: Sequence[Tensor | None] = [None] * len(factors)
+        if any(wanted):
             before, flat = history[:-1].reshape(steps * rows, width), da.reshape(steps * rows, width)
-            dw = _product(flat.t(), before, w.dtype)
-        return da.to(ctx.dtype), *dextras, dw, dh0, None, None
+            dfactors = dense_sums.factor_gradients(flat, before, factors, wanted)
+        return da.to(ctx.dtype), *dextras, *dfactors, dh0, None, None
 
     def _check_native(self, backend: str, like: Tensor) -> None:
         if backend not in ("host", "cuda"):
             raise ConfigError(f"{self.name}: backend must be auto, torch, cuda, host or reference, not {backend!r}")
+        if len(self.factors) > 1:
+            raise KernelError(
+                f"{self.name}: W in {len(self.factors)} factors ({', '.join(self.factors)}) has no persistent launch and no "
+                "host build: each step is a product for each factor; use backend='torch'"
+            )
         if like.device.type != ("cpu" if backend == "host" else "cuda"):
             raise KernelError(f"{self.name}: backend {backend!r} cannot run on tensors on {like.device}")
 
@@ -313,20 +303,3 @@ def _prepare(kernel: DenseKernel, index: int, dtype: torch.dtype, rows: int, wid
         if plan is not None and torch.is_grad_enabled():
             ensure_verified(kernel.spec(), Case(dict(zip("TBd", sizes, strict=True)), dtype), plan)
     return "torch" if plan is None else "cuda"
-
-
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b in `dtype`; 16-bit factors are accumulated and returned in float32 where that is asked for.
-
-    A long sum in float32 is made of shorter ones: over 131,072 places one after another rounding alone comes to 7e-6 of it.
-    """
-    if a.is_cuda and dtype == torch.float32 and a.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    places = b.shape[0]
-    if places <= _LONGEST_SUM or a.dtype != torch.float32:
-        return (a @ b).to(dtype)
-    total = a[:, :_LONGEST_SUM] @ b[:_LONGEST_SUM]
-    for first in range(_LONGEST_SUM, places, _LONGEST_SUM):
-        part = slice(first, first + _LONGEST_SUM)
-        total = torch.addmm(total, a[:, part], b[part])
-    return total.to(dtype)

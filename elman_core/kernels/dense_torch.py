@@ -28,20 +28,27 @@ def forward(
     readout: Pointwise,
     u_TBd: Tensor,
     extras: Sequence[Tensor],
-    w_dd: Tensor,
+    factors: Sequence[Tensor],
     h0_Bd: Tensor,
     mask_TB: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y (T, B, d), history (T+1, B, d), a (T, B, d)); a is empty where `update` is None, that is h = a."""
+    """(y (T, B, d), history (T+1, B, d), a (T, B, d)); a is empty where `update` is None, that is h = a.
+
+    factors: matrices whose product is W; a step multiplies by each in turn, the last one first.
+    """
     a_TBd = u_TBd.new_empty(0 if update is None else u_TBd.shape)
-    steps, w_t, h_Bd = u_TBd.shape[0], w_dd.t(), h0_Bd
+    steps, h_Bd = u_TBd.shape[0], h0_Bd
+    w_t, *inner = (w.t() for w in factors)
     states, a_s = [h0_Bd], a_TBd.unbind(0)
     per_step = list(zip(*(e.unbind(0) for e in extras), strict=True)) if extras else [()] * steps
     for t, u_Bd in enumerate(u_TBd.unbind(0)):
+        x_Br = h_Bd
+        for w in reversed(inner):
+            x_Br = x_Br @ w
         if update is None:
-            new_Bd = torch.addmm(u_Bd, h_Bd, w_t)
+            new_Bd = torch.addmm(u_Bd, x_Br, w_t)
         else:
-            new_Bd = update(torch.addmm(u_Bd, h_Bd, w_t, out=a_s[t]), h_Bd, *per_step[t])
+            new_Bd = update(torch.addmm(u_Bd, x_Br, w_t, out=a_s[t]), h_Bd, *per_step[t])
         h_Bd = new_Bd if mask_TB is None else torch.where(mask_TB[t, :, None], new_Bd, h_Bd)
         states.append(h_Bd)
     history = torch.stack(states)
@@ -59,13 +66,14 @@ def backward(
     gy_TBd: Tensor,
     g_last_Bd: Tensor,
     extras: Sequence[Tensor],
-    w_dd: Tensor,
+    factors: Sequence[Tensor],
     history: Tensor,
     a_TBd: Tensor,
     mask_TB: Tensor | None,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """(da (T, B, d), the gradients of the extras, dh_0 (B, d))."""
     steps, count = gy_TBd.shape[0], len(extras)
+    *outer, last = factors
     keep = None if mask_TB is None else mask_TB[..., None]
     if keep is not None:
         gy_TBd = torch.where(keep, gy_TBd, 0.0)
@@ -93,7 +101,10 @@ def backward(
         if slopes is not None:
             torch.mul(totals[t], slopes[t], out=deltas[t])
         earlier = totals[t - 1] if t else dh0_Bd
-        earlier.addmm_(deltas[t], w_dd)
+        x_Br = deltas[t]
+        for w in outer:
+            x_Br = x_Br @ w
+        earlier.addmm_(x_Br, last)
         if carries is not None:
             earlier.addcmul_(carries[t], totals[t])
     d_extras = []

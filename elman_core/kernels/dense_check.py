@@ -1,0 +1,66 @@
+"""What a dense op takes: shapes, dtypes and devices that fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from elman_core.registry.errors import ConfigError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def check_tensors(
+    kernel: str,
+    names: tuple[Sequence[str], Sequence[str]],
+    u: Tensor,
+    extras: Sequence[Tensor | None],
+    factors: Sequence[Tensor | None],
+    h0: Tensor | None,
+    mask: Tensor | None,
+) -> None:
+    """Compare what was given with what stands beside u.
+
+    Args:
+        kernel: its name. names: of the extras, and of the matrices whose product is W.
+
+    Raises:
+        ConfigError: the first that does not fit.
+    """
+    if u.dtype not in DTYPES:
+        raise ConfigError(f"{kernel}: u must be float32, bfloat16, float16 or float64, not {u.dtype}")
+    if u.dim() != 3 or u.numel() == 0:
+        raise ConfigError(f"{kernel}: u must be (T, B, d) with every size at least 1, not {tuple(u.shape)}")
+    steps, rows, width = u.shape
+    state = torch.float64 if u.dtype == torch.float64 else torch.float32
+    same = {u.dtype}
+    wanted: list[tuple[str, Tensor | None, tuple[int, ...], set[torch.dtype]]] = [
+        *((name, e, (steps, rows, width), same) for name, e in zip(names[0], extras, strict=True)),
+        *(
+            (name, w, shape, same | {state})
+            for name, w, shape in zip(names[1], factors, chain(factors, width), strict=True)
+        ),
+        ("h0", h0, (rows, width), same | {state}),
+    ]
+    if mask is not None:
+        wanted.append(("mask", mask, (steps, rows), {torch.bool}))
+    for name, x, shape, dtypes in wanted:
+        if not isinstance(x, Tensor):
+            raise ConfigError(f"{kernel}: {name} must be a tensor {shape}, not {x!r}")
+        if x.shape != shape:
+            raise ConfigError(f"{kernel}: {name} must be {shape} beside u {tuple(u.shape)}, not {tuple(x.shape)}")
+        if x.dtype not in dtypes:
+            wanted_dtypes = " or ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
+            raise ConfigError(f"{kernel}: {name} must be {wanted_dtypes} beside u in {u.dtype}, not {x.dtype}")
+        if x.device != u.device:
+            raise ConfigError(f"{kernel}: {name} is on {x.device}, u on {u.device}; move them together")
+
+
+def chain(factors: Sequence[Tensor | None], width: int) -> list[tuple[int, int]]:
+    """The shapes that matrices must have whose product is (width, width), by the inner sizes that they bring."""
+    inner = [w.shape[1] if isinstance(w, Tensor) and w.dim() == 2 else width for w in factors[:-1]]
+    sizes = [width, *inner, width]
+    return list(pairwise(sizes))
