@@ -314,7 +314,8 @@ def test_nothing_is_lost_when_the_scheduler_is_killed(tmp_path, fake):
     first.kill()
     first.wait()
     jobs = [shell_job(tmp_path, id, shell) for id, shell in shells.items()]
-    running = [job.id for job in jobs if state(job).status == "running"]
+    # One that was written down and not yet started when the kill came is simply started by the next.
+    running = [job.id for job in jobs if state(job).status == "running" and job.id in fake.ran()]
     assert running, "it was killed too late to test anything"
     statuses, said = schedule(jobs, gpu_executor(fake))
     assert set(statuses.values()) == {"ok"}
