@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -180,7 +182,13 @@ def test_a_killed_rank_ends_all_with_a_line_and_the_run_goes_on(rank, launch, te
     run = tmp_path / "run"
     began = time.monotonic()
     kill = act(6, "os.kill(os.getpid(), signal.SIGKILL)", rank)
-    ended = launch.run(2, words(text, run, "train.steps=10", "train.save_every=4"), kill)
+    launch.start(2, words(text, run, "train.steps=10", "train.save_every=4"), kill)
+    while not (run / "metrics.jsonl").exists() or len(metrics(run)) < 6:
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(launch.pids[1 - rank], signal.SIGTERM)  # as torchrun does when it sees that a rank is gone
+    ended = launch.wait()
     assert time.monotonic() - began < 60
     assert ended.codes == [-9 if r == rank else 1 for r in range(2)], ended.err
     said = ended.err[1 - rank]
@@ -335,3 +343,35 @@ def test_a_setting_that_a_run_keeps_is_not_set_anew(text, tmp_path, capsys):
     assert "a run keeps its train.lr" in capsys.readouterr().err
     assert main(["resume", str(tmp_path / "run"), "--steps", "4", "--set", "train.accumulate=2"]) == 0
     assert manifest(tmp_path / "run")["settings"]["train"]["accumulate"] == 2
+
+
+# the launcher itself -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_torchrun_passes_a_signal_on_and_the_run_is_saved(text, tmp_path):
+    """SIGTERM to torchrun alone, as a cluster's scheduler sends it to the first process of a job."""
+    run = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "elman_core"]
+    command = [str(w) for w in [*torchrun, *words(text, run, "train.steps=100000", "train.warmup=1")]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        until = time.monotonic() + 120
+        while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < 3:
+            assert time.monotonic() < until
+            assert job.poll() is None
+            time.sleep(0.05)
+        asked = time.monotonic()
+        job.send_signal(signal.SIGTERM)
+        out, err = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert time.monotonic() - asked < 30  # torchrun waits so long before it kills
+    assert job.returncode != 0
+    assert manifest(run)["status"] == "killed"
+    done = manifest(run)["steps_done"]
+    assert f"elman resume {run}" in out
+    check_folder(run / "checkpoints" / f"step-{done:08d}")
+    assert "rank has ended" not in err
+    assert resume(run, steps="+2", quiet=True).fit().step == done + 2

@@ -11,6 +11,7 @@ import atexit
 import datetime
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -243,7 +244,8 @@ def session() -> Iterator[Ranks]:
     try:
         yield ranks
     except BaseException as error:
-        if isinstance(error, Exception) and not _is_exit(error):
+        if isinstance(error, Exception) and not _is_exit(error) and ranks.size > 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's; what is left to do is to say why
             ranks.leave_note(error)
             leave(well=False)
         raise

@@ -174,14 +174,16 @@ class Trainer:
         Raises:
             DivergedError, OutOfMemoryError, PluginError, StorageError: after the manifest says so. Earlier checkpoints stay.
         """
-        error: BaseException | None = None
-        self.agreement = Agreement(self.ranks, self.processes, self.progress.seconds)
         alone = self.ranks.size == 1
+        self.agreement = Agreement(self.ranks, self.processes, self.progress.seconds)
+        # To the very end: launchers send SIGTERM to those who are still writing down why they stop.
+        with listening(alone, None if alone else self._stuck) as self.agreement.received:
+            return self._fit()
+
+    def _fit(self) -> Result:
+        error: BaseException | None = None
         try:
-            with (
-                listening(alone, None if alone else self._stuck) as self.agreement.received,
-                self.display.progress(self),
-            ):
+            with self.display.progress(self):
                 self._observe("elman_run_start")
                 self.agreement.settle()
                 self.folder.update(status="running")
