@@ -1,0 +1,44 @@
+"""Every figure of a training in trackio's dashboard on this machine: `trackio show --project elman`.
+
+A plugin that only observes. trackio keeps its files on this machine and sends nothing. Its calls are those of wandb: with
+`import wandb as trackio`, and `mode="offline", id=name` in `init`, the same file serves Weights & Biases.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trackio
+
+from elman_core import hookimpl
+
+PROJECT = "elman"
+NOT_CURVES = ("step", "kind")
+
+_curves: dict[Any, Any] = {}  # by run: a process may train several
+
+
+@hookimpl
+def elman_run_start(run: Any) -> None:
+    """The run's folder is its name, so a run that goes on appends to its own curves."""
+    settings = {f"{table}.{key}": value for table, part in run.settings.to_dict().items() for key, value in part.items()}
+    settings["parameters"] = run.manifest["parameters"]
+    _curves[run.path] = trackio.init(project=PROJECT, name=run.path.name, config=settings, resume="allow")
+
+
+@hookimpl
+def elman_step_end(run: Any, step: int, metrics: Any) -> None:
+    figures = {f"train/{name}": value for name, value in metrics.items() if name not in NOT_CURVES}
+    _curves[run.path].log(figures, step=step)
+
+
+@hookimpl
+def elman_evaluation_end(run: Any, result: Any) -> None:
+    figures = {f"heldout/{name}": result[name] for name in ("loss", "bits_per_byte")}
+    _curves[run.path].log(figures, step=result["step"])
+
+
+@hookimpl
+def elman_run_end(run: Any) -> None:
+    if run.path in _curves:  # a run may end before it has begun
+        _curves.pop(run.path).finish()
