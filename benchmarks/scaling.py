@@ -1,13 +1,14 @@
 """Speed of training on 1, 2 and 4 GPUs of one machine, the batch growing with them: tok/s, efficiency, memory.
 
     python benchmarks/scaling.py [--out benchmarks/results/scaling.json] [--gpus 1,2,4] [--models e1@1280x6,…] [--rows 32]
-        [--length 512] [--steps 60] [--kinds ddp,graph,fsdp] [--device cuda]
+        [--length 512] [--steps 60] [--kinds auto,eager,fsdp] [--device cuda]
 
 Each measurement is `elman train` under `torchrun` in processes of its own, on random bytes, with nothing left out: reading,
 forward, backward, sums over the ranks, clipping, AdamW, metrics. tok/s: the median over the steps after the first third, of all
 ranks together. Efficiency: tok/s over that of one GPU times the number of GPUs; the one GPU runs as `elman train` does by
-default, which is a captured step. Kinds: ddp, gradients summed while the backward runs; graph, the whole step with its sums as
-one CUDA graph; fsdp, weights shared out. What fails has its last line in the table. The file is written after every row.
+default, which is a captured step. Kinds: auto, the whole step with its sums over the ranks as one CUDA graph, where nothing stands
+against it; eager, gradients summed while the backward runs; fsdp, weights shared out. What fails has its last line in the table.
+The file is written after every row.
 
 On CPUs (--device cpu, gloo) it shows that it runs, and no speed.
 """
@@ -29,8 +30,8 @@ import numpy as np
 
 MODELS = "e1@1280x6,e42@1536x6,e88:h32n16@1536x20"
 KINDS = {
-    "ddp": ("train.parallel=ddp",),
-    "graph": ("train.parallel=ddp", "train.launch=graph"),
+    "auto": ("train.parallel=ddp",),
+    "eager": ("train.parallel=ddp", "train.launch=eager"),
     "fsdp": ("train.parallel=fsdp",),
 }
 TARGET = 3.6
@@ -40,7 +41,9 @@ TARGET = 3.6
 def command(model: str, gpus: int, kind: str, text: Path, run: Path, asked: argparse.Namespace) -> list[str]:
     """The line that a user would type."""
     python = [sys.executable, "-m"]
-    launcher = [*python, "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus), "-m"] if gpus > 1 else python
+    launcher = (
+        [*python, "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus), "-m"] if gpus > 1 else python
+    )
     sets = [
         f"train.batch_size={asked.rows * gpus}", f"train.chunk_size={asked.length}", f"train.device={asked.device}",
         "train.save_every=0", "train.eval_every=0", "data.heldout=0.0", "train.warmup=0", "train.schedule=constant",
@@ -52,13 +55,22 @@ def command(model: str, gpus: int, kind: str, text: Path, run: Path, asked: argp
 
 def measure(model: str, gpus: int, kind: str, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One row: the figures, or the reason for which there are none."""
-    row: dict[str, Any] = {"model": model, "gpus": gpus, "kind": kind if gpus > 1 else "one", "rows_per_gpu": asked.rows}
+    row: dict[str, Any] = {
+        "model": model,
+        "gpus": gpus,
+        "kind": kind if gpus > 1 else "one",
+        "rows_per_gpu": asked.rows,
+    }
     run = folder / f"{model.replace(':', '_')}-{gpus}-{kind}"
     text = folder / "text"
     environment = {**os.environ, "ELMAN_RANK_TIMEOUT": os.environ.get("ELMAN_RANK_TIMEOUT", "120")}
     try:
         done = subprocess.run(
-            command(model, gpus, kind, text, run, asked), capture_output=True, text=True, env=environment, timeout=asked.limit
+            command(model, gpus, kind, text, run, asked),
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=asked.limit,
         )
     except subprocess.TimeoutExpired:
         return {**row, "reason": f"not done after {asked.limit} s"}
@@ -115,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/scaling.json"))
     parser.add_argument("--gpus", default="1,2,4", help="numbers of GPUs; 1 is what the others are compared with")
     parser.add_argument("--models", default=MODELS)
-    parser.add_argument("--kinds", default="ddp,graph")
+    parser.add_argument("--kinds", default="auto,eager")
     parser.add_argument("--rows", type=int, default=32, help="rows of the batch on each GPU")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=60)
@@ -125,9 +137,9 @@ def main(argv: list[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        np.random.default_rng(0).integers(0, 256, 64 * 2**20 if asked.device == "cuda" else 2**20, dtype=np.uint8).tofile(
-            folder / "text"
-        )
+        np.random.default_rng(0).integers(
+            0, 256, 64 * 2**20 if asked.device == "cuda" else 2**20, dtype=np.uint8
+        ).tofile(folder / "text")
         for model in asked.models.split(","):
             for gpus in map(int, asked.gpus.split(",")):
                 for kind in asked.kinds.split(",") if gpus > 1 else ["one"]:

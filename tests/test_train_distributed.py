@@ -9,11 +9,19 @@ import sys
 import time
 
 import pytest
+import torch
 from ranks import Launcher
 from train_helpers import TINY, losses, metrics, settings, tensors, write_text
 
 from elman_core.cli import main
+from elman_core.registry import ConfigError
+from elman_core.training import agreement
+from elman_core.training.agreement import Agreement
+from elman_core.training.distributed import Ranks
+from elman_core.training.modes import choose_mode
+from elman_core.training.parallel import Summed, make_processes
 from elman_core.training.start import resume, start
+from elman_core.training.step import OneProcess
 from elman_core.training.storage import check_folder
 
 ONE_LINE = 1
@@ -114,6 +122,32 @@ def test_gradients_summed_after_the_backward_are_those_summed_during_it(launch, 
         ended = launch.run(2, words(text, tmp_path / name, *SHORT, "train.accumulate=2"), change)
         assert ended.codes == [0, 0], ended.err
     assert losses(tmp_path / "after") == pytest.approx(losses(tmp_path / "during"), abs=1e-6)
+
+
+def test_a_step_of_several_gpus_is_captured_unless_the_weights_are_shared_out(text):
+    """Chosen by what is known without a GPU: that it runs there, only a GPU can say."""
+    model, gpu = torch.nn.Module(), torch.device("cuda")
+    assert choose_mode(settings(text), model, gpu).name == "graph"
+    assert choose_mode(settings(text), model, gpu, sharded=True).name == "eager"
+    with pytest.raises(ConfigError, match=r"cannot be had with train\.parallel='fsdp'"):
+        choose_mode(settings(text, "train.launch=graph"), model, gpu, sharded=True)
+    ranks, model = Ranks(0, 2), torch.nn.Linear(2, 2)
+    assert type(make_processes("ddp", ranks, model, gpu, captured=True)) is Summed
+
+
+def test_a_training_that_stands_still_is_noticed_from_outside_it(monkeypatch):
+    """A collective operation inside a CUDA graph has no limit of its own."""
+    monkeypatch.setenv("ELMAN_RANK_TIMEOUT", "0.5")
+    monkeypatch.setattr(agreement, "SLACK", 0.0)
+    silent = []
+    agreed = Agreement(Ranks(0, 2), OneProcess())
+    with agreed.beating(silent.append):
+        for _ in range(10):
+            time.sleep(0.1)
+            agreed.beat()
+        assert silent == []
+        time.sleep(1.5)
+    assert len(silent) == 1
 
 
 def test_an_evaluation_does_not_depend_on_the_number_of_ranks_in_any_bit(launch, text, tmp_path):
@@ -354,7 +388,16 @@ def test_a_setting_that_a_run_keeps_is_not_set_anew(text, tmp_path, capsys):
 def test_torchrun_passes_a_signal_on_and_the_run_is_saved(text, tmp_path):
     """SIGTERM to torchrun alone, as a cluster's scheduler sends it to the first process of a job."""
     run = tmp_path / "run"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "elman_core"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "elman_core",
+    ]
     command = [str(w) for w in [*torchrun, *words(text, run, "train.steps=100000", "train.warmup=1")]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)

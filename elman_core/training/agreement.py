@@ -7,16 +7,22 @@ step is known to all after it. One process alone needs no round: it knows at onc
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .distributed import Ranks
+from .distributed import Ranks, timeout
 from .signals import ENDING, Received
 from .step import OneProcess
+
+SLACK = 10.0
+"""Seconds more than ranks wait for each other in operations that have a limit of their own, which say more."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Agreement:
         self.received = Received()
         self.failure: Exception | None = None
         self._over = False
+        self._last_beat = time.monotonic()
         self._heard = [seconds] + [0.0] * (len(ENDING) + 2)
 
     @property
@@ -81,6 +88,7 @@ class Agreement:
         Raises:
             ElmanError: on every rank, if something failed on any between two steps.
         """
+        self.beat()
         if notes is None:
             return
         seconds, *signals, save, failed = notes.read()[: len(self._heard)]
@@ -89,6 +97,36 @@ class Agreement:
         if failed and not self._over:  # told again with the steps that were under way
             self._over = True
             self.settle()
+
+    def beat(self) -> None:
+        """Something has moved."""
+        self._last_beat = time.monotonic()
+
+    @contextmanager
+    def beating(self, silent: Callable[[float], Any]) -> Iterator[None]:
+        """Inside, `silent` is called from another thread, with the seconds, when nothing has moved for longer than ranks wait.
+
+        Collective operations have a limit of their own; those that a CUDA graph holds have none.
+        """
+        if self.alone:
+            yield
+            return
+        limit, over = 1.1 * timeout().total_seconds() + SLACK, threading.Event()
+
+        def watch() -> None:
+            while not over.wait(min(1.0, limit / 10)):
+                if time.monotonic() - self._last_beat > limit:
+                    silent(limit)
+                    return
+
+        self.beat()
+        thread = threading.Thread(target=watch, name="elman-heart", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(timeout=5)
 
     def settle(self) -> None:
         """Raise on every rank what failed on any."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import signal
 import statistics
 import time
@@ -49,6 +51,8 @@ from .sharding import is_sharded
 from .signals import listening
 from .step import Done, OneProcess, StepValues, TrainStep, Windows
 from .storage import write_json
+
+log = logging.getLogger("elman_core")
 
 HISTORY = 100  # steps whose loss and gradient norm a report of divergence shows
 
@@ -127,7 +131,7 @@ class Trainer:
             drops = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in model.modules())
             how = {"use_reentrant": False, "preserve_rng_state": drops}
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-        self.mode = choose_mode(settings, model, self.device, self.ranks.size, is_sharded(model))
+        self.mode = choose_mode(settings, model, self.device, is_sharded(model))
         step = TrainStep(
             model,
             optimizer,
@@ -177,7 +181,10 @@ class Trainer:
         alone = self.ranks.size == 1
         self.agreement = Agreement(self.ranks, self.processes, self.progress.seconds)
         # To the very end: launchers send SIGTERM to those who are still writing down why they stop.
-        with listening(alone, None if alone else self._stuck) as self.agreement.received:
+        with (
+            listening(alone, None if alone else self._stuck) as self.agreement.received,
+            self.agreement.beating(self._silent),
+        ):
             return self._fit()
 
     def _fit(self) -> Result:
@@ -382,6 +389,7 @@ class Trainer:
         """
         if self.heldout is None:
             raise ConfigError("nothing is held out: evaluation needs data.heldout above 0")
+        self.agreement.beat()
         offsets, length = self.heldout
         train = self.settings.train
         rows = train.batch_size // train.accumulate
@@ -405,6 +413,7 @@ class Trainer:
     def _save(self) -> None:
         if self.saved[0] == self.step:
             return
+        self.agreement.beat()
         self.ranks.first(self.folder.sync_metrics)
         require_one_model(self.model, self.ranks)
         keep = self.settings.train.keep
@@ -450,6 +459,13 @@ class Trainer:
         )
         error.everywhere = self.ranks.size > 1
         return error
+
+    def _silent(self, seconds: float) -> None:
+        """Nothing has moved for so long: this process waits, inside a library, for one that is gone."""
+        said = f"no step, evaluation or checkpoint has ended for {seconds:.0f} s: a rank has ended or does not answer"
+        self.folder.update(status="crashed", ended=now(), steps_done=self.step, error=said)
+        log.error("elman: %s", said)
+        os._exit(RankError.exit_code)
 
     def _stuck(self, signum: int) -> None:
         """A signal came and no step has ended since: this process waits for one that is gone, and its launcher will end it."""

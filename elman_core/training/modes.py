@@ -43,19 +43,19 @@ class Mode:
         return {"mode": self.name, "why": self.why, "asked": self.asked}
 
 
-def choose_mode(settings: Settings, model: Any, device: torch.device, ranks: int = 1, sharded: bool = False) -> Mode:
+def choose_mode(settings: Settings, model: Any, device: torch.device, sharded: bool = False) -> Mode:
     """What `train.launch` means for this run. "auto" is a CUDA graph on a GPU where nothing stands against it.
 
     Args:
-        ranks: processes that share a step. sharded: whether they share the weights.
+        sharded: whether several processes share the weights.
 
     Raises:
         ConfigError: what was asked for by name cannot be had; says why.
     """
     asked = settings.train.launch
     against = _against_capture(settings, model, device)
-    if ranks > 1 and asked == "auto":
-        return Mode("eager", f"{ranks} ranks add up gradients while the backward runs", asked)
+    if sharded and asked == "auto":
+        return Mode("eager", "the weights are shared out among the ranks", asked)
     if sharded and asked != "eager":
         raise ConfigError(f"train.launch={asked!r} cannot be had with train.parallel='fsdp': use 'auto'")
     if asked == "auto":

@@ -22,6 +22,7 @@ from .display import Display, backends, first_lines
 from .distributed import Ranks, join
 from .hooks import acting
 from .loop import Trainer
+from .modes import choose_mode
 from .optim import Optimizer
 from .parallel import check_ranks, kind_of, make_processes, parallel_facts
 from .precision import has_bf16, pick_device
@@ -215,7 +216,8 @@ def _assemble(
     device: torch.device,
 ) -> Trainer:
     train = settings.train
-    processes = make_processes(kind, ranks, model, device, train.launch.endswith("graph"))
+    captured = choose_mode(settings, model, device, sharded=kind == "fsdp").captures
+    processes = make_processes(kind, ranks, model, device, captured)
     schedule = Schedule(train.schedule, train.warmup or 0, horizon["steps"], train.final_lr, train.decay)  # type: ignore[arg-type]
     optimizer = Optimizer(model, train)
     display = Display(folder.log, quiet=quiet or not ranks.main)

@@ -21,7 +21,9 @@ _curves: dict[Any, Any] = {}  # by run: a process may train several
 @hookimpl
 def elman_run_start(run: Any) -> None:
     """The run's folder is its name, so a run that goes on appends to its own curves."""
-    settings = {f"{table}.{key}": value for table, part in run.settings.to_dict().items() for key, value in part.items()}
+    settings = {
+        f"{table}.{key}": value for table, part in run.settings.to_dict().items() for key, value in part.items()
+    }
     settings["parameters"] = run.manifest["parameters"]
     _curves[run.path] = trackio.init(project=PROJECT, name=run.path.name, config=settings, resume="allow")
 
