@@ -1,12 +1,9 @@
 """Several ranks for the tests: a process that has imported everything once and forks them, which costs milliseconds instead of
 the seconds that `torchrun` and its imports take."""
 
-import contextlib
 import faulthandler
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 import traceback
@@ -60,6 +57,8 @@ class Launcher:
 
 
 def serve() -> None:
+    import torch.distributed
+
     import elman_core.training.loop
     import elman_core.training.start  # noqa: F401
     from elman_core.registry import plugins
@@ -68,8 +67,15 @@ def serve() -> None:
     replies = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         asked = json.loads(line)
-        port = free_port()
-        place = {"WORLD_SIZE": asked["ranks"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        # The store is the launcher's, as torchrun's is: it outlives the ranks, and has a port that nobody takes before them.
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        place = {
+            "WORLD_SIZE": asked["ranks"],
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": store.port,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": 0,
+        }
         pids = []
         for rank in range(asked["ranks"]):
             pid = os.fork()
@@ -79,15 +85,6 @@ def serve() -> None:
         print(json.dumps(pids), file=replies, flush=True)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         print(json.dumps(codes), file=replies, flush=True)
-
-
-def free_port() -> int:
-    """Below the ports that the system gives to outgoing connections, one of which might take it before the ranks do."""
-    while True:
-        port = random.randrange(15_000, 30_000)
-        with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            return port
 
 
 def child(asked: dict, environment: dict, rank: int) -> None:
