@@ -181,6 +181,8 @@ def test_gpus_are_chosen_and_shown(here, capsys, monkeypatch):
     assert "one job on each of GPU 1 (Fake), 2 (Fake)" in out
     assert {state.attempts[0].gpu_uuid for state in states(here / "runs/todo").values()} == {"GPU-0002"}
     assert "used by pid 4711" in run(capsys, "jobs", "status")[1]
+    code, _, err = run(capsys, "jobs", "run", "todo", "--slots", "2")
+    assert (code, "--slots divides the CPU, and there are GPUs" in err) == (2, True), "no flag does nothing in silence"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     code, _, err = run(capsys, "jobs", "run", "todo", "--gpus", "2")
     assert (code, "CUDA_VISIBLE_DEVICES=1 hides" in err) == (2, True)

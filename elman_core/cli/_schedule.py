@@ -19,7 +19,7 @@ Gpus = Annotated[str, typer.Option(help="auto, none, or numbers as nvidia-smi sh
 Avoid = Annotated[str, typer.Option(help="GPUs to stay off, written likewise.")]
 Slots = Annotated[int | None, typer.Option(min=1, help="Jobs at once where there is no GPU; by default one a core.")]
 On = Annotated[str, typer.Option(metavar="local|ray", help="This machine, or the Ray cluster that it belongs to.")]
-Timeout = Annotated[float | None, typer.Option(help="Minutes after which a job is stopped; none by default.")]
+Timeout = Annotated[float | None, typer.Option(min=0, help="Minutes after which a job is stopped; none by default.")]
 Again = Annotated[bool, typer.Option("--again", help="Run the jobs that failed once more.")]
 
 _CODES = {"oom": 3, "diverged": 4, "timeout": 6}
@@ -76,6 +76,8 @@ def local_places(gpus: str, avoid: str, slots: int | None) -> Places:
     driver = monitor()
     found = driver.gpus()
     chosen = choose(found, gpus, avoid, os.environ.get("CUDA_VISIBLE_DEVICES")) if found or gpus != "auto" else []
+    if chosen and slots is not None:
+        raise ConfigError("--slots divides the CPU, and there are GPUs: each takes one job; --gpus none uses the CPU")
     if chosen:
         names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in chosen)
         return Places(LocalExecutor(GpuSlots(chosen, driver), driver), f"one job on each of GPU {names}", True)

@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
 def run(
     ctx: typer.Context,
     file: Path | None = typer.Argument(
-        None, metavar="[FILE | -- COMMAND]", help="One shell command a line; # begins a comment."
+        None, metavar="FILE | -- COMMAND", help="One shell command a line; # begins a comment."
     ),
     gpus: Gpus = "auto",
     avoid: Avoid = "",
@@ -117,7 +117,7 @@ def status(
 def cancel(
     folder: Path = typer.Argument(help="Of a suite or of commands."),
     ids: list[str] | None = typer.Argument(
-        None, metavar="[JOB]...", help="Names of jobs; all that are not finished by default."
+        None, metavar="JOB", help="Names of jobs; all that are not finished by default."
     ),
 ) -> None:
     """Stop jobs, which save first. Started again, the same suite goes on with them."""
