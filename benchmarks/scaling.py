@@ -6,9 +6,9 @@
 Each measurement is `elman train` under `torchrun` in processes of its own, on random bytes, with nothing left out: reading,
 forward, backward, sums over the ranks, clipping, AdamW, metrics. tok/s: the median over the steps after the first third, of all
 ranks together. Efficiency: tok/s over that of one GPU times the number of GPUs; the one GPU runs as `elman train` does by
-default, which is a captured step. Kinds: auto, the whole step with its sums over the ranks as one CUDA graph, where nothing stands
-against it; eager, gradients summed while the backward runs; fsdp, weights shared out. What fails has its last line in the table.
-The file is written after every row.
+default, which is a captured step. Kinds: auto, the whole step with its sums over the ranks as one CUDA graph, where nothing
+stands against it; eager, gradients summed while the backward runs; fsdp, weights shared out. What fails has its last line in
+the table. The file is written after every row.
 
 On CPUs (--device cpu, gloo) it shows that it runs, and no speed.
 """

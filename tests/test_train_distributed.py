@@ -115,6 +115,26 @@ def test_several_ranks_train_as_one_device(case, launch, text, tmp_path):
             assert (second[name] - tensor).abs().max() <= 2e-3 * max(1, tensor.abs().max()), name
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("sets", [(), ("train.launch=eager",), ("train.parallel=fsdp",)], ids=["auto", "eager", "fsdp"])
+def test_two_gpus_train_as_one(sets, precision, launch, text, tmp_path):
+    shape = (
+        "model.hidden_size=256",
+        "train.batch_size=32",
+        "train.chunk_size=128",
+        "train.steps=30",
+        "train.eval_every=10",
+    )
+    shape = (*shape, "train.device=cuda", f"train.precision={precision}")
+    for ranks, more in ((1, ()), (2, sets)):
+        ended = launch.run(ranks, words(text, tmp_path / str(ranks), *shape, *more))
+        assert ended.codes == [0] * ranks, ended.err
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), abs=1e-3)
+    assert manifest(tmp_path / "2")["parallel"]["backend"] == "nccl"
+
+
 def test_gradients_summed_after_the_backward_are_those_summed_during_it(launch, text, tmp_path):
     """What a captured step does."""
     prelude = "import elman_core.training.parallel as p; p.BUCKET = 1000; p.Replicated = p.Summed"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import signal
-import statistics
 import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
@@ -23,16 +21,13 @@ from elman_core.kernels.dense_native import check_errors
 from elman_core.registry import (
     ConfigError,
     DataError,
-    DivergedError,
     ElmanError,
     LoaderError,
-    OutOfMemoryError,
     PluginError,
-    RankError,
 )
 
-from . import evaluate, memory
-from .agreement import Agreement, Notes, signal_name
+from . import ending, evaluate, memory
+from .agreement import Agreement, Notes
 from .checkpoint import Progress, save_checkpoint
 from .display import Display
 from .distributed import Ranks
@@ -44,13 +39,12 @@ from .optim import Optimizer
 from .parallel import require_one_model
 from .precision import compute_in
 from .prefetch import Prefetcher, Ready
-from .run import RunFolder, bury, memory_in_use, now, read_metrics
+from .run import RunFolder, memory_in_use, now
 from .schedule import Schedule
 from .settings import Settings
 from .sharding import is_sharded
 from .signals import listening
 from .step import Done, OneProcess, StepValues, TrainStep, Windows
-from .storage import write_json
 
 log = logging.getLogger("elman_core")
 
@@ -182,8 +176,8 @@ class Trainer:
         self.agreement = Agreement(self.ranks, self.processes, self.progress.seconds)
         # To the very end: launchers send SIGTERM to those who are still writing down why they stop.
         with (
-            listening(alone, None if alone else self._stuck) as self.agreement.received,
-            self.agreement.beating(self._silent),
+            listening(alone, None if alone else lambda signum: ending.stuck(self, signum)) as self.agreement.received,
+            self.agreement.beating(lambda seconds: ending.silent(self, seconds)),
         ):
             return self._fit()
 
@@ -206,14 +200,14 @@ class Trainer:
                 self.agreement.settle()
             if self.finished:  # a signal that came during the last evaluation has stopped nothing
                 return self._end("ok")
-            ending = self.agreement.ending
-            return self._end("incomplete" if ending == signal.SIGINT else "killed", ending)
+            signum = self.agreement.ending
+            return self._end("incomplete" if signum == signal.SIGINT else "killed", signum)
         except BaseException as raised:
             error = memory.explain(raised, self) if memory.ran_out(raised) else self.ranks.lost(raised)
             self.ranks.leave_note(error)
             if isinstance(error, (PluginError, DataError, LoaderError)) and self.ranks.all_here(error):
                 self._save_what_is_left(error)
-            self._fail(error)
+            ending.write_down(self, error)
             if error is raised:
                 raise
             raise error from raised
@@ -315,7 +309,7 @@ class Trainer:
         self.history.append({"step": self.step + 1, "loss": values.loss, "grad_norm": values.grad_norm})
         if not values.finite:
             check_errors(self.device)  # a kernel that gave up leaves no number, and in a replay says it to nobody
-            raise self._diverged(first, values)
+            raise ending.diverged(self, first.windows, values)
         if self.carries:
             self.progress.carry = first.done.carry
         return self._advance(first, values, seconds)
@@ -428,72 +422,10 @@ class Trainer:
     # the end
 
     def _end(self, status: str, signum: int = 0) -> Result:
-        result = self.ranks.first(lambda: summary(self.folder.path))
+        result = self.ranks.first(lambda: ending.summary(self.folder.path))
         self.folder.update(status=status, ended=now(), steps_done=self.step, result=result, kernels=used())
         self.display.end(self, status, result)
         return Result(status, self.step, signum, self.saved[1])
-
-    def _diverged(self, failed: Launched, values: StepValues) -> DivergedError:
-        with self._uncompiled():
-            here = self.compute.where_it_failed(failed.windows, again=bool(self.launched))
-        found = next(filter(None, self.ranks.gather(here)), None)
-        self.launched.clear()  # they updated nothing
-        loss, grad_norm = values.loss, values.grad_norm
-        where = f"{found['kind']} {found['name']}" if found else "a loss term"
-        report = {
-            "step": self.step + 1,
-            "loss": str(loss),
-            "grad_norm": str(grad_norm),
-            "first_non_finite": found,
-            "history": [{k: v if math.isfinite(v) else str(v) for k, v in h.items()} for h in self.history],
-            "batch": {
-                "offsets": self.windows.offsets(self.step).tolist(),
-                "chunk_size": self.settings.train.chunk_size,
-            },
-            "last_checkpoint": str(self.saved[1]) if self.saved[1] else None,
-        }
-        self.ranks.first(lambda: write_json(self.path / "diverged.json", report))
-        error = DivergedError(
-            f"training diverged in step {self.step + 1}: loss {loss}, gradient norm {grad_norm}; first not finite: {where}. "
-            f"{self.path / 'diverged.json'} has the details; try a lower train.lr or more train.warmup"
-        )
-        error.everywhere = self.ranks.size > 1
-        return error
-
-    def _silent(self, seconds: float) -> None:
-        """Nothing has moved for so long: this process waits, inside a library, for one that is gone."""
-        said = f"no step, evaluation or checkpoint has ended for {seconds:.0f} s: a rank has ended or does not answer"
-        self.folder.update(status="crashed", ended=now(), steps_done=self.step, error=said)
-        log.error("elman: %s", said)
-        os._exit(RankError.exit_code)
-
-    def _stuck(self, signum: int) -> None:
-        """A signal came and no step has ended since: this process waits for one that is gone, and its launcher will end it."""
-        self.folder.update(
-            status="killed",
-            ended=now(),
-            steps_done=self.step,
-            error=f"{signal_name(signum)} while waiting for another rank",
-        )
-
-    def _fail(self, error: BaseException) -> None:
-        """Say in the manifest what ended the run. Whatever ended it is what the caller hears of, not a second failure here."""
-        status = "crashed"
-        if isinstance(error, DivergedError):
-            status = f"diverged@{self.step + 1}"
-        elif isinstance(error, OutOfMemoryError):
-            status = "oom"
-        elif isinstance(error, KeyboardInterrupt):
-            status = "incomplete"
-        try:
-            self.folder.update(
-                status=status, ended=now(), steps_done=self.step, error=str(error) or type(error).__name__
-            )
-            self.folder.log(f"{status}: {error}")
-            if self.ranks.rank and isinstance(error, RankError):
-                bury(self.path, str(error))
-        except (ElmanError, OSError) as second:
-            error.add_note(f"and the manifest could not be written: {second}")
 
     def _save_what_is_left(self, error: BaseException) -> None:
         """A hook or the loader failed between two updates: the steps done are sound, and worth keeping."""
@@ -513,20 +445,3 @@ class Trainer:
             error.add_note(str(second))
         finally:
             self.folder.close()
-
-
-def summary(path: Path) -> dict[str, Any]:
-    """The figures of a run: held-out bits per byte (last), mean loss of the last 100 steps, median tok/s, peak memory."""
-    lines = read_metrics(path)
-    steps = [line for line in lines if line["kind"] == "step"]
-    evaluations = [line for line in lines if line["kind"] == "evaluation"]
-    figures: dict[str, Any] = {}
-    if evaluations:
-        figures["bits_per_byte"] = evaluations[-1]["bits_per_byte"]
-        figures["evaluated_at"] = evaluations[-1]["step"]
-    if steps:
-        figures["loss_last_100_steps"] = statistics.fmean(line["loss"] for line in steps[-100:])
-        figures["tok_s"] = statistics.median(line["tok_s"] for line in steps[len(steps) // 10 :])
-        figures["peak_memory"] = max(line["memory"] for line in steps)
-        figures["bytes_seen"] = steps[-1]["bytes_seen"]
-    return figures
