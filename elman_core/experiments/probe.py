@@ -221,7 +221,7 @@ def _measure(settings: Settings, seconds: float, limit: int | None, folder: Path
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
     elif limit is not None:
-        memory.limit(limit)
+        memory.limit(max(0, limit - memory.resident()))  # the libraries have their part of it
     trainer = start(settings, folder / "run", quiet=True)
     try:
         idle = memory_in_use(trainer.device)
