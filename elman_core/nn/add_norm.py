@@ -47,10 +47,12 @@ def add_rms_norm(
     out_dtype = weight.dtype if out_dtype is None else out_dtype
     double = x.dtype == torch.float64 or (residual is not None and residual.dtype == torch.float64)
     wide = torch.float64 if double else torch.float32
+    # A dispatcher is what gradients, compilers and graphs need; a byte at a time on a CPU it would cost more than the norm.
+    plain = not x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if residual is None:
         stream = x.to(wide)
-        return _norm(stream, weight, eps, out_dtype)[0], stream
-    normed, stream, _ = _add_norm(x, residual.to(wide), weight, eps, out_dtype)
+        return (_run_norm if plain else _norm)(stream, weight, eps, out_dtype)[0], stream
+    normed, stream, _ = (_run_add_norm if plain else _add_norm)(x, residual.to(wide), weight, eps, out_dtype)
     return normed, stream
 
 
@@ -60,7 +62,7 @@ def add_rms_norm(
 def _run_add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: torch.dtype) -> tuple[Tensor, ...]:
     if _fuses(x, residual, weight):
         return _kernels().add_norm(x, residual, weight, eps, out)
-    stream = torch.empty_like(residual).copy_(residual + x)
+    stream = _laid_out(residual + x, residual, residual.dtype)
     normed, rho = _plain(stream, weight, eps)
     return _laid_out(normed, x, out), stream, rho
 
@@ -107,9 +109,14 @@ def _plain(stream: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 def _laid_out(value: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
     """`value` in a dtype and in the layout of another tensor."""
-    if value.dtype == dtype and value.stride() == torch.empty_like(like, device="meta").stride():
+    if value.dtype == dtype and value.stride() == _dense_strides(like):
         return value
     return torch.empty_like(like, dtype=dtype).copy_(value)
+
+
+def _dense_strides(x: Tensor) -> tuple[int, ...]:
+    """Those of `torch.empty_like(x)`."""
+    return x.stride() if x.is_contiguous() else torch.empty_like(x, device="meta").stride()
 
 
 def _empty_gradient(stream: Tensor, dtype: torch.dtype, strides: list[int]) -> Tensor:
@@ -183,7 +190,7 @@ def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 def _save(ctx: Any, x: Tensor, weight: Tensor, stream: Tensor, rho: Tensor) -> None:
     ctx.set_materialize_grads(False)  # where nothing reads the stream above, there is no gradient to add
     ctx.save_for_backward(stream, rho, weight)
-    ctx.x_dtype, ctx.x_strides = x.dtype, torch.empty_like(x, device="meta").stride()
+    ctx.x_dtype, ctx.x_strides = x.dtype, _dense_strides(x)
 
 
 def _gradients(
