@@ -17,8 +17,9 @@ import train_helpers
 from typer.testing import CliRunner
 
 from elman_core.cli import main
-from elman_core.experiments import memory, probe
-from elman_core.experiments.probe import Measurement, Probe, largest
+from elman_core.experiments import measure, memory, probe
+from elman_core.experiments.measure import Measurement, Probe
+from elman_core.experiments.probe import largest
 from elman_core.experiments.size import count
 from elman_core.registry import ConfigError, KernelError, OutOfMemoryError, resolve
 from elman_core.training.loop import Trainer
@@ -39,8 +40,8 @@ def in_this_process(
     folder.mkdir(exist_ok=True)
     asked = {"settings": settings.to_dict(), "seconds": seconds, "limit": None, "folder": str(folder)}
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(asked)))
-    monkeypatch.setattr(sys, "argv", ["probe", str(folder / "answer.json")])
-    probe.main()
+    monkeypatch.setattr(sys, "argv", ["measure", str(folder / "answer.json")])
+    measure.main()
     return json.loads((folder / "answer.json").read_text())
 
 
@@ -90,7 +91,7 @@ def test_the_trainers_own_step_is_what_is_measured(text: Path, tmp_path: Path, m
     monkeypatch.setattr(Trainer, "train_step", counted)
     answer = in_this_process(train_helpers.settings(text), tmp_path / "one", monkeypatch)
     assert steps == list(range(len(steps)))
-    assert len(steps) == probe.WARMUP + answer["measurement"]["steps"] + 3  # three more to tell its parts apart
+    assert len(steps) == measure.WARMUP + answer["measurement"]["steps"] + 3  # three more to tell its parts apart
     assert not (tmp_path / "one/run/checkpoints").exists()
 
 

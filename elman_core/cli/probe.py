@@ -10,7 +10,8 @@ import typer
 from ._text import dump, table
 
 if TYPE_CHECKING:
-    from elman_core.experiments.probe import Largest, Measurement, Probe
+    from elman_core.experiments.measure import Measurement, Probe
+    from elman_core.experiments.probe import Largest
     from elman_core.training import Settings
 
 
