@@ -16,8 +16,8 @@ from test_train_disk import files_of_at_most
 from train_helpers import TINY, losses, metrics, settings, write_text
 
 from elman_core.cli import main
-from elman_core.registry import CheckpointError, OutOfMemoryError, StorageError, hookimpl, plugins
-from elman_core.training import memory
+from elman_core.registry import CheckpointError, DivergedError, OutOfMemoryError, StorageError, hookimpl, plugins
+from elman_core.training import ending, memory
 from elman_core.training.checkpoint import list_checkpoints, load_checkpoint
 from elman_core.training.signals import listening
 from elman_core.training.start import resume, start
@@ -139,6 +139,23 @@ def test_an_optimizer_state_of_another_model_is_named(change, said, text, tmp_pa
     rewrite(path, "optimizer.safetensors", change)
     with pytest.raises(CheckpointError, match=said):
         load_checkpoint(path, trainer.model, trainer.optimizer)
+
+
+def test_divergence_on_a_full_disk_is_still_divergence(text, tmp_path, monkeypatch):
+    trainer = start(settings(text, "train.save_every=1"), tmp_path / "run", quiet=True)
+    trainer._one_step()
+    with torch.no_grad():
+        trainer.model.model.norm.weight[0] = torch.nan
+    real = ending.write_json
+
+    def on_a_full_disk(*arguments):
+        with files_of_at_most(100):
+            real(*arguments)
+
+    monkeypatch.setattr(ending, "write_json", on_a_full_disk)
+    with pytest.raises(DivergedError, match=r"diverged in step 2: .* cannot write .*diverged\.json: File too large"):
+        trainer.fit()
+    assert manifest(tmp_path / "run")["status"] == "diverged@2"
 
 
 # signals -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Training on one device: settings, optimizers, schedules, exact resume, runs as folders.
+"""Training on one device or several: settings, optimizers, schedules, exact resume, runs as folders.
 
 `start(settings, out).fit()` trains; `resume(path)` goes on. `settings` alone needs no torch.
 """

@@ -9,7 +9,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elman_core.registry import DivergedError, ElmanError, OutOfMemoryError, RankError
+from elman_core.registry import DivergedError, ElmanError, OutOfMemoryError, RankError, StorageError
 
 from .agreement import signal_name
 from .run import bury, now, read_metrics
@@ -39,10 +39,14 @@ def diverged(run: Trainer, windows: Windows, values: StepValues) -> DivergedErro
         "batch": {"offsets": run.windows.offsets(run.step).tolist(), "chunk_size": run.settings.train.chunk_size},
         "last_checkpoint": str(run.saved[1]) if run.saved[1] else None,
     }
-    run.ranks.first(lambda: write_json(run.path / "diverged.json", report))
+    details = f"{run.path / 'diverged.json'} has the details"
+    try:
+        run.ranks.first(lambda: write_json(run.path / "diverged.json", report))
+    except StorageError as second:  # that it diverged matters more
+        details = str(second)
     error = DivergedError(
         f"training diverged in step {run.step + 1}: loss {loss}, gradient norm {grad_norm}; first not finite: {where}. "
-        f"{run.path / 'diverged.json'} has the details; try a lower train.lr or more train.warmup"
+        f"{details}; try a lower train.lr or more train.warmup"
     )
     error.everywhere = run.ranks.size > 1
     return error
