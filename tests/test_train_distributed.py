@@ -144,6 +144,45 @@ def test_gradients_summed_after_the_backward_are_those_summed_during_it(launch, 
     assert losses(tmp_path / "after") == pytest.approx(losses(tmp_path / "during"), abs=1e-6)
 
 
+CAPTURED = f"""
+import os, signal, sys, types
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import torch
+from cpu_graph import CpuRecorder
+from elman_core.registry import hookimpl, plugins
+from elman_core.training import capture, loop, parallel
+
+# An operation that a tape can hold: torch's own gives back a handle to wait for.
+real = torch.distributed.all_reduce
+library = torch.library.Library("elman_test", "DEF")
+library.define("all_reduce(Tensor(a!) x) -> ()")
+library.impl("all_reduce", lambda x: [real(x), None][1], "CPU")
+parallel.dist = types.SimpleNamespace(all_reduce=torch.ops.elman_test.all_reduce)
+parallel.Replicated, parallel.BUCKET = parallel.Summed, 1000
+recorder = CpuRecorder()
+loop.make_step = lambda step, mode: capture.CapturedStep(step, recorder, required=True)
+class Stop:
+    @hookimpl
+    def elman_step_end(self, step):
+        if step == 8:
+            assert recorder.replays == 8 - capture.WARM
+            os.kill(os.getpid(), signal.SIGTERM)
+plugins().manager.register(Stop(), name="elman-test:stop")
+"""
+
+
+@pytest.mark.parametrize("sets", [(), ("data.sampling=tbptt", "train.accumulate=2")], ids=["random", "carried"])
+def test_a_captured_step_of_several_ranks_is_the_eager_one_and_hears_signals(sets, launch, text, tmp_path):
+    """On a tape that replays what a CUDA graph would: sums of gradients, of the loss, and the notes that ride with it."""
+    plain = "import elman_core.training.parallel as p; p.BUCKET = 1000; p.Replicated = p.Summed"
+    for name, prelude, codes in (("eager", plain, [0, 0]), ("captured", CAPTURED, [143, 143])):
+        ended = launch.run(2, words(text, tmp_path / name, *SHORT, *sets), prelude)
+        assert ended.codes == codes, ended.err
+    eager, captured = losses(tmp_path / "eager"), losses(tmp_path / "captured")
+    assert list(captured) == list(range(1, 10))
+    assert all(captured[step] == eager[step] for step in captured)
+
+
 def test_a_step_of_several_gpus_is_captured_unless_the_weights_are_shared_out(text):
     """Chosen by what is known without a GPU: that it runs there, only a GPU can say."""
     model, gpu = torch.nn.Module(), torch.device("cuda")
