@@ -306,6 +306,46 @@ def test_a_gpu_that_a_stranger_uses_is_kept_and_another_asked_for(
     assert sorted(killed) == [f"gpu {i}" for i in range(len(made))]
 
 
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            RayActorError("The actor failed to import.\nModuleNotFoundError: No module named 'elman_core'"),
+            "lacks this program",
+        ),
+        (RayActorError("The actor died.\nIts node was terminated."), ""),
+    ],
+)
+def test_a_node_without_this_program_is_refused_and_a_lost_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
+) -> None:
+    def fail(_: Any) -> None:
+        raise error
+
+    method = types.SimpleNamespace(remote=lambda *_: None)
+    actor = types.SimpleNamespace(take=method, software=method)
+    killed: list[Any] = []
+    ray = types.SimpleNamespace(
+        cluster_resources=lambda: {"CPU": 2.0},
+        nodes=lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}],
+        remote=lambda _: types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=lambda: actor)),
+        wait=lambda promises, **_: (promises, []),
+        get=fail,
+        kill=lambda actor, **_: killed.append(actor),
+        exceptions=types.SimpleNamespace(RayError=RayActorError),
+    )
+    monkeypatch.setattr(on_ray, "connect", lambda _: ray)
+    executor = RayExecutor()
+    job = shell_job(tmp_path, "b", "true")
+    if says:
+        with pytest.raises(ConfigError, match=f"{says}: ModuleNotFoundError: No module named 'elman_core'; install"):
+            executor.slot(job)
+    else:
+        assert executor.slot(job) is None
+        assert executor.why == "a node was lost: Its node was terminated."
+    assert killed == [actor]
+
+
 # versions
 
 
