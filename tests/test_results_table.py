@@ -42,9 +42,8 @@ def suite(tmp_path_factory) -> Path:
 
 def test_the_last_steps_are_found_without_reading_the_file(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", "train.steps=3000")
-    everything = [
-        line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["kind"] == "step"
-    ]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    everything = [{k: v for k, v in line.items() if k != "kind"} for line in lines if line["kind"] == "step"]
     monkeypatch.setattr("elman_core.experiments.metrics.read_metrics", lambda _: pytest.fail("it read everything"))
     for until in (1, 2, 99, 100, 101, 1500, 2999, 3000):
         assert last_steps(run, 100, until) == everything[max(0, until - 100) : until], until
@@ -259,6 +258,42 @@ def test_any_entry_of_the_manifest_may_be_missing(tmp_path, missing, capsys):
     assert main(["results", str(tmp_path), "--html"]) == 0
     assert main(["compare", str(tmp_path / "runs" / "a"), str(tmp_path / "runs" / "b")]) == 0
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("file", "where", "value"),
+    [
+        ("manifest.json", ("protocol",), -1), ("manifest.json", ("protocol", "data"), "text"),
+        ("manifest.json", ("protocol", "evaluation"), [None]), ("manifest.json", ("result",), True),
+        ("manifest.json", ("settings", "train"), 3), ("manifest.json", ("settings", "train", "steps"), [1]),
+        ("manifest.json", ("settings", "train", "seed"), [1]), ("manifest.json", ("backends",), [None]),
+        ("manifest.json", ("status",), {}), ("manifest.json", ("parameters",), "many"), ("manifest.json", ("hardware",), []),
+        ("metrics.jsonl", ("loss",), {}), ("metrics.jsonl", ("seconds",), []), ("metrics.jsonl", ("step",), "x"),
+        ("metrics.jsonl", ("kind",), None), ("suite.json", ("jobs", 0, "model"), {}), ("suite.json", ("jobs", 0), 7),
+        ("suite.json", ("jobs", 0, "tuned"), 7), ("suite.json", ("jobs",), 7), ("a.json", ("attempts",), [None]),
+        ("a.json", ("status",), 5),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_wrong_kind_stops_no_command(tmp_path, file, where, value):
+    """A file that was damaged, or written by another version: the rest is shown."""
+    jobs = [
+        {"id": "a", "model": "toy", "state": {"attempts": [{}]}},
+        {"id": "b", "model": "other", "sets": ("model.hidden_size=64",)},
+    ]
+    suite = write_suite(tmp_path / "s", jobs)
+    path = next(suite.rglob(f"runs/a/{file}"), None) or next(suite.rglob(file))
+    lines = path.read_text().splitlines() if file == "metrics.jsonl" else [path.read_text()]
+    tree = inner = json.loads(lines[-2] if file == "metrics.jsonl" else lines[-1])
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = value
+    lines[-2 if file == "metrics.jsonl" else -1] = json.dumps(tree)
+    path.write_text("\n".join(lines))
+    usable = file != "suite.json" or where != ("jobs",)
+    for command in (["results"], ["results", "--by-model", "--format", "csv"], ["results", "--html"], ["compare"]):
+        assert main([command[0], str(suite), *command[1:]]) in (
+            (0, 2) if command == ["compare"] else (0,) if usable else (2,)
+        )
 
 
 # protocols -----------------------------------------------------------------------------------------------------------

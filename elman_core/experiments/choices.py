@@ -48,7 +48,7 @@ def _family(row: Row) -> tuple[str, ...]:
     if not run.job.get("tuned"):
         return (str(run.path),)
     keys = tuple(f"{k}=" for k in row.tuned)
-    return (row.runs[0].job["model"], *(part for part in identity(run) if not part.startswith(keys)))
+    return (str(run.job.get("model")), *(part for part in identity(run) if not part.startswith(keys)))
 
 
 def _spelled_tuned(row: Row) -> str:

@@ -159,7 +159,7 @@ def _before(file: Any, count: int, until: int | None) -> list[dict[str, Any]]:
         for text in reversed(whole if start else [first, *whole]):
             line = _parse(text) if text.strip() and len(lines) < count else None
             if line is not None and line["kind"] == "step":
-                lines.append(line)
+                lines.append({k: v for k, v in line.items() if isinstance(v, int | float)})
         rest, end = first, start
     return lines[::-1]
 
@@ -190,5 +190,5 @@ def _parse(text: bytes) -> dict[str, Any] | None:
         line = json.loads(text)
     except ValueError:
         return None
-    whole = isinstance(line, dict) and isinstance(line.get("step"), int) and "kind" in line
+    whole = isinstance(line, dict) and type(line.get("step")) is int and isinstance(line.get("kind"), str)
     return line if whole else None

@@ -276,7 +276,7 @@ def _surroundings(runs: Sequence[Run]) -> str:
             {**(run.manifest.get("versions") or {}), "git commit": run.manifest.get("git_commit") or "–"}
             for run in begun
         ],
-        "Back ends": [{"layers": "; ".join(run.manifest.get("backends") or [])} for run in begun],
+        "Back ends": [{"layers": "; ".join(map(str, run.manifest.get("backends") or []))} for run in begun],
     }
     parts = ["<h2>Protocol and surroundings</h2>"]
     for title, tables in sections.items():

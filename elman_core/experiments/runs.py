@@ -43,7 +43,9 @@ class Suite:
 
     @property
     def jobs(self) -> list[Mapping[str, Any]]:
-        return [j for j in self.facts.get("jobs") or [] if isinstance(j, dict) and j.get("id")]
+        listed = self.facts.get("jobs")
+        jobs = [j for j in listed if isinstance(j, dict) and j.get("id")] if isinstance(listed, list) else []
+        return [_checked(job, _JOB)[0] for job in jobs]
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,13 @@ class Run:
     def settings(self) -> dict[str, dict[str, Any]]:
         """The settings' tree; of a job that has not begun, as the suite asks for."""
         tree = self.manifest.get("settings") or self.job.get("settings") or {}
-        return {table: dict(tree.get(table) or {}) for table in ("model", "data", "train")}
+        found = {table: tree.get(table) for table in ("model", "data", "train")}
+        return {table: dict(values) if isinstance(values, Mapping) else {} for table, values in found.items()}
 
     @property
     def seed(self) -> int | None:
-        return self.settings["train"].get("seed", self.job.get("seed"))
+        seed = self.settings["train"].get("seed", self.job.get("seed"))
+        return seed if isinstance(seed, int) else None
 
     @cached_property
     def standing(self) -> tuple[str, str]:
@@ -151,10 +155,29 @@ def _suite_around(path: Path) -> tuple[Suite | None, Mapping[str, Any]]:
 def read_run(path: Path, suite: Suite | None = None, job: Mapping[str, Any] | None = None) -> Run:
     """One run. What is missing or damaged is left empty and named in `fault`."""
     manifest, fault = _read_json(path / MANIFEST)
+    manifest, wrong = _checked(manifest, _MANIFEST)
     state: dict[str, Any] = {}
     if suite is not None and job:
-        state, _ = _read_json(suite.path / "jobs" / f"{job['id']}.json")
+        state = _checked(_read_json(suite.path / "jobs" / f"{job['id']}.json")[0], _STATE)[0]
+        state["attempts"] = [a for a in state.get("attempts", []) if isinstance(a, dict)]
+    if wrong:
+        fault = f"{MANIFEST} has something else than it should for {', '.join(wrong)}"
     return Run(path, manifest, suite, job or {}, state, fault)
+
+
+# What other code may rely on if it is there at all.
+_MANIFEST: dict[str, Any] = {
+    "status": str, "settings": dict, "protocol": dict, "parameters": int, "hardware": dict, "versions": dict, "result": dict,
+    "act_hooks": dict, "kernels": dict, "backends": list, "error": str, "ended": str, "git_commit": str,
+}  # fmt: skip
+_JOB: dict[str, Any] = {"model": str, "settings": dict, "tuned": dict, "parameters": int, "target": str, "seed": int}
+_STATE: dict[str, Any] = {"status": str, "attempts": list}
+
+
+def _checked(facts: dict[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(facts without entries of a wrong type, the names of those). None is as good as nothing."""
+    wrong = [k for k, kind in kinds.items() if facts.get(k) is not None and not isinstance(facts[k], kind)]
+    return {k: v for k, v in facts.items() if k not in wrong and not (v is None and k in kinds)}, wrong
 
 
 def _read_json(path: Path) -> tuple[dict[str, Any], str]:

@@ -87,18 +87,18 @@ def heading(group: Group) -> str:
     if not group.protocol:
         return "protocol unknown: runs that have not begun, or whose manifest does not say"
     p = group.protocol
-    length = f"{p['steps']:,} steps" if p.get("steps") else f"{p.get('minutes')} minutes"
+    length = f"{p['steps']:,} steps" if isinstance(p.get("steps"), int) else f"{p.get('minutes')} minutes"
     parts = [f"protocol {group.hash}"]
     if group.target:
         parts.append(f"{group.target} parameters")
     parts.append(f"{length} of {p.get('batch_size')} x {p.get('chunk_size')} bytes")
-    data = p.get("data") or {}
-    if data.get("size"):
+    data = p.get("data")
+    if isinstance(data, Mapping) and isinstance(data.get("size"), int):
         parts.append(f"text of {data['size'] / 1e6:,.1f} MB, {p.get('sampling')}")
-    parts += [str(value[0]) for value in (p.get("optimizer"), p.get("schedule")) if value]
+    parts += [str(value[0]) for value in (p.get("optimizer"), p.get("schedule")) if isinstance(value, list) and value]
     parts.append(str(p.get("precision")))
-    if p.get("evaluation"):
-        parts.append(f"held out: {p['evaluation'][0]:,} bytes in windows of {p['evaluation'][1]}")
+    if isinstance(p.get("evaluation"), list) and all(isinstance(v, int) for v in p["evaluation"]):
+        parts.append("held out: {:,} bytes in windows of {}".format(*p["evaluation"]))
     return " · ".join(parts)
 
 
