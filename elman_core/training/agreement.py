@@ -103,15 +103,19 @@ class Agreement:
         self._last_beat = time.monotonic()
 
     @contextmanager
-    def beating(self, silent: Callable[[float], Any]) -> Iterator[None]:
+    def beating(self, silent: Callable[[float], Any], first: bool = False) -> Iterator[None]:
         """Inside, `silent` is called from another thread, with the seconds, when nothing has moved for longer than ranks wait.
 
         Collective operations have a limit of their own; those that a CUDA graph holds have none.
+
+        Args:
+            first: call it before that limit: NCCL ends a process there without a word, while gloo raises an error.
         """
         if self.alone:
             yield
             return
-        limit, over = 1.1 * timeout().total_seconds() + SLACK, threading.Event()
+        over, limit = threading.Event(), timeout().total_seconds()
+        limit = 0.9 * limit if first else 1.1 * limit + SLACK
 
         def watch() -> None:
             while not over.wait(min(1.0, limit / 10)):

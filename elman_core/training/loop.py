@@ -177,7 +177,7 @@ class Trainer:
         # To the very end: launchers send SIGTERM to those who are still writing down why they stop.
         with (
             listening(alone, None if alone else lambda signum: ending.stuck(self, signum)) as self.agreement.received,
-            self.agreement.beating(lambda seconds: ending.silent(self, seconds)),
+            self.agreement.beating(lambda seconds: ending.silent(self, seconds), first=self.device.type == "cuda"),
         ):
             return self._fit()
 
