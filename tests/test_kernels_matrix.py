@@ -46,3 +46,12 @@ def test_each_plan_is_a_module_of_its_own_and_the_default_has_no_macros():
     assert len({e.key("sm_90") for e in made.values()}) == len({e.name for e in made.values()}) == len(made)
     assert not {"ELMAN_FORWARD", "ELMAN_BACKWARD"} & {name for name, _ in made[matrix_plan.DEFAULT].defines}
     assert dict(made["paired"].defines)["ELMAN_BACKWARD"] == "2401"
+
+
+def test_a_plan_that_is_not_the_default_is_named_in_what_runs(monkeypatch):
+    kernel = e88_op.matrix
+    size = matrix_state.Size(16, 16, torch.bfloat16, False, False, str(matrix_state.Maps()))
+    monkeypatch.delenv("ELMAN_KERNELS", raising=False)
+    for plan, words in (("default", "cuda"), ("paired", "cuda, plan paired")):
+        monkeypatch.setattr(kernel, "chosen", {(0, replace(size, plan=plan), True, "auto"): True})
+        assert kernel.backend("cuda:0", 16, 16) == words

@@ -178,7 +178,7 @@ class MatrixKernel:
             return "reference (ELMAN_KERNELS=off)"
         index = torch.cuda.current_device() if device.index is None else device.index
         made = {
-            "cuda" if runs else "reference"
+            _words(size) if runs else "reference"
             for (on, size, *_), runs in self.chosen.items()
             if (on, size.rows, size.columns) == (index, rows, columns)
         }
@@ -259,9 +259,14 @@ def _choose(
                 if found is not None and torch.is_grad_enabled():
                     from .matrix_spec import first_use_case
 
-                    ensure_verified(kernel.spec(), first_use_case(size), "cuda")
+                    ensure_verified(kernel.spec(), first_use_case(size), _words(size))
         kernel.chosen[key] = found is not None
     return kernel.chosen[key]
+
+
+def _words(size: Size) -> str:
+    """What runs a size on a GPU."""
+    return "cuda" if size.plan == matrix_plan.DEFAULT else f"cuda, plan {size.plan}"
 
 
 @cache

@@ -10,7 +10,12 @@
 // and walked back. Sums over lines (dq, dk, the scalars) are off the critical path: each step leaves S and P = dS phi' in shared
 // memory, and after the walk dq_t = S_t dy_t and dk_t = P_t write_t + S_{t-1} dr_t are taken from there, for bf16 storage by
 // the tensor cores (bf16 operands, fp32 sums), otherwise in fp32; the tensor form needs no shared memory for it (walk_tensor).
-// No atomics: every sum has one owner and one order.
+// No atomics: every sum has one owner and one order. Other layouts of both, and other ways to the sums, are plans of Tuned.
+//
+//   plan      sizes, and what follows from them        args    what a launch is given, shared memory, a thread's place
+//   numbers   storage types and vectors                ptx     instructions of a warp
+//   inputs    from global memory to fp32               step    one step on a state in registers; half: with float16 products
+//   forward, backward, launch                          walk, walk_tensor, walk_turned: a segment of the backward, three ways
 #pragma once
 
 #include <elman/matrix_state_launch.cuh>
