@@ -11,9 +11,10 @@ import pytest
 from results_helpers import DATA, example_suite, losses, write_run
 
 from elman_core.cli import main
-from elman_core.experiments.compare import against_best, against_first, describe, verdict
+from elman_core.experiments.compare import against_best, against_first
 from elman_core.experiments.runs import find_runs
 from elman_core.experiments.statistics import bootstrap_mean, student_mean
+from elman_core.experiments.wording import describe, verdict
 
 BITS = 1 / math.log(2)
 OTHER = "model.hidden_size=128"

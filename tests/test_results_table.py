@@ -20,9 +20,10 @@ from results_helpers import example_suite, losses, write_run, write_suite
 
 from elman_core.cli import main
 from elman_core.experiments.metrics import last_steps, read_metrics
+from elman_core.experiments.names import labels, spelled
 from elman_core.experiments.protocols import named
 from elman_core.experiments.results import collect
-from elman_core.experiments.runs import find_runs, labels, spelled
+from elman_core.experiments.runs import find_runs
 from elman_core.experiments.tables import as_data, columns, render
 from elman_core.registry import ConfigError
 
@@ -340,7 +341,7 @@ def test_every_entry_of_a_protocol_has_a_setting_s_name(tmp_path):
 
 def test_runs_of_one_identity_have_one_protocol(tmp_path):
     """Whatever the protocol holds, and the model, sets runs apart; memory, speed and what is written do not."""
-    from elman_core.experiments.runs import identity
+    from elman_core.experiments.names import identity
     from elman_core.training.settings import TUNABLE, known_keys
 
     (base,) = find_runs([write_run(tmp_path / "base")])

@@ -70,8 +70,9 @@ def compare(
     Of a suite or a folder, the best model of each protocol is compared with each other one. Differences are in bits per byte,
     first minus second: below zero, the first is better.
     """
-    from elman_core.experiments.compare import against_best, against_first, as_data, describe
+    from elman_core.experiments.compare import against_best, against_first
     from elman_core.experiments.runs import MANIFEST, find_runs
+    from elman_core.experiments.wording import as_data, describe
     from elman_core.registry import ConfigError
 
     runs = find_runs(paths)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from .names import identity
 from .rows import Figure, Row
-from .runs import Run, identity
+from .runs import Run
 
 
 def tuned_of(run: Run) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .runs import Run, label, spelled
+from .names import label, spelled
+from .runs import Run
 
 if TYPE_CHECKING:
     from .rows import Row

@@ -19,9 +19,10 @@ from elman_core.training.storage import storage_errors
 
 from .compare import Contender, contenders, rank
 from .curves import Curve, curve, smooth, thin, visible_range
+from .names import label
 from .results import collect
 from .rows import Row
-from .runs import Run, label
+from .runs import Run
 from .tables import short
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#5b4a00", "#56b4e9", "#000000", "#e69f00")

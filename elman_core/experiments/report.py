@@ -16,13 +16,15 @@ from elman_core.registry import ConfigError
 from elman_core.training.storage import write_text
 
 from .charts import SERIES
-from .compare import Comparison, compare, contenders, rank, verdict
+from .compare import Comparison, compare, contenders, rank
 from .figures import figures_of
+from .names import flatten, spelled
 from .notes import hardware
 from .results import collect
 from .rows import Group, Row
-from .runs import Run, find_runs, flatten, spelled
+from .runs import Run, find_runs
 from .tables import Column, columns, difference_lines, heading
+from .wording import verdict
 
 REPORT = "report.html"
 VERDICTS = 6

@@ -15,10 +15,11 @@ from elman_core.registry import ConfigError
 
 from .choices import merge_seeds, tuned_of, with_choices
 from .metrics import last_steps
+from .names import labels
 from .notes import notes
 from .protocols import differences, hash_of, protocols_of
 from .rows import Figure, Group, Results, Row
-from .runs import Run, labels
+from .runs import Run
 
 WINDOW = 100
 """Optimizer steps whose mean stands for the loss at a point of a training."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .runs import Run, spelled
+from .names import spelled
+from .runs import Run
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 from elman_core.registry import ConfigError
 
+from .names import spelled
 from .rows import Figure, Group, Results, Row, spelled_tuned
-from .runs import spelled
 
 NOTHING = "–"
 
