@@ -150,7 +150,7 @@ def start_writer(folder, first):
 
 @pytest.mark.slow
 def test_a_writer_killed_at_random_instants_always_leaves_a_good_checkpoint(tmp_path):
-    """SIGKILL, 50 times: the latest folder with a final name is whole, and none that was complete is lost."""
+    """SIGKILL, 50 times or more: the latest folder with a final name is whole, and none that was complete is lost."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     writer = start_writer(folder, 1)
@@ -160,7 +160,11 @@ def test_a_writer_killed_at_random_instants_always_leaves_a_good_checkpoint(tmp_
     duration = (time.perf_counter() - started) / 4
     last = interrupted = wrote = 0
     draw = random.Random(1)
-    for _ in range(KILLS):
+    # On a busy machine a process is slower than it was at first: as many more as it takes, until some had the time to write
+    # one and some were killed in the middle of it.
+    for kills in range(10 * KILLS):
+        if kills >= KILLS and min(wrote, interrupted) > KILLS // 5:
+            break
         time.sleep(draw.uniform(0, 2 * duration))
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
@@ -175,5 +179,5 @@ def test_a_writer_killed_at_random_instants_always_leaves_a_good_checkpoint(tmp_
         writer = start_writer(folder, last + 1)
     writer.kill()
     writer.communicate()
-    assert wrote > KILLS // 5  # some had the time to write one
-    assert interrupted > KILLS // 5  # and some were killed in the middle of it
+    assert wrote > KILLS // 5
+    assert interrupted > KILLS // 5
