@@ -162,7 +162,7 @@ def test_processes_that_a_job_starts_are_its_own(tmp_path, fake, monkeypatch):
 
 def test_a_job_that_takes_too_long_is_told_to_save_and_then_ended(tmp_path):
     polite = "trap 'echo saved; exit 143' TERM; sleep 60 & wait"
-    deaf = "trap '' TERM; while :; do sleep 0.05; done"
+    deaf = "trap '' TERM; for i in $(seq 600); do sleep 0.05; done"
     jobs = [shell_job(tmp_path, id, shell, timeout=1.5) for id, shell in (("polite", polite), ("deaf", deaf))]
     jobs.append(shell_job(tmp_path, "quick", "true", timeout=30))
     began = time.monotonic()
@@ -299,7 +299,7 @@ def test_an_interrupt_lets_jobs_save_and_starts_no_more(tmp_path):
 
 
 def test_a_second_interrupt_kills_at_once(tmp_path):
-    deaf = "trap '' TERM; ON; while :; do sleep 0.05; done"
+    deaf = "trap '' TERM; ON; for i in $(seq 600); do sleep 0.05; done"
     began = time.monotonic()
     statuses, jobs = interrupted(tmp_path, {"a": deaf, "never": "true"}, 2, grace=1000)
     assert time.monotonic() - began < 10
