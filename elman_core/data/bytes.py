@@ -128,8 +128,11 @@ class ByteFile:
         self._finalizer = weakref.finalize(self, os.close, self._descriptor)
         self._lock = threading.Lock()
         self._map = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
-        if hasattr(os, "posix_fadvise"):  # without it each window costs a read-ahead of many pages
+        # Without these each window costs a read-ahead of many pages.
+        if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        if hasattr(mmap, "MADV_RANDOM"):
+            self._map.madvise(mmap.MADV_RANDOM)
 
     def _mapped(self, offset: int, length: int) -> bytes | None:
         """The bytes from the mapping; None if their pages cannot be had, or the file now ends before them."""
