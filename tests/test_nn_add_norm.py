@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from triton_helpers import compare_interpreted, needs_triton
 
 from elman_core.nn import add_rms_norm
-from elman_core.nn.add_norm import has_triton
 
 
 def by_definition(x, residual, weight, eps):
@@ -139,26 +135,9 @@ def compare(device: str) -> None:
                 assert all(torch.equal(a, b) for a, b in zip(again, (d, dw), strict=True))
 
 
-INTERPRETED = """
-import runpy, sys
-module = runpy.run_path(sys.argv[1])
-module["compare"]("cpu")
-"""
-
-
-@pytest.mark.skipif(
-    not has_triton(), reason="needs Triton: pip install triton (not pinned: torch for a GPU brings its own)"
-)
+@needs_triton
 def test_the_kernels_under_the_interpreter():
-    """In a process of its own: Triton decides at its import whether it interprets."""
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED, str(Path(__file__))],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    compare_interpreted(__file__)
 
 
 @pytest.mark.gpu

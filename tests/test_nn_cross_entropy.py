@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
+from triton_helpers import compare_interpreted, needs_triton
 
 from elman_core.nn import cross_entropy, linear_cross_entropy
-from elman_core.nn.add_norm import has_triton
 
 
 def drawn(rows, width, classes, dtype=torch.float64):
@@ -100,20 +95,9 @@ def compare(device: str) -> None:
         assert torch.equal(again, gradient)
 
 
-@pytest.mark.skipif(
-    not has_triton(), reason="needs Triton: pip install triton (not pinned: torch for a GPU brings its own)"
-)
+@needs_triton
 def test_the_kernel_under_the_interpreter():
-    """In a process of its own: Triton decides at its import whether it interprets."""
-    code = "import runpy, sys; runpy.run_path(sys.argv[1])['compare']('cpu')"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(Path(__file__))],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    compare_interpreted(__file__)
 
 
 @pytest.mark.gpu

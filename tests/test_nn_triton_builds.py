@@ -7,12 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from triton_helpers import needs_triton
 
-from elman_core.nn.add_norm import has_triton
-
-pytestmark = pytest.mark.skipif(
-    not has_triton(), reason="needs Triton: pip install triton (not pinned: torch for a GPU brings its own)"
-)
+pytestmark = needs_triton
 
 STRIDES = dict.fromkeys(["x0", "x1", "r0", "r1", "n0", "n1", "s0", "s1", "g0", "g1", "a0", "a1", "d0", "d1"], "i32")
 

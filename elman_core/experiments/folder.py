@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ from elman_core.registry import CheckpointError, ConfigError
 from elman_core.training.settings import from_dict
 from elman_core.training.storage import storage_errors, write_json, write_text
 
-from .job import Job, read_state
+from .job import Job, now, read_state
 from .locks import Lock, lock_soon
 from .plan import Plan, recipe
 from .suite import Suite, flat
@@ -66,7 +65,7 @@ class Folder:
             "format": 1,
             "name": suite.name,
             "summary": suite.summary,
-            "created": known.get("created", _now()),
+            "created": known.get("created", now("seconds")),
             "skipped": [vars(skipped) for skipped in plan.skipped],
             "jobs": list(jobs.values()),
         }
@@ -178,7 +177,3 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _words(command: Iterable[str]) -> str:
     return " ".join(command)
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

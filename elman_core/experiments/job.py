@@ -8,6 +8,7 @@ Nothing here needs torch.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import re
 import signal
@@ -220,3 +221,8 @@ def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a dataclass among `values`: what a later version added is passed over."""
     names = {f.name for f in dataclasses.fields(kind)}
     return {k: v for k, v in values.items() if k in names}
+
+
+def now(timespec: str = "milliseconds") -> str:
+    """The time in UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec=timespec)

@@ -29,6 +29,7 @@ from .job import (
     Job,
     Slot,
     State,
+    now,
     read_state,
     write_state,
 )
@@ -292,11 +293,6 @@ class Scheduler:
 def cancel_file(job: Job) -> Path:
     """The file that asks the scheduler to cancel a job."""
     return job.state.with_suffix(".cancel")
-
-
-def now() -> str:
-    """The time in UTC, ISO 8601."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 def _age(started: str | None) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from elman_core.kernels.dense_native import check_errors
 from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache
-from elman_core.model.graph import CudaRecorder, Recorder
+from elman_core.model.graph import CudaRecorder, Recorder, Sent
 from elman_core.registry import DivergedError
 
 from .sampling import Sampling, sample
@@ -128,13 +128,7 @@ class Decoder:
         self.place_1.add_(1)
 
     def _fetched(self, count: int) -> _Fetched:
-        rows = self.results_RB[:count]
-        if not rows.is_cuda:
-            return _Fetched(count, rows.clone(), rows.device, None)
-        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return _Fetched(count, host, rows.device, arrived)
+        return _Fetched(count, Sent.of(self.results_RB[:count]), self.results_RB.device)
 
 
 @dataclass(frozen=True)
@@ -142,14 +136,11 @@ class _Fetched:
     """Results on their way to the host."""
 
     count: int
-    rows: Tensor
+    rows: Sent
     device: torch.device
-    arrived: torch.cuda.Event | None
 
     def read(self) -> Iterator[list[int]]:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        for *row, finite in self.rows.tolist():
+        for *row, finite in self.rows.read():
             if not finite:
                 check_errors(self.device)  # a kernel that gave up leaves no number, and in a replay says it to nobody
                 raise DivergedError(

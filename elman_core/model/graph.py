@@ -1,13 +1,45 @@
-"""Recording what a function does on a GPU as a CUDA graph, to repeat it without the host. Training and generation share it."""
+"""Recording what a function does on a GPU as a CUDA graph, to repeat it without the host, and reading its results late.
+
+Training and generation share both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A tensor on its way to the host, so that reading it waits for what computed it, and for nothing later.
+
+    Attributes:
+        values: on the host, once they have arrived. arrived: when that is; None: now.
+    """
+
+    values: Tensor
+    arrived: torch.cuda.Event | None = None
+
+    @classmethod
+    def of(cls, values: Tensor) -> Sent:
+        """Start the copy of `values`, which may be overwritten afterwards."""
+        if values.device.type != "cuda":
+            return cls(values.clone())
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return cls(host, arrived)
+
+    def read(self) -> list[Any]:
+        """Wait for them; `values.tolist()`."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.values.tolist()
 
 
 class Recorder(Protocol):

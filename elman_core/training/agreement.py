@@ -11,11 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+from elman_core.model.graph import Sent
 
 from .distributed import Ranks, timeout
 from .signals import ENDING, Received
@@ -23,20 +21,6 @@ from .step import OneProcess
 
 SLACK = 10.0
 """Seconds more than ranks wait for each other in operations that have a limit of their own, which say more."""
-
-
-@dataclass(frozen=True)
-class Notes:
-    """What the ranks added up with a step. `arrived`: when `values` may be read; None: now."""
-
-    values: Tensor
-    arrived: torch.cuda.Event | None = None
-
-    def read(self) -> list[float]:
-        """Wait for them."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.values.tolist()
 
 
 class Agreement:
@@ -70,19 +54,13 @@ class Agreement:
         save, self.received.save = self.received.save, False
         self.processes.tell([seconds * self.ranks.main, *signals, float(save), float(self.failure is not None)])
 
-    def sent(self) -> Notes | None:
+    def sent(self) -> Sent | None:
         """After a step has been handed to the device: its notes, on their way to the host."""
         if self.alone:
             return None
-        heard = self.processes.heard
-        if heard.device.type != "cuda":
-            return Notes(heard.clone())
-        host = torch.empty(heard.shape, dtype=heard.dtype, pin_memory=True).copy_(heard, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return Notes(host, arrived)
+        return Sent.of(self.processes.heard)
 
-    def hear(self, notes: Notes | None) -> None:
+    def hear(self, notes: Sent | None) -> None:
         """After the values of that step have been read: what `sent` gave.
 
         Raises:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from elman_core.model.graph import Recorder
+from elman_core.model.graph import Recorder, Sent
 from elman_core.registry import KernelError
 
 from .objective import States, restart
@@ -68,7 +68,7 @@ class CapturedStep:
             if not self.step.optimizer.captures:
                 self.step.update()
             assert self._given is not None
-            return Done.sent(values, (), self._given.carry)
+            return Done(Sent.of(values), (), self._given.carry)
 
     def where_it_failed(self, windows: Windows, again: bool) -> dict[str, str] | None:
         return self.step.where_it_failed(windows, again)

@@ -18,6 +18,7 @@ from elman_core.data import SEPARATOR, Batch, ByteFile, TrainingWindows, heldout
 from elman_core.data.split import Split
 from elman_core.kernels import used
 from elman_core.kernels.dense_native import check_errors
+from elman_core.model.graph import Sent
 from elman_core.registry import (
     ConfigError,
     DataError,
@@ -27,7 +28,7 @@ from elman_core.registry import (
 )
 
 from . import ending, evaluate, memory
-from .agreement import Agreement, Notes
+from .agreement import Agreement
 from .checkpoint import Progress, save_checkpoint
 from .display import Display
 from .distributed import Ranks
@@ -75,7 +76,7 @@ class Launched:
     done: Done
     started: float
     counts: bool
-    notes: Notes | None
+    notes: Sent | None
 
 
 class Trainer:

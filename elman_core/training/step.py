@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from elman_core.model.graph import Sent
+
 from .divergence import first_bad
 from .objective import Outputs, States, detached, forward_loss
 from .optim import Optimizer
@@ -53,35 +55,20 @@ class Windows:
 
 @dataclass(frozen=True)
 class Done:
-    """What a step gave: on its way to the host, so that reading it waits for the step, and for no later one.
+    """What a step gave.
 
     Attributes:
-        values: loss (nats per byte), norm of the gradient before clipping, then the terms of `names`; on the host.
+        values: loss (nats per byte), norm of the gradient before clipping, then the terms of `names`; on their way to the host.
         carry: the states to hand to the next step, where states are carried.
-        arrived: when `values` may be read; None: now.
     """
 
-    values: Tensor
+    values: Sent
     names: tuple[str, ...] = ()
     carry: States | None = None
-    arrived: torch.cuda.Event | None = None
-
-    @classmethod
-    def sent(cls, values: Tensor, names: tuple[str, ...], carry: States | None) -> Done:
-        """Start the copy of `values`, which a later step may overwrite, to the host."""
-        if values.device.type != "cuda":
-            return cls(values.clone(), names, carry)
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return cls(host, names, carry, arrived)
 
     def read(self) -> StepValues:
         """Wait for the step."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        loss, norm, *terms = self.values.tolist()
+        loss, norm, *terms = self.values.read()
         return StepValues(loss, norm, dict(zip(self.names, terms, strict=True)))
 
 
@@ -180,7 +167,7 @@ class TrainStep:
             values, names, carry = self.gradients(windows)
         self.update()
         self.calls += 1
-        return Done.sent(values, names, carry)
+        return Done(Sent.of(values), names, carry)
 
     def gradients(self, windows: Windows) -> tuple[Tensor, tuple[str, ...], States | None]:
         """Values, names of the terms, and states as `Done` has them, on the device; the clipped gradient is in `p.grad`."""
