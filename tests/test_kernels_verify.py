@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from elman_e1.op import dense as e1_dense
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from elman_core.cli import main
 from elman_core.kernels import Case, DenseKernel, Extension, KernelSpec, dense_sums, first_use, stamps
@@ -340,12 +343,12 @@ def test_there_is_no_stamp_for_a_gpu_that_is_not_here(cache):
     assert stamps.stamp(e1_dense.spec(), "cuda") is None
 
 
-def test_a_size_is_verified_at_its_first_use_and_a_wrong_kernel_is_refused(cache, monkeypatch):
-    """On the CPU, with plain PyTorch in the place of the CUDA kernel."""
+def unverified(monkeypatch):
+    """A kernel without a stamp, plain PyTorch in the place of its CUDA; and thread and cases of each verification."""
     spec, verified = e1_dense.spec(), []
 
     def on_cpu(spec: KernelSpec, _target: str, cases: list[Case]) -> Report:
-        verified.extend(map(str, cases))
+        verified.append((threading.get_ident(), cases))
         return dataclasses.replace(verify(spec, "torch", cases=cases, opcheck=False), target="host")
 
     right_stamp = stamps.stamp
@@ -353,9 +356,14 @@ def test_a_size_is_verified_at_its_first_use_and_a_wrong_kernel_is_refused(cache
     monkeypatch.setattr(stamps, "stamp", lambda spec, _target="host", arch=None: right_stamp(spec, "host", arch))
     monkeypatch.setattr(first_use, "_used", {})
     monkeypatch.delenv("ELMAN_VERIFY", raising=False)
+    return spec, verified
+
+
+def test_a_size_is_verified_at_its_first_use_and_a_wrong_kernel_is_refused(cache, monkeypatch):
+    spec, verified = unverified(monkeypatch)
     first_use.ensure_verified(spec, SINGLE, "plan A")
     first_use.ensure_verified(spec, SINGLE, "plan A")
-    assert verified == [str(SINGLE)]
+    assert [cases for _, cases in verified] == [[SINGLE]]
     [(name, use)] = first_use.used().items()
     assert (name, use["plan"], use["skipped"]) == (f"e1 {SINGLE}", "plan A", False)
     assert use["stamp"]["passed"]
@@ -372,6 +380,43 @@ def test_a_size_is_verified_at_its_first_use_and_a_wrong_kernel_is_refused(cache
     monkeypatch.setenv("ELMAN_VERIFY", "skip")
     first_use.ensure_verified(broken, other, "plan A")
     assert first_use.used()[f"e1 {other}"] == {"plan": "plan A", "skipped": True, "stamp": None}
+
+
+@pytest.mark.parametrize("around", ["checkpointing", "fake tensors", "autocast", "meta"])
+def test_what_surrounds_a_first_use_does_not_reach_its_verification(around, cache, monkeypatch):
+    """Under gradient checkpointing, the backward of a verification in the same thread would recompute the layer."""
+    spec, verified = unverified(monkeypatch)
+    weight = torch.ones(3, requires_grad=True)
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        first_use.ensure_verified(spec, SINGLE, "plan A")
+        return (x * weight).tanh()
+
+    if around == "checkpointing":
+        checkpoint(layer, torch.ones(3), use_reentrant=False).sum().backward()
+        assert weight.grad is not None
+    else:
+        modes = {
+            "fake tensors": FakeTensorMode,
+            "autocast": lambda: torch.autocast("cpu"),
+            "meta": lambda: torch.device("meta"),
+        }
+        with modes[around]():
+            first_use.ensure_verified(spec, SINGLE, "plan A")
+    [(thread, _)] = verified
+    assert thread != threading.get_ident()
+    assert stamps.stamp(spec, "host").passed
+
+
+def test_too_little_memory_is_not_stamped_as_a_wrong_kernel(cache, monkeypatch):
+    spec, _ = unverified(monkeypatch)
+
+    def full(*_arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        first_use.ensure_verified(dataclasses.replace(spec, call=full), SINGLE, "plan A")
+    assert stamps.stamp(spec, "host") is None
 
 
 # Commands -------------------------------------------------------------------------------------------------------------

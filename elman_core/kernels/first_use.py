@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
 
 from elman_core.registry.errors import ConfigError, KernelError
 
 from . import stamps
 from .spec import Case, KernelSpec
-from .verify import failures, verify
+from .verify import Report, failures, verify
 
 _log = logging.getLogger("elman")
 _used: dict[str, Use] = {}
@@ -34,7 +37,8 @@ def ensure_verified(spec: KernelSpec, case: Case, plan: str) -> None:
     """Verify this problem on the current GPU unless its stamp says that it was, and remember it for `used`.
 
     Raises:
-        KernelError: the kernel is wrong, here or in its stamp.
+        KernelError: the kernel is wrong, here or in its stamp; or a CUDA graph is being captured.
+        torch.OutOfMemoryError: too little memory is left to verify it; nothing is stamped.
         ConfigError: ELMAN_VERIFY is something else than skip or empty.
     """
     if _skipped():
@@ -42,8 +46,12 @@ def ensure_verified(spec: KernelSpec, case: Case, plan: str) -> None:
         return
     known = stamps.stamp(spec, "cuda")
     if known is None or (known.passed and str(case) not in known.extra):
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise KernelError(
+                f"{spec.name}: {case} was never verified, and a graph is being captured; run one step first"
+            )
         _log.warning("elman: first use of the kernel of %s for %s: verifying it", spec.name, case)
-        report = verify(spec, "cuda", cases=[case])
+        report = _apart(lambda: verify(spec, "cuda", cases=[case]))
         known = stamps.write(spec, report, extra=case)
         if not report.passed:
             _refuse(spec, next(iter(failures(report)), ""))
@@ -55,6 +63,20 @@ def ensure_verified(spec: KernelSpec, case: Case, plan: str) -> None:
 def used() -> dict[str, Mapping[str, Any]]:
     """Kernels trained with so far, for the manifest: `{"NAME T=64 B=32 d=1024 bfloat16": {plan, skipped, stamp}}`."""
     return {name: asdict(use) for name, use in _used.items()}
+
+
+def _apart(check: Callable[[], Report]) -> Report:
+    """`check()` in a thread of its own: hooks on saved tensors (gradient checkpointing), autocast, a default device and fake
+    tensors hold for the thread that set them, and a first use may come under any of them."""
+    index = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def run() -> Report:
+        if index is not None:
+            torch.cuda.set_device(index)
+        return check()
+
+    with ThreadPoolExecutor(1, "elman-verify") as pool:
+        return pool.submit(run).result()
 
 
 def _skipped() -> bool:

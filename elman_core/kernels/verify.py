@@ -104,6 +104,7 @@ def verify(
 
     Raises:
         KernelError: there is no such kernel, it cannot be built, no GPU, or no case is left.
+        torch.OutOfMemoryError: of a case; whether the kernel is right is open then.
     """
     if target not in (*spec.targets, *spec.portable):
         known = ", ".join((*spec.targets, *spec.portable)) or "none"
@@ -131,6 +132,8 @@ def verify(
                 if opcheck and kind not in checked and elements <= _OPCHECK_ELEMENTS:
                     checked.add(kind)
                     _opcheck(spec, target, case, inputs)
+            except torch.OutOfMemoryError:  # says nothing about the kernel
+                raise
             except Exception as error:  # whatever a kernel does wrong belongs into its report
                 report.faults.append(f"{case}: {type(error).__name__}: {_first_line(error)}")
             report.cases = number
