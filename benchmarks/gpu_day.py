@@ -1,11 +1,12 @@
 """Everything that only a GPU can say, in one call: verification, GPU tests, equality of whole steps, and all benchmarks.
 
-    python benchmarks/gpu_day.py [--out gpu_day] [--only verify,plans] [--skip training] [--minutes 60] [--list]
+    python benchmarks/gpu_day.py [--out gpu_day] [--only verify,plans] [--skip training] [--minutes 60] [--gpus 4] [--list]
 
 Each step is a process of its own with a time limit; one that fails or runs out of time does not stop the others. --out gets
 each step's log and results as they come, and summary.json; a table is printed last. --only and --skip take names of steps or
 groups.
-With --minutes a step does not start unless its usual time is left. Leaves with 1 if a step failed.
+With --minutes a step does not start unless its usual time is left. With --gpus, steps that time something have a GPU of their
+own, one at a time; those that only check share the last GPU. Leaves with 1 if a step failed.
 
 Peers are measured where they are installed (flash-linear-attention, mamba-ssm, flashrnn); nothing is downloaded.
 """
@@ -19,7 +20,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +32,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 PYTHON = sys.executable
 Words = tuple[str, ...]
+TOGETHER = 6
+"""Steps at once on the GPU of those that time nothing."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Step:
         command: {out} stands for the step's result file.
         usual, limit: seconds on an H200 with 16 cores, by estimate, compilation included; when it is stopped.
         summary: from the parsed result file, or None for a step without one, and its log, to a line.
+        timed: whether it measures time, and so wants a GPU to itself.
     """
 
     name: str
@@ -48,6 +54,7 @@ class Step:
     usual: int
     limit: int
     summary: Callable[[Any, str], str]
+    timed: bool = True
 
 
 @dataclass
@@ -131,36 +138,48 @@ def script(name: str, *more: str) -> Words:
     return (PYTHON, str(HERE / name), "--out", "{out}", *more)
 
 
-def verify(dtype: str, usual: int) -> Step:
-    command = (PYTHON, "-m", "elman_core", "verify", "e1", "e42", "e88", "--grid", "full", "--dtype", dtype, "--json")
-    return Step(f"verify-{dtype}", "verify", command, usual, 1200, verified)
+def verify(variant: str, dtype: str, usual: int) -> Step:
+    command = (PYTHON, "-m", "elman_core", "verify", variant, "--grid", "full", "--dtype", dtype, "--json")
+    return Step(f"verify-{variant}-{dtype}", "verify", command, usual, 900, verified, timed=False)
 
 
+def tests(name: str, *words: str, usual: int) -> Step:
+    command = (PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-rs", "-p", "no:cacheprovider", *words)
+    return Step(f"tests-{name}", "tests", command, usual, 900, last_line, timed=False)
+
+
+def training(name: str, usual: int, *words: str) -> Step:
+    return Step(name, "training", script("training_step.py", *words), usual, 3 * usual, rows_counted)
+
+
+DENSE_TESTS, E88_TESTS = "tests/test_kernels_dense_gpu.py", "plugins/e88/tests/test_e88_kernel.py"
 OURS = ("--settings", "eager,graph", "--only", "e1,e42,e88")
-PEERS = (
-    "--settings",
-    "graph,compile",
-    "--only",
-    "mamba2,gdn,mamba_ssm,fla",
-)  # the same shapes' rivals, each at its best
+TARGETED = script("training_step.py", "--targets", *OURS, "--profile")
+RIVALS = ("mamba2", "gdn", "mamba_ssm", "fla")
+COMPILED = ("--settings", "compile,compile+graph", "--only", ",".join(("transformer", "llama", *RIVALS)))
 DECODING = script("generation.py", "--device", "cuda", "--decode", "e42@1536x6", "--samples", "1,64", "--profile")
 GENERATION = script("generation.py", "--device", "cuda", "--dim", "1024", "--depth", "6")
 STEPS = (
-    Step("plans", "e88", script("matrix_state.py", "--plans"), 180, 600, plans),
-    verify("bf16", 240),
-    verify("fp16", 180),
-    verify("fp32", 240),
-    Step("tests", "tests", (PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"), 300, 1200, last_line),
-    Step("steps", "steps", script("step_equality.py"), 240, 900, rows_counted),
-    Step("matrix", "e88", script("matrix_state.py"), 120, 600, matrix),
+    Step("plans", "e88", script("matrix_state.py", "--plans"), 30, 300, plans),
+    *(verify(v, d, 120 if v == "e88" else 40) for v in ("e88", "e1", "e42") for d in ("bf16", "fp16", "fp32")),
+    tests("dense", DENSE_TESTS, usual=120),
+    tests("e88", E88_TESTS, usual=120),
+    tests("rest", "--ignore", DENSE_TESTS, "--ignore", E88_TESTS, usual=240),
+    Step("steps", "steps", script("step_equality.py"), 240, 900, rows_counted, timed=False),
     Step("dense", "dense", script("dense.py"), 240, 900, rows_counted),
-    Step("parity", "baselines", script("baseline_parity.py"), 120, 600, rows_counted),
-    Step("generation", "generation", GENERATION, 180, 900, rows_counted),
-    Step("targets", "training", script("training_step.py", "--targets", *OURS, "--profile"), 240, 900, targets),
-    Step("peers", "training", script("training_step.py", "--targets", *PEERS), 1200, 2400, rows_counted),
+    Step("targets", "training", TARGETED, 40, 300, targets),
+    training("rivals", 120, "--targets", "--settings", "eager,graph", "--only", ",".join(RIVALS)),
+    training("training-100M", 150, "--sizes", "100M", "--batches", "32", "--settings", "eager,graph"),
+    training("compiled-100M", 400, "--sizes", "100M", "--batches", "32", *COMPILED),
+    Step("parity", "baselines", script("baseline_parity.py"), 60, 300, rows_counted, timed=False),
+    Step("matrix", "e88", script("matrix_state.py"), 120, 600, matrix),
     Step("decoding", "generation", DECODING, 180, 600, rates),
-    Step("training", "training", script("training_step.py", "--sizes", "100M", "--batches", "32"), 900, 2400, rows_counted),
-)  # fmt: skip
+    training("training-50M", 150, "--sizes", "50M", "--batches", "32", "--settings", "eager,graph"),
+    training("training-64-rows", 300, "--batches", "64", "--settings", "eager,graph"),
+    training("rivals-compiled", 300, "--targets", "--settings", "compile,compile+graph", "--only", ",".join(RIVALS)),
+    training("compiled-50M", 400, "--sizes", "50M", "--batches", "32", *COMPILED),
+    Step("generation", "generation", GENERATION, 180, 900, rows_counted),
+)
 
 
 def choose(only: Sequence[str], skip: Sequence[str]) -> list[Step]:
@@ -177,14 +196,17 @@ def choose(only: Sequence[str], skip: Sequence[str]) -> list[Step]:
     return [s for s in wanted if not {s.name, s.group} & set(skip)]
 
 
-def run(step: Step, out: Path) -> Outcome:
-    """The step in a process group of its own; its log and its result are in `out`."""
+def run(step: Step, out: Path, gpu: int | None = None) -> Outcome:
+    """The step in a process group of its own, on that GPU or on all that there are; its log and its result are in `out`."""
     result, log = out / f"{step.name}.json", out / f"{step.name}.log"
     result.unlink(missing_ok=True)
     command = [word.replace("{out}", str(result)) for word in step.command]
     begin = time.monotonic()
     with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True)
+        env = None if gpu is None else os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=env, start_new_session=True
+        )
         try:
             status = "ok" if process.wait(step.limit) == 0 else "failed"
         except subprocess.TimeoutExpired:
@@ -218,39 +240,70 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(f"{o.step:{width}}  {o.status:8} {o.seconds:7.0f} s  {o.summary}" for o in outcomes)
 
 
+def run_all(steps: Sequence[Step], out: Path, gpus: int, minutes: float | None) -> list[Outcome]:
+    """Every step, in order; on several GPUs side by side: timed ones alone on theirs, the others together on the last."""
+    begin, outcomes, lock = time.monotonic(), list[Outcome](), threading.Lock()
+
+    def work(queue: deque[Step], gpu: int | None) -> None:
+        while True:
+            with lock:
+                if not queue:
+                    return
+                step = queue.popleft()
+            left = float("inf") if minutes is None else minutes * 60 - (time.monotonic() - begin)
+            if left < step.usual:
+                outcome = Outcome(step.name, "skipped", summary=f"{left:.0f} s left, usually takes {step.usual}")
+            else:
+                print(f"{step.name} ...", flush=True)
+                outcome = run(step, out, gpu)
+            with lock:
+                outcomes.append(outcome)
+                print(table([outcome]), flush=True)
+                (out / "summary.json").write_text(
+                    json.dumps(facts() | {"steps": [asdict(o) for o in outcomes]}, indent=1) + "\n"
+                )
+
+    if gpus == 1:
+        work(deque(steps), None)
+        return outcomes
+    timed, others = deque(s for s in steps if s.timed), deque(s for s in steps if not s.timed)
+    workers = [threading.Thread(target=work, args=(timed, gpu)) for gpu in range(gpus - 1)]
+    workers += [threading.Thread(target=work, args=(others, gpus - 1)) for _ in range(TOGETHER)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return outcomes
+
+
+def facts() -> dict[str, str]:
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu_day"))
     parser.add_argument("--only", default="", help="steps or groups, with commas")
     parser.add_argument("--skip", default="", help="likewise")
     parser.add_argument("--minutes", type=float, help="for all of it")
+    parser.add_argument("--gpus", type=int, default=1, help="how many to spread the steps over")
     parser.add_argument("--list", action="store_true", help="the steps, their usual time and command; runs nothing")
     given = parser.parse_args(arguments)
     steps = choose(*([w.strip() for w in text.split(",") if w.strip()] for text in (given.only, given.skip)))
     if given.list:
         for step in steps:
-            print(f"{step.name:12} {step.group:10} {step.usual:5d} s  {' '.join(step.command[1:])}")
+            print(f"{step.name:18} {step.group:10} {step.usual:5d} s  {' '.join(step.command[1:])}")
         return 0
     import torch
 
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here: `--list` shows what would run")
+    if not 1 <= given.gpus <= torch.cuda.device_count():
+        raise SystemExit(f"--gpus {given.gpus}: there are {torch.cuda.device_count()} here")
     given.out.mkdir(parents=True, exist_ok=True)
-    begin, outcomes = time.monotonic(), []
-    for step in steps:
-        left = None if given.minutes is None else given.minutes * 60 - (time.monotonic() - begin)
-        if left is not None and left < step.usual:
-            outcomes.append(Outcome(step.name, "skipped", summary=f"{left:.0f} s left, usually takes {step.usual}"))
-        else:
-            print(f"{step.name} ...", flush=True)
-            outcomes.append(run(step, given.out))
-            print(table(outcomes[-1:]), flush=True)
-        facts = {
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "steps": [asdict(o) for o in outcomes],
-        }
-        (given.out / "summary.json").write_text(json.dumps(facts, indent=1) + "\n")
+    outcomes = run_all(steps, given.out.resolve(), given.gpus, given.minutes)
     print(f"\n{table(outcomes)}")
     return 0 if all(o.status in ("ok", "skipped") for o in outcomes) else 1
 

@@ -2,6 +2,7 @@
 
     python benchmarks/training_step.py [--out benchmarks/results/training_step_h200.json] [--sizes 100M] [--only mamba2,gdn]
     python benchmarks/training_step.py --targets [--profile]     the shapes that have a target, with their peers, in one run
+    python benchmarks/training_step.py --merge A.json B.json …    one file of several runs on equal GPUs of one machine
 
 Ours: a run of `elman train`, with everything that it does in a step: batches read ahead, forward and backward under bfloat16
 autocast with float32 weights, norm of the gradient, clipping, fused AdamW, metrics written and hooks called. The settings are
@@ -365,6 +366,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "training_step_h200.json")
     parser.add_argument("--add", action="store_true", help="keep the rows of --out, and run those that it lacks")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="join these into --out; measures nothing")
     parser.add_argument("--sizes", type=words, default=["100M", "50M"], help=f"of {', '.join(SIZES)}")
     parser.add_argument("--batches", type=lambda t: [int(b) for b in words(t)], default=[32, 64])
     parser.add_argument("--length", type=int, default=512)
@@ -384,8 +386,34 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     return found
 
 
+def save(out: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    order = {s: i for i, s in enumerate(SETTINGS)}
+    rows.sort(key=lambda r: (r["size"], r["B"], r["kind"], r["name"], order.get(r["setting"], 9)))
+    out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+
+
+def merge(files: list[Path], out: Path) -> list[dict[str, Any]]:
+    """One file of several.
+
+    Raises:
+        SystemExit: they are of different GPUs, versions or commits.
+    """
+    read = [json.loads(file.read_text()) for file in files]
+    same = ("what", "T", "steps", "gpu", "driver", "python", "versions", "commit")
+    for key in same:
+        if any(one[key] != read[0][key] for one in read):
+            raise SystemExit(f"{key} differs: {[one[key] for one in read]}")
+    rows = [row for one in read for row in one["rows"]]
+    save(out, read[0] | {"when": min(one["when"] for one in read)}, rows)
+    return rows
+
+
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     given = arguments(argv)
+    if given.merge:
+        rows = merge(given.merge, given.out)
+        given.out.with_suffix(".md").write_text(table(rows) + "\n")
+        return rows
     if given.device.startswith("cuda"):
         os.environ.setdefault("ELMAN_KERNELS", "require")  # a kernel, or the reason why there is none
     kept = json.loads(given.out.read_text())["rows"] if given.add and given.out.exists() else []
@@ -408,9 +436,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
                 found = row_of(lambda: run_peer(name, size, setting, batch, given))  # noqa: B023
             rows.append(job | found)
             print(json.dumps(rows[-1]), flush=True)
-            order = {s: i for i, s in enumerate(SETTINGS)}
-            rows.sort(key=lambda r: (r["size"], r["B"], r["kind"], r["name"], order.get(r["setting"], 9)))
-            given.out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+            save(given.out, about, rows)
     report = table(rows)
     given.out.with_suffix(".md").write_text(report + "\n")
     print(report)

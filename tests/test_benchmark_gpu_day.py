@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -37,7 +38,9 @@ def test_steps_are_chosen_by_name_or_group_and_an_unknown_word_is_refused(day: M
     names = [s.name for s in day.STEPS]
     assert [s.name for s in day.choose([], [])] == names
     assert len(set(names)) == len(names)
-    assert [s.name for s in day.choose(["verify", "plans"], ["verify-fp32"])] == ["plans", "verify-bf16", "verify-fp16"]
+    assert [s.name for s in day.choose(["plans", "tests", "dense"], ["tests-rest"])] == [
+        "plans", "tests-dense", "tests-e88", "dense"
+    ]  # fmt: skip
     with pytest.raises(SystemExit, match="no step or group 'everything'"):
         day.choose(["everything"], [])
 
@@ -56,6 +59,31 @@ def test_a_step_leaves_its_log_and_result_and_its_summary_reads_both(day: Module
     outcome = day.run(python(day, code, summary=day.rows_counted), tmp_path)
     assert (outcome.status, outcome.summary) == ("ok", "2 rows, 1 without a result or beyond a limit")
     assert (tmp_path / "small.log").read_text() == "said\n"
+
+
+def test_on_several_gpus_timed_steps_are_alone_and_the_others_share_the_last(
+    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(day, "facts", dict)
+    code = (
+        "import os, sys, time, json; begin = time.time(); time.sleep(0.4); "
+        "json.dump([os.environ['CUDA_VISIBLE_DEVICES'], begin, time.time()], open(sys.argv[1], 'w'))"
+    )
+    step = python(day, code)
+    names = {f"timed{i}": True for i in range(4)} | {f"checked{i}": False for i in range(3)}
+    steps = [dataclasses.replace(step, name=name, timed=timed) for name, timed in names.items()]
+    outcomes = day.run_all(steps, tmp_path, 3, None)
+    assert {o.step: o.status for o in outcomes} == dict.fromkeys(names, "ok")
+    assert len(json.loads((tmp_path / "summary.json").read_text())["steps"]) == len(names)
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for name, timed in names.items():
+        gpu, begin, end = json.loads((tmp_path / f"{name}.json").read_text())
+        assert (gpu in "01") if timed else (gpu == "2")
+        spans.setdefault(gpu, []).append((begin, end))
+    for gpu in "01":
+        (_, first), (second, _) = sorted(spans[gpu])
+        assert first <= second
+    assert max(begin for begin, _ in spans["2"]) < min(end for _, end in spans["2"])  # together
 
 
 def test_a_failure_and_a_time_limit_are_told_apart_and_nothing_is_left_running(day: ModuleType, tmp_path: Path) -> None:

@@ -88,3 +88,21 @@ def test_a_failure_is_a_row_with_its_reason(benchmark: ModuleType) -> None:
         raise ValueError("first line\nsecond")
 
     assert benchmark.row_of(fails) == {"reason": "ValueError: first line"}
+
+
+def test_files_of_one_machine_are_merged_and_others_refused(benchmark: ModuleType, tmp_path: Path) -> None:
+    about = {"what": "", "T": 512, "steps": 20, "gpu": "a", "driver": "", "python": "", "versions": {}, "commit": "c"}
+    row = {"kind": "ours", "name": "e1", "size": "100M", "B": 32, "model": "e1@8x1", "parameters": 1, "ms": 1.0}
+    row |= {"peak_gib": 1.0}
+    eager, graph = row | {"setting": "eager", "tok_s": 5}, row | {"setting": "graph", "tok_s": 7}
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, some, when in zip(files, (graph, eager), ("2", "1"), strict=True):
+        file.write_text(json.dumps(about | {"when": when, "rows": [some]}))
+    out = tmp_path / "all.json"
+    rows = benchmark.main(["--merge", *map(str, files), "--out", str(out)])
+    assert [r["setting"] for r in rows] == ["eager", "graph"]
+    assert json.loads(out.read_text()) == about | {"when": "1", "rows": [eager, graph]}
+    assert "eager 5" in out.with_suffix(".md").read_text()
+    files[1].write_text(json.dumps(about | {"commit": "d", "when": "3", "rows": []}))
+    with pytest.raises(SystemExit, match="commit differs: \\['c', 'd'\\]"):
+        benchmark.main(["--merge", *map(str, files), "--out", str(out)])
