@@ -17,6 +17,13 @@ DENSE_COLUMNS = {
     "cuBLAS per step, CUDA graph, bf16": "cuBLAS per step in a CUDA graph",
 }
 
+SIZES = ("49M", "43M", "64M", "100M", "50M")
+PEERS = {
+    "mamba_ssm": "mamba_ssm's own model, bfloat16 weights,",
+    "fla": "fla's own layers, bfloat16 weights,",
+    "llama": "transformers' LLaMA, bfloat16 weights,",
+}
+
 
 def dense_table() -> str:
     """Microseconds per time step, forward / forward and backward, by width and batch."""
@@ -59,9 +66,39 @@ def matrix_table() -> str:
     return f"{caption}\n\n{_markdown(rows)}"
 
 
+def step_table() -> str:
+    """tok/s and memory of a whole training step: the best setting of each model, B = 32, models of about one size together."""
+    data = json.loads((RESULTS / "training_step_h200.json").read_text())
+    rows = [["size", "model", "parameters", "tok/s", "ms a step", "peak GiB", "launched as", "eager tok/s"]]
+    best: dict[tuple[str, str], dict[str, Any]] = {}
+    eager: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in data["rows"]:
+        key = row["size"], row["name"]
+        if row["B"] != 32 or "tok_s" not in row:
+            continue
+        if row["setting"] == "eager":
+            eager[key] = row
+        if key not in best or row["tok_s"] > best[key]["tok_s"]:
+            best[key] = row
+    order = sorted(best.items(), key=lambda item: (SIZES.index(item[0][0]), item[1]["kind"], -item[1]["tok_s"]))
+    for (size, name), row in order:
+        named = PEERS.get(name, name) + " " + re.sub(r"^\S*[@ ]", "", row["model"])
+        plain = eager.get((size, name), {}).get("tok_s")
+        rows.append([
+            size, named, f"{row['parameters']:,}", f"{row['tok_s']:,}", f"{row['ms']:.1f}", f"{row['peak_gib']:.1f}",
+            row["setting"], f"{plain:,}" if plain else "–",
+        ])  # fmt: skip
+    caption = (
+        "A whole training step through `elman train` (reading, forward, backward, clipping, AdamW, metrics; float32 weights, bfloat16 "
+        f"autocast), B = 32, T = {data['T']}, medians; one {data['gpu']}, torch {data['versions']['torch']}, commit {data['commit']}. "
+        "`benchmarks/training_step.py`, `benchmarks/results/training_step_h200.json`."
+    )
+    return f"{caption}\n\n{_markdown(rows)}"
+
+
 def rendered(text: str) -> str:
     """`text` with what stands between `<!-- name -->` and `<!-- /name -->` replaced by the table of that name."""
-    for name, table in (("dense", dense_table), ("matrix", matrix_table)):
+    for name, table in TABLES.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not pattern.search(text):
             raise ValueError(f"README.md has no marks for the table {name!r}: <!-- {name} --> … <!-- /{name} -->")
@@ -83,6 +120,8 @@ def _markdown(rows: list[list[str]]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
+
+TABLES = {"step": step_table, "dense": dense_table, "matrix": matrix_table}
 
 if __name__ == "__main__":
     readme = ROOT / "README.md"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+FILES = ("dense_h200.json", "matrix_state_h200.json", "training_step_h200.json")
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +24,15 @@ def test_the_readme_says_what_the_result_files_say(readme):
 
 
 def test_a_changed_result_changes_the_readme(readme, tmp_path, monkeypatch):
-    for name in ("dense_h200.json", "matrix_state_h200.json"):
+    for name in FILES:
         data = json.loads((readme.RESULTS / name).read_text())
         data["commit"] = "0123456789ab"
         (tmp_path / name).write_text(json.dumps(data))
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
     text = (ROOT / "README.md").read_text()
-    assert readme.rendered(text).count("0123456789ab") == 2
+    assert readme.rendered(text).count("0123456789ab") == len(FILES)
 
 
 def test_missing_marks_are_said(readme):
-    with pytest.raises(ValueError, match="no marks for the table 'dense'"):
+    with pytest.raises(ValueError, match="no marks for the table 'step'"):
         readme.rendered("# nothing\n")
