@@ -121,10 +121,10 @@ def test_summaries_name_what_is_wrong(day: ModuleType) -> None:
     assert day.verified(None, log) == day.verified(None, json.dumps([report]))
     assert day.verified(None, "KernelError: no GPU here") == "KernelError: no GPU here"
     timed = {"shape": [32, 512, 32, 16], "forward": 61.0, "backward": 150.0, "plan": "paired", "passed": True}
-    wrong = {"shape": [32, 512, 32, 16], "plan": "turned", "passed": False}
+    wrong = {"shape": [32, 512, 32, 16], "plan": "half_paired", "passed": False}
     best = {"B=32 T=512 H=32 n=16": {"forward": "paired", "backward": "paired"}}
     said = day.plans({"best": best, "rows": [timed, wrong]}, "")
-    assert said == "B=32 T=512 H=32 n=16: 61.0 by paired, 150.0 by paired; WRONG: turned"
+    assert said == "B=32 T=512 H=32 n=16: 61.0 by paired, 150.0 by paired; WRONG: half_paired"
 
 
 def test_without_a_gpu_it_says_so_and_lists(day: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,6 @@ EVERY = [
 ODD = [case((1, 17, 1, rows, 11), bf16, linear=rows == 8, maps=FUSED, bare=True) for rows in (8, 24)]
 HALF = [case((1, 18, 1, 16, 16), torch.float16, maps=FUSED)]
 PLAIN = [
-    case((1, 18, 1, 16, 16), torch.float16, maps=FUSED),
     case((1, 18, 2, 32, 20), torch.float32, write=True, masked=True),
     case((1, 17, 1, 64, 72), bf16),
 ]
@@ -80,8 +79,8 @@ def emulated_spec() -> Any:
     ("plan", "problem"),
     [
         *product(matrix_plan.PLANS, EVERY),
-        *product(("paired", "half", "resident"), ODD),
-        *product(("paired", "half"), HALF),
+        *product(matrix_plan.PLANS, ODD),
+        *product(matrix_plan.PLANS, HALF),
     ],
     ids=str,
 )

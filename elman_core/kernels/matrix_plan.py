@@ -20,11 +20,11 @@ _MOST_PAIRED = 16  # N up to which a backward has two lines a lane
 class Layout:
     """How one of the two kernels is laid out: `Tuned` of `elman/matrix_state_plan.cuh`, which says what the numbers mean.
 
-    Without tensor cores (float32, N > 32, or float16 with form 0) only `blocks` counts.
+    Without tensor cores (float32, or N > 32) only `blocks` counts.
     """
 
     lines: int = 1
-    vector: int = 2
+    vector: int = 4
     blocks: int = 0
     form: int = 0
 
@@ -40,7 +40,7 @@ class Tuning:
     backward: Layout = Layout()
 
     def defines(self, rows: int) -> tuple[tuple[str, str], ...]:
-        """Macros for the compiler at N = `rows`; none for the default.
+        """Macros for the compiler at N = `rows`; none for the default, whose numbers are those of the binding.
 
         The registers of a backward hold the states of a segment of one line a lane beyond N = 16, not of two.
         """
@@ -54,9 +54,6 @@ PLANS = {
     DEFAULT: Tuning(),
     "paired": Tuning(Layout(2, 4, 0, 1), Layout(2, 4, 0, 1)),
     "half_paired": Tuning(Layout(2, 4, 0, 2), Layout(2, 4, 0, 2)),
-    "turned": Tuning(Layout(1, 4), Layout(1, 4, 0, 1)),
-    "half": Tuning(Layout(1, 4, 6, 2), Layout(1, 4, 0, 2)),
-    "resident": Tuning(Layout(1, 4, 6), Layout(1, 4, 3, 3)),
 }
 
 

@@ -1,15 +1,15 @@
 // Binding of the matrix-state skeleton on the GPU: one cell, one storage type, one size of state. The interface: matrix_state_call.h.
-//   -DELMAN_FORWARD=1200  -DELMAN_BACKWARD=1200 say how the kernels are laid out: the numbers of Tuned (matrix_state_plan.cuh), a digit each.
+//   -DELMAN_FORWARD=1400  -DELMAN_BACKWARD=1400 say how the kernels are laid out: the numbers of Tuned (matrix_state_plan.cuh), a digit each.
 #include "matrix_state_call.h"
 
 #include <elman/matrix_state.cuh>
 #include <elman/stored.cuh>
 
 #ifndef ELMAN_FORWARD
-#define ELMAN_FORWARD 1200
+#define ELMAN_FORWARD 1400
 #endif
 #ifndef ELMAN_BACKWARD
-#define ELMAN_BACKWARD 1200
+#define ELMAN_BACKWARD 1400
 #endif
 
 namespace {

@@ -15,7 +15,7 @@
 //   plan      sizes, and what follows from them        args    what a launch is given, shared memory, a thread's place
 //   numbers   storage types and vectors                ptx     instructions of a warp
 //   inputs    from global memory to fp32               step    one step on a state in registers; half: with float16 products
-//   forward, backward, launch                          walk, walk_tensor, walk_turned: a segment of the backward, three ways
+//   forward, backward, launch                          walk, walk_tensor: a segment of the backward, two ways
 #pragma once
 
 #include <elman/matrix_state_launch.cuh>

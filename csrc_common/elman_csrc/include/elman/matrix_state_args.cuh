@@ -65,7 +65,6 @@ struct HalfKeys<P, true> {
 };
 template <class P>
 struct Ready : HalfKeys<P> {
-  alignas(16) float before[P::NP];  // zero: what stands for q before step 0
   alignas(16) float kq[kInterval + P::merged][2 * P::NP];  // merged: the k that would follow is read, and not used
   alignas(16) float line[P::NL][kInterval][P::CB];
   float scalar[P::NS][kInterval];

@@ -4,7 +4,6 @@
 #include "matrix_state_inputs.cuh"
 #include "matrix_state_walk.cuh"
 #include "matrix_state_walk_tensor.cuh"
-#include "matrix_state_walk_turned.cuh"
 
 namespace elman::matrix {
 
@@ -24,7 +23,7 @@ __global__ void __launch_bounds__(P::threads, P::blocks                ? P::bloc
   float dS[P::E], S0[P::E];
   read_state<P>(S0, a.ds1, at, a.state_line, a.state_row);
 #pragma unroll
-  for (int e = 0; e < P::E; e++) dS[P::turned ? e : P::c_of(e)] = S0[e];
+  for (int e = 0; e < P::E; e++) dS[e] = S0[e];
   auto stage_all = [&](int seg, int buf) {
     const int t0 = seg * kInterval;
     stage<P>(sm.raw[buf], a.in, a.n, at.b, at.h, at.line0, t0, at.tl);
@@ -76,10 +75,7 @@ __global__ void __launch_bounds__(P::threads, P::blocks                ? P::bloc
       sc.fetch(a.in, a.n, at.b, at.h, t0 - kInterval, at.tl);
     }
     const bool plain = count == kInterval && !a.in.mask;
-    if constexpr (P::turned) {
-      if (plain) walk_turned<P, false>(sm, at, S0, dS);
-      else walk_turned<P, true>(sm, at, S0, dS);
-    } else if constexpr (P::tensor) {
+    if constexpr (P::tensor) {
       if (plain) walk_tensor<P, false>(sm, at, S0, dS);
       else walk_tensor<P, true>(sm, at, S0, dS);
     } else {
@@ -179,9 +175,7 @@ __global__ void __launch_bounds__(P::threads, P::blocks                ? P::bloc
       }
     }
   }
-#pragma unroll
-  for (int e = 0; e < P::E; e++) S0[e] = dS[P::turned ? e : P::c_of(e)];
-  write_state<P>(a.ds0, S0, at, a.state_line, a.state_row);
+  write_state<P>(a.ds0, dS, at, a.state_line, a.state_row);
   if constexpr (P::mamba) {  // the per-lane sums over time, added up in a fixed order
     team_sync<P>(at.team);
     float* x = &sm.dscalar[0][0][0];

@@ -15,11 +15,6 @@ __device__ __forceinline__ unsigned pack_half(float low, float high) {
   return *reinterpret_cast<const unsigned*>(&x);
 }
 
-__device__ __forceinline__ void unpack_half(float& low, float& high, unsigned x) {
-  const float2 y = __half22float2(*reinterpret_cast<const __half2*>(&x));
-  low = y.x, high = y.y;
-}
-
 template <class P>
 struct HalfB {  // a lane's part of B: pairs of rows
   static constexpr int pairs = P::half ? P::R / (P::M == 2 ? 2 : 4) : 1;

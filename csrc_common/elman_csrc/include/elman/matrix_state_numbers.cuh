@@ -75,10 +75,4 @@ __device__ __forceinline__ float dot(const float (&a)[R], const float (&b)[R]) {
   return R > 1 ? x + y : x;
 }
 
-// A value that the compiler keeps in its register, instead of making it again each time (whole fragments, at that).
-__device__ __forceinline__ float pinned(float x, const float* zero) { return x + *static_cast<const volatile float*>(zero); }
-__device__ __forceinline__ int pinned(int x, const float* zero) {
-  return x + __float_as_int(*static_cast<const volatile float*>(zero));
-}
-
 }  // namespace elman::matrix

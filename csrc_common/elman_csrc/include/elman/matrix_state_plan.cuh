@@ -10,22 +10,18 @@ namespace elman::matrix {
 
 // Options: struct with `static constexpr bool silu, l2;  static constexpr ScalarKind kind0, kind1` (kinds of the scalar inputs).
 // Tuned: how one kernel, forward or backward, is laid out where the tensor cores do the sums (elsewhere only `blocks` counts).
-// In float16 they do so from form 1 on.
 //   lines   of a lane: 1, or 2 (g and g + 8): half as many warps, each with twice the work and one product for two
 //   vector  elements of k and q that a lane reads at once: 2 or 4
 //   blocks  that a multiprocessor must hold, so many registers a thread may have; 0: as `resident` says
-//   form    of the forward, with 2 lines: from 1 on readout of a step and retrieval of the next are one product with two columns;
-//           of the backward: from 1 on sums over lines by transposing 16-bit fragments (matrix_state_walk_turned.cuh), 0: by products
-//           with a selection matrix (matrix_state_walk_tensor.cuh);
-//           of both: 2: sums over a line take the state as float16 (matrix_state_half.cuh), needs `vector` 4;
-//           of the backward: 3: as 1, with the states of a segment kept as float16
+//   form    with 2 lines from 1 on readout of a step and retrieval of the next are one product with two columns;
+//           2: sums over a line take the state as float16 (matrix_state_half.cuh), needs `vector` 4
 template <int lines_, int vector_, int blocks_, int form_>
 struct Tuned {
   static constexpr int lines = lines_, vector = vector_, blocks = blocks_, form = form_;
-  static_assert((lines == 1 || lines == 2) && (vector == 2 || vector == 4) && blocks >= 0 && form >= 0 && form <= 3 &&
+  static_assert((lines == 1 || lines == 2) && (vector == 2 || vector == 4) && blocks >= 0 && form >= 0 && form <= 2 &&
                 (form != 2 || vector == 4));
 };
-using Untuned = Tuned<1, 2, 0, 0>;
+using Untuned = Tuned<1, 4, 0, 0>;
 
 template <int N_, int V_, class Store_, class Cell_, class Options_, class Tuned_ = Untuned>
 struct Plan {
@@ -38,15 +34,13 @@ struct Plan {
   static_assert(V >= 1 && V <= 4096, "lines of a head: 1 to 4096");
   static constexpr int NL = Cell::lines, NS = Cell::scalars;
   static_assert(NS >= 1 && NS <= 2);
-  // Sums over a line and over lines by the tensor cores. By default for bf16 alone; tf32 and bf16 operands are within float16's limits too.
-  static constexpr bool tensor = N <= 32 && (std::is_same_v<Store, bf16> || (std::is_same_v<Store, __half> && Tuned_::form >= 1));
+  // Sums over a line and over lines by the tensor cores: tf32 and bf16 operands are within the limits of 16-bit storage.
+  static constexpr bool tensor = N <= 32 && !std::is_same_v<Store, float>;
   static constexpr bool mma = std::is_same_v<Store, bf16> && !tensor;      // only the sums over lines, through shared memory
   static constexpr int L = tensor ? 4 : N <= 8 ? 4 : N <= 16 ? 2 : N <= 32 ? 4 : N <= 64 ? 8 : 16;
   static constexpr int M = tensor ? Tuned_::lines : 1;  // lines a lane
   static constexpr int blocks = Tuned_::blocks;
   static constexpr bool merged = tensor && M == 2 && Tuned_::form >= 1;  // sums over a line in one accumulator
-  static constexpr bool packed = tensor && Tuned_::form == 3 && Cell::squashes;  // of the backward
-  static constexpr bool turned = tensor && Tuned_::form >= 1;
   static constexpr int R = tensor ? (M == 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows a lane
   static constexpr int E = R * M, Q = E / 4;                   // elements a lane; tensor: in quads, each an A fragment
   static constexpr int VW = tensor       ? (R % 4 == 0 ? Tuned_::vector : 2)
@@ -76,9 +70,6 @@ struct Plan {
   static ELMAN_HD constexpr int element(int m, int i) { return M == 1 ? i : i / 2 * 4 + i % 2 * 2 + m; }  // row i of line m
   static ELMAN_HD constexpr int line_of(int e) { return M == 1 ? 0 : e % 2; }
   static ELMAN_HD constexpr int k_of(int e) { return M == 1 ? e : e / 4 * 2 + e / 2 % 2; }
-  static ELMAN_HD constexpr int c_of(int e) {
-    return M == 1 ? e : e / 4 * 4 + (e % 4 == 1 ? 2 : e % 4 == 2 ? 1 : e % 4);
-  }  // place in C order
   static constexpr ScalarKind kind0 = Opt::kind0, kind1 = Opt::kind1;
   static constexpr bool mamba = kind0 == ScalarKind::mamba;
   static_assert(kind1 != ScalarKind::mamba, "only scalar 0 is a decay");

@@ -1,4 +1,4 @@
-// Backward over a segment by shuffles: fp16 and fp32 storage, and N > 32.
+// Backward over a segment by shuffles: fp32 storage, and N > 32.
 #pragma once
 
 #include "matrix_state_step.cuh"
