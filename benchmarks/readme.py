@@ -89,8 +89,9 @@ def step_table() -> str:
             row["setting"], f"{plain:,}" if plain else "–",
         ])  # fmt: skip
     caption = (
-        "A whole training step through `elman train` (reading, forward, backward, clipping, AdamW, metrics; float32 weights, bfloat16 "
-        f"autocast), B = 32, T = {data['T']}, medians; one {data['gpu']}, torch {data['versions']['torch']}, commit {data['commit']}. "
+        "A whole training step through `elman train` (reading, forward, backward, clipping, AdamW, metrics; float32 weights, "
+        f"bfloat16 autocast), B = 32, T = {data['T']}, medians; one {data['gpu']}, torch {data['versions']['torch']}, "
+        f"commit {data['commit']}. "
         "`benchmarks/training_step.py`, `benchmarks/results/training_step_h200.json`."
     )
     return f"{caption}\n\n{_markdown(rows)}"
