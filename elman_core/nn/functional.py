@@ -22,7 +22,12 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """A context in which autocast is off for the device of x (a device without autocast, such as meta, needs none)."""
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if _has_autocast(kind) else nullcontext()
+
+
+@torch.compiler.assume_constant_result  # `torch.compile` cannot trace the question before torch 2.12
+def _has_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
 
 
 def full_precision(function: Function) -> Function:
