@@ -6,7 +6,7 @@ Each step is a process of its own with a time limit; one that fails or runs out 
 each step's log and results as they come, and summary.json; a table is printed last. --only and --skip take names of steps or
 groups.
 With --minutes a step does not start unless its usual time is left. With --gpus, steps that time something have a GPU of their
-own, one at a time; those that only check share the last GPU. Leaves with 1 if a step failed.
+own, one at a time; those that only check share the last GPU; with one GPU they come first. Leaves with 1 if a step failed.
 
 Peers are measured where they are installed (flash-linear-attention, mamba-ssm, flashrnn); nothing is downloaded.
 """
@@ -241,7 +241,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def run_all(steps: Sequence[Step], out: Path, gpus: int, minutes: float | None) -> list[Outcome]:
-    """Every step, in order; on several GPUs side by side: timed ones alone on theirs, the others together on the last."""
+    """Every step, in order: timed ones alone on their GPU; the others together on the last, or on the only one before them."""
     begin, outcomes, lock = time.monotonic(), list[Outcome](), threading.Lock()
 
     def work(queue: deque[Step], gpu: int | None) -> None:
@@ -263,16 +263,14 @@ def run_all(steps: Sequence[Step], out: Path, gpus: int, minutes: float | None) 
                     json.dumps(facts() | {"steps": [asdict(o) for o in outcomes]}, indent=1) + "\n"
                 )
 
-    if gpus == 1:
-        work(deque(steps), None)
-        return outcomes
     timed, others = deque(s for s in steps if s.timed), deque(s for s in steps if not s.timed)
-    workers = [threading.Thread(target=work, args=(timed, gpu)) for gpu in range(gpus - 1)]
-    workers += [threading.Thread(target=work, args=(others, gpus - 1)) for _ in range(TOGETHER)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    alone = [threading.Thread(target=work, args=(timed, gpu)) for gpu in range(max(1, gpus - 1))]
+    together = [threading.Thread(target=work, args=(others, gpus - 1)) for _ in range(TOGETHER)]
+    for workers in [together, alone] if gpus == 1 else [together + alone]:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
     return outcomes
 
 

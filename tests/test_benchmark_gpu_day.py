@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import sys
 import time
@@ -61,8 +62,9 @@ def test_a_step_leaves_its_log_and_result_and_its_summary_reads_both(day: Module
     assert (tmp_path / "small.log").read_text() == "said\n"
 
 
-def test_on_several_gpus_timed_steps_are_alone_and_the_others_share_the_last(
-    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_steps_are_alone_and_the_others_share_the_last_gpu(
+    gpus: int, day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(day, "facts", dict)
     code = (
@@ -72,18 +74,21 @@ def test_on_several_gpus_timed_steps_are_alone_and_the_others_share_the_last(
     step = python(day, code)
     names = {f"timed{i}": True for i in range(4)} | {f"checked{i}": False for i in range(3)}
     steps = [dataclasses.replace(step, name=name, timed=timed) for name, timed in names.items()]
-    outcomes = day.run_all(steps, tmp_path, 3, None)
+    outcomes = day.run_all(steps, tmp_path, gpus, None)
     assert {o.step: o.status for o in outcomes} == dict.fromkeys(names, "ok")
     assert len(json.loads((tmp_path / "summary.json").read_text())["steps"]) == len(names)
-    spans: dict[str, list[tuple[float, float]]] = {}
+    spans: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for name, timed in names.items():
         gpu, begin, end = json.loads((tmp_path / f"{name}.json").read_text())
-        assert (gpu in "01") if timed else (gpu == "2")
-        spans.setdefault(gpu, []).append((begin, end))
-    for gpu in "01":
-        (_, first), (second, _) = sorted(spans[gpu])
-        assert first <= second
-    assert max(begin for begin, _ in spans["2"]) < min(end for _, end in spans["2"])  # together
+        spans.setdefault((gpu, timed), []).append((begin, end))
+    together = spans.pop((str(gpus - 1), False))
+    assert max(begin for begin, _ in together) < min(end for _, end in together)
+    assert sorted(spans) == [(str(gpu), True) for gpu in range(max(1, gpus - 1))]
+    for alone in spans.values():
+        alone.sort()
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(alone))
+    if gpus == 1:
+        assert max(end for _, end in together) <= spans["0", True][0][0]
 
 
 def test_a_failure_and_a_time_limit_are_told_apart_and_nothing_is_left_running(day: ModuleType, tmp_path: Path) -> None:
