@@ -143,7 +143,7 @@ def verify(variant: str, dtype: str, usual: int) -> Step:
     return Step(f"verify-{variant}-{dtype}", "verify", command, usual, 900, verified, timed=False)
 
 
-def tests(name: str, *words: str, usual: int, timed: bool = False) -> Step:
+def gpu_tests(name: str, *words: str, usual: int, timed: bool = False) -> Step:
     command = (PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-rs", "-p", "no:cacheprovider", *words)
     return Step(f"tests-{name}", "tests", command, usual, 900, last_line, timed)
 
@@ -162,9 +162,9 @@ GENERATION = script("generation.py", "--device", "cuda", "--dim", "1024", "--dep
 STEPS = (
     Step("plans", "e88", script("matrix_state.py", "--plans"), 30, 300, plans),
     *(verify(v, d, 120 if v == "e88" else 40) for v in ("e88", "e1", "e42") for d in ("bf16", "fp16", "fp32")),
-    tests("dense", DENSE_TESTS, usual=120, timed=True),  # among them, how long a kernel may wait
-    tests("e88", E88_TESTS, usual=120),
-    tests("rest", "--ignore", DENSE_TESTS, "--ignore", E88_TESTS, usual=240),
+    gpu_tests("dense", DENSE_TESTS, usual=120, timed=True),  # among them, how long a kernel may wait
+    gpu_tests("e88", E88_TESTS, usual=120),
+    gpu_tests("rest", "--ignore", DENSE_TESTS, "--ignore", E88_TESTS, usual=240),
     Step("steps", "steps", script("step_equality.py"), 240, 900, rows_counted, timed=False),
     Step("dense", "dense", script("dense.py"), 240, 900, rows_counted),
     Step("targets", "training", TARGETED, 40, 300, targets),
