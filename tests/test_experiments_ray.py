@@ -23,7 +23,7 @@ from scheduler_helpers import Recorder, schedule, shell_job, state, wait_for
 from elman_core.cli import main
 from elman_core.experiments.job import Job
 from elman_core.experiments.on_ray import RayExecutor
-from elman_core.experiments.plan import recipe
+from elman_core.experiments.recipe import recipe
 from elman_core.experiments.scheduler import Scheduler
 from elman_core.registry import ConfigError
 from elman_core.training.run import read_manifest

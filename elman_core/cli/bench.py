@@ -33,6 +33,7 @@ def bench(
     steps: int | None = typer.Option(None, min=1, help="Optimizer steps of each run."),
     tokens: int | None = typer.Option(None, min=1, help="Bytes that each run trains on, instead of steps."),
     minutes: float | None = typer.Option(None, help="Minutes of each run, instead of steps."),
+    tuning: int | None = typer.Option(None, min=1, help="Bytes of each trial, in a suite that tries values first."),
     sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="A setting; a list of values is tuned."),
     slots: Slots = None,
     timeout: Timeout = None,
@@ -54,7 +55,7 @@ def bench(
     chosen = read_suite(find_suite(suite))
     folder = out or Path("runs") / chosen.name
     where = places(on, gpus, avoid, slots)
-    planned = _plan(chosen, models, seeds, data, steps, tokens, minutes, sets, strict)
+    planned = _plan(chosen, models, seeds, data, steps, tokens, minutes, tuning, sets, strict)
     if dry_run:
         _show(chosen, planned, folder, where.words, again, json)
         return
@@ -74,6 +75,7 @@ def _plan(
     steps: int | None,
     tokens: int | None,
     minutes: float | None,
+    tuning: int | None,
     sets: Sequence[str],
     strict: bool,
 ) -> Plan:
@@ -83,7 +85,7 @@ def _plan(
 
     text = (data if data is not None else standard_library_corpus()).expanduser().resolve()
     names = tuple(filter(None, (name.strip() for name in (models or "").split(","))))
-    planned = plan(suite, Wishes(str(text), names, seeds, steps, tokens, minutes, tuple(sets), strict))
+    planned = plan(suite, Wishes(str(text), names, seeds, steps, tokens, minutes, tuple(sets), tuning, strict))
     for job in planned.jobs[:1]:  # one text and one shape of batch for all of them
         check_data(job.settings)
     return planned
@@ -136,6 +138,7 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
     for job in planned.jobs:
         state = read_state(path / "jobs" / f"{job.id}.json", job.id)
         rows.append({**job.to_dict(), "tokens": job.tokens, "status": state.status, "then": _then(state, again)})
+        rows[-1]["trials_of"] = sorted({k for other in planned.jobs if other.id in job.trials for k in other.tuned})
         rows[-1]["runs"] = state.unfinished or (again and not state.ok)
     if json:
         skipped = [vars(s) for s in planned.skipped]
@@ -144,7 +147,7 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
     print(f"{suite.name}: {suite.summary}\n{path}, {places}")
     speeds = _speeds(planned, path)
     cells = [
-        [r["id"], r["what"], f"{r['parameters']:,}", str(r["seed"]), f"{r['lr']:g}", _length(job, speeds), r["then"]]
+        [r["id"], r["what"], f"{r['parameters']:,}", str(r["seed"]), _rate(job, r), _length(job, speeds), r["then"]]
         for job, r in zip(planned.jobs, rows, strict=True)
     ]
     print(table(cells, ("run", "model", "parameters", "seed", "lr", "tokens", "")))
@@ -152,6 +155,11 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
     if planned.skipped:
         print("left out")
         print(table([[skipped.model, skipped.reason] for skipped in planned.skipped]))
+
+
+def _rate(job: Planned, row: Mapping[str, Any]) -> str:
+    """The learning rate, or that trials are to say which."""
+    return "by trials" if "train.lr" in row["trials_of"] else f"{job.lr:g}"
 
 
 def _length(job: Planned, speeds: Mapping[str, float]) -> str:

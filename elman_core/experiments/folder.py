@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import os
 import sys
@@ -10,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from elman_core.registry import CheckpointError, ConfigError
-from elman_core.training.settings import from_dict
+from elman_core.training.settings import TUNABLE, from_dict
 from elman_core.training.storage import storage_errors, write_json, write_text
 
 from .job import Job, now, read_state
 from .locks import Lock, lock_soon
-from .plan import Plan, recipe
+from . import tuning
+from .plan import Plan
+from .recipe import recipe
 from .suite import Suite, flat
 
 SUITE, JOBS = "suite.json", "jobs.json"
@@ -59,7 +63,9 @@ class Folder:
         known = _read(path / SUITE)
         jobs = {job["id"]: job for job in known.get("jobs", [])}
         _compare(path, jobs, plan)
-        done = {id for id in jobs if read_state(path / "jobs" / f"{id}.json", id).ok}
+        states = {id: read_state(path / "jobs" / f"{id}.json", id) for id in jobs}
+        # What a run was given by its trials stays, too.
+        done = {id for id, state in states.items() if state.ok or (jobs[id].get("chosen") and state.attempts)}
         jobs |= {job.id: job.to_dict() for job in plan.jobs if job.id not in done}
         facts = {
             "format": 1,
@@ -80,7 +86,11 @@ class Folder:
             if planned.id not in done:
                 write_text(file, recipe(planned.settings))
             command = (*_launcher(suite.gpus), "train", str(file), "--out", str(run))
-            made.append(_job(path, planned.id, command, run, timeout, suite.gpus, env))
+            job = _job(path, planned.id, command, run, timeout, suite.gpus, env)
+            if planned.trials:
+                settle = functools.partial(tuning.settle, path, planned.id)
+                job = dataclasses.replace(job, after=planned.trials, prepare=settle)
+            made.append(job)
         return made
 
     def commands(self, commands: Mapping[str, Sequence[str]], timeout: float | None, gpus: int) -> list[Job]:
@@ -152,7 +162,8 @@ def _compare(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> 
         if job.id not in known:
             continue
         before, after = flat(from_dict(known[job.id]["settings"]).to_dict()), flat(job.settings.to_dict())
-        keys = sorted({*before, *after} - CHANGEABLE)
+        by_trials = {key for key in TUNABLE if job.trials}
+        keys = sorted({*before, *after} - CHANGEABLE - by_trials)
         changed = [key for key in keys if before.get(key) != after.get(key)]
         if changed:
             said = ", ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])

@@ -12,7 +12,7 @@ import datetime
 import json
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +45,8 @@ class Job:
         log: where its output goes; attempt n writes `<stem>.<n><suffix>`, counted from 1 (see `attempt_log`).
         state: its state file.
         timeout: seconds of one attempt, or None. gpus: how many it takes. env: added to the environment.
+        after: jobs of the same list that must have an answer, good or bad, before this one starts.
+        prepare: called before an attempt starts. A `ConfigError` of it is the job's end: it can never start.
     """
 
     id: str
@@ -55,6 +57,8 @@ class Job:
     timeout: float | None = None
     gpus: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
+    after: tuple[str, ...] = ()
+    prepare: Callable[[], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):

@@ -29,7 +29,8 @@ class Wishes:
     Attributes:
         models: labels, variants, or other models to add; empty for all. seeds: how many, or None.
         data: the text. steps, tokens, minutes: at most one. sets: `key=value`; a key that is tuned takes a list, too.
-        strict: whether a model that is not installed is an error.
+        tuning: bytes of each trial of a tuned value, in a suite that has trials. strict: whether a model that is not
+            installed is an error.
     """
 
     data: str
@@ -39,6 +40,7 @@ class Wishes:
     tokens: int | None = None
     minutes: float | None = None
     sets: tuple[str, ...] = ()
+    tuning: int | None = None
     strict: bool = False
 
 
@@ -50,6 +52,8 @@ class Planned:
         id: unique in the suite, and the same however many seeds or models are asked for.
         model: the label in tables. what: `name[:preset]@WIDTHxDEPTH`. target: "50M", or None where the size was given.
         tuned: what the suite declares tuned, and its value here. parameters: exact.
+        trials: the runs of which the best decides what is tuned here; until they have ended, `settings` and `lr` hold the
+            first value. Empty where the values are known.
     """
 
     id: str
@@ -61,6 +65,7 @@ class Planned:
     settings: Settings
     parameters: int
     target: str | None
+    trials: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int | None:
@@ -71,7 +76,12 @@ class Planned:
 
     def to_dict(self) -> dict[str, Any]:
         """Its entry in suite.json."""
-        return {**dataclasses.asdict(self), "settings": self.settings.to_dict(), "tuned": dict(self.tuned)}
+        return {
+            **dataclasses.asdict(self),
+            "settings": self.settings.to_dict(),
+            "tuned": dict(self.tuned),
+            "trials": list(self.trials),
+        }
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,10 @@ def plan(suite: Suite, wishes: Wishes) -> Plan:
     entries = chosen(suite, wishes.models)
     tuned_apart = sorted({k for e in (*suite.models, *entries) for k in (*suite.tuned, *e.tuned, *axes)} - {"train.lr"})
     put(protocol, "train.tuned", [key for key in tuned_apart if not key.startswith(OPTION)])
-    runs: list[list[Planned]] = []
+    tokens = wishes.tuning or suite.tuning
+    if wishes.tuning is not None and suite.tuning is None:
+        raise ConfigError(f"--tuning is for a suite that tries values first: {suite.name} has no table tuning")
+    runs: list[list[tuple[Planned, ...]]] = []  # of each model and value, the runs of each seed
     skipped: list[Skipped] = []
     for entry in entries:
         try:
@@ -111,14 +124,15 @@ def plan(suite: Suite, wishes: Wishes) -> Plan:
                 raise
             skipped.append(Skipped(entry.label, re.split(r"\. (?:Did you mean|Installed)", str(error))[0]))
             continue
-        runs += [
-            [_planned(entry, size, values, seed, protocol) for seed in seeds]
-            for size in _sizes(entry, suite)
-            for values in _values({**suite.tuned, **entry.tuned, **axes})
-        ]
+        tuned = {**suite.tuned, **entry.tuned, **axes}
+        for size in _sizes(entry, suite):
+            if tokens is None:
+                runs += [[(_planned(entry, size, v, seed, protocol),) for seed in seeds] for v in _values(tuned)]
+            else:
+                runs += _tried_first(entry, size, tuned, seeds, protocol, tokens)
     if not runs:
         raise PluginError(f"no model of suite {suite.name} is installed: {skipped[0].model}: {skipped[0].reason}")
-    jobs = tuple(job for same_seed in zip(*runs, strict=True) for job in same_seed)
+    jobs = tuple(job for same_seed in zip(*runs, strict=True) for group in same_seed for job in group)
     ids = [job.id for job in jobs]
     if twice := {id for id in ids if ids.count(id) > 1}:
         raise ConfigError(f"two runs would be called {min(twice)}: give the models labels that differ")
@@ -217,14 +231,20 @@ def _sizes(entry: Entry, suite: Suite) -> list[tuple[str | None, int, int]]:
 
 
 def _planned(
-    entry: Entry, size: tuple[str | None, int, int], values: Mapping[str, Any], seed: int, protocol: Mapping[str, Any]
+    entry: Entry,
+    size: tuple[str | None, int, int],
+    values: Mapping[str, Any],
+    seed: int,
+    protocol: Mapping[str, Any],
+    unnamed: Mapping[str, Any] | None = None,
 ) -> Planned:
+    """One run. `unnamed`: further settings, which its name does not have."""
     target, width, depth = size
     name = parse_size(entry.model)[0]
     tree: dict[str, Any] = {table: dict(given) for table, given in protocol.items()}
     put(tree, "model.variant", name)
     put(tree, "model.options", dict(entry.options))
-    for key, value in values.items():
+    for key, value in {**values, **(unnamed or {})}.items():
         put(tree, key, value)
     put(tree, "train.seed", seed)
     chosen = from_dict(tree)
@@ -240,6 +260,42 @@ def _planned(
     return Planned(id, entry.label, what, seed, settings.train.lr, dict(values), settings, parameters, target)
 
 
+def _tried_first(
+    entry: Entry,
+    size: tuple[str | None, int, int],
+    tuned: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int],
+    protocol: Mapping[str, Any],
+    tokens: int,
+) -> list[list[tuple[Planned, ...]]]:
+    """Trials of each value on `tokens` bytes with the first seed, then one run of each seed with the best.
+
+    A value of an option makes another model, which is tuned for itself.
+    """
+    made = []
+    for given in _values({k: v for k, v in tuned.items() if k.startswith(OPTION)}):
+        values = list(_values({k: v for k, v in tuned.items() if k not in given}))
+        trials = [_trial(_planned(entry, size, given | v, seeds[0], protocol), tokens) for v in values]
+        first, *others = [_planned(entry, size, given, seed, protocol, values[0]) for seed in seeds]
+        if len(values) == 1:
+            made.append([(first,), *((other,) for other in others)])
+            continue
+        ids = tuple(trial.id for trial in trials)
+        finals = [dataclasses.replace(final, trials=ids) for final in (first, *others)]
+        made.append([(*trials, finals[0]), *((final,) for final in finals[1:])])
+    return made
+
+
+def _trial(planned: Planned, tokens: int) -> Planned:
+    """The run cut to `tokens` bytes, evaluated and saved at its end alone."""
+    settings = planned.settings
+    length = {"steps": settings_module.steps_for_tokens(tokens, settings), "minutes": None}
+    train = dataclasses.replace(settings.train, **length, save_every=0, eval_every=0)
+    settings = dataclasses.replace(settings, train=train)
+    settings_module.resolve(settings, "cpu", False)
+    return dataclasses.replace(planned, id=f"{planned.id}-trial", settings=settings)
+
+
 @functools.cache
 def _size(name: str, options: str, target: str | None, width: int, depth: int, tied: bool) -> tuple[int, int]:
     """Width and exact number of parameters."""
@@ -252,21 +308,3 @@ def _size(name: str, options: str, target: str | None, width: int, depth: int, t
 def _spelled(key: str, value: Any) -> str:
     """A tuned value in the name of a job: "lr0.001"."""
     return f"{key.rpartition('.')[2]}{value:g}" if isinstance(value, float) else f"{key.rpartition('.')[2]}{value}"
-
-
-def recipe(settings: Settings) -> str:
-    """Settings as the TOML of a recipe; what is not decided is left out."""
-    lines: list[str] = []
-    for table, values in settings.to_dict().items():
-        lines += [f"[{table}]", *(f"{k} = {_toml(v)}" for k, v in values.items() if v is not None), ""]
-    return "\n".join(lines)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value, ensure_ascii=False)

@@ -172,10 +172,10 @@ class Scheduler:
     # starting
 
     def _start_what_fits(self) -> None:
-        while self.queue:
-            job = self.queue[0]
+        while (job := self._next()) is not None:
             if cancel_file(job).exists():
-                self._cancel_waiting(self.queue.pop(0))
+                self.queue.remove(job)
+                self._cancel_waiting(job)
                 continue
             try:
                 slot = self.executor.slot(job)
@@ -186,7 +186,37 @@ class Scheduler:
             if slot is None:
                 self._say_waiting()
                 return
-            self._start(self.queue.pop(0), slot)
+            self.queue.remove(job)
+            if self._prepared(job, slot):
+                self._start(job, slot)
+
+    def _next(self) -> Job | None:
+        """The first job that need not wait for another. Those that wait for one that will not run stay as they are."""
+        under_way = {job.id for job in self.queue} | set(self.active)
+        for job in list(self.queue):
+            waits = [id for id in job.after if id in under_way]
+            if not waits and all(not self.states[id].unfinished for id in job.after):
+                return job
+            if not waits:
+                self.queue.remove(job)
+                self.observer.event(f"{job.id}: waits for {', '.join(job.after)}, of which not all have ended")
+        return None
+
+    def _prepared(self, job: Job, slot: Slot) -> bool:
+        """Whether a job has what it needs to start; if not, that is its end."""
+        if job.prepare is None:
+            return True
+        try:
+            job.prepare()
+        except ConfigError as error:
+            self.executor.release(slot)
+            state, moment = self.states[job.id], now()
+            state.status = CRASHED
+            state.attempts.append(Attempt(slot.host, slot.name, started=moment, ended=moment, cause=str(error)))
+            self._write(job)
+            self.observer.event(f"{job.id}: {CRASHED}: {error}")
+            return False
+        return True
 
     def _start(self, job: Job, slot: Slot) -> None:
         state = self.states[job.id]

@@ -9,6 +9,9 @@ models = ["mamba2", {model = "e99:wide", label = "wide", depth = 6, options = {e
 [tuned]                     # each value is run; the best of each model is compared
 "train.lr" = [3e-4, 1e-3]
 
+[tuning]                    # with it, each value is tried on so many bytes, and only the best goes the whole length
+tokens = 10_000_000
+
 [protocol.train]            # settings, as in a recipe
 batch_size = 32
 """
@@ -26,7 +29,7 @@ from elman_core.registry import ConfigError, did_you_mean, parse_size
 from elman_core.training.recipes import folders
 from elman_core.training.settings import TUNABLE, from_dict, known_keys
 
-KEYS = ("summary", "sizes", "depth", "seeds", "gpus", "models", "tuned", "protocol")
+KEYS = ("summary", "sizes", "depth", "seeds", "gpus", "models", "tuned", "tuning", "protocol")
 MODEL_KEYS = ("model", "label", "sizes", "depth", "options", "tuned")
 OPTION = "model.options."
 
@@ -50,7 +53,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite's file says. `gpus` of each run. `text` is the file."""
+    """What a suite's file says. `gpus` of each run. `text` is the file.
+
+    `tuning`: bytes on which each value of what is tuned is tried first; None: every value goes the whole length.
+    """
 
     name: str
     summary: str
@@ -61,6 +67,7 @@ class Suite:
     tuned: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
     gpus: int = 1
+    tuning: int | None = None
     text: str = ""
 
 
@@ -116,6 +123,7 @@ def read_suite(path: Path) -> Suite:
         tuned=_tuned(tree.get("tuned", {}), where),
         protocol=protocol,
         gpus=_positive(tree, "gpus", "GPUs of each run", where) or 1,
+        tuning=_tuning(tree, models, where),
         text=text,
     )
 
@@ -167,6 +175,19 @@ def _tuned(tree: Any, where: str) -> dict[str, tuple[Any, ...]]:
         if not found[key]:
             raise ConfigError(f"{where}tuned: {key} has no values")
     return found
+
+
+def _tuning(tree: Mapping[str, Any], models: Sequence[Entry], where: str) -> int | None:
+    table = _typed(tree, "tuning", dict, "a table", where, {})
+    if "tuning" not in tree:
+        return None
+    _check_keys(table, ("tokens",), f"{where}tuning: ")
+    tokens = _positive(table, "tokens", "bytes of each trial", f"{where}tuning: ")
+    if tokens is None:
+        raise ConfigError(f"{where}tuning: it has no tokens, the bytes of each trial")
+    if not tree.get("tuned") and not any(entry.tuned for entry in models):
+        raise ConfigError(f"{where}tuning: nothing is tuned: give a table tuned")
+    return tokens
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
