@@ -1,14 +1,15 @@
 """Speed of training on 1, 2 and 4 GPUs of one machine, the batch growing with them: tok/s, efficiency, memory.
 
     python benchmarks/scaling.py [--out benchmarks/results/scaling.json] [--gpus 1,2,4] [--models e1@1280x6,…] [--rows 32]
-        [--length 512] [--steps 60] [--kinds auto,eager,fsdp] [--device cuda]
+        [--length 512] [--steps 60] [--kinds auto,eager,fsdp] [--together] [--device cuda]
 
 Each measurement is `elman train` under `torchrun` in processes of its own, on random bytes, with nothing left out: reading,
 forward, backward, sums over the ranks, clipping, AdamW, metrics. tok/s: the median over the steps after the first third, of all
 ranks together. Efficiency: tok/s over that of one GPU times the number of GPUs; the one GPU runs as `elman train` does by
 default, which is a captured step. Kinds: auto, the whole step with its sums over the ranks as one CUDA graph, where nothing
 stands against it; eager, gradients summed while the backward runs; fsdp, weights shared out. What fails has its last line in
-the table. The file is written after every row.
+the table. The file is written after every row. --together measures the models on one GPU at the same time, each on a GPU of its
+own, and says so in the file. --add keeps the rows that the file has already.
 
 On CPUs (--device cpu, gloo) it shows that it runs, and no speed.
 """
@@ -16,17 +17,21 @@ On CPUs (--device cpu, gloo) it shows that it runs, and no speed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 MODELS = "e1@1280x6,e42@1536x6,e88:h32n16@1536x20"
 KINDS = {
@@ -53,33 +58,50 @@ def command(model: str, gpus: int, kind: str, text: Path, run: Path, asked: argp
     return [*launcher, *words, *(w for s in sets for w in ("--set", s))]
 
 
-def measure(model: str, gpus: int, kind: str, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One row: the figures, or the reason for which there are none."""
+def run(words: list[str], environment: dict[str, str], limit: float) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, or end it and every process that it started.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than `limit` seconds.
+    """
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        out, err = process.communicate(timeout=limit)
+    except BaseException:
+        # Ranks that wait inside NCCL for each other hear nothing else, and torchrun gives each a session of its own.
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def measure(
+    model: str, gpus: int, kind: str, asked: argparse.Namespace, folder: Path, device: int | None = None
+) -> dict[str, Any]:
+    """One row: the figures, or the reason for which there are none. `device`: the one GPU that is visible."""
     row: dict[str, Any] = {
         "model": model,
         "gpus": gpus,
         "kind": kind if gpus > 1 else "one",
         "rows_per_gpu": asked.rows,
     }
-    run = folder / f"{model.replace(':', '_')}-{gpus}-{kind}"
+    into = folder / f"{model.replace(':', '_')}-{gpus}-{kind}"
     text = folder / "text"
     environment = {**os.environ, "ELMAN_RANK_TIMEOUT": os.environ.get("ELMAN_RANK_TIMEOUT", "120")}
+    if device is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = _visible(device)
     try:
-        done = subprocess.run(
-            command(model, gpus, kind, text, run, asked),
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=asked.limit,
-        )
+        done = run(command(model, gpus, kind, text, into, asked), environment, asked.limit)
     except subprocess.TimeoutExpired:
         return {**row, "reason": f"not done after {asked.limit} s"}
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith("elman:")] or done.stderr.splitlines()
         return {**row, "reason": said[-1] if said else f"exit code {done.returncode}"}
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (into / "metrics.jsonl").read_text().splitlines()]
     speeds = [s["tok_s"] for s in steps if s["kind"] == "step"][asked.steps // 3 :]
-    manifest = json.loads((run / "manifest.json").read_text())
+    manifest = json.loads((into / "manifest.json").read_text())
     low, middle, high = np.percentile(speeds, [10, 50, 90])
     return {
         **row,
@@ -93,6 +115,24 @@ def measure(model: str, gpus: int, kind: str, asked: argparse.Namespace, folder:
         "versions": manifest["versions"],
         "git_commit": manifest["git_commit"],
     }
+
+
+def _visible(device: int) -> str:
+    """One of the GPUs that this process sees."""
+    seen = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
+    return seen[device] if seen else str(device)
+
+
+def together(models: list[str], asked: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """The rows of one GPU, measured at the same time, on as many GPUs as there are models or GPUs."""
+    import torch
+
+    count = max(1, torch.cuda.device_count())
+    for first in range(0, len(models), count):
+        some = models[first : first + count]
+        with ThreadPoolExecutor(len(some)) as pool:
+            jobs = [pool.submit(measure, m, 1, "one", asked, folder, i) for i, m in enumerate(some)]
+            yield from ({**job.result(), "beside": len(some) - 1} for job in jobs)
 
 
 def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -122,6 +162,33 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def measured(asked: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """Every row that was asked for: model by model, or with --together those of one GPU first."""
+    models, counts, kinds = asked.models.split(","), [int(g) for g in asked.gpus.split(",")], asked.kinds.split(",")
+    if asked.together and 1 in counts:
+        yield from together(models, asked, folder)
+        counts.remove(1)
+    for model in models:
+        for gpus in counts:
+            for kind in kinds if gpus > 1 else ["one"]:
+                yield measure(model, gpus, kind, asked, folder)
+
+
+def write(rows: list[dict[str, Any]], asked: argparse.Namespace) -> None:
+    """The file."""
+    result = {
+        "what": "training speed on several GPUs of one machine",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "length": asked.length,
+        "steps": asked.steps,
+        "target_on_four": TARGET,
+        "rows": rows,
+    }
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/scaling.json"))
@@ -133,29 +200,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--limit", type=int, default=600, help="seconds for one measurement")
+    parser.add_argument("--together", action="store_true", help="on one GPU all models at the same time")
+    parser.add_argument("--add", action="store_true", help="keep the rows that the file has")
     asked = parser.parse_args(argv)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = json.loads(asked.out.read_text())["rows"] if asked.add and asked.out.exists() else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        np.random.default_rng(0).integers(
-            0, 256, 64 * 2**20 if asked.device == "cuda" else 2**20, dtype=np.uint8
-        ).tofile(folder / "text")
-        for model in asked.models.split(","):
-            for gpus in map(int, asked.gpus.split(",")):
-                for kind in asked.kinds.split(",") if gpus > 1 else ["one"]:
-                    rows = with_efficiency([*rows, measure(model, gpus, kind, asked, folder)])
-                    result = {
-                        "what": "training speed on several GPUs of one machine",
-                        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                        "host": platform.node(),
-                        "length": asked.length,
-                        "steps": asked.steps,
-                        "target_on_four": TARGET,
-                        "rows": rows,
-                    }
-                    asked.out.parent.mkdir(parents=True, exist_ok=True)
-                    asked.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-                    print(table(rows[-1:]).splitlines()[-1], flush=True)
+        size = 64 * 2**20 if asked.device == "cuda" else 2**20
+        np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8).tofile(folder / "text")
+        for row in measured(asked, folder):
+            rows = with_efficiency([*rows, row])
+            write(rows, asked)
+            print(table(rows[-1:]).splitlines()[-1], flush=True)
     print(table(rows))
 
 

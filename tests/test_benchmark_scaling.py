@@ -3,9 +3,14 @@
 import argparse
 import importlib.util
 import itertools
+import json
+import os
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 
 from elman_core.cli.train import read_settings
 
@@ -45,3 +50,36 @@ def test_efficiency_is_relative_to_one_gpu_and_a_failure_keeps_its_reason(scalin
     table = scaling.table(made)
     assert "95.0%" in table
     assert "out of memory" in table
+
+
+def test_what_takes_too_long_is_ended_with_everything_that_it_started(scaling, tmp_path):
+    """A launcher that is killed alone leaves its ranks on the GPUs."""
+    pids = tmp_path / "pids"
+    shell = f"sleep 60 & echo $! > {pids}; wait"
+    with pytest.raises(subprocess.TimeoutExpired):
+        scaling.run(["sh", "-c", shell], dict(os.environ), 1)
+    assert not psutil.pid_exists(int(pids.read_text())) or psutil.Process(int(pids.read_text())).status() == "zombie"
+
+
+def test_rows_of_one_gpu_can_be_measured_together_each_on_its_own(scaling, tmp_path, monkeypatch):
+    seen = []
+
+    def measure(model, gpus, kind, asked, folder, device=None):
+        seen.append((model, gpus, kind, device))
+        return {"model": model, "gpus": gpus, "kind": kind, "tok_s": 100 * gpus, "memory_gib": 1.0}
+
+    monkeypatch.setattr(scaling, "measure", measure)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    out = tmp_path / "out.json"
+    words = ["--models", "a,b,c", "--gpus", "1,4", "--kinds", "auto", "--device", "cpu", "--out", str(out), "--together"]
+    scaling.main(words)
+    rows = json.loads(out.read_text())["rows"]
+    assert [(r["model"], r["gpus"], r.get("beside")) for r in rows] == [
+        ("a", 1, 1), ("b", 1, 1), ("c", 1, 0), ("a", 4, None), ("b", 4, None), ("c", 4, None),
+    ]  # fmt: skip
+    assert sorted(device for _, gpus, _, device in seen if gpus == 1) == [0, 0, 1]
+    assert rows[-1]["times_one"] == 4.0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    assert scaling._visible(1) == "GPU-b"
+    scaling.main(["--models", "a", "--gpus", "2", "--device", "cpu", "--out", str(out), "--add"])
+    assert [r["gpus"] for r in json.loads(out.read_text())["rows"]] == [1, 1, 1, 4, 4, 4, 2, 2]

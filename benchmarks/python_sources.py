@@ -1,0 +1,86 @@
+"""A text of 100 MB or more from the Python sources that are installed here, the same bytes wherever the same files are installed.
+
+    python benchmarks/python_sources.py FILE [--least 100_000_000] [--from FOLDER ...]
+
+Every .py file of the standard library and of the installed packages: each text once, in the order of the SHA-256 of its bytes, so
+that neither paths nor file systems matter and every part of the file holds something of every package; each ended by 0x1e. What is
+not UTF-8, is empty or holds a 0x1e itself is left out. FILE.json says what came out: bytes, SHA-256, number of files, folders.
+Prints the same as one line of JSON. Leaves with 1 if it is less than --least bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+SEPARATOR = b"\x1e"
+
+
+def folders() -> list[Path]:
+    """The standard library, and every folder of packages that this Python imports from."""
+    paths = sysconfig.get_paths()
+    found = [Path(paths[name]) for name in ("stdlib", "purelib", "platlib")]
+    found += [Path(p) for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
+    return list(dict.fromkeys(p.resolve() for p in found if p.is_dir()))
+
+
+def sources(where: Iterable[Path]) -> Iterator[bytes]:
+    """The bytes of every Python source below the folders. A file below two of them comes twice."""
+    for folder in where:
+        for home, _, names in os.walk(folder):
+            for name in names:
+                if name.endswith(".py"):
+                    try:
+                        text = Path(home, name).read_bytes()
+                        text.decode("utf-8")
+                    except (OSError, UnicodeDecodeError):  # unreadable, or not text: not part of what is described above
+                        continue
+                    if text and SEPARATOR not in text:
+                        yield text
+
+
+def write(file: Path, where: Sequence[Path]) -> dict[str, Any]:
+    """Write the text and FILE.json; returns what that says."""
+    texts = {hashlib.sha256(text).digest(): text for text in sources(where)}
+    whole = hashlib.sha256()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as out:
+        for digest in sorted(texts):
+            out.write(texts[digest] + SEPARATOR)
+            whole.update(texts[digest] + SEPARATOR)
+    facts = {
+        "bytes": file.stat().st_size,
+        "sha256": whole.hexdigest(),
+        "files": len(texts),
+        "python": platform.python_version(),
+        "folders": [folder.name for folder in where],
+        "order": "SHA-256 of each file's bytes; each text once, ended by 0x1e",
+    }
+    file.with_name(f"{file.name}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return facts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--least", type=int, default=100_000_000, help="bytes")
+    parser.add_argument("--from", dest="where", type=Path, action="append", help="instead of this Python's folders")
+    given = parser.parse_args(argv)
+    facts = write(given.file, given.where or folders())
+    print(json.dumps(facts))
+    if facts["bytes"] < given.least:
+        print(f"{facts['bytes']:,} bytes are less than {given.least:,}: install more packages", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
