@@ -1,6 +1,7 @@
 """Compile every candidate of every autotuned Triton kernel of some models with all cores, and then choose among them.
 
     python benchmarks/fill_triton_cache.py gdn@640x15 mamba2@640x19 [--workers 16] [--rows 64] [--length 512] [--limit 120]
+        [--no-choice]
 
 A library that tunes its kernels compiles some hundred candidates in a row when a model is first trained, which takes minutes.
 Here each of the --workers processes of a model compiles its share of every kernel's candidates into Triton's cache (all of them
@@ -105,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=16, help="of each model")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--no-choice", action="store_true", help="compile only")
     parser.add_argument("--limit", type=float, default=120, help="seconds for all of it")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--choose", action="store_true", help=argparse.SUPPRESS)
@@ -120,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, why in finish(workers, limit).items():
         print(f"{name}: {why}", flush=True)
     print(f"compiled by {len(workers)} processes in {time.monotonic() - began:.0f} s", flush=True)
-    failed = {}
-    for model in given.models:
+    failed: dict[str, str] = {}
+    for model in [] if given.no_choice else given.models:
         before = time.monotonic()
         failed |= finish({model: start(model, given, None)}, limit)
         print(f"{model}: chosen in {time.monotonic() - before:.0f} s {failed.get(model, '')}", flush=True)

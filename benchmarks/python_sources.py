@@ -1,11 +1,11 @@
-"""A text of 100 MB or more from the Python sources that are installed here, the same bytes wherever the same files are installed.
+"""A text of 100 MB or more from the Python sources that are installed here: the same bytes wherever the same files are.
 
     python benchmarks/python_sources.py FILE [--least 100_000_000] [--from FOLDER ...]
 
-Every .py file of the standard library and of the installed packages: each text once, in the order of the SHA-256 of its bytes, so
-that neither paths nor file systems matter and every part of the file holds something of every package; each ended by 0x1e. What is
-not UTF-8, is empty or holds a 0x1e itself is left out. FILE.json says what came out: bytes, SHA-256, number of files, folders.
-Prints the same as one line of JSON. Leaves with 1 if it is less than --least bytes.
+Every .py file of the standard library and of the installed packages: each text once, in the order of the SHA-256 of its bytes,
+so that neither paths nor file systems matter and every part of the file holds something of every package; each ended by 0x1e.
+What is not UTF-8, is empty or holds a 0x1e itself is left out. FILE.json says what came out: bytes, SHA-256, number of files,
+folders. Prints the same as one line of JSON. Leaves with 1 if it is less than --least bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def sources(where: Iterable[Path]) -> Iterator[bytes]:
                     try:
                         text = Path(home, name).read_bytes()
                         text.decode("utf-8")
-                    except (OSError, UnicodeDecodeError):  # unreadable, or not text: not part of what is described above
+                    except (
+                        OSError,
+                        UnicodeDecodeError,
+                    ):  # unreadable, or not text: not part of what is described above
                         continue
                     if text and SEPARATOR not in text:
                         yield text

@@ -10,8 +10,8 @@
 * asks the driver each second which processes compute on which GPU, and reads the states of the jobs.
 
 Then it checks what was seen, prints a line for each check, and leaves with 1 unless all hold. In FOLDER: suite/, the suite's
-folder; live.log, what the terminal showed; samples.jsonl, what each second said; status.log, what `elman jobs status` said every
-ten seconds; check.json, the checks with what they rest on.
+folder; live.log, what the terminal showed; samples.jsonl, what each second said; status.log, what `elman jobs status` said
+every ten seconds; check.json, the checks with what they rest on.
 """
 
 from __future__ import annotations
@@ -263,8 +263,13 @@ def checks(seen: Watch, folder: Path, code: int | None) -> dict[str, tuple[bool,
     there = [s for s in seen.samples if planted["pid"] in [p for p, _, _ in s["gpus"][planted["uuid"]]]]
     beside = {jobs[s] for one in there for _, s, _ in one["gpus"][planted["uuid"]] if s in jobs}
     crowd = crowded(seen.samples, jobs)
-    alone = {id for s in seen.samples for on_it in s["gpus"].values() for _, session, _ in on_it if (id := jobs.get(session))}
-    busiest = max((len({jobs[s] for on in one["gpus"].values() for _, s, _ in on if s in jobs}) for one in seen.samples), default=0)
+    alone = {
+        id for s in seen.samples for on_it in s["gpus"].values() for _, session, _ in on_it if (id := jobs.get(session))
+    }
+    busiest = max(
+        (len({jobs[s] for on in one["gpus"].values() for _, s, _ in on if s in jobs}) for one in seen.samples),
+        default=0,
+    )
     return {
         "every run is ok": (
             code == 0 and bool(states) and all(state.ok for state in states.values()),

@@ -71,7 +71,19 @@ def test_rows_of_one_gpu_can_be_measured_together_each_on_its_own(scaling, tmp_p
     monkeypatch.setattr(scaling, "measure", measure)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     out = tmp_path / "out.json"
-    words = ["--models", "a,b,c", "--gpus", "1,4", "--kinds", "auto", "--device", "cpu", "--out", str(out), "--together"]
+    words = [
+        "--models",
+        "a,b,c",
+        "--gpus",
+        "1,4",
+        "--kinds",
+        "auto",
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+        "--together",
+    ]
     scaling.main(words)
     rows = json.loads(out.read_text())["rows"]
     assert [(r["model"], r["gpus"], r.get("beside")) for r in rows] == [

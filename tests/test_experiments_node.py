@@ -20,9 +20,9 @@ from elman_core.data import ByteFile
 from elman_core.experiments import on_ray, ray_attempt
 from elman_core.experiments.job import LOST, Ending, Job, Slot
 from elman_core.experiments.on_ray import RayExecutor, connect
-from elman_core.experiments.recipe import recipe
 from elman_core.experiments.ray_attempt import RayAttempt, text_of
 from elman_core.experiments.ray_node import RayNode, Text, differences, sent_text, software
+from elman_core.experiments.recipe import recipe
 from elman_core.registry import ConfigError, DataError
 
 

@@ -200,7 +200,16 @@ def test_a_recipe_says_the_settings_and_nothing_less(tmp_path):
 
 def test_shipped_suites_are_those_that_are_promised_and_can_be_read():
     found = {name: read_suite(path) for name, path in shipped().items()}
-    assert set(found) >= {"e88_nstate", "e88_heads", "e88_vs_baselines", "baselines", "100m-10min", "50m", "100mb", "quick"}
+    assert set(found) >= {
+        "e88_nstate",
+        "e88_heads",
+        "e88_vs_baselines",
+        "baselines",
+        "100m-10min",
+        "50m",
+        "100mb",
+        "quick",
+    }
     for name, one in found.items():
         assert one.summary, name
         text = find_suite(name).read_text()

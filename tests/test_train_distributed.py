@@ -135,6 +135,35 @@ def test_two_gpus_train_as_one(sets, precision, launch, text, tmp_path):
     assert manifest(tmp_path / "2")["parallel"]["backend"] == "nccl"
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize(
+    "sets",
+    [("train.precision=fp32",), ("train.precision=bf16", "train.launch=eager")],
+    ids=["graph-fp32", "eager-bf16"],
+)
+def test_a_killed_rank_on_gpus_ends_all_and_the_run_goes_on(sets, launch, text, tmp_path):
+    """NCCL says nothing of a rank that is gone, and a collective operation in a graph waits for ever: it is noticed."""
+    run = tmp_path / "run"
+    shape = ("model.hidden_size=256", "train.batch_size=32", "train.chunk_size=128", "train.device=cuda")
+    asked = words(text, run, *shape, "train.steps=600", "train.save_every=50", "train.eval_every=0", *sets)
+    launch.start(2, asked, ELMAN_RANK_TIMEOUT="15")
+    until = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists() or len(metrics(run)) < 100:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(launch.pids[1], signal.SIGKILL)
+    ended = launch.wait()
+    assert time.monotonic() < until
+    assert ended.codes == [1, -9], ended.err
+    assert "a rank has ended or" in ended.err[0]
+    assert manifest(run)["status"] == "crashed"
+    assert manifest(run)["step"]["mode"] == ("eager" if "train.launch=eager" in sets else "graph")
+    assert launch.run(2, ["resume", run]).codes == [0, 0]
+    assert sorted(losses(run)) == list(range(1, 601))
+    assert manifest(run)["resumed"][0]["at_step"] >= 50
+
+
 def test_gradients_summed_after_the_backward_are_those_summed_during_it(launch, text, tmp_path):
     """What a captured step does."""
     prelude = "import elman_core.training.parallel as p; p.BUCKET = 1000; p.Replicated = p.Summed"
@@ -181,6 +210,26 @@ def test_a_captured_step_of_several_ranks_is_the_eager_one_and_hears_signals(set
     eager, captured = losses(tmp_path / "eager"), losses(tmp_path / "captured")
     assert list(captured) == list(range(1, 10))
     assert all(captured[step] == eager[step] for step in captured)
+
+
+def test_a_rank_whose_step_cannot_be_recorded_goes_on_beside_one_that_replays(launch, text, tmp_path):
+    """Recorded or not, a step calls the same sums in the same order: what fails on one rank alone leaves nobody waiting."""
+    refuse = """
+def refuse(run, generators=()):
+    raise RuntimeError("no graph today")
+if RANK == 1:
+    recorder.record = refuse
+loop.make_step = lambda step, mode: capture.CapturedStep(step, recorder, required=False)
+"""
+    plain = "import elman_core.training.parallel as p; p.BUCKET = 1000; p.Replicated = p.Summed"
+    captured = CAPTURED.replace("assert recorder.replays", "assert RANK or recorder.replays") + refuse
+    for name, prelude, codes in (("eager", plain, [0, 0]), ("mixed", captured, [143, 143])):
+        ended = launch.run(2, words(text, tmp_path / name, *SHORT), prelude)
+        assert ended.codes == codes, ended.err
+    assert "not captured as a CUDA graph, and runs eager: no graph today" in ended.err[1]
+    eager, mixed = losses(tmp_path / "eager"), losses(tmp_path / "mixed")
+    assert list(mixed) == list(range(1, 10))
+    assert all(mixed[step] == eager[step] for step in mixed)
 
 
 def test_a_step_of_several_gpus_is_captured_unless_the_weights_are_shared_out(text):

@@ -15,9 +15,9 @@ from elman_core.registry import CheckpointError, ConfigError
 from elman_core.training.settings import TUNABLE, from_dict
 from elman_core.training.storage import storage_errors, write_json, write_text
 
+from . import tuning
 from .job import Job, now, read_state
 from .locks import Lock, lock_soon
-from . import tuning
 from .plan import Plan
 from .recipe import recipe
 from .suite import Suite, flat

@@ -272,7 +272,7 @@ def _tried_first(
 
     A value of an option makes another model, which is tuned for itself.
     """
-    made = []
+    made: list[list[tuple[Planned, ...]]] = []
     for given in _values({k: v for k, v in tuned.items() if k.startswith(OPTION)}):
         values = list(_values({k: v for k, v in tuned.items() if k not in given}))
         trials = [_trial(_planned(entry, size, given | v, seeds[0], protocol), tokens) for v in values]
@@ -289,8 +289,8 @@ def _tried_first(
 def _trial(planned: Planned, tokens: int) -> Planned:
     """The run cut to `tokens` bytes, evaluated and saved at its end alone."""
     settings = planned.settings
-    length = {"steps": settings_module.steps_for_tokens(tokens, settings), "minutes": None}
-    train = dataclasses.replace(settings.train, **length, save_every=0, eval_every=0)
+    steps = settings_module.steps_for_tokens(tokens, settings)
+    train = dataclasses.replace(settings.train, steps=steps, minutes=None, save_every=0, eval_every=0)
     settings = dataclasses.replace(settings, train=train)
     settings_module.resolve(settings, "cpu", False)
     return dataclasses.replace(planned, id=f"{planned.id}-trial", settings=settings)
