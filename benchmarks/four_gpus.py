@@ -213,11 +213,11 @@ def comparison(call: Call, given: argparse.Namespace) -> Child:
 
 
 def all_begun(folder: Path) -> bool:
-    """Whether every run of a suite has begun."""
+    """Whether every run of a suite has begun, and none waits to be begun again: it would wait for what is started now."""
     from suite_watch import states_of
 
     states = states_of(folder)
-    return bool(states) and all(state.attempts for state in states.values())
+    return bool(states) and all(state.status == "running" or not state.unfinished for state in states.values())
 
 
 def run(call: Call, given: argparse.Namespace, parts: Sequence[str]) -> None:
@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=60, help="of each measurement of scaling")
     parser.add_argument("--tuning", type=int, help="bytes of each trial of the comparison; by default the suite's")
     parser.add_argument("--triton", default="gdn@640x8,mamba2@640x10", help="models whose kernels are compiled ahead")
-    parser.add_argument("--workers", type=int, default=20, help="processes that compile, for each of them")
+    parser.add_argument("--workers", type=int, default=12, help="processes that compile, for each of them")
     parser.add_argument("--pack", type=Path, help="a .tar.gz of everything but weights")
     parser.add_argument("--list", action="store_true", help="say what would run, and for how long at most")
     given = parser.parse_args(argv)

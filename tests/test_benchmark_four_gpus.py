@@ -252,6 +252,14 @@ def test_the_parts_run_what_a_user_could_type(tmp_path, monkeypatch):
     assert started[-1][1][-2:] == ["--tuning", "5"]
 
 
+def test_the_comparison_begins_when_no_run_of_the_suite_waits(folder):
+    assert four.all_begun(folder)
+    for status, begun in (("running", True), ("diverged@3", True), ("killed", False), ("waiting", False)):
+        write_state(folder / "jobs/a.json", State("a", status))
+        assert four.all_begun(folder) == begun, status
+    assert not four.all_begun(folder / "nowhere")
+
+
 # the page
 
 
