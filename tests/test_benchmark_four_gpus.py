@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,37 @@ def test_every_candidate_is_somebodys_and_nobody_has_none():
         shares = [filling.share(list(range(count)), worker, 16) for worker in range(16)]
         assert {c for some in shares for c in some} == set(range(count))
         assert all(shares)
+
+
+class Autotuner:
+    """What `triton.runtime.autotuner.Autotuner` does with one candidate: runs it."""
+
+    def __init__(self, configs):
+        self.configs, self.ran = configs, []
+
+    def run(self, limit):
+        assert len(self.configs) == 1, "with several it would time them"
+        self.ran += self.configs
+        if self.configs[0] > limit:
+            raise RuntimeError("out of shared memory")
+        return self.configs[0]
+
+
+def test_a_worker_runs_its_share_and_another_candidate_only_where_its_own_cannot_run(monkeypatch):
+    module = types.SimpleNamespace(Autotuner=type("Copy", (Autotuner,), {"run": Autotuner.run}))
+    monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    monkeypatch.setitem(sys.modules, "triton.runtime", types.SimpleNamespace(autotuner=module))
+    filling.compile_a_share(1, 3)
+    tuner = module.Autotuner([0, 1, 2, 3, 4, 5])
+    assert tuner.run(9) == 4
+    assert tuner.ran == [1, 4]
+    tuner.run(9)
+    assert tuner.ran == [1, 4, 1, 4], "the next call has the same share"
+    tuner = module.Autotuner([0, 1, 2, 3, 4, 5])
+    assert tuner.run(0) == 0
+    assert tuner.ran == [1, 4, 0], "what follows needs some result"
+    with pytest.raises(RuntimeError, match="shared memory"):
+        module.Autotuner([1, 2]).run(0)
 
 
 # the checks
