@@ -162,3 +162,25 @@ def test_targets_and_rates_are_summed_up(day: ModuleType) -> None:
     decoded = [{"samples": 1, "how": "graph", "bytes_s": 5_100}, {"samples": 1, "how": "generate", "reason": "no"}]
     assert day.rates({"rows": decoded}, "") == "bytes/s 1 graph: 5,100, 1 generate: no"
     assert day.targets(None, "it failed") == day.rates(None, "it failed") == "it failed"
+
+
+def test_verifications_are_summed_up_by_the_case_closest_to_its_limit(tmp_path: Path) -> None:
+    verified = load("verified")
+    row = {"dtype": "float32", "tensor": "y", "error": 1e-7, "reference": 5e-8, "limit": 1e-6, "case": "T=1"}
+    rows = [{**row, "ratio": 0.1}, {**row, "ratio": 0.4, "case": "T=7"}]
+    report = {"name": "e1", "cases": 2, "rows": rows, "faults": [], "passed": True}
+    (tmp_path / "summary.json").write_text(json.dumps({"gpu": "a GPU", "torch": "2.11"}))
+    log = tmp_path / "verify-e1-fp32.log"
+    log.write_text("a warning\n" + json.dumps([report], indent=1))
+    out = tmp_path / "table.md"
+    given = [str(tmp_path), "--out", str(out), "--commit", "abc"]
+    assert verified.main(given) == 0
+    assert "a GPU, torch 2.11, commit abc. e1 2 cases." in out.read_text()
+    assert "| e1 | float32 | y | 1.0e-07 | 5.0e-08 | 1.0e-06 | 0.40 | T=7 |" in out.read_text()
+    log.write_text(json.dumps([{**report, "faults": ["T=7: y is not finite"], "passed": False}], indent=1))
+    assert verified.main(given) == 1
+    assert "e1 2 cases FAILED" in out.read_text()
+    assert "**T=7: y is not finite**" in out.read_text()
+    log.write_text("no GPU here")
+    with pytest.raises(ValueError, match="no GPU here"):
+        verified.main(given)
