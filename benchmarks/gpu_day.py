@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -27,6 +26,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from verified import reports
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -71,16 +72,13 @@ def last_line(_result: Any, log: str) -> str:
 
 
 def verified(_result: Any, log: str) -> str:
-    """`elman verify --json` prints its reports: cases and the worst error / limit of each kernel."""
-    start = re.search(r"^\[", log, re.MULTILINE)  # warnings may stand before it
+    """Cases and the worst error / limit of each kernel that `elman verify --json` reported."""
     try:
-        reports = json.JSONDecoder().raw_decode(log[start.start() :])[0] if start else []
+        found = reports(log)
     except ValueError:
-        reports = []
-    if not reports:
         return last_line(None, log)
     words = []
-    for report in reports:
+    for report in found:
         bad = len(report["faults"]) + sum(not row["passed"] for row in report["rows"])
         worst = max((row["ratio"] for row in report["rows"]), default=0.0)
         words.append(f"{report['name']} {report['cases']} cases, worst {worst:.2f}{f', {bad} WRONG' if bad else ''}")
