@@ -18,7 +18,7 @@ CORE = ROOT / "elman_core"
 MAY_IMPORT = {
     "registry": set(),
     "kernels": {"registry"},
-    "nn": {"registry"},
+    "nn": {"registry", "kernels"},  # linear maps of few rows
     "model": {"registry", "kernels", "nn"},
     "data": {"registry", "kernels", "nn", "model"},
     "generation": {"registry", "kernels", "nn", "model"},

@@ -1,4 +1,4 @@
-"""Layers that several variants share. Public: plugins may import it. It needs torch and the registry, nothing else.
+"""Layers that several variants share. Public: plugins may import it. It needs torch, the registry and kernels, nothing else.
 
 Shapes: B batch, T time, D model width, I inner width, C channels, K convolution width. Time-major tensors are `_TB…`.
 """
@@ -16,12 +16,14 @@ from .functional import (
     without_autocast,
 )
 from .init import mamba_decay_, orthogonal_, s4d_, xavier_uniform_
+from .linear import few_rows_linear, is_bare, linear, linears
 from .norm import RMSNorm
 from .spectral import SpectralNorm, scaled_once
 from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
     "CausalConv", "RMSNorm", "SpectralNorm", "WrapperConfig", "WrapperMixer", "add_rms_norm", "compute_dtype",
-    "full_precision", "l2_normalize", "linear_cross_entropy", "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_",
-    "scaled_once", "self_gate", "time_major", "without_autocast", "xavier_uniform_",
+    "few_rows_linear", "full_precision", "is_bare", "l2_normalize", "linear", "linear_cross_entropy", "linears",
+    "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_", "scaled_once", "self_gate", "time_major",
+    "without_autocast", "xavier_uniform_",
 ]  # fmt: skip

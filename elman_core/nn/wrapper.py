@@ -14,6 +14,7 @@ from elman_core.registry import ConfigError, Mixer, State, StateSpec, option
 from .conv import CausalConv
 from .functional import compute_dtype, time_major
 from .init import xavier_uniform_
+from .linear import few_rows_linear, linear
 
 
 @dataclass(frozen=True)
@@ -93,15 +94,21 @@ class WrapperMixer(Mixer):
 
     def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
         mask_TB = None if mask_BT is None else time_major(mask_BT)
-        u_TBI = self.in_proj(time_major(x_BTD))
+        x_TBD, silu = time_major(x_BTD), self.pre_silu
+        activated = self.inner if silu and self.conv is None else 0
+        u_TBI = few_rows_linear(self.in_proj, x_TBD, activated)
+        if u_TBI is None:
+            u_TBI = self.in_proj(x_TBD)
+        elif activated:
+            silu = False  # it is done
         z_TBI = None
         if self.gated:
             u_TBI, z_TBI = u_TBI.chunk(2, dim=-1)
         new_state: State = {}
         if self.conv is not None:
             u_TBI, new_state["conv"] = self.conv(u_TBI, None if state is None else state["conv"], mask_TB)
-        y_TBI, cell_state = self.cell(F.silu(u_TBI) if self.pre_silu else u_TBI, z_TBI, state, mask_TB)
-        out_TBD = self.out_proj(self.dropout(y_TBI))
+        y_TBI, cell_state = self.cell(F.silu(u_TBI) if silu else u_TBI, z_TBI, state, mask_TB)
+        out_TBD = linear(self.out_proj, self.dropout(y_TBI))
         return out_TBD.transpose(0, 1), {**new_state, **cell_state}
 
     def vector(self, state: State | None, name: str, x_TBI: Tensor) -> Tensor:

@@ -30,6 +30,9 @@ struct Dim3 {
 struct uint4 {
   unsigned x, y, z, w;
 };
+struct float4 {
+  float x, y, z, w;
+};
 struct float2 {
   float x, y;
 };

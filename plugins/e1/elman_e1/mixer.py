@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from elman_core import State, option
-from elman_core.nn import SpectralNorm, WrapperConfig, WrapperMixer, orthogonal_, s4d_, xavier_uniform_
+from elman_core.nn import SpectralNorm, WrapperConfig, WrapperMixer, is_bare, orthogonal_, s4d_, xavier_uniform_
 
-from .op import dense, e1
+from .op import dense, e1, one_step
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,11 @@ class E1Mixer(WrapperMixer):
     ) -> tuple[Tensor, State]:
         assert z_TBI is not None
         w_h = self.w_h if self.spectral is None else self.spectral(self.w_h)
-        y_TBI, h_BI = e1(self.w_x(x_TBI), z_TBI, w_h, self.vector(state, "h", x_TBI), mask_TB)
+        h_BI, w_x = self.vector(state, "h", x_TBI), self.w_x
+        if is_bare(w_x) and one_step.takes(x_TBI, w_h, mask_TB):  # decoding: one launch
+            y_TBI, h_BI = one_step(x_TBI, w_x.weight, w_x.bias, z_TBI, w_h, h_BI)
+        else:
+            y_TBI, h_BI = e1(w_x(x_TBI), z_TBI, w_h, h_BI, mask_TB)
         return y_TBI, {"h": h_BI}
 
     def backend(self) -> str:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels import DenseKernel
+from elman_core.kernels import DenseKernel, Step
 
 from .reference import e1_reference
 
@@ -21,6 +21,7 @@ dense = DenseKernel(
     readout=lambda h, _h, z: h * F.silu(z),
     extras=("z",),
 )
+one_step = Step(dense)
 
 
 def e1(

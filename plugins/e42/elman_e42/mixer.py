@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core import State, option
 from elman_core.nn import SpectralNorm, WrapperConfig, WrapperMixer, orthogonal_, s4d_, xavier_uniform_
 
-from .op import dense, e42
+from .op import dense, e42_projected
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class E42Mixer(WrapperMixer):
         self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, mask_TB: Tensor | None
     ) -> tuple[Tensor, State]:
         w = self.w if self.spectral is None else self.spectral(self.w)
-        y_TBI, h_BI = e42(F.linear(x_TBI, w, self.b), w, self.vector(state, "h", x_TBI), mask_TB)
+        y_TBI, h_BI = e42_projected(x_TBI, w, self.b, self.vector(state, "h", x_TBI), mask_TB)
         return y_TBI, {"h": h_BI}
 
     def backend(self) -> str:

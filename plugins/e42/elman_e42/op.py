@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels import DenseKernel
+from elman_core.kernels import DenseKernel, Step
 from elman_core.nn import self_gate
 
 from .reference import e42_reference
@@ -19,7 +20,18 @@ dense = DenseKernel(
     readout=lambda h, _h: self_gate(h),
 )
 
+one_step = Step(dense)
+
 
 def e42(u_TBd: Tensor, w_dd: Tensor, h0_Bd: Tensor, mask_TB: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """As `e42_reference`, on the fastest back end that this device has."""
     return dense(u_TBd, w_dd, h0_Bd, mask_TB)
+
+
+def e42_projected(
+    x_TBd: Tensor, w_dd: Tensor, b_d: Tensor, h0_Bd: Tensor, mask_TB: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same with u = W x + b; in one launch, which reads W once, where decoding takes a single step."""
+    if one_step.takes(x_TBd, w_dd, mask_TB):
+        return one_step(x_TBd, w_dd, b_d, w_dd, h0_Bd)
+    return e42(F.linear(x_TBd, w_dd, b_d), w_dd, h0_Bd, mask_TB)

@@ -1,6 +1,6 @@
 """E42 against an oracle written from the equations: forward and every gradient, float64, relative error at most 1e-9."""
 
-import elman_e42.mixer
+import elman_e42.op
 import numpy as np
 import pytest
 import torch
@@ -73,7 +73,7 @@ def oracle(mixer, x, state, mask, keep, g_out, g_end):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("recurrence", [e42, e42_reference], ids=["op", "reference"])
 def test_forward_and_every_gradient_equal_the_oracle(monkeypatch, recurrence, options, masked, training):
-    monkeypatch.setattr(elman_e42.mixer, "e42", recurrence)
+    monkeypatch.setattr(elman_e42.op, "e42", recurrence)
     mixer = make(options).train(training)
     mask = MASK_BT if masked else torch.ones(B, T, dtype=torch.bool)
     x = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)

@@ -10,11 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core import Mixer, State
-from elman_core.nn import CausalConv, RMSNorm, compute_dtype, mamba_decay_, xavier_uniform_
+from elman_core.nn import CausalConv, RMSNorm, compute_dtype, linear, linears, mamba_decay_, xavier_uniform_
 from elman_core.registry import StateSpec
 
 from .config import CONV_WIDTH, E88Config
 from .op import e88_fused, matrix
+
+PROJECTIONS = (
+    "qkv_proj",
+    "a_proj",
+    "beta_proj",
+    "write_gate_proj",
+    "g_proj",
+    "head_attn",
+)  # of x, where the options ask
 
 
 class E88Mixer(Mixer):
@@ -65,17 +74,18 @@ class E88Mixer(Mixer):
     def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
         config = self.config
         new_state: State = {}
-        qkv_BTC = self.qkv_proj(x_BTD)
+        projected = self._project(x_BTD)
+        qkv_BTC = projected["qkv_proj"]
         if config.use_conv:
             qkv_BTC, new_state["conv"] = self.conv(qkv_BTC, None if state is None else state["conv"], mask_BT)
         if config.tie_kv:  # v is k as it is here: SiLU follows for both, the norm for k alone
             qkv_BTC = torch.cat((qkv_BTC, qkv_BTC[..., config.keys :]), -1)
-        kind, decay_BTH = self._decay(x_BTD)
+        kind, decay_BTH = self._decay(x_BTD, projected)
         mamba = kind == "mamba"
         o_BTHV, new_state["S"] = e88_fused(
             qkv_BTC,
             decay_BTH,
-            self.write_gate_proj(x_BTD) if config.use_write_gate else None,
+            projected.get("write_gate_proj"),
             None if state is None else state["S"],
             mask_BT,
             n_state=config.n_state,
@@ -90,35 +100,40 @@ class E88Mixer(Mixer):
             v_BTHV = qkv_BTC[..., 2 * config.keys :].unflatten(-1, (config.n_heads, -1))
             v_BTHV = F.silu(v_BTHV) if config.use_silu else v_BTHV
             o_BTHV = o_BTHV + self.value_residual.to(o_BTHV.dtype) * v_BTHV
-        return self._mix(x_BTD, o_BTHV), new_state
+        return self._mix(o_BTHV, projected), new_state
 
-    def _decay(self, x_BTD: Tensor) -> tuple[str, Tensor]:
+    def _project(self, x_BTD: Tensor) -> dict[str, Tensor]:
+        """What all projections of x that these options have come to, by their names."""
+        names = [name for name in PROJECTIONS if hasattr(self, name)]
+        return dict(zip(names, linears([getattr(self, name) for name in names], x_BTD), strict=True))
+
+    def _decay(self, x_BTD: Tensor, projected: dict[str, Tensor]) -> tuple[str, Tensor]:
         """What the decay (B, T, H) is made of, and by which map: "mamba", "sigmoid", or "given" as it is."""
         if self.config.decay == "mamba":
-            return "mamba", self.a_proj(x_BTD)
+            return "mamba", projected["a_proj"]
         if self.config.decay == "simple":
-            return "sigmoid", self.beta_proj(x_BTD)
+            return "sigmoid", projected["beta_proj"]
         if self.config.decay == "constant":
             decay_H = torch.sigmoid(_full(self.decay_logit))
         else:
             decay_H = x_BTD.new_ones(self.config.n_heads, dtype=compute_dtype(x_BTD))
         return "given", decay_H.expand(*x_BTD.shape[:2], -1)
 
-    def _mix(self, x_BTD: Tensor, o_BTHV: Tensor) -> Tensor:
+    def _mix(self, o_BTHV: Tensor, projected: dict[str, Tensor]) -> Tensor:
         """Norm, gate, and one output of all heads."""
         config = self.config
         if config.use_output_norm:
             o_BTHV = self.o_norm(o_BTHV)
         if config.use_gate:
-            g_BTHV = self.g_proj(x_BTD).unflatten(-1, (config.n_heads, -1))
+            g_BTHV = projected["g_proj"].unflatten(-1, (config.n_heads, -1))
             o_BTHV = o_BTHV * (F.silu(g_BTHV) if config.gate_activation == "silu" else torch.sigmoid(g_BTHV))
         if config.head_mix in ("concat", "per_head"):
-            return self.o_proj(o_BTHV.flatten(2))
+            return linear(self.o_proj, o_BTHV.flatten(2))
         if config.head_mix == "sum":
-            return self.o_proj(o_BTHV.sum(2))
-        logits = self.head_weights if config.head_mix == "weighted_sum" else self.head_attn(x_BTD)
+            return linear(self.o_proj, o_BTHV.sum(2))
+        logits = self.head_weights if config.head_mix == "weighted_sum" else projected["head_attn"]
         weights = torch.softmax(_full(logits), -1).to(o_BTHV.dtype)
-        return self.o_proj((o_BTHV * weights[..., None]).sum(2))
+        return linear(self.o_proj, (o_BTHV * weights[..., None]).sum(2))
 
     def backend(self) -> str:
         return matrix.backend(self.qkv_proj.weight.device, self.config.n_state, self.config.head_values)

@@ -1,0 +1,53 @@
+// Add and RMS norm of few rows, a block each: a link of the chain of kernels that may begin early (few_rows_ptx.cuh).
+#pragma once
+
+#include <elman/few_rows_ptx.cuh>
+
+#include <cstddef>
+
+namespace elman::few {
+
+constexpr int kNormThreads = 256;
+
+template <class Elem>
+struct NormArgs {
+  const Elem *x, *weight;
+  const float* residual;  // or null
+  float* stream;
+  Elem* out;
+  std::ptrdiff_t x_step;
+  int width;
+  float eps;
+};
+
+// shared: the row and a number for each warp.
+inline int norm_shared_bytes(int width) { return (width + kNormThreads / 32) * 4; }
+
+template <class Elem>
+__device__ __forceinline__ void norm_block(const NormArgs<Elem>& g, float* shared) {
+  float* sums = shared + g.width;
+  const Elem* x = g.x + blockIdx.x * g.x_step;
+  const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(blockIdx.x) * g.width;
+  let_next_begin();
+  wait_for_previous();
+  float sum = 0.f;
+#pragma unroll 8
+  for (int c = threadIdx.x; c < g.width; c += kNormThreads) {
+    const float v = load_fresh(x + c) + (g.residual ? load_fresh(g.residual + row + c) : 0.f);
+    shared[c] = v;
+    sum += v * v;
+  }
+  for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0.f;
+  for (int w = 0; w < kNormThreads / 32; ++w) sum += sums[w];
+  const float scale = 1.f / sqrtf(sum / g.width + g.eps);
+#pragma unroll 8
+  for (int c = threadIdx.x; c < g.width; c += kNormThreads) {
+    g.stream[row + c] = shared[c];
+    g.out[row + c] = narrow<Elem>(shared[c] * scale * wide(g.weight[c]));
+  }
+}
+
+}  // namespace elman::few

@@ -1,0 +1,48 @@
+"""Linear maps of few rows without gradients, as decoding makes them, in a kernel of their own where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeGuard
+
+from torch import Tensor, nn
+
+from elman_core.kernels import few_rows
+
+
+def is_bare(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether `module` is `torch.nn.Linear` and nothing else: no adapter, quantiser or hook, which a call must not pass by."""
+    return (
+        type(module) is nn.Linear
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+        and "forward" not in module.__dict__
+    )
+
+
+def few_rows_linear(module: nn.Module, x: Tensor, activated: int = 0) -> Tensor | None:
+    """`module(x)`, its first `activated` columns passed through SiLU, in one launch; None where another way must be taken.
+
+    Args:
+        module: an `nn.Linear`, or what an adapter has put in its place. x: (..., K).
+    """
+    if not is_bare(module) or not few_rows.takes(x, module.weight):
+        return None
+    return few_rows.linear(x, module.weight, module.bias, activated)
+
+
+def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    """`[module(x), ...]` of maps without bias, for few rows in one launch."""
+    weights: list[Tensor] = []
+    for module in modules:
+        if is_bare(module) and module.bias is None and few_rows.takes(x, module.weight):
+            weights.append(module.weight)
+    if len(weights) == len(modules) <= few_rows.MOST_LINEARS:
+        return few_rows.linears(x, weights)
+    return [module(x) for module in modules]
+
+
+def linear(module: nn.Module, x: Tensor) -> Tensor:
+    """`module(x)`, by the kernel for few rows where it runs."""
+    y = few_rows_linear(module, x)
+    return module(x) if y is None else y

@@ -1,0 +1,42 @@
+// Launches on emulated threads, with the interface of few_rows_launch.cuh.
+#pragma once
+
+#include <elman/few_rows.cuh>
+#include <elman/few_rows_draw.cuh>
+#include <elman/few_rows_norm.cuh>
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+using cudaError_t = int;
+constexpr int cudaSuccess = 0, cudaErrorInvalidConfiguration = 1;
+inline const char* cudaGetErrorString(int) { return "more shared memory than a block may have"; }
+
+namespace elman::few {
+
+alignas(16) inline unsigned char shared_memory[227 << 10];
+
+template <class Elem, class Cell, int tiles>
+cudaError_t launch(const Args<Elem>& g, bool, cudaStream_t) {
+  const int bytes = shared_bytes<Cell, tiles>(g.rows, g.inputs, g.outputs);
+  if (bytes > int(sizeof(shared_memory))) return cudaErrorInvalidConfiguration;
+  int blocks = blocks_for(g.outputs);
+  for (int i = 0; i < g.maps; ++i) blocks += blocks_for(g.extra_step[i]);
+  emulated::launch(unsigned(blocks), kThreads, shared_memory, bytes, [&] { block<Elem, Cell, tiles>(g, shared_memory); });
+  return cudaSuccess;
+}
+template <class Elem>
+cudaError_t launch_norm(const NormArgs<Elem>& g, int rows, bool, cudaStream_t) {
+  const int bytes = norm_shared_bytes(g.width);
+  if (bytes > int(sizeof(shared_memory))) return cudaErrorInvalidConfiguration;
+  emulated::launch(unsigned(rows), kNormThreads, shared_memory, bytes,
+                   [&] { norm_block(g, reinterpret_cast<float*>(shared_memory)); });
+  return cudaSuccess;
+}
+template <class Elem>
+cudaError_t launch_draw(const DrawArgs<Elem>& g, int rows, bool, cudaStream_t) {
+  emulated::launch(unsigned(rows), kMostClasses, shared_memory, sizeof(DrawShared),
+                   [&] { draw_block(g, *reinterpret_cast<DrawShared*>(shared_memory)); });
+  return cudaSuccess;
+}
+
+}  // namespace elman::few

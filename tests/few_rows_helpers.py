@@ -1,0 +1,33 @@
+"""The modules of few rows by g++ with the emulation's headers (emulated_gpu/) before CUDA's."""
+
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from elman_core.kernels import few_rows, few_rows_native, toolchain
+from elman_core.testing.kernel import need_host_compiler
+
+HERE = Path(__file__).parent
+
+
+def emulated_modules(folder):
+    """What `few_rows._module` is to be, with modules compiled into `folder`."""
+    need_host_compiler()
+
+    @cache
+    def module(name, dtype):
+        extension = few_rows.extension(dtype, few_rows._steps[name].kernel if name else None)
+        made = folder / f"{extension.name}.so"
+        command = [str(toolchain.find_host_compiler()), "-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared"]
+        command += ["-fvisibility=hidden", "-Wno-unknown-pragmas", f"-I{HERE / 'emulated_gpu'}"]
+        command += [f"-I{folder}" for folder in extension.include]
+        command += [f"-D{name}={value}" for name, value in extension.defines]
+        if extension.header is not None:
+            command.append(f'-DELMAN_CELL_HEADER="{extension.header}"')
+        done = subprocess.run(
+            [*command, str(extension.binding), "-o", str(made)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return few_rows_native.open_library(made)
+
+    return module
