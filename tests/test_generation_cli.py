@@ -58,6 +58,23 @@ def test_prompts_come_from_an_option_a_file_or_standard_input(run, capsys, tmp_p
     assert elman(capsys, "generate", run, "-p", "other", *greedy) != expected
 
 
+def test_weights_are_as_saved_on_a_cpu_in_bf16_on_a_gpu_or_as_asked(run, capsys, monkeypatch):
+    from elman_core.cli import generate as command
+    from elman_core.model import checkpoint
+
+    asked, real = [], checkpoint.load_checkpoint
+    monkeypatch.setattr(
+        checkpoint, "load_checkpoint", lambda *a, dtype, **k: asked.append(dtype) or real(*a, dtype=dtype, **k)
+    )
+    for words in ((), ("--dtype", "bf16"), ("--dtype", "fp32")):
+        assert elman(capsys, "generate", run, "-p", "x", "-n", 3, *words)[0] == 0
+    assert asked == [None, "bfloat16", "float32"]
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    assert command._storage(None, "cuda:1") == "bfloat16"
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    assert command._storage(None, "cuda") is None
+
+
 def test_several_samples_are_numbered(run, capsys):
     code, out, _ = elman(capsys, "generate", run, "-n", 15, "--num", 3, "--seed", 1)
     assert code == 0

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from .export import Precision
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -36,6 +38,12 @@ def generate(
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, … [default: a GPU if there is one]")
     ] = None,
+    dtype: Annotated[
+        Precision | None,
+        typer.Option(
+            "--dtype", help="Of the weights. [default: bf16 on a GPU that has it, as training computes; else as saved]"
+        ),
+    ] = None,
 ) -> None:
     """Write what a model makes of a prompt. Only the new text goes to standard output."""
     from elman_core.generation import Sampling, generate_bytes
@@ -46,7 +54,7 @@ def generate(
     chosen = _device(device)
     from elman_core.model.checkpoint import load_checkpoint
 
-    ladder = load_checkpoint(model, device=chosen)
+    ladder = load_checkpoint(model, device=chosen, dtype=_storage(dtype, chosen))
     if stops is None:
         eos = ladder.config.eos_token_id
         stops = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
@@ -65,6 +73,15 @@ def generate(
                 sample.append(byte)
     for index, sample in enumerate(samples, 1):
         _write(f"--- {index} of {num}\n{sample.decode('utf-8', 'replace')}\n")
+
+
+def _storage(asked: Precision | None, device: str) -> str | None:
+    """Of the weights; None for as saved."""
+    if asked is None:
+        import torch
+
+        return "bfloat16" if device.startswith("cuda") and torch.cuda.is_bf16_supported() else None
+    return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[asked]
 
 
 def _write(text: str) -> None:

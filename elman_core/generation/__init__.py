@@ -1,7 +1,8 @@
 """Text from a model, byte by byte: sampling, the decoding loop of the command line, streamers for `generate()`."""
 
+from .bursts import in_bursts
 from .loop import generate_bytes
 from .sampling import Sampling, sample
 from .streamers import ByteIteratorStreamer, ByteTextStreamer
 
-__all__ = ["ByteIteratorStreamer", "ByteTextStreamer", "Sampling", "generate_bytes", "sample"]
+__all__ = ["ByteIteratorStreamer", "ByteTextStreamer", "Sampling", "generate_bytes", "in_bursts", "sample"]

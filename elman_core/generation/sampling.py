@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from elman_core.kernels import few_rows
 from elman_core.registry import ConfigError
 
 
@@ -71,10 +72,36 @@ def sample(
         least_B1 = scores_BV.topk(how.top_k, dim=-1).values[:, -1:]
         scores_BV = scores_BV.masked_fill(scores_BV < least_B1, -torch.inf)
     if how.top_p < 1:
-        ordered_BV, order_BV = scores_BV.sort(dim=-1)
+        ordered_BV, order_BV = scores_BV.sort(dim=-1, stable=True)
         drop_BV = ordered_BV.softmax(-1).cumsum(-1) <= 1 - how.top_p
         drop_BV[:, -1] = False  # the most likely byte always stays
         scores_BV = scores_BV.masked_fill(drop_BV.scatter(1, order_BV, drop_BV), -torch.inf)
     # A race of exponentials, which is how torch.multinomial draws one sample, without its look at the values on the host.
     waits_BV = torch.empty_like(scores_BV).exponential_(1, generator=generator)
     return (scores_BV.softmax(-1) / waits_BV).argmax(-1)
+
+
+def choose(
+    logits_BV: Tensor, how: Sampling, seen_BV: Tensor, generator: torch.Generator, next_B: Tensor, row_B: Tensor
+) -> None:
+    """Draw the next byte of every row, in place and without a look of the host; on a GPU in two launches, noise and
+    all the rest.
+
+    Args:
+        logits_BV, how, generator: as of `sample`, from the same random numbers.
+        seen_BV: bool, the bytes that have occurred; changed where a penalty reads it.
+        next_B: int64, becomes the bytes. row_B: int64, becomes the bytes, or -1 where logits are not finite.
+    """
+    if few_rows.takes_draw(logits_BV):
+        waits_BV = None
+        if how.temperature > 0:
+            waits_BV = torch.empty_like(logits_BV, dtype=torch.float32).exponential_(1, generator=generator)
+        few_rows.draw(
+            logits_BV, waits_BV, seen_BV, next_B, row_B,
+            penalty=how.repetition_penalty, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
+        )  # fmt: skip
+        return
+    next_B.copy_(sample(logits_BV, how, seen_BV, generator))
+    if how.repetition_penalty != 1.0:
+        seen_BV.scatter_(1, next_B[:, None], True)
+    row_B.copy_(torch.where(logits_BV.isfinite().all(-1), next_B, -1))

@@ -74,7 +74,7 @@ class RecurrentLayer(CacheLayerMixin):
             device = next((t.device for t in state.values()), None)
             self.seen = torch.full((), n_tokens, dtype=torch.long, device=device)
             if not torch.compiler.is_compiling():
-                for tensor in (*state.values(), self.seen):
+                for tensor in (*(self.state or {}).values(), self.seen):
                     torch._dynamo.mark_static_address(tensor)
         else:
             for name, tensor in state.items():
@@ -251,8 +251,14 @@ class LadderStaticCache(StaticCache):
     ) -> None:
         Cache.__init__(self, layers=_layers(config, num_blocks, static=True))
 
-    states = LadderCache.states
-    is_initialized = LadderCache.is_initialized
+    @property
+    def states(self) -> list[State | None]:
+        """The state of every residual branch."""
+        return [layer.get() for layer in self.layers]
+
+    @property
+    def is_initialized(self) -> bool:
+        return len(self.layers) > 0 and all(layer.is_initialized for layer in self.layers)
 
 
 def _layers(config: Any, num_blocks: int | None, static: bool) -> list[Any]:

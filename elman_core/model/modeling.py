@@ -11,9 +11,10 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from elman_core.nn import scaled_once
+from elman_core.nn import linear, scaled_once
 from elman_core.registry import ConfigError, State
 
+from . import step_graph
 from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
 from .config import LadderConfig
 from .ladder import LadderModel
@@ -95,7 +96,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         )
         hidden_BTD = out.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits_BTV = self.lm_head(hidden_BTD[:, keep])
+        logits_BTV: Any = linear(self.lm_head, hidden_BTD[:, keep])
         loss = None
         if targets is not None or labels is not None:
             if targets is not None:
@@ -115,6 +116,14 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         """As transformers' `generate()`; a spectral norm scales its weight once for all of it."""
         with scaled_once(self):
             return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+    def get_compiled_call(self, compile_config: Any) -> Any:
+        """What `generate()` runs its steps by where it would compile them: with a static cache on a GPU, a recorded step.
+
+        A `compile_config` of the user's is honoured: then transformers compiles.
+        """
+        recorder = step_graph.recorder_for(self) if compile_config is None else None
+        return super().get_compiled_call(compile_config) if recorder is None else step_graph.GraphedStep(self, recorder)
 
     # how generate() makes caches and masks
 

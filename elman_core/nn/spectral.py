@@ -61,8 +61,10 @@ class SpectralNorm(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The normalised weight, in the dtype of `weight`; computed in float32 or float64 with autocast off."""
-        if not self._holders or self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not self._holders or self.training or torch.is_grad_enabled():
             return self._normalized(weight)
+        if torch.compiler.is_compiling():  # cannot look whether it is the same weight: inside `scaled_once` it is
+            return self._normalized(weight) if self._held is None else self._held[1]
         which = (weight.data_ptr(), weight._version)
         if self._held is None or self._held[0] != which:
             self._held = (which, self._normalized(weight))

@@ -1,0 +1,123 @@
+"""The decoding loop of the command line as a way of transformers' `generate()`: `model.generate(…, custom_generate=in_bursts)`.
+
+Transformers' own loop launches logits processors, a draw and a check for the end after every token, which on a GPU takes many
+times as long as the model's step. This one draws where the step is recorded, and reads tokens a burst at a time.
+
+Shapes: B rows, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.model import LadderForCausalLM
+from elman_core.registry import ConfigError
+
+from .decoder import Decoder, recorder_for
+from .sampling import Sampling
+
+_PROCESSORS = {
+    "TemperatureLogitsWarper": "temperature",
+    "TopKLogitsWarper": "top_k",
+    "TopPLogitsWarper": "top_p",
+    "RepetitionPenaltyLogitsProcessor": "penalty",
+}
+_INSTEAD = "leave custom_generate out for that"
+
+
+def in_bursts(
+    model: LadderForCausalLM,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    **model_kwargs: Any,
+) -> Tensor:
+    """For `custom_generate`: the tokens of `generate()`, greedy or sampled from the same random numbers, without its loop.
+
+    It knows temperature, top-k, top-p, a repetition penalty, an end by length and by tokens, padded prompts, and several
+    sequences for a prompt. transformers does not hand a streamer to such functions.
+
+    Args:
+        model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs: as `generate()` gives them.
+
+    Returns:
+        Tokens (B, T), prompt and what follows; a row that has ended is padded.
+
+    Raises:
+        ConfigError: what it does not know. DivergedError: logits that are not finite.
+    """
+    how = _sampling(logits_processor, generation_config)
+    budget, ends = _ends(stopping_criteria, input_ids.shape[1])
+    cache = model_kwargs.get("past_key_values")
+    if cache is None or int(cache.get_seq_length()) > 0:
+        raise ConfigError(f"in_bursts starts at a prompt, with a cache of its own: {_INSTEAD}")
+    if budget < 1:
+        return input_ids
+    with torch.inference_mode():
+        out = model(
+            input_ids=input_ids,
+            attention_mask=model_kwargs.get("attention_mask"),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+    seen_BV = torch.zeros(len(input_ids), out.logits.shape[-1], dtype=torch.bool, device=input_ids.device)
+    seen_BV.scatter_(1, input_ids, True)
+    decoder = Decoder(
+        model, cache, out.logits[:, -1], seen_BV, how, _generator(model.device), recorder_for(model, budget)
+    )
+    padding = generation_config._pad_token_tensor
+    rows: list[list[int]] = []
+    ended = [False] * len(input_ids)
+    for drawn in decoder.bytes(budget):
+        rows.append([int(padding) if was else token for was, token in zip(ended, drawn, strict=True)])
+        ended = [was or token in ends for was, token in zip(ended, drawn, strict=True)]
+        if all(ended):
+            break
+    return torch.cat((input_ids, torch.tensor(rows, dtype=input_ids.dtype).t().to(input_ids.device)), 1)
+
+
+def _sampling(processors: Any, config: Any) -> Sampling:
+    """What the prepared processors of a generation come to."""
+    if config.num_beams not in (None, 1) or config.return_dict_in_generate:
+        raise ConfigError(f"in_bursts returns the tokens of one beam: {_INSTEAD}")
+    found: dict[str, Any] = {}
+    for processor in processors:
+        name = type(processor).__name__
+        if name not in _PROCESSORS:
+            raise ConfigError(
+                f"in_bursts knows temperature, top-k, top-p and a repetition penalty, not {name}: {_INSTEAD}"
+            )
+        field = _PROCESSORS[name]
+        found["repetition_penalty" if field == "penalty" else field] = getattr(processor, field)
+    if not config.do_sample:
+        return Sampling(temperature=0.0, repetition_penalty=found.get("repetition_penalty", 1.0))
+    return Sampling(**found)
+
+
+def _ends(criteria: Any, length: int) -> tuple[int, set[int]]:
+    """(tokens to draw at most, tokens that end a row)."""
+    budget, ends = None, set()
+    for each in criteria:
+        name = type(each).__name__
+        if name == "MaxLengthCriteria":
+            budget = each.max_length - length
+        elif name == "EosTokenCriteria":
+            ends |= set(each.eos_token_id.tolist())
+        else:
+            raise ConfigError(f"in_bursts ends by length and by tokens, not by {name}: {_INSTEAD}")
+    if budget is None:
+        raise ConfigError("in_bursts needs a length: give max_new_tokens")
+    return budget, ends
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """The one that `generate()` draws from, which `torch.manual_seed` seeds."""
+    if device.type != "cuda":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]

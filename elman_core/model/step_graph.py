@@ -1,0 +1,104 @@
+"""The decoding step of transformers' `generate()` with a static cache, recorded as one CUDA graph.
+
+It takes the place of what transformers would compile: nothing is traced, the step runs the very kernels that it runs
+uncompiled, and recording it costs a step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .cache import LadderStaticCache
+from .graph import CudaRecorder, Recorder
+
+if TYPE_CHECKING:
+    from .modeling import LadderForCausalLM
+
+log = logging.getLogger("elman_core")
+
+WARM = 2
+"""Steps before the recording, which compile and warm up what it uses."""
+
+_PLAIN = {"input_ids", "past_key_values", "use_cache", "return_dict", "logits_to_keep"}
+
+
+class GraphedStep:
+    """Called as the model is: a step of one new token for each row is recorded and replayed, anything else runs as it is.
+
+    Make one for each generation: it holds to the cache of the first step that it is given. The logits that it returns are
+    overwritten by its next call.
+
+    Args:
+        model: in evaluation mode. recorder: what records the step.
+    """
+
+    def __init__(self, model: LadderForCausalLM, recorder: Recorder) -> None:
+        self.model, self.recorder = model, recorder
+        self.steps = 0
+        self._cache: Any = None
+        self._tokens_B1: Tensor | None = None
+        self._replay: Callable[[], Tensor] | None = None
+        self._failed = False
+
+    def __call__(self, **inputs: Any) -> Any:
+        if not self._takes(inputs):
+            return self.model(**inputs)
+        self.steps += 1
+        if self._replay is None and self.steps <= WARM:
+            with self.recorder.work():
+                return self.model(**inputs)
+        if self._tokens_B1 is None:
+            self._record(inputs["input_ids"])
+            if self._replay is None:
+                return self.model(**inputs)
+        assert self._tokens_B1 is not None
+        assert self._replay is not None
+        self._tokens_B1.copy_(inputs["input_ids"])
+        logits: Any = self._replay()
+        return CausalLMOutputWithPast(logits=logits, past_key_values=self._cache)
+
+    def _takes(self, inputs: dict[str, Any]) -> bool:
+        tokens, cache = inputs.get("input_ids"), inputs.get("past_key_values")
+        others = [
+            name for name, value in inputs.items() if name not in _PLAIN and value is not None and value is not False
+        ]
+        if self._failed or self.model.training or torch.is_grad_enabled() or others or tokens is None:
+            return False
+        if not isinstance(cache, LadderStaticCache) or not cache.is_initialized or not inputs.get("use_cache"):
+            return False
+        if self._cache is None:
+            self._cache = cache
+        first = self._tokens_B1
+        return cache is self._cache and tokens.shape[1] == 1 and (first is None or first.shape == tokens.shape)
+
+    def _record(self, tokens_B1: Tensor) -> None:
+        held = tokens_B1.clone()
+
+        def run() -> Tensor:
+            out = self.model(input_ids=held, past_key_values=self._cache, use_cache=True, return_dict=True)
+            logits: Tensor = out.logits
+            return logits
+
+        try:
+            with self.recorder.work():
+                self._replay, self._tokens_B1 = self.recorder.record(run), held
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            log.warning(
+                "elman: the step of generate() is not captured as a CUDA graph, and runs eager: %s",
+                str(error).splitlines()[0],
+            )
+            self._failed = True
+
+
+def recorder_for(model: LadderForCausalLM) -> Recorder | None:
+    """What records the steps of `generate()`: a CUDA graph, where the state has one size."""
+    constant = all(block.mixer.state_growth == "constant" for block in model.model.layers)
+    return CudaRecorder(model.device) if model.device.type == "cuda" and constant else None

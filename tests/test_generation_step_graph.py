@@ -1,0 +1,127 @@
+"""generate() with a static cache records its step once and replays it; on a CPU by the recorder of cpu_graph.py."""
+
+import pytest
+import torch
+from cpu_graph import CpuRecorder
+
+from elman_core.model import LadderForCausalLM, LadderLM, LadderStaticCache, step_graph
+from elman_core.nn import scaled_once
+
+PROMPT = torch.arange(2 * 9).view(2, 9) * 31 % 256
+
+
+def ladder(variant="e42"):
+    torch.manual_seed(0)
+    made = LadderLM(variant, dim=16, depth=2).eval()
+    made.generation_config.eos_token_id = None
+    with torch.no_grad():
+        made.model.embed_tokens.weight.mul_(20)  # far from uniform
+    return made
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Generations record their steps as they do on a GPU; the list of the recorders that were made."""
+    made = []
+
+    def recorder(_model):
+        made.append(CpuRecorder())
+        return made[-1]
+
+    monkeypatch.setattr(step_graph, "recorder_for", recorder)
+    monkeypatch.setattr(
+        LadderForCausalLM,
+        "_valid_auto_compile_criteria",
+        lambda _self, kwargs, _config: isinstance(kwargs.get("past_key_values"), LadderStaticCache),
+    )
+    return made
+
+
+@pytest.mark.parametrize("variant", ["e1", "e42", "e88"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_sample": False},
+        {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9},
+        {"do_sample": False, "repetition_penalty": 1.3},
+    ],
+)
+def test_the_recorded_step_changes_no_token(variant, settings, recorded):
+    model = ladder(variant)
+    outputs = []
+    for cache in (None, "static"):
+        torch.manual_seed(3)
+        outputs.append(
+            model.generate(PROMPT, max_new_tokens=20, cache_implementation=cache, pad_token_id=0, **settings)
+        )
+    assert torch.equal(*outputs)
+    [recorder] = recorded
+    assert (recorder.records, recorder.replays) == (1, 19 - step_graph.WARM)
+
+
+def test_scores_are_those_of_each_step(recorded):
+    model = ladder()
+    settings = {"max_new_tokens": 12, "output_logits": True, "return_dict_in_generate": True, "pad_token_id": 0}
+    plain, static = (
+        model.generate(PROMPT, cache_implementation=cache, do_sample=False, **settings) for cache in (None, "static")
+    )
+    assert recorded[0].replays > 0
+    for one, other in zip(plain.logits, static.logits, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_left_padded_batch_and_hidden_states_are_served(recorded):
+    model = ladder()
+    mask = torch.ones_like(PROMPT)
+    mask[1, :4] = 0
+    settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    plain, static = (
+        model.generate(PROMPT, attention_mask=mask, cache_implementation=cache, **settings)
+        for cache in (None, "static")
+    )
+    assert torch.equal(plain, static)
+    out = model.generate(
+        PROMPT, cache_implementation="static", output_hidden_states=True, return_dict_in_generate=True, **settings
+    )
+    assert len(out.hidden_states) == 12
+    assert recorded[-1].records == 0, "what more is asked for is not in the recording"
+
+
+def test_what_cannot_be_recorded_runs_on_as_it_is(recorded, caplog):
+    model = ladder()
+    settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(PROMPT, **settings)
+    model.model.norm.register_forward_hook(lambda _m, _i, out: float(out[0].sum()) and None)
+    assert torch.equal(model.generate(PROMPT, cache_implementation="static", **settings), plain)
+    assert "not captured as a CUDA graph, and runs eager" in caplog.text
+
+
+def test_who_wants_transformers_to_compile_gets_that(monkeypatch):
+    model = ladder()
+    monkeypatch.setattr(step_graph, "recorder_for", lambda _model: pytest.fail("it was asked for a compiler"))
+    config = model._default_compile_config()
+    assert model.get_compiled_call(config) is model._compiled_call
+
+
+@pytest.mark.parametrize("variant", ["e1", "e42", "e88"])
+def test_a_compiled_step_is_one_graph_that_reads_the_scaled_weight_and_is_never_compiled_again(variant):
+    torch._dynamo.reset()
+    model, graphs = ladder(variant), []
+
+    def count(graph, _example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    with torch.no_grad(), scaled_once(model):
+        cache = LadderStaticCache(model.config)
+        logits = model(PROMPT, past_key_values=cache, use_cache=True).logits
+        assert all(t._dynamo_static_input_type for layer in cache.layers for t in layer.state.values()), "no copies"
+        step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=count)
+        tokens = [logits[:, -1:].argmax(-1)]
+        for _ in range(5):
+            logits = step(input_ids=tokens[-1], past_key_values=cache, use_cache=True).logits
+            tokens.append(logits[:, -1:].argmax(-1))
+    assert len(graphs) == 1
+    products = [n for n in graphs[0].graph.nodes if "power" in str(n.target) or str(n.target).endswith("norm")]
+    assert not products, "no power iteration in the step"
+    assert torch.equal(torch.cat(tokens, 1), model.generate(PROMPT, max_new_tokens=6, do_sample=False)[:, 9:])
