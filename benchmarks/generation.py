@@ -6,11 +6,15 @@ Milliseconds per byte: the median over single steps of the decoding loop behind 
 prompt has been read. Prompts take turns in short bursts, so that whatever else the machine does falls on all of them alike;
 `spread` is the slowest median over the fastest. Weights and prompts are random: neither changes the work.
 
-    python benchmarks/generation.py --decode e42@1536x6 --samples 1,64 --device cuda --out benchmarks/results/decoding_h200.json
+    python benchmarks/generation.py --decode e42@1536x6 --samples 1,64 --device cuda --profile \
+        --out benchmarks/results/decoding_h200.json
 
 Decoding: bytes per second of the loop behind `elman generate`, with its default sampling (temperature 0.8, top-k 40, top-p
 0.9), all samples together, from the first byte after the step has been recorded to the last; the median of `--repeats` runs.
-`graph`: the step as a CUDA graph; `eager`: launched kernel by kernel; `generate`: transformers' own loop with the static cache.
+`graph`: steps as a CUDA graph; `eager`: launched kernel by kernel; `generate`: transformers' own loop with the static cache;
+`bursts`: `generate(custom_generate=in_bursts)`, both with prompt and recording in the time.
+Every model's `graph` rows come first; a row is written when it is done, and one that takes longer than `--limit` seconds says
+so. Profiles of the `graph` rows are taken at the end.
 
 Streaming: seconds that a streamer needs for 20 KB of text without a newline, byte by byte, all else left out; transformers' own
 TextStreamer is measured on a tenth of it, since its time grows with the square.
@@ -19,32 +23,43 @@ TextStreamer is measured on a tenth of it, since its time grows with the square.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import io
 import json
 import os
 import platform
+import signal
 import statistics
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import TextStreamer
 
-from elman_core.generation import ByteIteratorStreamer, ByteTextStreamer, Sampling, generate_bytes
+from elman_core.generation import ByteIteratorStreamer, ByteTextStreamer, Sampling, generate_bytes, in_bursts
 from elman_core.generation import loop as generation_loop
 from elman_core.generation.loop import prefill
-from elman_core.model import LadderConfig, LadderForCausalLM, byte_tokenizer
+from elman_core.model import LadderConfig, LadderForCausalLM, byte_tokenizer, no_progress_bars
+from elman_core.model.checkpoint import load_checkpoint
 from elman_core.registry import list_variants, parse_size, resolve
 
 PROMPTS = (64, 4096, 65536)
 BURST, BURSTS = 20, 25
 LINE = 20 * 1024
-WAYS = ("graph", "eager", "generate")
+WAYS = ("graph", "eager", "generate", "bursts")
 PROMPT = b"The state of a recurrent network has one size, whatever it has read. "
 SKIPPED = 32
 """Bytes at the start that are not timed: the prompt, and the recording of the step."""
+SLOW = 8
+"""What is launched from Python is timed over this many times fewer bytes."""
+LONGEST = 12
+"""Kernels of a profile that its row names."""
 
 
 def step_times(variant: str, dim: int, depth: int, device: str) -> dict[str, Any]:
@@ -108,60 +123,87 @@ def streaming_times() -> dict[str, float]:
     return found
 
 
-def decode(name: str, samples: int, how: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Bytes per second of a generation: `how` is graph, eager or generate."""
+def decode(model: LadderForCausalLM, samples: int, how: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Bytes per second of a generation: `how` is one of WAYS."""
     if how not in WAYS:
         raise ValueError(f"--how knows {', '.join(WAYS)}")
     if how == "graph" and not given.device.startswith("cuda"):
         raise RuntimeError("CUDA graphs need a GPU")
+    count = given.bytes if how in ("graph", "bursts") else max(1, given.bytes // SLOW)
+    rate = transformers_rate if how in ("generate", "bursts") else loop_rate
+    rates = [rate(model, samples, how, count, given) for _ in range(given.repeats)]
+    return {
+        "dtype": given.dtype,
+        "bytes": count,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "bytes_s": round(statistics.median(rates)),
+        "lowest": round(min(rates)),
+        "highest": round(max(rates)),
+    }
+
+
+def build(name: str, given: argparse.Namespace) -> LadderForCausalLM:
     variant, width, depth = parse_size(name)
     torch.manual_seed(0)
     config = LadderConfig(variant=variant, hidden_size=width, num_hidden_layers=depth)
-    model = LadderForCausalLM(config).to(given.device, getattr(torch, given.dtype)).eval()
-    row = {"model": name, "samples": samples, "how": how, "dtype": given.dtype, "bytes": given.bytes}
-    row["parameters"] = sum(p.numel() for p in model.parameters())
-    rates = [
-        (transformers_rate if how == "generate" else loop_rate)(model, samples, how, given)
-        for _ in range(given.repeats)
-    ]
-    return row | {"bytes_s": round(statistics.median(rates)), "lowest": round(min(rates)), "highest": round(max(rates))}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        no_progress_bars(),
+    ):  # as it is loaded from a checkpoint: some parameters stay float32
+        LadderForCausalLM(config).save_pretrained(folder)
+        return load_checkpoint(folder, device=given.device, dtype=given.dtype)
 
 
-def loop_rate(model: LadderForCausalLM, samples: int, how: str, given: argparse.Namespace) -> float:
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError inside after so long, once Python runs again."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def loop_rate(model: LadderForCausalLM, samples: int, how: str, count: int, _given: argparse.Namespace) -> float:
     """Of the loop behind `elman generate`."""
     real = generation_loop.recorder_for
     try:
         if how == "eager":
             generation_loop.recorder_for = lambda *_: None  # type: ignore[assignment]
         sampling = Sampling(temperature=0.8, top_k=40, top_p=0.9)
-        rows = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + given.bytes, num=samples, how=sampling, seed=0)
+        rows = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + count, num=samples, how=sampling, seed=0)
         for _ in range(SKIPPED):
             next(rows)
         started = time.perf_counter()
-        count = sum(1 for _ in rows)
-        return count * samples / (time.perf_counter() - started)
+        came = sum(1 for _ in rows)
+        return came * samples / (time.perf_counter() - started)
     finally:
         generation_loop.recorder_for = real
 
 
-def transformers_rate(model: LadderForCausalLM, samples: int, _how: str, given: argparse.Namespace) -> float:
-    """Of `generate()` with the static cache, which transformers compiles on a GPU; the first call is not timed."""
+def transformers_rate(model: LadderForCausalLM, samples: int, how: str, count: int, given: argparse.Namespace) -> float:
+    """Of `generate()` with the static cache or in bursts, prompt and recording included; the first call is not timed."""
     tokens = torch.tensor([list(PROMPT)] * samples, device=given.device)
-    how = {
+    settings = {
         "do_sample": True,
         "temperature": 0.8,
         "top_k": 40,
         "top_p": 0.9,
-        "cache_implementation": "static",
         "pad_token_id": 0,
-    }
+    } | ({"cache_implementation": "static"} if how == "generate" else {"custom_generate": in_bursts})
     model.generation_config.eos_token_id = None
-    model.generate(tokens, max_new_tokens=SKIPPED, **how)
+    model.generate(tokens, max_new_tokens=2 * SKIPPED, **settings)
     synchronize(given.device)
     started = time.perf_counter()
-    model.generate(tokens, max_new_tokens=given.bytes, **how)
+    model.generate(tokens, max_new_tokens=count, **settings)
     synchronize(given.device)
-    return given.bytes * samples / (time.perf_counter() - started)
+    return count * samples / (time.perf_counter() - started)
 
 
 def synchronize(device: str) -> None:
@@ -169,18 +211,28 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def profile(name: str, samples: int, given: argparse.Namespace) -> None:
-    """Write the table of kernels of a decoded byte beside --out."""
+def profile(model: LadderForCausalLM, samples: int) -> dict[str, Any]:
+    """What a step of the loop behind `elman generate` spends its time on: microseconds, and its longest kernels."""
     from elman_core.training.profile import profile_steps
 
-    variant, width, depth = parse_size(name)
-    model = LadderForCausalLM(LadderConfig(variant=variant, hidden_size=width, num_hidden_layers=depth))
-    model = model.to(given.device, getattr(torch, given.dtype)).eval()
-    rows = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + 1000, num=samples, how=Sampling(0.8, 40, 0.9), seed=0)
+    steps = 256
+    rows = generate_bytes(
+        model, PROMPT, max_new_bytes=SKIPPED + steps + 64, num=samples, how=Sampling(0.8, 40, 0.9), seed=0
+    )
     for _ in range(SKIPPED):
         next(rows)
-    taken = profile_steps(lambda: [next(rows) for _ in range(256)], 256, model.device)
-    taken.write(given.out.with_name(f"{given.out.stem}_profile_{samples}"))
+    taken = profile_steps(lambda: [next(rows) for _ in range(steps)], steps, model.device)
+    rows.close()
+    return {
+        "us": round(taken.wall_us, 1),
+        "busy_us": round(taken.busy_us, 1),
+        "idle": round(taken.idle, 4),
+        "launches": round(sum(row.calls for row in taken.rows), 1),
+        "kernels": [
+            {"name": row.name[:80], "calls": round(row.calls, 2), "us": round(row.us, 1)}
+            for row in taken.rows[:LONGEST]
+        ],
+    }
 
 
 def hardware(device: str) -> str:
@@ -194,34 +246,55 @@ def hardware(device: str) -> str:
 
 
 def decoding(given: argparse.Namespace) -> dict[str, Any]:
-    """Every number of samples in every way; a way that cannot run has its reason."""
-    samples = [int(n) for n in given.samples.split(",")]
+    """Every model, way and number of samples; a way that cannot run has its reason."""
     report: dict[str, Any] = {
         "what": "decoding, bytes per second over all samples",
         "hardware": hardware(given.device),
-        "torch": torch.__version__,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "triton": triton_version()},
+        "commit": given.commit,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "targets": {"e42@1536x6": {"1": 5_000, "64": 150_000}},
         "rows": [],
     }
-    for count in samples:
-        for how in given.how.split(","):
-            try:
-                row = decode(given.decode, count, how, given)
-            except Exception as error:  # any failure of any library is a result
-                row = {
-                    "model": given.decode,
-                    "samples": count,
-                    "how": how,
-                    "reason": f"{type(error).__name__}: {error}",
-                }
-            report["rows"].append(row)
-            print(json.dumps(row), flush=True)
-            if given.out:
-                given.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        if given.profile and given.out:
-            profile(given.decode, count, given)
+    if given.add:
+        report["rows"] = json.loads(given.out.read_text(encoding="utf-8"))["rows"]
+    profiled = "graph" if given.device.startswith("cuda") else "eager"
+    for name in given.decode.split(","):
+        model = build(name, given)
+        for how in sorted(given.how.split(","), key=lambda h: h != "graph"):
+            for samples in (int(n) for n in given.samples.split(",")):
+                row = {"model": name, "samples": samples, "how": how}
+                report["rows"].append(row)
+                attempt(row, given, lambda row=row, model=model: decode(model, row["samples"], row["how"], given))
+                print(json.dumps(row), flush=True)
+                write(report, given)
+    # Last of all: a process that has profiled launches more slowly from then on.
+    for row in [r for r in report["rows"] if given.profile and r["how"] == profiled and "bytes_s" in r]:
+        model = build(row["model"], given)
+        attempt(row, given, lambda row=row, model=model: {"profile": profile(model, row["samples"])})
+        write(report, given)
     return report
+
+
+def attempt(row: dict[str, Any], given: argparse.Namespace, measure: Callable[[], dict[str, Any]]) -> None:
+    """Add to a row what is measured, or why it cannot be."""
+    try:
+        with limited(given.limit):
+            row |= measure()
+    except Exception as error:  # any failure of any library is a result
+        row["reason"] = f"{type(error).__name__}: {error}"
+
+
+def write(report: dict[str, Any], given: argparse.Namespace) -> None:
+    if given.out:
+        given.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def triton_version() -> str | None:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -231,13 +304,18 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--decode", help="measure decoding of NAME@WIDTHxDEPTH instead")
+    parser.add_argument("--decode", help="measure decoding of NAME@WIDTHxDEPTH instead, several with commas")
     parser.add_argument("--samples", default="1,64", help="of --decode, with commas")
     parser.add_argument("--bytes", type=int, default=2000, help="of --decode, in each sample")
     parser.add_argument("--how", default=",".join(WAYS), help="of --decode, with commas")
     parser.add_argument("--dtype", default="bfloat16", help="of --decode")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="of --decode: a table of kernels beside --out")
+    parser.add_argument("--profile", action="store_true", help="of --decode: the kernels of a step, in every graph row")
+    parser.add_argument(
+        "--add", action="store_true", help="of --decode: rows go behind those in --out, of the same machine"
+    )
+    parser.add_argument("--limit", type=float, default=120.0, help="of --decode: seconds for a row")
+    parser.add_argument("--commit", default=None, help="of the code, for the report")
     given = parser.parse_args(argv)
     if given.decode:
         return decoding(given)

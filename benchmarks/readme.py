@@ -97,6 +97,38 @@ def step_table() -> str:
     return f"{caption}\n\n{_markdown(rows)}"
 
 
+def decoding_table() -> str:
+    """Bytes per second of decoding, by model and number of samples."""
+    data = json.loads((RESULTS / "decoding_h200.json").read_text())
+    found = {(r["model"], r["samples"], r["how"]): r for r in data["rows"]}
+    rows = [
+        [
+            "model",
+            "parameters",
+            "samples",
+            "bytes/s",
+            "µs a step",
+            "`generate(custom_generate=in_bursts)`",
+            "`generate()`",
+        ]
+    ]
+    for (name, samples, how), r in found.items():
+        if how == "graph":
+            others = [found.get((name, samples, other)) for other in ("bursts", "generate")]
+            words = [f"{o['bytes_s']:,}" if o else "–" for o in others]
+            step = f"{1e6 * samples / r['bytes_s']:.0f}"
+            rows.append(
+                [name.replace("@", " "), f"{r['parameters']:,}", str(samples), f"{r['bytes_s']:,}", step, *words]
+            )
+    versions = f"torch {data['versions']['torch']}, transformers {data['versions']['transformers']}"
+    caption = (
+        "Decoding in bfloat16 with the sampling of `elman generate`, bytes per second over all samples, medians; `generate()` "
+        f"with prompt and recording in its time; one {data['hardware']}, {versions}, commit {data['commit']}. "
+        "`benchmarks/generation.py`, `benchmarks/results/decoding_h200.json`."
+    )
+    return f"{caption}\n\n{_markdown(rows)}"
+
+
 def rendered(text: str) -> str:
     """`text` with what stands between `<!-- name -->` and `<!-- /name -->` replaced by the table of that name."""
     for name, table in TABLES.items():
@@ -122,7 +154,7 @@ def _markdown(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
-TABLES = {"step": step_table, "dense": dense_table, "matrix": matrix_table}
+TABLES = {"step": step_table, "decoding": decoding_table, "dense": dense_table, "matrix": matrix_table}
 
 if __name__ == "__main__":
     readme = ROOT / "README.md"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = ("dense_h200.json", "matrix_state_h200.json", "training_step_h200.json")
+FILES = ("dense_h200.json", "matrix_state_h200.json", "training_step_h200.json", "decoding_h200.json")
 
 
 @pytest.fixture(scope="module")
