@@ -80,6 +80,7 @@ def step_table() -> str:
             eager[key] = row
         if key not in best or row["tok_s"] > best[key]["tok_s"]:
             best[key] = row
+    commits = {row.get("commit", data["commit"]) for row in best.values()}
     order = sorted(best.items(), key=lambda item: (SIZES.index(item[0][0]), item[1]["kind"], -item[1]["tok_s"]))
     for (size, name), row in order:
         named = PEERS.get(name, name) + " " + re.sub(r"^\S*[@ ]", "", row["model"])
@@ -91,7 +92,7 @@ def step_table() -> str:
     caption = (
         "A whole training step through `elman train` (reading, forward, backward, clipping, AdamW, metrics; float32 weights, "
         f"bfloat16 autocast), B = 32, T = {data['T']}, medians; one {data['gpu']}, torch {data['versions']['torch']}, "
-        f"commit {data['commit']}. "
+        f"commit {', '.join(sorted(commits))}. "
         "`benchmarks/training_step.py`, `benchmarks/results/training_step_h200.json`."
     )
     return f"{caption}\n\n{_markdown(rows)}"
