@@ -96,6 +96,19 @@ def test_what_cannot_be_recorded_runs_on_as_it_is(recorded, caplog):
     assert "not captured as a CUDA graph, and runs eager" in caplog.text
 
 
+def test_a_model_on_several_devices_or_with_a_state_that_grows_is_not_recorded(monkeypatch):
+    model = ladder()
+    monkeypatch.setattr(step_graph, "CudaRecorder", lambda _device: "recorder")
+    assert step_graph.recorder_for(model) is None, "not on a GPU"
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    assert step_graph.recorder_for(model) == "recorder"
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model.model.layers[0].mixer), "state_growth", "per_token")
+        assert step_graph.recorder_for(model) is None
+    model.lm_head.to("meta")
+    assert step_graph.recorder_for(model) is None
+
+
 def test_who_wants_transformers_to_compile_gets_that(monkeypatch):
     model = ladder()
     monkeypatch.setattr(step_graph, "recorder_for", lambda _model: pytest.fail("it was asked for a compiler"))

@@ -99,6 +99,7 @@ class GraphedStep:
 
 
 def recorder_for(model: LadderForCausalLM) -> Recorder | None:
-    """What records the steps of `generate()`: a CUDA graph, where the state has one size."""
+    """What records the steps of `generate()`: a CUDA graph, where the state has one size and the model one device."""
     constant = all(block.mixer.state_growth == "constant" for block in model.model.layers)
-    return CudaRecorder(model.device) if model.device.type == "cuda" and constant else None
+    together = len({p.device for p in model.parameters()}) == 1
+    return CudaRecorder(model.device) if model.device.type == "cuda" and constant and together else None
