@@ -7,7 +7,8 @@ A library that tunes its kernels compiles some hundred candidates in a row when 
 Here each of the --workers processes of a model compiles its share of every kernel's candidates into Triton's cache (all of them
 on the GPU that is visible, which stands still most of that time); then one process for each model, alone, times them as usual.
 What it chooses is in the cache too, as far as Triton keeps it (TRITON_CACHE_AUTOTUNING=1, which is set here: set it as well for
-what is to use the cache). Says how long each part took. Leaves with 1 if a choice failed.
+what is to use the cache). mamba_ssm@WIDTHxDEPTH and fla@WIDTHxDEPTH are the peers of benchmarks/training_step.py. Says how long
+each part took. Leaves with 1 if a choice failed.
 """
 
 from __future__ import annotations
@@ -59,9 +60,17 @@ def work(model: str, rows: int, length: int) -> None:
     import torch
 
     sys.path.insert(0, str(Path(__file__).parent))
-    from training_step import trainer
+    from training_step import MAKERS, peer_step, trainer
 
     name, _, size = model.partition("@")
+    if name in MAKERS:
+        step = peer_step(
+            MAKERS[name](int(size.partition("x")[0]), 1).to("cuda", torch.bfloat16).train(), rows, length, "cuda"
+        )
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+        return
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text"
         text.write_bytes(os.urandom(2**22))

@@ -151,6 +151,18 @@ def training(name: str, usual: int, *words: str) -> Step:
 
 
 DENSE_TESTS, E88_TESTS = "tests/test_kernels_dense_gpu.py", "plugins/e88/tests/test_e88_kernel.py"
+AUTOTUNED = (
+    "gdn@768x20",
+    "mamba2@896x20",
+    "fla@768x20",
+    "mamba_ssm@896x20",
+    "--rows",
+    "32",
+    "--workers",
+    "6",
+    "--limit",
+    "280",
+)
 OURS = ("--settings", "eager,graph", "--only", "e1,e42,e88")
 TARGETED = script("training_step.py", "--targets", *OURS, "--profile")
 RIVALS = ("mamba2", "gdn", "mamba_ssm", "fla")
@@ -162,14 +174,24 @@ STEPS = (
     *(verify(v, d, 120 if v == "e88" else 40) for v in ("e88", "e1", "e42") for d in ("bf16", "fp16", "fp32")),
     gpu_tests("dense", DENSE_TESTS, usual=120, timed=True),  # among them, how long a kernel may wait
     gpu_tests("e88", E88_TESTS, usual=120),
-    gpu_tests("rest", "--ignore", DENSE_TESTS, "--ignore", E88_TESTS, usual=240),
+    Step(
+        "triton",
+        "baselines",
+        (PYTHON, str(HERE / "fill_triton_cache.py"), *AUTOTUNED),
+        150,
+        300,
+        last_line,
+        timed=False,
+    ),
+    # These ask which processes are on a GPU, and compare memory.
+    gpu_tests("rest", "--ignore", DENSE_TESTS, "--ignore", E88_TESTS, usual=240, timed=True),
     Step("steps", "steps", script("step_equality.py"), 240, 900, rows_counted, timed=False),
     Step("dense", "dense", script("dense.py"), 240, 900, rows_counted),
     Step("targets", "training", TARGETED, 40, 300, targets),
     training("rivals", 120, "--targets", "--settings", "eager,graph", "--only", ",".join(RIVALS)),
     training("training-100M", 150, "--sizes", "100M", "--batches", "32", "--settings", "eager,graph"),
     training("compiled-100M", 400, "--sizes", "100M", "--batches", "32", *COMPILED),
-    Step("parity", "baselines", script("baseline_parity.py"), 60, 300, rows_counted, timed=False),
+    Step("parity", "baselines", script("baseline_parity.py"), 60, 300, rows_counted),
     Step("matrix", "e88", script("matrix_state.py"), 120, 600, matrix),
     Step("decoding", "generation", DECODING, 180, 600, rates),
     training("training-50M", 150, "--sizes", "50M", "--batches", "32", "--settings", "eager,graph"),
@@ -201,7 +223,10 @@ def run(step: Step, out: Path, gpu: int | None = None) -> Outcome:
     command = [word.replace("{out}", str(result)) for word in step.command]
     begin = time.monotonic()
     with log.open("w") as file:
-        env = None if gpu is None else os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
+        # What the autotuners of Triton choose is kept, as far as Triton keeps it.
+        env = (
+            os.environ | {"TRITON_CACHE_AUTOTUNING": "1"} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)})
+        )
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=env, start_new_session=True
         )

@@ -54,7 +54,7 @@ def test_every_script_and_module_that_a_step_names_is_there(day: ModuleType) -> 
             assert importlib.util.find_spec(step.command[2]) is not None
         else:
             assert Path(step.command[1]).is_file()
-            assert "--out {out}" in " ".join(step.command)
+            assert "--out {out}" in " ".join(step.command) or step.summary is day.last_line
 
 
 def test_a_step_leaves_its_log_and_result_and_its_summary_reads_both(day: ModuleType, tmp_path: Path) -> None:
