@@ -1,6 +1,6 @@
 """Everything that only a GPU can say, in one call: verification, GPU tests, equality of whole steps, and all benchmarks.
 
-    python benchmarks/gpu_day.py [--out gpu_day] [--only verify,plans] [--skip training] [--minutes 60] [--gpus 4] [--list]
+    python benchmarks/gpu_day.py [--out gpu_day] [--only verify,matrix] [--skip training] [--minutes 60] [--gpus 4] [--list]
 
 Each step is a process of its own with a time limit; one that fails or runs out of time does not stop the others. --out gets
 each step's log and results as they come, and summary.json; a table is printed last. --only and --skip take names of steps or
@@ -85,18 +85,6 @@ def verified(_result: Any, log: str) -> str:
     return "; ".join(words)
 
 
-def plans(result: Any, log: str) -> str:
-    if not result:
-        return last_line(result, log)
-    words = []
-    for shape, fastest in result["best"].items():
-        rows = {r["plan"]: r for r in result["rows"] if "B={} T={} H={} n={}".format(*r["shape"]) == shape}
-        f, b = (rows[fastest[key]][key] for key in ("forward", "backward"))
-        words.append(f"{shape}: {f} by {fastest['forward']}, {b} by {fastest['backward']}")
-    wrong = sorted({r["plan"] for r in result["rows"] if not r["passed"]})
-    return "; ".join([*words, *([f"WRONG: {', '.join(wrong)}"] if wrong else [])])
-
-
 def rows_counted(result: Any, log: str) -> str:
     """Rows measured, and those that could not be."""
     if not result or "rows" not in result:
@@ -170,7 +158,6 @@ COMPILED = ("--settings", "compile,compile+graph", "--only", ",".join(("transfor
 DECODING = script("generation.py", "--device", "cuda", "--decode", "e42@1536x6", "--samples", "1,64", "--profile")
 GENERATION = script("generation.py", "--device", "cuda", "--dim", "1024", "--depth", "6")
 STEPS = (
-    Step("plans", "e88", script("matrix_state.py", "--plans"), 30, 300, plans),
     *(verify(v, d, 120 if v == "e88" else 40) for v in ("e88", "e1", "e42") for d in ("bf16", "fp16", "fp32")),
     gpu_tests("dense", DENSE_TESTS, usual=120, timed=True),  # among them, how long a kernel may wait
     gpu_tests("e88", E88_TESTS, usual=120),

@@ -1,7 +1,6 @@
 """Time the recurrence of E88 on one GPU: forward and backward, beside the layers it competes with.
 
     python benchmarks/matrix_state.py [--out benchmarks/results/matrix_state_h200.json] [--plot]
-    python benchmarks/matrix_state.py --plans [NAME,NAME] [--out FILE]    compare launch plans (matrix_plans.py)
 
 Microseconds, the median over repetitions of the time between two CUDA events; the GPU is kept busy before the first one, so
 that no launch latency of the host is in it. Inputs are random, bf16.
@@ -9,6 +8,7 @@ that no launch latency of the host is in it. Inputs are random, bf16.
 forward, backward: q, k, v, decay given. fused: from projections, with SiLU, L2 norm and decay inside. pieces: the same
 function with SiLU, L2 norm and decay in PyTorch around the recurrence; fused replaces it. step: T = 1, as in decoding.
 saved: megabytes (1e6) that the recurrence keeps for its backward, its output not counted.
+rates: clocks between two issues of the instructions that the loops are made of (instruction_rates.py).
 Layers (whole: projections too): an E88 mixer, fla's GatedDeltaNet and Mamba2 where they can be imported.
 """
 
@@ -32,6 +32,7 @@ from torch import Tensor
 os.environ["ELMAN_KERNELS"] = "require"
 
 from elman_e88.op import matrix
+from instruction_rates import instruction_rates
 
 HERE = Path(__file__).parent
 # (B, T, H, N): (forward, backward) to reach, in microseconds
@@ -217,23 +218,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", default=None, help="recorded instead of git's answer")
     parser.add_argument("--plot", action="store_true", help="draw a report that is there; needs no GPU")
-    parser.add_argument(
-        "--plans", nargs="?", const="all", help="compare these launch plans, or all, at the target shapes"
-    )
     options = parser.parse_args()
-    if options.plans:
-        import matrix_plans
-
-        names = matrix_plans.chosen(options.plans)
-        report = heading("launch plans of E88's recurrence, bf16, microseconds (medians)", options.commit)
-        report |= matrix_plans.compare(names, TARGETS, both_us)
-        write(report, HERE / "results" / "matrix_plans.json" if options.out is None else options.out)
-        return
     options.out = options.out or HERE / "results" / "matrix_state_h200.json"
     if options.plot:
         plot(json.loads(options.out.read_text()), options.out)
         return
-    report = heading("E88 recurrence, bf16, microseconds (medians)", options.commit) | {"recurrence": []}
+    report = heading("E88 recurrence, bf16, microseconds (medians)", options.commit)
+    report |= {"rates": instruction_rates(), "recurrence": []}
     for shape in [*TARGETS, *OTHERS]:
         report["recurrence"].append(recurrence(*shape))
         print(report["recurrence"][-1], flush=True)

@@ -41,8 +41,8 @@ def test_steps_are_chosen_by_name_or_group_and_an_unknown_word_is_refused(day: M
     names = [s.name for s in day.STEPS]
     assert [s.name for s in day.choose([], [])] == names
     assert len(set(names)) == len(names)
-    assert [s.name for s in day.choose(["plans", "tests", "dense"], ["tests-rest"])] == [
-        "plans", "tests-dense", "tests-e88", "dense"
+    assert [s.name for s in day.choose(["tests", "dense", "matrix"], ["tests-rest"])] == [
+        "tests-dense", "tests-e88", "dense", "matrix"
     ]  # fmt: skip
     with pytest.raises(SystemExit, match="no step or group 'everything'"):
         day.choose(["everything"], [])
@@ -114,8 +114,8 @@ def test_a_result_of_the_run_before_is_not_taken_for_this_one_and_an_odd_one_is_
     )
     odd = python(
         day,
-        'import sys; open(sys.argv[1], \'w\').write(\'{"best": {"B=1 T=1 H=1 n=1": {}}, "rows": []}\')',
-        summary=day.plans,
+        "import sys; open(sys.argv[1], 'w').write('{\"recurrence\": [{\"target_forward\": 1}]}')",
+        summary=day.matrix,
     )
     assert "another form (KeyError" in day.run(odd, tmp_path).summary  # fmt: skip
 
@@ -127,20 +127,15 @@ def test_summaries_name_what_is_wrong(day: ModuleType) -> None:
     assert day.verified(None, json.dumps([report])) == "e1 2 cases, worst 2.50, 2 WRONG"
     assert day.verified(None, log) == day.verified(None, json.dumps([report]))
     assert day.verified(None, "KernelError: no GPU here") == "KernelError: no GPU here"
-    timed = {"shape": [32, 512, 32, 16], "forward": 61.0, "backward": 150.0, "plan": "paired", "passed": True}
-    wrong = {"shape": [32, 512, 32, 16], "plan": "half_paired", "passed": False}
-    best = {"B=32 T=512 H=32 n=16": {"forward": "paired", "backward": "paired"}}
-    said = day.plans({"best": best, "rows": [timed, wrong]}, "")
-    assert said == "B=32 T=512 H=32 n=16: 61.0 by paired, 150.0 by paired; WRONG: half_paired"
 
 
 def test_without_a_gpu_it_says_so_and_lists(day: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert day.main(["--list", "--only", "e88"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["plans", "matrix"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["matrix"]
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         with pytest.raises(SystemExit, match="no GPU here"):
-            day.main(["--only", "plans"])
+            day.main(["--only", "matrix"])
 
 
 def test_equality_of_steps_wants_every_bit_of_a_graph_and_float32_of_a_compiler() -> None:

@@ -1,4 +1,4 @@
-"""What is compiled for a matrix-state kernel: one module for a size, a dtype, the maps of its inputs and a launch plan."""
+"""What is compiled for a matrix-state kernel: one module for a size, a dtype and the maps of its inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from elman_core.registry.errors import KernelError
 
-from . import matrix_plan
 from .build import Extension
 from .spec import Target
 
@@ -42,7 +41,7 @@ class Maps:
 
 @dataclass(frozen=True)
 class Size:
-    """What one compiled module is for. plan: a name of `matrix_plan.PLANS`; other fields as in the op."""
+    """What one compiled module is for; fields as in the op."""
 
     rows: int
     columns: int
@@ -50,7 +49,6 @@ class Size:
     linear: bool
     write: bool
     maps: str
-    plan: str = matrix_plan.DEFAULT
 
 
 def installed() -> bool:
@@ -72,11 +70,10 @@ def extension(name: str, header: Path, cell: str, target: Target, size: Size) ->
     import elman_csrc
 
     short = str(size.dtype).removeprefix("torch.")
-    tuned = () if target == "host" else matrix_plan.PLANS[size.plan].defines(size.rows)
     words = [name, "matrix", target, short, f"{size.rows}x{size.columns}"]
     words.append(f"{int(size.linear)}{int(size.write)}{size.maps}")
     return Extension(
-        name="_".join([*words, *([size.plan] if tuned else [])]),
+        name="_".join(words),
         binding=elman_csrc.get_bindings() / ("matrix_state_host.cpp" if target == "host" else "matrix_state_cuda.cu"),
         include=(elman_csrc.get_include(),),
         header=header,
@@ -91,7 +88,6 @@ def extension(name: str, header: Path, cell: str, target: Target, size: Size) ->
             ("ELMAN_L2", size.maps[1]),
             ("ELMAN_KIND0", size.maps[2]),
             ("ELMAN_KIND1", size.maps[3]),
-            *tuned,
         ),
         python=False,
     )

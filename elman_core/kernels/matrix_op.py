@@ -15,7 +15,7 @@ from .spec import Target
 _library = Library("elman", "FRAGMENT")
 _INPUTS = "Tensor q, Tensor? k, Tensor? v, Tensor decay, Tensor? write"
 _HEADS = "Tensor? mask, Tensor? a_log, Tensor? dt_bias"
-_FORM = "int rows, bool linear, str maps, str plan"
+_FORM = "int rows, bool linear, str maps"
 
 
 def register(name: str, load: matrix_run.Load) -> Callable[..., Any]:
@@ -32,17 +32,17 @@ def register(name: str, load: matrix_run.Load) -> Callable[..., Any]:
         f" -> ({', '.join(['Tensor'] * 8)})"
     )
 
-    def form(rows: int, linear: bool, maps: str, plan: str, backend: str) -> matrix_run.Form:
-        return matrix_run.Form(name, rows, linear, maps, plan, cast(Target, backend))
+    def form(rows: int, linear: bool, maps: str, backend: str) -> matrix_run.Form:
+        return matrix_run.Form(name, rows, linear, maps, cast(Target, backend))
 
     def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, decay, write, state, *heads, rows, linear, maps, plan, keep, backend = given
-        what = form(rows, linear, maps, plan, backend)
+        q, k, v, decay, write, state, *heads, rows, linear, maps, keep, backend = given
+        what = form(rows, linear, maps, backend)
         return matrix_run.forward(load, what, state, keep, q, k, v, decay, write, *heads)
 
     def backward(*given: Any) -> tuple[Tensor, ...]:
-        dy, ds1, *inputs, saved, rows, linear, maps, plan, backend = given
-        return matrix_run.backward(load, form(rows, linear, maps, plan, backend), dy, ds1, saved, *inputs)
+        dy, ds1, *inputs, saved, rows, linear, maps, backend = given
+        return matrix_run.backward(load, form(rows, linear, maps, backend), dy, ds1, saved, *inputs)
 
     _library.impl(op, forward, "CompositeExplicitAutograd")
     _library.impl(f"{op}_backward", backward, "CompositeExplicitAutograd")
@@ -73,7 +73,7 @@ def register(name: str, load: matrix_run.Load) -> Callable[..., Any]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, decay, write, state, mask, a_log, dt_bias, rows, linear, maps, plan, _keep, backend = inputs
+    q, k, v, decay, write, state, mask, a_log, dt_bias, rows, linear, maps, _keep, backend = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, decay, write, mask, a_log, dt_bias, output[2])
-    ctx.rest, ctx.has_state, ctx.o_shape = (rows, linear, maps, plan, backend), state is not None, output[0].shape
+    ctx.rest, ctx.has_state, ctx.o_shape = (rows, linear, maps, backend), state is not None, output[0].shape

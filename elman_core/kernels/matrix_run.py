@@ -26,15 +26,14 @@ class Form:
     """What of a call is no tensor.
 
     Attributes:
-        name: of the kernel, for messages. rows: N. linear: no tanh. maps: the string of `Maps`. plan: a name of
-            `matrix_plan.PLANS`. backend: "cuda" or "host".
+        name: of the kernel, for messages. rows: N. linear: no tanh. maps: the string of `Maps`.
+            backend: "cuda" or "host".
     """
 
     name: str
     rows: int
     linear: bool
     maps: str
-    plan: str
     backend: Target
 
 
@@ -147,7 +146,7 @@ def backward(
 
 
 def fake_forward(q: Tensor, _k: Any, v: Any, decay: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *_, rows, _linear, _maps, _plan, keep, _backend = rest
+    *_, rows, _linear, _maps, keep, _backend = rest
     (B, T, H), V = decay.shape, columns(q, v, decay, rows)
     saved = (B, H, (T + INTERVAL - 1) // INTERVAL, V, rows) if keep else (0,)
     state = wide(q.dtype)
@@ -172,7 +171,7 @@ def _prepare(
     """The module, and the inputs where it can read them: copied only if they do not lie so already."""
     H, N = decay.shape[2], form.rows
     V = columns(q, v, decay, N)
-    module = load(form.backend, Size(N, V, q.dtype, form.linear, write is not None, form.maps, form.plan))
+    module = load(form.backend, Size(N, V, q.dtype, form.linear, write is not None, form.maps))
     align = native.info(module)[3] if form.backend == "cuda" else 0
     packed = None
     if v is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from elman_core.registry.errors import KernelError
 
-from . import matrix_build, matrix_native, matrix_op, matrix_plan, matrix_run, matrix_torch
+from . import matrix_build, matrix_native, matrix_op, matrix_run, matrix_torch
 from .build import Extension
 from .matrix_build import Maps, Size
 from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask, state_dtype
@@ -43,7 +43,7 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
         args, named = arguments(inputs, options)
         run: Callable[..., tuple[Tensor, Tensor]] = kernel.fused if "qkv" in inputs else kernel
-        o, state = run(*args, backend=backend, plan=options.get("plan"), **named)
+        o, state = run(*args, backend=backend, **named)
         return {"o": o, "S": state}
 
     def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
@@ -58,7 +58,7 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
             found = inputs["q"]
             assert found is not None
             rows = found.shape[3]
-        return kernel.op, (*tensors, rows, linear, maps, matrix_plan.chosen(options.get("plan")), True, backend)
+        return kernel.op, (*tensors, rows, linear, maps, True, backend)
 
     def visible(inputs: Inputs) -> Outputs:
         mask = inputs["mask"]
@@ -68,7 +68,7 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
         return list(_host_cases(grid) if target == "host" else _cuda_cases(grid))
 
     reference = inspect.getsourcefile(inspect.unwrap(kernel.reference))
-    mine = (matrix_build, matrix_native, matrix_op, matrix_plan, matrix_run, matrix_torch)
+    mine = (matrix_build, matrix_native, matrix_op, matrix_run, matrix_torch)
     return KernelSpec(
         name=kernel.name,
         cases=cases,
@@ -95,7 +95,7 @@ def _needs(kernel: MatrixKernel, target: Target, cases: Sequence[Case]) -> list[
     for each in cases:
         size = Size(
             each.sizes["N"], each.sizes["V"], each.dtype, each.options.get("linear_state", False),
-            each.options.get("write", False), each.options.get("maps", _PLAIN), matrix_plan.chosen(each.options.get("plan")),
+            each.options.get("write", False), each.options.get("maps", _PLAIN),
         )  # fmt: skip
         with contextlib.suppress(KernelError):  # the case itself reports what is not supported
             matrix_build.check(kernel.name, target, size)
@@ -114,7 +114,7 @@ def _builds(
     found = []
     for count in rows or _USUAL_ROWS:
         for dtype in dtypes or ((torch.float32,) if target == "host" else (torch.bfloat16,)):
-            size = Size(count, count, dtype, False, False, _FUSED, matrix_plan.chosen())
+            size = Size(count, count, dtype, False, False, _FUSED)
             matrix_build.check(kernel.name, target, size)
             found.append(kernel.extension_for(target, size))
     return found
@@ -129,7 +129,6 @@ def first_use_case(size: Size) -> Case:
         linear=size.linear,
         write=size.write,
         maps=None if plain else size.maps,
-        plan=size.plan,
     )
 
 
@@ -140,17 +139,14 @@ def case(
     linear: bool = False,
     write: bool = False,
     maps: str | None = None,
-    plan: str = matrix_plan.DEFAULT,
     **special: Any,
 ) -> Case:
-    """One problem. maps: as the string of `Maps`, for the fused form. plan: of `matrix_plan.PLANS`."""
+    """One problem. maps: as the string of `Maps`, for the fused form."""
     options: dict[str, Any] = {}
     if linear:
         options["linear_state"] = True
     if write:
         options["write"] = True
-    if plan != matrix_plan.DEFAULT:
-        options["plan"] = plan
     if maps is not None:
         options["maps"], options["n_state"] = maps, sizes[3]
     return Case(dict(zip("BTHNV", sizes, strict=True)), dtype, options=options, **special)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from elman_core.registry.errors import ConfigError, KernelError
 
-from . import build, matrix_build, matrix_native, matrix_op, matrix_plan, matrix_torch
+from . import build, matrix_build, matrix_native, matrix_op, matrix_torch
 from .build import Extension
 from .first_use import ensure_verified
 from .matrix_build import Maps, Size
@@ -71,7 +71,6 @@ class MatrixKernel:
         *,
         linear_state: bool = False,
         backend: Backend = "auto",
-        plan: str | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The recurrence, as `reference`.
 
@@ -80,7 +79,6 @@ class MatrixKernel:
             decay_BTH, write_BTH: computed with in float32 (float64 for float64). write None is 1.
             state_BHNV: S_0, None is zeros. mask_BT: bool; where False the state is held and o means nothing.
             backend: "auto" or one of the module's docstring.
-            plan: how a GPU runs it, a name of `matrix_plan.PLANS`; None is that of ELMAN_MATRIX_PLAN, or the default.
 
         Returns:
             o (B, T, H, V) in the dtype of q, S_T (B, H, N, V) in float32 (float64 for float64).
@@ -99,7 +97,7 @@ class MatrixKernel:
             self.name, q_BTHN, (B, T, H), (B, H, N, V), state_BHNV, mask_BT,
             k=(k_BTHN, (B, T, H, N)), v=(v_BTHV, (B, T, H, V)), decay=(decay_BTH, (B, T, H)), write=(write_BTH, (B, T, H)),
         )  # fmt: skip
-        wanted = Size(N, V, q_BTHN.dtype, linear_state, write_BTH is not None, str(Maps()), _plan(plan))
+        wanted = Size(N, V, q_BTHN.dtype, linear_state, write_BTH is not None, str(Maps()))
         if self._backend(backend, q_BTHN, wanted) == "reference":
             return self.reference(
                 q_BTHN, k_BTHN, v_BTHV, decay_BTH, write_BTH, state_BHNV, mask_BT, linear_state=linear_state
@@ -125,7 +123,6 @@ class MatrixKernel:
         decay: str = "mamba",
         linear_state: bool = False,
         backend: Backend = "auto",
-        plan: str | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The recurrence from raw projections.
 
@@ -154,7 +151,7 @@ class MatrixKernel:
             self.name, qkv_BTC, (B, T, H), (B, H, n_state, V), state_BHNV, mask_BT,
             decay=(decay_BTH, (B, T, H)), write=(write_BTH, (B, T, H)), a_log=(a_log_H, (H,)), dt_bias=(dt_bias_H, (H,)),
         )  # fmt: skip
-        wanted = Size(n_state, V, qkv_BTC.dtype, linear_state, write_BTH is not None, str(maps), _plan(plan))
+        wanted = Size(n_state, V, qkv_BTC.dtype, linear_state, write_BTH is not None, str(maps))
         if self._backend(backend, qkv_BTC, wanted) == "reference":
             return matrix_torch.fused_reference(
                 self.reference, qkv_BTC, decay_BTH, write_BTH, state_BHNV, mask_BT, n_state=n_state, maps=maps,
@@ -178,7 +175,7 @@ class MatrixKernel:
             return "reference (ELMAN_KERNELS=off)"
         index = torch.cuda.current_device() if device.index is None else device.index
         made = {
-            _words(size) if runs else "reference"
+            "cuda" if runs else "reference"
             for (on, size, *_), runs in self.chosen.items()
             if (on, size.rows, size.columns) == (index, rows, columns)
         }
@@ -223,7 +220,7 @@ class MatrixKernel:
         if asked == "auto":
             if not like.is_cuda or size.dtype == torch.float64:
                 return "reference"
-            plain = (size.rows, size.columns, size.dtype, size.linear, size.write, size.maps, size.plan)
+            plain = (size.rows, size.columns, size.dtype, size.linear, size.write, size.maps)
             return "cuda" if _choose(self.name, like.device.index, *plain) else "reference"
         if asked not in ("cuda", "host", "reference"):
             raise ConfigError(f"{self.name}: backend must be auto, cuda, host or reference, not {asked!r}")
@@ -234,22 +231,19 @@ class MatrixKernel:
     def _run(self, inputs: tuple[Any, ...], size: Size) -> tuple[Tensor, Tensor]:
         keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
         backend = "cuda" if inputs[0].is_cuda else "host"
-        o, last, _ = self.op(*inputs, size.rows, size.linear, size.maps, size.plan, keep, backend)
+        o, last, _ = self.op(*inputs, size.rows, size.linear, size.maps, keep, backend)
         return o, last
-
-
-_plan = torch.compiler.assume_constant_result(matrix_plan.chosen)  # reads the environment while `torch.compile` traces
 
 
 @torch.compiler.assume_constant_result
 def _choose(
-    name: str, index: int, rows: int, columns: int, dtype: torch.dtype, linear: bool, write: bool, maps: str, plan: str
+    name: str, index: int, rows: int, columns: int, dtype: torch.dtype, linear: bool, write: bool, maps: str
 ) -> bool:
     """Whether the kernel runs for "auto"; verified at the first use in training.
 
     `torch.compile` evaluates this while it traces, and takes only plain values as arguments.
     """
-    kernel, size = _kernels[name], Size(rows, columns, dtype, linear, write, maps, plan)
+    kernel, size = _kernels[name], Size(rows, columns, dtype, linear, write, maps)
     key = (index, size, torch.is_grad_enabled(), mode())
     if key not in kernel.chosen:
         found = None
@@ -259,14 +253,9 @@ def _choose(
                 if found is not None and torch.is_grad_enabled():
                     from .matrix_spec import first_use_case
 
-                    ensure_verified(kernel.spec(), first_use_case(size), _words(size))
+                    ensure_verified(kernel.spec(), first_use_case(size), "cuda")
         kernel.chosen[key] = found is not None
     return kernel.chosen[key]
-
-
-def _words(size: Size) -> str:
-    """What runs a size on a GPU."""
-    return "cuda" if size.plan == matrix_plan.DEFAULT else f"cuda, plan {size.plan}"
 
 
 @cache

@@ -99,8 +99,23 @@ inline void enter() {
   block->progress++;
   yield();
 }
-// The blocks of a grid, one after another. Shared memory holds anything at the start: 0xff bytes, which are NaN.
+// A warp as far as it gets without the others; whether any of it is left.
+inline bool run_warp(Block& now, int warp, int threads) {
+  for (;;) {
+    const auto before = now.progress;
+    bool left = false;
+    for (int i = warp * 32; i < std::min(threads, warp * 32 + 32); i++) {
+      if (now.threads[i].done) continue;
+      left = true, now.current = i, thread_index.x = i;
+      swapcontext(&now.scheduler, &now.threads[i].context);
+    }
+    if (!left || now.progress == before) return left;
+  }
+}
+// The blocks of a grid, one after another. Each warp runs ahead of the later ones as far as barriers let it, or, with
+// EMULATED_BACKWARDS, of the earlier ones: what a barrier too few would spoil differs between the two. Shared memory holds anything at the start: 0xff bytes, which are NaN.
 inline void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t bytes, const std::function<void()>& kernel) {
+  const bool backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;
   grid_size.x = blocks, block_size.x = threads;
   for (unsigned b = 0; b < blocks; b++) {
     Block now;
@@ -113,14 +128,11 @@ inline void launch(unsigned blocks, int threads, unsigned char* shared, std::siz
       t.context.uc_stack.ss_sp = t.stack.get(), t.context.uc_stack.ss_size = kStack, t.context.uc_link = nullptr;
       makecontext(&t.context, enter, 0);
     }
+    const int warps = static_cast<int>(now.warps.size());
     for (bool left = true; left;) {
       const auto before = now.progress;
       left = false;
-      for (int i = 0; i < threads; i++) {
-        if (now.threads[i].done) continue;
-        left = true, now.current = i, thread_index.x = i;
-        swapcontext(&now.scheduler, &now.threads[i].context);
-      }
+      for (int i = 0; i < warps; i++) left |= run_warp(now, backwards ? warps - 1 - i : i, threads);
       if (left && now.progress == before) std::fprintf(stderr, "the threads of block %u wait for each other\n", b), std::abort();
     }
   }

@@ -1,16 +1,10 @@
 // Binding of the matrix-state skeleton on the GPU: one cell, one storage type, one size of state. The interface: matrix_state_call.h.
-//   -DELMAN_FORWARD=1400  -DELMAN_BACKWARD=1400 say how the kernels are laid out: the numbers of Tuned (matrix_state_plan.cuh), a digit each.
 #include "matrix_state_call.h"
 
 #include <elman/matrix_state.cuh>
 #include <elman/stored.cuh>
 
-#ifndef ELMAN_FORWARD
-#define ELMAN_FORWARD 1400
-#endif
-#ifndef ELMAN_BACKWARD
-#define ELMAN_BACKWARD 1400
-#endif
+#include <algorithm>
 
 namespace {
 
@@ -21,11 +15,10 @@ struct Options {
   static constexpr elman::ScalarKind kind0 = static_cast<elman::ScalarKind>(ELMAN_KIND0),
                                      kind1 = static_cast<elman::ScalarKind>(ELMAN_KIND1);
 };
-template <int digits>
-using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options,
-                          matrix::Tuned<digits / 1000, digits / 100 % 10, digits / 10 % 10, digits % 10>>;
-using Forward = Plan<ELMAN_FORWARD>;
-using Backward = Plan<ELMAN_BACKWARD>;
+template <int lines>
+using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options, lines>;
+using Forward = Plan<2>;  // lines a lane
+using Backward = Plan<Forward::most_lines>;
 
 matrix::Sizes sizes(const MatrixCall& c) {
   return {static_cast<int>(c.batch), static_cast<int>(c.steps), static_cast<int>(c.heads), 0};
@@ -49,8 +42,7 @@ ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) {
   out[1] = matrix::forward_shared<Forward>();
   out[2] = matrix::backward_shared<Backward>();
   out[3] = 1;
-  for (int piece : {Forward::piece_kq, Forward::piece_line, Backward::piece_kq, Backward::piece_line})
-    if (piece > out[3]) out[3] = piece;
+  for (int piece : {Forward::piece_kq, Forward::piece_line, Backward::piece_line}) out[3] = std::max<std::int64_t>(out[3], piece);
 }
 
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {

@@ -7,12 +7,18 @@
 
 namespace elman::matrix {
 
+#define ELMAN_REGISTERS_MOVE 0
+template <int>
+inline void take_registers() {}
+template <int>
+inline void give_registers() {}
 inline void team_barrier(int number, int threads) { emulated::wait(emulated::block->named[number], threads); }
 
 inline float tf32(unsigned x) { return __uint_as_float(x & 0xffffe000u); }
 struct Bfloat {  // the lower or upper one of two
   static float of(unsigned x, int upper) { return __uint_as_float(upper ? x & 0xffff0000u : x << 16); }
 };
+
 struct Half {
   static float of(unsigned x, int upper) {
     const unsigned short bits = upper ? x >> 16 : x;
@@ -48,17 +54,10 @@ inline void mma_k16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned
       [](const emulated::Words* w, int r, int k) { return Element::of(w[r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k % 2); },
       [](const emulated::Words* w, int k, int n) { return Element::of(w[n * 4 + k % 8 / 2][4 + k / 8], k % 2); });
 }
-template <class Element>
-inline void mma_k8(float (&c)[4], unsigned a0, unsigned a1, unsigned b) {
-  const unsigned mine[3] = {a0, a1, b};
-  multiply<8>(
-      c, mine, [](const emulated::Words* w, int r, int k) { return Element::of(w[r % 8 * 4 + k / 2][r / 8], k % 2); },
-      [](const emulated::Words* w, int k, int n) { return Element::of(w[n * 4 + k / 2][2], k % 2); });
-}
 inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { mma_k16<Bfloat>(c, a, b0, b1); }
-inline void mma_half(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { mma_k16<Half>(c, a, b0, b1); }
-inline void mma_bf16_k8(float (&c)[4], unsigned a0, unsigned a1, unsigned b) { mma_k8<Bfloat>(c, a0, a1, b); }
-inline void mma_half_k8(float (&c)[4], unsigned a0, unsigned a1, unsigned b) { mma_k8<Half>(c, a0, a1, b); }
+inline void mma_half(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  mma_k16<Half>(c, a, b0, b1);
+}  // of few rows
 inline unsigned transposed(unsigned x) {
   const emulated::Words* all = emulated::exchange(&x, 4);
   const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;

@@ -57,15 +57,9 @@ struct Staging {
   alignas(16) typename P::Store q[kInterval][P::N];
   alignas(16) typename P::Store line[P::NL][kInterval][P::CBP];
 };
-template <class P, bool half = P::half>
-struct HalfKeys {};
 template <class P>
-struct HalfKeys<P, true> {
-  alignas(16) __half half[kInterval + 1][2 * P::NP];  // k and q again
-};
-template <class P>
-struct Ready : HalfKeys<P> {
-  alignas(16) float kq[kInterval + P::merged][2 * P::NP];  // merged: the k that would follow is read, and not used
+struct Ready {
+  alignas(16) float kq[kInterval + P::tensor][2 * P::NP];  // tensor: the k that would follow is read, and not used
   alignas(16) float line[P::NL][kInterval][P::CB];
   float scalar[P::NS][kInterval];
   float hold[kInterval];
@@ -74,42 +68,47 @@ struct Ready : HalfKeys<P> {
 };
 template <class P>
 struct ForwardShared {
-  Ready<P> x;
-  Staging<P> raw;
-  alignas(16) float out[P::WPH][kInterval][P::tensor ? P::C + 4 : 36];
+  Ready<P> x[P::buffers];
+  Staging<P> raw[P::buffers];
+  alignas(16) float out[P::buffers][P::WPH][kInterval][P::tensor ? P::C + 4 : 36];
 };
 template <class P, bool tensor = P::tensor>
-struct Matrices {  // what the walk leaves for the sums over lines
+struct Sums {  // what a walk leaves for the sums over lines
   using Hist = std::conditional_t<P::mma, bf16, float>;
   alignas(16) Hist s[kInterval + 1][P::CBP][P::ROW];
   alignas(16) Hist p[kInterval][P::CBP][P::ROW];
-};
-template <class P>
-struct Matrices<P, true> {
-  using Hist = float;
-};
-template <class P>
-struct BackwardShared : Matrices<P> {
-  using Hist = typename Matrices<P>::Hist;
-  alignas(16) Hist dr[P::tensor ? 1 : kInterval + 1][P::CBP];
+  alignas(16) Hist dr[kInterval + 1][P::CBP];
   alignas(16) Hist write[kInterval][P::CBP];
-  alignas(16) float retrieved[P::tensor && P::Cell::backward_uses_r ? kInterval : 1][P::CBP];
-  alignas(16) Hist zero[(P::tensor ? kInterval : 1) * P::CBP];  // tensor: read like dy
-  Ready<P> x;
-  alignas(16) float dy[kInterval][P::CB];
-  alignas(16) float dline[P::NL][kInterval][P::CB];
-  alignas(16) float dscalar[P::NS][kInterval][P::TL];
-  alignas(16) float dkq[P::tensor ? P::WPH : 1][kInterval][2 * P::NP];  // tensor: each warp's share
-  Staging<P> raw[2];
-  alignas(16) typename P::Store dy_raw[2][kInterval][P::CBP];
-  alignas(16) float saved[P::WPH][P::M][P::RV][32][P::VW];
+  alignas(16) Hist zero[P::CBP];
+  alignas(16) float dkq[kInterval][2 * P::NP];
+};
+template <class P>
+struct Sums<P, true> {  // of each warp, over its lines: dk, and dq of the step before
+  alignas(16) float dkq[2][P::WPH][kInterval + 1][2 * P::NP];
+};
+template <class P>
+struct BackwardShared : Sums<P> {
+  Ready<P> x[P::buffers];
+  alignas(16) float dline[P::buffers][P::NL][kInterval][P::CB];
+  alignas(16) float dscalar[P::buffers][P::NS][kInterval][P::TL + 8];  // 8: so that rows start in different banks
+  Staging<P> raw[P::raw_buffers];
+  alignas(16) typename P::Store dy[P::raw_buffers][kInterval][P::CBP];
+  alignas(16) float saved[P::buffers][P::WPH][P::M][P::RV][32][P::VW];
 };
 
+// All threads that work on a head, helpers too.
 template <class P>
 __device__ __forceinline__ void team_sync(int team) {
-  if constexpr (P::WPH == 1) __syncwarp();
+  if constexpr (P::helped) team_barrier(team + 1, 2 * P::TL);
+  else if constexpr (P::WPH == 1) __syncwarp();
   else if constexpr (P::HB == 1) __syncthreads();
   else team_barrier(team + 1, P::TL);
+}
+// The helpers of a head among themselves.
+template <class P>
+__device__ __forceinline__ void helpers_sync(int team) {
+  if constexpr (P::WPH == 1) __syncwarp();
+  else team_barrier(P::HB + team + 1, P::TL);
 }
 
 template <class S>
@@ -120,19 +119,20 @@ __device__ __forceinline__ void clear(S* s, int i, int step) {
 
 template <class P>
 struct Place {
-  int warp, lane, team, tw, tl, rg, cg, b, h, part, line0;
+  int lane, team, tw, tl, rg, cg, b, h, part, line0;
   int64_t bh;
-  bool active;  // the team has work
+  bool active, helper;  // active: the team has work
   __device__ __forceinline__ Place(const Sizes& n) {
-    warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / P::WPH, tw = warp % P::WPH;
-    tl = threadIdx.x - team * P::TL, rg = lane % P::L, cg = lane / P::L;
+    const int warp = threadIdx.x / 32 % P::own;
+    helper = threadIdx.x >= P::own * 32;
+    lane = threadIdx.x % 32, team = warp / P::WPH, tw = warp % P::WPH, tl = tw * 32 + lane, rg = lane % P::L, cg = lane / P::L;
     const int64_t unit = int64_t(blockIdx.x) * P::HB + team;
-    active = unit < n.units;
+    active = team < P::HB && unit < n.units;
     part = int(unit % P::PARTS), bh = unit / P::PARTS;
     b = int(bh / n.H), h = int(bh % n.H);
     line0 = part * P::CB;
   }
-  __device__ __forceinline__ int column(int m) const { return tw * P::C + m * 8 + cg; }  // of the team
+  __device__ __forceinline__ int column(int m) const { return tw * P::C + cg * P::M + m; }  // of the team
   __device__ __forceinline__ int line(int m) const { return line0 + column(m); }
   __device__ __forceinline__ bool mine(int m) const { return line(m) < P::V; }
 };

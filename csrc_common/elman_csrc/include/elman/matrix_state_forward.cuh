@@ -7,139 +7,221 @@
 namespace elman::matrix {
 
 template <class P>
-__global__ void __launch_bounds__(P::threads, P::blocks) forward_kernel(const __grid_constant__ ForwardArgs a) {
+__device__ __forceinline__ void save_state(const ForwardArgs& a, const Place<P>& at, int seg, int segments,
+                                           const float (&S)[P::E]) {
+  if (!a.saved) return;
+#pragma unroll
+  for (int m = 0; m < P::M; m++) {
+    float* to = a.saved + ((at.bh * segments + seg) * P::V + at.line(m)) * int64_t(P::N);
+    if (at.mine(m))
+#pragma unroll
+      for (int n = 0; n < P::RV; n++) {
+        const int i = (n * P::L + at.rg) * P::VW;
+        float g[P::VW];
+#pragma unroll
+        for (int e = 0; e < P::VW; e++) g[e] = S[P::element(m, n * P::VW + e)];
+        if (i < P::N) store<P::VW>(to + i, g);
+      }
+  }
+}
+
+// The steps of a segment. Products of a state: the retrieval of the next step and the readout of this one, which nothing waits for.
+template <class P, bool tensor = P::tensor>
+struct Recur {
+  static constexpr int pitch = 36;
+  const Ready<P>& x;
+  float* out;
+  const float* lines;
+  int rg;
+  float (&S)[P::E];
+  Products<P> sum, read;
+  float kc[P::R];
+
+  __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
+      : x(x), out(out[0] + at.lane), lines(&x.line[0][0][at.column(0)]), rg(at.rg), S(S) {
+    load_rows<P>(kc, x.kq[0], rg);
+    line_products<P, false>(sum, S, kc);
+  }
+  __device__ __forceinline__ void readout(int s) { out[s * pitch] = read.c[0][0]; }
+  template <bool MayHold>
+  __device__ __forceinline__ void step(int s) {
+    float kn[P::R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M], q[P::R];
+    load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], rg);
+    step_inputs<P>(in, c, lines, x, s);
+    advance<P, MayHold>(S, sum, kc, in, c, MayHold && x.hold[s] != 0.f, r, write);
+    line_products<P, false>(sum, S, kn);
+    if (s > 0) readout(s - 1);
+    load_rows<P>(q, x.kq[s] + P::NP, rg);
+    line_products<P, false>(read, S, q);
+#pragma unroll
+    for (int i = 0; i < P::R; i++) kc[i] = kn[i];
+  }
+};
+// Both are columns of one product. What is left in `out` still wants kUncut.
+template <class P>
+struct Recur<P, true> {
+  static constexpr int pitch = P::C + 4;
+  const Ready<P>& x;
+  float* out;
+  const float* lines;
+  int rg, odd;
+  float (&S)[P::E];
+  Products<P> sum;
+
+  __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
+      : x(x), out(out[0] + at.cg * P::M), lines(&x.line[0][0][at.column(0)]), rg(at.rg), odd(at.cg & 1), S(S) {
+    float k[P::R];
+    load_rows<P>(k, x.kq[0], rg);
+    line_products<P, true>(sum, S, k);
+  }
+  __device__ __forceinline__ void readout(int s) {
+    float o[P::M];
+#pragma unroll
+    for (int m = 0; m < P::M; m++) o[m] = sum.c[0][2 * m + 1];
+    if (rg == 0) store<P::M>(out + s * pitch, o);
+  }
+  template <bool MayHold>
+  __device__ __forceinline__ void step(int s) {
+    float k[P::R], both[P::R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M];
+    load_rows<P>(k, x.kq[s], rg);
+    load_rows<P>(both, x.kq[0] + (odd ? P::NP : 2 * P::NP) + s * 2 * P::NP,
+                 rg);  // even columns: k of the next step, odd: q of this
+    step_inputs<P>(in, c, lines, x, s);
+    advance<P, MayHold>(S, sum, k, in, c, MayHold && x.hold[s] != 0.f, r, write);
+    if (s > 0) readout(s - 1);
+    line_products<P, true>(sum, S, both);
+  }
+};
+template <class P, class Halfway>
+__device__ __forceinline__ void recur(Recur<P> run, int count, bool masked, Halfway halfway) {
+  if (count == kInterval && !masked) {
+#pragma unroll
+    for (int s = 0; s < kInterval; s++) {
+      run.template step<false>(s);
+      if (s == kInterval / 2) halfway();
+    }
+  } else {
+#pragma unroll 1
+    for (int s = 0; s < count; s++) run.template step<true>(s);
+    halfway();
+  }
+  run.readout(count - 1);
+}
+
+// Readouts of a warp's lines to o: lane = (step, half of the lines).
+template <class P>
+__device__ __forceinline__ void finish(const float (*out)[Recur<P>::pitch], const ForwardArgs& a, const Place<P>& at, int t0) {
+  constexpr int PL = P::C / 2, L = P::L;
+  const int s = at.lane / 2, half = at.lane % 2, line = at.line0 + at.tw * P::C + half * PL;
+  float y[PL];
+  if constexpr (P::tensor) {
+    load<PL>(y, &out[s][half * PL]);
+#pragma unroll
+    for (int j = 0; j < PL; j++) y[j] *= kUncut;
+  } else {
+    float x[16];
+    load<16>(x, &out[s][half * 16]);
+#pragma unroll
+    for (int j = 0; j < PL; j++) {
+      y[j] = x[j * L];
+#pragma unroll
+      for (int g = 1; g < L; g++) y[j] += x[j * L + g];
+    }
+  }
+  if (t0 + s >= a.n.T) return;
+  typename P::Store* to = static_cast<typename P::Store*>(a.o) + ((int64_t(at.b) * a.n.T + t0 + s) * a.n.H + at.h) * P::V + line;
+  if constexpr (P::V % PL == 0) {
+    if (line < P::V) store<PL>(to, y);
+  } else {
+#pragma unroll
+    for (int j = 0; j < PL; j++)
+      if (line + j < P::V) to[j] = from_float<typename P::Store>(y[j]);
+  }
+}
+
+// What the helpers of a team do, always a segment before or behind it.
+template <class P>
+__device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
+  Scalars<P> sc(a.in, at.h);
+  auto bring = [&](int seg) {
+    if (seg < segments) stage<P>(sm.raw[seg & 1], a.in, a.n, at.b, at.h, at.line0, seg * kInterval, at.tl);
+    __pipeline_commit();
+  };
+  auto ready = [&](int seg) {
+    if (seg < segments) make_ready<P>(sm.x[seg & 1], sm.raw[seg & 1], sc, at.tl);
+    if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * kInterval, at.tl);
+  };
+  sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);
+  bring(0);
+  bring(1);
+  __pipeline_wait_prior(0);
+  helpers_sync<P>(at.team);
+  ready(0);
+  team_sync<P>(at.team);
+  for (int seg = 0; seg < segments; seg++) {
+    bring(seg + 2);
+    ready(seg + 1);
+    if (seg > 0) finish<P>(sm.out[(seg - 1) & 1][at.tw], a, at, (seg - 1) * kInterval);
+    __pipeline_wait_prior(0);
+    team_sync<P>(at.team);
+  }
+  finish<P>(sm.out[(segments - 1) & 1][at.tw], a, at, (segments - 1) * kInterval);
+}
+
+template <class P>
+__device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
+  float S[P::E];
+  read_state<P>(S, a.s0, at, a.state_line, a.state_row);
+  team_sync<P>(at.team);
+  for (int seg = 0; seg < segments; seg++) {
+    save_state<P>(a, at, seg, segments, S);
+    recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, S}, min(kInterval, a.n.T - seg * kInterval), a.in.mask, [] {});
+    team_sync<P>(at.team);
+  }
+  write_state<P>(a.s1, S, at, a.state_line, a.state_row);
+}
+
+template <class P>
+__device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
+  float S[P::E];
+  read_state<P>(S, a.s0, at, a.state_line, a.state_row);
+  Scalars<P> sc(a.in, at.h);
+  auto bring = [&](int seg) {
+    if (seg < segments) stage<P>(sm.raw[0], a.in, a.n, at.b, at.h, at.line0, seg * kInterval, at.tl);
+    __pipeline_commit();
+  };
+  sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);
+  bring(0);
+  for (int seg = 0; seg < segments; seg++) {
+    __pipeline_wait_prior(0);
+    team_sync<P>(at.team);
+    make_ready<P>(sm.x[0], sm.raw[0], sc, at.tl);
+    team_sync<P>(at.team);
+    bring(seg + 1);
+    save_state<P>(a, at, seg, segments, S);
+    recur<P>({sm.x[0], sm.out[0][at.tw], at, S}, min(kInterval, a.n.T - seg * kInterval), a.in.mask, [&] {
+      if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * kInterval, at.tl);
+    });
+    __syncwarp();
+    finish<P>(sm.out[0][at.tw], a, at, seg * kInterval);
+    if constexpr (P::WPH == 1) __syncwarp();
+  }
+  write_state<P>(a.s1, S, at, a.state_line, a.state_row);
+}
+
+template <class P>
+__global__ void __launch_bounds__(P::threads, P::forward_blocks) forward_kernel(const __grid_constant__ ForwardArgs a) {
+  static_assert(P::M == 2 || !P::tensor, "retrieval and readout are two columns of a product");
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const Place<P> at(a.n);
   if (!at.active) return;
   ForwardShared<P>& sm = reinterpret_cast<ForwardShared<P>*>(shared_bytes)[at.team];
-  constexpr int R = P::R, L = P::L, C = P::C, PL = C / 2;
-  const int T = a.n.T, segments = (T + kInterval - 1) / kInterval;
-  clear(&sm, at.tl, P::TL);
-  float S[P::E];
-  read_state<P>(S, a.s0, at, a.state_line, a.state_row);
-  Scalars<P> sc(a.in, at.h);
-  sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);
+  const int segments = (a.n.T + kInterval - 1) / kInterval;
+  clear(&sm, at.tl + (at.helper ? P::TL : 0), P::helped ? 2 * P::TL : P::TL);
   team_sync<P>(at.team);
-  stage<P>(sm.raw, a.in, a.n, at.b, at.h, at.line0, 0, at.tl);
-  __pipeline_commit();
-  for (int seg = 0; seg < segments; seg++) {
-    const int t0 = seg * kInterval, count = min(kInterval, T - t0);
-    __pipeline_wait_prior(0);
-    team_sync<P>(at.team);
-    make_ready<P>(sm.x, sm.raw, sc, at.tl);
-    team_sync<P>(at.team);
-    if (seg + 1 < segments) stage<P>(sm.raw, a.in, a.n, at.b, at.h, at.line0, t0 + kInterval, at.tl);
-    __pipeline_commit();
-    if (a.saved)
-#pragma unroll
-      for (int m = 0; m < P::M; m++) {
-        float* to = a.saved + ((at.bh * segments + seg) * P::V + at.line(m)) * int64_t(P::N);
-        if (at.mine(m))
-#pragma unroll
-          for (int n = 0; n < P::RV; n++) {
-            const int i = (n * L + at.rg) * P::VW;
-            float g[P::VW];
-#pragma unroll
-            for (int e = 0; e < P::VW; e++) g[e] = S[P::element(m, n * P::VW + e)];
-            if (i < P::N) store<P::VW>(to + i, g);
-          }
-      }
-    float* out = &sm.out[at.tw][0][P::tensor ? at.cg : at.lane];
-    constexpr int pitch = sizeof(sm.out[0][0]) / sizeof(float);
-    const float* lines = &sm.x.line[0][0][at.column(0)];
-    float kc[R], q[R] = {};
-    Products<P> sum, read = {};
-    HalfB<P> qb = {};
-    load_rows<P>(kc, sm.x.kq[0], at.rg);
-    retrieve_state<P>(sum, S, kc, sm.x, 0, at.rg, at.cg & 1);
-    // merged: even columns of a product are for k of the next step, odd ones for q of this one
-    const float* both = sm.x.kq[0] + (at.cg & 1 ? P::NP : 2 * P::NP);
-    auto readout = [&](int s) {
-      if constexpr (P::tensor) {
-        float o[P::M];
-        state_sums<P>(o, P::merged ? sum : read, P::merged ? 1 : 0);
-        if (at.rg == 0)
-#pragma unroll
-          for (int m = 0; m < P::M; m++) out[s * pitch + m * 8] = o[m];
-      } else {
-        out[s * pitch] = read.c[0][0];
-      }
-    };
-    auto step = [&](int s, auto may_hold) {
-      constexpr bool MayHold = decltype(may_hold)::value;
-      float kn[R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M];
-      if constexpr (P::merged) {
-        load_rows<P>(kc, sm.x.kq[s], at.rg);
-        HalfB<P> b;
-        if constexpr (P::half) load_half_b<P>(b, sm.x.half[0] + (both - sm.x.kq[0]) + s * 2 * P::NP, at.rg, 0);
-        else load_rows<P>(kn, both + s * 2 * P::NP, at.rg);
-        step_inputs<P>(in, c, lines, sm.x, s);
-        advance<P, MayHold>(S, sum, kc, in, c, MayHold && sm.x.hold[s] != 0.f, r, write);
-        if (s > 0) readout(s - 1);
-        if constexpr (P::half) half_products<P>(sum.c[0], S, b);
-        else line_products<P>(sum, S, kn);
-        return;
-      }
-      load_rows<P>(kn, sm.x.kq[s + 1 < kInterval ? s + 1 : s], at.rg);
-      step_inputs<P>(in, c, lines, sm.x, s);
-      advance<P, MayHold>(S, sum, kc, in, c, MayHold && sm.x.hold[s] != 0.f, r, write);
-      retrieve_state<P>(sum, S, kn, sm.x, s + 1 < kInterval ? s + 1 : s, at.rg, at.cg & 1);
-      if (s > 0) readout(s - 1);  // one step late: nothing waits for it
-      if constexpr (P::half) {
-        if (at.cg < 2) load_half_b<P>(qb, sm.x.half[s] + P::NP, at.rg, at.cg & 1);
-        half_products<P>(read.c[0], S, qb);
-#pragma unroll
-        for (int i = 0; i < R; i++) kc[i] = kn[i];
-        return;
-      }
-      if (!P::tensor || at.cg < (P::M == 1 ? 2 : 1))
-        load_b<P>(q, sm.x.kq[s] + P::NP, at.rg, at.cg & 1);  // tensor: the first columns of B are enough
-      line_products<P>(read, S, q);
-#pragma unroll
-      for (int i = 0; i < R; i++) kc[i] = kn[i];
-    };
-    if (count == kInterval && !a.in.mask) {
-#pragma unroll
-      for (int s = 0; s < kInterval; s++) {
-        step(s, std::false_type());
-        if (s == kInterval / 2 && seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, t0 + kInterval, at.tl);
-      }
-    } else {
-#pragma unroll 1
-      for (int s = 0; s < count; s++) step(s, std::true_type());
-      sc.fetch(a.in, a.n, at.b, at.h, t0 + kInterval, at.tl);
-    }
-    readout(count - 1);
-    __syncwarp();
-    {  // complete the readouts of this warp: lane = (step, half of the lines)
-      const int s = at.lane / 2, half = at.lane % 2;
-      float y[PL];
-      if constexpr (P::tensor) load<PL>(y, &sm.out[at.tw][s][half * PL]);
-      else {
-        float x[16];
-        load<16>(x, &sm.out[at.tw][s][half * 16]);
-#pragma unroll
-        for (int j = 0; j < PL; j++) {
-          y[j] = x[j * L];
-#pragma unroll
-          for (int g = 1; g < L; g++) y[j] += x[j * L + g];
-        }
-      }
-      const int line = at.line0 + at.tw * C + half * PL;
-      if (s < count) {
-        typename P::Store* to = static_cast<typename P::Store*>(a.o) + ((int64_t(at.b) * T + t0 + s) * a.n.H + at.h) * P::V + line;
-        if constexpr (P::V % PL == 0) {
-          if (line < P::V) store<PL>(to, y);
-        } else {
-#pragma unroll
-          for (int j = 0; j < PL; j++)
-            if (line + j < P::V) to[j] = from_float<typename P::Store>(y[j]);
-        }
-      }
-    }
-    if constexpr (P::WPH == 1) __syncwarp();
-  }
-  write_state<P>(a.s1, S, at, a.state_line, a.state_row);
+  if constexpr (!P::helped) recur_alone<P>(sm, a, at, segments);
+  else if (at.helper) help<P>(sm, a, at, segments);
+  else recur_helped<P>(sm, a, at, segments);
 }
 
 }  // namespace elman::matrix

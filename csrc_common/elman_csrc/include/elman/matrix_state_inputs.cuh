@@ -7,17 +7,41 @@
 
 namespace elman::matrix {
 
+// The `it`-th thing of thread tl, of `per` things a step.
+struct Item {
+  int s, e;  // step; which of the `per`
+};
+template <int TL, int per>
+__device__ __forceinline__ Item item(int it, int tl) {
+  if constexpr (TL % per == 0) return {it * (TL / per) + tl / per, tl % per};
+  else return {(it * TL + tl) / per, (it * TL + tl) % per};
+}
+
 // Rows of `COUNT` elements for 16 steps, global to shared; steps beyond T become zero. Asynchronous where the size allows it.
 template <int PIECE, int COUNT, int TL, class T>
 __device__ __forceinline__ void stage_rows(T* dst, int dst_step, const T* src, int64_t step, int t0, int T_, int count, int tl) {
   constexpr int E = PIECE / int(sizeof(T)) > 0 ? PIECE / int(sizeof(T)) : 1, per = (COUNT + E - 1) / E;
-#pragma unroll
+  src += t0 * step;
+  if (t0 + kInterval <= T_) {  // the usual case, without a look at every row
+#pragma unroll(2)
+    for (int it = 0; it < (kInterval * per + TL - 1) / TL; it++) {
+      const Item at = item<TL, per>(it, tl);
+      const int s = at.s, e = at.e * E;
+      if ((kInterval * per) % TL && s >= kInterval) break;
+      if (e >= count) continue;
+      if constexpr (PIECE >= 4) __pipeline_memcpy_async(dst + s * dst_step + e, src + s * step + e, PIECE);
+      else dst[s * dst_step + e] = src[s * step + e];
+    }
+    return;
+  }
+#pragma unroll 1
   for (int it = 0; it < (kInterval * per + TL - 1) / TL; it++) {
-    const int i = it * TL + tl, s = i / per, e = (i % per) * E;
-    if ((kInterval * per) % TL && i >= kInterval * per) break;
+    const Item at = item<TL, per>(it, tl);
+    const int s = at.s, e = at.e * E;
+    if ((kInterval * per) % TL && s >= kInterval) break;
     if (e >= count) continue;
     const bool in = t0 + s < T_;
-    const T* from = src + int64_t(in ? t0 + s : T_ - 1) * step + e;
+    const T* from = src + int64_t(in ? s : T_ - 1 - t0) * step + e;
     if constexpr (PIECE >= 4) __pipeline_memcpy_async(dst + s * dst_step + e, from, PIECE, in ? 0 : PIECE);
     else dst[s * dst_step + e] = in ? *from : from_float<T>(0.f);
   }
@@ -48,6 +72,22 @@ __device__ __forceinline__ ScalarGrad<float> scalar_adjoint(ScalarKind kind, flo
   const float g = -dy * y * rate;
   return {g * logistic<Math>(x + bias), g * soft<Math>(x + bias)};
 }
+
+// silu and its derivative. Fast: with h = x / 2 and t = tanh(h), sigmoid(x) = (1 + t) / 2, so that x sigmoid(x) = h + h t.
+template <class Math>
+__device__ __forceinline__ float silu_of(float x) {
+  if constexpr (std::is_same_v<Math, Exact>) return silu(x, Math::sigmoid(x));
+  const float h = 0.5f * x;
+  return fmaf(h, Math::tanh(h), h);
+}
+template <class Math>
+__device__ __forceinline__ float silu_slope(float x) {
+  if constexpr (std::is_same_v<Math, Exact>) return silu_derivative(x, Math::sigmoid(x));
+  const float h = 0.5f * x, t = Math::tanh(h), s = fmaf(0.5f, t, 0.5f);
+  return fmaf(s, fmaf(-h, t, h), s);
+}
+// x to 10 bits of mantissa, to nearest; what is not finite stays so.
+__device__ __forceinline__ float to_tf32(float x) { return fmaf(x, -8192.f, __fmul_rn(x, 8193.f)); }
 
 // Scalars and the mask of the next segment wait in a register until it starts: lanes 0-15 hold scalar 0, 16-31 scalar 1.
 template <class P>
@@ -89,16 +129,16 @@ __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Siz
 template <class P>
 __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
   constexpr int E = P::N / 4;
-#pragma unroll
+#pragma unroll(P::unroll)
   for (int it = 0; it < (2 * kInterval * 4 + P::TL - 1) / P::TL; it++) {
-    const int i = it * P::TL + tl, sub = i & 3, w = (i >> 2) & 1, s = i >> 3;
-    if ((2 * kInterval * 4) % P::TL && i >= 2 * kInterval * 4) break;
+    const int sub = tl & 3, w = (tl >> 2) & 1, s = it * (P::TL / 8) + (tl >> 3);
+    if ((2 * kInterval * 4) % P::TL && s >= kInterval) break;
     float f[E];
     load<E>(f, (w ? raw.q[s] : raw.k[s]) + sub * E);
     float sum = 0;
 #pragma unroll
     for (int e = 0; e < E; e++) {
-      if (P::Opt::silu) f[e] = silu(f[e], P::Math::sigmoid(f[e]));
+      if (P::Opt::silu) f[e] = silu_of<typename P::Math>(f[e]);
       sum = fmaf(f[e], f[e], sum);
     }
     if (P::Opt::l2) {
@@ -109,15 +149,9 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
       for (int e = 0; e < E; e++) f[e] *= rho;
       if (sub == 0) x.rho[w][s] = rho;
     }
-    if constexpr (P::half) {  // rounded, so that sums and updates see the same k
+    if (P::tensor && (P::Opt::silu || P::Opt::l2)) {  // rounded to tf32, so that sums and updates see the same k
 #pragma unroll
-      for (int e = 0; e < E; e++) {
-        const __half rounded = __float2half(f[e]);
-        x.half[s][w * P::NP + sub * E + e] = rounded, f[e] = __half2float(rounded);
-      }
-    } else if (P::tensor && (P::Opt::silu || P::Opt::l2)) {  // rounded to tf32, so that sums and updates see the same k
-#pragma unroll
-      for (int e = 0; e < E; e++) f[e] = f[e] == f[e] ? __uint_as_float((__float_as_uint(f[e]) + 0x1000u) & 0xffffe000u) : f[e];
+      for (int e = 0; e < E; e++) f[e] = to_tf32(f[e]);
     }
     float* to = x.kq[s] + w * P::NP + sub * E;
     if constexpr (P::NP % E == 0) store<E>(to, f);
@@ -128,15 +162,16 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
   }
 #pragma unroll
   for (int l = 0; l < P::NL; l++)
-#pragma unroll
+#pragma unroll(P::unroll)
     for (int it = 0; it < (kInterval * P::CB / P::EV + P::TL - 1) / P::TL; it++) {
-      const int i = it * P::TL + tl, s = i / (P::CB / P::EV), e0 = i % (P::CB / P::EV) * P::EV;
-      if ((kInterval * P::CB / P::EV) % P::TL && i >= kInterval * P::CB / P::EV) break;
+      const Item at = item<P::TL, P::CB / P::EV>(it, tl);
+      const int s = at.s, e0 = at.e * P::EV;
+      if ((kInterval * P::CB / P::EV) % P::TL && s >= kInterval) break;
       float f[P::EV];
       load<P::EV>(f, &raw.line[l][s][e0]);
       if (P::Opt::silu && l == 0) {
 #pragma unroll
-        for (int e = 0; e < P::EV; e++) f[e] = silu(f[e], P::Math::sigmoid(f[e]));
+        for (int e = 0; e < P::EV; e++) f[e] = silu_of<typename P::Math>(f[e]);
       }
       store<P::EV>(&x.line[l][s][e0], f);
     }

@@ -49,12 +49,27 @@ __device__ __forceinline__ void load(float (&f)[E], const T* p) {
 #pragma unroll
   for (int i = 0; i < E; i++) f[i] = to_float(v.x[i]);
 }
+__device__ __forceinline__ unsigned pack(float low, float high, bf16) {
+  const __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const unsigned*>(&x);
+}
+__device__ __forceinline__ unsigned pack(float low, float high, __half) {
+  const __half2 x = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const unsigned*>(&x);
+}
 template <int E, class T>
 __device__ __forceinline__ void store(T* p, const float (&f)[E]) {
-  Vec<E, T> v;
+  if constexpr (sizeof(T) == 2 && E % 2 == 0) {  // in words: the compiler has been seen to store their halves one by one
+    Vec<E / 2, unsigned> v;
 #pragma unroll
-  for (int i = 0; i < E; i++) v.x[i] = from_float<T>(f[i]);
-  *reinterpret_cast<Vec<E, T>*>(p) = v;
+    for (int i = 0; i < E; i += 2) v.x[i / 2] = pack(f[i], f[i + 1], T());
+    *reinterpret_cast<Vec<E / 2, unsigned>*>(p) = v;
+  } else {
+    Vec<E, T> v;
+#pragma unroll
+    for (int i = 0; i < E; i++) v.x[i] = from_float<T>(f[i]);
+    *reinterpret_cast<Vec<E, T>*>(p) = v;
+  }
 }
 
 template <int L>

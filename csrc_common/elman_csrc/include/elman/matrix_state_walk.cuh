@@ -43,7 +43,7 @@ __device__ __forceinline__ void sums_over_lines(BackwardShared<P>& sm, int buf, 
     const int g = at.lane / 4, tg = at.lane % 4;
     for (int tile = at.tw; tile < (kInterval + 1) * MT; tile += P::WPH) {
       const int s = tile / MT, mt = tile % MT;
-      const bf16* bx = g == 0 && s > 0 ? sm.dy_raw[buf][s - 1] : g == 1 ? sm.dr[s] : sm.zero;
+      const bf16* bx = g == 0 && s > 0 ? sm.dy[buf][s - 1] : g == 1 ? sm.dr[s] : sm.zero;
       const bf16* bp = g == 1 && s < kInterval ? sm.write[s] : sm.zero;
       float c[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -64,8 +64,8 @@ __device__ __forceinline__ void sums_over_lines(BackwardShared<P>& sm, int buf, 
         for (int x = 0; x < 2; x++) {
           const int i = ((g / P::VW) * L + mt * 2 + x) * P::VW + g % P::VW;
           if (g < P::R) {
-            if (s > 0) sm.dkq[0][s - 1][P::NP + i] = c[2 * x];
-            if (s < kInterval) sm.dkq[0][s][i] = c[2 * x + 1];
+            if (s > 0) sm.dkq[s - 1][P::NP + i] = c[2 * x];
+            if (s < kInterval) sm.dkq[s][i] = c[2 * x + 1];
           }
         }
       }
@@ -75,57 +75,59 @@ __device__ __forceinline__ void sums_over_lines(BackwardShared<P>& sm, int buf, 
       const int s = it / P::NP, p = it % P::NP, rg = p / P::R, e = p % P::R, i = ((e / P::VW) * L + rg) * P::VW + e % P::VW;
       float dq = 0, dk = 0;
       for (int j = 0; j < P::CB; j++) {
-        dq = fmaf(sm.s[s + 1][j][p], sm.dy[s][j], dq);
+        dq = fmaf(sm.s[s + 1][j][p], to_float(sm.dy[buf][s][j]), dq);
         dk = fmaf(sm.p[s][j][p], sm.write[s][j], dk);
         dk = fmaf(sm.s[s][j][p], sm.dr[s][j], dk);
       }
-      sm.dkq[0][s][P::NP + i] = dq;
-      sm.dkq[0][s][i] = dk;
+      sm.dkq[s][P::NP + i] = dq;
+      sm.dkq[s][i] = dk;
     }
   }
 }
 
 // Replay 16 steps into registers and walk back over them.
 template <class P, bool MayHold>
-__device__ __forceinline__ void walk(BackwardShared<P>& sm, const Place<P>& at, const float (&S0)[P::E], float (&dS)[P::E]) {
+__device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place<P>& at, const float (&S0)[P::E],
+                                     float (&dS)[P::E]) {
   static_assert(P::M == 1);
   using Hist = typename BackwardShared<P>::Hist;
   constexpr int R = P::R;
   const int j = at.column(0);
-  const float* lines = &sm.x.line[0][0][j];
+  const Ready<P>& x = sm.x[0];
+  const float* lines = &x.line[0][0][j];
   float hist[kInterval + 1][R], rs[kInterval][1];
 #pragma unroll
   for (int i = 0; i < R; i++) hist[0][i] = S0[i];
   keep_rows<P>(sm.s[0], hist[0], j, at.rg);
   float kc[R];
-  load_rows<P>(kc, sm.x.kq[0], at.rg);
+  load_rows<P>(kc, x.kq[0], at.rg);
 #pragma unroll
   for (int s = 0; s < kInterval; s++) {
     float kn[R], in[1][P::NL], c[P::NS], write[1];
-    load_rows<P>(kn, sm.x.kq[s + 1 < kInterval ? s + 1 : s], at.rg);
-    step_inputs<P>(in, c, lines, sm.x, s);
+    load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], at.rg);
+    step_inputs<P>(in, c, lines, x, s);
 #pragma unroll
     for (int i = 0; i < R; i++) hist[s + 1][i] = hist[s][i];
     Products<P> sum;
-    retrieve<P>(sum, hist[s], kc, false);
-    advance<P, MayHold>(hist[s + 1], sum, kc, in, c, MayHold && sm.x.hold[s] != 0.f, rs[s], write);
+    line_products<P, false>(sum, hist[s], kc);
+    advance<P, MayHold>(hist[s + 1], sum, kc, in, c, MayHold && x.hold[s] != 0.f, rs[s], write);
     if (at.rg == 0) sm.write[s][j] = from_float<Hist>(write[0]);
     keep_rows<P>(sm.s[s + 1], hist[s + 1], j, at.rg);
 #pragma unroll
     for (int i = 0; i < R; i++) kc[i] = kn[i];
   }
   float q[R];
-  load_rows<P>(q, sm.x.kq[kInterval - 1] + P::NP, at.rg);
-  float dy = sm.dy[kInterval - 1][j];
+  load_rows<P>(q, x.kq[kInterval - 1] + P::NP, at.rg);
+  float dy = to_float(sm.dy[buf][kInterval - 1][j]);
 #pragma unroll
   for (int s = kInterval - 1; s >= 0; s--) {
     const int b = s > 0 ? s - 1 : 0;
     float kn[R], qn[R], in[1][P::NL], c[P::NS], Pm[R];
-    load_rows<P>(kn, sm.x.kq[b], at.rg);
-    load_rows<P>(qn, sm.x.kq[b] + P::NP, at.rg);
-    const float dyn = sm.dy[b][j];
-    step_inputs<P>(in, c, lines, sm.x, s);
-    const bool hold = MayHold && sm.x.hold[s] != 0.f;
+    load_rows<P>(kn, x.kq[b], at.rg);
+    load_rows<P>(qn, x.kq[b] + P::NP, at.rg);
+    const float dyn = to_float(sm.dy[buf][b][j]);
+    step_inputs<P>(in, c, lines, x, s);
+    const bool hold = MayHold && x.hold[s] != 0.f;
     const float* S = hist[s + 1];
     const float* Sp = hist[s];
 #pragma unroll
@@ -145,12 +147,12 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, const Place<P>& at, 
 #pragma unroll
     for (int i = 0; i < P::NS; i++) {
       const bool whole = i == 0 && P::Cell::scalar_keep;
-      sm.dscalar[i][s][at.tl] = (whole || at.rg == 0) && !hold ? d.dc[i] : 0.f;
+      sm.dscalar[0][i][s][at.tl] = (whole || at.rg == 0) && !hold ? d.dc[i] : 0.f;
     }
     if (at.rg == 0) {
       sm.dr[s][j] = from_float<Hist>(hold ? 0.f : d.dr);
 #pragma unroll
-      for (int l = 0; l < P::NL; l++) sm.dline[l][s][j] = hold ? 0.f : d.din[l];
+      for (int l = 0; l < P::NL; l++) sm.dline[0][l][s][j] = hold ? 0.f : d.din[l];
     }
 #pragma unroll
     for (int i = 0; i < R; i++) {

@@ -5,132 +5,158 @@
 //   dq_{s-1} and dk_s, off the chain:  (S_s)^T [dy_{s-1}, dr_s] + P_s^T [0, write_s]
 //
 // with S_s the state before step s. For these sums over lines, fragments of 8 lines x 8 rows are cut to bf16, transposed among the lanes
-// (movmatrix) and are A of m16n8k16 (two lines a lane) or m16n8k8. A lane packs its line's (dy, dr) the same way: transposed, that is
-// B with dy in even columns and dr in odd ones. Errors are those of bf16 operands with fp32 sums.
+// (movmatrix) and are A of m16n8k16. A lane packs its line's (dy, dr) the same way: transposed, that is B with dy in even columns and dr
+// in odd ones. Errors are those of bf16 operands with fp32 sums.
 #pragma once
 
 #include "matrix_state_step.cuh"
 
 namespace elman::matrix {
 
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
-  const __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const unsigned*>(&x);
-}
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) { return pack(low, high, bf16()); }
 
-// dq and dk of one step: sums over this warp's lines. Rows come as the fragments leave them: tile q, row g of either half (row_of_sum).
+// What the steps of a segment wrote, as bf16: two numbers in a word, of both lines of a lane or of two steps of its one line.
+template <class P>
+struct Written {
+  unsigned x[kInterval * P::M / 2];
+  float even = 0;
+  __device__ __forceinline__ void set(int s, const float (&write)[P::M]) {
+    if (P::M == 2) x[s] = pack_bf16(write[0], write[P::M - 1]);
+    else if (s % 2) x[s / 2] = pack_bf16(even, write[0]);
+    else even = write[0];
+  }
+  // (0, what step s wrote into line m), transposed.
+  __device__ __forceinline__ unsigned weights(int s, int m) const {
+    const unsigned both = x[P::M == 2 ? s : s / 2];
+    return transposed((P::M == 2 ? m : s % 2) ? both & 0xffff0000u : both << 16);
+  }
+};
+
+// dq and dk of one step: sums over this warp's lines. Rows come as the fragments leave them: tile q, row g of either half.
 template <class P>
 struct LineSums {
   static constexpr int pairs = P::R / 2, tiles = (pairs + 1) / 2;  // of rows of a lane; of 16 rows
   float c[tiles][4];
-  __device__ __forceinline__ void clear() {
+  using Fragments = unsigned[P::M][2 * tiles];
+
+  static __device__ __forceinline__ void turn(Fragments& to, const float (&X)[P::E]) {
 #pragma unroll
-    for (int q = 0; q < tiles; q++) c[q][0] = c[q][1] = c[q][2] = c[q][3] = 0;
-  }
-  // Adds X^T [even, odd] for this warp's lines of X; `even` and `odd` are the lane's own weights.
-  __device__ __forceinline__ void add(const float (&X)[P::E], const float (&even)[P::M], const float (&odd)[P::M]) {
-    unsigned b[P::M], turned[P::M][2 * tiles];
-#pragma unroll
-    for (int m = 0; m < P::M; m++) {
-      b[m] = transposed(pack_bf16(even[m], odd[m]));
+    for (int m = 0; m < P::M; m++)
 #pragma unroll
       for (int j = 0; j < 2 * tiles; j++)
-        turned[m][j] =
-            j < pairs ? transposed(pack_bf16(X[P::element(m, j < pairs ? 2 * j : 0)], X[P::element(m, j < pairs ? 2 * j + 1 : 0)]))
-                      : 0u;
-    }
+        to[m][j] = j < pairs
+                       ? transposed(pack_bf16(X[P::element(m, j < pairs ? 2 * j : 0)], X[P::element(m, j < pairs ? 2 * j + 1 : 0)]))
+                       : 0u;
+  }
+  // X^T x + Y^T y for this warp's lines; x, y: transposed pairs of weights, for even and odd columns, of each line.
+  __device__ __forceinline__ void set(const Fragments& X, const unsigned (&x)[P::M], const Fragments& Y,
+                                      const unsigned (&y)[P::M]) {
 #pragma unroll
     for (int q = 0; q < tiles; q++) {
+      c[q][0] = c[q][1] = c[q][2] = c[q][3] = 0;
       if constexpr (P::M == 2) {
-        const unsigned a[4] = {turned[0][2 * q], turned[0][2 * q + 1], turned[1][2 * q], turned[1][2 * q + 1]};
-        mma_bf16(c[q], a, b[0], b[1]);
+        const unsigned a[4] = {X[0][2 * q], X[0][2 * q + 1], X[1][2 * q], X[1][2 * q + 1]};
+        const unsigned b[4] = {Y[0][2 * q], Y[0][2 * q + 1], Y[1][2 * q], Y[1][2 * q + 1]};
+        mma_bf16(c[q], a, x[0], x[1]);
+        mma_bf16(c[q], b, y[0], y[1]);
       } else {
-        mma_bf16_k8(c[q], turned[0][2 * q], turned[0][2 * q + 1], b[0]);
+        const unsigned a[4] = {X[0][2 * q], X[0][2 * q + 1], Y[0][2 * q], Y[0][2 * q + 1]};
+        mma_bf16(c[q], a, x[0], y[0]);
       }
     }
   }
-  // Lane t gives dq of row g (t = 0), dk of row g (1), dq of row g of the upper half (2), dk of it (3).
-  __device__ __forceinline__ float mine(int q, int t) const {
-    const float low = t & 1 ? c[q][1] : c[q][0], high = t & 1 ? c[q][3] : c[q][2];
-    return t & 2 ? high : low;
-  }
-  static __device__ __forceinline__ int row(int q, int upper, int g) {  // of the state
-    const int i = 2 * (2 * q + upper) + (g & 1);  // of the lane g / 2
-    return P::row_of(g >> 1, i);
+  // To a row of shared memory, all columns t being alike: lane t gives dk (t odd) or dq of row g, of the lower half of a tile or (t >= 2) the upper.
+  __device__ __forceinline__ void give(float* to, int g, int t) const {
+    to += t & 1 ? 0 : P::NP;
+#pragma unroll
+    for (int q = 0; q < tiles; q++) {
+      const float low = t & 1 ? c[q][1] : c[q][0], high = t & 1 ? c[q][3] : c[q][2];
+      const int i = 4 * q + (t & 2) + (g & 1);  // row of the lane g / 2
+      if (2 * q + 1 < pairs || !(t & 2)) to[i / P::VW * P::L * P::VW + (g >> 1) * P::VW + i % P::VW] = t & 2 ? high : low;
+    }
   }
 };
 
 template <class P, bool MayHold>
-__device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, const Place<P>& at, const float (&S0)[P::E], float (&dS)[P::E]) {
+__device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const float (&S0)[P::E],
+                                            float (&dS)[P::E]) {
   constexpr int R = P::R, M = P::M, E = P::E, CB = P::CB, NP = P::NP;
   using Sums = LineSums<P>;
-  const int g = at.cg, t = at.rg, odd = g & 1;
-  const float* lines = &sm.x.line[0][0][at.column(0)];
-  float hist[kInterval + 1][E], S[E], Sp[E], written[kInterval][M], retrieved[kInterval][M];
+  const int g = at.cg, t = at.rg;
+  const Ready<P>& x = sm.x[buf];
+  const float* lines = &x.line[0][0][at.column(0)];
+  float hist[kInterval][E], S[E], retrieved[kInterval][M];  // retrieved: not kept where the cell's backward does without
+  Written<P> written;
 #pragma unroll
-  for (int e = 0; e < E; e++) S[e] = hist[0][e] = S0[e];
+  for (int e = 0; e < E; e++) S[e] = S0[e];
   {
     float kc[R];
-    Products<P> sum;
-    load_rows<P>(kc, sm.x.kq[0], t);
-    retrieve_state<P>(sum, S, kc, sm.x, 0, t, odd);
+    load_rows<P>(kc, x.kq[0], t);
 #pragma unroll
     for (int s = 0; s < kInterval; s++) {
-      float kn[R], in[M][P::NL], c[P::NS];
-      load_rows<P>(kn, sm.x.kq[s + 1 < kInterval ? s + 1 : s], t);
-      step_inputs<P>(in, c, lines, sm.x, s);
-      advance<P, MayHold>(S, sum, kc, in, c, MayHold && sm.x.hold[s] != 0.f, retrieved[s], written[s]);
-      if (s + 1 < kInterval) retrieve_state<P>(sum, S, kn, sm.x, s + 1, t, odd);
+      float kn[R], in[M][P::NL], c[P::NS], write[M];
+      Products<P> sum;
+      state_products<P>(sum, S, kc, g & 1);
+      load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], t);
+      step_inputs<P>(in, c, lines, x, s);
 #pragma unroll
-      for (int e = 0; e < E; e++) hist[s + 1][e] = S[e];
+      for (int e = 0; e < E; e++) hist[s][e] = S[e];
+      advance<P, MayHold>(S, sum, kc, in, c, MayHold && x.hold[s] != 0.f, retrieved[s], write);
+      written.set(s, write);
 #pragma unroll
       for (int i = 0; i < R; i++) kc[i] = kn[i];
     }
   }
-  // Where this lane's share of a step's sums goes: dk of the step, dq of the one before.
-  float* sums = &sm.dkq[at.tw][0][0] + (t & 1 ? 0 : NP - 2 * NP);
-  auto give = [&](const Sums& x, int s, bool dq, bool dk) {
-#pragma unroll
-    for (int q = 0; q < Sums::tiles; q++)
-      if ((t & 1 ? dk : dq) && (2 * q + 1 < Sums::pairs || !(t & 2))) sums[s * 2 * NP + Sums::row(q, t >> 1, g)] = x.mine(q, t);
-  };
-  const float* dys = &sm.dy[0][at.column(0)];
-  const float none[2] = {0.f, 0.f};
+  auto* sums = sm.dkq[buf][at.tw];
+  const typename P::Store* dys = &sm.dy[raw][0][at.column(0)];
+  float* dlines = &sm.dline[buf][0][0][at.column(0)];
   float dy[M], kc[R];
-#pragma unroll
-  for (int m = 0; m < M; m++) dy[m] = dys[(kInterval - 1) * CB + m * 8];
+  load<M>(dy, dys + (kInterval - 1) * P::CBP);
+  // The sums of a step are issued in the step after it, where nothing waits for them: fragments and weights stay until then.
+  typename Sums::Fragments turned, turned_before;
+  unsigned wrote[M] = {}, weights[M];
   {
-    float q[R], zero[M];
-    load_rows<P>(q, sm.x.kq[kInterval - 1] + NP, t);
+    float q[R];
+    load_rows<P>(q, x.kq[kInterval - 1] + NP, t);
 #pragma unroll
     for (int e = 0; e < E; e++) dS[e] = fmaf(q[P::k_of(e)], dy[P::line_of(e)], dS[e]);
-    Sums last;
-    last.clear();
 #pragma unroll
-    for (int m = 0; m < M; m++) zero[m] = none[m];
-    last.add(S, dy, zero);
-    give(last, kInterval, true, false);
+    for (int m = 0; m < M; m++) weights[m] = transposed(pack_bf16(dy[m], 0.f));
+    Sums::turn(turned_before, S);
+#pragma unroll
+    for (int j = 0; j < 2 * M * Sums::tiles; j++) turned[j / (2 * Sums::tiles)][j % (2 * Sums::tiles)] = 0;
   }
-  load_rows<P>(kc, sm.x.kq[kInterval - 1], t);
+  load_rows<P>(kc, x.kq[kInterval - 1], t);
 #pragma unroll
   for (int s = kInterval - 1; s >= 0; s--) {
     const int before = s > 0 ? s - 1 : 0;
-    float kn[R], q[R], in[M][P::NL], c[P::NS], Pm[E], base[E], dwrite[M], dkeep[M], dr[M], dscalar[P::NS], zero[M];
+    const float (&Sp)[E] = hist[s];
+    float kn[R], q[R], in[M][P::NL], c[P::NS], Pm[E], base[E], dwrite[M], dkeep[M], dr[M], din[P::NL][M], dscalar[P::NS];
     Products<P> sum;
+    load_rows<P>(kn, x.kq[before], t);
+    load_rows<P>(q, x.kq[before] + NP, t);
+    step_inputs<P>(in, c, lines, x, s);
+    const bool hold = MayHold && x.hold[s] != 0.f;
+    load<M>(dy, dys + before * P::CBP);
 #pragma unroll
-    for (int e = 0; e < E; e++) Sp[e] = hist[s][e];
-    load_rows<P>(kn, sm.x.kq[before], t);
-    load_rows<P>(q, sm.x.kq[before] + NP, t);
-    step_inputs<P>(in, c, lines, sm.x, s);
-    const bool hold = MayHold && sm.x.hold[s] != 0.f;
-#pragma unroll
-    for (int m = 0; m < M; m++) dy[m] = s > 0 ? dys[before * CB + m * 8] : 0.f, zero[m] = 0.f;
+    for (int m = 0; m < M; m++) dy[m] = s > 0 ? dy[m] : 0.f;
 #pragma unroll
     for (int e = 0; e < E; e++) {
       Pm[e] = P::Cell::squashes ? dS[e] * fmaf(-S[e], S[e], 1.f) : dS[e];
       if (MayHold && hold) Pm[e] = 0.f;
     }
-    retrieve<P, true>(sum, Pm, kc, odd);
+    if constexpr (M == 1) {
+      float b[R];
+      as_b<P>(b, kc, g & 1);
+      line_products<P, false>(sum, Pm, b);
+    } else {
+      line_products<P, false>(sum, Pm, kc);
+    }
+    Sums y;
+    y.set(turned, wrote, turned_before, weights);
+    y.give(sums[s + 1], g, t);
+    Sums::turn(turned, Pm);
+    Sums::turn(turned_before, Sp);
     MatrixLine<float> w[M];
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -144,7 +170,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, const Place<P
       base[e] = fmaf(q[P::k_of(e)], dy[m], rest);
       dkeep[m] = e < M ? Pm[e] * Sp[e] : fmaf(Pm[e], Sp[e], dkeep[m]);
     }
-    line_sums<P>(dwrite, sum);
+    line_sums<P, false>(dwrite, sum);
 #pragma unroll
     for (int m = 0; m < M; m++) {
       if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
@@ -155,24 +181,29 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, const Place<P
         const float y = (i == 0 && P::Cell::scalar_keep) || t == 0 ? d.dc[i] : 0.f;
         dscalar[i] = m == 0 ? y : dscalar[i] + y;
       }
-      if (t == 0)
 #pragma unroll
-        for (int l = 0; l < P::NL; l++) sm.dline[l][s][at.column(m)] = hold ? 0.f : d.din[l];
+      for (int l = 0; l < P::NL; l++) din[l][m] = hold ? 0.f : d.din[l];
     }
 #pragma unroll
     for (int e = 0; e < E; e++) dS[e] = fmaf(kc[P::k_of(e)], dr[P::line_of(e)], base[e]);
-    Sums x;
-    x.clear();
-    x.add(Pm, zero, written[s]);
-    x.add(Sp, dy, dr);
-    give(x, s, s > 0, true);
 #pragma unroll
-    for (int i = 0; i < P::NS; i++) sm.dscalar[i][s][at.tl] = hold ? 0.f : dscalar[i];
+    for (int l = 0; l < P::NL; l++)
+      if (t == 0) store<M>(dlines + (l * kInterval + s) * CB, din[l]);
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+      wrote[m] = written.weights(s, m);
+      weights[m] = transposed(pack_bf16(dy[m], dr[m]));
+    }
+#pragma unroll
+    for (int i = 0; i < P::NS; i++) sm.dscalar[buf][i][s][at.tl] = hold ? 0.f : dscalar[i];
 #pragma unroll
     for (int e = 0; e < E; e++) S[e] = Sp[e];
 #pragma unroll
     for (int i = 0; i < R; i++) kc[i] = kn[i];
   }
+  Sums y;
+  y.set(turned, wrote, turned_before, weights);
+  y.give(sums[0], g, t);
 }
 
 }  // namespace elman::matrix

@@ -1,0 +1,169 @@
+// From what a walk left of a segment in shared memory to the gradients in global memory: adjoints of the L2 norm, SiLU and the scalars' maps.
+#pragma once
+
+#include "matrix_state_inputs.cuh"
+
+namespace elman::matrix {
+
+// Sums over time of the gradients of A_log and dt_bias: this thread's share.
+struct HeadSums {
+  float log = 0, bias = 0;
+};
+
+// dk (w = 0) or dq of step s and rows from n on: sums over the warps of the team.
+template <class P, int E>
+__device__ __forceinline__ void sum_of_keys(float (&g)[E], const BackwardShared<P>& sm, int buf, int w, int s, int n) {
+  if constexpr (P::tensor) {
+    load<E>(g, sm.dkq[buf][0][s + w] + w * P::NP + n);
+#pragma unroll
+    for (int i = 1; i < P::WPH; i++) {
+      float more[E];
+      load<E>(more, sm.dkq[buf][i][s + w] + w * P::NP + n);
+#pragma unroll
+      for (int e = 0; e < E; e++) g[e] += more[e];
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < E; e++) g[e] = sm.dkq[s][w * P::NP + n + e];
+  }
+}
+
+template <class P>
+__device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
+                                          int raw, float* part, int64_t part_step) {
+  using Store = typename P::Store;
+  constexpr int N = P::N, E = N / 4;
+  const int t0 = seg * kInterval, count = min(kInterval, a.n.T - t0);
+  const int64_t token = int64_t(at.b) * a.n.T + t0;
+  const Ready<P>& x = sm.x[buf];
+  const int sub = at.tl & 3, w = (at.tl >> 2) & 1;  // four lanes a row
+  const int64_t step = w ? a.dq_step : a.dk_step;
+  Store* to = static_cast<Store*>(w ? a.dq : a.dk) + (token + (at.tl >> 3)) * step + at.h * N + sub * E;
+#pragma unroll(P::unroll)
+  for (int it = 0; it < (2 * kInterval * 4 + P::TL - 1) / P::TL; it++, to += step * (P::TL / 8)) {
+    const int s = it * (P::TL / 8) + (at.tl >> 3);
+    if ((2 * kInterval * 4) % P::TL && s >= kInterval) break;
+    float g[E], f[E];
+    sum_of_keys<P, E>(g, sm, buf, w, s, sub * E);
+    if (P::Opt::l2) {
+      const float* unit = x.kq[s] + w * P::NP + sub * E;
+      float along = 0;
+#pragma unroll
+      for (int e = 0; e < E; e++) along = fmaf(g[e], unit[e], along);
+      along += __shfl_xor_sync(~0u, along, 1);
+      along += __shfl_xor_sync(~0u, along, 2);
+      const float rho = x.rho[w][s];
+#pragma unroll
+      for (int e = 0; e < E; e++) g[e] = rho * fmaf(-unit[e], along, g[e]);
+    }
+    if (P::Opt::silu) {
+      load<E>(f, (w ? sm.raw[raw].q[s] : sm.raw[raw].k[s]) + sub * E);
+#pragma unroll
+      for (int e = 0; e < E; e++) g[e] *= silu_slope<typename P::Math>(f[e]);
+    }
+    if (s >= count) continue;
+    if constexpr (P::PARTS > 1) {
+#pragma unroll
+      for (int e = 0; e < E; e++) part[s * part_step + w * N + sub * E + e] = g[e];
+    } else {
+      store<E>(to, g);
+    }
+  }
+}
+
+template <class P>
+__device__ __forceinline__ void give_lines(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
+                                           int raw) {
+  using Store = typename P::Store;
+  constexpr int EV = P::EV, per = P::CB / EV, V = P::V;
+  const int t0 = seg * kInterval, count = min(kInterval, a.n.T - t0);
+  const int64_t token = int64_t(at.b) * a.n.T + t0;
+#pragma unroll
+  for (int l = 0; l < P::NL; l++) {
+    Store* first = static_cast<Store*>(a.dline[l]) + token * a.dline_step[l] + at.h * V + at.line0;
+#pragma unroll(P::unroll)
+    for (int it = 0; it < (kInterval * per + P::TL - 1) / P::TL; it++) {
+      const Item at_it = item<P::TL, per>(it, at.tl);
+      const int s = at_it.s, e0 = at_it.e * EV, line = at.line0 + e0;
+      if ((kInterval * per) % P::TL && s >= kInterval) break;
+      float g[EV], f[EV];
+      load<EV>(g, &sm.dline[buf][l][s][e0]);
+      if (P::Opt::silu && l == 0) {
+        load<EV>(f, &sm.raw[raw].line[l][s][e0]);
+#pragma unroll
+        for (int e = 0; e < EV; e++) g[e] *= silu_slope<typename P::Math>(f[e]);
+      }
+      if (s >= count) continue;
+      Store* to = first + s * a.dline_step[l] + e0;
+      if constexpr (P::wide) {
+        if (line < V) store<EV>(to, g);
+      } else {
+#pragma unroll
+        for (int e = 0; e < EV; e++)
+          if (line + e < V) to[e] = from_float<Store>(g[e]);
+      }
+    }
+  }
+}
+
+template <class P>
+__device__ __forceinline__ void give_scalars(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
+                                             int buf, const Scalars<P>& sc, HeadSums& sums, float* part, int64_t part_step) {
+  constexpr int G = P::TL >= 128 ? 8 : P::TL >= 64 ? 4 : 2;  // lanes a scalar, each for TL / G shares
+  const int t0 = seg * kInterval, count = min(kInterval, a.n.T - t0);
+  const Ready<P>& x = sm.x[buf];
+#pragma unroll(P::unroll)
+  for (int it = 0; it < (P::NS * kInterval * G + P::TL - 1) / P::TL; it++) {
+    const int i = it * P::TL + at.tl, w = i / (kInterval * G), s = i / G % kInterval, sub = i % G;
+    if ((P::NS * kInterval * G) % P::TL && i >= P::NS * kInterval * G) break;
+    float d = 0;
+#pragma unroll
+    for (int j = 0; j < P::TL / (4 * G); j++) {
+      float y[4];
+      load<4>(y, &sm.dscalar[buf][w][s][(j * G + sub) * 4]);
+      d += (y[0] + y[1]) + (y[2] + y[3]);
+    }
+    d = line_sum<G>(d);
+    if (sub != 0 || s >= count) continue;
+    const bool first = w == 0;
+    const ScalarKind kind = first ? P::kind0 : P::kind1;
+    const ScalarGrad<float> g = scalar_adjoint<typename P::Math>(kind, d, x.scalar[w][s], x.raw[w][s], sc.rate, sc.bias);
+    if (P::mamba && first) sums.log += g.da_log, sums.bias += g.dx;
+    if constexpr (P::PARTS > 1) {
+      part[s * part_step + 2 * P::N + w] = g.dx;
+    } else {
+      const int64_t to = (int64_t(at.b) * a.n.T + t0 + s) * (first ? a.dscalar_step[0] : a.dscalar_step[1]) + at.h;
+      void* d = first ? a.dscalar[0] : a.dscalar[1];
+      if (kind == ScalarKind::given) static_cast<float*>(d)[to] = g.dx;
+      else static_cast<typename P::Store*>(d)[to] = from_float<typename P::Store>(g.dx);
+    }
+  }
+}
+
+// All gradients of segment `seg`. buf, raw: where it lies in shared memory.
+template <class P>
+__device__ __forceinline__ void give_gradients(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
+                                               int buf, int raw, const Scalars<P>& sc, HeadSums& sums) {
+  const int64_t part_step = int64_t(a.n.H) * (2 * P::N + 2), token = int64_t(at.b) * a.n.T + seg * kInterval;
+  float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * (2 * P::N + 2) : nullptr;
+  give_keys<P>(a, sm, at, seg, buf, raw, part, part_step);
+  give_lines<P>(a, sm, at, seg, buf, raw);
+  give_scalars<P>(a, sm, at, seg, buf, sc, sums, part, part_step);
+}
+
+// The shares of the threads that gave gradients, added up in a fixed order. `x`: shared memory for 2 TL numbers.
+template <class P, class Sync>
+__device__ __forceinline__ void give_heads(const BackwardArgs& a, const Place<P>& at, const HeadSums& sums, float* x, Sync sync) {
+  if constexpr (P::mamba) {
+    sync();
+    x[at.tl] = sums.log, x[P::TL + at.tl] = sums.bias;
+    sync();
+    if (at.tl < 2) {
+      float d = 0;
+      for (int i = 0; i < P::TL; i++) d += x[at.tl * P::TL + i];
+      a.dhead[((int64_t(at.part) * 2 + at.tl) * a.n.B + at.b) * a.n.H + at.h] = d;
+    }
+  }
+}
+
+}  // namespace elman::matrix
