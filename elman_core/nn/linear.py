@@ -1,4 +1,4 @@
-"""Linear maps of few rows without gradients, as decoding makes them, in a kernel of their own where there is one."""
+"""Linear maps: of few rows without gradients, as decoding makes them, in a kernel of their own where there is one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from elman_core.kernels import few_rows
 
+from .joined import joined, joins
+
 
 def is_bare(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether `module` is `torch.nn.Linear` and nothing else: no adapter, quantiser or hook, which a call must not pass by."""
@@ -16,6 +18,8 @@ def is_bare(module: nn.Module) -> TypeGuard[nn.Linear]:
         type(module) is nn.Linear
         and not module._forward_hooks
         and not module._forward_pre_hooks
+        and not module._backward_hooks
+        and not module._backward_pre_hooks
         and "forward" not in module.__dict__
     )
 
@@ -32,13 +36,16 @@ def few_rows_linear(module: nn.Module, x: Tensor, activated: int = 0) -> Tensor 
 
 
 def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-    """`[module(x), ...]` of maps without bias, for few rows in one launch."""
+    """`[module(x), ...]`; maps without bias in one launch for few rows, and as one product for many."""
     weights: list[Tensor] = []
     for module in modules:
         if is_bare(module) and module.bias is None and few_rows.takes(x, module.weight):
             weights.append(module.weight)
     if len(weights) == len(modules) <= few_rows.MOST_LINEARS:
         return few_rows.linears(x, weights)
+    bare = [module for module in modules if is_bare(module)]
+    if len(bare) == len(modules) and all(module.bias is None for module in bare) and joins(bare, x):
+        return joined(bare, x)
     return [module(x) for module in modules]
 
 

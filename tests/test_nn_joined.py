@@ -1,0 +1,77 @@
+"""Several linear maps as one product: the values and gradients of the maps one by one, alone and inside a mixer."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from elman_e88.mixer import PROJECTIONS
+from torch import nn
+
+from elman_core.nn import joined, linears
+from elman_core.registry import get_variant
+
+LINEAR = sys.modules["elman_core.nn.linear"]  # `linear` of the package is a function
+
+
+def test_values_and_gradients_are_those_of_the_maps():
+    torch.manual_seed(0)
+    modules = [nn.Linear(7, n, bias=False).double() for n in (5, 1, 8)]
+    x = torch.randn(3, 4, 7, dtype=torch.float64, requires_grad=True)
+    above = [torch.randn(3, 4, m.out_features, dtype=torch.float64) for m in modules]
+    inputs = [x, *(m.weight for m in modules)]
+    alone = [m(x) for m in modules]
+    together = joined.joined(modules, x)
+    for a, b in zip(together, alone, strict=True):
+        torch.testing.assert_close(a, b)
+    found = torch.autograd.grad(together, inputs, above)
+    for a, b in zip(found, torch.autograd.grad(alone, inputs, above), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_one_map_few_rows_and_a_cpu_stay_as_they_are():
+    modules, x = [nn.Linear(4, 4, bias=False)] * 2, torch.empty(8, 1024, 4, device="meta")
+    assert not joined.joins(modules, x)  # on no GPU
+    assert linears(modules, torch.ones(2, 3, 4))[0].is_contiguous()
+
+
+OPTIONS = {
+    "plain": {},
+    "conv, gate, write gate": {"use_conv": True, "use_gate": True, "use_write_gate": True},
+    "tied, simple decay": {"tie_kv": True, "decay": "simple", "value_residual": True},
+    "weighted heads": {"head_mix": "input_weighted", "use_gate": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_mixer_reads_views_of_one_product(options, monkeypatch):
+    torch.manual_seed(0)
+    variant = get_variant("e88")
+    mixer = variant.branch(0)(12, variant.make_config({"n_heads": 2, "n_state": 4, **options}), 0).double()
+    x = torch.randn(3, 5, 12, dtype=torch.float64, requires_grad=True)
+    above = torch.randn(3, 5, 12, dtype=torch.float64)
+
+    def gradients():
+        y = mixer(x)[0]
+        named = dict(mixer.named_parameters())
+        made = torch.autograd.grad(y, [x, *named.values()], above)
+        return {"y": y, "x": made[0], **dict(zip(named, made[1:], strict=True))}
+
+    alone, sizes = gradients(), []
+    monkeypatch.setattr(LINEAR, "joins", lambda modules, _x: sizes.append(len(modules)) or True)
+    together = gradients()
+    assert sizes == [sum(hasattr(mixer, name) for name in PROJECTIONS)]
+    assert sizes[0] > 1
+    for name, value in alone.items():
+        torch.testing.assert_close(together[name], value, msg=lambda said, name=name: f"{name}: {said}")
+
+
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+def test_hooks_are_not_passed_by(hook, monkeypatch):
+    monkeypatch.setattr(LINEAR, "joins", lambda *_: True)
+    seen = []
+    modules = [nn.Linear(4, 4, bias=False) for _ in range(2)]
+    getattr(modules[1], hook)(lambda *_: seen.append(True))
+    sum(y.sum() for y in linears(modules, torch.ones(2, 3, 4, requires_grad=True))).backward()
+    assert seen == [True]
