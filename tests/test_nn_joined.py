@@ -23,6 +23,7 @@ def test_values_and_gradients_are_those_of_the_maps():
     inputs = [x, *(m.weight for m in modules)]
     alone = [m(x) for m in modules]
     together = joined.joined(modules, x)
+    assert [(y.storage_offset(), *y.stride()) for y in together] == [(0, 96, 24, 1), (8, 96, 24, 1), (16, 96, 24, 1)]
     for a, b in zip(together, alone, strict=True):
         torch.testing.assert_close(a, b)
     found = torch.autograd.grad(together, inputs, above)
