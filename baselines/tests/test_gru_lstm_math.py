@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from elman_baselines.rnn import gru, gru_reference, lstm, lstm_reference
+from elman_baselines.rnn.op import packed_for_cudnn
 
 T, B, W, D = 7, 3, 5, 4
 
@@ -133,3 +134,39 @@ def test_parameters_are_torchs(op: Any, module: Any, gates: int) -> None:
     with torch.no_grad():
         expected, _ = theirs(x, states[0][None] if gates == 3 else tuple(s[None] for s in states))
         close(op(x, weights, *states)[0], expected.numpy())
+
+
+def test_weights_for_cudnn_are_one_block_in_its_order_with_their_gradients() -> None:
+    """The layout of `torch.nn.GRU.flatten_parameters`: a test on a GPU holds that it is, by torch's own warning."""
+    weights = [torch.randn(12, 5), torch.randn(12, 4), torch.randn(12), torch.randn(12)]
+    leaves = [w.clone().requires_grad_() for w in weights]
+    views = packed_for_cudnn(leaves)
+    ends = [0, 60, 108, 120]
+    assert [v.storage_offset() for v in views] == ends
+    assert len({v.untyped_storage().data_ptr() for v in views}) == 1
+    assert all(torch.equal(v, w) for v, w in zip(views, weights, strict=True))
+    above = [torch.randn_like(w) for w in weights]
+    assert all(torch.equal(g, a) for g, a in zip(torch.autograd.grad(views, leaves, above), above, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("error:RNN module weights")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_cudnn_takes_them_without_a_copy_of_its_own(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(9, 4, 24, device="cuda", dtype=dtype, requires_grad=True)
+    for run, gates, states in ((gru, 3, 1), (lstm, 4, 2)):
+        shapes = [(gates * 16, 24), (gates * 16, 16), (gates * 16,), (gates * 16,)]
+        weights = [(torch.randn(s, device="cuda") / 4).requires_grad_() for s in shapes]
+        begin = [torch.zeros(4, 16, device="cuda") for _ in range(states)]
+        y = run(x, weights, *begin)[0]
+        made = torch.autograd.grad(y.float().square().sum(), [x, *weights])
+        reference = gru_reference if gates == 3 else lstm_reference
+        wide = [w.detach().double().requires_grad_() for w in weights]
+        x64 = x.detach().double().requires_grad_()
+        y64 = reference(x64, wide, *(s.double() for s in begin))[0]
+        truth = torch.autograd.grad(y64.square().sum(), [x64, *wide])
+        limit = 16 * torch.finfo(dtype).eps
+        for a, b in zip((y, *made), (y64, *truth), strict=True):
+            assert (a.double() - b).norm() <= limit * b.norm()

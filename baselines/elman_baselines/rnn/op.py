@@ -39,6 +39,8 @@ def _fused(
     kept = torch.float64 if x_TBI.dtype == torch.float64 else torch.float32
     dtype = x_TBI.dtype if x_TBI.is_cuda else kept
     flat = [w.to(dtype) for w in weights]
+    if x_TBI.is_cuda:
+        flat = packed_for_cudnn(flat)
     begin = tuple(s.to(dtype).contiguous() for s in state)
     with torch.autocast(x_TBI.device.type, enabled=False):
         if mask_TB is None:
@@ -46,6 +48,13 @@ def _fused(
         else:
             y_TBd, end = _without_masked(run, x_TBI.to(dtype), mask_TB, begin, flat)
     return (y_TBd.to(x_TBI.dtype), *(s.to(kept) for s in end))
+
+
+def packed_for_cudnn(weights: list[Tensor]) -> list[Tensor]:
+    """The weights as views of one block, matrices first: cuDNN's own layout, which torch else copies them into at every call,
+    and warns of it."""
+    block = torch.cat([w.flatten() for w in weights])
+    return [part.view_as(w) for part, w in zip(block.split([w.numel() for w in weights]), weights, strict=True)]
 
 
 def _call(
