@@ -4,19 +4,19 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from elman_core.kernels import few_rows, few_rows_native, toolchain
+from elman_core.kernels import few_rows_native, few_rows_run, toolchain
 from elman_core.testing.kernel import need_host_compiler
 
 HERE = Path(__file__).parent
 
 
 def emulated_modules(folder):
-    """What `few_rows._module` is to be, with modules compiled into `folder`."""
+    """What `few_rows_run._module` is to be, with modules compiled into `folder`."""
     need_host_compiler()
 
     @cache
-    def module(name, dtype):
-        extension = few_rows.extension(dtype, few_rows._steps[name].kernel if name else None)
+    def module(name, dtype, _index=None):
+        extension = few_rows_run.extension(dtype, few_rows_run.kernels[name] if name else None)
         made = folder / f"{extension.name}.so"
         command = [str(toolchain.find_host_compiler()), "-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared"]
         command += ["-fvisibility=hidden", "-Wno-unknown-pragmas", f"-I{HERE / 'emulated_gpu'}"]

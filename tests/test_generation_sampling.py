@@ -7,7 +7,7 @@ import torch
 from few_rows_helpers import emulated_modules
 
 from elman_core.generation import Sampling, sampling
-from elman_core.kernels import few_rows
+from elman_core.kernels import few_rows, few_rows_run
 
 SAMPLINGS = [
     Sampling(),
@@ -31,7 +31,7 @@ def device(request, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "require")
     if request.param == "cuda":
         return "cuda"
-    monkeypatch.setattr(few_rows, "_module", request.getfixturevalue("compiled"))
+    monkeypatch.setattr(few_rows_run, "_module", request.getfixturevalue("compiled"))
     return "cpu"
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from few_rows_helpers import emulated_modules
 
-from elman_core.kernels import few_rows
+from elman_core.kernels import few_rows, few_rows_run, few_rows_step
 from elman_core.kernels.dense import _kernels
 from elman_core.nn import add_rms_norm
 from elman_core.registry import KernelError
@@ -38,7 +38,7 @@ def device(request, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "require")
     if request.param == "cuda":
         return "cuda"
-    monkeypatch.setattr(few_rows, "_module", request.getfixturevalue("compiled"))
+    monkeypatch.setattr(few_rows_run, "_module", request.getfixturevalue("compiled"))
     return "cpu"
 
 
@@ -93,7 +93,7 @@ def test_several_linear_maps_of_one_input(rows, device):
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_step_is_projection_product_and_cell(name, rows, width, dtype, tied, device):
     pytest.importorskip(f"elman_{name}.op")
-    kernel, step = _kernels[name], few_rows._steps[name]
+    kernel, step = _kernels[name], few_rows_step.steps[name]
     x, h = draw(1, rows, width, dtype=dtype), draw(rows, width, dtype=torch.float32, seed=1)
     w = draw(width, width, dtype=dtype, seed=2, scale=width**-0.5)
     v, b = w if tied else draw(width, width, dtype=dtype, seed=3, scale=width**-0.5), draw(width, dtype=dtype, seed=4)

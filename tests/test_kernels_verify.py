@@ -347,7 +347,8 @@ def unverified(monkeypatch):
     """A kernel without a stamp, plain PyTorch in the place of its CUDA; and thread and cases of each verification."""
     spec, verified = e1_dense.spec(), []
 
-    def on_cpu(spec: KernelSpec, _target: str, cases: list[Case]) -> Report:
+    def on_cpu(spec: KernelSpec, _target: str, cases: list[Case], opcheck: bool) -> Report:
+        assert opcheck is spec.differentiable
         verified.append((threading.get_ident(), cases))
         return dataclasses.replace(verify(spec, "torch", cases=cases, opcheck=False), target="host")
 
@@ -490,8 +491,10 @@ def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_her
     built = json.loads(capsys.readouterr().out)
     assert all(Path(b["path"]).parent == tmp_path for b in built)
     assert all(Path(b["path"]).is_file() for b in built)
-    kinds = {(b["arch"], b["module"].split("_")[3]) for b in built}
+    kinds = {(b["arch"], b["module"].split("_")[3]) for b in built if b["kernel"] == "e42"}
     assert kinds == {("sm_80", "grid"), ("sm_90", "cluster")}, "there are no clusters before sm_90"
+    decoding = {(b["kernel"], b["module"]) for b in built if b["kernel"] != "e42"}
+    assert decoding == {("e42_step", "e42_step_few_rows_bfloat16"), ("few_rows", "linear_few_rows_bfloat16")}
 
 
 def test_silu_of_torch_is_the_gate_of_the_cell():

@@ -169,16 +169,17 @@ def _stamps(variant: Any) -> str:
     from elman_core.kernels import KernelError, stamp
 
     words = []
-    for spec in variant.kernels:
-        target: Literal["cuda", "host"] = "cuda" if torch.cuda.is_available() else "host"
+    target: Literal["cuda", "host"] = "cuda" if torch.cuda.is_available() else "host"
+    for spec in (s for s in variant.kernels if target in s.targets):
+        which = f"{target} kernel" if spec.name == variant.name else f"{target} kernel {spec.name}"
         try:
             found = stamp(spec, target)
         except KernelError as error:
             words.append(f"{spec.name}: {error}")
             continue
         if found is None:
-            words.append(f"{target} kernel not verified: elman verify {spec.name}")
+            words.append(f"{which} not verified: elman verify {spec.name}")
         else:
             verdict = "verified" if found.passed else "WRONG by verification"
-            words.append(f"{target} kernel {verdict}, {found.grid} grid, {found.when[:10]}")
+            words.append(f"{which} {verdict}, {found.grid} grid, {found.when[:10]}")
     return "".join(f", {w}" for w in words)

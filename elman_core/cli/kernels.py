@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from elman_core.kernels.verify import Report, Row
 
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME]...", help="Variants; all that have kernels if none.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...",
+        help="Variants, or kernels as `verify` names them (few_rows: what all decode with); all if none.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
@@ -40,7 +44,7 @@ def build(
 
     widths, dtypes = _widths(width), _dtypes(dtype)
     wanted = []
-    for spec in _specs(names or [], backend):
+    for spec in _specs(names or [], backend, shared=True):
         bare = spec.extension(backend)
         for one in [a.strip() for a in arch.split(",") if a.strip()] or [builder.local_arch(bare)]:
             extensions = [bare] if spec.builds is None else spec.builds(backend, one, widths, dtypes)
@@ -65,7 +69,7 @@ def verify(
     all_: Annotated[bool, typer.Option("--all", help="Every kernel that is installed.")] = False,
     json: Json = False,
 ) -> None:
-    """Compare kernels with a float64 reference: every output, every gradient. Leaves with 5 if one is wrong."""
+    """Compare kernels with a float64 reference: every output, every gradient it has. Leaves with 5 if one is wrong."""
     import torch
 
     from elman_core.kernels import stamps
@@ -92,22 +96,49 @@ def verify(
         raise KernelError(f"wrong numbers from the {target} kernel of {', '.join(wrong)}")
 
 
-def _specs(names: list[str], target: Literal["host", "cuda"]) -> list[KernelSpec]:
-    """The kernels of these variants; of every installed one that has any for the target if no name is given."""
-    from elman_core.registry import ConfigError, KernelError, get_variant, list_variants
+def _specs(names: list[str], target: Literal["host", "cuda"], shared: bool = False) -> list[KernelSpec]:
+    """The kernels of these names; all that are installed for the target if no name is given.
 
+    Args:
+        names: of variants, for all of their kernels that the target has, or of single kernels.
+        shared: whether those that every model decodes with belong to a variant's.
+    """
+    from elman_core.kernels.few_rows_spec import spec as shared_spec
+    from elman_core.registry import KernelError, get_variant, list_variants
+
+    variants = list_variants()
+    common = [s for s in (shared_spec(),) if target in s.targets]
     if not names:
-        found = [s for name in list_variants() for s in get_variant(name).kernels if target in s.targets]
+        found = [s for name in variants for s in get_variant(name).kernels if target in s.targets] + common
         if not found:
             raise KernelError(f"no installed variant has a {target} kernel; `elman list` shows what is installed")
         return found
-    specs: list[KernelSpec] = []
-    for name in dict.fromkeys(names):
-        variant = get_variant(name)
-        if not variant.kernels:
-            raise ConfigError(f"variant {variant.name!r} has no kernel of its own: its reference is what runs")
-        specs += variant.kernels
-    return specs
+    chosen: dict[str, KernelSpec] = {}
+    for name in names:
+        single = None if name in variants else _kernel(name)
+        if single is not None:
+            chosen[single.name] = single
+            continue
+        chosen |= {s.name: s for s in (*_of_variant(name, target), *(common if shared else ()))}
+    return list(chosen.values())
+
+
+def _kernel(name: str) -> KernelSpec | None:
+    """The kernel of that name, of whatever variant or of none."""
+    from elman_core.kernels.few_rows_spec import spec as shared_spec
+    from elman_core.registry import get_variant, list_variants
+
+    installed = (s for variant in list_variants() for s in get_variant(variant).kernels)
+    return next((s for s in (shared_spec(), *installed) if s.name == name), None)
+
+
+def _of_variant(name: str, target: Literal["host", "cuda"]) -> list[KernelSpec]:
+    from elman_core.registry import ConfigError, get_variant
+
+    variant = get_variant(name)
+    if not variant.kernels:
+        raise ConfigError(f"variant {variant.name!r} has no kernel of its own: its reference is what runs")
+    return [s for s in variant.kernels if target in s.targets] or list(variant.kernels)
 
 
 def _dtypes(text: str) -> list[Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from elman_core.kernels import few_rows
+from elman_core.kernels import few_rows, few_rows_torch
 from elman_core.registry import ConfigError
 
 
@@ -57,28 +57,22 @@ def sample(
         seen_BV: booleans: the bytes that have occurred in each row; needed for a repetition penalty.
         generator: on the device of the logits; None for torch's own.
     """
-    scores_BV = logits_BV.float()
-    if how.repetition_penalty != 1.0:
-        if seen_BV is None:
-            raise ConfigError("a repetition penalty needs the bytes seen so far")
-        penalty = how.repetition_penalty
-        scores_BV = torch.where(
-            seen_BV, torch.where(scores_BV < 0, scores_BV * penalty, scores_BV / penalty), scores_BV
-        )
+    if how.repetition_penalty != 1.0 and seen_BV is None:
+        raise ConfigError("a repetition penalty needs the bytes seen so far")
+    scores_BV = few_rows_torch.kept_scores(
+        logits_BV.float(), seen_BV,
+        penalty=how.repetition_penalty, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
+    )  # fmt: skip
+    return few_rows_torch.race(scores_BV, _waits(logits_BV, how, generator)).argmax(-1)
+
+
+def _waits(logits_BV: Tensor, how: Sampling, generator: torch.Generator | None) -> Tensor | None:
+    """The draws of a standard exponential that sampling takes, the same on every path; None where it takes none."""
     if how.temperature == 0:
-        return scores_BV.argmax(-1)
-    scores_BV = scores_BV / how.temperature
-    if 0 < how.top_k < scores_BV.shape[-1]:
-        least_B1 = scores_BV.topk(how.top_k, dim=-1).values[:, -1:]
-        scores_BV = scores_BV.masked_fill(scores_BV < least_B1, -torch.inf)
-    if how.top_p < 1:
-        ordered_BV, order_BV = scores_BV.sort(dim=-1, stable=True)
-        drop_BV = ordered_BV.softmax(-1).cumsum(-1) <= 1 - how.top_p
-        drop_BV[:, -1] = False  # the most likely byte always stays
-        scores_BV = scores_BV.masked_fill(drop_BV.scatter(1, order_BV, drop_BV), -torch.inf)
-    # A race of exponentials, which is how torch.multinomial draws one sample, without its look at the values on the host.
-    waits_BV = torch.empty_like(scores_BV).exponential_(1, generator=generator)
-    return (scores_BV.softmax(-1) / waits_BV).argmax(-1)
+        return None
+    return torch.empty(logits_BV.shape, dtype=torch.float32, device=logits_BV.device).exponential_(
+        1, generator=generator
+    )
 
 
 def choose(
@@ -93,11 +87,8 @@ def choose(
         next_B: int64, becomes the bytes. row_B: int64, becomes the bytes, or -1 where logits are not finite.
     """
     if few_rows.takes_draw(logits_BV):
-        waits_BV = None
-        if how.temperature > 0:
-            waits_BV = torch.empty_like(logits_BV, dtype=torch.float32).exponential_(1, generator=generator)
         few_rows.draw(
-            logits_BV, waits_BV, seen_BV, next_B, row_B,
+            logits_BV, _waits(logits_BV, how, generator), seen_BV, next_B, row_B,
             penalty=how.repetition_penalty, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
         )  # fmt: skip
         return

@@ -14,7 +14,7 @@ from elman_core.registry.errors import KernelError
 if TYPE_CHECKING:
     from .build import Extension
     from .dense import DenseKernel
-    from .few_rows import Step
+    from .few_rows_step import Step
     from .first_use import ensure_verified, used
     from .matrix_state import MatrixKernel
     from .policy import load_or_warn
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Case": "spec", "DenseKernel": "dense", "Extension": "build", "KernelSpec": "spec", "MatrixKernel": "matrix_state",
-    "Report": "verify", "Stamp": "stamps", "Step": "few_rows", "ensure_verified": "first_use", "load_or_warn": "policy",
+    "Report": "verify", "Stamp": "stamps", "Step": "few_rows_step", "ensure_verified": "first_use", "load_or_warn": "policy",
     "stamp": "stamps", "used": "first_use",
 }  # fmt: skip
 __all__ = [

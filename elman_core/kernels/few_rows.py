@@ -15,11 +15,7 @@ Shapes: B rows, K inputs, N outputs; T time, d width of a cell; V classes.
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,35 +23,42 @@ from torch.library import Library, register_fake
 
 from elman_core.registry.errors import KernelError
 
-from . import build
-from .build import Extension
-from .few_rows_native import make_call, open_library, rows, whole
-from .policy import load_or_warn, mode
+from . import few_rows_run
+from .few_rows_native import make_call, rows, whole
+from .few_rows_run import MOST_ROWS, NARROW, Problem, alone, launch, most_rows, ready
+from .few_rows_step import Step
+from .policy import mode
 
-if TYPE_CHECKING:
-    from .dense import DenseKernel
-
-MOST_ROWS = 64
-EARLY = True
-"""Whether a kernel may load its weights while the one in front still runs (compute capability 9.0 and newer)."""
+__all__ = [
+    "MOST_CLASSES", "MOST_LINEARS", "MOST_ROWS", "WIDEST_NORM", "Step",
+    "draw", "linear", "linears", "norm", "takes", "takes_draw", "takes_norm",
+]  # fmt: skip
 
 MOST_LINEARS = 5
 MOST_CLASSES = 256
 WIDEST_NORM = 8192
 
-_DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-_NARROW = (torch.bfloat16, torch.float16)
 _library = Library("elman", "FRAGMENT")
-_steps: dict[str, Step] = {}
 
 
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` runs here. Compiles it at the first use of a dtype.
+def takes(x: Tensor, *weights: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether `linear` runs here, or `linears` of several weights. Compiles and verifies it at the first use of a size.
 
     Args:
-        x: (..., K). weight: (N, K).
+        x: (..., K). weights: (N, K) each. bias: (N,), of the one weight.
+
+    Raises:
+        KernelError: verified, and found wrong.
     """
-    return _fits(x, weight) and _ready("", x.device.index, x.dtype, mode())
+    width, fits = x.shape[-1], alone(x) and x.dtype in NARROW
+    for tensor in (*weights, *(() if bias is None else (bias,))):
+        fits = fits and tensor.dtype == x.dtype and tensor.device == x.device
+    if not fits or width % 8 or not 0 < x.numel() <= MOST_ROWS * width or not 1 <= len(weights) <= MOST_LINEARS:
+        return False
+    if any(weight.shape[1] != width for weight in weights) or (bias is not None and bias.shape != weights[0].shape[:1]):
+        return False  # whoever has another way says what is wrong
+    outputs = tuple(int(weight.shape[0]) for weight in weights)
+    return _ready(x, ("linear", most_rows(x.numel() // width), int(width), outputs))
 
 
 def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, activated: int = 0) -> Tensor:
@@ -79,14 +82,22 @@ def linears(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def takes_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out_dtype: torch.dtype) -> bool:
-    """Whether `norm` runs here."""
+    """Whether `norm` runs here. Compiles and verifies it at the first use of a width.
+
+    Raises:
+        KernelError: verified, and found wrong.
+    """
+    width = x.shape[-1]
     return (
-        _alone(x)
+        alone(x)
         and x.dtype == weight.dtype == out_dtype
-        and (residual is None or residual.dtype == torch.float32)
-        and x.shape[-1] <= WIDEST_NORM
-        and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
-        and _ready("", x.device.index, x.dtype, mode())
+        and weight.device == x.device
+        and weight.shape == x.shape[-1:]
+        and (residual is None or (residual.dtype == torch.float32 and residual.shape == x.shape))
+        and (residual is None or residual.device == x.device)
+        and width <= WIDEST_NORM
+        and 0 < x.numel() <= MOST_ROWS * width
+        and _ready(x, ("norm", int(width)))
     )
 
 
@@ -102,12 +113,13 @@ def norm(x: Tensor, residual: Tensor | None, weight_D: Tensor, eps: float) -> tu
 
 
 def takes_draw(logits_BV: Tensor) -> bool:
-    """Whether `draw` runs here, for any number of rows."""
-    return (
-        _alone(logits_BV)
-        and logits_BV.shape[1] <= MOST_CLASSES
-        and _ready("", logits_BV.device.index, logits_BV.dtype, mode())
-    )
+    """Whether `draw` runs here, for any number of rows. Compiles and verifies it at the first use of a number of classes.
+
+    Raises:
+        KernelError: verified, and found wrong.
+    """
+    classes = logits_BV.shape[1]
+    return alone(logits_BV) and 0 < classes <= MOST_CLASSES and _ready(logits_BV, ("draw", int(classes)))
 
 
 def draw(
@@ -131,156 +143,61 @@ def draw(
         top_k: 0 for all. top_p: 1 for all.
 
     Raises:
-        KernelError: not on such a GPU: ask `takes_draw` first.
+        KernelError: not on such a GPU, or tensors that do not fit together: ask `takes_draw` first.
     """
+    _check_draw(logits_BV, waits_BV, seen_BV, (drawn_B, shown_B), temperature)
     x = logits_BV if logits_BV.stride(1) == 1 else logits_BV.contiguous()
-    call = make_call(x, x.shape[1], None, waits_BV, drawn_B)
-    call.w, call.last, call.activated = seen_BV.data_ptr(), shown_B.data_ptr(), top_k
+    waits = None if waits_BV is None else waits_BV.contiguous()
+    call = make_call(x, x.shape[1], None, waits, drawn_B)
+    call.w, call.last, call.activated = seen_BV.data_ptr(), shown_B.data_ptr(), min(top_k, x.shape[1])
     call.value[0], call.value[1], call.value[2] = penalty, temperature, 1 - top_p if top_p < 1 else -1
-    _launch("", "draw", call, x)
+    launch("", "draw", call, x)
 
 
-class Step:
-    """One time step of a dense cell and the projection in front of it. Make one at module level, beside the kernel.
-
-    Args:
-        kernel: whose cell it runs; its W has one factor.
-    """
-
-    def __init__(self, kernel: DenseKernel) -> None:
-        self.kernel = kernel
-        name, count = f"dense_{kernel.name}_step", len(kernel.extras)
-        extras = "".join(f", Tensor e{i}" for i in range(count))
-        _library.define(f"{name}(Tensor x, Tensor v, Tensor? bias{extras}, Tensor w, Tensor h) -> (Tensor, Tensor)")
-        _library.impl(name, self._run, "CompositeExplicitAutograd")
-        register_fake(f"elman::{name}", _fake_step, lib=_library)
-        self.op: Callable[..., tuple[Tensor, Tensor]] = getattr(torch.ops.elman, name).default
-        _steps[kernel.name] = self
-
-    def takes(self, x_TBK: Tensor, w_dd: Tensor, mask_TB: Tensor | None = None) -> bool:
-        """Whether this is a single step that runs here. Compiles it at the first use of a dtype."""
-        if x_TBK.shape[0] != 1 or mask_TB is not None or w_dd.shape[0] % 8 or not _fits(x_TBK, w_dd):
-            return False
-        return _ready(self.kernel.name, x_TBK.device.index, x_TBK.dtype, mode())
-
-    def __call__(self, x_1BK: Tensor, v_dK: Tensor, bias_d: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        """`step(x, v, bias, *extras, w, h) -> (y (1, B, d) in the dtype of x, h (B, d) in float32)`.
-
-        Args:
-            x_1BK: the cell's input before its projection. v_dK, bias_d: that projection; v may be w itself, which is then
-                read once. extras: (1, B, d) each. w: (d, d), rows are outputs. h: (B, d), float32.
-
-        Raises:
-            KernelError: not on such a GPU, or too many rows: ask `takes` first.
-        """
-        *extras, w_dd, h_Bd = rest
-        y_Bd, last_Bd = self.op(x_1BK[0], v_dK, bias_d, *(e[0] for e in extras), w_dd, h_Bd)
-        return y_Bd[None], last_Bd
-
-    def _run(self, x: Tensor, v: Tensor, bias: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        *extras, w, h = rest
-        tied = v.data_ptr() == w.data_ptr()
-        x, w, h = rows(x), whole(w), whole(h.float())
-        v = w if tied else whole(v)
-        extras = [e if e.stride(1) == 1 else e.contiguous() for e in extras]
-        y, last = x.new_empty(len(x), len(w)), torch.empty_like(h)
-        call = make_call(x, len(w), v, bias, y)
-        call.w, call.h, call.last, call.extras = w.data_ptr(), h.data_ptr(), last.data_ptr(), len(extras)
-        for i, e in enumerate(extras):
-            call.extra[i], call.extra_step[i] = e.data_ptr(), e.stride(0)
-        _launch(self.kernel.name, "step", call, x)
-        return y, last
+def _check_draw(
+    logits: Tensor, waits: Tensor | None, seen: Tensor, classes: tuple[Tensor, ...], temperature: float
+) -> None:
+    wanted = [(seen, torch.bool, logits.shape), *((c, torch.int64, logits.shape[:1]) for c in classes)]
+    if waits is not None:
+        wanted.append((waits, torch.float32, logits.shape))
+    elif temperature > 0:
+        raise KernelError("draw: a temperature above 0 needs waits")
+    for tensor, dtype, shape in wanted:
+        if tensor.dtype != dtype or tensor.shape != shape or tensor.device != logits.device:
+            raise KernelError(
+                f"draw: beside logits {tuple(logits.shape)} on {logits.device} belongs {tuple(shape)} in {dtype}, "
+                f"not {tuple(tensor.shape)} in {tensor.dtype} on {tensor.device}"
+            )
+    if not all(tensor.is_contiguous() for tensor in (seen, *classes)):
+        raise KernelError("draw: what it writes must be contiguous")
 
 
-def extension(dtype: torch.dtype, kernel: DenseKernel | None = None) -> Extension:
-    """What is compiled for a storage type: the step of a kernel's cell, or the linear map.
-
-    Raises:
-        KernelError: the sources are not installed.
-    """
-    if importlib.util.find_spec("elman_csrc") is None:
-        raise KernelError("the kernel sources are not installed: type `pip install elman-csrc`")
-    import elman_csrc
-
-    cell = () if kernel is None else (("ELMAN_CELL", kernel.cell),)
-    return Extension(
-        name=f"{'linear' if kernel is None else kernel.name + '_step'}_few_rows_{str(dtype).removeprefix('torch.')}",
-        binding=elman_csrc.get_bindings() / "few_rows_cuda.cu",
-        include=(elman_csrc.get_include(),),
-        header=None if kernel is None else kernel.header,
-        defines=(*cell, ("ELMAN_DTYPE", str(_DTYPES[dtype]))),
-        python=False,
-    )
-
-
-def _alone(x: Tensor) -> bool:
-    """Whether nobody else has a say in it: neither autograd nor autocast."""
-    return x.is_cuda and x.dtype in _DTYPES and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
-
-
-def _fits(x: Tensor, weight: Tensor) -> bool:
-    width = x.shape[-1]
-    return (
-        _alone(x)
-        and x.dtype in _NARROW
-        and weight.dtype == x.dtype
-        and weight.device == x.device
-        and width % 8 == 0
-        and 0 < x.numel() <= MOST_ROWS * width
-    )
-
-
-@torch.compiler.assume_constant_result
-def _ready(name: str, index: int, dtype: torch.dtype, _mode: str) -> bool:
-    """Whether the module is there, by the name of its kernel; `torch.compile` evaluates this while it traces."""
-    if _mode == "off":
-        return False
-    with torch.cuda.device(index):
-        return load_or_warn(f"{name or 'linear maps'} of few rows", lambda: _module(name, dtype)) is not None
-
-
-@cache
-def _module(name: str, dtype: torch.dtype) -> Any:
-    what = extension(dtype, _steps[name].kernel if name else None)
-    return open_library(build.build(what, build.local_arch(what)))
-
-
-@cache
-def _may_begin_early(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def _launch(name: str, function: str, call: Any, x: Tensor) -> None:
-    if function in ("linear", "step") and (len(x) > MOST_ROWS or x.dtype not in _NARROW):
-        raise KernelError(
-            f"{function}: few rows are up to {MOST_ROWS} in bfloat16 or float16, not {len(x)} in {x.dtype}"
-        )
-    call.early = EARLY and _may_begin_early(x.device)
-    with torch.cuda.device(x.device.index if x.is_cuda else -1):
-        said = getattr(_module(name, x.dtype), f"elman_few_rows_{function}")(ctypes.byref(call))
-    if said is not None:
-        raise KernelError(f"kernel {f'{name} {function}'.strip()} of few rows: {said.decode()}")
+def _ready(x: Tensor, problem: Problem) -> bool:
+    return ready("", x.device.index, x.dtype, mode(), problem)
 
 
 def _run_linear(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, activated: int) -> Tensor:
+    few_rows_run.check("linear", x_BK, (weight_NK, (len(weight_NK), x_BK.shape[1])), (bias_N, (len(weight_NK),)))
     x_BK, weight_NK = rows(x_BK), whole(weight_NK)
+    bias_N = None if bias_N is None else bias_N.contiguous()
     y_BN = x_BK.new_empty(len(x_BK), len(weight_NK))
     call = make_call(x_BK, len(weight_NK), weight_NK, bias_N, y_BN)
     call.activated = activated
-    _launch("", "linear", call, x_BK)
+    launch("", "linear", call, x_BK, weight_NK)
     return y_BN
 
 
 def _run_linears(x_BK: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    x_BK, weights = rows(x_BK), [whole(w) for w in weights]
     if not 1 <= len(weights) <= MOST_LINEARS:
         raise KernelError(f"few rows go through up to {MOST_LINEARS} linear maps at once, not {len(weights)}")
+    few_rows_run.check("linears", x_BK, *((w, (len(w), x_BK.shape[1])) for w in weights))
+    x_BK, weights = rows(x_BK), [whole(w) for w in weights]
     made = [x_BK.new_empty(len(x_BK), len(w)) for w in weights]
     call = make_call(x_BK, len(weights[0]), weights[0], None, made[0])
     call.extras = len(weights) - 1
     for i, (w, y) in enumerate(zip(weights[1:], made[1:], strict=True)):
         call.extra[i], call.extra_step[i], call.extra_out[i] = w.data_ptr(), len(w), y.data_ptr()
-    _launch("", "linear", call, x_BK)
+    launch("", "linear", call, x_BK, *weights)
     return made
 
 
@@ -295,7 +212,7 @@ def _run_norm(x_BD: Tensor, residual_BD: Tensor | None, weight_D: Tensor, eps: f
     call = make_call(x_BD, x_BD.shape[1], weight_D, None, n_BD)
     call.h, call.last = 0 if residual_BD is None else residual_BD.data_ptr(), stream_BD.data_ptr()
     call.value[0] = eps
-    _launch("", "norm", call, x_BD)
+    launch("", "norm", call, x_BD, weight_D)
     return n_BD, stream_BD
 
 
@@ -305,11 +222,6 @@ def _fake_norm(x_BD: Tensor, _residual: Tensor | None, _weight: Tensor, _eps: fl
 
 def _fake_linear(x_BK: Tensor, weight_NK: Tensor, _bias: Tensor | None, _activated: int) -> Tensor:
     return x_BK.new_empty(x_BK.shape[0], weight_NK.shape[0])
-
-
-def _fake_step(x_BK: Tensor, _v: Tensor, _bias: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
-    w, h = rest[-2:]
-    return x_BK.new_empty(x_BK.shape[0], w.shape[0]), h.new_empty(h.shape, dtype=torch.float32)
 
 
 _library.define("few_rows_linear(Tensor x, Tensor weight, Tensor? bias, int activated) -> Tensor")

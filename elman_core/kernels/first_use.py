@@ -1,4 +1,4 @@
-"""A size that was never verified on this machine is verified at its first use in training, and stamped.
+"""A size that was never verified on this machine is verified at its first use, in training and in decoding, and stamped.
 
 `ELMAN_VERIFY=skip` is the named override; `used()` says so, and goes into a run's manifest.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,42 +26,47 @@ _used: dict[str, Use] = {}
 
 @dataclass(frozen=True)
 class Use:
-    """A kernel that this process trains with: its launch plan, and its stamp (None with ELMAN_VERIFY=skip)."""
+    """A kernel that this process uses: its launch plan, and its stamp (None with ELMAN_VERIFY=skip)."""
 
     plan: str
     skipped: bool
     stamp: stamps.Stamp | None
 
 
-def ensure_verified(spec: KernelSpec, case: Case, plan: str) -> None:
-    """Verify this problem on the current GPU unless its stamp says that it was, and remember it for `used`.
+def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -> None:
+    """Verify these problems on the current GPU unless the stamp says that they were, and remember them for `used`.
 
     Raises:
         KernelError: the kernel is wrong, here or in its stamp; or a CUDA graph is being captured.
         torch.OutOfMemoryError: too little memory is left to verify it; nothing is stamped.
         ConfigError: ELMAN_VERIFY is something else than skip or empty.
     """
+    cases = [cases] if isinstance(cases, Case) else list(cases)
     if _skipped():
-        _used[f"{spec.name} {case}"] = Use(plan, True, None)
+        _used.update({f"{spec.name} {case}": Use(plan, True, None) for case in cases})
         return
     known = stamps.stamp(spec, "cuda")
-    if known is None or (known.passed and str(case) not in known.extra):
+    new = [case for case in cases if known is None or (known.passed and str(case) not in known.extra)]
+    if new:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise KernelError(
-                f"{spec.name}: {case} was never verified, and a graph is being captured; run one step first"
+                f"{spec.name}: {new[0]} was never verified, and a graph is being captured; run one step first"
             )
-        _log.warning("elman: first use of the kernel of %s for %s: verifying it", spec.name, case)
-        report = _apart(lambda: verify(spec, "cuda", cases=[case]))
-        known = stamps.write(spec, report, extra=case)
+        # What has no gradient is checked within moments, several kernels one after the other: nobody need be told.
+        level = logging.WARNING if spec.differentiable else logging.INFO
+        _log.log(level, "elman: first use of the kernel of %s for %s: verifying it", spec.name, new[0])
+        report = _apart(lambda: verify(spec, "cuda", cases=new, opcheck=spec.differentiable))
+        known = stamps.write(spec, report, extra=new)
         if not report.passed:
             _refuse(spec, next(iter(failures(report)), ""))
+    assert known is not None
     if not known.passed:
         _refuse(spec, f"its stamp of {known.when} says that it failed")
-    _used[f"{spec.name} {case}"] = Use(plan, False, known)
+    _used.update({f"{spec.name} {case}": Use(plan, False, known) for case in cases})
 
 
 def used() -> dict[str, Mapping[str, Any]]:
-    """Kernels trained with so far, for the manifest: `{"NAME T=64 B=32 d=1024 bfloat16": {plan, skipped, stamp}}`."""
+    """Kernels used so far, for the manifest: `{"NAME T=64 B=32 d=1024 bfloat16": {plan, skipped, stamp}}`."""
     return {name: asdict(use) for name, use in _used.items()}
 
 
@@ -89,5 +94,5 @@ def _skipped() -> bool:
 def _refuse(spec: KernelSpec, why: str) -> None:
     raise KernelError(
         f"the kernel of {spec.name} gives wrong numbers on this machine: {why}. Type `elman verify {spec.name}` for the "
-        "table; ELMAN_KERNELS=off trains without it, ELMAN_VERIFY=skip in spite of it"
+        "table; ELMAN_KERNELS=off runs without it, ELMAN_VERIFY=skip in spite of it"
     )

@@ -65,15 +65,16 @@ class KernelSpec:
     """A kernel, its reference, and the problems on which they are compared.
 
     Attributes:
-        name: of the variant.
+        name: of the variant, with a word behind it if the variant has several: "e99", "e99_step".
         cases: `cases(target, grid)`: about 20 for "quick", about 200 for "full"; fixed lists.
         make_inputs: `make_inputs(case, generator)` draws the inputs on the CPU, each in the dtype that the op takes it in.
             Scale them so that the recurrence neither dies nor explodes.
         call: `call(backend, inputs, options) -> outputs`, by name. `backend` is "auto", a target, one of `portable`, or
             "reference", which must take float64 and compute 16-bit inputs in float32.
         states: names of the outputs that are final states.
+        differentiable: False for a kernel that only decoding runs: its outputs are compared, and there is no gradient.
         extension: `extension(target)`: what is compiled; the stamp covers its sources.
-        op: `op(backend, inputs, options) -> (operator, arguments)` for `torch.library.opcheck`.
+        op: `op(backend, inputs, options) -> (operator, arguments)` for `torch.library.opcheck`; None for what is no operator.
         targets: where a kernel exists.
         builds: `builds(target, arch, widths, dtypes)`: what `elman build` compiles; `extension(target)` alone if not given.
             `widths` are sizes for each of which a kernel is compiled on its own; empty means the usual ones.
@@ -90,7 +91,7 @@ class KernelSpec:
     call: Callable[[str, Inputs, Mapping[str, Any]], Outputs]
     states: tuple[str, ...]
     extension: Callable[[Target], Extension]
-    op: Callable[[str, Inputs, Mapping[str, Any]], tuple[Any, tuple[Any, ...]]]
+    op: Callable[[str, Inputs, Mapping[str, Any]], tuple[Any, tuple[Any, ...]] | None]
     targets: tuple[Target, ...] = ("host",)
     portable: tuple[str, ...] = ()
     builds: Callable[[Target, str, Sequence[int], Sequence[torch.dtype]], Sequence[Extension]] | None = None
@@ -98,6 +99,7 @@ class KernelSpec:
     visible: Callable[[Inputs], Outputs] = _nothing_hidden
     after: Callable[[torch.device], None] = _nothing_to_check
     python: tuple[Path, ...] = ()
+    differentiable: bool = True
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:

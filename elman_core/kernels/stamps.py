@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +36,7 @@ class Stamp:
         cases: how many were run. dtypes: those they covered.
         worst: for each dtype and tensor, error / limit of the worst case: {"bfloat16 d w": 0.4}.
         faults: what failed; empty if it passed.
-        extra: problems verified at their first use in training, beside the grid.
+        extra: problems verified at their first use, beside the grid.
         when: UTC.
     """
 
@@ -68,8 +69,8 @@ def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) ->
     return None
 
 
-def write(spec: KernelSpec, report: Report, extra: Case | None = None) -> Stamp:
-    """Record a report in place of the stamp that is there; a single problem (`extra`) is added to it instead.
+def write(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
+    """Record a report in place of the stamp that is there; single problems (`extra`) are added to it instead.
 
     Raises:
         KernelError: no cache folder can be written, or the report is not of a compiled kernel.
@@ -79,7 +80,7 @@ def write(spec: KernelSpec, report: Report, extra: Case | None = None) -> Stamp:
     target = report.target
     arch = build.local_arch(spec.extension(target))
     there = stamp(spec, target, arch)
-    before = there if extra is not None else None
+    before = there if extra else None
     worst = {f"{row.dtype} {row.tensor}": round(row.ratio, 4) for row in report.worst()}
     made = Stamp(
         name=spec.name,
@@ -92,7 +93,7 @@ def write(spec: KernelSpec, report: Report, extra: Case | None = None) -> Stamp:
         worst={k: max(v, before.worst.get(k, 0.0)) if before else v for k, v in worst.items()}
         | {k: v for k, v in (before.worst if before else {}).items() if k not in worst},
         faults=tuple(report.faults) + (before.faults if before else ()),
-        extra=(*(there.extra if there else ()), *([str(extra)] if extra is not None else [])),
+        extra=(*(there.extra if there else ()), *map(str, extra)),
         torch=torch.__version__,
         cuda=torch.version.cuda or "none",
         device=torch.cuda.get_device_name() if report.target == "cuda" else build.toolchain.host_architecture(),

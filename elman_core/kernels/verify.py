@@ -1,4 +1,4 @@
-"""Is a kernel right? Every output and every gradient against a float64 reference.
+"""Is a kernel right? Every output and every gradient against a float64 reference; of a kernel for decoding, every output.
 
 A tensor passes if its relative L2 error is at most 2 times (bf16: 3 times) the error that the PyTorch reference makes in the
 same storage dtype (with float32 state and accumulation), plus 4 eps of the dtype; against the same float64 truth, computed from
@@ -154,7 +154,10 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report) -> Inpu
     visible = spec.visible(inputs)
 
     def run(backend: str, given: Inputs, gradients: Outputs | None) -> tuple[Outputs, Outputs]:
-        """Outputs, and gradients of the inputs by name ("d u"); draws `gradients` on the first call."""
+        """Outputs, and gradients of the inputs by name ("d u"), from `gradients` or from those drawn in the case's dtype."""
+        if not spec.differentiable:
+            with torch.no_grad():
+                return spec.call(backend, given, case.options), {}
         leaves = {
             k: x.detach().requires_grad_() if x is not None and x.is_floating_point() else x for k, x in given.items()
         }
@@ -170,12 +173,7 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report) -> Inpu
         return {k: x.detach() for k, x in outputs.items()}, {f"d {k}": g for k, g in zip(named, made, strict=True)}
 
     wide = {k: x.double() if x is not None and x.is_floating_point() else x for k, x in inputs.items()}
-    shapes = {k: x.shape for k, x in spec.call("reference", inputs, case.options).items()}
-    incoming: Outputs = {}
-    for name, shape in shapes.items():
-        dtype = state_dtype(case.dtype) if name in spec.states else case.dtype
-        drawn = torch.randn(shape, generator=generator).to(device).to(dtype)
-        incoming[name] = torch.where(visible[name], drawn, 0.0) if name in visible else drawn
+    incoming = _draw_gradients(spec, case, inputs, visible, generator) if spec.differentiable else {}
     truth = _merge(*run("reference", wide, {k: g.double() for k, g in incoming.items()}))
     same = _merge(*run("reference", inputs, None))
     given = {k: None if x is None else _with_gaps(x) for k, x in inputs.items()} if case.strided else inputs
@@ -202,7 +200,21 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report) -> Inpu
     return inputs
 
 
+def _draw_gradients(
+    spec: KernelSpec, case: Case, inputs: Inputs, visible: Outputs, generator: torch.Generator
+) -> Outputs:
+    """What arrives at each output, drawn on the CPU; nothing at positions that are not visible."""
+    incoming: Outputs = {}
+    for name, x in spec.call("reference", inputs, case.options).items():
+        dtype = state_dtype(case.dtype) if name in spec.states else case.dtype
+        drawn = torch.randn(x.shape, generator=generator).to(x.device).to(dtype)
+        incoming[name] = torch.where(visible[name], drawn, 0.0) if name in visible else drawn
+    return incoming
+
+
 def _compare(case: Case, name: str, made: Tensor, same: Tensor, truth: Tensor, seen: Tensor | None) -> Row:
+    truth = truth.double()  # a class that was drawn is a whole number, and must be the same one
+
     def error(x: Tensor) -> Tensor:
         gap = x.double() - truth
         return gap if seen is None else torch.where(seen, gap, 0.0)
@@ -227,10 +239,12 @@ def _compare(case: Case, name: str, made: Tensor, same: Tensor, truth: Tensor, s
 
 def _opcheck(spec: KernelSpec, target: str, case: Case, inputs: Inputs) -> None:
     leaves: Inputs = {
-        k: x.clone().requires_grad_() if x is not None and x.is_floating_point() else x for k, x in inputs.items()
+        k: x.clone().requires_grad_(spec.differentiable) if x is not None and x.is_floating_point() else x
+        for k, x in inputs.items()
     }
-    operator, arguments = spec.op(target, leaves, case.options)
-    torch.library.opcheck(operator, arguments)
+    found = spec.op(target, leaves, case.options)
+    if found is not None:
+        torch.library.opcheck(*found)
 
 
 def _merge(outputs: Outputs, gradients: Outputs) -> Outputs:

@@ -13,9 +13,11 @@ from .joined import joined, joins
 
 
 def is_bare(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether `module` is `torch.nn.Linear` and nothing else: no adapter, quantiser or hook, which a call must not pass by."""
+    """Whether `module` is `torch.nn.Linear` and nothing else: no adapter, no quantiser in its place or in its weight's, and no
+    hook, which a call must not pass by."""
     return (
         type(module) is nn.Linear
+        and type(module.weight) in (nn.Parameter, Tensor)
         and not module._forward_hooks
         and not module._forward_pre_hooks
         and not module._backward_hooks
@@ -30,7 +32,7 @@ def few_rows_linear(module: nn.Module, x: Tensor, activated: int = 0) -> Tensor 
     Args:
         module: an `nn.Linear`, or what an adapter has put in its place. x: (..., K).
     """
-    if not is_bare(module) or not few_rows.takes(x, module.weight):
+    if not is_bare(module) or not few_rows.takes(x, module.weight, bias=module.bias):
         return None
     return few_rows.linear(x, module.weight, module.bias, activated)
 
@@ -39,9 +41,9 @@ def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     """`[module(x), ...]`; maps without bias in one launch for few rows, and as one product for many."""
     weights: list[Tensor] = []
     for module in modules:
-        if is_bare(module) and module.bias is None and few_rows.takes(x, module.weight):
+        if is_bare(module) and module.bias is None:
             weights.append(module.weight)
-    if len(weights) == len(modules) <= few_rows.MOST_LINEARS:
+    if len(weights) == len(modules) and few_rows.takes(x, *weights):
         return few_rows.linears(x, weights)
     bare = [module for module in modules if is_bare(module)]
     if len(bare) == len(modules) and all(module.bias is None for module in bare) and joins(bare, x):

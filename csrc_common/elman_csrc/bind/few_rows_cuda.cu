@@ -45,7 +45,9 @@ const char* product(const FewRowsCall& call) {
   g.rows = static_cast<int>(call.rows), g.inputs = static_cast<int>(call.inputs), g.outputs = static_cast<int>(call.outputs);
   g.activated = static_cast<int>(call.activated);
   const auto stream = at<CUstream_st>(call.stream);
-  if (call.rows <= 8) return said(few::launch<Elem, Cell, 1>(g, call.early, stream));
+  // Up to 8 rows stand in shared memory whole; where they are too wide for that, the kernel for more rows takes them as well.
+  const bool fits = few::shared_bytes<Cell, 1>(g.rows, g.inputs, g.outputs) <= few::most_shared_bytes();
+  if (call.rows <= 8 && fits) return said(few::launch<Elem, Cell, 1>(g, call.early, stream));
   if (call.rows <= 16) return said(few::launch<Elem, Cell, 2>(g, call.early, stream));
   if (call.rows <= 32) return said(few::launch<Elem, Cell, 4>(g, call.early, stream));
   if (call.rows <= 64) return said(few::launch<Elem, Cell, 8>(g, call.early, stream));

@@ -11,7 +11,7 @@ from elman_core import Variant, hookimpl
 from elman_core.registry import Published
 
 from .mixer import E1Config, E1Mixer, param_count, validate
-from .op import dense
+from .op import dense, one_step
 
 
 @hookimpl
@@ -26,7 +26,7 @@ def elman_variants() -> Iterable[Variant]:
         aliases={"1": "", "mamba-gated": "", "mamba_gated": "", "gated_elman": ""},
         param_count=param_count,
         validate=validate,
-        kernels=(dense.spec(),),
+        kernels=(dense.spec(), one_step.spec()),
         published=(
             Published(
                 "1280x6, 49,496,320", "1.41 nats/byte, 201.6k tok/s", "10 min, batch 64, random offsets, 50M class"

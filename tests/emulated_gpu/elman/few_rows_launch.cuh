@@ -15,6 +15,8 @@ namespace elman::few {
 
 alignas(16) inline unsigned char shared_memory[227 << 10];
 
+inline int most_shared_bytes() { return int(sizeof(shared_memory)); }
+
 template <class Elem, class Cell, int tiles>
 cudaError_t launch(const Args<Elem>& g, bool, cudaStream_t) {
   const int bytes = shared_bytes<Cell, tiles>(g.rows, g.inputs, g.outputs);

@@ -27,6 +27,14 @@ __global__ void __launch_bounds__(kMostClasses) draw_kernel(const __grid_constan
   draw_block(g, shared);
 }
 
+// What a block of the current device may have; what is usual where that cannot be asked.
+inline int most_shared_bytes() {
+  int device = 0, bytes = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 48 << 10;
+  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) return 48 << 10;
+  return bytes;
+}
+
 template <class Given>
 cudaError_t start(void (*function)(Given), const Given& g, int blocks, int threads, int bytes, bool early, cudaStream_t stream) {
   constexpr int usual = 48 << 10;  // bytes of shared memory that a kernel need not ask for
