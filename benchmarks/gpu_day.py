@@ -158,7 +158,11 @@ COMPILED = ("--settings", "compile,compile+graph", "--only", ",".join(("transfor
 DECODING = script("generation.py", "--device", "cuda", "--decode", "e42@1536x6", "--samples", "1,64", "--profile")
 GENERATION = script("generation.py", "--device", "cuda", "--dim", "1024", "--depth", "6")
 STEPS = (
-    *(verify(v, d, 120 if v == "e88" else 40) for v in ("e88", "e1", "e42") for d in ("bf16", "fp16", "fp32")),
+    *(
+        verify(v, d, 120 if v == "e88" else 40)
+        for v in ("e88", "e1", "e42", "few_rows")
+        for d in ("bf16", "fp16", "fp32")
+    ),
     gpu_tests("dense", DENSE_TESTS, usual=120, timed=True),  # among them, how long a kernel may wait
     gpu_tests("e88", E88_TESTS, usual=120),
     Step(

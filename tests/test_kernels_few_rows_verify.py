@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 
 import elman_e1.op
 import elman_e42.op
@@ -132,6 +133,50 @@ def test_rows_too_wide_for_shared_memory_take_the_kernel_that_does_not_hold_them
     assert report.passed, list(failures(report))
 
 
+def cuda_cases():
+    for spec in specs():
+        for case in spec.cases("cuda", "quick"):
+            yield pytest.param(spec, case, id=f"{spec.name} {case}")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(("spec", "case"), list(cuda_cases()))
+def test_every_kernel_passes_its_grid_on_a_gpu(spec, case, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    report = verify(spec, "cuda", cases=[case])
+    assert report.passed, list(failures(report))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_first_uses_on_a_gpu_pass_in_less_than_half_a_second(monkeypatch, tmp_path):
+    """All of a model's, without the compiler, which is asked before."""
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    monkeypatch.delenv("ELMAN_VERIFY", raising=False)
+    x, h = torch.zeros(1, 1536, dtype=bf16, device="cuda"), torch.zeros(1, 1536, device="cuda")
+    w, weight = torch.zeros(1536, 1536, dtype=bf16, device="cuda"), torch.ones(1536, dtype=bf16, device="cuda")
+
+    def use():
+        assert few_rows.takes(x, w)
+        assert few_rows.takes(x, w[:256])
+        assert few_rows.takes_norm(x, h, weight, bf16)
+        assert few_rows.takes_draw(x[:, :256])
+        assert elman_e42.op.one_step.takes(x[None], w)
+
+    with torch.inference_mode():
+        for folder in ("compiles", "verifies"):
+            monkeypatch.setattr(few_rows_run, "_verified", set())
+            monkeypatch.setenv("ELMAN_CACHE", ":".join(map(str, [tmp_path / folder, tmp_path / "compiles"])))
+            if folder == "verifies":
+                for stamped in (tmp_path / "compiles" / "verified").iterdir():
+                    stamped.unlink()
+            start = time.perf_counter()
+            use()
+    assert all(stamps.stamp(s).passed for s in specs() if s.name != "e1_step")
+    assert time.perf_counter() - start < 0.5
+
+
 # First use ------------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +230,21 @@ def test_a_wrong_kernel_is_refused_unless_told_otherwise(taken, monkeypatch):
     assert all(use["skipped"] for use in first_use.used().values())
 
 
+def test_a_cache_that_cannot_be_written_stops_nobody(taken, monkeypatch, caplog):
+    def full():
+        raise KernelError("no cache folder can be written")
+
+    monkeypatch.setattr(stamps.build, "writable_cache", full)
+    x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
+    with torch.inference_mode(), caplog.at_level(logging.WARNING):
+        assert few_rows.takes(x, w)
+        assert few_rows.takes(x, w)
+    assert len(taken) == 1
+    assert [r.message for r in caplog.records] == [
+        "elman: no cache folder can be written; without it every process verifies again"
+    ]
+
+
 def test_a_compiler_that_fails_is_asked_once(taken, monkeypatch, caplog):
     asked = []
 
@@ -236,6 +296,38 @@ def test_first_uses_of_a_usual_model_are_drawn_in_no_time():
             made = few_rows_cases.make_inputs(case, torch.Generator().manual_seed(0))
             elements += sum(x.numel() for x in made.values() if x is not None)
     assert elements < 2_500_000, "a map is verified on some of its outputs"
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        random = torch.Generator().manual_seed(0)
+        self.w, self.v = (nn.Parameter(torch.randn(n, 40, generator=random).to(bf16) / 8) for n in (40, 24))
+        self.gains, self.bias = nn.Parameter(torch.ones(40, dtype=bf16)), nn.Parameter(torch.ones(24, dtype=bf16))
+
+    def forward(self, x, h):
+        step = elman_e42.op.one_step
+        assert few_rows.takes(x, self.v, bias=self.bias)
+        assert few_rows.takes(x, self.w, self.v)
+        assert few_rows.takes_norm(x, None, self.gains, bf16)
+        first, second = few_rows.linears(x, [self.w, self.v])
+        n, _ = few_rows.norm(first, None, self.gains, 1e-5)
+        assert step.takes(n[None], self.w)
+        y, last = step(n[None], self.w, None, self.w, h)
+        return few_rows.linear(x, self.v, self.bias, 8), second, y, last
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_one_graph_for_torch_compile_whatever_is_dynamic(dynamic, taken):
+    torch._dynamo.reset()
+    model = Model()
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=dynamic)
+    with torch.no_grad():
+        for rows in (3, 5, 12):
+            x, h = torch.randn(rows, 40).to(bf16), torch.randn(rows, 40)
+            for made, wanted in zip(compiled(x, h), model(x, h), strict=True):
+                assert torch.equal(made, wanted)
+    assert len({str(cases) for _, cases in taken}) == len(taken), "each size once"
 
 
 # What is refused, or left to another way --------------------------------------------------------------------------------

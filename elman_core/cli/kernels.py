@@ -83,7 +83,10 @@ def verify(
     )
     dtypes = _dtypes(dtype)
     reports = []
-    for spec in _specs(names or [], target):
+    specs = _specs(names or [], target)
+    for spec in [
+        s for s in specs if _has(s, target, grid, dtypes)
+    ] or specs:  # `verify` says it of what has no such case
         report = run(spec, target, grid, dtypes, progress=_progress(spec.name) if not json else None)
         stamps.write(spec, report)
         reports.append(report)
@@ -121,6 +124,11 @@ def _specs(names: list[str], target: Literal["host", "cuda"], shared: bool = Fal
             continue
         chosen |= {s.name: s for s in (*_of_variant(name, target), *(common if shared else ()))}
     return list(chosen.values())
+
+
+def _has(spec: KernelSpec, target: Literal["host", "cuda"], grid: Literal["quick", "full"], dtypes: list[Any]) -> bool:
+    """Whether the kernel has a case of one of these dtypes; a variant's kernels do not all take the same."""
+    return not dtypes or any(case.dtype in dtypes for case in spec.cases(target, grid))
 
 
 def _kernel(name: str) -> KernelSpec | None:

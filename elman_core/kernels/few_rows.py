@@ -58,7 +58,7 @@ def takes(x: Tensor, *weights: Tensor, bias: Tensor | None = None) -> bool:
     if any(weight.shape[1] != width for weight in weights) or (bias is not None and bias.shape != weights[0].shape[:1]):
         return False  # whoever has another way says what is wrong
     outputs = tuple(int(weight.shape[0]) for weight in weights)
-    return _ready(x, ("linear", most_rows(x.numel() // width), int(width), outputs))
+    return _ready(x, ("linear", most_rows(x.numel() // width), int(weights[0].shape[1]), outputs))
 
 
 def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, activated: int = 0) -> Tensor:
@@ -97,7 +97,7 @@ def takes_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out_dtype: to
         and (residual is None or residual.device == x.device)
         and width <= WIDEST_NORM
         and 0 < x.numel() <= MOST_ROWS * width
-        and _ready(x, ("norm", int(width)))
+        and _ready(x, ("norm", int(weight.shape[0])))
     )
 
 
@@ -173,7 +173,7 @@ def _check_draw(
 
 
 def _ready(x: Tensor, problem: Problem) -> bool:
-    return ready("", x.device.index, x.dtype, mode(), problem)
+    return ready("", x.device.index, x.dtype, mode(), *problem)
 
 
 def _run_linear(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, activated: int) -> Tensor:

@@ -77,11 +77,11 @@ def alone(x: Tensor) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def ready(name: str, index: int | None, dtype: torch.dtype, _mode: str, problem: Problem) -> bool:
+def ready(name: str, index: int | None, dtype: torch.dtype, _mode: str, *problem: str | int | tuple[int, ...]) -> bool:
     """Whether the module of a kernel ("" for what has no cell) is there; its problem is verified at the first use.
 
     What came of it holds for the process: a compiler that fails is not asked again. `torch.compile` evaluates this while it
-    traces, and takes only plain values as arguments.
+    traces, and takes only plain values as arguments, one by one. `problem` is a `Problem`.
 
     Raises:
         KernelError: the kernel is wrong; or a CUDA graph is being captured before the first use.

@@ -66,7 +66,7 @@ class Step:
         if w_dd.dtype != x_TBK.dtype or w_dd.device != x_TBK.device or not 0 < x_TBK.shape[1] <= few_rows_run.MOST_ROWS:
             return False
         problem = ("step", few_rows_run.most_rows(x_TBK.shape[1]), int(x_TBK.shape[2]), int(w_dd.shape[0]))
-        return few_rows_run.ready(self.kernel.name, x_TBK.device.index, x_TBK.dtype, mode(), problem)
+        return few_rows_run.ready(self.kernel.name, x_TBK.device.index, x_TBK.dtype, mode(), *problem)
 
     def __call__(self, x_1BK: Tensor, v_dK: Tensor, bias_d: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
         """`step(x, v, bias, *extras, w, h) -> (y (1, B, d) in the dtype of x, h (B, d) in float32)`.

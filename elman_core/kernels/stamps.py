@@ -70,10 +70,30 @@ def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) ->
 
 
 def write(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
-    """Record a report in place of the stamp that is there; single problems (`extra`) are added to it instead.
+    """Record what `make` makes.
 
     Raises:
         KernelError: no cache folder can be written, or the report is not of a compiled kernel.
+    """
+    made = make(spec, report, extra)
+    save(spec, made)
+    return made
+
+
+def save(spec: KernelSpec, made: Stamp) -> None:
+    """Write a stamp of this kernel.
+
+    Raises:
+        KernelError: no cache folder can be written.
+    """
+    _write_atomically(build.writable_cache() / _path(spec, made.target, made.arch), asdict(made))
+
+
+def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
+    """The stamp that a report gives, in place of the one that is there; single problems (`extra`) are added to that instead.
+
+    Raises:
+        KernelError: the report is not of a compiled kernel.
     """
     if report.target not in spec.targets:
         raise KernelError(f"only compiled kernels are stamped, not the back end {report.target!r}")
@@ -82,7 +102,7 @@ def write(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp
     there = stamp(spec, target, arch)
     before = there if extra else None
     worst = {f"{row.dtype} {row.tensor}": round(row.ratio, 4) for row in report.worst()}
-    made = Stamp(
+    return Stamp(
         name=spec.name,
         target=target,
         arch=arch,
@@ -99,8 +119,6 @@ def write(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp
         device=torch.cuda.get_device_name() if report.target == "cuda" else build.toolchain.host_architecture(),
         when=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    _write_atomically(build.writable_cache() / _path(spec, target, arch), asdict(made))
-    return made
 
 
 def _path(spec: KernelSpec, target: Target, arch: str) -> Path:
