@@ -39,15 +39,13 @@ def few_rows_linear(module: nn.Module, x: Tensor, activated: int = 0) -> Tensor 
 
 def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     """`[module(x), ...]`; maps without bias in one launch for few rows, and as one product for many."""
-    weights: list[Tensor] = []
-    for module in modules:
-        if is_bare(module) and module.bias is None:
-            weights.append(module.weight)
-    if len(weights) == len(modules) and few_rows.takes(x, *weights):
-        return few_rows.linears(x, weights)
     bare = [module for module in modules if is_bare(module)]
-    if len(bare) == len(modules) and all(module.bias is None for module in bare) and joins(bare, x):
-        return joined(bare, x)
+    if len(bare) == len(modules) and all(module.bias is None for module in bare):
+        weights = [module.weight for module in bare]
+        if few_rows.takes(x, *weights):
+            return few_rows.linears(x, weights)
+        if joins(bare, x):
+            return joined(bare, x)
     return [module(x) for module in modules]
 
 
