@@ -1,5 +1,7 @@
 """Decoding as a recorded step gives the bytes of the plain loop, on a recorder that does on a CPU what a CUDA graph does."""
 
+import gc
+import weakref
 from contextlib import nullcontext
 from math import ceil
 
@@ -206,3 +208,39 @@ def test_generate_with_a_static_cache_gives_the_bytes_of_the_plain_loop_in_16_bi
     for cache in ("static", None):
         assert model.generate(tokens, cache_implementation=cache, **settings)[0, len(PROMPT) :].tolist() == graph
     assert "not captured" not in caplog.text
+
+
+def test_the_memory_that_a_graph_reads_stays_as_long_as_the_graph_and_no_longer(monkeypatch):
+    """A CUDA graph keeps addresses, not tensors."""
+    model, clones = ladder("e42"), []
+    right = decoder.map_state
+
+    class Forgetful(CpuRecorder):
+        """Holds no tensor of what it records, as a CUDA graph does not."""
+
+        def record(self, run, generators=()):
+            result = run()
+            return lambda: result
+
+    def remembered(function, state):
+        made = right(function, state)
+        clones.extend(weakref.ref(tensor) for tensor in (made or {}).values())
+        return made
+
+    monkeypatch.setattr(decoder, "map_state", remembered)
+    cache, logits = loop_module.prefill(model, PROMPT)
+    seen, generator = torch.zeros(1, 256, dtype=torch.bool), torch.Generator().manual_seed(0)
+    made = decoder.Decoder(model, cache, logits, seen, Sampling(), generator, Forgetful())
+    taken = made.bytes(decoder.WARM + 3)
+    for _ in range(decoder.WARM + 2):
+        next(taken)
+    gc.collect()
+    assert clones
+    assert all(clone() is not None for clone in clones)
+    gc.disable()
+    try:
+        taken.close()
+        del taken, made
+        assert all(clone() is None for clone in clones), "without a cycle: memory of the device is free at once"
+    finally:
+        gc.enable()

@@ -14,7 +14,7 @@ from cpu_graph import CpuRecorder
 from few_rows_helpers import emulated_modules
 from torch import nn
 
-from elman_core.cli import main
+from elman_core.cli import _doctor, main
 from elman_core.generation import Sampling
 from elman_core.generation.decoder import WARM, Decoder
 from elman_core.generation.loop import prefill
@@ -413,6 +413,8 @@ def test_noise_and_logits_of_any_layout_draw_the_same(emulated):
     assert torch.equal(*drawn)
     with pytest.raises(KernelError, match="must be contiguous"):
         few_rows.draw(logits, waits, seen, into.repeat(2)[::2], shown, penalty=1.0, temperature=1.0, top_k=0, top_p=1.0)
+    with pytest.raises(KernelError, match=r"belongs \(5, 64\) in torch.bool"):
+        few_rows.draw(logits, waits, seen[:1], into, shown, penalty=1.1, temperature=1.0, top_k=0, top_p=1.0)
     with pytest.raises(KernelError, match="needs waits"):
         few_rows.draw(logits, None, seen, into, shown, penalty=1.0, temperature=1.0, top_k=0, top_p=1.0)
 
@@ -459,7 +461,7 @@ def test_without_a_gpu_there_is_nothing_to_verify_of_decoding(capsys):
         assert main(["verify", name]) == 5
         assert f"{name} has no back end 'host'; it has: cuda" in capsys.readouterr().err
         assert main(["verify", name, "--backend", "cuda"]) == 5
-        assert "no GPU here" in capsys.readouterr().err
+        assert f"{name}: no GPU here, and it runs nowhere else" in capsys.readouterr().err
 
 
 def test_the_doctor_names_kernels_of_this_machine_only(capsys, monkeypatch):
@@ -468,6 +470,18 @@ def test_the_doctor_names_kernels_of_this_machine_only(capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "host kernel" in said
     assert "e42_step" not in said
+
+
+def test_the_doctor_says_of_each_kernel_of_decoding_whether_it_was_verified(taken, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    [row] = _doctor._decoding()
+    assert row["is"] == "cuda kernel few_rows not verified: elman verify few_rows"
+    stamps.write(few_rows_spec.spec(), Report("few_rows", "cuda", "quick", cases=1))
+    assert _doctor._decoding()[0]["is"].startswith("cuda kernel few_rows verified, quick grid")
+    said = _doctor._stamps("e42", [elman_e42.op.dense.spec(), elman_e42.op.one_step.spec()])
+    assert (
+        said == ", cuda kernel not verified: elman verify e42, cuda kernel e42_step not verified: elman verify e42_step"
+    )
 
 
 def test_a_report_of_no_compiled_kernel_is_not_stamped():

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from elman_core.kernels.spec import KernelSpec
 
 Row = dict[str, str]
 
@@ -103,7 +107,15 @@ def _kernels() -> list[Row]:
         rows.append(_row("ELMAN_KERNELS", "ok", policy.mode()))
     except ElmanError as error:
         rows.append(_row("ELMAN_KERNELS", "broken", str(error), "unset ELMAN_KERNELS"))
-    return rows
+    return rows + _decoding()
+
+
+def _decoding() -> list[Row]:
+    """Whether the kernels that every model decodes with were verified; there are none without a GPU."""
+    from elman_core.kernels.few_rows_spec import spec
+
+    words = _stamps("", (spec(),))
+    return [_row("decoding", "ok", words.removeprefix(", "))] if words else []
 
 
 def _plugins() -> list[Row]:
@@ -140,7 +152,7 @@ def _variants() -> list[Row]:
             _row(
                 name,
                 "ok",
-                f"backend {_backend(entry.variant)}{_stamps(entry.variant)}",
+                f"backend {_backend(entry.variant)}{_stamps(name, entry.variant.kernels)}",
                 f"{'; '.join(faster)} (faster on a GPU)" if faster else "",
             )
         )
@@ -162,16 +174,16 @@ def _backend(variant: Any) -> str:
     return f"{mixer.to(torch.bfloat16).backend()} on {device}" if device == "cuda" else f"{mixer.backend()} on cpu"
 
 
-def _stamps(variant: Any) -> str:
-    """Whether the variant's kernels, as they are now, were verified on this machine."""
+def _stamps(name: str, specs: Sequence[KernelSpec]) -> str:
+    """Whether kernels, as they are now, were verified on this machine; `name`: of the variant that they belong to."""
     import torch
 
     from elman_core.kernels import KernelError, stamp
 
     words = []
     target: Literal["cuda", "host"] = "cuda" if torch.cuda.is_available() else "host"
-    for spec in (s for s in variant.kernels if target in s.targets):
-        which = f"{target} kernel" if spec.name == variant.name else f"{target} kernel {spec.name}"
+    for spec in (s for s in specs if target in s.targets):
+        which = f"{target} kernel" if spec.name == name else f"{target} kernel {spec.name}"
         try:
             found = stamp(spec, target)
         except KernelError as error:

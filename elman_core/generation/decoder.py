@@ -61,6 +61,7 @@ class Decoder:
         self.cache = cache
         self.steps = 0
         self._replay: Callable[[], Tensor] | None = None
+        self._states: list[State] = []  # where the graph reads and leaves the state: it keeps addresses, not tensors
         rows, device = len(logits_BV), logits_BV.device
         with torch.inference_mode():
             self.seen_BV = seen_BV.clone()
@@ -102,6 +103,7 @@ class Decoder:
         states = [map_state(torch.clone, state) or {} for state in self.cache.states]
         try:
             self._replay = recorder.record(lambda: self._burst(states), [self.generator])
+            self._states = states
         except RuntimeError as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise

@@ -145,7 +145,9 @@ def draw(
     Raises:
         KernelError: not on such a GPU, or tensors that do not fit together: ask `takes_draw` first.
     """
-    _check_draw(logits_BV, waits_BV, seen_BV, (drawn_B, shown_B), temperature)
+    if waits_BV is None and temperature > 0:
+        raise KernelError("draw: a temperature above 0 needs waits")
+    _check_draw(logits_BV, waits_BV, None if penalty == 1 else seen_BV, (drawn_B, shown_B))
     x = logits_BV if logits_BV.stride(1) == 1 else logits_BV.contiguous()
     waits = None if waits_BV is None else waits_BV.contiguous()
     call = make_call(x, x.shape[1], None, waits, drawn_B)
@@ -154,21 +156,18 @@ def draw(
     launch("", "draw", call, x)
 
 
-def _check_draw(
-    logits: Tensor, waits: Tensor | None, seen: Tensor, classes: tuple[Tensor, ...], temperature: float
-) -> None:
-    wanted = [(seen, torch.bool, logits.shape), *((c, torch.int64, logits.shape[:1]) for c in classes)]
-    if waits is not None:
-        wanted.append((waits, torch.float32, logits.shape))
-    elif temperature > 0:
-        raise KernelError("draw: a temperature above 0 needs waits")
-    for tensor, dtype, shape in wanted:
+def _check_draw(logits: Tensor, waits: Tensor | None, seen: Tensor | None, classes: tuple[Tensor, ...]) -> None:
+    """`seen`: None where nothing reads it."""
+    wanted = [(c, torch.int64, logits.shape[:1]) for c in classes]
+    for tensor, dtype, shape in (*wanted, (seen, torch.bool, logits.shape), (waits, torch.float32, logits.shape)):
+        if tensor is None:
+            continue
         if tensor.dtype != dtype or tensor.shape != shape or tensor.device != logits.device:
             raise KernelError(
                 f"draw: beside logits {tuple(logits.shape)} on {logits.device} belongs {tuple(shape)} in {dtype}, "
                 f"not {tuple(tensor.shape)} in {tensor.dtype} on {tensor.device}"
             )
-    if not all(tensor.is_contiguous() for tensor in (seen, *classes)):
+    if not all(tensor is None or tensor.is_contiguous() for tensor in (seen, *classes)):
         raise KernelError("draw: what it writes must be contiguous")
 
 

@@ -110,7 +110,12 @@ def verify(
         known = ", ".join((*spec.targets, *spec.portable)) or "none"
         raise KernelError(f"{spec.name} has no back end {target!r}; it has: {known}")
     if target == "cuda" and not torch.cuda.is_available():
-        raise KernelError(f"{spec.name}: no GPU here; type `elman verify {spec.name} --backend host`")
+        there = (
+            f"; type `elman verify {spec.name} --backend host`"
+            if "host" in spec.targets
+            else ", and it runs nowhere else"
+        )
+        raise KernelError(f"{spec.name}: no GPU here{there}")
     chosen = [
         c
         for c in (spec.cases("cuda" if target == "cuda" else "host", grid) if cases is None else cases)
