@@ -119,6 +119,30 @@ def test_a_deliberate_fault_is_caught_in_its_tensor(fault, emulated):
     assert {row.tensor for row in report.rows if not row.passed} == {tensor}
 
 
+# What the step of E1 is given instead of the right thing; and the outputs in which the checker must see it.
+MISTAKEN = {
+    "a transposed W": ("w", lambda w: w.T.contiguous(), {"y", "h"}),
+    "a transposed projection": ("v", lambda v: v.T.contiguous(), {"y", "h"}),
+    "a forgotten state": ("h", torch.zeros_like, {"y", "h"}),
+    "a forgotten bias": ("bias", torch.zeros_like, {"y", "h"}),
+    "a dropped gate": ("z", torch.ones_like, {"y"}),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKEN)
+def test_a_step_that_computes_something_else_is_caught(mistake, emulated):
+    name, spoil, spoiled = MISTAKEN[mistake]
+    right = elman_e1.op.one_step.spec()
+
+    def call(backend, inputs, options):
+        wrong = inputs | {name: spoil(inputs[name])} if backend == "emulated" else inputs
+        return right.call(backend, wrong, options)
+
+    for dtype in (bf16, f16):
+        report = verify_emulated(right, [few_rows_cases._step((3, 64, 64), dtype)], call=call)
+        assert {row.tensor for row in report.rows if not row.passed} == spoiled
+
+
 def test_an_output_that_is_not_written_is_caught(emulated, monkeypatch):
     monkeypatch.setattr(few_rows, "launch", lambda *_: None)
     report = verify_emulated(few_rows_spec.spec(), [few_rows_cases._linear((3, 64, 16), bf16)])
