@@ -4,6 +4,9 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import pytest
+import torch
+
 from elman_core.kernels import few_rows_native, few_rows_run, toolchain
 from elman_core.testing.kernel import need_host_compiler
 
@@ -31,3 +34,21 @@ def emulated_modules(folder):
         return few_rows_native.open_library(made)
 
     return module
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    return emulated_modules(tmp_path_factory.mktemp("emulated"))
+
+
+on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=on_a_gpu)])
+def device(request, monkeypatch):
+    """Where a test runs: on emulated threads, or on a GPU. A module that wants it names it and `compiled` as its own."""
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    if request.param == "cuda":
+        return "cuda"
+    monkeypatch.setattr(few_rows_run, "_module", request.getfixturevalue("compiled"))
+    return "cpu"

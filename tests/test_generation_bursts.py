@@ -3,9 +3,9 @@
 import pytest
 import torch
 from cpu_graph import CpuRecorder
+from decoding_helpers import ladder
 
 from elman_core.generation import bursts, in_bursts
-from elman_core.model import LadderLM
 from elman_core.registry import ConfigError
 
 PROMPT = torch.arange(2 * 9).view(2, 9) * 31 % 256
@@ -17,15 +17,6 @@ SETTINGS = [
     {"do_sample": True, "num_return_sequences": 3},
 ]
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
-
-def ladder(variant="e42"):
-    torch.manual_seed(0)
-    made = LadderLM(variant, dim=16, depth=2).eval()
-    made.generation_config.eos_token_id = None
-    with torch.no_grad():
-        made.model.embed_tokens.weight.mul_(20)  # far from uniform
-    return made
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=gpu)])

@@ -8,6 +8,7 @@ from math import ceil
 import pytest
 import torch
 from cpu_graph import CpuRecorder
+from decoding_helpers import ladder
 
 from elman_core.generation import Sampling, decoder, generate_bytes
 from elman_core.generation import loop as loop_module
@@ -16,14 +17,6 @@ from elman_core.nn import SpectralNorm
 from elman_core.registry import DivergedError
 
 PROMPT = bytes(range(100, 117))
-
-
-def ladder(variant, **options):
-    torch.manual_seed(0)
-    made = LadderLM(variant, dim=16, depth=2, **options).eval()
-    with torch.no_grad():
-        made.model.embed_tokens.weight.mul_(20)  # far from uniform
-    return made
 
 
 @pytest.fixture

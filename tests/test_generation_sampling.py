@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import few_rows_helpers
 import pytest
 import torch
-from few_rows_helpers import emulated_modules
 
 from elman_core.generation import Sampling, sampling
-from elman_core.kernels import few_rows, few_rows_run
+from elman_core.kernels import few_rows
 
 SAMPLINGS = [
     Sampling(),
@@ -18,21 +18,8 @@ SAMPLINGS = [
     Sampling(temperature=0.7, top_p=0.5, repetition_penalty=0.8),
     Sampling(top_p=0.001),
 ]
-on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    return emulated_modules(tmp_path_factory.mktemp("emulated"))
-
-
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=on_a_gpu)])
-def device(request, monkeypatch):
-    monkeypatch.setenv("ELMAN_KERNELS", "require")
-    if request.param == "cuda":
-        return "cuda"
-    monkeypatch.setattr(few_rows_run, "_module", request.getfixturevalue("compiled"))
-    return "cpu"
+compiled, device = few_rows_helpers.compiled, few_rows_helpers.device
 
 
 @pytest.fixture

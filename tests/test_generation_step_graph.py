@@ -3,20 +3,12 @@
 import pytest
 import torch
 from cpu_graph import CpuRecorder
+from decoding_helpers import ladder
 
-from elman_core.model import LadderForCausalLM, LadderLM, LadderStaticCache, step_graph
+from elman_core.model import LadderForCausalLM, LadderStaticCache, step_graph
 from elman_core.nn import scaled_once
 
 PROMPT = torch.arange(2 * 9).view(2, 9) * 31 % 256
-
-
-def ladder(variant="e42"):
-    torch.manual_seed(0)
-    made = LadderLM(variant, dim=16, depth=2).eval()
-    made.generation_config.eos_token_id = None
-    with torch.no_grad():
-        made.model.embed_tokens.weight.mul_(20)  # far from uniform
-    return made
 
 
 @pytest.fixture

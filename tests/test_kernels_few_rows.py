@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import few_rows_helpers
 import pytest
 import torch
 import torch.nn.functional as F
-from few_rows_helpers import emulated_modules
 
-from elman_core.kernels import few_rows, few_rows_run, few_rows_step
+from elman_core.kernels import few_rows, few_rows_step
 from elman_core.kernels.dense import _kernels
 from elman_core.nn import add_rms_norm
 from elman_core.registry import KernelError
@@ -21,25 +21,7 @@ ROUNDING = {
 TANH = 2**-10  # what the hardware's tanh may be off by
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    return emulated_modules(tmp_path_factory.mktemp("emulated"))
-
-
-@pytest.fixture(
-    params=[
-        "emulated",
-        pytest.param(
-            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
-        ),
-    ]
-)
-def device(request, monkeypatch):
-    monkeypatch.setenv("ELMAN_KERNELS", "require")
-    if request.param == "cuda":
-        return "cuda"
-    monkeypatch.setattr(few_rows_run, "_module", request.getfixturevalue("compiled"))
-    return "cpu"
+compiled, device = few_rows_helpers.compiled, few_rows_helpers.device
 
 
 def draw(*shape, dtype, seed=0, scale=1.0):

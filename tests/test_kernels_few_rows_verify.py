@@ -8,10 +8,10 @@ import time
 
 import elman_e1.op
 import elman_e42.op
+import few_rows_helpers
 import pytest
 import torch
 from cpu_graph import CpuRecorder
-from few_rows_helpers import emulated_modules
 from torch import nn
 
 from elman_core.cli import _doctor, main
@@ -27,9 +27,7 @@ from elman_core.registry import KernelError
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    return emulated_modules(tmp_path_factory.mktemp("emulated"))
+compiled = few_rows_helpers.compiled
 
 
 @pytest.fixture

@@ -40,6 +40,12 @@ struct uint2 {
   unsigned x, y;
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+using cudaError_t = int;
+constexpr int cudaSuccess = 0, cudaErrorInvalidConfiguration = 1;
+inline const char* cudaGetErrorString(int) { return "more shared memory than a block may have"; }
+
 using std::max;
 using std::min;
 

@@ -5,12 +5,6 @@
 #include <elman/few_rows_draw.cuh>
 #include <elman/few_rows_norm.cuh>
 
-struct CUstream_st;
-using cudaStream_t = CUstream_st*;
-using cudaError_t = int;
-constexpr int cudaSuccess = 0, cudaErrorInvalidConfiguration = 1;
-inline const char* cudaGetErrorString(int) { return "more shared memory than a block may have"; }
-
 namespace elman::few {
 
 alignas(16) inline unsigned char shared_memory[227 << 10];

@@ -4,12 +4,6 @@
 #include <elman/matrix_state_backward.cuh>
 #include <elman/matrix_state_forward.cuh>
 
-struct CUstream_st;
-using cudaStream_t = CUstream_st*;
-using cudaError_t = int;
-constexpr int cudaSuccess = 0, cudaErrorInvalidConfiguration = 1;
-inline const char* cudaGetErrorString(int) { return "more shared memory than a block may have"; }
-
 namespace elman::matrix {
 
 alignas(16) inline unsigned char shared_bytes[227 << 10];
