@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def test_what_a_gpu_will_run_is_said_without_compiling(kernel, monkeypatch):
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
     monkeypatch.setattr(kernel, "chosen", {})
     assert kernel.backend("cuda:0", D) == "cuda, compiled at its first use"
-    kernel.chosen[0, torch.bfloat16, B, D, True, "auto"] = "cuda"
+    kernel.chosen[0, torch.bfloat16, B, D, "auto"] = "cuda"
     assert kernel.backend("cuda:0", D) == "cuda"
     assert kernel.backend("cuda:1", D) == "cuda, compiled at its first use"
     monkeypatch.setenv("ELMAN_KERNELS", "off")
@@ -174,7 +175,7 @@ def test_the_choice_of_a_kernel_is_a_constant_of_a_compiled_graph(kernel, monkey
 
     x = torch.zeros(T, B, D)
     assert torch.equal(torch.compile(choose, fullgraph=True, backend="aot_eager")(x), x + 1)
-    assert list(kernel.chosen) == [(0, torch.float32, B, D, True, "off")]
+    assert list(kernel.chosen) == [(0, torch.float32, B, D, "off")]
 
 
 @both
@@ -238,3 +239,20 @@ def test_a_long_product_in_float32_is_a_sum_of_short_ones(places, monkeypatch):
     torch.testing.assert_close(made, (a.double() @ b.double()).float())
     assert sum(taken) == max(0, places - 7)
     assert max(taken, default=0) <= 7
+
+
+@both
+@pytest.mark.parametrize("training", [True, False])
+def test_a_size_is_verified_before_it_is_used_trained_or_not(kernel, training, monkeypatch):
+    """With stand-ins for the GPU, the compiler and the checker."""
+    asked = []
+    monkeypatch.setattr(dense_module.torch.cuda, "device", lambda _index: nullcontext())
+    monkeypatch.setattr(dense_module.dense_cuda, "prepare", lambda *_: "a plan")
+    monkeypatch.setattr(
+        dense_module, "ensure_verified", lambda spec, case, plan: asked.append((spec.name, str(case), plan))
+    )
+    monkeypatch.setattr(kernel, "chosen", {})
+    monkeypatch.delenv("ELMAN_KERNELS", raising=False)
+    with torch.set_grad_enabled(training):
+        assert [dense_module._choose(kernel.name, 0, torch.bfloat16, B, D) for _ in range(2)] == ["cuda", "cuda"]
+    assert asked == [(kernel.name, f"T=64 B={B} d={D} bfloat16", "a plan")]

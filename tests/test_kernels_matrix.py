@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,3 +27,22 @@ def test_the_choice_of_a_kernel_is_a_constant_of_a_compiled_graph(monkeypatch):
     x = torch.zeros(16, 8)
     assert torch.equal(torch.compile(choose, fullgraph=True, backend="aot_eager")(x), x + 1)
     assert len(kernel.chosen) == 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_size_is_verified_before_it_is_used_trained_or_not(training, monkeypatch):
+    """With stand-ins for the GPU, the compiler and the checker."""
+    [kernel] = [k for k in matrix_state._kernels.values() if k.name == "e88"]
+    asked = []
+    monkeypatch.setattr(matrix_state.torch.cuda, "device", lambda _index: nullcontext())
+    monkeypatch.setattr(type(kernel), "load", lambda *_: "a module")
+    monkeypatch.setattr(matrix_state, "ensure_verified", lambda spec, case, _plan: asked.append((spec.name, str(case))))
+    monkeypatch.setattr(kernel, "chosen", {})
+    monkeypatch.delenv("ELMAN_KERNELS", raising=False)
+    given = ("e88", 0, 16, 8, torch.bfloat16, False, True, str(matrix_state.Maps()))
+    with torch.set_grad_enabled(training):
+        assert matrix_state._choose(*given)
+        assert matrix_state._choose(*given)
+    [(name, case)] = asked
+    assert name == "e88"
+    assert "N=16 V=8" in case

@@ -289,17 +289,17 @@ def _choose(name: str, index: int, dtype: torch.dtype, rows: int, width: int) ->
     takes only plain values as arguments.
     """
     kernel = _kernels[name]
-    key = (index, dtype, rows, width, torch.is_grad_enabled(), mode())
+    key = (index, dtype, rows, width, mode())
     if key not in kernel.chosen:
         kernel.chosen[key] = "torch" if mode() == "off" else _prepare(kernel, index, dtype, rows, width)
     return kernel.chosen[key]
 
 
 def _prepare(kernel: DenseKernel, index: int, dtype: torch.dtype, rows: int, width: int) -> Backend:
-    """Compile and load, and verify if gradients are wanted."""
+    """Compile and load, and verify at the first use."""
     sizes = (VERIFIED_STEPS, rows, width)
     with torch.cuda.device(index):
         plan = load_or_warn(kernel.name, lambda: dense_cuda.prepare(kernel, sizes, dtype))
-        if plan is not None and torch.is_grad_enabled():
+        if plan is not None:
             ensure_verified(kernel.spec(), Case(dict(zip("TBd", sizes, strict=True)), dtype), plan)
     return "torch" if plan is None else "cuda"

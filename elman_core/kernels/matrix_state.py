@@ -239,18 +239,18 @@ class MatrixKernel:
 def _choose(
     name: str, index: int, rows: int, columns: int, dtype: torch.dtype, linear: bool, write: bool, maps: str
 ) -> bool:
-    """Whether the kernel runs for "auto"; verified at the first use in training.
+    """Whether the kernel runs for "auto"; verified at its first use.
 
     `torch.compile` evaluates this while it traces, and takes only plain values as arguments.
     """
     kernel, size = _kernels[name], Size(rows, columns, dtype, linear, write, maps)
-    key = (index, size, torch.is_grad_enabled(), mode())
+    key = (index, size, mode())
     if key not in kernel.chosen:
         found = None
         if mode() != "off":
             with torch.cuda.device(index):
                 found = load_or_warn(f"{kernel.name} N={size.rows} V={size.columns}", lambda: kernel.load("cuda", size))
-                if found is not None and torch.is_grad_enabled():
+                if found is not None:
                     from .matrix_spec import first_use_case
 
                     ensure_verified(kernel.spec(), first_use_case(size), "cuda")
