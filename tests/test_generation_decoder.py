@@ -12,7 +12,7 @@ from decoding_helpers import ladder
 
 from elman_core.generation import Sampling, decoder, generate_bytes
 from elman_core.generation import loop as loop_module
-from elman_core.model import LadderLM
+from elman_core.model import LadderLM, step_graph
 from elman_core.nn import SpectralNorm
 from elman_core.registry import DivergedError
 
@@ -146,7 +146,7 @@ def test_generate_scales_once_too(cache, monkeypatch):
 
 def test_a_state_that_grows_is_not_recorded(monkeypatch):
     model = ladder("e42")
-    monkeypatch.setattr(decoder, "CudaRecorder", lambda _device: "recorder")
+    monkeypatch.setattr(step_graph, "CudaRecorder", lambda _device: "recorder")
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     assert decoder.recorder_for(model, decoder.WORTH) == "recorder"
     assert decoder.recorder_for(model, decoder.WORTH - 1) is None

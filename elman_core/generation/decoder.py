@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.dense_native import check_errors
-from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache
-from elman_core.model.graph import CudaRecorder, Recorder, Sent
+from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache, step_graph
+from elman_core.model.graph import Recorder, Sent, try_to_record
 from elman_core.model.rollback import map_state
 from elman_core.registry import DivergedError, State
 
@@ -101,16 +101,14 @@ class Decoder:
 
     def _record(self, recorder: Recorder) -> None:
         states = [map_state(torch.clone, state) or {} for state in self.cache.states]
-        try:
-            self._replay = recorder.record(lambda: self._burst(states), [self.generator])
-            self._states = states
-        except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
+        found = try_to_record(recorder, lambda: self._burst(states), [self.generator])
+        if isinstance(found, RuntimeError):
             log.warning(
-                "elman: decoding is not captured as a CUDA graph, and runs eager: %s", str(error).splitlines()[0]
+                "elman: decoding is not captured as a CUDA graph, and runs eager: %s", str(found).splitlines()[0]
             )
             self.recorder = None
+        else:
+            self._replay, self._states = found, states
 
     def _burst(self, states: list[State]) -> Tensor:
         """What is recorded: a burst of steps, from `states` and back to them."""
@@ -157,6 +155,5 @@ class _Fetched:
 
 
 def recorder_for(model: LadderForCausalLM, budget: int) -> Recorder | None:
-    """What records the steps of a generation: a CUDA graph where that pays and the state has one size."""
-    constant = all(block.mixer.state_growth == "constant" for block in model.model.layers)
-    return CudaRecorder(model.device) if model.device.type == "cuda" and constant and budget >= WORTH else None
+    """What records the steps of a generation: a CUDA graph where that can be and pays."""
+    return step_graph.recorder_for(model) if budget >= WORTH else None

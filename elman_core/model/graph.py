@@ -61,6 +61,22 @@ class Recorder(Protocol):
         """
 
 
+def try_to_record(
+    recorder: Recorder, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()
+) -> Callable[[], Tensor] | RuntimeError:
+    """`recorder.record(run, generators)`, or why it cannot be recorded.
+
+    Raises:
+        torch.OutOfMemoryError: which says nothing of that.
+    """
+    try:
+        return recorder.record(run, generators)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        return error
+
+
 class CudaRecorder:
     """Records a CUDA graph, on a stream of its own, as capturing demands."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .cache import LadderStaticCache
-from .graph import CudaRecorder, Recorder
+from .graph import CudaRecorder, Recorder, try_to_record
 
 if TYPE_CHECKING:
     from .modeling import LadderForCausalLM
@@ -85,21 +85,20 @@ class GraphedStep:
             logits: Tensor = out.logits
             return logits
 
-        try:
-            with self.recorder.work():
-                self._replay, self._tokens_B1 = self.recorder.record(run), held
-        except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
+        with self.recorder.work():
+            found = try_to_record(self.recorder, run)
+        if isinstance(found, RuntimeError):
             log.warning(
                 "elman: the step of generate() is not captured as a CUDA graph, and runs eager: %s",
-                str(error).splitlines()[0],
+                str(found).splitlines()[0],
             )
             self._failed = True
+        else:
+            self._replay, self._tokens_B1 = found, held
 
 
 def recorder_for(model: LadderForCausalLM) -> Recorder | None:
-    """What records the steps of `generate()`: a CUDA graph, where the state has one size and the model one device."""
+    """What records the steps of a generation: a CUDA graph, where the state has one size and the model one device."""
     constant = all(block.mixer.state_growth == "constant" for block in model.model.layers)
     together = len({p.device for p in model.parameters()}) == 1
     return CudaRecorder(model.device) if model.device.type == "cuda" and constant and together else None

@@ -14,9 +14,9 @@ ROWS = 4096
 ALIGN = 8
 
 
-def joins(modules: Sequence[nn.Module], x: Tensor, rows: int = ROWS) -> bool:
+def joins(modules: Sequence[nn.Module], x: Tensor) -> bool:
     """Whether `joined` pays: several maps, many rows, on a GPU. On a CPU a product has no cost beside its arithmetic."""
-    return len(modules) > 1 and x.is_cuda and x.shape[:-1].numel() >= rows
+    return len(modules) > 1 and x.is_cuda and x.shape[:-1].numel() >= ROWS
 
 
 def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
@@ -27,15 +27,8 @@ def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
     Args:
         modules: of one dtype, K inputs each. x: (..., K).
     """
-    weights: list[Tensor] = []
+    weights: list[Tensor] = []  # each followed by rows of zeros, or by none
     for module in modules:
-        gap = -module.out_features % ALIGN
-        weights += [module.weight, module.weight.new_zeros(gap, x.shape[-1])] if gap else [module.weight]
+        weights += [module.weight, module.weight.new_zeros(-module.out_features % ALIGN, x.shape[-1])]
     y = F.linear(x, torch.cat(weights))
-    parts = iter(y.split([len(weight) for weight in weights], -1))
-    found = []
-    for module in modules:
-        found.append(next(parts))
-        if module.out_features % ALIGN:
-            next(parts)
-    return found
+    return list(y.split([len(weight) for weight in weights], -1)[::2])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from elman_core.model.graph import Recorder, Sent
+from elman_core.model.graph import Recorder, Sent, try_to_record
 from elman_core.registry import KernelError
 
 from .objective import States, restart
@@ -80,18 +80,17 @@ class CapturedStep:
             self._fresh_B = windows.fresh[:, 0].to(self.step.device)
             self._restarted(windows.carry, self._fresh_B)  # what it uses for one row is compiled before the recording
         self.step.optimizer.zero_grad()  # whose memory the recording can use
-        try:
-            self._replay = self.recorder.record(self._run)
-        except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-            self.refused = str(error).splitlines()[0]
-            if self.required:
-                raise KernelError(
-                    f"the step cannot be captured as a CUDA graph, use train.launch='eager': {self.refused}"
-                ) from error
-            log.warning("elman: the step is not captured as a CUDA graph, and runs eager: %s", self.refused)
-            self.step.optimizer.zero_grad()
+        found = try_to_record(self.recorder, self._run)
+        if not isinstance(found, RuntimeError):
+            self._replay = found
+            return
+        self.refused = str(found).splitlines()[0]
+        if self.required:
+            raise KernelError(
+                f"the step cannot be captured as a CUDA graph, use train.launch='eager': {self.refused}"
+            ) from found
+        log.warning("elman: the step is not captured as a CUDA graph, and runs eager: %s", self.refused)
+        self.step.optimizer.zero_grad()
 
     def _run(self) -> Tensor:
         """What is recorded. Everything it reads from outside has a fixed address."""
