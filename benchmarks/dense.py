@@ -18,13 +18,13 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from machine import said
 from torch import Tensor
 
 from elman_core.kernels import DenseKernel, dense_cuda, dense_native
@@ -188,13 +188,6 @@ def attempt(call: Callable[..., Any], *arguments: Any) -> Any:
         return call(*arguments)
     except Exception as error:  # of any library: it has no figure then, and this is why
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-
-
-def said(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def clocks() -> str:

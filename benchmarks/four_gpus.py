@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
+from scaling import kill_tree
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -138,11 +138,7 @@ def end(child: Child) -> None:
             return
         except subprocess.TimeoutExpired:
             pass
-    for one in [*psutil.Process(child.process.pid).children(recursive=True), child.process]:
-        try:
-            one.kill()
-        except psutil.NoSuchProcess:
-            continue
+    kill_tree(child.process)
     child.process.wait()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def dense_table() -> str:
         "Microseconds per time step of one layer's recurrence, forward / forward + backward with all gradients, "
         f"T = {data['T']}, medians; {_machine(data)}. `benchmarks/dense.py`, `benchmarks/results/dense_h200.json`."
     )
-    return f"{caption}\n\n{_markdown(rows)}"
+    return f"{caption}\n\n{markdown(rows)}"
 
 
 def matrix_table() -> str:
@@ -63,7 +64,7 @@ def matrix_table() -> str:
         f"Microseconds of E88's recurrence for all T steps, bf16, medians; {_machine(data)}. "
         "`benchmarks/matrix_state.py`, `benchmarks/results/matrix_state_h200.json`."
     )
-    return f"{caption}\n\n{_markdown(rows)}"
+    return f"{caption}\n\n{markdown(rows)}"
 
 
 def step_table() -> str:
@@ -95,7 +96,7 @@ def step_table() -> str:
         f"commit {', '.join(sorted(commits))}. "
         "`benchmarks/training_step.py`, `benchmarks/results/training_step_h200.json`."
     )
-    return f"{caption}\n\n{_markdown(rows)}"
+    return f"{caption}\n\n{markdown(rows)}"
 
 
 def decoding_table() -> str:
@@ -127,7 +128,7 @@ def decoding_table() -> str:
         f"with prompt and recording in its time; one {data['hardware']}, {versions}, commit {data['commit']}. "
         "`benchmarks/generation.py`, `benchmarks/results/decoding_h200.json`."
     )
-    return f"{caption}\n\n{_markdown(rows)}"
+    return f"{caption}\n\n{markdown(rows)}"
 
 
 def rendered(text: str) -> str:
@@ -150,7 +151,8 @@ def _machine(data: dict[str, Any]) -> str:
     return f"one {data['gpu']}, torch {data['torch']}, CUDA {data['cuda']}, commit {data['commit']}"
 
 
-def _markdown(rows: list[list[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table, its head first."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 

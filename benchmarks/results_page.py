@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from readme import markdown
+
 ROOT = Path(__file__).parents[1]
 FILES = {"comparison": "100mb_h200.json", "scaling": "scaling_h200.json", "watch": "suite_watch_h200.json"}
 GIB = 2**30
@@ -148,7 +150,7 @@ def _comparison(facts: Mapping[str, Any]) -> list[str]:
             f"`{m['what']}`", f"{m['parameters']:,}", f"{m['lr']:g}", f"{r['bits_per_byte']:.4f}",
             f"{r['loss_last_100_steps']:.4f}", f"{r['tok_s']:,.0f}", f"{r['peak_memory'] / GIB:.1f}",
         ])  # fmt: skip
-    lines = ["## Six models on 100 million bytes", "", _conditions(facts), "", *_table(rows)]
+    lines = ["## Six models on 100 million bytes", "", _conditions(facts), "", markdown(rows)]
     missing = [f"`{m['what']}` ({m['status']})" for m in models if m["status"] != "ok"]
     if missing:
         lines += ["", f"Without a result: {', '.join(missing)}."]
@@ -163,12 +165,12 @@ def _comparison(facts: Mapping[str, Any]) -> list[str]:
         "",
         f"Held-out bits per byte of the trials on {length} bytes, of which the best went the whole length:",
         "",
-        *_table(trials),
+        markdown(trials),
     ]
     ways = [["model", "kernels", "step"]]
     for m in order:
         ways.append([f"`{m['what']}`", "; ".join(_backends(m["backends"])) or "–", (m["step"] or {}).get("mode", "–")])
-    return [*lines, "", "What ran:", "", *_table(ways)]
+    return [*lines, "", "What ran:", "", markdown(ways)]
 
 
 def _trial(trial: Mapping[str, Any] | None, chosen: float) -> str:
@@ -224,7 +226,7 @@ def _scaling(facts: Mapping[str, Any]) -> list[str]:
         f"tok/s of all GPUs together, {each}, medians; four are to reach {facts['target_on_four']} times one.{note} Commit "
         f"{facts['commit']}; `benchmarks/scaling.py`, `benchmarks/results/{FILES['scaling']}`."
     )
-    return ["## One model on several GPUs", "", intro, "", *_table(rows)]
+    return ["## One model on several GPUs", "", intro, "", markdown(rows)]
 
 
 def _watch(facts: Mapping[str, Any]) -> list[str]:
@@ -235,12 +237,7 @@ def _watch(facts: Mapping[str, Any]) -> list[str]:
         f"from outside each second. Commit {facts['commit']}; `benchmarks/suite_watch.py`, "
         f"`benchmarks/results/{FILES['watch']}`."
     )
-    return ["## The scheduler on real GPUs", "", intro, "", *_table(rows)]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
+    return ["## The scheduler on real GPUs", "", intro, "", markdown(rows)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -58,6 +58,14 @@ def command(model: str, gpus: int, kind: str, text: Path, run: Path, asked: argp
     return [*launcher, *words, *(w for s in sets for w in ("--set", s))]
 
 
+def kill_tree(process: subprocess.Popen[Any]) -> None:
+    """Kill it and all that it started: ranks that wait inside NCCL for each other hear nothing else, and torchrun gives each a
+    session of its own."""
+    for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+
+
 def run(words: list[str], environment: dict[str, str], limit: float) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, or end it and every process that it started.
 
@@ -68,10 +76,7 @@ def run(words: list[str], environment: dict[str, str], limit: float) -> subproce
     try:
         out, err = process.communicate(timeout=limit)
     except BaseException:
-        # Ranks that wait inside NCCL for each other hear nothing else, and torchrun gives each a session of its own.
-        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+        kill_tree(process)
         process.communicate()
         raise
     return subprocess.CompletedProcess(words, process.returncode, out, err)

@@ -26,7 +26,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from machine import said
 from torch import Tensor, nn
 
 HERE = Path(__file__).parent
@@ -296,13 +296,6 @@ def row_of(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         torch.compiler.reset()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def said(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def facts_of_machine(given: argparse.Namespace) -> dict[str, Any]:

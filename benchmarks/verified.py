@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from machine import said
+from readme import markdown
 
 HERE = Path(__file__).parent
 HEAD = ["kernel", "dtype", "tensor", "error", "error of the reference", "limit", "error / limit", "closest case"]
@@ -31,7 +33,7 @@ def reports(log: str) -> list[dict[str, Any]]:
     return found
 
 
-def table(found: list[dict[str, Any]]) -> list[str]:
+def table(found: list[dict[str, Any]]) -> str:
     """Markdown: a row for each kernel, dtype and tensor."""
     worst: dict[tuple[str, str, str], dict[str, Any]] = {}
     for report in found:
@@ -39,34 +41,28 @@ def table(found: list[dict[str, Any]]) -> list[str]:
             key = report["name"], row["dtype"], row["tensor"]
             if key not in worst or row["ratio"] > worst[key]["ratio"]:
                 worst[key] = row
-    lines = [" | ".join(["", *HEAD, ""]).strip(), "|" + "---|" * len(HEAD)]
+    rows = [HEAD]
     for (name, dtype, tensor), r in worst.items():
         figures = [f"{r[k]:.1e}" for k in ("error", "reference", "limit")]
-        lines.append("| " + " | ".join([name, dtype, tensor, *figures, f"{r['ratio']:.2f}", r["case"]]) + " |")
-    return lines
+        rows.append([name, dtype, tensor, *figures, f"{r['ratio']:.2f}", r["case"]])
+    return markdown(rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("day", type=Path)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "verify_h200.md")
-    parser.add_argument("--commit")
+    parser.add_argument("--commit", default=said("git", "rev-parse", "--short=12", "HEAD"))
     given = parser.parse_args(arguments)
-    commit = (
-        given.commit
-        or subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE
-        ).stdout.strip()
-    )
     facts = json.loads((given.day / "summary.json").read_text())
     found = [r for log in sorted(given.day.glob("verify-*.log")) for r in reports(log.read_text(errors="replace"))]
-    said = [f"{r['name']} {r['cases']} cases{'' if r['passed'] else ' FAILED'}" for r in found]
+    summed = [f"{r['name']} {r['cases']} cases{'' if r['passed'] else ' FAILED'}" for r in found]
     lines = [
-        f"`elman verify --grid full`: {facts['gpu']}, torch {facts['torch']}, commit {commit}. {'; '.join(said)}.",
+        f"`elman verify --grid full`: {facts['gpu']}, torch {facts['torch']}, commit {given.commit}. {'; '.join(summed)}.",
         "",
         "Relative L2 errors against float64; the reference is plain PyTorch in the same dtype. Two calls agree in every bit.",
         "",
-        *table(found),
+        table(found),
         *(f"\n**{fault}**" for r in found for fault in r["faults"]),
     ]
     given.out.write_text("\n".join(lines) + "\n")

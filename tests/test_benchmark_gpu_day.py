@@ -17,8 +17,6 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def load(name: str) -> ModuleType:
-    if str(BENCHMARKS) not in sys.path:  # they import each other
-        sys.path.insert(0, str(BENCHMARKS))
     spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

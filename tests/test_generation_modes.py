@@ -3,6 +3,7 @@
 import pytest
 import torch
 import toy_mixers
+from decoding_helpers import compiled_greedily
 from transformers import DynamicCache
 
 from elman_core.model import LadderCache, LadderLM, LadderStaticCache, byte_tokenizer
@@ -156,22 +157,10 @@ def test_a_static_cache_changes_no_token(model, settings):
 
 
 def test_a_step_with_a_static_cache_is_one_graph_that_is_never_compiled_again(model):
-    torch._dynamo.reset()
-    graphs = []
-
-    def count(graph, example_inputs):
-        graphs.append(graph)
-        return graph.forward
-
     cache = LadderStaticCache(model.config)
-    logits = model(PROMPT, past_key_values=cache, use_cache=True).logits
-    step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=count)
-    tokens = [logits[:, -1:].argmax(-1)]
-    for _ in range(5):
-        logits = step(input_ids=tokens[-1], past_key_values=cache, use_cache=True).logits
-        tokens.append(logits[:, -1:].argmax(-1))
+    graphs, tokens = compiled_greedily(model, cache, model(PROMPT, past_key_values=cache, use_cache=True).logits)
     assert len(graphs) == 1
-    assert torch.equal(torch.cat(tokens, 1), model.generate(PROMPT, max_new_tokens=6, do_sample=False)[:, 9:])
+    assert torch.equal(tokens, model.generate(PROMPT, max_new_tokens=6, do_sample=False)[:, 9:])
 
 
 @pytest.mark.parametrize("kind", ["quantized", "offloaded"])

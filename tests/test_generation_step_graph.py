@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cpu_graph import CpuRecorder
-from decoding_helpers import ladder
+from decoding_helpers import compiled_greedily, ladder
 
 from elman_core.model import LadderForCausalLM, LadderStaticCache, step_graph
 from elman_core.nn import scaled_once
@@ -110,23 +110,13 @@ def test_who_wants_transformers_to_compile_gets_that(monkeypatch):
 
 @pytest.mark.parametrize("variant", ["e1", "e42", "e88"])
 def test_a_compiled_step_is_one_graph_that_reads_the_scaled_weight_and_is_never_compiled_again(variant):
-    torch._dynamo.reset()
-    model, graphs = ladder(variant), []
-
-    def count(graph, _example_inputs):
-        graphs.append(graph)
-        return graph.forward
-
+    model = ladder(variant)
     with torch.no_grad(), scaled_once(model):
         cache = LadderStaticCache(model.config)
         logits = model(PROMPT, past_key_values=cache, use_cache=True).logits
         assert all(t._dynamo_static_input_type for layer in cache.layers for t in layer.state.values()), "no copies"
-        step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=count)
-        tokens = [logits[:, -1:].argmax(-1)]
-        for _ in range(5):
-            logits = step(input_ids=tokens[-1], past_key_values=cache, use_cache=True).logits
-            tokens.append(logits[:, -1:].argmax(-1))
+        graphs, tokens = compiled_greedily(model, cache, logits)
     assert len(graphs) == 1
     products = [n for n in graphs[0].graph.nodes if "power" in str(n.target) or str(n.target).endswith("norm")]
     assert not products, "no power iteration in the step"
-    assert torch.equal(torch.cat(tokens, 1), model.generate(PROMPT, max_new_tokens=6, do_sample=False)[:, 9:])
+    assert torch.equal(tokens, model.generate(PROMPT, max_new_tokens=6, do_sample=False)[:, 9:])
