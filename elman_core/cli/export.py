@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from .kernels import DTYPES
+
 
 class Weights(StrEnum):
     """Which weights of an averaging optimizer."""
@@ -56,7 +58,7 @@ def export(
     # The folder first: an OUT that cannot be written costs nothing.
     with storage_errors(f"cannot write {out}"), new_folder(out) as folder, no_progress_bars():
         source = find_checkpoint(run)
-        storage = {None: None, "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[dtype]
+        storage = None if dtype is None else DTYPES[dtype]
         model = load_checkpoint(source, dtype=storage)
         if weights is Weights.last:
             use_last_weights(model, source)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from .export import Precision
+from .kernels import DTYPES
 
 
 def register(app: typer.Typer) -> None:
@@ -81,7 +82,7 @@ def _storage(asked: Precision | None, device: str) -> str | None:
         import torch
 
         return "bfloat16" if device.startswith("cuda") and torch.cuda.is_bf16_supported() else None
-    return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[asked]
+    return DTYPES[asked]
 
 
 def _write(text: str) -> None:

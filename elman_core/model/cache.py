@@ -176,14 +176,27 @@ class RecurrentLayer(CacheLayerMixin):
         return next((t.shape[0] for t in (self.state or {}).values()), -1)
 
 
-class LadderCache(DynamicCache):
+class _Branches:
+    """What both caches are: a layer for every residual branch."""
+
+    layers: list[Any]
+
+    @property
+    def states(self) -> list[State | None]:
+        """The state of every residual branch."""
+        return [layer.get() for layer in self.layers]
+
+    @property
+    def is_initialized(self) -> bool:
+        return len(self.layers) > 0 and all(layer.is_initialized for layer in self.layers)
+
+
+class LadderCache(_Branches, DynamicCache):
     """What `generate()` and `use_cache=True` make. It is a `DynamicCache`, so code that checks for one accepts it.
 
     Args:
         config: of the model; or give `num_blocks`, the number of its residual branches.
     """
-
-    layers: list[Any]
 
     def __init__(self, config: PreTrainedConfig | None = None, *, num_blocks: int | None = None) -> None:
         Cache.__init__(self, layers=_layers(config, num_blocks, static=False))
@@ -197,11 +210,6 @@ class LadderCache(DynamicCache):
             if state is not None:
                 layer.set(dict(state), seen)
         return cache
-
-    @property
-    def states(self) -> list[State | None]:
-        """The state of every residual branch."""
-        return [layer.get() for layer in self.layers]
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the state to a safetensors file, whose size does not depend on how much has been read.
@@ -227,19 +235,13 @@ class LadderCache(DynamicCache):
         """
         return cls.from_states(*load_states(path, device, config))
 
-    @property
-    def is_initialized(self) -> bool:
-        return len(self.layers) > 0 and all(layer.is_initialized for layer in self.layers)
 
-
-class LadderStaticCache(StaticCache):
+class LadderStaticCache(_Branches, StaticCache):
     """The same state at fixed addresses, for `generate(cache_implementation="static")`, compiled on a GPU.
 
     Args:
         config: of the model; or give `num_blocks`. max_cache_len: accepted and not needed: a state has one size.
     """
-
-    layers: list[Any]
 
     def __init__(
         self,
@@ -250,15 +252,6 @@ class LadderStaticCache(StaticCache):
         **kwargs: Any,
     ) -> None:
         Cache.__init__(self, layers=_layers(config, num_blocks, static=True))
-
-    @property
-    def states(self) -> list[State | None]:
-        """The state of every residual branch."""
-        return [layer.get() for layer in self.layers]
-
-    @property
-    def is_initialized(self) -> bool:
-        return len(self.layers) > 0 and all(layer.is_initialized for layer in self.layers)
 
 
 def _layers(config: Any, num_blocks: int | None, static: bool) -> list[Any]:
