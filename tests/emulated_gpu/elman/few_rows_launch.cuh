@@ -30,7 +30,7 @@ cudaError_t launch_norm(const NormArgs<Elem>& g, int rows, bool, cudaStream_t) {
 }
 template <class Elem>
 cudaError_t launch_draw(const DrawArgs<Elem>& g, int rows, bool, cudaStream_t) {
-  emulated::launch(unsigned(rows), kMostClasses, shared_memory, sizeof(DrawShared),
+  emulated::launch(unsigned(rows), kDrawThreads, shared_memory, sizeof(DrawShared),
                    [&] { draw_block(g, *reinterpret_cast<DrawShared*>(shared_memory)); });
   return cudaSuccess;
 }

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const __grid_constan
   norm_block(g, reinterpret_cast<float*>(shared));
 }
 template <class Elem>
-__global__ void __launch_bounds__(kMostClasses) draw_kernel(const __grid_constant__ DrawArgs<Elem> g) {
+__global__ void __launch_bounds__(kDrawThreads) draw_kernel(const __grid_constant__ DrawArgs<Elem> g) {
   __shared__ DrawShared shared;
   draw_block(g, shared);
 }
@@ -64,7 +64,7 @@ cudaError_t launch_norm(const NormArgs<Elem>& g, int rows, bool early, cudaStrea
 }
 template <class Elem>
 cudaError_t launch_draw(const DrawArgs<Elem>& g, int rows, bool early, cudaStream_t stream) {
-  return start(draw_kernel<Elem>, g, rows, kMostClasses, 0, early, stream);
+  return start(draw_kernel<Elem>, g, rows, kDrawThreads, 0, early, stream);
 }
 
 }  // namespace elman::few
