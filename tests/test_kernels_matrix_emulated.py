@@ -34,6 +34,8 @@ PROBLEMS = [
     *(case((1, 17, 1, rows, 11), bf16, linear=rows == 8, maps=FUSED, bare=True) for rows in (8, 24)),
     case((1, 17, 1, 4, 260), bf16),  # more lines than a block takes
     case((1, 18, 1, 16, 16), torch.float16, maps=FUSED),
+    case((1, 1, 2, 4, 4), torch.float16),  # two keys of four numbers: bf16 operands would be seen
+    case((2, 31, 2, 8, 8), torch.float16, maps=GATED, write=True, masked=True),  # the terms of d A_log cancel
     case((1, 18, 2, 32, 20), torch.float32, write=True, masked=True),  # without tensor cores, as is N > 32
     case((1, 17, 1, 64, 72), bf16),
 ]

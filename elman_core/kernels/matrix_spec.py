@@ -41,9 +41,26 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
         return tuple(inputs.get(n) for n in ("qkv", "decay", "write", "S0", "mask")), named | linear
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
+        if backend == "stored":
+            return stored(inputs, options)
         args, named = arguments(inputs, options)
         run: Callable[..., tuple[Tensor, Tensor]] = kernel.fused if "qkv" in inputs else kernel
         o, state = run(*args, backend=backend, **named)
+        return {"o": o, "S": state}
+
+    def stored(inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
+        """The reference with q, k and v rounded where the recurrence begins."""
+        if "qkv" not in inputs:
+            return call("reference", inputs, options)
+        given = [inputs.get(n) for n in ("qkv", "decay", "write", "S0", "mask")]
+        qkv, decay = given[:2]
+        assert qkv is not None
+        assert decay is not None
+        o, state = matrix_torch.fused_reference(
+            kernel.reference, qkv, decay, *given[2:], n_state=options["n_state"], maps=Maps.parse(options["maps"]),
+            a_log_H=inputs.get("A_log"), dt_bias_H=inputs.get("dt_bias"),
+            linear_state=options.get("linear_state", False), stored=True,
+        )  # fmt: skip
         return {"o": o, "S": state}
 
     def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
@@ -81,6 +98,7 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
         needs=lambda target, cases: _needs(kernel, target, cases),
         builds=lambda target, _arch, rows, dtypes: _builds(kernel, target, rows, dtypes),
         visible=visible,
+        rounded="stored",
         python=(
             *((Path(reference),) if reference else ()),
             Path(__file__).with_name("matrix_state.py"),

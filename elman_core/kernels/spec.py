@@ -72,6 +72,9 @@ class KernelSpec:
         call: `call(backend, inputs, options) -> outputs`, by name. `backend` is "auto", a target, one of `portable`, or
             "reference", which must take float64 and compute 16-bit inputs in float32.
         states: names of the outputs that are final states.
+        rounded: the back end of `call` whose error in the storage dtype sets the limits. Not "reference" where that keeps in
+            float32 what parts of the computation, each an op of its own, would store between them: a sum in which terms cancel
+            has an error of many eps then, which no kernel of 16-bit operands can avoid.
         differentiable: False for a kernel that only decoding runs: its outputs are compared, and there is no gradient.
         extension: `extension(target)`: what is compiled; the stamp covers its sources.
         op: `op(backend, inputs, options) -> (operator, arguments)` for `torch.library.opcheck`; None for what is no operator.
@@ -99,6 +102,7 @@ class KernelSpec:
     visible: Callable[[Inputs], Outputs] = _nothing_hidden
     after: Callable[[torch.device], None] = _nothing_to_check
     python: tuple[Path, ...] = ()
+    rounded: str = "reference"
     differentiable: bool = True
 
 

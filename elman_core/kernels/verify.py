@@ -1,10 +1,10 @@
 """Is a kernel right? Every output and every gradient against a float64 reference; of a kernel for decoding, every output.
 
 A tensor passes if its relative L2 error is at most 2 times (bf16: 3 times) the error that the PyTorch reference makes in the
-same storage dtype (with float32 state and accumulation), plus 4 eps of the dtype; against the same float64 truth, computed from
-the same rounded inputs. In float64, where reference and truth are one, the limit is 1e-12. Beside it: what torch.empty returns
-is poisoned with NaN before the call; two calls agree in every bit; what was handed in is not changed; everything is finite, at
-masked positions too; and `torch.library.opcheck` passes.
+same storage dtype (with float32 state and accumulation; see `KernelSpec.rounded`), plus 4 eps of the dtype; against the same
+float64 truth, computed from the same rounded inputs. In float64, where reference and truth are one, the limit is 1e-12. Beside
+it: what torch.empty returns is poisoned with NaN before the call; two calls agree in every bit; what was handed in is not
+changed; everything is finite, at masked positions too; and `torch.library.opcheck` passes.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report) -> Inpu
     wide = {k: x.double() if x is not None and x.is_floating_point() else x for k, x in inputs.items()}
     incoming = _draw_gradients(spec, case, inputs, visible, generator) if spec.differentiable else {}
     truth = _merge(*run("reference", wide, {k: g.double() for k, g in incoming.items()}))
-    same = _merge(*run("reference", inputs, None))
+    same = _merge(*run(spec.rounded, inputs, None))
     given = {k: None if x is None else _with_gaps(x) for k, x in inputs.items()} if case.strided else inputs
     arriving = {k: _with_gaps(g) for k, g in incoming.items()} if case.strided else incoming
     handed = {**given, **{f"gradient of {k}": g for k, g in arriving.items()}}

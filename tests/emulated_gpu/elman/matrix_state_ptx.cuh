@@ -55,9 +55,7 @@ inline void mma_k16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned
       [](const emulated::Words* w, int k, int n) { return Element::of(w[n * 4 + k % 8 / 2][4 + k / 8], k % 2); });
 }
 inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { mma_k16<Bfloat>(c, a, b0, b1); }
-inline void mma_half(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  mma_k16<Half>(c, a, b0, b1);
-}  // of few rows
+inline void mma_half(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { mma_k16<Half>(c, a, b0, b1); }
 inline unsigned transposed(unsigned x) {
   const emulated::Words* all = emulated::exchange(&x, 4);
   const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;

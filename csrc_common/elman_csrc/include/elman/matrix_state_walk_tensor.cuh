@@ -4,25 +4,29 @@
 //   walk:   P = dS phi';  dwrite = P k by products as in the forward;  dS' = (keep P + q' dy') + k dr, where the bracket does not wait for dr
 //   dq_{s-1} and dk_s, off the chain:  (S_s)^T [dy_{s-1}, dr_s] + P_s^T [0, write_s]
 //
-// with S_s the state before step s. For these sums over lines, fragments of 8 lines x 8 rows are cut to bf16, transposed among the lanes
-// (movmatrix) and are A of m16n8k16. A lane packs its line's (dy, dr) the same way: transposed, that is B with dy in even columns and dr
-// in odd ones. Errors are those of bf16 operands with fp32 sums.
+// with S_s the state before step s. For these sums over lines, fragments of 8 lines x 8 rows are rounded to the storage type, transposed
+// among the lanes (movmatrix) and are A of m16n8k16. A lane packs its line's (dy, dr) the same way: transposed, that is B with dy in even
+// columns and dr in odd ones. Errors are those of 16-bit operands with fp32 sums: of the same size as the rounding of dq and dk themselves.
+// In fp16 a P too small for it gives a dk too small for it, what is written being of the size of 1.
 #pragma once
 
 #include "matrix_state_step.cuh"
 
 namespace elman::matrix {
 
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) { return pack(low, high, bf16()); }
+template <class P>
+__device__ __forceinline__ unsigned pack_stored(float low, float high) {
+  return pack(low, high, typename P::Store());
+}
 
-// What the steps of a segment wrote, as bf16: two numbers in a word, of both lines of a lane or of two steps of its one line.
+// What the steps of a segment wrote, in 16 bits: two numbers in a word, of both lines of a lane or of two steps of its one line.
 template <class P>
 struct Written {
   unsigned x[kInterval * P::M / 2];
   float even = 0;
   __device__ __forceinline__ void set(int s, const float (&write)[P::M]) {
-    if (P::M == 2) x[s] = pack_bf16(write[0], write[P::M - 1]);
-    else if (s % 2) x[s / 2] = pack_bf16(even, write[0]);
+    if (P::M == 2) x[s] = pack_stored<P>(write[0], write[P::M - 1]);
+    else if (s % 2) x[s / 2] = pack_stored<P>(even, write[0]);
     else even = write[0];
   }
   // (0, what step s wrote into line m), transposed.
@@ -44,9 +48,10 @@ struct LineSums {
     for (int m = 0; m < P::M; m++)
 #pragma unroll
       for (int j = 0; j < 2 * tiles; j++)
-        to[m][j] = j < pairs
-                       ? transposed(pack_bf16(X[P::element(m, j < pairs ? 2 * j : 0)], X[P::element(m, j < pairs ? 2 * j + 1 : 0)]))
-                       : 0u;
+        to[m][j] =
+            j < pairs
+                ? transposed(pack_stored<P>(X[P::element(m, j < pairs ? 2 * j : 0)], X[P::element(m, j < pairs ? 2 * j + 1 : 0)]))
+                : 0u;
   }
   // X^T x + Y^T y for this warp's lines; x, y: transposed pairs of weights, for even and odd columns, of each line.
   __device__ __forceinline__ void set(const Fragments& X, const unsigned (&x)[P::M], const Fragments& Y,
@@ -57,11 +62,11 @@ struct LineSums {
       if constexpr (P::M == 2) {
         const unsigned a[4] = {X[0][2 * q], X[0][2 * q + 1], X[1][2 * q], X[1][2 * q + 1]};
         const unsigned b[4] = {Y[0][2 * q], Y[0][2 * q + 1], Y[1][2 * q], Y[1][2 * q + 1]};
-        mma_bf16(c[q], a, x[0], x[1]);
-        mma_bf16(c[q], b, y[0], y[1]);
+        mma_16<typename P::Store>(c[q], a, x[0], x[1]);
+        mma_16<typename P::Store>(c[q], b, y[0], y[1]);
       } else {
         const unsigned a[4] = {X[0][2 * q], X[0][2 * q + 1], Y[0][2 * q], Y[0][2 * q + 1]};
-        mma_bf16(c[q], a, x[0], y[0]);
+        mma_16<typename P::Store>(c[q], a, x[0], y[0]);
       }
     }
   }
@@ -121,7 +126,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
 #pragma unroll
     for (int e = 0; e < E; e++) dS[e] = fmaf(q[P::k_of(e)], dy[P::line_of(e)], dS[e]);
 #pragma unroll
-    for (int m = 0; m < M; m++) weights[m] = transposed(pack_bf16(dy[m], 0.f));
+    for (int m = 0; m < M; m++) weights[m] = transposed(pack_stored<P>(dy[m], 0.f));
     Sums::turn(turned_before, S);
 #pragma unroll
     for (int j = 0; j < 2 * M * Sums::tiles; j++) turned[j / (2 * Sums::tiles)][j % (2 * Sums::tiles)] = 0;
@@ -192,7 +197,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
 #pragma unroll
     for (int m = 0; m < M; m++) {
       wrote[m] = written.weights(s, m);
-      weights[m] = transposed(pack_bf16(dy[m], dr[m]));
+      weights[m] = transposed(pack_stored<P>(dy[m], dr[m]));
     }
 #pragma unroll
     for (int i = 0; i < P::NS; i++) sm.dscalar[buf][i][s][at.tl] = hold ? 0.f : dscalar[i];
