@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import said
+from machine import commit, driver, said
 from torch import Tensor
 
 from elman_core.kernels import DenseKernel, dense_cuda, dense_native
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "dense_h200.json")
     parser.add_argument("--steps", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=31)
-    parser.add_argument("--commit", default=said("git", "rev-parse", "--short=12", "HEAD"))
+    parser.add_argument("--commit", default=commit())
     parser.add_argument("--quick", action="store_true", help="ours alone, in bf16")
     given = parser.parse_args()
     from elman_e1.op import dense as e1
@@ -232,7 +232,7 @@ def main() -> None:
         "T": steps,
         "repeats": repeats,
         "gpu": torch.cuda.get_device_name(),
-        "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"),
+        "driver": driver(),
         "clocks_sm_mem_temperature_power": {"before": before, "after": clocks()},
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -110,6 +110,13 @@ def targets(result: Any, log: str) -> str:
     return "; ".join(words) or last_line(result, log)
 
 
+def learnt(result: Any, log: str) -> str:
+    """Loss of each baseline, from the first steps to the last."""
+    rows = (result or {}).get("rows", [])
+    words = [f"{r['model']} {r['means'][0]} to {r['means'][-1]}" if "means" in r else f"{r['model']} no" for r in rows]
+    return "; ".join(words) or last_line(result, log)
+
+
 def rates(result: Any, log: str) -> str:
     """Bytes per second of every way of decoding."""
     rows = (result or {}).get("rows", [])
@@ -182,7 +189,8 @@ STEPS = (
     training("rivals", 120, "--targets", "--settings", "eager,graph", "--only", ",".join(RIVALS)),
     training("training-100M", 150, "--sizes", "100M", "--batches", "32", "--settings", "eager,graph"),
     training("compiled-100M", 400, "--sizes", "100M", "--batches", "32", *COMPILED),
-    Step("parity", "baselines", script("baseline_parity.py"), 60, 300, rows_counted),
+    Step("parity", "baselines", script("baseline_parity.py"), 60, 300, rows_counted, timed=False),
+    Step("learn", "baselines", script("baselines_learn.py"), 90, 300, learnt, timed=False),
     Step("matrix", "e88", script("matrix_state.py"), 120, 600, matrix),
     Step("decoding", "generation", DECODING, 180, 600, rates),
     training("training-50M", 150, "--sizes", "50M", "--batches", "32", "--settings", "eager,graph"),

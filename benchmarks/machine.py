@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 
@@ -14,3 +18,33 @@ def said(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def commit() -> str:
+    """Of the tree, where git knows it; what --commit says otherwise."""
+    return said("git", "rev-parse", "--short=12", "HEAD")
+
+
+def driver() -> str:
+    return said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0")
+
+
+def facts(tree: str) -> dict[str, Any]:
+    """The GPU, what is installed, the commit (`tree`), and when."""
+    import torch
+
+    versions: dict[str, str | None] = {}
+    for package in ("torch", "triton", "transformers", "mamba-ssm", "causal-conv1d", "fla-core"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "driver": driver(),
+        "clocks": said("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader", "-i", "0"),
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": tree,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

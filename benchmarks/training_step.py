@@ -24,20 +24,17 @@ import gc
 import itertools
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import said
+from machine import commit, facts
 from torch import Tensor, nn
 
 HERE = Path(__file__).parent
@@ -298,25 +295,9 @@ def row_of(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             torch.cuda.empty_cache()
 
 
-def facts_of_machine(given: argparse.Namespace) -> dict[str, Any]:
-    versions = {}
-    for package in ("torch", "triton", "transformers", "mamba-ssm", "causal-conv1d", "fla-core"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    return {
-        "what": "a whole training step; see the docstring of benchmarks/training_step.py",
-        "T": given.length,
-        "steps": given.steps,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"),
-        "clocks": said("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader", "-i", "0"),
-        "python": platform.python_version(),
-        "versions": versions,
-        "commit": given.commit,
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+def facts_of_run(given: argparse.Namespace) -> dict[str, Any]:
+    what = "a whole training step; see the docstring of benchmarks/training_step.py"
+    return {"what": what, "T": given.length, "steps": given.steps, **facts(given.commit)}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -372,7 +353,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
         "--targets", action="store_true", help="the shapes that have a target, B = 32, with their peers"
     )
     parser.add_argument("--profile", action="store_true", help="write a table of kernels for every row of ours")
-    parser.add_argument("--commit", default=said("git", "rev-parse", "--short=12", "HEAD"))
+    parser.add_argument("--commit", default=commit())
     found = parser.parse_args(given)
     if found.targets:
         found.sizes, found.batches = ["49M", "43M", "64M"], [32]
@@ -413,7 +394,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     keys = ("kind", "name", "size", "B", "setting")
     have = {tuple(r[k] for k in keys) for r in kept}
     rows: list[dict[str, Any]] = list(kept)
-    about = facts_of_machine(given)
+    about = facts_of_run(given)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         text = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "text"

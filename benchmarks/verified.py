@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from machine import said
+from machine import commit
 from readme import markdown
 
 HERE = Path(__file__).parent
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("day", type=Path)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "verify_h200.md")
-    parser.add_argument("--commit", default=said("git", "rev-parse", "--short=12", "HEAD"))
+    parser.add_argument("--commit", default=commit())
     given = parser.parse_args(arguments)
     facts = json.loads((given.day / "summary.json").read_text())
     found = [r for log in sorted(given.day.glob("verify-*.log")) for r in reports(log.read_text(errors="replace"))]
