@@ -9,7 +9,8 @@ forward, backward: q, k, v, decay given. fused: from projections, with SiLU, L2 
 function with SiLU, L2 norm and decay in PyTorch around the recurrence; fused replaces it. step: T = 1, as in decoding.
 saved: megabytes (1e6) that the recurrence keeps for its backward, its output not counted.
 rates: clocks between two issues of the instructions that the loops are made of (instruction_rates.py).
-Layers (whole: projections too): an E88 mixer, fla's GatedDeltaNet and Mamba2 where they can be imported.
+Layers (whole: projections too), weights in bfloat16: an E88 mixer, fla's GatedDeltaNet and mamba_ssm's Mamba2 where they are
+installed (TRITON_CACHE_AUTOTUNING=1 after benchmarks/fill_triton_cache.py saves their choosing anew).
 """
 
 from __future__ import annotations
@@ -17,11 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ os.environ["ELMAN_KERNELS"] = "require"
 
 from elman_e88.op import matrix
 from instruction_rates import instruction_rates
+from machine import commit, facts
 
 HERE = Path(__file__).parent
 # (B, T, H, N): (forward, backward) to reach, in microseconds
@@ -40,13 +39,13 @@ TARGETS = {(32, 512, 32, 16): (60, 140), (32, 512, 8, 32): (60, 140), (8, 512, 8
 OTHERS = [(32, 512, 24, 24), (32, 512, 8, 64), (32, 512, 4, 128), (8, 2048, 32, 16), (1, 16384, 32, 16)]
 
 
-def time_us(run: Callable[[], object], repetitions: int = 30) -> float:
+def time_us(run: Callable[[], object], repetitions: int = 30, ahead_ms: float = 2) -> float:
     for _ in range(3):
         run()
     times = []
     for _ in range(repetitions):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(4_000_000)  # two milliseconds, in which the host gets ahead
+        torch.cuda._sleep(int(ahead_ms * 2e6))  # clocks, in which the host gets ahead
         start.record()
         run()
         end.record()
@@ -55,12 +54,14 @@ def time_us(run: Callable[[], object], repetitions: int = 30) -> float:
     return round(statistics.median(times), 1)
 
 
-def both_us(run: Callable[[], Tensor], leaves: list[Tensor], repetitions: int = 30) -> tuple[float, float]:
+def both_us(
+    run: Callable[[], Tensor], leaves: list[Tensor], repetitions: int = 30, ahead_ms: float = 2
+) -> tuple[float, float]:
     """(forward as training runs it, backward)."""
-    forward = time_us(run, repetitions)
+    forward = time_us(run, repetitions, ahead_ms)
     made = run()
     gradient = torch.randn_like(made)
-    backward = time_us(lambda: torch.autograd.grad(made, leaves, gradient, retain_graph=True), repetitions)
+    backward = time_us(lambda: torch.autograd.grad(made, leaves, gradient, retain_graph=True), repetitions, ahead_ms)
     return forward, backward
 
 
@@ -105,77 +106,58 @@ def recurrence(B: int, T: int, H: int, N: int) -> dict[str, Any]:
     return row
 
 
-def layers() -> list[dict[str, Any]]:
-    found: list[tuple[str, Callable[[], torch.nn.Module]]] = []
-    notes = []
-    B, T, width = 32, 512, 1536
+def e88_layer() -> torch.nn.Module:
+    from elman_e88.config import E88Config
+    from elman_e88.mixer import E88Mixer
 
-    def e88() -> torch.nn.Module:
-        from elman_e88.config import E88Config
-        from elman_e88.mixer import E88Mixer
+    return E88Mixer(1536, E88Config(n_heads=32, n_state=16))
 
-        return E88Mixer(width, E88Config(n_heads=32, n_state=16))
 
-    found.append(("e88 mixer 1536 h32n16", e88))
+def gdn_layer() -> torch.nn.Module:
+    from elman_baselines.gdn import op
+
+    op.load_library()
+    from fla.layers import GatedDeltaNet
+
+    layer: torch.nn.Module = GatedDeltaNet(hidden_size=768, num_heads=6, head_dim=128, expand_v=2)
+    return layer
+
+
+def mamba2_layer() -> torch.nn.Module:
+    from elman_baselines.mamba2 import op
+
+    whole = op.load_library().whole is not None
+    from mamba_ssm.modules.mamba2 import Mamba2
+
+    layer: torch.nn.Module = Mamba2(896, d_state=128, headdim=64, expand=2, use_mem_eff_path=whole)
+    return layer
+
+
+LAYERS: dict[str, tuple[int, Callable[[], torch.nn.Module]]] = {
+    "e88 mixer 1536 h32n16": (1536, e88_layer),
+    "fla GatedDeltaNet 768 expand 2": (768, gdn_layer),
+    "mamba_ssm Mamba2 896 d_state 128": (896, mamba2_layer),
+}
+
+
+def layer_row(name: str) -> dict[str, Any]:
+    """A whole layer with weights in bfloat16, or why there is none here."""
+    B, T = 32, 512
+    width, make = LAYERS[name]
     try:
-        from fla.layers import GatedDeltaNet, Mamba2
+        layer = make().cuda().bfloat16()
+    except Exception as error:  # any way in which a library may be missing or unfit is a result
+        return {"layer": name, "skipped": f"{type(error).__name__}: {error}"[:200]}
+    x = torch.randn(B, T, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
-        found.append(
-            ("fla GatedDeltaNet 768 e2", lambda: GatedDeltaNet(hidden_size=768, num_heads=6, head_dim=128, expand_v=2))
-        )
-        found.append(
-            ("fla Mamba2 896", lambda: Mamba2(hidden_size=896, num_heads=28, head_dim=64, state_size=128, n_groups=1))
-        )
-    except Exception as error:
-        notes.append({"layer": "fla GatedDeltaNet, Mamba2", "skipped": f"{type(error).__name__}: {error}"[:200]})
-    rows: list[dict[str, Any]] = []
-    for name, make in found:
-        try:
-            layer = make().cuda().bfloat16()
-            d = 1536 if "1536" in name else 768 if "768" in name else 896
-            x = torch.randn(B, T, d, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    def run() -> Tensor:
+        y = layer(x)
+        return y[0] if isinstance(y, tuple) else y
 
-            def run(layer: torch.nn.Module = layer, x: Tensor = x) -> Tensor:
-                y = layer(x)
-                return y[0] if isinstance(y, tuple) else y
-
-            parameters = [p for p in layer.parameters() if p.requires_grad]
-            forward, backward = both_us(run, [x, *parameters], 15)
-            rows.append(
-                {
-                    "layer": name,
-                    "B": B,
-                    "T": T,
-                    "parameters": sum(p.numel() for p in parameters),
-                    "forward": forward,
-                    "backward": backward,
-                }
-            )
-        except Exception as error:
-            notes.append({"layer": name, "skipped": f"{type(error).__name__}: {error}"[:200]})
-    return rows + notes
-
-
-def commit() -> str:
-    try:
-        return subprocess.run(
-            ["git", "-C", str(HERE), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def heading(what: str, told: str | None) -> dict[str, Any]:
-    """Where and when a report was made. told: the commit, where git cannot be asked."""
-    return {
-        "what": what,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": told or commit(),
-    }
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    forward, backward = both_us(run, [x, *parameters], 15, ahead_ms=15)  # many launches
+    counted = sum(p.numel() for p in parameters)
+    return {"layer": name, "B": B, "T": T, "parameters": counted, "forward": forward, "backward": backward}
 
 
 def write(report: dict[str, Any], to: Path) -> None:
@@ -216,22 +198,23 @@ def plot(report: dict[str, Any], to: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--commit", default=None, help="recorded instead of git's answer")
+    parser.add_argument("--commit", default=commit(), help="recorded instead of git's answer")
     parser.add_argument("--plot", action="store_true", help="draw a report that is there; needs no GPU")
     options = parser.parse_args()
     options.out = options.out or HERE / "results" / "matrix_state_h200.json"
     if options.plot:
         plot(json.loads(options.out.read_text()), options.out)
         return
-    report = heading("E88 recurrence, bf16, microseconds (medians)", options.commit)
-    report |= {"rates": instruction_rates(), "recurrence": []}
+    report = {"what": "E88 recurrence, bf16, microseconds (medians)", **facts(options.commit)}
+    report |= {"rates": instruction_rates(), "recurrence": [], "layers": []}
     for shape in [*TARGETS, *OTHERS]:
         report["recurrence"].append(recurrence(*shape))
         print(report["recurrence"][-1], flush=True)
-    report["layers"] = layers()
-    for row in report["layers"]:
-        print(row, flush=True)
-    write(report, options.out)
+        write(report, options.out)
+    for name in LAYERS:
+        report["layers"].append(layer_row(name))
+        print(report["layers"][-1], flush=True)
+        write(report, options.out)
 
 
 if __name__ == "__main__":

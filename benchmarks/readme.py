@@ -148,7 +148,9 @@ def _pair(cell: Any) -> str:
 
 
 def _machine(data: dict[str, Any]) -> str:
-    return f"one {data['gpu']}, torch {data['torch']}, CUDA {data['cuda']}, commit {data['commit']}"
+    torch = data["torch"] if "torch" in data else data["versions"]["torch"]
+    cuda = f", CUDA {data['cuda']}" if "cuda" in data else ""
+    return f"one {data['gpu']}, torch {torch}{cuda}, commit {data['commit']}"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
