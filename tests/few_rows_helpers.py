@@ -1,16 +1,13 @@
-"""The modules of few rows by g++ with the emulation's headers (emulated_gpu/) before CUDA's."""
+"""The modules of few rows on emulated threads."""
 
-import subprocess
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
+from emulated import LIBRARY, compile_emulated
 
-from elman_core.kernels import few_rows_native, few_rows_run, toolchain
+from elman_core.kernels import few_rows_native, few_rows_run
 from elman_core.testing.kernel import need_host_compiler
-
-HERE = Path(__file__).parent
 
 
 def emulated_modules(folder):
@@ -21,16 +18,7 @@ def emulated_modules(folder):
     def module(name, dtype, _index=None):
         extension = few_rows_run.extension(dtype, few_rows_run.kernels[name] if name else None)
         made = folder / f"{extension.name}.so"
-        command = [str(toolchain.find_host_compiler()), "-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared"]
-        command += ["-fvisibility=hidden", "-Wno-unknown-pragmas", f"-I{HERE / 'emulated_gpu'}"]
-        command += [f"-I{folder}" for folder in extension.include]
-        command += [f"-D{name}={value}" for name, value in extension.defines]
-        if extension.header is not None:
-            command.append(f'-DELMAN_CELL_HEADER="{extension.header}"')
-        done = subprocess.run(
-            [*command, str(extension.binding), "-o", str(made)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        compile_emulated(extension, extension.binding, made, *LIBRARY)
         return few_rows_native.open_library(made)
 
     return module

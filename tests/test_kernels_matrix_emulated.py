@@ -6,16 +6,15 @@ of races between warps those that show when some run ahead of others as far as b
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from emulated import LIBRARY, compile_emulated
 
-from elman_core.kernels import matrix_native, matrix_state, toolchain
+from elman_core.kernels import matrix_native, matrix_state
 from elman_core.kernels.matrix_build import Maps, Size
 from elman_core.kernels.matrix_spec import case
 from elman_core.kernels.spec import Case
@@ -23,7 +22,6 @@ from elman_core.kernels.verify import failures, verify
 from elman_core.testing.kernel import need_host_compiler
 
 matrix = pytest.importorskip("elman_e88.op").matrix
-HERE = Path(__file__).parent
 FUSED, GATED = str(Maps(True, True, "mamba", "given")), str(Maps(True, True, "mamba", "sigmoid"))
 bf16 = torch.bfloat16
 PROBLEMS = [
@@ -47,7 +45,7 @@ SMALL = [  # where a block has 99 KB of shared memory
 
 @pytest.fixture(scope="module")
 def compiled_for(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """`load` of the op for an architecture: g++ with the emulation's headers before CUDA's."""
+    """`load` of the op for an architecture: emulated."""
     need_host_compiler()
     folder = tmp_path_factory.mktemp("emulated")
 
@@ -55,15 +53,8 @@ def compiled_for(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def load(architecture: int, kernel: Any, target: str, size: Size) -> Any:
         extension = kernel.extension_for("cuda", size)
         made = folder / f"{extension.name}-{architecture}.so"
-        command = [str(toolchain.find_host_compiler()), "-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared"]
-        command += ["-fvisibility=hidden", "-Wno-unknown-pragmas", f"-I{HERE / 'emulated_gpu'}"]
-        command += [f"-I{folder}" for folder in extension.include]
-        command += [f"-D{name}={value}" for name, value in extension.defines]
-        command += [f"-D__CUDA_ARCH_LIST__={architecture}", f'-DELMAN_CELL_HEADER="{extension.header}"']
-        done = subprocess.run(
-            [*command, str(extension.binding), "-o", str(made)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        architectures = f"-D__CUDA_ARCH_LIST__={architecture}"
+        compile_emulated(extension, extension.binding, made, *LIBRARY, architectures)
         return matrix_native.open_library(made)
 
     return lambda architecture: partial(load, architecture)

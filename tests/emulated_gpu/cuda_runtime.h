@@ -45,6 +45,16 @@ using cudaStream_t = CUstream_st*;
 using cudaError_t = int;
 constexpr int cudaSuccess = 0, cudaErrorInvalidConfiguration = 1;
 inline const char* cudaGetErrorString(int) { return "more shared memory than a block may have"; }
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+inline cudaError_t cudaMalloc(void** p, std::size_t bytes) {  // exactly so many: AddressSanitizer sees what lies beyond
+  *p = std::malloc(bytes);
+  return *p != nullptr ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 
 using std::max;
 using std::min;
@@ -64,7 +74,6 @@ struct Warp {
 };
 struct Thread {
   ucontext_t context;
-  std::unique_ptr<char[]> stack;
   unsigned calls = 0;  // collectives so far: which of the two sets of slots is in use
   bool done = false;
 };
@@ -72,12 +81,13 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   Barrier named[17];  // 16: of the whole block
-  ucontext_t scheduler;
+  ucontext_t scheduler{};
   int current = 0;
   std::uint64_t progress = 0;
   std::function<void()> kernel;
 };
 inline Block* block = nullptr;
+inline std::vector<std::unique_ptr<char[]>> stacks;  // of threads, used again by the next block
 inline Dim3 thread_index, block_index, grid_size, block_size;
 
 inline void yield() { swapcontext(&block->threads[block->current].context, &block->scheduler); }
@@ -128,11 +138,12 @@ inline void launch(unsigned blocks, int threads, unsigned char* shared, std::siz
     now.threads.resize(threads), now.warps.resize((threads + 31) / 32), now.kernel = kernel;
     block = &now, block_index.x = b;
     std::memset(shared, 0xff, bytes);
-    for (auto& t : now.threads) {
-      t.stack.reset(new char[kStack]);
-      getcontext(&t.context);
-      t.context.uc_stack.ss_sp = t.stack.get(), t.context.uc_stack.ss_size = kStack, t.context.uc_link = nullptr;
-      makecontext(&t.context, enter, 0);
+    while (stacks.size() < now.threads.size()) stacks.emplace_back(new char[kStack]);
+    for (int i = 0; i < threads; i++) {
+      ucontext_t& context = now.threads[i].context;
+      getcontext(&context);
+      context.uc_stack.ss_sp = stacks[i].get(), context.uc_stack.ss_size = kStack, context.uc_link = nullptr;
+      makecontext(&context, enter, 0);
     }
     const int warps = static_cast<int>(now.warps.size());
     for (bool left = true; left;) {
