@@ -146,6 +146,8 @@ def training(name: str, usual: int, *words: str) -> Step:
 
 
 DENSE_TESTS, E88_TESTS = "tests/test_kernels_dense_gpu.py", "plugins/e88/tests/test_e88_kernel.py"
+SANITIZED_TESTS = "tests/test_kernels_sanitized.py"
+ELSEWHERE = [word for tests in (DENSE_TESTS, E88_TESTS, SANITIZED_TESTS) for word in ("--ignore", tests)]
 AUTOTUNED = (
     "gdn@768x20",
     "mamba2@896x20",
@@ -172,6 +174,7 @@ STEPS = (
     ),
     gpu_tests("dense", DENSE_TESTS, usual=120, timed=True),  # among them, how long a kernel may wait
     gpu_tests("e88", E88_TESTS, usual=120),
+    gpu_tests("sanitized", SANITIZED_TESTS, usual=120),
     Step(
         "triton",
         "baselines",
@@ -182,7 +185,7 @@ STEPS = (
         timed=False,
     ),
     # These ask which processes are on a GPU, and compare memory.
-    gpu_tests("rest", "--ignore", DENSE_TESTS, "--ignore", E88_TESTS, usual=240, timed=True),
+    gpu_tests("rest", *ELSEWHERE, usual=240, timed=True),
     Step("steps", "steps", script("step_equality.py"), 240, 900, rows_counted, timed=False),
     Step("dense", "dense", script("dense.py"), 240, 900, rows_counted),
     Step("targets", "training", TARGETED, 40, 300, targets),

@@ -40,7 +40,7 @@ def test_steps_are_chosen_by_name_or_group_and_an_unknown_word_is_refused(day: M
     assert [s.name for s in day.choose([], [])] == names
     assert len(set(names)) == len(names)
     assert [s.name for s in day.choose(["tests", "dense", "matrix"], ["tests-rest"])] == [
-        "tests-dense", "tests-e88", "dense", "matrix"
+        "tests-dense", "tests-e88", "tests-sanitized", "dense", "matrix"
     ]  # fmt: skip
     with pytest.raises(SystemExit, match="no step or group 'everything'"):
         day.choose(["everything"], [])

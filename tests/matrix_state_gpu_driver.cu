@@ -1,0 +1,102 @@
+// For test_kernels_sanitized.py: forward and backward of one compiled size on a small problem, to be run under compute-sanitizer, or on
+// emulated threads under AddressSanitizer.
+#include "matrix_state_cuda.cu"
+
+#include "gpu_driver.h"
+
+#ifndef ELMAN_BATCH
+#define ELMAN_BATCH 2
+#define ELMAN_STEPS 37  // two segments of 16, and a part of one
+#endif
+
+namespace {
+
+using Elem = elman::Stored<ELMAN_DTYPE>;
+constexpr int B = ELMAN_BATCH, T = ELMAN_STEPS, H = 3, N = ELMAN_ROWS, V = ELMAN_LINES;
+constexpr std::size_t places = std::size_t(B) * T * H, states = std::size_t(B) * H * N * V;
+constexpr int packed_step = H * (2 * N + V);
+static_assert(Cell::lines == 1, "one line of inputs: v");
+
+struct Variant {
+  bool masked, packed, carried;  // carried: a state comes in, and a gradient of the last one
+};
+constexpr Variant variants[] = {{false, false, true}, {false, true, false}, {true, true, true}, {true, false, false}};
+
+// q, k and v, or their gradients: slices of one tensor, or three tensors.
+struct Keys {
+  Elem *q, *k, *v;
+  std::int64_t key_step, line_step;
+};
+template <class Make>
+Keys keys(bool packed, Make make) {
+  if (!packed) {
+    Elem* const q = make("of q", places * N);
+    Elem* const k = make("of k", places * N);
+    return {q, k, make("of v", places * V), H * N, H * V};
+  }
+  Elem* const all = make("of q, k and v", std::size_t(B) * T * packed_step);
+  return {all, all + H * N, all + 2 * H * N, packed_step, packed_step};
+}
+bool can_be_packed(std::int64_t align) {  // `sliceable` of matrix_native.py
+  return packed_step * sizeof(Elem) % align == 0 && H * N * sizeof(Elem) % align == 0;
+}
+
+// A scalar of a head is float where it is given.
+template <class Make>
+std::uint64_t scalar(elman::ScalarKind kind, Make make) {
+  return kind == elman::ScalarKind::given ? address(make(float())) : address(make(Elem()));
+}
+constexpr elman::ScalarKind kinds[2] = {Options::kind0, Options::kind1};
+
+void give(MatrixCall& call, const Variant& variant) {
+  call.batch = B, call.steps = T, call.heads = H;
+  unsigned seed = 1;
+  const Keys in = keys(variant.packed, [&](const char*, std::size_t count) { return filled<Elem>(count, 2.f, seed++); });
+  call.q = address(in.q), call.k = address(in.k), call.line[0] = address(in.v);
+  call.q_step = call.k_step = in.key_step, call.line_step[0] = in.line_step;
+  for (int i = 0; i < Cell::scalars; ++i) {
+    call.scalar[i] = scalar(kinds[i], [&](auto like) { return filled<decltype(like)>(places, 1.f, 10 + i); });
+    call.scalar_step[i] = H;
+  }
+  if (Backward::mamba) call.a_log = address(filled<float>(H, 1.f, 20)), call.dt_bias = address(filled<float>(H, 1.f, 21));
+  if (variant.masked) call.mask = address(made_mask(B * T));
+  call.state_line = 1, call.state_row = V;
+  if (variant.carried) call.s0 = address(filled<float>(states, 1.f, 30));
+}
+
+void take(MatrixCall& call, const Variant& variant, Outputs& outputs) {
+  constexpr int interval = elman::matrix::kInterval, segments = (T + interval - 1) / interval;
+  call.s1 = address(outputs.make<float>("last state", states)), call.ds0 = address(outputs.make<float>("its gradient", states));
+  call.o = address(outputs.make<Elem>("o", places * V)), call.saved = address(outputs.make<float>("saved", states * segments));
+  call.dy = address(filled<Elem>(places * V, 1.f, 40));
+  if (variant.carried) call.ds1 = address(filled<float>(states, 1.f, 41));
+  const Keys d = keys(variant.packed, [&](const char* name, std::size_t count) { return outputs.make<Elem>(name, count); });
+  call.dq = address(d.q), call.dk = address(d.k), call.dline[0] = address(d.v);
+  call.dq_step = call.dk_step = d.key_step, call.dline_step[0] = d.line_step;
+  for (int i = 0; i < Cell::scalars; ++i) {
+    const char* name = i ? "gradient of the write strength" : "gradient of the decay";
+    call.dscalar[i] = scalar(kinds[i], [&](auto like) { return outputs.make<decltype(like)>(name, places); });
+    call.dscalar_step[i] = H;
+  }
+  if (Backward::mamba) call.dhead = address(outputs.make<float>("dhead", std::size_t(Backward::PARTS) * 2 * B * H));
+  if (Backward::PARTS > 1) call.parts = address(filled<float>(Backward::PARTS * places * (2 * N + 2), 0, 0));
+}
+
+}  // namespace
+
+int main() {
+  std::int64_t info[4];
+  elman_matrix_info(info);
+  must(info[0] == Backward::PARTS, "parts");
+  for (Variant variant : variants) {
+    variant.packed = variant.packed && can_be_packed(info[3]);
+    MatrixCall call{};
+    Outputs outputs;
+    give(call, variant);
+    take(call, variant, outputs);
+    must_succeed(elman_matrix_forward(&call));
+    must_succeed(elman_matrix_backward(&call));
+    outputs.must_be_written();
+  }
+  std::printf("every output was written\n");
+}
