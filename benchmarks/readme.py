@@ -125,7 +125,7 @@ def decoding_table() -> str:
     versions = f"torch {data['versions']['torch']}, transformers {data['versions']['transformers']}"
     caption = (
         "Decoding in bfloat16 with the sampling of `elman generate`, bytes per second over all samples, medians; `generate()` "
-        f"with prompt and recording in its time; one {data['hardware']}, {versions}, commit {data['commit']}. "
+        f"with prompt and recording in its time; one {data['hardware']}, {versions}, {_commits(data)}. "
         "`benchmarks/generation.py`, `benchmarks/results/decoding_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"
@@ -145,6 +145,16 @@ def _pair(cell: Any) -> str:
     return (
         f"{cell['forward']['median']:.2f} / {cell['forward_backward']['median']:.2f}" if isinstance(cell, dict) else "–"
     )
+
+
+def _commits(data: dict[str, Any]) -> str:
+    """Of the run, and of rows of other runs in its file."""
+    others: dict[str, list[str]] = {}
+    for row in data["rows"]:
+        if "commit" in row:
+            names = others.setdefault(row["commit"], [])
+            names += [row["model"].replace("@", " ")] if row["model"].replace("@", " ") not in names else []
+    return f"commit {data['commit']}" + "".join(f" ({', '.join(names)}: {at})" for at, names in others.items())
 
 
 def _machine(data: dict[str, Any]) -> str:
