@@ -55,6 +55,21 @@ def kernels(mode: str) -> Iterator[None]:
             os.environ["ELMAN_KERNELS"] = before
 
 
+@contextmanager
+def plain_code() -> Iterator[None]:
+    """No kernels: recurrences step by step, attention as products of matrices, and what ELMAN_KERNELS=off switches off."""
+    from elman_baselines.rnn import mixer, reference
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    fused = mixer.gru, mixer.lstm
+    mixer.gru, mixer.lstm = reference.gru_reference, reference.lstm_reference
+    try:
+        with kernels("off"), sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        mixer.gru, mixer.lstm = fused
+
+
 def results(module: nn.Module, run: Run, x_BTD: Tensor, weight_BTD: Tensor, autocast: bool) -> dict[str, Tensor]:
     """Output, gradient of the input and of every parameter, by name, in float64."""
     x_BTD = x_BTD.clone().requires_grad_()
@@ -111,8 +126,8 @@ def rows(
         def run(module: nn.Module, given_BTD: Tensor, seen_BTD: Tensor, autocast: bool) -> dict[str, Tensor]:
             return results(module, lambda x: module(x)[0], given_BTD, seen_BTD, autocast)
 
-        truth = run(copy.deepcopy(mixer).double(), x_BTD.double(), weight_BTD.double(), False)
-        with kernels("off"):
+        with plain_code():
+            truth = run(copy.deepcopy(mixer).double(), x_BTD.double(), weight_BTD.double(), False)
             plain = errors(run(copy.deepcopy(mixer), x_BTD, weight_BTD, True), truth)
         found = {"ours": errors(run(copy.deepcopy(mixer), x_BTD, weight_BTD, True), truth)}
         if (theirs := library(name, dim, device)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +28,25 @@ def commit() -> str:
 
 def driver() -> str:
     return said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0")
+
+
+def under_load(step: Callable[[], object]) -> dict[str, str]:
+    """Clocks, power, and why the driver holds clocks back, asked while the GPU works; nothing without a driver to ask."""
+    wanted = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
+    try:
+        asked = subprocess.Popen(
+            ["nvidia-smi", f"--query-gpu={','.join(wanted)}", "--format=csv,noheader", "-i", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+    except OSError:
+        return {}
+    step()
+    while asked.poll() is None:
+        step()
+    said_of_it = asked.communicate()[0].strip()
+    return dict(zip(wanted, said_of_it.split(", "), strict=True)) if asked.returncode == 0 else {}
 
 
 def facts(tree: str) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def step_table() -> str:
         plain = eager.get((size, name), {}).get("tok_s")
         rows.append([
             size, named, f"{row['parameters']:,}", f"{row['tok_s']:,}", f"{row['ms']:.1f}", f"{row['peak_gib']:.1f}",
-            row["setting"], f"{plain:,}" if plain else "–",
+            row["setting"] + (f" ({unsteady(row)})" if unsteady(row) else ""), f"{plain:,}" if plain else "–",
         ])  # fmt: skip
     caption = (
         "A whole training step through `elman train` (reading, forward, backward, clipping, AdamW, metrics; float32 weights, "
@@ -97,6 +97,13 @@ def step_table() -> str:
         "`benchmarks/training_step.py`, `benchmarks/results/training_step_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"
+
+
+def unsteady(row: dict[str, Any]) -> str:
+    """What a row says of itself whose steps, all the same to the GPU, took different times: its clocks changed."""
+    if row["setting"].endswith("graph") and row.get("ms_p90", 0) > 1.25 * row.get("ms_p10", 0):
+        return f"unsteady: {row['ms_p10']:.1f} to {row['ms_p90']:.1f} ms"
+    return ""
 
 
 def decoding_table() -> str:

@@ -34,7 +34,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import commit, facts
+from machine import commit, facts, under_load
+from readme import unsteady
 from torch import Tensor, nn
 
 HERE = Path(__file__).parent
@@ -257,6 +258,7 @@ def run_ours(name: str, setting: str, batch: int, given: argparse.Namespace, tex
             "ran": made._how()["mode"],
             "warm_up_s": round(made.warm_up, 1),
             **figures(ms, batch * given.length),
+            "under_load": under_load(lambda: made.advance(1)),
             "target": TARGETS.get(name) if (batch, given.length) == (32, 512) else None,
         }
         if given.profile:
@@ -273,13 +275,13 @@ def run_peer(name: str, size: str, setting: str, batch: int, given: argparse.Nam
     model = MAKERS[name](width, depth).to(given.device, torch.bfloat16).train()
     if setting == "compile":
         model.compile(dynamic=False)
-    facts = {
+    about = {
         "model": f"{name} {width}x{depth}",
         "parameters": sum(p.numel() for p in model.parameters()),
         "weights": "bfloat16",
     }
     step = peer_step(model, batch, given.length, given.device)
-    return facts | measure(step, batch * given.length, given.warm, given.steps)
+    return about | measure(step, batch * given.length, given.warm, given.steps) | {"under_load": under_load(step)}
 
 
 def row_of(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -309,10 +311,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     for _, group in itertools.groupby(rows, key=lambda r: (r["size"], r["name"], r["kind"], r["B"])):
         some = list(group)
         best = max(some, key=lambda r: r.get("tok_s", -1))
-        others = ", ".join(f"{r['setting']} {r.get('tok_s', 'no')}" for r in some if r is not best)
+        words = [f"{r['setting']} {r.get('tok_s', 'no')}" for r in some if r is not best]
         if "reason" in best:
             lines.append(f"| {best['name']} {best['size']} | | {best['B']} | none: {best['reason']} | | | | | |")
             continue
+        others = ", ".join([*words, *filter(None, [unsteady(best)])])
         target = f"{best['target']:,}" if best.get("target") else ""
         lines.append(
             f"| {best['model']}{' (peer)' if best['kind'] == 'peer' else ''} | {best['parameters']:,} | {best['B']} | "

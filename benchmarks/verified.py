@@ -56,7 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     facts = json.loads((given.day / "summary.json").read_text())
     found = [r for log in sorted(given.day.glob("verify-*.log")) for r in reports(log.read_text(errors="replace"))]
-    summed = [f"{r['name']} {r['cases']} cases{'' if r['passed'] else ' FAILED'}" for r in found]
+    summed = [
+        f"{r['name']} {r['rows'][0]['dtype'] if r['rows'] else ''} {r['cases']} cases{'' if r['passed'] else ' FAILED'}"
+        for r in found
+    ]
     lines = [
         f"`elman verify --grid full`: {facts['gpu']}, torch {facts['torch']}, commit {given.commit}. {'; '.join(summed)}.",
         "",

@@ -170,11 +170,11 @@ def test_verifications_are_summed_up_by_the_case_closest_to_its_limit(tmp_path: 
     out = tmp_path / "table.md"
     given = [str(tmp_path), "--out", str(out), "--commit", "abc"]
     assert verified.main(given) == 0
-    assert "a GPU, torch 2.11, commit abc. e1 2 cases." in out.read_text()
+    assert "a GPU, torch 2.11, commit abc. e1 float32 2 cases." in out.read_text()
     assert "| e1 | float32 | y | 1.0e-07 | 5.0e-08 | 1.0e-06 | 0.40 | T=7 |" in out.read_text()
     log.write_text(json.dumps([{**report, "faults": ["T=7: y is not finite"], "passed": False}], indent=1))
     assert verified.main(given) == 1
-    assert "e1 2 cases FAILED" in out.read_text()
+    assert "e1 float32 2 cases FAILED" in out.read_text()
     assert "**T=7: y is not finite**" in out.read_text()
     log.write_text("no GPU here")
     with pytest.raises(ValueError, match="no GPU here"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from pathlib import Path
 from types import ModuleType
 
+import machine
 import pytest
 import torch
 
@@ -106,3 +108,27 @@ def test_files_of_one_machine_are_merged_and_others_refused(benchmark: ModuleTyp
     files[1].write_text(json.dumps(about | {"commit": "d", "when": "3", "rows": []}))
     with pytest.raises(SystemExit, match="commit differs: \\['c', 'd'\\]"):
         benchmark.main(["--merge", *map(str, files), "--out", str(out)])
+
+
+def test_a_row_whose_clocks_changed_says_so(benchmark: ModuleType) -> None:
+    steady = {"setting": "graph", "ms_p10": 40.0, "ms_p90": 41.0}
+    assert benchmark.unsteady(steady) == ""
+    assert benchmark.unsteady(steady | {"ms_p90": 90.0}) == "unsteady: 40.0 to 90.0 ms"
+    assert benchmark.unsteady(steady | {"ms_p90": 90.0, "setting": "eager"}) == "", "the host sets the pace of these"
+
+
+def test_clocks_are_asked_for_while_the_gpu_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "1980 MHz, 3201 MHz, 640.10 W, 61, 0x0000000000000004"
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text(f"#!/bin/sh\nsleep 0.2\necho '{said}'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    steps: list[int] = []
+    found = machine.under_load(lambda: (steps.append(1), time.sleep(0.01)))
+    assert len(steps) > 2
+    assert found["clocks.sm"] == "1980 MHz"
+    assert found["clocks_event_reasons.active"] == "0x0000000000000004"
+    fake.write_text("#!/bin/sh\nexit 9\n")
+    assert machine.under_load(lambda: None) == {}
+    monkeypatch.setenv("PATH", "")
+    assert machine.under_load(lambda: None) == {}
