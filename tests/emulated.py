@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from elman_core.kernels.build import Extension
 
 HERE = Path(__file__).parent
 LIBRARY = ("-fPIC", "-shared", "-fvisibility=hidden")
+RACES = HERE / "emulated_gpu" / "races.cpp"
 
 
 def compile_emulated(extension: Extension, source: Path, made: Path, *options: str) -> None:
@@ -18,10 +21,51 @@ def compile_emulated(extension: Extension, source: Path, made: Path, *options: s
     Args:
         options: of g++; `LIBRARY` for a module.
     """
-    command = [str(toolchain.find_host_compiler()), "-x", "c++", "-std=c++17", "-O1", "-Wno-unknown-pragmas", *options]
-    command += [f"-I{folder}" for folder in (HERE / "emulated_gpu", *extension.include, extension.binding.parent)]
-    command += [f"-D{name}={value}" for name, value in extension.defines]
+    includes = (HERE / "emulated_gpu", *extension.include, extension.binding.parent)
+    macros = [f"-D{name}={value}" for name, value in extension.defines]
     if extension.header is not None:
-        command.append(f'-DELMAN_CELL_HEADER="{extension.header}"')
-    done = subprocess.run([*command, str(source), "-o", str(made)], capture_output=True, text=True, check=False)
+        macros.append(f'-DELMAN_CELL_HEADER="{extension.header}"')
+    _compile(source, made, "-O1", "-Wno-unknown-pragmas", *options, *(f"-I{folder}" for folder in includes), *macros)
+
+
+def compile_detector(folder: Path) -> Path:
+    """The detector of races in shared memory (emulated_gpu/races.cpp), as an object."""
+    made = folder / "races.o"
+    _compile(RACES, made, "-O2", "-c", "-DEMULATED_RACES")
+    return made
+
+
+def compile_to_find_races(extension: Extension, source: Path, made: Path, detector: Path, *options: str) -> None:
+    """As `compile_emulated`, a program that ends with code 9 if its threads race (see emulated_gpu/races.cpp).
+
+    Args:
+        detector: what `compile_detector` made.
+    """
+    hooked = made.with_suffix(".o")
+    compile_emulated(
+        extension, source, hooked, "-c", "-g1", "-fno-pie", "-fsanitize=thread", "-DEMULATED_RACES", *options
+    )
+    link = (str(toolchain.find_host_compiler()), "-no-pie", "-Wl,--wrap=memcpy,--wrap=memset")
+    _run(*link, str(hooked), str(detector), "-o", str(made))
+
+
+def find_races(program: Path, *arguments: str, backwards: bool = False) -> tuple[int, str]:
+    """Runs it. Its exit code, and what it said, each address as file and line, with what it was inlined into."""
+    order = {"EMULATED_BACKWARDS": "1"} if backwards else {}
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, env=os.environ | order)
+    said = done.stdout + done.stderr
+    if addresses := sorted(set(re.findall(r"0x[0-9a-f]+", said))):
+        found = _run("addr2line", "-apsi", "-e", str(program), *addresses).replace("\n (inlined by) ", " < ")
+        for address, place in zip(addresses, found.splitlines(), strict=True):
+            said = said.replace(address, f"[{place.partition(': ')[2]}]")
+    return done.returncode, said
+
+
+def _compile(source: Path, made: Path, *options: str) -> None:
+    _run(str(toolchain.find_host_compiler()), "-x", "c++", "-std=c++17", *options, str(source), "-o", str(made))
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout

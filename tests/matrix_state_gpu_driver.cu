@@ -1,5 +1,5 @@
-// For test_kernels_sanitized.py: forward and backward of one compiled size on a small problem, to be run under compute-sanitizer, or on
-// emulated threads under AddressSanitizer.
+// For test_kernels_sanitized.py and test_kernels_races.py: forward and backward of one compiled size on a small problem, to be run under
+// compute-sanitizer, or on emulated threads under AddressSanitizer or with the detector of races.
 #include "matrix_state_cuda.cu"
 
 #include "gpu_driver.h"
@@ -8,11 +8,14 @@
 #define ELMAN_BATCH 2
 #define ELMAN_STEPS 37  // two segments of 16, and a part of one
 #endif
+#ifndef ELMAN_HEADS
+#define ELMAN_HEADS 3
+#endif
 
 namespace {
 
 using Elem = elman::Stored<ELMAN_DTYPE>;
-constexpr int B = ELMAN_BATCH, T = ELMAN_STEPS, H = 3, N = ELMAN_ROWS, V = ELMAN_LINES;
+constexpr int B = ELMAN_BATCH, T = ELMAN_STEPS, H = ELMAN_HEADS, N = ELMAN_ROWS, V = ELMAN_LINES;
 constexpr std::size_t places = std::size_t(B) * T * H, states = std::size_t(B) * H * N * V;
 constexpr int packed_step = H * (2 * N + V);
 static_assert(Cell::lines == 1, "one line of inputs: v");

@@ -1,7 +1,7 @@
 """The GPU source of the matrix-state kernels on the processor, by emulated threads (emulated_gpu/), within verify's limits.
 
 It shows which lane holds what and which fragment goes where. Not their time and not a GPU's own tanh;
-of races between warps those that show when some run ahead of others as far as barriers let them.
+of races between warps those that show when some run ahead of others as far as barriers let them (test_kernels_races.py: all).
 """
 
 from __future__ import annotations

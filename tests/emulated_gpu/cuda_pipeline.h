@@ -1,11 +1,17 @@
-// Asynchronous copies, made at once.
+// Asynchronous copies: made at once, or as late as they may be (`backwards`), which is when their thread waits for them.
 #pragma once
 
-#include <cstring>
+#include "cuda_runtime.h"
 
 inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes, std::size_t zeros = 0) {
-  std::memcpy(to, from, bytes - zeros);
-  std::memset(static_cast<char*>(to) + bytes - zeros, 0, zeros);
+  emulated::Thread& thread = emulated::block->threads[emulated::block->current];
+  const emulated::Copy copy{to, from, bytes, zeros, thread.committed};
+  if (!emulated::backwards) emulated::make(copy);
+  emulated::races::copy_begins(to, bytes);
+  thread.copies.push_back(copy);
 }
-inline void __pipeline_commit() {}
-inline void __pipeline_wait_prior(int) {}
+inline void __pipeline_commit() { emulated::block->threads[emulated::block->current].committed++; }
+inline void __pipeline_wait_prior(unsigned left) {
+  emulated::Thread& thread = emulated::block->threads[emulated::block->current];
+  emulated::finish_copies(thread, thread.committed - std::min(left, thread.committed));
+}

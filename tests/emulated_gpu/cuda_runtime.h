@@ -15,6 +15,8 @@
 #include <memory>
 #include <vector>
 
+#include "races.h"
+
 #define __device__
 #define __host__
 #define __global__
@@ -72,8 +74,16 @@ struct Warp {
   Barrier barrier;
   Words slots[2][32];
 };
+struct Copy {  // asynchronous; its last `zeros` bytes are zeros
+  void* to;
+  const void* from;
+  std::size_t bytes, zeros;
+  unsigned group;
+};
 struct Thread {
   ucontext_t context;
+  std::vector<Copy> copies;  // not waited for yet
+  unsigned committed = 0;  // groups of them
   unsigned calls = 0;  // collectives so far: which of the two sets of slots is in use
   bool done = false;
 };
@@ -88,29 +98,47 @@ struct Block {
 };
 inline Block* block = nullptr;
 inline std::vector<std::unique_ptr<char[]>> stacks;  // of threads, used again by the next block
+inline bool backwards = false;
 inline Dim3 thread_index, block_index, grid_size, block_size;
 
 inline void yield() { swapcontext(&block->threads[block->current].context, &block->scheduler); }
-inline void wait(Barrier& b, int count) {
+// orders: what threads did before it happens before what they do after it.
+inline void wait(Barrier& b, int count, bool orders = true) {
   const unsigned mine = b.generation;
   block->progress++;
+  if (orders) races::arrive(&b);
   if (++b.arrived == count) {
     b.arrived = 0, b.generation++;
+    if (orders) races::complete(&b);
     return;
   }
   while (b.generation == mine) yield();
 }
-// Every lane gives its words and sees those of all lanes.
+// Every lane gives its words and sees those of all lanes, which orders no access to memory.
 inline const Words* exchange(const void* mine, int bytes) {
   Thread& thread = block->threads[block->current];
   Warp& warp = block->warps[block->current / 32];
   Words* slots = warp.slots[thread.calls++ % 2];
   std::memcpy(slots[block->current % 32], mine, bytes);
-  wait(warp.barrier, 32);
+  wait(warp.barrier, 32, false);
   return slots;
+}
+inline void make(const Copy& copy) {
+  std::memcpy(copy.to, copy.from, copy.bytes - copy.zeros);
+  std::memset(static_cast<char*>(copy.to) + copy.bytes - copy.zeros, 0, copy.zeros);
+}
+inline void finish_copies(Thread& thread, unsigned groups) {
+  auto& copies = thread.copies;
+  auto late = copies.begin();
+  for (; late != copies.end() && late->group < groups; ++late) {
+    races::copy_ends(late->to, late->bytes);
+    if (backwards) make(*late);
+  }
+  copies.erase(copies.begin(), late);
 }
 inline void enter() {
   block->kernel();
+  finish_copies(block->threads[block->current], ~0u);
   block->threads[block->current].done = true;
   block->progress++;
   yield();
@@ -123,6 +151,7 @@ inline bool run_warp(Block& now, int warp, int threads) {
     for (int i = warp * 32; i < std::min(threads, warp * 32 + 32); i++) {
       if (now.threads[i].done) continue;
       left = true, now.current = i, thread_index.x = i;
+      races::run(i);
       swapcontext(&now.scheduler, &now.threads[i].context);
     }
     if (!left || now.progress == before) return left;
@@ -131,13 +160,14 @@ inline bool run_warp(Block& now, int warp, int threads) {
 // The blocks of a grid, one after another. Each warp runs ahead of the later ones as far as barriers let it, or, with
 // EMULATED_BACKWARDS, of the earlier ones: what a barrier too few would spoil differs between the two. Shared memory holds anything at the start: 0xff bytes, which are NaN.
 inline void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t bytes, const std::function<void()>& kernel) {
-  const bool backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;
+  backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;
   grid_size.x = blocks, block_size.x = threads;
   for (unsigned b = 0; b < blocks; b++) {
     Block now;
     now.threads.resize(threads), now.warps.resize((threads + 31) / 32), now.kernel = kernel;
     block = &now, block_index.x = b;
     std::memset(shared, 0xff, bytes);
+    races::begin(shared, bytes, threads);
     while (stacks.size() < now.threads.size()) stacks.emplace_back(new char[kStack]);
     for (int i = 0; i < threads; i++) {
       ucontext_t& context = now.threads[i].context;
@@ -152,6 +182,7 @@ inline void launch(unsigned blocks, int threads, unsigned char* shared, std::siz
       for (int i = 0; i < warps; i++) left |= run_warp(now, backwards ? warps - 1 - i : i, threads);
       if (left && now.progress == before) std::fprintf(stderr, "the threads of block %u wait for each other\n", b), std::abort();
     }
+    races::end();
   }
 }
 
@@ -179,10 +210,7 @@ inline float __fdividef(float x, float y) { return x / y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
-inline void __syncwarp() {
-  const int nothing = 0;
-  emulated::exchange(&nothing, 4);
-}
+inline void __syncwarp() { emulated::wait(emulated::block->warps[emulated::block->current / 32].barrier, 32); }
 inline void __syncthreads() { emulated::wait(emulated::block->named[16], static_cast<int>(blockDim.x)); }
 inline float __shfl_xor_sync(unsigned, float x, int mask) {
   const int lane = emulated::block->current % 32;

@@ -1,0 +1,51 @@
+"""Programs of one kernel: a `*_gpu_driver.cu` compiled with a module that ships, for a GPU or for emulated threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from elman_core.kernels import dense_cuda, few_rows_run
+from elman_core.kernels.build import Extension
+from elman_core.kernels.matrix_build import Maps, Size
+
+e1, e42, e88 = (pytest.importorskip(f"elman_{name}.op") for name in ("e1", "e42", "e88"))
+HERE = Path(__file__).parent
+bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
+PLAIN, FUSED, GATED = Maps(), Maps(True, True, "mamba", "given"), Maps(True, True, "mamba", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A driver, and the module that it runs."""
+
+    driver: str
+    extension: Extension
+
+    @property
+    def source(self) -> Path:
+        return HERE / f"{self.driver}_gpu_driver.cu"
+
+
+def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int) -> Program:
+    bare = e42.dense.extension("cuda")
+    macros = {"DTYPE": dense_cuda.DTYPE_CODES[dtype], "WIDTH": width, "KIND": kind, "SPILL": spill, "WIDE": wide}
+    name = f"dense_{kind}{spill}{wide}_{str(dtype).removeprefix('torch.')}_{width}"
+    defines = tuple((f"ELMAN_{key}", str(value)) for key, value in macros.items())
+    return Program("dense", replace(bare, name=name, defines=(*bare.defines, *defines)))
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype, maps: Maps = PLAIN, write: bool = False) -> Program:
+    size = Size(rows, columns, dtype, False, write, str(maps))
+    return Program("matrix_state", e88.matrix.extension_for("cuda", size))
+
+
+def few_rows(dtype: torch.dtype, cell: str | None = None) -> Program:
+    return Program("few_rows", few_rows_run.extension(dtype, few_rows_run.kernels[cell] if cell else None))
+
+
+def name_of(program: Program) -> str:
+    return program.extension.name

@@ -1,0 +1,139 @@
+"""No race in the shared memory of the matrix-state kernels, by which barriers order which threads (emulated_gpu/races.cpp).
+
+Of each place any two accesses are compared, by two threads and one of them a write: barriers must order them, however far apart
+they ran.
+Only these kernels: others have many threads write one value to one place, which is a race by this measure.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from emulated import HERE, compile_detector, compile_to_find_races, find_races
+from gpu_programs import FUSED, GATED, Program, bf16, matrix, name_of
+
+from elman_core.kernels.build import Extension
+from elman_core.testing.kernel import need_host_compiler
+
+Compile = Callable[..., Path]
+STEPS = 37  # three segments
+ORDERS = pytest.mark.parametrize("backwards", [False, True], ids=["first-warps-ahead", "last-warps-ahead"])
+GATED_32X24 = matrix(32, 24, bf16, GATED, write=True)
+PROGRAMS = {  # to numbers of heads
+    matrix(16, 16, bf16, FUSED): 3,  # a warp a team
+    matrix(32, 32, bf16): 1,
+    GATED_32X24: 3,
+    matrix(4, 260, bf16, FUSED): 1,
+    matrix(64, 72, bf16): 1,
+}
+SOUND = ("barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy")
+RACING = {  # to the number of places
+    "no_barrier": 2 * 128,
+    "shuffle": 2 * 128,
+    "warp_barrier_for_a_block": 2 * 128,
+    "half_of_the_warps": 2 * 128,
+    "halves_apart": 2 * 128,
+    "write_after_read": 2 * 32,
+    "same_place": 2,
+    "copy_without_waiting": 2 * 128,
+    "copy_with_a_barrier_only": 2 * 128,
+    "copy_of_a_group_not_waited_for": 2 * 128,
+    "copy_without_a_barrier": 2 * 128,
+    "copy_onto_what_is_read": 2 * 128,
+}
+LOOP = "    __pipeline_wait_prior(0);\n    team_sync<P>(at.team);\n"
+MUTATIONS = {  # file, then pairs of what stands there and what shall
+    "no helpers_sync in the backward's loop": (
+        "matrix_state_backward.cuh",
+        ("sc, sums);\n    helpers_sync<P>(at.team);\n    bring", "sc, sums);\n    bring"),
+    ),
+    "no team_sync in the forward's loop": (
+        "matrix_state_forward.cuh",
+        (LOOP + "  }\n  finish", "    __pipeline_wait_prior(0);\n  }\n  finish"),
+        ("[] {});\n    team_sync<P>(at.team);", "[] {});"),
+    ),
+    "one buffer in the forward": ("matrix_state_forward.cuh", ("sm.x[seg & 1]", "sm.x[0]")),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    need_host_compiler()
+    folder = tmp_path_factory.mktemp("races")
+    detector = compile_detector(folder)
+
+    @cache
+    def compile_once(source: Path, extension: Extension, *options: str) -> Path:
+        made = Path(folder, f"{source.stem}-{extension.name}")
+        compile_to_find_races(extension, source, made, detector, *options)
+        return made
+
+    return compile_once
+
+
+def compile_driver(compiled: Compile, program: Program, heads: int) -> Path:
+    sizes = ("-DELMAN_BATCH=1", f"-DELMAN_STEPS={STEPS}", f"-DELMAN_HEADS={heads}")
+    return compiled(program.source, program.extension, *sizes)
+
+
+def races(program: Path, *arguments: str, backwards: bool = False) -> tuple[int, str]:
+    """How many the program has, and what it said."""
+    code, said = find_races(program, *arguments, backwards=backwards)
+    found = re.search(r"^(\d+) races in shared memory, of (\d+) accesses$", said, re.MULTILINE)
+    assert found, said
+    count, accesses = map(int, found.groups())
+    assert accesses > 0
+    assert code == (9 if count else 0), said
+    return count, said
+
+
+@pytest.fixture
+def small(compiled: Compile) -> Path:
+    source = HERE / "emulated_races.cu"
+    return compiled(source, Extension("small", source))
+
+
+@ORDERS
+@pytest.mark.parametrize("kernel", SOUND)
+def test_threads_ordered_by_barriers_do_not_race(kernel: str, backwards: bool, small: Path) -> None:
+    count, said = races(small, kernel, backwards=backwards)
+    assert count == 0, said
+
+
+@ORDERS
+@pytest.mark.parametrize(("kernel", "places"), RACING.items(), ids=list(RACING))
+def test_a_race_is_found_in_either_order(kernel: str, places: int, backwards: bool, small: Path) -> None:
+    count, said = races(small, kernel, backwards=backwards)
+    assert count == places, said
+    assert "emulated_races.cu:" in said  # where
+
+
+@ORDERS
+@pytest.mark.parametrize(("program", "heads"), PROGRAMS.items(), ids=map(name_of, PROGRAMS))
+def test_the_matrix_state_kernels_do_not_race(program: Program, heads: int, backwards: bool, compiled: Compile) -> None:
+    count, said = races(compile_driver(compiled, program, heads), backwards=backwards)
+    assert count == 0, said
+    assert "every output was written" in said
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_barrier_or_a_buffer_too_few_is_found(name: str, compiled: Compile, tmp_path: Path) -> None:
+    file, *changes = MUTATIONS[name]
+    whole = GATED_32X24.extension
+    (include,) = whole.include
+    shutil.copytree(include, tmp_path / "include")
+    mutated = tmp_path / "include" / "elman" / file
+    text = mutated.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    mutated.write_text(text)
+    extension = replace(whole, name=name.replace(" ", "_"), include=(tmp_path / "include",))
+    count, said = races(compile_driver(compiled, replace(GATED_32X24, extension=extension), heads=1))
+    assert count > 0, said
