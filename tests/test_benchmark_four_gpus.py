@@ -276,12 +276,24 @@ def test_the_parts_run_what_a_user_could_type(tmp_path, monkeypatch):
     )
     four.run(four.Call(tmp_path, 500), given, four.PARTS)
     assert [name for name, _ in started] == [
-        "tests-equal", "tests-killed", "triton", "scaling", "scaling-fsdp", "scaling-2", "scaling-eager", "suite", "comparison",
+        "triton", "tests-equal", "tests-killed", "scaling", "scaling-fsdp", "scaling-2", "scaling-eager", "suite", "comparison",
     ]  # fmt: skip
     for _, words in started:
         scripts = [Path(w) for w in words if str(w).endswith(".py")]
         assert all((BENCHMARKS.parent / s).exists() for s in scripts), words
     assert started[-1][1][-2:] == ["--tuning", "5"]
+    started.clear()
+    given.gpus = 2
+    four.run(four.Call(tmp_path, 500), given, ["tests", "scaling"])
+    assert [name for name, _ in started] == [
+        "triton",
+        "tests-equal",
+        "tests-killed",
+        "scaling",
+        "scaling-fsdp",
+        "scaling-eager",
+    ]
+    assert "1,2" in started[3][1]
 
 
 def test_the_comparison_begins_when_no_run_of_the_suite_waits(folder):
