@@ -68,7 +68,7 @@ def tools_for(program: Program) -> tuple[str, ...]:
 
 
 def asked_of(program: Program, tool: str) -> Any:
-    why = "racecheck loses count of barriers among some warps of a block: test_kernels_races.py instead"
+    why = "racecheck reports what a happens-before check does not bear out, see above: test_kernels_races.py instead"
     marks = () if tool in tools_for(program) else pytest.mark.skip(why)
     return pytest.param(program, tool, marks=marks, id=f"{name_of(program)}-{tool}")
 
