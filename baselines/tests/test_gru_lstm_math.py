@@ -153,9 +153,10 @@ def test_weights_for_cudnn_are_one_block_in_its_order_with_their_gradients() -> 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("error:RNN module weights")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_cudnn_takes_them_without_a_copy_of_its_own(dtype: torch.dtype) -> None:
+def test_cudnn_takes_them_without_a_copy_of_its_own(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     x = torch.randn(9, 4, 24, device="cuda", dtype=dtype, requires_grad=True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # torch allows it to cuDNN unless told otherwise
     for run, gates, states in ((gru, 3, 1), (lstm, 4, 2)):
         shapes = [(gates * 16, 24), (gates * 16, 16), (gates * 16,), (gates * 16,)]
         weights = [(torch.randn(s, device="cuda") / 4).requires_grad_() for s in shapes]
