@@ -14,7 +14,6 @@ Triton's autotuner takes the first candidate of each kernel that fits (fill_trit
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import statistics
@@ -22,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,8 @@ def train(words: Sequence[str]) -> int:
     """`elman train`, with the first candidate of every autotuned kernel."""
     from elman_core.cli import main as elman
 
-    with contextlib.suppress(ImportError):  # without Triton there is nothing to choose among
-        compile_a_share(0, sys.maxsize)
-    return elman(["train", *words])
+    with compile_a_share(0, sys.maxsize) if find_spec("triton") else nullcontext():
+        return elman(["train", *words])
 
 
 def start(model: str, folder: Path, data: Path, steps: int, settings: Sequence[str]) -> subprocess.Popen[str]:

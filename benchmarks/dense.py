@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import commit, driver, said
+from machine import commit, facts, said
 from torch import Tensor
 
 from elman_core.kernels import DenseKernel, dense_cuda, dense_native
@@ -231,16 +229,12 @@ def main() -> None:
         "what": "microseconds per time step, medians; see the docstring of benchmarks/dense.py",
         "T": steps,
         "repeats": repeats,
-        "gpu": torch.cuda.get_device_name(),
-        "driver": driver(),
+        **facts(given.commit),
         "clocks_sm_mem_temperature_power": {"before": before, "after": clocks()},
-        "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "nvcc": said("nvcc", "--version").splitlines()[-1],
-        "commit": given.commit,
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "rows": rows,
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,35 +30,40 @@ def share(configs: Sequence[Any], worker: int, workers: int) -> list[Any]:
     return [c for i, c in enumerate(configs) if i % workers == worker] or [configs[worker % len(configs)]]
 
 
-def compile_a_share(worker: int, workers: int) -> None:
-    """Let every autotuner of this process run its share of candidates, one after the other, and choose nothing.
+@contextmanager
+def compile_a_share(worker: int, workers: int) -> Iterator[None]:
+    """Inside, every autotuner of this process runs its share of candidates, one after the other, and chooses nothing.
 
-    With workers=sys.maxsize that is the first one, or the next where it does not fit. Calling it again changes nothing.
+    With workers=sys.maxsize that is the first one, or the next where it does not fit.
     """
     from triton.runtime import autotuner
 
     run = autotuner.Autotuner.run
-    if run.__name__ == "run_share":
-        return
 
     def run_share(self: Any, *args: Any, **kwargs: Any) -> Any:
-        every = getattr(self, "_every", self.configs)
-        self._every = every
+        every = self.configs
         mine = share(every, worker, workers)
         others, result, ran, error = [c for c in every if c not in mine], None, False, None
-        for config in (*mine, *others):
-            if ran and config not in mine:
-                break
-            self.configs = [config]
-            try:
-                result, ran = run(self, *args, **kwargs), True
-            except Exception as raised:  # too much shared memory, say: the autotuner passes over it, too
-                error = raised
+        try:
+            for config in (*mine, *others):
+                if ran and config not in mine:
+                    break
+                self.configs = [config]
+                try:
+                    result, ran = run(self, *args, **kwargs), True
+                except Exception as raised:  # too much shared memory, say: the autotuner passes over it, too
+                    error = raised
+        finally:
+            self.configs = every
         if not ran and error is not None:
             raise error
         return result
 
     autotuner.Autotuner.run = run_share
+    try:
+        yield
+    finally:
+        autotuner.Autotuner.run = run
 
 
 def work(model: str, rows: int, length: int) -> None:
@@ -126,9 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--choose", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     if given.worker is not None or given.choose:
-        if given.worker is not None:
-            compile_a_share(given.worker, given.workers)
-        work(given.models[0], given.rows, given.length)
+        with nullcontext() if given.worker is None else compile_a_share(given.worker, given.workers):
+            work(given.models[0], given.rows, given.length)
         return 0
     began = time.monotonic()
     limit = began + given.limit

@@ -164,9 +164,11 @@ def tests(call: Call, given: argparse.Namespace) -> None:
         words += ["--workers", str(given.workers), "--limit", str(limit)]
         children.append(call.start("triton", words, limit + 5, gpus=str(given.gpus - 1)))
     for name, gpus, which in halves:
-        children.append(call.start(name, [*PYTEST, file, "-k", which], limit, gpus=gpus))
-        if given.gpus < 4:  # a rank that is killed shall not have another job's ranks beside it
-            call.wait(children.pop())
+        child = call.start(name, [*PYTEST, file, "-k", which], limit, gpus=gpus)
+        if given.gpus > 3:
+            children.append(child)
+        else:  # a rank that is killed shall not have another job's ranks beside it
+            call.wait(child)
     call.wait(*children)
 
 

@@ -138,18 +138,7 @@ def verify(variant: str, dtype: str, usual: int) -> Step:
 
 # -v: what failed is named at once, also where the step is stopped.
 def gpu_tests(name: str, *words: str, usual: int, timed: bool = False) -> Step:
-    command = (
-        PYTHON,
-        "-m",
-        "pytest",
-        "-v",
-        "-m",
-        "gpu",
-        "-rs",
-        "-p",
-        "no:cacheprovider",
-        *words,
-    )
+    command = (PYTHON, "-m", "pytest", "-v", "-m", "gpu", "-rs", "-p", "no:cacheprovider", *words)
     return Step(f"tests-{name}", "tests", command, usual, 900, last_line, timed)
 
 

@@ -26,10 +26,6 @@ def commit() -> str:
     return said("git", "rev-parse", "--short=12", "HEAD")
 
 
-def driver() -> str:
-    return said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0")
-
-
 def under_load(step: Callable[[], object]) -> dict[str, str]:
     """Clocks, power, and why the driver holds clocks back, asked while the GPU works; nothing without a driver to ask."""
     wanted = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
@@ -61,7 +57,7 @@ def facts(tree: str) -> dict[str, Any]:
             versions[package] = None
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "driver": driver(),
+        "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"),
         "clocks": said("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader", "-i", "0"),
         "python": platform.python_version(),
         "versions": versions,

@@ -9,7 +9,7 @@ forward, backward: q, k, v, decay given. fused: from projections, with SiLU, L2 
 function with SiLU, L2 norm and decay in PyTorch around the recurrence; fused replaces it. step: T = 1, as in decoding.
 saved: megabytes (1e6) that the recurrence keeps for its backward, its output not counted.
 rates: clocks between two issues of the instructions that the loops are made of (instruction_rates.py).
-Layers (whole: projections too), weights in bfloat16: an E88 mixer, fla's GatedDeltaNet and mamba_ssm's Mamba2 where they are
+Layers (whole: projections too), weights in bfloat16: E88's of h32n16, fla's GatedDeltaNet and mamba_ssm's Mamba2 where they are
 installed (TRITON_CACHE_AUTOTUNING=1 after benchmarks/fill_triton_cache.py saves their choosing anew).
 """
 
@@ -29,6 +29,7 @@ from torch import Tensor
 
 os.environ["ELMAN_KERNELS"] = "require"
 
+from baseline_parity import library
 from elman_e88.op import matrix
 from instruction_rates import instruction_rates
 from machine import commit, facts
@@ -106,58 +107,35 @@ def recurrence(B: int, T: int, H: int, N: int) -> dict[str, Any]:
     return row
 
 
-def e88_layer() -> torch.nn.Module:
+LAYERS = {"e88": 1536, "gdn": 768, "mamba2": 896}  # to widths
+
+
+def layer(name: str) -> tuple[str, torch.nn.Module, Callable[[Any], Tensor]]:
+    """Its name, the module, how its result is read: ours of E88, of the others the libraries' own."""
+    if name != "e88":
+        found = library(name, LAYERS[name], "cuda")
+        assert found is not None
+        return found
     from elman_e88.config import E88Config
     from elman_e88.mixer import E88Mixer
 
-    return E88Mixer(1536, E88Config(n_heads=32, n_state=16))
-
-
-def gdn_layer() -> torch.nn.Module:
-    from elman_baselines.gdn import op
-
-    op.load_library()
-    from fla.layers import GatedDeltaNet
-
-    layer: torch.nn.Module = GatedDeltaNet(hidden_size=768, num_heads=6, head_dim=128, expand_v=2)
-    return layer
-
-
-def mamba2_layer() -> torch.nn.Module:
-    from elman_baselines.mamba2 import op
-
-    whole = op.load_library().whole is not None
-    from mamba_ssm.modules.mamba2 import Mamba2
-
-    layer: torch.nn.Module = Mamba2(896, d_state=128, headdim=64, expand=2, use_mem_eff_path=whole)
-    return layer
-
-
-LAYERS: dict[str, tuple[int, Callable[[], torch.nn.Module]]] = {
-    "e88 mixer 1536 h32n16": (1536, e88_layer),
-    "fla GatedDeltaNet 768 expand 2": (768, gdn_layer),
-    "mamba_ssm Mamba2 896 d_state 128": (896, mamba2_layer),
-}
+    return "elman", E88Mixer(LAYERS[name], E88Config(n_heads=32, n_state=16)), lambda y: y[0]
 
 
 def layer_row(name: str) -> dict[str, Any]:
     """A whole layer with weights in bfloat16, or why there is none here."""
     B, T = 32, 512
-    width, make = LAYERS[name]
     try:
-        layer = make().cuda().bfloat16()
+        of, module, read = layer(name)
+        module.cuda().bfloat16()
+        x = torch.randn(B, T, LAYERS[name], device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        forward, backward = both_us(lambda: read(module(x)), [x, *parameters], 15, ahead_ms=15)  # many launches
     except Exception as error:  # any way in which a library may be missing or unfit is a result
         return {"layer": name, "skipped": f"{type(error).__name__}: {error}"[:200]}
-    x = torch.randn(B, T, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-
-    def run() -> Tensor:
-        y = layer(x)
-        return y[0] if isinstance(y, tuple) else y
-
-    parameters = [p for p in layer.parameters() if p.requires_grad]
-    forward, backward = both_us(run, [x, *parameters], 15, ahead_ms=15)  # many launches
     counted = sum(p.numel() for p in parameters)
-    return {"layer": name, "B": B, "T": T, "parameters": counted, "forward": forward, "backward": backward}
+    what = f"{of} {type(module).__name__} {LAYERS[name]}"
+    return {"layer": what, "B": B, "T": T, "parameters": counted, "forward": forward, "backward": backward}
 
 
 def write(report: dict[str, Any], to: Path) -> None:

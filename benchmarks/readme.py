@@ -81,7 +81,6 @@ def step_table() -> str:
             eager[key] = row
         if key not in best or row["tok_s"] > best[key]["tok_s"]:
             best[key] = row
-    commits = {row.get("commit", data["commit"]) for row in best.values()}
     order = sorted(best.items(), key=lambda item: (SIZES.index(item[0][0]), item[1]["kind"], -item[1]["tok_s"]))
     for (size, name), row in order:
         named = PEERS.get(name, name) + " " + re.sub(r"^\S*[@ ]", "", row["model"])
@@ -93,7 +92,7 @@ def step_table() -> str:
     caption = (
         "A whole training step through `elman train` (reading, forward, backward, clipping, AdamW, metrics; float32 weights, "
         f"bfloat16 autocast), B = 32, T = {data['T']}, medians; one {data['gpu']}, torch {data['versions']['torch']}, "
-        f"commit {', '.join(sorted(commits))}. "
+        f"{_commits(data)}. "
         "`benchmarks/training_step.py`, `benchmarks/results/training_step_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"
@@ -156,11 +155,10 @@ def _pair(cell: Any) -> str:
 
 def _commits(data: dict[str, Any]) -> str:
     """Of the run, and of rows of other runs in its file."""
-    others: dict[str, list[str]] = {}
+    others: dict[str, dict[str, None]] = {}
     for row in data["rows"]:
         if "commit" in row:
-            names = others.setdefault(row["commit"], [])
-            names += [row["model"].replace("@", " ")] if row["model"].replace("@", " ") not in names else []
+            others.setdefault(row["commit"], {})[row["model"].replace("@", " ")] = None
     return f"commit {data['commit']}" + "".join(f" ({', '.join(names)}: {at})" for at, names in others.items())
 
 

@@ -311,11 +311,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     for _, group in itertools.groupby(rows, key=lambda r: (r["size"], r["name"], r["kind"], r["B"])):
         some = list(group)
         best = max(some, key=lambda r: r.get("tok_s", -1))
-        words = [f"{r['setting']} {r.get('tok_s', 'no')}" for r in some if r is not best]
         if "reason" in best:
             lines.append(f"| {best['name']} {best['size']} | | {best['B']} | none: {best['reason']} | | | | | |")
             continue
-        others = ", ".join([*words, *filter(None, [unsteady(best)])])
+        words = [f"{r['setting']} {r.get('tok_s', 'no')}" for r in some if r is not best]
+        others = ", ".join(filter(None, [*words, unsteady(best)]))
         target = f"{best['target']:,}" if best.get("target") else ""
         lines.append(
             f"| {best['model']}{' (peer)' if best['kind'] == 'peer' else ''} | {best['parameters']:,} | {best['B']} | "

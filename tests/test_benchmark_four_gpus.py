@@ -81,17 +81,19 @@ def test_a_worker_runs_its_share_and_another_candidate_only_where_its_own_cannot
     module = types.SimpleNamespace(Autotuner=type("Copy", (Autotuner,), {"run": Autotuner.run}))
     monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
     monkeypatch.setitem(sys.modules, "triton.runtime", types.SimpleNamespace(autotuner=module))
-    filling.compile_a_share(1, 3)
-    tuner = module.Autotuner([0, 1, 2, 3, 4, 5])
-    assert tuner.run(9) == 4
-    assert tuner.ran == [1, 4]
-    tuner.run(9)
-    assert tuner.ran == [1, 4, 1, 4], "the next call has the same share"
-    tuner = module.Autotuner([0, 1, 2, 3, 4, 5])
-    assert tuner.run(0) == 0
-    assert tuner.ran == [1, 4, 0], "what follows needs some result"
-    with pytest.raises(RuntimeError, match="shared memory"):
-        module.Autotuner([1, 2]).run(0)
+    with filling.compile_a_share(1, 3):
+        tuner = module.Autotuner([0, 1, 2, 3, 4, 5])
+        assert tuner.run(9) == 4
+        assert tuner.ran == [1, 4]
+        tuner.run(9)
+        assert tuner.ran == [1, 4, 1, 4], "the next call has the same share"
+        tuner = module.Autotuner([0, 1, 2, 3, 4, 5])
+        assert tuner.run(0) == 0
+        assert tuner.ran == [1, 4, 0], "what follows needs some result"
+        with pytest.raises(RuntimeError, match="shared memory"):
+            module.Autotuner([1, 2]).run(0)
+    assert tuner.configs == [0, 1, 2, 3, 4, 5]
+    assert module.Autotuner.run is Autotuner.run, "others choose as ever"
 
 
 # the checks

@@ -41,26 +41,23 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
         return tuple(inputs.get(n) for n in ("qkv", "decay", "write", "S0", "mask")), named | linear
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-        if backend == "stored":
-            return stored(inputs, options)
         args, named = arguments(inputs, options)
         run: Callable[..., tuple[Tensor, Tensor]] = kernel.fused if "qkv" in inputs else kernel
+        if backend == "stored":
+            if "qkv" in inputs:
+                return stored(args, named, options["maps"])
+            backend = "reference"
         o, state = run(*args, backend=backend, **named)
         return {"o": o, "S": state}
 
-    def stored(inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-        """The reference with q, k and v rounded where the recurrence begins."""
-        if "qkv" not in inputs:
-            return call("reference", inputs, options)
-        given = [inputs.get(n) for n in ("qkv", "decay", "write", "S0", "mask")]
-        qkv, decay = given[:2]
-        assert qkv is not None
-        assert decay is not None
-        o, state = matrix_torch.fused_reference(
-            kernel.reference, qkv, decay, *given[2:], n_state=options["n_state"], maps=Maps.parse(options["maps"]),
-            a_log_H=inputs.get("A_log"), dt_bias_H=inputs.get("dt_bias"),
-            linear_state=options.get("linear_state", False), stored=True,
-        )  # fmt: skip
+    def stored(args: tuple[Any, ...], named: dict[str, Any], maps: str) -> Outputs:
+        """The fused reference with q, k and v rounded to the storage dtype, as a recurrence gets them that stands alone."""
+
+        def rounded(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
+            return kernel.reference(*(x.to(args[0].dtype).to(x.dtype) for x in (q, k, v)), *rest, **options)
+
+        same = {n: named[n] for n in ("n_state", "a_log_H", "dt_bias_H", "linear_state")}
+        o, state = matrix_torch.fused_reference(rounded, *args, maps=Maps.parse(maps), **same)
         return {"o": o, "S": state}
 
     def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
