@@ -70,7 +70,14 @@ void give(MatrixCall& call, const Variant& variant) {
 void take(MatrixCall& call, const Variant& variant, Outputs& outputs) {
   constexpr int interval = elman::matrix::kInterval, segments = (T + interval - 1) / interval;
   call.s1 = address(outputs.make<float>("last state", states)), call.ds0 = address(outputs.make<float>("its gradient", states));
-  call.o = address(outputs.make<Elem>("o", places * V)), call.saved = address(outputs.make<float>("saved", states * segments));
+  call.o = address(outputs.make<Elem>("o", places * V));
+  if constexpr (Backward::keeps_r) {
+    constexpr std::size_t used = std::size_t(H) * V * (segments * N + T), row = (used + 7) / 8 * 8;
+    if constexpr (used == row) call.saved = address(outputs.make<Elem>("saved", B * row));
+    else call.saved = address(filled<Elem>(B * row, 0, 0));  // the end of a row is nobody's
+  } else {
+    call.saved = address(outputs.make<float>("saved", states * segments));
+  }
   call.dy = address(filled<Elem>(places * V, 1.f, 40));
   if (variant.carried) call.ds1 = address(filled<float>(states, 1.f, 41));
   const Keys d = keys(variant.packed, [&](const char* name, std::size_t count) { return outputs.make<Elem>(name, count); });

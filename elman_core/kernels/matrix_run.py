@@ -79,7 +79,7 @@ def columns(q: Tensor, v: Tensor | None, decay: Tensor, rows: int) -> int:
 
 
 def forward(load: Load, form: Form, state: Tensor | None, keep: bool, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(o (B, T, H, V), S_T (B, H, N, V), for the backward alone the states (B, H, ceil(T/16), V, N), or empty).
+    """(o (B, T, H, V), S_T (B, H, N, V), what the backward alone needs (`_saved`), or empty).
 
     Args:
         load: compiles and loads a module. state: S_0 or None. keep: whether a backward will follow.
@@ -88,7 +88,7 @@ def forward(load: Load, form: Form, state: Tensor | None, keep: bool, *given: An
     module, inputs = _prepare(load, form, *given)
     q, (B, T, H, N, V) = inputs.q, inputs.sizes
     o, last = q.new_empty(B, T, H, V), q.new_empty(B, H, N, V, dtype=wide(q.dtype))
-    saved = q.new_empty((B, H, -(-T // INTERVAL), V, N) if keep else (0,), dtype=wide(q.dtype))
+    saved = _saved(q, (B, T, H, N, V), form.backend) if keep else q.new_empty(0)
     state = None if state is None else state.contiguous()
     call = inputs.call()
     call.s0, call.s1, call.o, call.saved = address(state), address(last), address(o), address(saved) if keep else 0
@@ -145,12 +145,23 @@ def backward(
     return dq, dk, dv, ddecay, q.new_empty(0) if dwrite is None else dwrite, ds0, da_log, ddt_bias
 
 
+def _saved(q: Tensor, sizes: tuple[int, int, int, int, int], backend: str) -> Tensor:
+    """Room for the states before every 16th step, (B, H, ceil(T/16), V, N) in float32 or float64.
+
+    Where the tensor cores do the sums on a GPU (16-bit storage, N <= 32): a row for each of the batch, in the dtype of q, of
+    these states and of what every step retrieved, (T, H, V), to a multiple of 8.
+    """
+    (B, T, H, N, V), segments = sizes, (sizes[1] + INTERVAL - 1) // INTERVAL
+    if backend == "cuda" and q.element_size() == 2 and N <= 32:
+        return q.new_empty(B, (H * V * (segments * N + T) + 7) // 8 * 8)
+    return q.new_empty(B, H, segments, V, N, dtype=wide(q.dtype))
+
+
 def fake_forward(q: Tensor, _k: Any, v: Any, decay: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     *_, rows, _linear, _maps, keep, _backend = rest
     (B, T, H), V = decay.shape, columns(q, v, decay, rows)
-    saved = (B, H, (T + INTERVAL - 1) // INTERVAL, V, rows) if keep else (0,)
-    state = wide(q.dtype)
-    return q.new_empty(B, T, H, V), q.new_empty(B, H, rows, V, dtype=state), q.new_empty(saved, dtype=state)
+    saved = _saved(q, (B, T, H, rows, V), _backend) if keep else q.new_empty(0)
+    return q.new_empty(B, T, H, V), q.new_empty(B, H, rows, V, dtype=wide(q.dtype)), saved
 
 
 def fake_backward(_dy: Tensor, _ds1: Any, q: Tensor, *rest: Any) -> tuple[Tensor, ...]:

@@ -49,14 +49,14 @@ ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
   matrix::ForwardArgs a{};
   a.n = sizes(*c), a.in = inputs(*c);
   a.s0 = at<float>(c->s0), a.s1 = at<float>(c->s1), a.state_line = c->state_line, a.state_row = c->state_row;
-  a.o = at<void>(c->o), a.saved = at<float>(c->saved);
+  a.o = at<void>(c->o), a.saved = at<void>(c->saved);
   return said(matrix::launch_forward<Forward>(a, at<CUstream_st>(c->stream)));
 }
 
 ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
   matrix::BackwardArgs a{};
   a.n = sizes(*c), a.in = inputs(*c);
-  a.dy = at<void>(c->dy), a.saved = at<float>(c->saved), a.ds1 = at<float>(c->ds1), a.ds0 = at<float>(c->ds0);
+  a.dy = at<void>(c->dy), a.saved = at<void>(c->saved), a.ds1 = at<float>(c->ds1), a.ds0 = at<float>(c->ds0);
   a.state_line = c->state_line, a.state_row = c->state_row;
   a.dk = at<void>(c->dk), a.dq = at<void>(c->dq), a.dk_step = c->dk_step, a.dq_step = c->dq_step;
   for (int i = 0; i < 4; i++) a.dline[i] = at<void>(c->dline[i]), a.dline_step[i] = c->dline_step[i];

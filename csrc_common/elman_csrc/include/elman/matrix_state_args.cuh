@@ -31,14 +31,14 @@ struct ForwardArgs {
   float* s1;
   int64_t state_line, state_row;  // strides of a state inside a head
   void* o;                  // [B,T,H,V] contiguous
-  float* saved;             // [B,H,ceil(T/16),V,N], may be null
+  void* saved;              // [B] rows of SavedRow, may be null
 };
 
 struct BackwardArgs {
   Sizes n;
   Inputs in;
   const void* dy;           // [B,T,H,V] contiguous
-  const float* saved;
+  const void* saved;
   const float* ds1;         // may be null (zero)
   float* ds0;               // may be null
   int64_t state_line, state_row;
@@ -49,6 +49,23 @@ struct BackwardArgs {
   int64_t dk_step, dq_step, dline_step[4], dscalar_step[2];
   float* dhead;             // [PARTS,2,B,H]: sums over time of the gradients of A_log and dt_bias; mamba only
   float* parts;             // [PARTS, B*T*H, 2N+2] if PARTS > 1: sums over lines that are not complete
+};
+
+// What a forward leaves to a backward, a row of memory for each of the batch: states before every 16th step [H,ceil(T/16),V,N] and, where
+// P::keeps_r, what was retrieved [T,H,V], to a multiple of 8 elements.
+template <class P>
+struct SavedRow {
+  int64_t states, size;
+  int segments;
+  __device__ __forceinline__ explicit SavedRow(const Sizes& n) {
+    segments = (n.T + kInterval - 1) / kInterval;
+    states = int64_t(n.H) * segments * P::V * P::N;
+    size = P::keeps_r ? (states + int64_t(n.T) * n.H * P::V + 7) / 8 * 8 : states;
+  }
+  __device__ __forceinline__ int64_t state(int b, int h, int seg, int line) const {
+    return b * size + ((int64_t(h) * segments + seg) * P::V + line) * P::N;
+  }
+  __device__ __forceinline__ int64_t retrieved(int b) const { return b * size + states; }
 };
 
 template <class P>
@@ -70,7 +87,7 @@ template <class P>
 struct ForwardShared {
   Ready<P> x[P::buffers];
   Staging<P> raw[P::buffers];
-  alignas(16) float out[P::buffers][P::WPH][kInterval][P::tensor ? P::C + 4 : 36];
+  alignas(16) float out[(P::keeps_r ? 2 : 1) * P::buffers][P::WPH][kInterval][P::tensor ? P::C + 4 : 36];  // o, then r
 };
 template <class P, bool tensor = P::tensor>
 struct Sums {  // what a walk leaves for the sums over lines
@@ -93,7 +110,8 @@ struct BackwardShared : Sums<P> {
   alignas(16) float dscalar[P::buffers][P::NS][kInterval][P::TL + 8];  // 8: so that rows start in different banks
   Staging<P> raw[P::raw_buffers];
   alignas(16) typename P::Store dy[P::raw_buffers][kInterval][P::CBP];
-  alignas(16) float saved[P::buffers][P::WPH][P::M][P::RV][32][P::VW];
+  alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? kInterval : 1][P::CBP];
+  alignas(16) typename P::Kept saved[P::buffers][P::WPH][P::M][P::RV][32][P::VW];
 };
 
 // All threads that work on a head, helpers too.

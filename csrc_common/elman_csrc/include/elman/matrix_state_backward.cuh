@@ -15,18 +15,23 @@ __device__ __forceinline__ void bring_inputs(BackwardShared<P>& sm, const Backwa
       &sm.dy[raw][0][0], P::CBP,
       static_cast<const typename P::Store*>(a.dy) + (int64_t(at.b) * a.n.T * a.n.H + at.h) * P::V + at.line0, int64_t(a.n.H) * P::V,
       t0, a.n.T, P::V - at.line0, at.tl);
+  if constexpr (P::keeps_r)
+    stage_rows<P::piece_line, P::CB, P::TL>(
+        &sm.r[raw][0][0], P::CBP,
+        static_cast<const typename P::Store*>(a.saved) + SavedRow<P>(a.n).retrieved(at.b) + at.h * P::V + at.line0,
+        int64_t(a.n.H) * P::V, t0, a.n.T, P::V - at.line0, at.tl);
 }
 template <class P>
-__device__ __forceinline__ void bring_state(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int seg, int segments,
-                                            int buf) {
+__device__ __forceinline__ void bring_state(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int seg, int buf) {
+  const SavedRow<P> row(a.n);
 #pragma unroll
   for (int m = 0; m < P::M; m++) {
-    const float* from = a.saved + ((at.bh * segments + seg) * P::V + at.line(m)) * int64_t(P::N);
+    const typename P::Kept* from = static_cast<const typename P::Kept*>(a.saved) + row.state(at.b, at.h, seg, at.line(m));
     if (at.mine(m))
 #pragma unroll
       for (int n = 0; n < P::RV; n++) {
         const int i = (n * P::L + at.rg) * P::VW;
-        if (i < P::N) __pipeline_memcpy_async(&sm.saved[buf][at.tw][m][n][at.lane][0], from + i, P::VW * 4);
+        if (i < P::N) __pipeline_memcpy_async(&sm.saved[buf][at.tw][m][n][at.lane][0], from + i, P::VW * sizeof(typename P::Kept));
       }
   }
 }
@@ -52,7 +57,7 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
     if (j < segments) bring_inputs<P>(sm, a, at, segments - 1 - j, raw);
   };
   auto state = [&](int j) {
-    if (j < segments) bring_state<P>(sm, a, at, segments - 1 - j, segments, j & 1);
+    if (j < segments) bring_state<P>(sm, a, at, segments - 1 - j, j & 1);
   };
   auto ready = [&](int j, int raw) {
     if (j < segments) make_ready<P>(sm.x[j & 1], sm.raw[raw], sc, at.tl);
@@ -105,7 +110,7 @@ __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const Backward
   HeadSums sums;
   auto bring = [&](int seg) {
     bring_inputs<P>(sm, a, at, seg, seg & 1);
-    bring_state<P>(sm, a, at, seg, segments, 0);
+    bring_state<P>(sm, a, at, seg, 0);
     __pipeline_commit();
   };
   sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * kInterval, at.tl);

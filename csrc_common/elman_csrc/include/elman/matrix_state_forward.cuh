@@ -7,12 +7,12 @@
 namespace elman::matrix {
 
 template <class P>
-__device__ __forceinline__ void save_state(const ForwardArgs& a, const Place<P>& at, int seg, int segments,
-                                           const float (&S)[P::E]) {
+__device__ __forceinline__ void save_state(const ForwardArgs& a, const Place<P>& at, int seg, const float (&S)[P::E]) {
   if (!a.saved) return;
+  const SavedRow<P> row(a.n);
 #pragma unroll
   for (int m = 0; m < P::M; m++) {
-    float* to = a.saved + ((at.bh * segments + seg) * P::V + at.line(m)) * int64_t(P::N);
+    typename P::Kept* to = static_cast<typename P::Kept*>(a.saved) + row.state(at.b, at.h, seg, at.line(m));
     if (at.mine(m))
 #pragma unroll
       for (int n = 0; n < P::RV; n++) {
@@ -57,10 +57,11 @@ struct Recur {
     for (int i = 0; i < P::R; i++) kc[i] = kn[i];
   }
 };
-// Both are columns of one product. What is left in `out` still wants kUncut.
+// Both are columns of one product. What is left of o in `out` still wants kUncut. Lane 0 of a line gives the last step's o, lane 1 this step's r.
 template <class P>
 struct Recur<P, true> {
   static constexpr int pitch = P::C + 4;
+  static constexpr int to_r = P::buffers * P::WPH * kInterval * pitch;  // from o
   const Ready<P>& x;
   float* out;
   const float* lines;
@@ -69,16 +70,25 @@ struct Recur<P, true> {
   Products<P> sum;
 
   __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
-      : x(x), out(out[0] + at.cg * P::M), lines(&x.line[0][0][at.column(0)]), rg(at.rg), odd(at.cg & 1), S(S) {
+      : x(x),
+        out(out[0] + at.cg * P::M + (at.rg == 1 ? to_r : -pitch)),
+        lines(&x.line[0][0][at.column(0)]),
+        rg(at.rg),
+        odd(at.cg & 1),
+        S(S) {
     float k[P::R];
     load_rows<P>(k, x.kq[0], rg);
     line_products<P, true>(sum, S, k);
   }
-  __device__ __forceinline__ void readout(int s) {
-    float o[P::M];
+  __device__ __forceinline__ void give(int s, const float (&r)[P::M], bool has_r) {
+    float x[P::M];
 #pragma unroll
-    for (int m = 0; m < P::M; m++) o[m] = sum.c[0][2 * m + 1];
-    if (rg == 0) store<P::M>(out + s * pitch, o);
+    for (int m = 0; m < P::M; m++) x[m] = rg == 1 ? r[m] : sum.c[0][2 * m + 1];
+    if (rg == 0 ? s > 0 : rg == 1 && has_r) store<P::M>(out + s * pitch, x);
+  }
+  __device__ __forceinline__ void readout(int s) {
+    const float none[P::M] = {};
+    give(s + 1, none, false);
   }
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
@@ -88,7 +98,7 @@ struct Recur<P, true> {
                  rg);  // even columns: k of the next step, odd: q of this
     step_inputs<P>(in, c, lines, x, s);
     advance<P, MayHold>(S, sum, k, in, c, MayHold && x.hold[s] != 0.f, r, write);
-    if (s > 0) readout(s - 1);
+    give(s, r, true);
     line_products<P, true>(sum, S, both);
   }
 };
@@ -108,16 +118,17 @@ __device__ __forceinline__ void recur(Recur<P> run, int count, bool masked, Half
   run.readout(count - 1);
 }
 
-// Readouts of a warp's lines to o: lane = (step, half of the lines).
+// A number of each of a warp's lines, [T,H,V] from row `row` on: lane = (step, half of the lines).
 template <class P>
-__device__ __forceinline__ void finish(const float (*out)[Recur<P>::pitch], const ForwardArgs& a, const Place<P>& at, int t0) {
+__device__ __forceinline__ void finish(const float (*out)[Recur<P>::pitch], typename P::Store* row, float scale, const Sizes& n,
+                                       const Place<P>& at, int t0) {
   constexpr int PL = P::C / 2, L = P::L;
   const int s = at.lane / 2, half = at.lane % 2, line = at.line0 + at.tw * P::C + half * PL;
   float y[PL];
   if constexpr (P::tensor) {
     load<PL>(y, &out[s][half * PL]);
 #pragma unroll
-    for (int j = 0; j < PL; j++) y[j] *= kUncut;
+    for (int j = 0; j < PL; j++) y[j] *= scale;
   } else {
     float x[16];
     load<16>(x, &out[s][half * 16]);
@@ -128,8 +139,8 @@ __device__ __forceinline__ void finish(const float (*out)[Recur<P>::pitch], cons
       for (int g = 1; g < L; g++) y[j] += x[j * L + g];
     }
   }
-  if (t0 + s >= a.n.T) return;
-  typename P::Store* to = static_cast<typename P::Store*>(a.o) + ((int64_t(at.b) * a.n.T + t0 + s) * a.n.H + at.h) * P::V + line;
+  if (t0 + s >= n.T) return;
+  typename P::Store* to = row + (int64_t(t0 + s) * n.H + at.h) * P::V + line;
   if constexpr (P::V % PL == 0) {
     if (line < P::V) store<PL>(to, y);
   } else {
@@ -139,6 +150,19 @@ __device__ __forceinline__ void finish(const float (*out)[Recur<P>::pitch], cons
   }
 }
 
+// The first row of o, and of what was retrieved, of this head's part of the batch.
+template <class P>
+__device__ __forceinline__ typename P::Store* output(const ForwardArgs& a, const Place<P>& at) {
+  return static_cast<typename P::Store*>(a.o) + int64_t(at.b) * a.n.T * a.n.H * P::V;
+}
+template <class P>
+__device__ __forceinline__ void finish_segment(const ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int seg) {
+  finish<P>(sm.out[seg & 1][at.tw], output<P>(a, at), kUncut, a.n, at, seg * kInterval);
+  if (a.saved) {
+    typename P::Store* retrieved = static_cast<typename P::Store*>(a.saved) + SavedRow<P>(a.n).retrieved(at.b);
+    finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved, 1.f, a.n, at, seg * kInterval);
+  }
+}
 // What the helpers of a team do, always a segment before or behind it.
 template <class P>
 __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
@@ -161,11 +185,11 @@ __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a,
   for (int seg = 0; seg < segments; seg++) {
     bring(seg + 2);
     ready(seg + 1);
-    if (seg > 0) finish<P>(sm.out[(seg - 1) & 1][at.tw], a, at, (seg - 1) * kInterval);
+    if (seg > 0) finish_segment<P>(sm, a, at, seg - 1);
     __pipeline_wait_prior(0);
     team_sync<P>(at.team);
   }
-  finish<P>(sm.out[(segments - 1) & 1][at.tw], a, at, (segments - 1) * kInterval);
+  finish_segment<P>(sm, a, at, segments - 1);
 }
 
 template <class P>
@@ -174,7 +198,7 @@ __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const Forward
   read_state<P>(S, a.s0, at, a.state_line, a.state_row);
   team_sync<P>(at.team);
   for (int seg = 0; seg < segments; seg++) {
-    save_state<P>(a, at, seg, segments, S);
+    save_state<P>(a, at, seg, S);
     recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, S}, min(kInterval, a.n.T - seg * kInterval), a.in.mask, [] {});
     team_sync<P>(at.team);
   }
@@ -198,12 +222,12 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
     make_ready<P>(sm.x[0], sm.raw[0], sc, at.tl);
     team_sync<P>(at.team);
     bring(seg + 1);
-    save_state<P>(a, at, seg, segments, S);
+    save_state<P>(a, at, seg, S);
     recur<P>({sm.x[0], sm.out[0][at.tw], at, S}, min(kInterval, a.n.T - seg * kInterval), a.in.mask, [&] {
       if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * kInterval, at.tl);
     });
     __syncwarp();
-    finish<P>(sm.out[0][at.tw], a, at, seg * kInterval);
+    finish<P>(sm.out[0][at.tw], output<P>(a, at), 1.f, a.n, at, seg * kInterval);
     if constexpr (P::WPH == 1) __syncwarp();
   }
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);

@@ -69,16 +69,13 @@ __device__ __forceinline__ void state_products(Products<P>& x, const float (&S)[
   }
 }
 
-// One step of the recurrence, the same code for the forward and for the replay. `sum` holds the products of S and this step's k.
+// One step of the recurrence from what it retrieved, the same code for the forward and for the replay.
 template <class P, bool MayHold>
-__device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum, const float (&k)[P::R],
-                                        const float (&in)[P::M][P::NL], const float (&c)[P::NS], bool hold, float (&r)[P::M],
-                                        float (&write)[P::M]) {
+__device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const float (&k)[P::R],
+                                       const float (&in)[P::M][P::NL], const float (&c)[P::NS], bool hold, float (&write)[P::M]) {
   MatrixLine<float> w[P::M];
-  if constexpr (P::Cell::retrieves) line_sums<P, P::M == 2>(r, sum);
 #pragma unroll
   for (int m = 0; m < P::M; m++) {
-    if (!P::Cell::retrieves) r[m] = 0;
     w[m] = P::Cell::template line<typename P::Math>(r[m], in[m], c);
     write[m] = MayHold && hold ? 0.f : w[m].write;
   }
@@ -90,6 +87,19 @@ __device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum
     if (P::Cell::squashes) x[e] = P::Math::tanh(x[e]);
     S[e] = MayHold && hold ? S[e] : x[e];
   }
+}
+// `sum` holds the products of S and this step's k.
+template <class P, bool MayHold>
+__device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum, const float (&k)[P::R],
+                                        const float (&in)[P::M][P::NL], const float (&c)[P::NS], bool hold, float (&r)[P::M],
+                                        float (&write)[P::M]) {
+  if constexpr (P::Cell::retrieves) {
+    line_sums<P, P::M == 2>(r, sum);
+  } else {
+#pragma unroll
+    for (int m = 0; m < P::M; m++) r[m] = 0;
+  }
+  update<P, MayHold>(S, r, k, in, c, hold, write);
 }
 template <class P>
 __device__ __forceinline__ void read_state(float (&S)[P::E], const float* from, const Place<P>& at, int64_t line, int64_t row) {
