@@ -34,16 +34,8 @@ struct Storage<float> {
 
 namespace few {
 
-template <class Elem>
-void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
-template <>
-inline void mma_16x8x16<__nv_bfloat16>(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  matrix::mma_bf16(c, a, b0, b1);
-}
-template <>
-inline void mma_16x8x16<__half>(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  matrix::mma_half(c, a, b0, b1);
-}
+using matrix::mma_16x8x16;
+
 template <class Elem>
 Elem narrow(float x) {
   const float both[2] = {x, 0};

@@ -1,6 +1,8 @@
 // The instructions of matrix_state_ptx.cuh, lane by lane. tf32 operands are cut to 10 bits of mantissa, as the tensor cores do.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_runtime.h"
@@ -46,16 +48,15 @@ inline void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, floa
       c, mine, [](const emulated::Words* w, int r, int k) { return tf32(w[r % 8 * 4 + k % 4][r / 8 + k / 4 * 2]); },
       [](const emulated::Words* w, int k, int n) { return tf32(w[n * 4 + k % 4][4 + k / 4]); });
 }
-template <class Element>
-inline void mma_k16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+template <class Elem>
+inline void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  using Element = std::conditional_t<std::is_same_v<Elem, __half>, Half, Bfloat>;
   const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
   multiply<16>(
       c, mine,
       [](const emulated::Words* w, int r, int k) { return Element::of(w[r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k % 2); },
       [](const emulated::Words* w, int k, int n) { return Element::of(w[n * 4 + k % 8 / 2][4 + k / 8], k % 2); });
 }
-inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { mma_k16<Bfloat>(c, a, b0, b1); }
-inline void mma_half(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) { mma_k16<Half>(c, a, b0, b1); }
 inline unsigned transposed(unsigned x) {
   const emulated::Words* all = emulated::exchange(&x, 4);
   const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;

@@ -59,11 +59,6 @@ __device__ __forceinline__ unsigned pack(float low, float high, __half) {
   const __half2 x = __floats2half2_rn(low, high);
   return *reinterpret_cast<const unsigned*>(&x);
 }
-template <class Store>
-__device__ __forceinline__ void mma_16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  if constexpr (std::is_same_v<Store, __half>) mma_half(c, a, b0, b1);
-  else mma_bf16(c, a, b0, b1);
-}
 template <int E, class T>
 __device__ __forceinline__ void store(T* p, const float (&f)[E]) {
   if constexpr (sizeof(T) == 2 && E % 2 == 0) {  // in words: the compiler has been seen to store their halves one by one

@@ -51,12 +51,12 @@ __device__ __forceinline__ void sums_over_lines(BackwardShared<P>& sm, int buf, 
         const int j = kk * 16 + (at.lane & 7) + (at.lane >> 4) * 8, chunk = swizzle<L>(j, mt * 2 + ((at.lane >> 3) & 1));
         unsigned m[4];
         ldsm_x4_trans(m, &sm.s[s][j][chunk * 8]);
-        mma_bf16(c, m, *reinterpret_cast<const unsigned*>(bx + kk * 16 + 2 * tg),
-                 *reinterpret_cast<const unsigned*>(bx + kk * 16 + 8 + 2 * tg));
+        mma_16x8x16<bf16>(c, m, *reinterpret_cast<const unsigned*>(bx + kk * 16 + 2 * tg),
+                          *reinterpret_cast<const unsigned*>(bx + kk * 16 + 8 + 2 * tg));
         if (s < kInterval) {
           ldsm_x4_trans(m, &sm.p[s][j][chunk * 8]);
-          mma_bf16(c, m, *reinterpret_cast<const unsigned*>(bp + kk * 16 + 2 * tg),
-                   *reinterpret_cast<const unsigned*>(bp + kk * 16 + 8 + 2 * tg));
+          mma_16x8x16<bf16>(c, m, *reinterpret_cast<const unsigned*>(bp + kk * 16 + 2 * tg),
+                            *reinterpret_cast<const unsigned*>(bp + kk * 16 + 8 + 2 * tg));
         }
       }
       if (tg == 0) {

@@ -62,11 +62,11 @@ struct LineSums {
       if constexpr (P::M == 2) {
         const unsigned a[4] = {X[0][2 * q], X[0][2 * q + 1], X[1][2 * q], X[1][2 * q + 1]};
         const unsigned b[4] = {Y[0][2 * q], Y[0][2 * q + 1], Y[1][2 * q], Y[1][2 * q + 1]};
-        mma_16<typename P::Store>(c[q], a, x[0], x[1]);
-        mma_16<typename P::Store>(c[q], b, y[0], y[1]);
+        mma_16x8x16<typename P::Store>(c[q], a, x[0], x[1]);
+        mma_16x8x16<typename P::Store>(c[q], b, y[0], y[1]);
       } else {
         const unsigned a[4] = {X[0][2 * q], X[0][2 * q + 1], Y[0][2 * q], Y[0][2 * q + 1]};
-        mma_16<typename P::Store>(c[q], a, x[0], y[0]);
+        mma_16x8x16<typename P::Store>(c[q], a, x[0], y[0]);
       }
     }
   }
