@@ -2,7 +2,7 @@
 
     python benchmarks/training_step.py [--out benchmarks/results/training_step_h200.json] [--sizes 100M] [--only mamba2,gdn]
     python benchmarks/training_step.py --targets [--profile]     the shapes that have a target, with their peers, in one run
-    python benchmarks/training_step.py --merge A.json B.json …    one file of several runs on equal GPUs of one machine
+    python benchmarks/training_step.py --merge A.json B.json …    one file of several runs on equal GPUs; of a row, the last
 
 Ours: a run of `elman train`, with everything that it does in a step: batches read ahead, forward and backward under bfloat16
 autocast with float32 weights, norm of the gradient, clipping, fused AdamW, metrics written and hooks called. The settings are
@@ -66,6 +66,8 @@ TARGETS = {"e1@1280x6": 750_000, "e42@1536x6": 700_000, "e88:h32n16@1536x20": 60
 """tok/s on one H200 at B = 32, T = 512."""
 SETTINGS = ("eager", "graph", "compile", "compile+graph")
 CLIP, LR = 1.0, 1e-4
+KEYS = ("kind", "name", "size", "B", "setting")
+"""Of a row."""
 
 Step = Callable[[], Any]
 
@@ -370,17 +372,21 @@ def save(out: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
 
 
 def merge(files: list[Path], out: Path) -> list[dict[str, Any]]:
-    """One file of several.
+    """One file of several: the last of a row stands, and rows of another commit than the first file say which.
 
     Raises:
-        SystemExit: they are of different GPUs, versions or commits.
+        SystemExit: they are of different GPUs or versions.
     """
     read = [json.loads(file.read_text()) for file in files]
-    same = ("what", "T", "steps", "gpu", "driver", "python", "versions", "commit")
+    same = ("what", "T", "steps", "gpu", "driver", "python", "versions")
     for key in same:
         if any(one[key] != read[0][key] for one in read):
             raise SystemExit(f"{key} differs: {[one[key] for one in read]}")
-    rows = [row for one in read for row in one["rows"]]
+    found = {}
+    for one in read:
+        about = {} if one["commit"] == read[0]["commit"] else {"commit": one["commit"]}
+        found |= {tuple(row[k] for k in KEYS): {**about, **row} for row in one["rows"]}
+    rows = list(found.values())
     save(out, read[0] | {"when": min(one["when"] for one in read)}, rows)
     return rows
 
@@ -394,8 +400,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     if given.device.startswith("cuda"):
         os.environ.setdefault("ELMAN_KERNELS", "require")  # a kernel, or the reason why there is none
     kept = json.loads(given.out.read_text())["rows"] if given.add and given.out.exists() else []
-    keys = ("kind", "name", "size", "B", "setting")
-    have = {tuple(r[k] for k in keys) for r in kept}
+    have = {tuple(r[k] for k in KEYS) for r in kept}
     rows: list[dict[str, Any]] = list(kept)
     about = facts_of_run(given)
     given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -404,7 +409,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
         draw = torch.Generator().manual_seed(0)
         text.write_bytes(torch.randint(256, (2**22,), generator=draw, dtype=torch.uint8).numpy().tobytes())
         for job in jobs(given):
-            if tuple(job[k] for k in keys) in have:
+            if tuple(job[k] for k in KEYS) in have:
                 continue
             name, size, setting, batch = job["name"], job["size"], job["setting"], job["B"]
             if job["kind"] == "ours":

@@ -92,7 +92,7 @@ def test_a_failure_is_a_row_with_its_reason(benchmark: ModuleType) -> None:
     assert benchmark.row_of(fails) == {"reason": "ValueError: first line"}
 
 
-def test_files_of_one_machine_are_merged_and_others_refused(benchmark: ModuleType, tmp_path: Path) -> None:
+def test_files_of_equal_machines_are_merged_and_others_refused(benchmark: ModuleType, tmp_path: Path) -> None:
     about = {"what": "", "T": 512, "steps": 20, "gpu": "a", "driver": "", "python": "", "versions": {}, "commit": "c"}
     row = {"kind": "ours", "name": "e1", "size": "100M", "B": 32, "model": "e1@8x1", "parameters": 1, "ms": 1.0}
     row |= {"peak_gib": 1.0}
@@ -105,8 +105,10 @@ def test_files_of_one_machine_are_merged_and_others_refused(benchmark: ModuleTyp
     assert [r["setting"] for r in rows] == ["eager", "graph"]
     assert json.loads(out.read_text()) == about | {"when": "1", "rows": [eager, graph]}
     assert "eager 5" in out.with_suffix(".md").read_text()
-    files[1].write_text(json.dumps(about | {"commit": "d", "when": "3", "rows": []}))
-    with pytest.raises(SystemExit, match="commit differs: \\['c', 'd'\\]"):
+    files[1].write_text(json.dumps(about | {"commit": "d", "when": "3", "rows": [graph | {"tok_s": 8}]}))
+    assert benchmark.main(["--merge", *map(str, files), "--out", str(out)]) == [graph | {"tok_s": 8, "commit": "d"}]
+    files[1].write_text(json.dumps(about | {"gpu": "b", "when": "3", "rows": []}))
+    with pytest.raises(SystemExit, match="gpu differs: \\['a', 'b'\\]"):
         benchmark.main(["--merge", *map(str, files), "--out", str(out)])
 
 

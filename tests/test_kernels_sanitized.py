@@ -5,9 +5,11 @@ emulated threads under AddressSanitizer, on any machine: it sees what lies beyon
 
 racecheck is not asked for three programs of the matrix-state kernels (`MISCOUNTED`): those in which the helpers of a team are
 several warps, which meet at a named barrier of their own. On an H200 it reports reads of the warps that recur against writes of
-the helpers to the other buffer of `x`. Where helpers are one warp, and the same code meets by __syncwarp, it reports nothing:
-it seems to lose count in a block whose warps have passed different numbers of barriers. That no two accesses in these programs
-are without an order is what test_kernels_races.py finds, from which threads each barrier orders.
+the helpers to the other buffer of `x`. Where helpers are one warp, and the same code meets by __syncwarp, it reports nothing.
+It loses count of such barriers: it also reports a hazard in a program of twenty lines that has none, where two warps meet once
+by themselves before all meet (racecheck_named_barriers.cu; there it depends on how the barrier's number is given to the
+assembler, which makes the same machine code of both). That no two accesses in the three programs are without an order is what
+test_kernels_races.py finds, from which threads each barrier orders.
 """
 
 from __future__ import annotations
@@ -123,6 +125,27 @@ def test_the_sanitizer_finds_nothing(program, tool, sanitized):
     done = sanitized[name_of(program)].result()[tool]
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert SAYS in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
+def test_racecheck_of_named_barriers(tmp_path):
+    """It finds the race, and nothing where all meet at one barrier. Where it sees one too many, `MISCOUNTED` stands."""
+    made, source = tmp_path / "program", Path(__file__).with_name("racecheck_named_barriers.cu")
+    arch = build.local_arch(PROGRAMS[0].extension)
+    command = [str(toolchain.find_nvcc()), f"-arch={arch}", "-O3", "-lineinfo", "-o", str(made), str(source)]
+    subprocess.run(command, check=True, timeout=120)
+
+    def hazards(case: int) -> int:
+        words = ["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9", str(made), str(case)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode in (0, 9), done.stdout + done.stderr
+        return done.returncode
+
+    assert [hazards(0), hazards(3)] == [0, 9]
+    if not hazards(1) and not hazards(2):
+        pytest.xfail("racecheck has learnt to count named barriers: ask it for the programs in MISCOUNTED again")
 
 
 @pytest.mark.parametrize("program", EMULATED, ids=name_of)

@@ -9,7 +9,7 @@ import torch
 from elman_e88.mixer import PROJECTIONS
 from torch import nn
 
-from elman_core.nn import joined, linears
+from elman_core.nn import aligned, joined, linears
 from elman_core.registry import get_variant
 
 LINEAR = sys.modules["elman_core.nn.linear"]  # `linear` of the package is a function
@@ -28,6 +28,48 @@ def test_values_and_gradients_are_those_of_the_maps():
         torch.testing.assert_close(a, b)
     found = torch.autograd.grad(together, inputs, above)
     for a, b in zip(found, torch.autograd.grad(alone, inputs, above), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_padded_product_has_zeros_behind_it_and_the_gradients_of_the_map():
+    torch.manual_seed(0)
+    module = nn.Linear(7, 13, bias=False).double()
+    x = torch.randn(3, 4, 7, dtype=torch.float64, requires_grad=True)
+    y, plain = joined.padded(module.weight, x), module(x)
+    assert y.shape == (3, 4, 16)
+    assert not y[..., 13:].any()
+    torch.testing.assert_close(y[..., :13], plain)
+    above = torch.randn_like(plain)
+    found = torch.autograd.grad(y[..., :13], (x, module.weight), above)
+    for a, b in zip(found, torch.autograd.grad(plain, (x, module.weight), above), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_only_rows_that_would_begin_at_odd_places_are_padded(monkeypatch):
+    x = torch.ones(2, 3, 4)
+    assert aligned(nn.Linear(4, 12, bias=False), x).shape[-1] == 12, "on a CPU"
+    monkeypatch.setattr(LINEAR, "many_rows", lambda _: True)
+    assert aligned(nn.Linear(4, 12, bias=False), x).shape[-1] == 16
+    assert aligned(nn.Linear(4, 16, bias=False), x).shape[-1] == 16
+    assert aligned(nn.Linear(4, 12), x).shape[-1] == 12, "a bias"
+    assert aligned(nn.Sequential(nn.Linear(4, 12, bias=False)), x).shape[-1] == 12, "an adapter"
+
+
+def test_mamba2_is_the_same_with_a_padded_projection(monkeypatch):
+    torch.manual_seed(0)
+    variant = get_variant("mamba2")
+    mixer = variant.branch(0)(12, variant.make_config({"headdim": 8, "d_state": 4}), 0).double()
+    assert mixer.in_proj.out_features % 8
+    x = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
+    above = torch.randn_like(x)
+
+    def gradients():
+        y = mixer(x)[0]
+        return [y, *torch.autograd.grad(y, [x, *mixer.parameters()], above)]
+
+    plain = gradients()
+    monkeypatch.setattr(LINEAR, "many_rows", lambda _: True)
+    for a, b in zip(gradients(), plain, strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -16,14 +16,14 @@ from .functional import (
     without_autocast,
 )
 from .init import mamba_decay_, orthogonal_, s4d_, xavier_uniform_
-from .linear import few_rows_linear, is_bare, linear, linears
+from .linear import aligned, few_rows_linear, is_bare, linear, linears
 from .norm import RMSNorm
 from .spectral import SpectralNorm, scaled_once
 from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
-    "CausalConv", "RMSNorm", "SpectralNorm", "WrapperConfig", "WrapperMixer", "add_rms_norm", "compute_dtype",
-    "few_rows_linear", "full_precision", "is_bare", "l2_normalize", "linear", "linear_cross_entropy", "linears",
-    "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_", "scaled_once", "self_gate", "time_major",
+    "CausalConv", "RMSNorm", "SpectralNorm", "WrapperConfig", "WrapperMixer", "add_rms_norm", "aligned",
+    "compute_dtype", "few_rows_linear", "full_precision", "is_bare", "l2_normalize", "linear", "linear_cross_entropy",
+    "linears", "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_", "scaled_once", "self_gate", "time_major",
     "without_autocast", "xavier_uniform_",
 ]  # fmt: skip

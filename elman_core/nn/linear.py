@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from elman_core.kernels import few_rows
 
-from .joined import joined, joins
+from .joined import ALIGN, joined, joins, many_rows, padded
 
 
 def is_bare(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -53,3 +53,20 @@ def linear(module: nn.Module, x: Tensor) -> Tensor:
     """`module(x)`, by the kernel for few rows where it runs."""
     y = few_rows_linear(module, x)
     return module(x) if y is None else y
+
+
+def aligned(module: nn.Module, x: Tensor) -> Tensor:
+    """`module(x)`, with columns of zeros behind it up to a multiple of 8 where rows that begin at odd places would cost more.
+
+    Rows of 16-bit numbers that do not begin at multiples of 16 bytes keep products off the tensor cores' best path, and kernels
+    that read the result in place from whole vectors (causal_conv1d refuses them).
+
+    Args:
+        module: a map without bias of N outputs, or what an adapter has put in its place, which is called as it is. x: (..., K).
+
+    Returns:
+        (..., N), or (..., N rounded up to a multiple of 8).
+    """
+    if is_bare(module) and module.bias is None and module.out_features % ALIGN and many_rows(x):
+        return padded(module.weight, x)
+    return module(x)

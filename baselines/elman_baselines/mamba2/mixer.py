@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core import Mixer, State
-from elman_core.nn import CausalConv, RMSNorm, compute_dtype, mamba_decay_, without_autocast
+from elman_core.nn import CausalConv, RMSNorm, aligned, compute_dtype, mamba_decay_, without_autocast
 from elman_core.registry import StateSpec
 
 from . import op
@@ -60,16 +60,25 @@ class Mamba2(Mixer):
         self.norm.reset_parameters()
 
     def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
-        projected = self.in_proj(x_BTD)
+        widths = (self.inner, self.config.convolved(self.dim), self.heads)
+        projected = aligned(
+            self.in_proj, x_BTD
+        )  # columns of zeros behind those of dt: with 28 heads rows would begin anywhere
         found = op.kernels(projected) if x_BTD.shape[1] > 1 else None
         a_H = -torch.exp(self.A_log.to(compute_dtype(self.A_log)))
         if found is not None and found.whole is not None and state is None and mask_BT is None:
             y_BTI, ssm = op.whole(
-                found, projected, self.conv1d, self.dt_bias, a_H, self.D, self.norm, self.config.headdim
+                found,
+                projected[..., : sum(widths)],
+                self.conv1d,
+                self.dt_bias,
+                a_H,
+                self.D,
+                self.norm,
+                self.config.headdim,
             )
             return self.out_proj(y_BTI), {"conv": self._window(projected), "ssm": ssm}
-        sizes = (self.inner, self.config.convolved(self.dim), self.heads)
-        z_BTI, xbc_BTC, dt_BTH = projected.split(sizes, -1)
+        z_BTI, xbc_BTC, dt_BTH, _ = projected.split((*widths, projected.shape[-1] - sum(widths)), -1)
         if found is not None and found.conv is not None and state is None and mask_BT is None:
             xbc_BTC, window = op.convolve(found, xbc_BTC, self.conv1d), self._window(projected)
         else:
