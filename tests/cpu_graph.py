@@ -48,10 +48,10 @@ def again(func, args, kwargs, out):
 
 
 class CpuRecorder:
-    """A `Recorder`. `records` and `replays` count; `operations` is what was recorded last."""
+    """A `Recorder`. `records` and `replays` count, and `held` what is not released; `operations` is what was recorded last."""
 
     def __init__(self):
-        self.records = self.replays = 0
+        self.records = self.replays = self.held = 0
 
     @contextmanager
     def work(self):
@@ -62,15 +62,23 @@ class CpuRecorder:
             result = run()  # a capture would not execute it: so the first replay has happened
         self.records += 1
         self.operations = tape.operations
-        executed = [True]
+        self.held += 1
+        return _CpuRecording(self, tape, result)
 
-        def replay():
-            self.replays += 1
-            if not executed:
-                with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                    for operation in tape.operations:
-                        again(*operation)
-            executed.clear()
-            return result
 
-        return replay
+class _CpuRecording:
+    def __init__(self, recorder, tape, result):
+        self.recorder, self.tape, self.result, self.executed = recorder, tape, result, True
+
+    def __call__(self):
+        self.recorder.replays += 1
+        if not self.executed:
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                for operation in self.tape.operations:
+                    again(*operation)
+        self.executed = False
+        return self.result
+
+    def release(self):
+        self.recorder.held -= 1
+        self.tape = None

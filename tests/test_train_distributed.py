@@ -232,6 +232,50 @@ loop.make_step = lambda step, mode: capture.CapturedStep(step, recorder, require
     assert all(mixed[step] == eager[step] for step in mixed)
 
 
+PARTING = """
+from elman_core.training import distributed
+def watched(real):
+    def part():
+        if recorder.held:
+            os._exit(71)  # NCCL would wait here for ever, for the graph that holds its operations
+        print("parted", flush=True)
+        real()
+    return part
+for owner, name in ((distributed.dist, "destroy_process_group"), (distributed.dist.distributed_c10d, "_abort_process_group")):
+    setattr(owner, name, watched(getattr(owner, name)))
+"""
+
+
+def act_between(what):
+    """Python that does something on the first rank after step 6."""
+    return f"""
+class Act:
+    @hookimpl
+    def elman_step_end(self, run, step):
+        if step == 6:
+            {what}
+plugins().manager.register(Act(), name="elman-test:act")
+"""
+
+
+UNSTOPPED = CAPTURED.partition("class Stop")[0]
+ENDS = {
+    "finished": (UNSTOPPED, [0, 0]),
+    "stopped": (CAPTURED, [143, 143]),
+    "diverged": (UNSTOPPED + act_between("run.model.model.norm.weight.data[0] = float('nan')"), [4, 4]),
+    "failed": (UNSTOPPED + act_between("raise OSError('no good')"), [2, 2]),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_graph_is_given_up_before_the_ranks_part(end, launch, text, tmp_path):
+    """However the training ends: NCCL closes no communicator while a graph holds an operation of it."""
+    prelude, codes = ENDS[end]
+    ended = launch.run(2, words(text, tmp_path / "run", *SHORT), prelude + PARTING)
+    assert ended.codes == codes, ended.err
+    assert all(out.splitlines()[-1:] == ["parted"] for out in ended.out), ended.out
+
+
 def test_a_step_of_several_gpus_is_captured_unless_the_weights_are_shared_out(text):
     """Chosen by what is known without a GPU: that it runs there, only a GPU can say."""
     model, gpu = torch.nn.Module(), torch.device("cuda")

@@ -42,13 +42,23 @@ class Sent:
         return self.values.tolist()
 
 
+class Recording(Protocol):
+    """What was recorded."""
+
+    def __call__(self) -> Tensor:
+        """Repeat it; returns the very tensor that the function gave."""
+
+    def release(self) -> None:
+        """Give it up, with what it holds. It is not called any more."""
+
+
 class Recorder(Protocol):
     """What records: `CudaRecorder`, or the tests' own on a CPU."""
 
     def work(self) -> AbstractContextManager[Any]:
         """What runs inside may be recorded later, or is what is being replayed."""
 
-    def record(self, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Callable[[], Tensor]:
+    def record(self, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Recording:
         """Record what `run` does; the result replays it and returns the very tensor that `run` gave.
 
         Args:
@@ -63,7 +73,7 @@ class Recorder(Protocol):
 
 def try_to_record(
     recorder: Recorder, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()
-) -> Callable[[], Tensor] | RuntimeError:
+) -> Recording | RuntimeError:
     """`recorder.record(run, generators)`, or why it cannot be recorded.
 
     Raises:
@@ -75,6 +85,21 @@ def try_to_record(
         raise
     except RuntimeError as error:
         return error
+
+
+class CudaRecording:
+    """A CUDA graph and the tensor that its replay fills."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor) -> None:
+        self.graph, self.result = graph, result
+
+    def __call__(self) -> Tensor:
+        self.graph.replay()
+        return self.result
+
+    def release(self) -> None:
+        """Destroy the graph, whoever still refers to it: a communicator of NCCL waits for those that hold its operations."""
+        self.graph.reset()
 
 
 class CudaRecorder:
@@ -91,16 +116,15 @@ class CudaRecorder:
             yield
         before.wait_stream(self.stream)
 
-    def record(self, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Callable[[], Tensor]:
+    def record(self, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> CudaRecording:
         graph = torch.cuda.CUDAGraph()
         for generator in generators:
             graph.register_generator_state(generator)
         # "thread_local": a thread that reads ahead may allocate and copy meanwhile.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            result = run()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return result
-
-        return replay
+        try:
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                result = run()
+        except BaseException:
+            graph.reset()  # the error's traceback would keep it
+            raise
+        return CudaRecording(graph, result)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from elman_core.model.graph import Recorder, Sent, try_to_record
+from elman_core.model.graph import Recorder, Recording, Sent, try_to_record
 from elman_core.registry import KernelError
 
 from .objective import States, restart
@@ -41,7 +41,7 @@ class CapturedStep:
     def __init__(self, step: TrainStep, recorder: Recorder, required: bool = False) -> None:
         self.step, self.recorder, self.required = step, recorder, required
         self.calls, self.refused = 0, ""
-        self._replay: Callable[[], Tensor] | None = None
+        self._replay: Recording | None = None
         self._given: Windows | None = None
         self._fresh_B: Tensor | None = None
 
@@ -69,6 +69,12 @@ class CapturedStep:
                 self.step.update()
             assert self._given is not None
             return Done(Sent.of(values), (), self._given.carry)
+
+    def release(self) -> None:
+        """Give up what was recorded, which holds the operations that several processes share. The next call records anew."""
+        recording, self._replay = self._replay, None
+        if recording is not None:
+            recording.release()
 
     def where_it_failed(self, windows: Windows, again: bool) -> dict[str, str] | None:
         return self.step.where_it_failed(windows, again)

@@ -25,6 +25,7 @@ from elman_core.registry import ConfigError, ElmanError, RankError
 from elman_core.registry import errors as known
 
 from .launch import place, several
+from .parting import Held, Holdings, in_time
 
 T = TypeVar("T")
 NOTE, SAID = "elman/failed", "elman/said"
@@ -37,6 +38,7 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1, local: int = 0, store: Any = None) -> None:
         self.rank, self.size, self.local, self.store = rank, size, local, store
         self.parted = False  # whether another rank is known to be gone
+        self.holdings = Holdings()
 
     @property
     def main(self) -> bool:
@@ -111,6 +113,10 @@ class Ranks:
         """The rows of a batch of `count` that are this rank's: whole parts in the order of the ranks."""
         each = count // self.size
         return range(self.rank * each, (self.rank + 1) * each)
+
+    def hold(self, held: Held) -> None:
+        """Have it give up what it holds of the operations that ranks share, before this one parts from the others."""
+        self.holdings.add(held)
 
     # the end of one is the end of all
 
@@ -221,20 +227,26 @@ def join() -> Ranks:
         except (RuntimeError, ValueError, OSError) as error:
             raise RankError(f"the {size} ranks did not find each other: {str(error).splitlines()[0]}") from error
         _joined = Ranks(rank, size, local, dist.PrefixStore("notes", store))
-        atexit.register(leave)
+        atexit.register(leave, code=RankError.exit_code)
     return _joined
 
 
-def leave(well: bool = True) -> None:
-    """Part from the other ranks. After a failure without waiting for any of them."""
+def leave(well: bool = True, code: int = 0) -> None:
+    """Part from the other ranks. After a failure without waiting for any of them.
+
+    Args:
+        code: what the process ends with if a library that connects ranks does not come to an end with that.
+    """
     global _joined
     if _joined is None or not dist.is_initialized():
         return
-    _joined = None
-    if well:
-        dist.destroy_process_group()
-    else:
-        dist.distributed_c10d._abort_process_group()
+    ranks, _joined = _joined, None
+    with in_time(code):
+        ranks.holdings.release(wait=well)
+        if well:
+            dist.destroy_process_group()
+        else:
+            dist.distributed_c10d._abort_process_group()
 
 
 @contextmanager
@@ -244,15 +256,17 @@ def session() -> Iterator[Ranks]:
     try:
         yield ranks
     except BaseException as error:
-        if isinstance(error, Exception) and not _is_exit(error) and ranks.size > 1:
+        if _is_exit(error):
+            leave(code=error.exit_code)  # type: ignore[attr-defined]
+        elif isinstance(error, Exception) and ranks.size > 1:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's; what is left to do is to say why
             ranks.leave_note(error)
-            leave(well=False)
+            leave(well=False, code=getattr(error, "exit_code", RankError.exit_code))
         raise
     leave()
 
 
-def _is_exit(error: Exception) -> bool:
+def _is_exit(error: BaseException) -> bool:
     """A command that leaves with a code, as after a signal: all ranks do."""
     return type(error).__name__ == "Exit"
 

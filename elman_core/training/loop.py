@@ -139,6 +139,7 @@ class Trainer:
             logits="elman_loss_terms" in acting() or self.device.type != "cuda",
         )
         self.compute = make_step(step, self.mode)
+        self.ranks.hold(self.compute)
         # A step is launched while the one before it runs; but who watches steps finds the model as that step left it.
         self.ahead = 1 if self.device.type == "cuda" and not watched() else 0
         self.launched: deque[Launched] = deque()

@@ -231,6 +231,9 @@ class TrainStep:
             logits=self.logits,
         )
 
+    def release(self) -> None:
+        """Nothing: operations that processes share are over with each call."""
+
     def where_it_failed(self, windows: Windows, again: bool = False) -> dict[str, str] | None:
         """The first tensor that is not finite in a step that failed, as `divergence.first_bad`.
 
