@@ -9,7 +9,9 @@ Ours: the whole op as training calls it: exchange buffers cleared, y (for E1 wit
 backward: all gradients (u, z, W, h_0), with the one product for dW. `plain` is h = tanh(W h + u), y = h: the peers' function.
 Peers: one cuBLAS product and one pointwise kernel a step in a CUDA graph (its backward with the same dW product); cuDNN's RNN
 and LSTM through torch.nn (their figures contain the product W_x x, which ours leaves to the layer; the LSTM does four times the
-work); FlashRNN's Elman where it is installed, at two shapes, since it compiles a kernel for each (about a minute).
+work); FlashRNN's Elman where it is installed, at two shapes, since it compiles a kernel for each (about a minute;
+flashrnn_cuda13.py says how under CUDA 13). Its backward waits for the device before its products, here as in any use: that is
+in its figure.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import flashrnn_cuda13
 import torch
 from machine import commit, facts, said
 from torch import Tensor
@@ -169,15 +172,23 @@ def flashrnn(steps: int, batch: int, width: int, repeats: int) -> dict[str, Any]
         from flashrnn import flashrnn as run
     except ImportError:
         return "not installed"
-    bf16 = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
-    wx, r = torch.randn(batch, steps, 1, 1, width, **bf16), torch.randn(1, 1, width, width, **bf16)
-    b = torch.zeros(1, 1, width, **bf16)
-    return both(
-        lambda: (run(wx, r, b, function="elman", backend="cuda_fused", dtype="bfloat16")[0],),
-        [wx, r, b],
-        steps,
-        repeats,
+    bf16 = {"device": "cuda", "dtype": torch.bfloat16}
+    wx, r = (
+        torch.randn(batch, steps, 1, 1, width, **bf16),
+        torch.randn(1, 1, width, width, **bf16) * (0.45 / width**0.5),
     )
+    leaves = [x.requires_grad_() for x in (wx, r, torch.zeros(1, 1, width, **bf16))]
+
+    def forward() -> tuple[Tensor]:
+        return (run(*leaves, function="elman", backend="cuda_fused", dtype="bfloat16")[0],)
+
+    flashrnn_cuda13.prepare()
+    try:
+        return both(forward, leaves, steps, repeats)
+    except RuntimeError as error:
+        if (why := flashrnn_cuda13.why_not(error)) is None:
+            raise
+        return why
 
 
 def attempt(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -50,7 +50,7 @@ def facts(tree: str) -> dict[str, Any]:
     import torch
 
     versions: dict[str, str | None] = {}
-    for package in ("torch", "triton", "transformers", "mamba-ssm", "causal-conv1d", "fla-core"):
+    for package in ("torch", "triton", "transformers", "mamba-ssm", "causal-conv1d", "fla-core", "flashrnn"):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
