@@ -53,15 +53,18 @@ def matrix_table() -> str:
             "backward",
             "fused with SiLU, L2 norm and decay",
             "the same in PyTorch around it",
+            "commit",
         ]
     ]
     rows += [
         [str(r["B"]), str(r["T"]), str(r["H"]), str(r["N"]), f"{r['forward']:.0f}", f"{r['backward']:.0f}",
-         f"{r['fused_forward']:.0f} / {r['fused_backward']:.0f}", f"{r['pieces_forward']:.0f} / {r['pieces_backward']:.0f}"]
+         f"{r['fused_forward']:.0f} / {r['fused_backward']:.0f}", f"{r['pieces_forward']:.0f} / {r['pieces_backward']:.0f}",
+         r.get("commit", data["commit"])[:7]]
         for r in data["recurrence"]
     ]  # fmt: skip
     caption = (
-        f"Microseconds of E88's recurrence for all T steps, bf16, medians; {_machine(data)}. "
+        "Microseconds of E88's recurrence for all T steps, bf16, medians; "
+        f"one {data['gpu']}, torch {data['versions']['torch']}. "
         "`benchmarks/matrix_state.py`, `benchmarks/results/matrix_state_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"

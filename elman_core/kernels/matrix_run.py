@@ -148,11 +148,11 @@ def backward(
 def _saved(q: Tensor, sizes: tuple[int, int, int, int, int], backend: str) -> Tensor:
     """Room for the states before every 16th step, (B, H, ceil(T/16), V, N) in float32 or float64.
 
-    Where the tensor cores do the sums on a GPU (16-bit storage, N <= 32): a row for each of the batch, in the dtype of q, of
+    With 16-bit storage and 24 < N <= 32 on a GPU: a row for each of the batch, in the dtype of q, of
     these states and of what every step retrieved, (T, H, V), to a multiple of 8.
     """
     (B, T, H, N, V), segments = sizes, (sizes[1] + INTERVAL - 1) // INTERVAL
-    if backend == "cuda" and q.element_size() == 2 and N <= 32:
+    if backend == "cuda" and q.element_size() == 2 and 24 < N <= 32:
         return q.new_empty(B, (H * V * (segments * N + T) + 7) // 8 * 8)
     return q.new_empty(B, H, segments, V, N, dtype=wide(q.dtype))
 

@@ -31,7 +31,7 @@ struct ForwardArgs {
   float* s1;
   int64_t state_line, state_row;  // strides of a state inside a head
   void* o;                  // [B,T,H,V] contiguous
-  void* saved;              // [B] rows of SavedRow, may be null
+  void* saved;              // of Saved, may be null
 };
 
 struct BackwardArgs {
@@ -49,23 +49,6 @@ struct BackwardArgs {
   int64_t dk_step, dq_step, dline_step[4], dscalar_step[2];
   float* dhead;             // [PARTS,2,B,H]: sums over time of the gradients of A_log and dt_bias; mamba only
   float* parts;             // [PARTS, B*T*H, 2N+2] if PARTS > 1: sums over lines that are not complete
-};
-
-// What a forward leaves to a backward, a row of memory for each of the batch: states before every 16th step [H,ceil(T/16),V,N] and, where
-// P::keeps_r, what was retrieved [T,H,V], to a multiple of 8 elements.
-template <class P>
-struct SavedRow {
-  int64_t states, size;
-  int segments;
-  __device__ __forceinline__ explicit SavedRow(const Sizes& n) {
-    segments = (n.T + kInterval - 1) / kInterval;
-    states = int64_t(n.H) * segments * P::V * P::N;
-    size = P::keeps_r ? (states + int64_t(n.T) * n.H * P::V + 7) / 8 * 8 : states;
-  }
-  __device__ __forceinline__ int64_t state(int b, int h, int seg, int line) const {
-    return b * size + ((int64_t(h) * segments + seg) * P::V + line) * P::N;
-  }
-  __device__ __forceinline__ int64_t retrieved(int b) const { return b * size + states; }
 };
 
 template <class P>
@@ -153,6 +136,24 @@ struct Place {
   __device__ __forceinline__ int column(int m) const { return tw * P::C + cg * P::M + m; }  // of the team
   __device__ __forceinline__ int line(int m) const { return line0 + column(m); }
   __device__ __forceinline__ bool mine(int m) const { return line(m) < P::V; }
+};
+
+// What a forward leaves to a backward: states before every 16th step, [B,H,ceil(T/16),V,N] float. Where P::keeps_r, a row of memory for each of
+// the batch, of the storage type: these states [H,ceil(T/16),V,N] and what was retrieved, [T,H,V], to a multiple of 8 elements.
+template <class P>
+struct Saved {
+  int64_t states, row;
+  int segments;
+  __device__ __forceinline__ explicit Saved(const Sizes& n) {
+    segments = (n.T + kInterval - 1) / kInterval;
+    states = int64_t(n.H) * segments * P::V * P::N;
+    row = (states + int64_t(n.T) * n.H * P::V + 7) / 8 * 8;
+  }
+  __device__ __forceinline__ int64_t state(const Place<P>& at, int seg, int line) const {
+    if constexpr (P::keeps_r) return at.b * row + ((int64_t(at.h) * segments + seg) * P::V + line) * P::N;
+    else return ((at.bh * segments + seg) * P::V + line) * int64_t(P::N);
+  }
+  __device__ __forceinline__ int64_t retrieved(int b) const { return b * row + states; }
 };
 
 }  // namespace elman::matrix

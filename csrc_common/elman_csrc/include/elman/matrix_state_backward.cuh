@@ -18,15 +18,15 @@ __device__ __forceinline__ void bring_inputs(BackwardShared<P>& sm, const Backwa
   if constexpr (P::keeps_r)
     stage_rows<P::piece_line, P::CB, P::TL>(
         &sm.r[raw][0][0], P::CBP,
-        static_cast<const typename P::Store*>(a.saved) + SavedRow<P>(a.n).retrieved(at.b) + at.h * P::V + at.line0,
+        static_cast<const typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b) + at.h * P::V + at.line0,
         int64_t(a.n.H) * P::V, t0, a.n.T, P::V - at.line0, at.tl);
 }
 template <class P>
 __device__ __forceinline__ void bring_state(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int seg, int buf) {
-  const SavedRow<P> row(a.n);
+  const Saved<P> saved(a.n);
 #pragma unroll
   for (int m = 0; m < P::M; m++) {
-    const typename P::Kept* from = static_cast<const typename P::Kept*>(a.saved) + row.state(at.b, at.h, seg, at.line(m));
+    const typename P::Kept* from = static_cast<const typename P::Kept*>(a.saved) + saved.state(at, seg, at.line(m));
     if (at.mine(m))
 #pragma unroll
       for (int n = 0; n < P::RV; n++) {

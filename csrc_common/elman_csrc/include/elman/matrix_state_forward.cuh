@@ -9,10 +9,10 @@ namespace elman::matrix {
 template <class P>
 __device__ __forceinline__ void save_state(const ForwardArgs& a, const Place<P>& at, int seg, const float (&S)[P::E]) {
   if (!a.saved) return;
-  const SavedRow<P> row(a.n);
+  const Saved<P> saved(a.n);
 #pragma unroll
   for (int m = 0; m < P::M; m++) {
-    typename P::Kept* to = static_cast<typename P::Kept*>(a.saved) + row.state(at.b, at.h, seg, at.line(m));
+    typename P::Kept* to = static_cast<typename P::Kept*>(a.saved) + saved.state(at, seg, at.line(m));
     if (at.mine(m))
 #pragma unroll
       for (int n = 0; n < P::RV; n++) {
@@ -57,7 +57,8 @@ struct Recur {
     for (int i = 0; i < P::R; i++) kc[i] = kn[i];
   }
 };
-// Both are columns of one product. What is left of o in `out` still wants kUncut. Lane 0 of a line gives the last step's o, lane 1 this step's r.
+// Both are columns of one product. What is left of o in `out` still wants kUncut. Lane 0 of a line gives the last step's o, and lane 1
+// this step's r where that is kept.
 template <class P>
 struct Recur<P, true> {
   static constexpr int pitch = P::C + 4;
@@ -71,7 +72,10 @@ struct Recur<P, true> {
 
   __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
       : x(x),
-        out(out[0] + at.cg * P::M + (at.rg == 1 ? to_r : -pitch)),
+        out(out[0] + at.cg * P::M +
+            (!P::keeps_r  ? 0
+             : at.rg == 1 ? to_r
+                          : -pitch)),
         lines(&x.line[0][0][at.column(0)]),
         rg(at.rg),
         odd(at.cg & 1),
@@ -87,8 +91,14 @@ struct Recur<P, true> {
     if (rg == 0 ? s > 0 : rg == 1 && has_r) store<P::M>(out + s * pitch, x);
   }
   __device__ __forceinline__ void readout(int s) {
-    const float none[P::M] = {};
-    give(s + 1, none, false);
+    float x[P::M] = {};
+    if constexpr (P::keeps_r) {
+      give(s + 1, x, false);
+    } else {
+#pragma unroll
+      for (int m = 0; m < P::M; m++) x[m] = sum.c[0][2 * m + 1];
+      if (rg == 0) store<P::M>(out + s * pitch, x);
+    }
   }
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
@@ -98,7 +108,8 @@ struct Recur<P, true> {
                  rg);  // even columns: k of the next step, odd: q of this
     step_inputs<P>(in, c, lines, x, s);
     advance<P, MayHold>(S, sum, k, in, c, MayHold && x.hold[s] != 0.f, r, write);
-    give(s, r, true);
+    if constexpr (P::keeps_r) give(s, r, true);
+    else if (s > 0) readout(s - 1);
     line_products<P, true>(sum, S, both);
   }
 };
@@ -158,8 +169,8 @@ __device__ __forceinline__ typename P::Store* output(const ForwardArgs& a, const
 template <class P>
 __device__ __forceinline__ void finish_segment(const ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int seg) {
   finish<P>(sm.out[seg & 1][at.tw], output<P>(a, at), kUncut, a.n, at, seg * kInterval);
-  if (a.saved) {
-    typename P::Store* retrieved = static_cast<typename P::Store*>(a.saved) + SavedRow<P>(a.n).retrieved(at.b);
+  if (P::keeps_r && a.saved) {
+    typename P::Store* retrieved = static_cast<typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b);
     finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved, 1.f, a.n, at, seg * kInterval);
   }
 }

@@ -37,9 +37,10 @@ struct Plan {
   // Sums over a line and over lines by the tensor cores: tf32 and bf16 operands are within the limits of 16-bit storage.
   static constexpr bool tensor = N <= 32 && !std::is_same_v<Store, float>;
   static constexpr bool helped = tensor;
-  // There the forward keeps, for the backward, what every step retrieved, which spares the replay its products, and states in the storage type.
-  static constexpr bool keeps_r = tensor;
-  using Kept = std::conditional_t<tensor, Store, float>;
+  // Where a line is long the forward keeps, for the backward, what every step retrieved, which spares the replay its products; then also states in
+  // the storage type, which makes room for that. In short lines it is not worth what helpers have to bring and to take.
+  static constexpr bool keeps_r = tensor && N > 24;
+  using Kept = std::conditional_t<keeps_r, Store, float>;
   static constexpr bool mma = std::is_same_v<Store, bf16> && !tensor;  // only the sums over lines, through shared memory
   static constexpr int L = tensor ? 4 : N <= 8 ? 4 : N <= 16 ? 2 : N <= 32 ? 4 : N <= 64 ? 8 : 16;
   static constexpr int M = tensor ? lines_ : 1;  // lines a lane

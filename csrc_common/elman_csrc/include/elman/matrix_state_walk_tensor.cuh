@@ -1,6 +1,6 @@
 // Backward over a segment where the tensor cores do the sums: only what the chain of dS needs stands between two steps.
 //
-//   replay: S, and what was written, in registers, from what the forward retrieved: without products
+//   replay: S, and what was written, in registers; where the forward kept what it retrieved, without products
 //   walk:   P = dS phi';  dwrite = P k by products as in the forward;  dS' = (keep P + q' dy') + k dr, where the bracket does not wait for dr
 //   dq_{s-1} and dk_s, off the chain:  (S_s)^T [dy_{s-1}, dr_s] + P_s^T [0, write_s]
 //
@@ -91,21 +91,30 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   const Ready<P>& x = sm.x[buf];
   const float* lines = &x.line[0][0][at.column(0)];
   const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
-  float hist[kInterval][E], S[E];
+  float hist[kInterval][E], S[E],
+      retrieved[kInterval][M];  // retrieved: not kept where it was kept already, or the cell's backward does without
   Written<P> written;
 #pragma unroll
   for (int e = 0; e < E; e++) S[e] = S0[e];
   {
+    float kc[R];
+    load_rows<P>(kc, x.kq[0], t);
 #pragma unroll
     for (int s = 0; s < kInterval; s++) {
-      float k[R], in[M][P::NL], c[P::NS], r[M], write[M];
-      load_rows<P>(k, x.kq[s], t);
-      load<M>(r, rs + s * P::CBP);
+      float kn[R], in[M][P::NL], c[P::NS], write[M];
+      Products<P> sum;
+      if constexpr (P::keeps_r) load<M>(retrieved[s], rs + s * P::CBP);
+      else state_products<P>(sum, S, kc, g & 1);
+      load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], t);
       step_inputs<P>(in, c, lines, x, s);
 #pragma unroll
       for (int e = 0; e < E; e++) hist[s][e] = S[e];
-      update<P, MayHold>(S, r, k, in, c, MayHold && x.hold[s] != 0.f, write);
+      const bool hold = MayHold && x.hold[s] != 0.f;
+      if constexpr (P::keeps_r) update<P, MayHold>(S, retrieved[s], kc, in, c, hold, write);
+      else advance<P, MayHold>(S, sum, kc, in, c, hold, retrieved[s], write);
       written.set(s, write);
+#pragma unroll
+      for (int i = 0; i < R; i++) kc[i] = kn[i];
     }
   }
   auto* sums = sm.dkq[buf][at.tw];
@@ -159,10 +168,12 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     Sums::turn(turned, Pm);
     Sums::turn(turned_before, Sp);
     MatrixLine<float> w[M];
-    float r[M] = {};
-    if constexpr (P::Cell::backward_uses_r) load<M>(r, rs + s * P::CBP);
+    if constexpr (P::keeps_r && P::Cell::backward_uses_r) load<M>(retrieved[s], rs + s * P::CBP);
 #pragma unroll
-    for (int m = 0; m < M; m++) w[m] = P::Cell::template line<typename P::Math>(r[m], in[m], c);
+    for (int m = 0; m < M; m++) {
+      if constexpr (!P::Cell::backward_uses_r) retrieved[s][m] = 0.f;
+      w[m] = P::Cell::template line<typename P::Math>(retrieved[s][m], in[m], c);
+    }
 #pragma unroll
     for (int e = 0; e < E; e++) {
       const int m = P::line_of(e);
@@ -174,7 +185,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
 #pragma unroll
     for (int m = 0; m < M; m++) {
       if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
-      const auto d = P::Cell::template line_backward<typename P::Math>(dkeep[m], dwrite[m], r[m], in[m], c);
+      const auto d = P::Cell::template line_backward<typename P::Math>(dkeep[m], dwrite[m], retrieved[s][m], in[m], c);
       dr[m] = hold ? 0.f : d.dr;
 #pragma unroll
       for (int i = 0; i < P::NS; i++) {
