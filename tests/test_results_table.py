@@ -374,10 +374,12 @@ def test_speeds_without_a_kernel_and_kernels_that_nobody_verified_are_noted(tmp_
     write_run(tmp_path / "a", hardware=gpu, backends=["layers 0-5 ToyMixer: torch (ELMAN_KERNELS=off)"])
     write_run(tmp_path / "b", "model.hidden_size=64", hardware=gpu, backends=["layers 0-5 ToyMixer: fla"],
               kernels={"toy T=64": {"plan": "x", "skipped": True, "stamp": None}})  # fmt: skip
+    write_run(tmp_path / "c", "model.hidden_size=32", hardware=gpu, backends=["layers 0, 2, 4 Attention: sdpa"])
     (group,) = collect(find_runs([tmp_path])).groups
     plain, unverified = [n for n in group.notes if "kernel" in n]
     assert "toy@256x6 (layers 0-5 ToyMixer: torch (ELMAN_KERNELS=off))" in plain
     assert "fla" not in plain
+    assert "Attention" not in plain
     assert unverified.endswith("(ELMAN_VERIFY=skip): b")
     assert not [n for n in collect(find_runs([write_run(tmp_path / "cpu")])).groups[0].notes if "kernel" in n]
 

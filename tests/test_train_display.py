@@ -5,12 +5,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from train_helpers import settings, write_text
 
-from elman_core.training.display import Display
+from elman_core.training.display import Display, backends
 from elman_core.training.start import start
 
 
@@ -53,3 +54,16 @@ sys.exit(code)
         assert words in done.stderr
         assert done.stderr.count("\n") == 1
         assert time.perf_counter() - started < 5  # under one on a machine that does nothing else
+
+
+def test_layers_that_run_the_same_are_joined_and_those_without_a_recurrence_left_out():
+    def model(*ran):
+        mixers = [type(name, (), {"backend": lambda _self, back=back: back})() for name, back in ran]
+        return SimpleNamespace(model=SimpleNamespace(layers=[SimpleNamespace(mixer=m) for m in mixers]))
+
+    a, b, none = ("A", "cuda"), ("A", "torch"), ("Mlp", "")
+    assert backends(model(a, a, b)) == ["layers 0-1 A: cuda", "layer 2 A: torch"]
+    assert backends(model(none, a, none, none, a)) == ["layers 1, 4 A: cuda"]
+    assert backends(model(a, none, a, none, a, none, a)) == ["layers 0, 2, … 6 A: cuda"]
+    assert backends(model(a, a, none, a, a)) == ["layers 0, 1, 3, 4 A: cuda"]
+    assert backends(model(none)) == []

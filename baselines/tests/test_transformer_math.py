@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from elman_core.model import LadderCache, LadderForCausalLM, LadderLM
 from elman_core.registry import ConfigError, resolve
+from elman_core.training.display import backends
 
 B, T, D, K = 3, 6, 8, 4
 CONFIG = TransformerConfig(head_dim=K, rope_theta=50.0, mlp_ratio=1.5, mlp_multiple=4)
@@ -172,3 +173,8 @@ def test_a_saved_state_goes_on(tmp_path: Path) -> None:
         loaded = LadderCache.load(tmp_path / "state", model.config)
         out = model(tokens[:, 7:], past_key_values=loaded, use_cache=True).logits
         torch.testing.assert_close(out, model(tokens).logits[:, 7:], rtol=0, atol=1e-12)
+
+
+def test_a_run_says_what_attends_and_nothing_of_the_branches_between():
+    model = LadderLM("transformer", dim=64, depth=6)
+    assert backends(model) == ["layers 0, 2, … 10 Attention: sdpa"]

@@ -67,5 +67,9 @@ class Mixer(nn.Module):
         raise NotImplementedError(f"{cls.__name__}.state_spec")
 
     def backend(self) -> str:
-        """What runs the recurrence for the parameters' device and dtype, for `elman show` and the first lines of a run."""
+        """What runs the recurrence for the parameters' device and dtype, for the first lines of a run and its manifest.
+
+        "torch" and "reference" are steps in plain PyTorch, which a comparison of speeds on a GPU says; "" is a branch in which
+        no position depends on another.
+        """
         return "reference"

@@ -3,9 +3,10 @@ goes to the run's console.log too."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,7 @@ def first_lines(run: Trainer, resumed: bool) -> list[str]:
     lines += [
         f"text        {run.file.size:,} bytes{held}",
         f"parameters  {parameters:,}",
-        f"backend     {'; '.join(backends(run.model))} on {run.device}, {train.precision}",
+        f"backend     {'; '.join(backends(run.model)) or 'no recurrence'} on {run.device}, {train.precision}",
         f"steps       {run.mode.name} ({run.mode.why})",
         *_ranks(run),
         f"loss        expected at the start: {math.log(run.model.config.vocab_size):.4f} nats per byte "
@@ -128,14 +129,26 @@ def _ranks(run: Trainer) -> list[str]:
 
 
 def backends(model: Any) -> list[str]:
-    """What runs each layer's recurrence, neighbours with the same joined: `layers 0-5 X: reference`."""
-    each = [f"{type(b.mixer).__name__}: {b.mixer.backend()}" for b in model.model.layers]
-    parts, first = [], 0
-    for i, name in enumerate(each):
-        if i + 1 == len(each) or each[i + 1] != name:
-            parts.append(f"layer {i} {name}" if first == i else f"layers {first}-{i} {name}")
-            first = i + 1
-    return parts
+    """What runs each layer's recurrence, neighbours with the same joined: `layers 0-5 X: reference`.
+
+    A layer without one is left out: `layers 0, 2, 4 Attention: sdpa`.
+    """
+    mixers = [(i, block.mixer) for i, block in enumerate(model.model.layers)]
+    each = [(f"{type(mixer).__name__}: {ran}", i) for i, mixer in mixers if (ran := mixer.backend())]
+    return [f"{_layers([i for _, i in same])} {name}" for name, same in itertools.groupby(each, key=lambda e: e[0])]
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    """In words: `layer 3`, `layers 0-5`, `layers 0, 2, … 28`."""
+    first, last = numbers[0], numbers[-1]
+    if first == last:
+        return f"layer {first}"
+    steps = {b - a for a, b in itertools.pairwise(numbers)}
+    if steps == {1}:
+        return f"layers {first}-{last}"
+    if len(steps) == 1 and len(numbers) > 3:
+        return f"layers {first}, {numbers[1]}, … {last}"
+    return f"layers {', '.join(map(str, numbers))}"
 
 
 def _figures(metrics: Mapping[str, float]) -> str:

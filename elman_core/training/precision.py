@@ -14,20 +14,29 @@ from .distributed import Ranks
 def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
     """The device of `train.device`; "auto" is the first GPU, or the CPU. Each of several ranks has the GPU of its own number.
 
+    A GPU has its number, without which torch refuses some of what it can do, such as to limit a process's memory.
+
     Raises:
         ConfigError: no such device here.
     """
     if ranks is not None and ranks.size > 1:
         return _device_of(ranks, name)
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return _numbered(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"train.device must be auto, cpu, cuda or cuda:N, not {name!r}") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"train.device is {name!r}, but this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
+    return _numbered(device)
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """A GPU with its number: the current one's if none is given. It starts no CUDA, which would take memory there."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -69,7 +69,7 @@ class Attention(Mixer):
         return {"k": (entry, torch.float32), "v": (entry, torch.float32), "position": ((-1,), torch.int64)}
 
     def backend(self) -> str:
-        return "torch"
+        return "sdpa"
 
 
 def _positions(x_BTD: Tensor, state: State | None, mask_BT: Tensor | None) -> Tensor:

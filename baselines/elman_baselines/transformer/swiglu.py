@@ -43,4 +43,4 @@ class SwiGLU(Mixer):
         return {}
 
     def backend(self) -> str:
-        return "torch"
+        return ""
