@@ -1,17 +1,22 @@
 """Everything that only a machine with several GPUs can say, in one call that ends in time.
 
     python benchmarks/four_gpus.py --out FOLDER [--data FILE] [--seconds 520] [--gpus 2] [--list]
-        [--only tests,scaling,suite,comparison]
+        [--only ranks,tests,scaling,suite,comparison]
 
 In this order, each part with a limit of its own, so that one that fails or hangs costs the others little:
 
+ranks       two ranks, from meeting each other to FSDP2, stage by stage (benchmarks/two_ranks.py): 90 s at most
 tests       two ranks train as one GPU (NCCL, CUDA graphs, FSDP2), a killed rank ends the job, which resumes: half of the tests
-            on the first two GPUs, half on the next (with two GPUs one half after the other); meanwhile the Triton kernels of
-            --triton are compiled by the idle cores
-scaling     tok/s of three models on one GPU and on all of them (benchmarks/scaling.py)
-suite       `elman bench 50m` with a planted process, company and a killed training (benchmarks/suite_watch.py)
+            on the first two GPUs, half on the next, 160 s at most; with two GPUs all of them there, 220 s. Meanwhile the Triton
+            kernels of --triton are compiled by the idle cores
+scaling     tok/s of three models on one GPU and on all of them (benchmarks/scaling.py): 240 s at most, a measurement 60 s
+suite       `elman bench 50m` with a planted process, company and a killed training (benchmarks/suite_watch.py): 150 s at most
 comparison  `elman bench 100mb`, from the moment at which every run of the suite has begun; stopped when --seconds are over, and
             gone on with by the same call: what has ended is not repeated
+
+Most of that is starting: on two H200s with 32 cores a training takes 13 s from its command to its first step, and 3 s from its
+last to its end; torchrun comes before that, and pytest with its launcher of ranks imports everything twice. What does not end
+in time prints the stacks of all its threads into its log before it is killed, every rank of it.
 
 --data is a text of 100 MB or more; without it the Python sources installed here (benchmarks/python_sources.py). FOLDER gets
 each part's log and results as they come, and summary.json. --pack FILE.tar.gz: all of it but weights, to carry away; unpacked
@@ -34,17 +39,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scaling import kill_tree
+from scaling import LEAST
+from stacks import ENVIRONMENT, end_with_stacks, no_core_files
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 PYTHON = sys.executable
-PARTS = ("tests", "scaling", "suite", "comparison")
-LIMITS = {"tests": 85.0, "scaling": 90.0, "suite": 150.0, "comparison": 3600.0}
-"""Seconds that a part may take, on four H200s with 64 cores about a fifth more than it needs."""
+PARTS = ("ranks", "tests", "scaling", "suite", "comparison")
+LIMITS = {"ranks": 90.0, "tests": 160.0, "scaling": 240.0, "suite": 150.0, "comparison": 3600.0}
+"""Seconds that a part may take."""
+ONE_AFTER_THE_OTHER = 60.0
+"""Seconds more for the tests where two GPUs do both halves."""
+MEASUREMENT = 60.0
+"""Seconds for one measurement of scaling."""
+SPARE = 15.0
+"""Seconds that scaling.py needs besides its measurements: to start, and to have ranks that hang say where."""
+PER_TEST = 100
+"""Seconds for one test; its ranks end themselves before, with their stacks."""
 LAST = 25.0
 """Seconds kept at the end for what is stopped to save, and for packing."""
-PYTEST = (PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--durations=8", "--tb=short")
+PYTEST = (PYTHON, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "--durations=8", "--tb=short")
 MODELS = "e1@1280x6,e42@1536x6,e88:h32n16@1536x20"
 KEPT = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "CUDA_VISIBLE_DEVICES", "ELMAN_", "TRITON_")
 """Beginnings of the variables that the summary shows: every process that is started here inherits all."""
@@ -84,7 +98,7 @@ class Call:
         Args:
             gpus: the only ones it sees. stop: the signal that asks it to end. more: environment.
         """
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **more}
+        environment = {**os.environ, **ENVIRONMENT, "PYTHONUNBUFFERED": "1", **more}
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = gpus
         with (self.out / f"{name}.log").open("ab") as log:
@@ -132,7 +146,7 @@ class Call:
 
 
 def end(child: Child) -> None:
-    """Ask it to end, if there is a signal for that, and then end it with all that it started."""
+    """Ask it to end, if there is a signal for that, and then end it with all that it started, which prints its stacks first."""
     if child.first:
         child.process.send_signal(child.first)
         try:
@@ -140,7 +154,7 @@ def end(child: Child) -> None:
             return
         except subprocess.TimeoutExpired:
             pass
-    kill_tree(child.process)
+    end_with_stacks(child.process)
     child.process.wait()
 
 
@@ -152,23 +166,25 @@ def last_line(log: Path) -> str:
 # parts -------------------------------------------------------------------------------------------------------------------
 
 
+def ranks(call: Call, _given: argparse.Namespace) -> None:
+    words = [PYTHON, str(HERE / "two_ranks.py"), "--out", str(call.out / "two_ranks"), "--limit", "20"]
+    call.wait(call.start("ranks", words, LIMITS["ranks"], gpus="0,1"))
+
+
 def tests(call: Call, given: argparse.Namespace) -> None:
-    limit = LIMITS["tests"]
-    halves = [
-        ("tests-equal", "0,1", "train_as_one and fp32"),
-        ("tests-killed", "2,3" if given.gpus > 3 else "0,1", "killed_rank_on_gpus or (train_as_one and bf16 and auto)"),
-    ]
+    equal, killed = "train_as_one and fp32", "killed_rank_on_gpus or (train_as_one and bf16 and auto)"
+    if given.gpus > 3:
+        limit, jobs = LIMITS["tests"], [("tests-equal", "0,1", equal), ("tests-killed", "2,3", killed)]
+    else:  # a rank that is killed shall not have another job's ranks beside it
+        limit, jobs = LIMITS["tests"] + ONE_AFTER_THE_OTHER, [("tests", "0,1", f"({equal}) or {killed}")]
     file, children = "tests/test_train_distributed.py", []
     if given.triton:
         words = [PYTHON, str(HERE / "fill_triton_cache.py"), *given.triton.split(","), "--no-choice"]
         words += ["--workers", str(given.workers), "--limit", str(limit)]
         children.append(call.start("triton", words, limit + 5, gpus=str(given.gpus - 1)))
-    for name, gpus, which in halves:
-        child = call.start(name, [*PYTEST, file, "-k", which], limit, gpus=gpus)
-        if given.gpus > 3:
-            children.append(child)
-        else:  # a rank that is killed shall not have another job's ranks beside it
-            call.wait(child)
+    for name, gpus, which in jobs:
+        words = [*PYTEST, file, "-k", which, "--timeout", str(PER_TEST)]
+        children.append(call.start(name, words, limit, gpus=gpus))
     call.wait(*children)
 
 
@@ -182,12 +198,12 @@ def scaling(call: Call, given: argparse.Namespace) -> None:
         *([("scaling-2", ["--gpus", "2", "--models", "e42@1536x6", "--kinds", "auto"])] if given.gpus > 2 else ()),
         ("scaling-eager", ["--gpus", every, "--models", "e42@1536x6", "--kinds", "eager"]),
     ):
-        left = until - time.monotonic()
-        if left < 18:
+        left = min(until, call.end) - time.monotonic()
+        if left < LEAST + SPARE:
             call.outcomes.append({"part": name, "status": "skipped", "seconds": 0})
             continue
         words = [PYTHON, str(HERE / "scaling.py"), "--models", MODELS, "--out", str(out), "--add", *more]
-        words += ["--limit", "40", "--steps", str(given.steps)]
+        words += ["--limit", str(MEASUREMENT), "--steps", str(given.steps), "--seconds", str(left - SPARE)]
         call.wait(call.start(name, words, left))
 
 
@@ -225,7 +241,7 @@ def all_begun(folder: Path) -> bool:
 
 def run(call: Call, given: argparse.Namespace, parts: Sequence[str]) -> None:
     """The parts in order; the comparison takes the GPUs that the suite leaves."""
-    serial: dict[str, Callable[[Call, argparse.Namespace], None]] = {"tests": tests, "scaling": scaling}
+    serial: dict[str, Callable[[Call, argparse.Namespace], None]] = {"ranks": ranks, "tests": tests, "scaling": scaling}
     for name, part in serial.items():
         if name in parts:
             part(call, given)
@@ -272,6 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.list:
         print("\n".join(f"{part:11} at most {min(LIMITS[part], given.seconds):.0f} s" for part in parts))
         return 0
+    no_core_files()
     given.out.mkdir(parents=True, exist_ok=True)
     given.data = given.data or given.out / "python-sources.txt"
     call = Call(given.out.resolve(), given.seconds)

@@ -8,8 +8,9 @@ forward, backward, sums over the ranks, clipping, AdamW, metrics. tok/s: the med
 ranks together. Efficiency: tok/s over that of one GPU times the number of GPUs; the one GPU runs as `elman train` does by
 default, which is a captured step. Kinds: auto, the whole step with its sums over the ranks as one CUDA graph, where nothing
 stands against it; eager, gradients summed while the backward runs; fsdp, weights shared out. What fails has its last line in
-the table. The file is written after every row. --together measures the models on one GPU at the same time, each on a GPU of its
-own, and says so in the file. --add keeps the rows that the file has already.
+the table; what takes longer than --limit has there how far each rank came and what it waited in, and all that was written, with
+the stacks of all threads, in a log beside --out. The file is written after every row. --together measures the models on one
+GPU at the same time, each on a GPU of its own, and says so in the file. --add keeps the rows that the file has already.
 
 On CPUs (--device cpu, gloo) it shows that it runs, and no speed.
 """
@@ -17,13 +18,13 @@ On CPUs (--device cpu, gloo) it shows that it runs, and no speed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+from stacks import ENVIRONMENT, PHASE, end_with_stacks, no_core_files, where
 
 MODELS = "e1@1280x6,e42@1536x6,e88:h32n16@1536x20"
 KINDS = {
@@ -39,6 +40,8 @@ KINDS = {
     "eager": ("train.parallel=ddp", "train.launch=eager"),
     "fsdp": ("train.parallel=fsdp",),
 }
+LEAST = 10.0
+"""Seconds below which a measurement is not begun."""
 TARGET = 3.6
 """Times the speed of one GPU that four are to reach."""
 
@@ -58,28 +61,28 @@ def command(model: str, gpus: int, kind: str, text: Path, run: Path, asked: argp
     return [*launcher, *words, *(w for s in sets for w in ("--set", s))]
 
 
-def kill_tree(process: subprocess.Popen[Any]) -> None:
-    """Kill it and all that it started: ranks that wait inside NCCL for each other hear nothing else, and torchrun gives each a
-    session of its own."""
-    for one in [*psutil.Process(process.pid).children(recursive=True), process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-
-
 def run(words: list[str], environment: dict[str, str], limit: float) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, or end it and every process that it started.
+    """Run a command to its end, or end it and every process that it started; each says first where it was.
 
     Raises:
-        subprocess.TimeoutExpired: it took longer than `limit` seconds.
+        subprocess.TimeoutExpired: it took longer than `limit` seconds; holds all that was written.
     """
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        out, err = process.communicate(timeout=limit)
-    except BaseException:
-        kill_tree(process)
-        process.communicate()
-        raise
-    return subprocess.CompletedProcess(words, process.returncode, out, err)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # pipes might fill while nobody reads them
+
+        def said() -> list[str]:
+            return [file.seek(0) or file.read().decode(errors="replace") for file in (out, err)]
+
+        process = subprocess.Popen(words, stdout=out, stderr=err, env=environment)
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            end_with_stacks(process)
+            process.wait()
+            raise subprocess.TimeoutExpired(words, limit, *said()) from None
+        except BaseException:
+            end_with_stacks(process)
+            raise
+        return subprocess.CompletedProcess(words, process.returncode, *said())
 
 
 def measure(
@@ -94,16 +97,26 @@ def measure(
     }
     into = folder / f"{model.replace(':', '_')}-{gpus}-{kind}"
     text = folder / "text"
-    environment = {**os.environ, "ELMAN_RANK_TIMEOUT": os.environ.get("ELMAN_RANK_TIMEOUT", "120")}
+    environment = {**os.environ, **ENVIRONMENT, "ELMAN_RANK_TIMEOUT": os.environ.get("ELMAN_RANK_TIMEOUT", "120")}
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = _visible(device)
+    left = asked.until - time.monotonic()
+    limit = min(asked.limit, left)
+    if left < min(asked.limit, LEAST):
+        return {**row, "reason": "no time was left for it"}
+    began = time.monotonic()
     try:
-        done = run(command(model, gpus, kind, text, into, asked), environment, asked.limit)
-    except subprocess.TimeoutExpired:
-        return {**row, "reason": f"not done after {asked.limit} s"}
+        done = run(command(model, gpus, kind, text, into, asked), environment, limit)
+    except subprocess.TimeoutExpired as late:
+        said = str(late.stderr or "")
+        log = write_log(asked.out, into.name, f"{late.output or ''}\n{said}")
+        return {**row, "reason": f"not done after {limit:.0f} s; {where(said) or 'it said nothing'}; {log.name}"}
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("elman:")] or done.stderr.splitlines()
-        return {**row, "reason": said[-1] if said else f"exit code {done.returncode}"}
+        write_log(asked.out, into.name, f"{done.stdout}\n{done.stderr}")
+        lines = [line for line in PHASE.sub("", done.stderr).splitlines() if line.startswith("elman:")]
+        lines = lines or done.stderr.splitlines()
+        return {**row, "reason": lines[-1] if lines else f"exit code {done.returncode}"}
+    seconds = round(time.monotonic() - began, 1)
     steps = [json.loads(line) for line in (into / "metrics.jsonl").read_text().splitlines()]
     speeds = [s["tok_s"] for s in steps if s["kind"] == "step"][asked.steps // 3 :]
     manifest = json.loads((into / "manifest.json").read_text())
@@ -115,11 +128,21 @@ def measure(
         "memory_gib": round(max(s["memory"] for s in steps if s["kind"] == "step") / 2**30, 2),
         "launch": manifest["step"]["mode"],
         "parallel": manifest["parallel"],
+        "seconds": seconds,
+        "phases": manifest.get("phases"),
         "parameters": manifest["parameters"],
         "hardware": manifest["hardware"],
         "versions": manifest["versions"],
         "git_commit": manifest["git_commit"],
     }
+
+
+def write_log(out: Path, name: str, text: str) -> Path:
+    """What the processes of a measurement that failed have written, beside the results."""
+    log = out.with_name(f"{out.stem}-{name}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(text, encoding="utf-8")
+    return log
 
 
 def _visible(device: int) -> str:
@@ -204,10 +227,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--limit", type=int, default=600, help="seconds for one measurement")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for one measurement")
+    parser.add_argument("--seconds", type=float, default=7200, help="for all of them: what does not fit is not begun")
     parser.add_argument("--together", action="store_true", help="on one GPU all models at the same time")
     parser.add_argument("--add", action="store_true", help="keep the rows that the file has")
     asked = parser.parse_args(argv)
+    asked.until = time.monotonic() + asked.seconds
+    no_core_files()
     rows: list[dict[str, Any]] = json.loads(asked.out.read_text())["rows"] if asked.add and asked.out.exists() else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

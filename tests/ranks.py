@@ -31,12 +31,13 @@ class Launcher:
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
-    def start(self, ranks: int, words: list[str], prelude: str = "", **environment: str) -> None:
-        """Start them. `prelude` is Python that each runs first."""
+    def start(self, ranks: int, words: list[str], prelude: str = "", limit: float = 90, **environment: str) -> None:
+        """Start them. `prelude` is Python that each runs first. After `limit` seconds each prints its stacks and ends."""
         self.count += 1
         where = self.folder / f"ranks-{self.count}"
         where.mkdir()
-        asked = {"ranks": ranks, "words": [str(w) for w in words], "prelude": prelude, "environment": environment}
+        asked = {"ranks": ranks, "words": [str(w) for w in words], "prelude": prelude, "limit": limit}
+        asked["environment"] = environment
         self.process.stdin.write(json.dumps({**asked, "where": str(where)}) + "\n")
         self.process.stdin.flush()
         self.where, self.ranks = where, ranks
@@ -48,8 +49,8 @@ class Launcher:
         texts = {kind: [(self.where / f"{r}.{kind}").read_text() for r in range(self.ranks)] for kind in ("out", "err")}
         return Ended(codes, **texts)
 
-    def run(self, ranks: int, words: list[str], prelude: str = "", **environment: str) -> Ended:
-        self.start(ranks, words, prelude, **environment)
+    def run(self, ranks: int, words: list[str], prelude: str = "", limit: float = 90, **environment: str) -> Ended:
+        self.start(ranks, words, prelude, limit, **environment)
         return self.wait()
 
     def close(self) -> None:
@@ -94,7 +95,7 @@ def child(asked: dict, environment: dict, rank: int) -> None:
         for number, kind in ((0, None), (1, "out"), (2, "err")):
             path = "/dev/null" if kind is None else f"{asked['where']}/{rank}.{kind}"
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), number)
-        faulthandler.dump_traceback_later(90, exit=True)  # a test that hangs says where
+        faulthandler.dump_traceback_later(asked["limit"], exit=True)  # a test that hangs says where
         os.environ.update({k: str(v) for k, v in environment.items()})
         from elman_core.cli import main
         from elman_core.training import distributed

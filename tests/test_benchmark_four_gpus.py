@@ -278,7 +278,8 @@ def test_the_parts_run_what_a_user_could_type(tmp_path, monkeypatch):
     )
     four.run(four.Call(tmp_path, 500), given, four.PARTS)
     assert [name for name, _ in started] == [
-        "triton", "tests-equal", "tests-killed", "scaling", "scaling-fsdp", "scaling-2", "scaling-eager", "suite", "comparison",
+        "ranks", "triton", "tests-equal", "tests-killed", "scaling", "scaling-fsdp", "scaling-2", "scaling-eager", "suite",
+        "comparison",
     ]  # fmt: skip
     for _, words in started:
         scripts = [Path(w) for w in words if str(w).endswith(".py")]
@@ -289,13 +290,14 @@ def test_the_parts_run_what_a_user_could_type(tmp_path, monkeypatch):
     four.run(four.Call(tmp_path, 500), given, ["tests", "scaling"])
     assert [name for name, _ in started] == [
         "triton",
-        "tests-equal",
-        "tests-killed",
+        "tests",
         "scaling",
         "scaling-fsdp",
         "scaling-eager",
     ]
-    assert "1,2" in started[3][1]
+    assert "1,2" in started[2][1]
+    seconds = float(started[2][1][started[2][1].index("--seconds") + 1])
+    assert 200 < seconds < four.LIMITS["scaling"], "it says itself where ranks hang, before it is ended"
 
 
 def test_the_comparison_begins_when_no_run_of_the_suite_waits(folder):

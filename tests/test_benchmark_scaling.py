@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -59,6 +61,41 @@ def test_what_takes_too_long_is_ended_with_everything_that_it_started(scaling, t
     with pytest.raises(subprocess.TimeoutExpired):
         scaling.run(["sh", "-c", shell], dict(os.environ), 1)
     assert not psutil.pid_exists(int(pids.read_text())) or psutil.Process(int(pids.read_text())).status() == "zombie"
+
+
+HANGS = """
+import os, threading, time
+def waits_for_the_other():
+    time.sleep(60)
+threading.Thread(target=waits_for_the_other, daemon=True).start()
+rank = 0 if os.fork() else 1
+if rank == 0 and os.fork():
+    os.wait()
+print(f"elman: rank {rank}: model after {rank + 1}.5 s", file=__import__("sys").stderr, flush=True)
+waits_for_the_other()
+"""
+
+
+def test_what_hangs_says_where_before_it_is_ended(scaling, tmp_path, monkeypatch):
+    """Two ranks under a launcher: a function of Python's that waits in a library is found as well."""
+    asked = argparse.Namespace(**vars(ASKED), limit=2.0, until=time.monotonic() + 60, out=tmp_path / "scaling.json")
+    monkeypatch.setattr(scaling, "command", lambda *_: [sys.executable, "-c", HANGS])
+    row = scaling.measure("e1@8x1", 2, "auto", asked, tmp_path)
+    assert row["reason"].startswith("not done after 2 s; rank 0: model after 1.5 s; rank 1: model after 2.5 s; ")
+    assert "in waits_for_the_other (<string>:4) < <module>" in row["reason"]
+    log = tmp_path / "scaling-e1@8x1-2-auto.log"
+    assert row["reason"].endswith(log.name)
+    assert log.read_text().count("Fatal Python error: Aborted") == 2, "the launcher is not asked"
+    asked.until = time.monotonic() + 1
+    assert scaling.measure("e1@8x1", 2, "auto", asked, tmp_path)["reason"] == "no time was left for it"
+
+
+def test_how_far_ranks_came_is_no_reason_for_a_failure(scaling, tmp_path, monkeypatch):
+    asked = argparse.Namespace(**vars(ASKED), limit=10.0, until=time.monotonic() + 60, out=tmp_path / "scaling.json")
+    said = "elman: no good\nelman: rank 1: parted after 2.0 s"
+    monkeypatch.setattr(scaling, "command", lambda *_: ["sh", "-c", f"printf '{said}' >&2; exit 3"])
+    assert scaling.measure("e1@8x1", 2, "auto", asked, tmp_path)["reason"] == "elman: no good"
+    assert "parted" in (tmp_path / "scaling-e1@8x1-2-auto.log").read_text()
 
 
 def test_rows_of_one_gpu_can_be_measured_together_each_on_its_own(scaling, tmp_path, monkeypatch):

@@ -84,6 +84,9 @@ def test_the_manifest_says_what_ran(text, tmp_path):
     assert manifest["backends"] == [f"layers 0-1 E42Mixer: {trainer.model.model.layers[0].mixer.backend()}"]
     assert manifest["result"]["loss_last_100_steps"] == pytest.approx(sum(losses(tmp_path / "run").values()) / 8)
     assert {"hardware", "versions", "git_commit", "first_step_seconds", "parameters"} <= set(manifest)
+    phases = [manifest["phases"][name] for name in ("model", "first step")]
+    assert phases == sorted(phases)
+    assert 0 < phases[0] < phases[1]
 
 
 def test_the_protocol_leaves_out_what_is_tuned_and_what_is_only_memory(text, tmp_path):

@@ -26,6 +26,7 @@ from elman_core.registry import errors as known
 
 from .launch import place, several
 from .parting import Held, Holdings, in_time
+from .phases import reached
 
 T = TypeVar("T")
 NOTE, SAID = "elman/failed", "elman/said"
@@ -216,6 +217,7 @@ def join() -> Ranks:
         return Ranks()
     if _joined is None:
         rank, size, local = place()
+        reached("libraries")
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
             store, _, _ = next(dist.rendezvous("env://", timeout=timeout()))
@@ -228,6 +230,7 @@ def join() -> Ranks:
             raise RankError(f"the {size} ranks did not find each other: {str(error).splitlines()[0]}") from error
         _joined = Ranks(rank, size, local, dist.PrefixStore("notes", store))
         atexit.register(leave, code=RankError.exit_code)
+        reached("ranks")
     return _joined
 
 
@@ -241,12 +244,14 @@ def leave(well: bool = True, code: int = 0) -> None:
     if _joined is None or not dist.is_initialized():
         return
     ranks, _joined = _joined, None
+    reached("parting")
     with in_time(code):
         ranks.holdings.release(wait=well)
         if well:
             dist.destroy_process_group()
         else:
             dist.distributed_c10d._abort_process_group()
+    reached("parted")
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from .modes import choose_mode, make_step
 from .objective import require_constant_state
 from .optim import Optimizer
 from .parallel import require_one_model
+from .phases import reached
 from .precision import compute_in
 from .prefetch import Prefetcher, Ready
 from .run import RunFolder, memory_in_use, now
@@ -200,6 +201,7 @@ class Trainer:
                     self._evaluate()
                 self._save()
                 self.agreement.settle()
+            reached("trained")
             if self.finished:  # a signal that came during the last evaluation has stopped nothing
                 return self._end("ok")
             signum = self.agreement.ending
@@ -325,7 +327,13 @@ class Trainer:
         else:
             facts: dict[str, Any] = {} if self.warm_up else {"first_step_seconds": round(seconds, 3)}
             self.warm_up += seconds
-            facts |= {"warm_up_seconds": round(self.warm_up, 3), "kernels": used(), "step": self._how()}
+            phases = reached("first step" if facts else "warm")
+            facts |= {
+                "warm_up_seconds": round(self.warm_up, 3),
+                "kernels": used(),
+                "step": self._how(),
+                "phases": phases,
+            }
             self.folder.update(**facts)
         return {
             "step": self.step,

@@ -25,6 +25,7 @@ from .loop import Trainer
 from .modes import choose_mode
 from .optim import Optimizer
 from .parallel import check_ranks, kind_of, make_processes, parallel_facts
+from .phases import reached
 from .precision import has_bf16, pick_device
 from .protocol import protocol, protocol_hash
 from .run import Elsewhere, RunFolder, git_commit, hardware, now, read_manifest, versions
@@ -79,6 +80,7 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> T
     settings = ranks.together(lambda: resolve(settings, device.type, has_bf16(device)))
     kind = ranks.together(lambda: kind_of(settings, ranks))
     model = ranks.together(lambda: build_model(settings, _built_on(kind, device)))
+    reached("model")
     check_ranks(ranks, settings, model, data[0], device)
     where = dataclasses.replace(settings.data, path=str(data[0].path.resolve()))
     settings = dataclasses.replace(settings, model=_expanded(settings, model), data=where)
@@ -171,6 +173,7 @@ def _resume(
     _use_threads(manifest["hardware"]["cpu_threads"], device)
     kind = ranks.together(lambda: kind_of(settings, ranks))
     model = ranks.together(lambda: build_model(settings, _built_on(kind, device)))
+    reached("model")
     check_ranks(ranks, settings, model, opened[0], device)
     if ranks.main and (model.config.made_with or {}) != manifest["made_with"]:
         log.warning("elman: this run began with %s", ", ".join(manifest["made_with"].values()))
