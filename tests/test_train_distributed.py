@@ -216,24 +216,47 @@ def test_a_captured_step_of_several_ranks_is_the_eager_one_and_hears_signals(set
     assert all(captured[step] == eager[step] for step in captured)
 
 
-def test_a_rank_whose_step_cannot_be_recorded_goes_on_beside_one_that_replays(launch, text, tmp_path):
-    """Recorded or not, a step calls the same sums in the same order: what fails on one rank alone leaves nobody waiting."""
-    refuse = """
-def refuse(run, generators=()):
-    raise RuntimeError("no graph today")
-if RANK == 1:
-    recorder.record = refuse
-loop.make_step = lambda step, mode: capture.CapturedStep(step, recorder, required=False)
+UNSTOPPED = CAPTURED.partition("class Stop")[0]
+REFUSE = """
+class Recorded:  # a capture executes nothing, unlike the tape
+    def __init__(self):
+        recorder.held += 1
+    def release(self):
+        recorder.held -= 1
+def record(run, generators=()):
+    if RANK == 1:
+        raise RuntimeError("no graph today")
+    return Recorded()
+recorder.record = record
+loop.make_step = lambda step, mode: capture.CapturedStep(step, recorder, required=REQUIRED)
 """
+
+
+def test_a_step_that_one_rank_cannot_record_is_eager_on_all(launch, text, tmp_path):
+    """NCCL wants an operation in a graph on every rank, or on none."""
     plain = "import elman_core.training.parallel as p; p.BUCKET = 1000; p.Replicated = p.Summed"
-    captured = CAPTURED.replace("assert recorder.replays", "assert RANK or recorder.replays") + refuse
-    for name, prelude, codes in (("eager", plain, [0, 0]), ("mixed", captured, [143, 143])):
+    captured = CAPTURED.replace(
+        "assert recorder.replays == 8 - capture.WARM", "assert recorder.replays == recorder.held == 0"
+    )
+    for name, prelude, codes in (
+        ("eager", plain, [0, 0]),
+        ("mixed", f"REQUIRED = False\n{captured}{REFUSE}", [143, 143]),
+    ):
         ended = launch.run(2, words(text, tmp_path / name, *SHORT), prelude)
         assert ended.codes == codes, ended.err
-    assert "not captured as a CUDA graph, and runs eager: no graph today" in ended.err[1]
+    for rank, why in ((0, "rank 1: no graph today"), (1, "no graph today")):
+        assert f"not captured as a CUDA graph, and runs eager: {why}" in ended.err[rank]
     eager, mixed = losses(tmp_path / "eager"), losses(tmp_path / "mixed")
     assert list(mixed) == list(range(1, 10))
     assert all(mixed[step] == eager[step] for step in mixed)
+
+
+def test_a_step_that_has_to_be_recorded_and_cannot_be_on_one_rank_ends_all_with_a_line(launch, text, tmp_path):
+    ended = launch.run(2, words(text, tmp_path / "run", *SHORT), f"REQUIRED = True\n{UNSTOPPED}{REFUSE}")
+    assert ended.codes == [5, 5], ended.err
+    said = "elman: the step cannot be captured as a CUDA graph, use train.launch='eager': rank 1: no graph today"
+    assert ended.err == [f"{said}\n", ""]
+    assert manifest(tmp_path / "run")["status"] == "crashed"
 
 
 PARTING = """
@@ -262,7 +285,6 @@ plugins().manager.register(Act(), name="elman-test:act")
 """
 
 
-UNSTOPPED = CAPTURED.partition("class Stop")[0]
 ENDS = {
     "finished": (UNSTOPPED, [0, 0]),
     "stopped": (CAPTURED, [143, 143]),

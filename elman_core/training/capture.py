@@ -87,16 +87,21 @@ class CapturedStep:
             self._restarted(windows.carry, self._fresh_B)  # what it uses for one row is compiled before the recording
         self.step.optimizer.zero_grad()  # whose memory the recording can use
         found = try_to_record(self.recorder, self._run)
+        failed = found if isinstance(found, RuntimeError) else None
+        self.refused = self.step.processes.refusal(str(failed).splitlines()[0] if failed else "")
         if not isinstance(found, RuntimeError):
             self._replay = found
-            return
-        self.refused = str(found).splitlines()[0]
-        if self.required:
-            raise KernelError(
+            if self.refused:
+                self.release()
+        if self.refused and self.required:
+            error = KernelError(
                 f"the step cannot be captured as a CUDA graph, use train.launch='eager': {self.refused}"
-            ) from found
-        log.warning("elman: the step is not captured as a CUDA graph, and runs eager: %s", self.refused)
-        self.step.optimizer.zero_grad()
+            )
+            error.everywhere = True
+            raise error from failed
+        if self.refused:
+            log.warning("elman: the step is not captured as a CUDA graph, and runs eager: %s", self.refused)
+            self.step.optimizer.zero_grad()
 
     def _run(self) -> Tensor:
         """What is recorded. Everything it reads from outside has a fixed address."""

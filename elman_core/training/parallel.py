@@ -151,6 +151,11 @@ class Shared(OneProcess):
         """What this rank adds in the next step."""
         self.notes[: len(notes)].copy_(torch.tensor(notes, dtype=torch.float64), non_blocking=True)
 
+    def refusal(self, own: str) -> str:
+        """All record the step or none does: NCCL wants an operation in a graph on every rank, or on none."""
+        told = self.ranks.gather(own)
+        return next((why if why == own else f"rank {rank}: {why}" for rank, why in enumerate(told) if why), "")
+
     def mean(self, values: Tensor) -> Tensor:
         packed = torch.cat([values.to(torch.float64), self.notes])
         dist.all_reduce(packed)

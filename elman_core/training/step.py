@@ -97,6 +97,10 @@ class OneProcess:
     def tell(self, notes: Sequence[float]) -> None:
         """Before a step: numbers to be added up over the processes in `mean`, which then lie in `heard`."""
 
+    def refusal(self, own: str) -> str:
+        """Why the step cannot be recorded, on any of the processes, or "". `own`: on this one."""
+        return own
+
     def forward(self, model: Any, inputs_BT: Tensor, targets_BT: Tensor, **how: Any) -> Outputs:
         """`objective.forward_loss`, through whatever wraps the model."""
         return forward_loss(model, inputs_BT, targets_BT, **how)
