@@ -78,10 +78,10 @@ waits_for_the_other()
 
 def test_what_hangs_says_where_before_it_is_ended(scaling, tmp_path, monkeypatch):
     """Two ranks under a launcher: a function of Python's that waits in a library is found as well."""
-    asked = argparse.Namespace(**vars(ASKED), limit=2.0, until=time.monotonic() + 60, out=tmp_path / "scaling.json")
+    asked = argparse.Namespace(**vars(ASKED), limit=8.0, until=time.monotonic() + 60, out=tmp_path / "scaling.json")
     monkeypatch.setattr(scaling, "command", lambda *_: [sys.executable, "-c", HANGS])
     row = scaling.measure("e1@8x1", 2, "auto", asked, tmp_path)
-    assert row["reason"].startswith("not done after 2 s; rank 0: model after 1.5 s; rank 1: model after 2.5 s; ")
+    assert row["reason"].startswith("not done after 8 s; rank 0: model after 1.5 s; rank 1: model after 2.5 s; ")
     assert "in waits_for_the_other (<string>:4) < <module>" in row["reason"]
     log = tmp_path / "scaling-e1@8x1-2-auto.log"
     assert row["reason"].endswith(log.name)

@@ -2,14 +2,21 @@
 
 import pytest
 import two_ranks
-from ranks import Ended
+from ranks import Ended, Launcher
 from stacks import innermost, where
 
 from elman_core.cli.train import read_settings
 
 
-def test_a_stage_that_hangs_is_reported_with_its_stack_and_the_next_is_run(tmp_path, capsys):
-    code = two_ranks.main(["--device", "cpu", "--out", str(tmp_path), "--limit", "3", "--stages", "wait,sum,auto"])
+def test_a_stage_that_hangs_is_reported_with_its_stack_and_the_next_is_run(tmp_path, capsys, monkeypatch):
+    class Patient(Launcher):
+        """A busy machine's, for all but what hangs."""
+
+        def run(self, ranks, words, prelude="", limit=90, **environment):
+            return super().run(ranks, words, prelude, limit if "sleep(3600)" in prelude else 90, **environment)
+
+    monkeypatch.setattr(two_ranks, "Launcher", Patient)
+    code = two_ranks.main(["--device", "cpu", "--out", str(tmp_path), "--limit", "6", "--stages", "wait,sum,auto"])
     lines = {line.split()[2]: line for line in capsys.readouterr().out.splitlines()}
     assert code == 1
     assert "not done in time: rank 0: an object exchanged after" in lines["wait"]
