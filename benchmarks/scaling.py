@@ -47,11 +47,11 @@ TARGET = 3.6
 
 
 def command(model: str, gpus: int, kind: str, text: Path, run: Path, asked: argparse.Namespace) -> list[str]:
-    """The line that a user would type."""
-    python = [sys.executable, "-m"]
-    launcher = (
-        [*python, "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus), "-m"] if gpus > 1 else python
-    )
+    """The line that a user would type; torchrun waits in vain for a machine whose own name has no address."""
+    launcher = [sys.executable, "-m"]
+    if gpus > 1:
+        launcher += ["torch.distributed.run", "--standalone", "--local-addr", "localhost"]
+        launcher += ["--nproc-per-node", str(gpus), "-m"]
     sets = [
         f"train.batch_size={asked.rows * gpus}", f"train.chunk_size={asked.length}", f"train.device={asked.device}",
         "train.save_every=0", "train.eval_every=0", "data.heldout=0.0", "train.warmup=0", "train.schedule=constant",

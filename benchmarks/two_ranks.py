@@ -2,6 +2,7 @@
 
     python benchmarks/two_ranks.py [--out FOLDER] [--device cuda] [--ranks 2] [--limit 25] [--stages meet,sum,…] [--list]
 
+one      one rank alone trains on one GPU, which compiles and verifies the kernel that the others need (--first seconds)
 meet     the ranks find each other and exchange an object (gloo, on the CPU)
 sum      a sum of tensors on the devices (NCCL, or gloo on CPUs)
 graph    the same sum in a CUDA graph, replayed, and destroyed before the ranks part
@@ -78,28 +79,30 @@ RELEASED = GRAPH + "\nif DEVICE == 'cuda': recording.release()\n"
 WAIT = MEET + "\nif ranks.rank: time.sleep(3600)\ndist.all_reduce(torch.ones(1, device=device))\n"
 BARE = {"meet": MEET, "sum": SUM, "graph": RELEASED, "kept": GRAPH, "wait": WAIT}
 TRAINED = {
+    "one": (),
     "eager": ("train.parallel=ddp", "train.launch=eager"),
     "auto": ("train.parallel=ddp",),
     "fsdp": ("train.parallel=fsdp",),
 }
 ASKED_FOR = ("wait", "kept")
-STAGES = tuple(name for name in (*BARE, *TRAINED) if name not in ASKED_FOR)
+STAGES = ("one", *(name for name in (*BARE, *TRAINED) if name not in (*ASKED_FOR, "one")))
 END = "\nleave()\nos._exit(0)\n"
 
 
-def sets(stage: str, device: str) -> list[str]:
+def sets(stage: str, device: str, ranks: int) -> list[str]:
     """The settings of a stage that trains."""
     given = [
-        "model.hidden_size=256", "model.num_hidden_layers=2", "train.batch_size=32", "train.chunk_size=128", "train.steps=8",
-        "train.warmup=1", "train.eval_every=0", "data.eval_bytes=65536", f"train.device={device}", *TRAINED[stage],
+        "model.hidden_size=256", "model.num_hidden_layers=2", f"train.batch_size={16 * ranks}", "train.chunk_size=128",
+        "train.steps=8", "train.warmup=1", "train.eval_every=0", "data.eval_bytes=65536", f"train.device={device}",
+        *TRAINED[stage],
     ]  # fmt: skip
     return [word for one in given for word in ("--set", one)]
 
 
-def words(stage: str, device: str, text: Path, run: Path) -> tuple[list[str], str]:
+def words(stage: str, device: str, ranks: int, text: Path, run: Path) -> tuple[list[str], str]:
     """The line that every rank runs, and the Python before it."""
     if stage in TRAINED:
-        return ["train", "e42", "--data", str(text), "--out", str(run), *sets(stage, device)], ""
+        return ["train", "e42", "--data", str(text), "--out", str(run), *sets(stage, device, ranks)], ""
     return ["list"], f"DEVICE = {device!r}\n{BARE[stage]}{END}"
 
 
@@ -130,6 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--limit", type=float, default=25, help="seconds for a stage")
+    parser.add_argument("--first", type=float, default=90, help="seconds for the stage `one`")
     parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--list", action="store_true", help="say what would run")
     asked = parser.parse_args(argv)
@@ -147,8 +151,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         began = time.monotonic()
         launcher = Launcher(folder)
         for stage in stages:
-            line, prelude = words(stage, asked.device, folder / "text", folder / stage)
-            ended = launcher.run(asked.ranks, line, prelude, asked.limit, ELMAN_PHASES="1")
+            ranks, limit = (1, asked.first) if stage == "one" else (asked.ranks, asked.limit)
+            line, prelude = words(stage, asked.device, ranks, folder / "text", folder / stage)
+            ended = launcher.run(ranks, line, prelude, limit, ELMAN_PHASES="1")
             (asked.out / f"{stage}.log").write_text(said(ended), encoding="utf-8")
             wrong = judged(stage, ended, folder / stage)
             failed += bool(wrong) and stage != "kept"

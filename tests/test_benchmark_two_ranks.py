@@ -16,14 +16,14 @@ def test_a_stage_that_hangs_is_reported_with_its_stack_and_the_next_is_run(tmp_p
             return super().run(ranks, words, prelude, limit if "sleep(3600)" in prelude else 90, **environment)
 
     monkeypatch.setattr(two_ranks, "Launcher", Patient)
-    code = two_ranks.main(["--device", "cpu", "--out", str(tmp_path), "--limit", "6", "--stages", "wait,sum,auto"])
+    code = two_ranks.main(["--device", "cpu", "--out", str(tmp_path), "--limit", "6", "--stages", "one,wait,sum,auto"])
     lines = {line.split()[2]: line for line in capsys.readouterr().out.splitlines()}
     assert code == 1
     assert "not done in time: rank 0: an object exchanged after" in lines["wait"]
     assert "in all_reduce (distributed_c10d.py:" in lines["wait"]
     assert "; in <module> (<string>:" in lines["wait"], "the other sleeps"
     assert "in all_reduce" in (tmp_path / "wait.log").read_text()
-    assert [lines[stage].split()[-1] for stage in ("sum", "auto")] == ["ok", "ok"]
+    assert [lines[stage].split()[-1] for stage in ("one", "sum", "auto")] == ["ok"] * 3
     said = (tmp_path / "auto.log").read_text()
     for rank in (0, 1):
         for phase in ("libraries", "ranks", "model", "first step", "trained", "parting", "parted"):
@@ -32,16 +32,16 @@ def test_a_stage_that_hangs_is_reported_with_its_stack_and_the_next_is_run(tmp_p
 
 @pytest.mark.parametrize("stage", two_ranks.TRAINED)
 def test_every_stage_that_trains_has_settings_that_exist(stage, tmp_path):
-    line, prelude = two_ranks.words(stage, "cuda", tmp_path / "text", tmp_path / "run")
+    line, prelude = two_ranks.words(stage, "cuda", 2, tmp_path / "text", tmp_path / "run")
     train = read_settings("e42", sets=line[line.index("--set") + 1 :: 2]).train
-    assert train.parallel == ("fsdp" if stage == "fsdp" else "ddp")
+    assert train.parallel == {"one": "auto", "fsdp": "fsdp"}.get(stage, "ddp")
     assert train.launch == ("eager" if stage == "eager" else "auto")
     assert prelude == ""
 
 
 @pytest.mark.parametrize("stage", two_ranks.BARE)
 def test_every_other_stage_is_python(stage, tmp_path):
-    line, prelude = two_ranks.words(stage, "cuda", tmp_path / "text", tmp_path / "run")
+    line, prelude = two_ranks.words(stage, "cuda", 2, tmp_path / "text", tmp_path / "run")
     compile(prelude, stage, "exec")
     assert line == ["list"]
     assert ("recording.release()" in prelude) == (stage == "graph"), "the other is to hang"
