@@ -31,6 +31,56 @@ def test_values_and_gradients_are_those_of_the_maps():
         torch.testing.assert_close(a, b)
 
 
+def test_gradients_that_lie_side_by_side_are_not_copied():
+    whole = torch.randn(3, 4, 24)
+    sizes = [8, 0, 12, 4]
+    parts = whole.split(sizes, -1)
+    found = joined.side_by_side(parts, sizes)
+    assert found.data_ptr() == whole.data_ptr()
+    assert torch.equal(found, whole)
+    inner = joined.side_by_side(parts[:3], sizes[:3])
+    assert torch.equal(inner, whole[..., :20])
+    assert inner.stride() == whole.stride()
+    assert joined.side_by_side(parts[2:], sizes[2:]).data_ptr() == parts[2].data_ptr()
+    for other in (
+        [parts[2], parts[0]],  # in another order
+        [parts[0], parts[3]],  # with a gap
+        [parts[0], None],
+        [None, parts[2]],
+        [parts[0], parts[2].clone()],
+        [parts[0], parts[2].double()],
+        [parts[0], torch.randn(3, 4, 20)[..., 8:]],
+        [x.expand(3, 4, -1) for x in torch.randn(12).split([8, 4])],  # rows that overlap
+        [x.transpose(1, 2) for x in torch.randn(3, 24, 4).split([8, 16], 1)],
+    ):
+        assert joined.side_by_side(other, [8, 12]) is None
+
+
+def test_a_fused_recurrence_leaves_gradients_side_by_side(monkeypatch):
+    from elman_e88.op import matrix
+
+    torch.manual_seed(0)
+    projections = [nn.Linear(12, n, bias=False).double() for n in (3 * 8 * 4, 8)]
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    heads = [torch.randn(8, dtype=torch.float64) for _ in range(2)]
+    seen, look = [], joined.side_by_side
+
+    def looking(parts, sizes):
+        seen.append(look(parts, sizes) is not None)
+        return look(parts, sizes)
+
+    monkeypatch.setattr(joined, "side_by_side", looking)
+
+    def gradients(backend):
+        qkv, a = joined.joined(projections, x)
+        y = matrix.fused(qkv, a, n_state=4, a_log_H=heads[0], dt_bias_H=heads[1], backend=backend)[0]
+        return torch.autograd.grad(y.square().sum(), [p.weight for p in projections])
+
+    for found, expected in zip(gradients("host"), gradients("reference"), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert seen == [True, False]
+
+
 def test_a_padded_product_has_zeros_behind_it_and_the_gradients_of_the_map():
     torch.manual_seed(0)
     module = nn.Linear(7, 13, bias=False).double()
@@ -71,6 +121,23 @@ def test_mamba2_is_the_same_with_a_padded_projection(monkeypatch):
     monkeypatch.setattr(LINEAR, "many_rows", lambda _: True)
     for a, b in zip(gradients(), plain, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast_takes_the_same_weights_before_they_are_copied(dtype):
+    torch.manual_seed(0)
+    modules = [nn.Linear(16, n, bias=False).to(dtype) for n in (8, 5)]
+    x = torch.randn(4, 16, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        alone, together, wide = [m(x) for m in modules], joined.joined(modules, x), joined.padded(modules[1].weight, x)
+    for a, b in zip((*together, wide[..., :5]), (*alone, alone[1]), strict=True):
+        assert a.dtype == b.dtype == (torch.bfloat16 if dtype == torch.float32 else dtype)
+        torch.testing.assert_close(a, b)
+    found, expected = (
+        torch.autograd.grad(sum(y.float().sum() for y in ys), modules[0].weight)[0] for ys in (together, alone)
+    )
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected)
 
 
 def test_one_map_few_rows_and_a_cpu_stay_as_they_are():

@@ -170,4 +170,6 @@ def test_cudnn_takes_them_without_a_copy_of_its_own(dtype: torch.dtype, monkeypa
         truth = torch.autograd.grad(y64.square().sum(), [x64, *wide])
         limit = 16 * torch.finfo(dtype).eps
         errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip((y, *made), (y64, *truth), strict=True)]
-        assert max(errors) <= limit, f"{run.__name__}: {errors} of y and the gradients of x and the weights, limit {limit}"
+        assert max(errors) <= limit, (
+            f"{run.__name__}: {errors} of y and the gradients of x and the weights, limit {limit}"
+        )

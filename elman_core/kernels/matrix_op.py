@@ -61,6 +61,8 @@ def register(name: str, load: matrix_run.Load) -> Callable[..., Any]:
         dq, dk, dv, ddecay, dwrite, ds0, da_log, ddt_bias = backward_op(
             dy, ds1, q, k, v, decay, write, mask, a_log, dt_bias, saved, *ctx.rest
         )
+        if v is None and matrix_run.beside(q, decay):
+            dq, ddecay = dq.split([q.shape[2], decay.shape[2]], -1)
         return (
             dq, None if k is None else dk, None if v is None else dv, ddecay, None if write is None else dwrite,
             ds0 if ctx.has_state else None, None, None if a_log is None else da_log, None if dt_bias is None else ddt_bias,

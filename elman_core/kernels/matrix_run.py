@@ -102,6 +102,9 @@ def backward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of (q, k, v, decay, write, S_0, a_log, dt_bias); empty where there is nothing to differentiate.
 
+    In the fused form the first is of all three, (B, T, C), and where `beside` says so of the decay too, (B, T, C + H): as one
+    product of all projections wants them.
+
     Args:
         dy, ds1: gradients of o and of S_T. saved, given: as of `forward`.
     """
@@ -110,8 +113,7 @@ def backward(
     dy = native.aligned(dy.to(q.dtype), 16)
     dy = dy if dy.is_contiguous() else dy.contiguous()
     ds1 = None if ds1 is None else ds1.contiguous()
-    packed, (dq, dk, dv) = _gradients_of_keys(form, module, inputs)
-    ddecay = torch.empty_like(inputs.decay, memory_format=torch.contiguous_format)
+    packed, (dq, dk, dv, ddecay) = _room(form, module, inputs)
     dwrite = None if inputs.write is None else torch.empty_like(inputs.write, memory_format=torch.contiguous_format)
     ds0 = q.new_empty(B, H, N, V, dtype=wide(q.dtype))
     parts = native.info(module)[0] if form.backend == "cuda" else 1
@@ -122,8 +124,7 @@ def backward(
         call.saved = address(saved[batch])
         call.dq, call.dk, call.dline[0], call.dscalar[0] = (address(x[batch]) for x in (dq, dk, dv, ddecay))
         call.dq_step, call.dk_step, call.dline_step[0], call.dscalar_step[0] = (
-            *(x.stride(1) for x in (dq, dk, dv)),
-            H,
+            *(x.stride(1) for x in (dq, dk, dv, ddecay)),
         )
         if dwrite is not None:
             call.dscalar[1], call.dscalar_step[1] = address(dwrite[batch]), H
@@ -138,8 +139,10 @@ def backward(
         del space
     nothing = q.new_empty(0)
     if inputs.packed is not None:
-        dq = torch.cat([x.flatten(2) for x in (dq, dk, dv)], -1) if packed is None else packed
-        dk, dv = nothing, q.new_empty(0)
+        whole = beside(inputs.packed, inputs.decay)
+        if packed is None:
+            packed = torch.cat([*(x.flatten(2) for x in (dq, dk, dv)), *([ddecay] if whole else [])], -1)
+        dq, dk, dv, ddecay = packed, nothing, q.new_empty(0), q.new_empty(0) if whole else ddecay
     dheads = sum(shares[1:], shares[0]) if shares else None
     da_log, ddt_bias = (nothing.clone(), nothing.clone()) if dheads is None else (x.clone() for x in dheads)
     return dq, dk, dv, ddecay, q.new_empty(0) if dwrite is None else dwrite, ds0, da_log, ddt_bias
@@ -172,7 +175,10 @@ def fake_backward(_dy: Tensor, _ds1: Any, q: Tensor, *rest: Any) -> tuple[Tensor
         return q.new_empty(0) if x is None else x.new_empty(x.shape)
 
     ds0 = q.new_empty(B, H, rows, columns(q, v, decay, rows), dtype=wide(q.dtype))
-    return like(q), like(k), like(v), like(decay), like(write), ds0, like(a_log), like(dt_bias)
+    dq, ddecay = like(q), like(decay)
+    if v is None and beside(q, decay):
+        dq, ddecay = q.new_empty(*q.shape[:2], q.shape[2] + H), q.new_empty(0)
+    return dq, like(k), like(v), ddecay, like(write), ds0, like(a_log), like(dt_bias)
 
 
 def _prepare(
@@ -197,16 +203,26 @@ def _prepare(
     )  # fmt: skip
 
 
-def _gradients_of_keys(form: Form, module: Any, inputs: Inputs) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-    """Room for the gradients of q, k and v: slices of one tensor where the kernel can write there in place."""
+def beside(packed: Tensor, decay: Tensor) -> bool:
+    """Whether the gradient of the decay (B, T, H) stands behind that of the packed q, k and v, in the same rows."""
+    return decay.dtype == packed.dtype and decay.shape[2] % 8 == 0
+
+
+def _room(form: Form, module: Any, inputs: Inputs) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+    """Room for the gradients of q, k, v and the decay: slices of one tensor where the kernel can write there in place."""
     q, (B, T, H, N, V) = inputs.q, inputs.sizes
-    packed = inputs.packed
+    packed, decay = inputs.packed, inputs.decay
     if packed is not None and form.backend == "cuda":
-        align = native.info(module)[3]
-        if native.sliceable(packed.shape[2], H * N, q.element_size(), align):
-            made = packed.new_empty(packed.shape)
-            return made, tuple(x.unflatten(-1, (H, -1)) for x in made.split([H * N, H * N, H * V], -1))
-    return None, (q.new_empty(B, T, H, N), q.new_empty(B, T, H, N), q.new_empty(B, T, H, V))
+        behind = H if beside(packed, decay) else 0
+        if native.sliceable(packed.shape[2] + behind, H * N, q.element_size(), native.info(module)[3]):
+            made = packed.new_empty(B, T, packed.shape[2] + behind)
+            *keys, ddecay = made.split([H * N, H * N, H * V, behind], -1)
+            return made, (*(x.unflatten(-1, (H, -1)) for x in keys), ddecay if behind else _dense(decay))
+    return None, (q.new_empty(B, T, H, N), q.new_empty(B, T, H, N), q.new_empty(B, T, H, V), _dense(decay))
+
+
+def _dense(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _share_of_heads(form: Form, call: native.Call, q: Tensor, parts: int, count: int, heads: int) -> Tensor | None:
