@@ -286,7 +286,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(parts) - set(PARTS):
         raise SystemExit(f"no part {sorted(unknown)[0]!r}: choose among {', '.join(PARTS)}")
     if given.list:
-        print("\n".join(f"{part:11} at most {min(LIMITS[part], given.seconds):.0f} s" for part in parts))
+        limits = {**LIMITS, "tests": LIMITS["tests"] + (0 if given.gpus > 3 else ONE_AFTER_THE_OTHER)}
+        print("\n".join(f"{part:11} at most {min(limits[part], given.seconds):.0f} s" for part in parts))
         return 0
     no_core_files()
     given.out.mkdir(parents=True, exist_ok=True)

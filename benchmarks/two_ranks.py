@@ -141,7 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(stages) - {*BARE, *TRAINED}:
         raise SystemExit(f"no stage {sorted(unknown)[0]!r}: choose among {', '.join((*BARE, *TRAINED))}")
     if asked.list:
-        print("\n".join(f"{stage:6} at most {asked.limit:.0f} s" for stage in stages))
+        limits = {stage: asked.first if stage == "one" else asked.limit for stage in stages}
+        print("\n".join(f"{stage:6} at most {limit:.0f} s" for stage, limit in limits.items()))
         return 0
     asked.out.mkdir(parents=True, exist_ok=True)
     failed = 0
