@@ -1,10 +1,10 @@
-"""Write the tables of README.md from the committed result files: python benchmarks/readme.py. A test keeps them current."""
+"""Write the tables of the READMEs from the committed result files: python benchmarks/readme.py. A test keeps them current."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,29 @@ def matrix_table() -> str:
         "`benchmarks/matrix_state.py`, `benchmarks/results/matrix_state_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"
+
+
+def e88_table() -> str:
+    """The same shapes for the README of E88, with what a layer saves and one step of decoding; and whole layers beside it."""
+    data = json.loads((RESULTS / "matrix_state_h200.json").read_text())
+    names = ("forward", "backward", "fused_forward", "fused_backward")
+    rows = [["B, T, H, N", *(name.replace("_", " ") for name in names), "saved", "one step", "commit"]]
+    rows += [
+        [", ".join(str(r[k]) for k in "BTHN"), *(f"{r[name]:.0f}" for name in names), f"{r['saved_mb']:.0f} MB",
+         f"{r['step']:.0f}", r.get("commit", data["commit"])[:7]]
+        for r in data["recurrence"]
+    ]  # fmt: skip
+    caption = (
+        "The recurrence in bf16, microseconds a layer, medians; "
+        f'one {data["gpu"]}, torch {data["versions"]["torch"]}. "Fused" includes SiLU, L2 norm and decay, and is what the layer '
+        "runs. Saved: what the plain form keeps for its backward, its output not counted. `benchmarks/matrix_state.py`."
+    )
+    layers = "; ".join(
+        f"{r['layer']} ({r['parameters']:,} parameters) {r['forward']:.0f} and {r['backward']:.0f} us"
+        for r in data["layers"]
+    )
+    beside = f"Whole layers, B = {data['layers'][0]['B']}, T = {data['layers'][0]['T']}, bfloat16 weights, forward and backward: {layers}."
+    return f"{caption}\n\n{markdown(rows)}\n\n{beside}"
 
 
 def step_table() -> str:
@@ -146,12 +169,12 @@ def decoding_table() -> str:
     return f"{caption}\n\n{markdown(rows)}"
 
 
-def rendered(text: str) -> str:
+def rendered(text: str, tables: dict[str, Callable[[], str]]) -> str:
     """`text` with what stands between `<!-- name -->` and `<!-- /name -->` replaced by the table of that name."""
-    for name, table in TABLES.items():
+    for name, table in tables.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not pattern.search(text):
-            raise ValueError(f"README.md has no marks for the table {name!r}: <!-- {name} --> … <!-- /{name} -->")
+            raise ValueError(f"the README has no marks for the table {name!r}: <!-- {name} --> … <!-- /{name} -->")
         text = pattern.sub(lambda m, t=table: f"{m[1]}{t()}\n{m[2]}", text)
     return text
 
@@ -183,8 +206,11 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
-TABLES = {"step": step_table, "decoding": decoding_table, "dense": dense_table, "matrix": matrix_table}
+PAGES = {
+    "README.md": {"step": step_table, "decoding": decoding_table, "dense": dense_table, "matrix": matrix_table},
+    "plugins/e88/README.md": {"recurrence": e88_table},
+}
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(rendered(readme.read_text()))
+    for page, tables in PAGES.items():
+        (ROOT / page).write_text(rendered((ROOT / page).read_text(), tables))

@@ -18,23 +18,23 @@ def readme():
     return module
 
 
-def test_the_readme_says_what_the_result_files_say(readme):
-    text = (ROOT / "README.md").read_text()
-    assert readme.rendered(text) == text, "run: python benchmarks/readme.py"
+@pytest.mark.parametrize("page", ["README.md", "plugins/e88/README.md"])
+def test_a_readme_says_what_the_result_files_say(readme, page):
+    text = (ROOT / page).read_text()
+    assert readme.rendered(text, readme.PAGES[page]) == text, "run: python benchmarks/readme.py"
 
 
-def test_a_changed_result_changes_the_readme(readme, tmp_path, monkeypatch):
+def test_a_changed_result_changes_the_readmes(readme, tmp_path, monkeypatch):
     for name in FILES:
         data = json.loads((readme.RESULTS / name).read_text())
         data["commit"] = "0123456789ab"
         (tmp_path / name).write_text(json.dumps(data))
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    text = (ROOT / "README.md").read_text()
-    assert "0123456" in readme.rendered(text)
-    assert len(readme.TABLES) == len(FILES)
-    assert all("0123456" in table() for table in readme.TABLES.values())
+    for page, tables in readme.PAGES.items():
+        assert "0123456" in readme.rendered((ROOT / page).read_text(), tables)
+        assert all("0123456" in table() for table in tables.values())
 
 
 def test_missing_marks_are_said(readme):
     with pytest.raises(ValueError, match="no marks for the table 'step'"):
-        readme.rendered("# nothing\n")
+        readme.rendered("# nothing\n", readme.PAGES["README.md"])
