@@ -100,13 +100,17 @@ def step_table() -> str:
     rows = [[*head, "tok/s at B = 64"]]
     best: dict[tuple[str, str], dict[str, Any]] = {}
     eager: dict[tuple[str, str], dict[str, Any]] = {}
-    wide: dict[tuple[str, str], int] = {}
+    wide: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def commit(row: dict[str, Any]) -> str:
+        return str(row.get("commit", data["commit"])[:7])
+
     for row in data["rows"]:
         key = row["size"], row["name"]
         if "tok_s" not in row:
             continue
         if row["B"] == 64:
-            wide[key] = max(row["tok_s"], wide.get(key, 0))
+            wide[key] = max(row, wide.get(key, row), key=lambda r: r["tok_s"])
             continue
         if row["setting"] == "eager":
             eager[key] = row
@@ -114,17 +118,19 @@ def step_table() -> str:
             best[key] = row
     order = sorted(best.items(), key=lambda item: (SIZES.index(item[0][0]), item[1]["kind"], -item[1]["tok_s"]))
     for (size, name), row in order:
-        named = PEERS.get(name, name) + " " + re.sub(r"^\S*[@ ]", "", row["model"])
+        named = f"{PEERS[name]} {row['model'].split()[-1]}" if name in PEERS else row["model"]
         plain = eager.get((size, name), {}).get("tok_s")
         rows.append([
             size, named, f"{row['parameters']:,}", f"{row['tok_s']:,}", f"{row['ms']:.1f}", f"{row['peak_gib']:.1f}",
-            row["setting"] + (f" ({unsteady(row)})" if unsteady(row) else ""), row.get("commit", data["commit"])[:7],
-            f"{plain:,}" if plain else "–", f"{wide[size, name]:,}" if (size, name) in wide else "–",
+            row["setting"] + (f" ({unsteady(row)})" if unsteady(row) else ""), commit(row),
+            f"{plain:,}" if plain else "–", f"{wide[size, name]['tok_s']:,}" if (size, name) in wide else "–",
         ])  # fmt: skip
+    shown = [(size, name) for (size, name), _ in order]
+    of = [", ".join(sorted({commit(r) for key, r in found.items() if key in shown})) for found in (eager, wide)]
     caption = (
         "A whole training step through `elman train` (reading, forward, backward, clipping, AdamW, metrics; float32 weights, "
         f"bfloat16 autocast), B = 32, T = {data['T']}, medians; one {data['gpu']}, torch {data['versions']['torch']}. "
-        "Models of a size were measured in one run, 100M and what is eager in another than the rest. "
+        f"Rows of one commit were measured in one run; eager tok/s are of {of[0]}, those at B = 64 of {of[1]}. "
         "`benchmarks/training_step.py`, `benchmarks/results/training_step_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"
