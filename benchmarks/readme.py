@@ -81,15 +81,16 @@ def e88_table() -> str:
         for r in data["recurrence"]
     ]  # fmt: skip
     caption = (
-        "The recurrence in bf16, microseconds a layer, medians; "
-        f'one {data["gpu"]}, torch {data["versions"]["torch"]}. "Fused" includes SiLU, L2 norm and decay, and is what the layer '
-        "runs. Saved: what the plain form keeps for its backward, its output not counted. `benchmarks/matrix_state.py`."
+        f"The recurrence in bf16, microseconds a layer, medians; one {data['gpu']}, torch {data['versions']['torch']}. "
+        '"Fused" includes SiLU, L2 norm and decay, and is what the layer runs. Saved: what the plain form keeps for its '
+        "backward, its output not counted. `benchmarks/matrix_state.py`."
     )
     layers = "; ".join(
         f"{r['layer']} ({r['parameters']:,} parameters) {r['forward']:.0f} and {r['backward']:.0f} us"
         for r in data["layers"]
     )
-    beside = f"Whole layers, B = {data['layers'][0]['B']}, T = {data['layers'][0]['T']}, bfloat16 weights, forward and backward: {layers}."
+    sizes = f"B = {data['layers'][0]['B']}, T = {data['layers'][0]['T']}"
+    beside = f"Whole layers, {sizes}, bfloat16 weights, forward and backward: {layers}."
     return f"{caption}\n\n{markdown(rows)}\n\n{beside}"
 
 
