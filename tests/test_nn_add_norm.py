@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from triton_helpers import compare_interpreted, needs_triton
+from triton_helpers import compare_interpreted, interprets_loops, needs_triton
 
 from elman_core.nn import add_rms_norm
 
@@ -136,6 +136,7 @@ def compare(device: str) -> None:
 
 
 @needs_triton
+@interprets_loops
 def test_the_kernels_under_the_interpreter():
     compare_interpreted(__file__)
 

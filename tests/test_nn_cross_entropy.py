@@ -87,12 +87,15 @@ def compare(device: str) -> None:
         expected = logits.double()
         loss64 = cross_entropy._overwrite(expected, targets)
         gradient, again = logits.clone(), logits.clone()
-        loss = cross_entropy_triton.overwrite(gradient, targets)
+        loss = cross_entropy_triton.overwrite(gradient, targets, -100)
         assert abs(float(loss) - float(loss64)) <= 1e-6 * rows * 10
         assert (gradient.double() - expected).abs().max() <= torch.finfo(dtype).eps + 1e-6
         assert torch.equal(gradient[0], torch.zeros_like(gradient[0]))
-        assert torch.equal(cross_entropy_triton.overwrite(again, targets), loss)
+        assert torch.equal(cross_entropy_triton.overwrite(again, targets, -100), loss)
         assert torch.equal(again, gradient)
+        for wrong in (-1, classes):
+            targets[-1] = wrong
+            assert cross_entropy_triton.overwrite(logits.clone(), targets, -100).isnan()
 
 
 @needs_triton
@@ -104,3 +107,11 @@ def test_the_kernel_under_the_interpreter():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_kernel_on_a_gpu():
     compare("cuda")
+
+
+@pytest.mark.parametrize("wrong", [-1, 11])
+def test_a_target_that_is_no_class_stops_as_in_torch(wrong):
+    hidden, weight, targets = drawn(3, 5, 11)
+    targets[0, 0] = wrong
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        linear_cross_entropy(hidden, weight, targets)

@@ -27,7 +27,7 @@ def kernels():
         constants = {"ADDS": True, "NARROW": narrow == "bf16", "BLOCK": block}
         yield f"backward {narrow}", add_norm_triton._backward, types, constants, warps
     types = {"logits": "*bf16", "targets": "*i64", "losses": "*fp32", "rows": "i32", "classes": "i32"}
-    yield "cross-entropy", cross_entropy_triton._overwrite, types, {"ROWS": 16, "BLOCK": 256}, 4
+    yield "cross-entropy", cross_entropy_triton._overwrite, types, {"IGNORED": -100, "ROWS": 16, "BLOCK": 256}, 4
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")

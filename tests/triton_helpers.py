@@ -4,12 +4,18 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from elman_core.nn.add_norm import has_triton
 
 needs_triton = pytest.mark.skipif(
     not has_triton(), reason="needs Triton: pip install triton (not pinned: torch for a GPU brings its own)"
+)
+
+interprets_loops = pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) >= "2.4.0",
+    reason="Triton's interpreter counts loops with arrays: needs numpy < 2.4",
 )
 
 _CODE = """

@@ -36,6 +36,7 @@ from .dense_check import check_tensors
 from .first_use import ensure_verified
 from .policy import load_or_warn, mode
 from .spec import Case, KernelSpec, Target
+from .transforms import refuse_transforms, transformed
 
 Backend = Literal["auto", "torch", "cuda", "host", "reference"]
 VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
@@ -93,6 +94,7 @@ class DenseKernel:
         Raises:
             ConfigError: shapes, dtypes or devices that do not fit together.
             KernelError: a back end asked for that cannot run this.
+            NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
         """
         extras, factors, others = self._parts(rest)
         if not 1 <= len(others) <= 2:
@@ -101,11 +103,13 @@ class DenseKernel:
         h0_Bd, mask_TB = others[0], others[1] if len(others) == 2 else None
         check_tensors(self.name, (self.extras, self.factors), u_TBd, extras, factors, h0_Bd, mask_TB)
         if backend == "auto":
-            backend = "torch"
+            backend = "reference" if transformed() else "torch"
             if (
-                u_TBd.is_cuda and len(factors) == 1
+                backend == "torch" and u_TBd.is_cuda and len(factors) == 1
             ):  # sizes as numbers: a compiled function is compiled anew for another batch or width
                 backend = _choose(self.name, u_TBd.device.index, u_TBd.dtype, int(u_TBd.shape[1]), int(u_TBd.shape[2]))
+        elif backend != "reference":
+            refuse_transforms(self.name, "backend='auto' or 'reference'")
         if backend == "reference":
             return self.reference(u_TBd, *extras, *factors, h0_Bd, mask_TB)
         assert h0_Bd is not None  # checked above
@@ -266,7 +270,8 @@ class DenseKernel:
         dfactors: Sequence[Tensor | None] = [None] * len(factors)
         if any(wanted):
             before, flat = history[:-1].reshape(steps * rows, width), da.reshape(steps * rows, width)
-            dfactors = dense_sums.factor_gradients(flat, before, factors, wanted)
+            with torch.autocast(da.device.type, enabled=False):  # a backward may be called inside autocast
+                dfactors = dense_sums.factor_gradients(flat, before, factors, wanted)
         return da.to(ctx.dtype), *dextras, *dfactors, dh0, None, None
 
     def _check_native(self, backend: str, like: Tensor) -> None:

@@ -170,8 +170,13 @@ def _device(index: int) -> Device:
     return Device(found.multi_processor_count, found.shared_memory_per_block_optin, (found.major, found.minor))
 
 
-@cache
 def _library(kernel: DenseKernel, chosen: Plan, dtype: torch.dtype, width: int) -> Any:
+    return _module(kernel, chosen, dtype, width, torch.cuda.current_device())
+
+
+@cache
+def _module(kernel: DenseKernel, chosen: Plan, dtype: torch.dtype, width: int, _index: int) -> Any:
+    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
     found = extension(kernel, chosen, dtype, width)
     return open_library(build.build(found, build.local_arch(found)))
 

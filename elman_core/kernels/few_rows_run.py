@@ -18,6 +18,7 @@ from .build import Extension
 from .few_rows_native import open_library
 from .first_use import ensure_verified
 from .policy import load_or_warn
+from .transforms import transformed
 
 if TYPE_CHECKING:
     from .dense import DenseKernel
@@ -72,8 +73,9 @@ def fewest_rows(most: int) -> int:
 
 
 def alone(x: Tensor) -> bool:
-    """Whether nobody else has a say in it: neither autograd nor autocast."""
-    return x.is_cuda and x.dtype in DTYPES and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
+    """Whether nobody else has a say in it: neither autograd, in any of its modes, nor autocast."""
+    gradients = torch.is_grad_enabled() or transformed()
+    return x.is_cuda and x.dtype in DTYPES and not gradients and not torch.is_autocast_enabled("cuda")
 
 
 @torch.compiler.assume_constant_result

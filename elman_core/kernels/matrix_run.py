@@ -188,7 +188,8 @@ def _prepare(
     """The module, and the inputs where it can read them: copied only if they do not lie so already."""
     H, N = decay.shape[2], form.rows
     V = columns(q, v, decay, N)
-    module = load(form.backend, Size(N, V, q.dtype, form.linear, write is not None, form.maps))
+    with native.on(q):
+        module = load(form.backend, Size(N, V, q.dtype, form.linear, write is not None, form.maps))
     align = native.info(module)[3] if form.backend == "cuda" else 0
     packed = None
     if v is None:

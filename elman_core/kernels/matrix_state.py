@@ -37,6 +37,7 @@ from .matrix_check import check_tensors
 from .matrix_native import wide
 from .policy import load_or_warn, mode
 from .spec import KernelSpec, Target
+from .transforms import refuse_transforms, transformed
 
 Backend = Literal["auto", "cuda", "host", "reference"]
 Reference = Callable[..., tuple[Tensor, Tensor]]
@@ -86,6 +87,7 @@ class MatrixKernel:
         Raises:
             ConfigError: shapes or dtypes that do not fit together.
             KernelError: a back end asked for that cannot run this.
+            NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
         """
         if q_BTHN.dim() != 4 or q_BTHN.numel() == 0:
             raise ConfigError(
@@ -218,7 +220,7 @@ class MatrixKernel:
 
     def _backend(self, asked: Backend, like: Tensor, size: Size) -> Backend:
         if asked == "auto":
-            if not like.is_cuda or size.dtype == torch.float64:
+            if not like.is_cuda or size.dtype == torch.float64 or transformed():
                 return "reference"
             plain = (size.rows, size.columns, size.dtype, size.linear, size.write, size.maps)
             return "cuda" if _choose(self.name, like.device.index, *plain) else "reference"
@@ -226,6 +228,8 @@ class MatrixKernel:
             raise ConfigError(f"{self.name}: backend must be auto, cuda, host or reference, not {asked!r}")
         if asked != "reference" and like.device.type != ("cpu" if asked == "host" else "cuda"):
             raise KernelError(f"{self.name}: backend {asked!r} cannot run on tensors on {like.device}")
+        if asked != "reference":
+            refuse_transforms(self.name, "backend='auto' or 'reference'")
         return asked
 
     def _run(self, inputs: tuple[Any, ...], size: Size) -> tuple[Tensor, Tensor]:
@@ -258,12 +262,17 @@ def _choose(
     return kernel.chosen[key]
 
 
-@cache
 def _load(kernel: MatrixKernel, target: Target, size: Size) -> Any:
+    return _module(kernel, target, size, torch.cuda.current_device() if target == "cuda" else None)
+
+
+@cache
+def _module(kernel: MatrixKernel, target: Target, size: Size, index: int | None) -> Any:
+    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
     extension = kernel.extension_for(target, size)
     library = matrix_native.open_library(build.build(extension, build.local_arch(extension)))
-    if target == "cuda":
-        most: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if index is not None:
+        most: Any = torch.cuda.get_device_properties(index)
         need = max(matrix_native.info(library)[1:3])
         if need > most.shared_memory_per_block_optin:
             raise KernelError(

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
 
 from elman_core.kernels import few_rows
+from elman_core.kernels.transforms import transformed
 
 from .functional import without_autocast
 
@@ -52,6 +53,9 @@ def add_rms_norm(
         return few_rows.norm(x, residual, weight, eps)
     double = x.dtype == torch.float64 or (residual is not None and residual.dtype == torch.float64)
     wide = torch.float64 if double else torch.float32
+    if transformed():
+        stream = x.to(wide) if residual is None else residual.to(wide) + x
+        return _plain(stream, weight, eps)[0].to(out_dtype), stream
     # A dispatcher is what gradients, compilers and graphs need; a byte at a time on a CPU it would cost more than the norm.
     plain = not x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if residual is None:
@@ -66,7 +70,8 @@ def add_rms_norm(
 
 def _run_add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: torch.dtype) -> tuple[Tensor, ...]:
     if _fuses(x, residual, weight):
-        return _kernels().add_norm(x, residual, weight, eps, out)
+        with torch.cuda.device(x.device):  # Triton launches on the current one
+            return _kernels().add_norm(x, residual, weight, eps, out)
     stream = _laid_out(residual + x, residual, residual.dtype)
     normed, rho = _plain(stream, weight, eps)
     return _laid_out(normed, x, out), stream, rho
@@ -74,7 +79,8 @@ def _run_add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: 
 
 def _run_norm(stream: Tensor, weight: Tensor, eps: float, out: torch.dtype) -> tuple[Tensor, Tensor]:
     if _fuses(stream, stream, weight):
-        normed, _, rho = _kernels().add_norm(stream, None, weight, eps, out)
+        with torch.cuda.device(stream.device):
+            normed, _, rho = _kernels().add_norm(stream, None, weight, eps, out)
         return normed, rho
     normed, rho = _plain(stream, weight, eps)
     return _laid_out(normed, stream, out), rho
@@ -92,7 +98,8 @@ def _run_backward(
     """(dR as the stream, dx as x lay in memory, or empty where dR is in its dtype, dw)."""
     d_x = _empty_gradient(stream, x_dtype, x_strides)
     if _fuses(dn, stream, weight):
-        d, dw = _kernels().add_norm_backward(dn, d_stream, stream, rho, weight, d_x)
+        with torch.cuda.device(dn.device):
+            d, dw = _kernels().add_norm_backward(dn, d_stream, stream, rho, weight, d_x)
         return d, d_x, dw
     with without_autocast(dn):
         dn, scale, w = dn.to(stream.dtype), rho.view(*stream.shape[:-1], 1), weight.to(stream.dtype)

@@ -15,8 +15,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
+
+from elman_core.kernels.transforms import transformed
 
 from .add_norm import has_triton, kernels_are_off
 from .functional import compute_dtype, without_autocast
@@ -35,8 +38,12 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 
     Args:
         hidden: (..., D), any floating dtype, in which the products are computed. weight: (V, D), no bias.
-        targets: (...), int64; -100 is left out.
+        targets: (...), int64; -100 is left out. Another that is no class raises, or on a GPU makes the loss NaN.
     """
+    if transformed():
+        with without_autocast(hidden):
+            logits = (hidden @ weight.to(hidden.dtype).t()).flatten(0, -2)
+            return F.cross_entropy(logits.to(compute_dtype(logits)), targets.flatten(), reduction="sum")
     return _op(hidden.flatten(0, -2), weight.to(hidden.dtype), targets.flatten())[0]
 
 
@@ -47,7 +54,8 @@ def _run(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
         if logits.is_cuda and logits.shape[1] <= WIDEST and logits.dtype != torch.float64 and _fuses():
             from .cross_entropy_triton import overwrite
 
-            return overwrite(logits, targets), logits
+            with torch.cuda.device(logits.device):  # Triton launches on the current one
+                return overwrite(logits, targets, IGNORED), logits
         return _overwrite(logits, targets), logits
 
 
@@ -56,7 +64,8 @@ def _overwrite(logits: Tensor, targets: Tensor) -> Tensor:
     wide = compute_dtype(logits)
     total = torch.zeros((), dtype=wide, device=logits.device)
     for some, target in zip(logits.split(ROWS), targets.split(ROWS), strict=True):
-        counts, at = (target != IGNORED).unsqueeze(1), target.clamp(min=0).unsqueeze(1)
+        counts = (target != IGNORED).unsqueeze(1)
+        at = target.unsqueeze(1).where(counts, 0)  # any other that is no class stops here, as in torch
         full = some.to(wide)
         normaliser = full.logsumexp(1, keepdim=True)
         total += ((normaliser - full.gather(1, at)) * counts).sum()

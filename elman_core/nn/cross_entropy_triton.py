@@ -16,7 +16,7 @@ ELEMENTS = 4096
 
 @triton.jit
 def _overwrite(  # type: ignore[no-untyped-def]
-    logits, targets, losses, rows, classes, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    logits, targets, losses, rows, classes, IGNORED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -24,26 +24,28 @@ def _overwrite(  # type: ignore[no-untyped-def]
     inside = here[:, None] & (column[None, :] < classes)
     at = logits + row[:, None] * classes + column[None, :]
     value = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32)
-    target = tl.load(targets + row, mask=here, other=-1)
-    counts = target >= 0
+    target = tl.load(targets + row, mask=here, other=IGNORED)
+    counts = target != IGNORED
     hit = column[None, :] == target[:, None]
     top = tl.max(value, 1)
     raised = tl.exp(value - top[:, None])
     total = tl.sum(raised, 1)
     loss = tl.log(total) + top - tl.sum(tl.where(hit, value, 0.0), 1)
+    loss = tl.where((target >= 0) & (target < classes), loss, float("nan"))  # no class: nothing can be raised here
     tl.store(losses + row, tl.where(counts, loss, 0.0), mask=here)
     gradient = raised / total[:, None] - tl.where(hit, 1.0, 0.0)
     gradient = tl.where(counts[:, None], gradient, 0.0)
     tl.store(at, gradient.to(logits.dtype.element_ty), mask=inside)
 
 
-def overwrite(logits: Tensor, targets: Tensor) -> Tensor:
-    """The summed loss, float32; `logits` (N, V), contiguous, become their gradient. Targets below 0 are left out."""
+def overwrite(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    """The summed loss, float32, NaN where a target is no class and not `ignored`; `logits` (N, V), contiguous, become their
+    gradient."""
     count, classes = logits.shape
     block = triton.next_power_of_2(classes)
     rows = max(1, ELEMENTS // block)
     losses = torch.empty(count, dtype=torch.float32, device=logits.device)
     _overwrite[(triton.cdiv(count, rows),)](
-        logits, targets, losses, count, classes, ROWS=rows, BLOCK=block, num_warps=4
+        logits, targets, losses, count, classes, IGNORED=ignored, ROWS=rows, BLOCK=block, num_warps=4
     )
     return losses.sum()

@@ -1,0 +1,107 @@
+"""On a host with several GPUs a kernel is launched on the device of its tensors, and is the one compiled for that device."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from elman_e42.op import dense
+from elman_e88.op import matrix
+
+from elman_core.kernels import dense_cuda, matrix_run, matrix_state
+from elman_core.kernels.dense_plan import Plan
+from elman_core.kernels.matrix_build import Maps, Size
+from elman_core.nn import add_norm, cross_entropy
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Two GPUs of different architectures, as far as torch says; `now` is the current one."""
+    found = SimpleNamespace(now=0, built=[])
+
+    class Within:
+        def __init__(self, device):
+            self.index = device if isinstance(device, int) else device.index
+
+        def __enter__(self):
+            self.before = found.now
+            found.now = self.index if self.index >= 0 else found.now
+
+        def __exit__(self, *_):
+            found.now = self.before
+
+    monkeypatch.setattr(torch.cuda, "device", Within)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: found.now)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: [(8, 0), (9, 0)][found.now])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(shared_memory_per_block_optin=1 << 18)
+    )
+    return found
+
+
+class OnGPU1:
+    """What the seams ask of a tensor."""
+
+    is_cuda, dtype, device, shape = True, torch.float32, torch.device("cuda", 1), torch.Size((4, 8))
+
+    def numel(self):
+        return 32
+
+    def __matmul__(self, _other):
+        return self
+
+    def t(self):
+        return self
+
+
+def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
+    monkeypatch.setattr("elman_core.kernels.build.build", lambda _extension, arch: arch)
+    for family in (dense_cuda, matrix_state.matrix_native):
+        monkeypatch.setattr(family, "open_library", lambda arch: arch)
+    monkeypatch.setattr(matrix_state.matrix_native, "info", lambda _: (1, 0, 0, 16))
+    size = Size(16, 16, torch.bfloat16, False, False, str(Maps()))
+    for index, arch in enumerate(("sm_80", "sm_90")):
+        with torch.cuda.device(index):
+            assert dense_cuda._library(dense, Plan("grid"), torch.bfloat16, 48) == arch
+            assert matrix.load("cuda", size) == arch
+    for family in (dense_cuda, matrix_state):
+        family._module.cache_clear()
+
+
+def test_the_op_asks_for_its_module_on_the_device_of_its_tensors(gpus):
+    def load(*_):
+        gpus.built.append(gpus.now)
+        raise KeyError  # all that is of interest has happened
+
+    form = matrix_run.Form("e99", 4, False, str(Maps()), "cuda")
+    q, decay = OnGPU1(), OnGPU1()
+    q.shape = decay.shape = torch.Size((1, 2, 3))
+    with pytest.raises(KeyError):
+        matrix_run.forward(load, form, None, False, q, None, None, decay, None, None, None, None)
+    assert gpus.built == [1]
+
+
+def test_triton_launches_on_the_device_of_its_tensors(gpus, monkeypatch):
+    seen = []
+
+    def kernel(*_):
+        seen.append(gpus.now)
+        return (None, None, None)
+
+    monkeypatch.setattr(add_norm, "has_triton", lambda: True)
+    monkeypatch.setattr(cross_entropy, "has_triton", lambda: True)
+    monkeypatch.setattr(
+        add_norm, "_kernels", lambda: SimpleNamespace(add_norm=kernel, add_norm_backward=lambda *a: kernel(*a)[:2])
+    )
+    monkeypatch.setattr(add_norm, "_empty_gradient", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "elman_core.nn.cross_entropy_triton", SimpleNamespace(overwrite=kernel))
+    x = OnGPU1()
+    add_norm._run_add_norm(x, x, x, 1e-5, torch.float32)
+    add_norm._run_norm(x, x, 1e-5, torch.float32)
+    add_norm._run_backward(x, None, x, x, x, torch.float32, [])
+    monkeypatch.setattr(cross_entropy, "without_autocast", lambda _: torch.no_grad())
+    cross_entropy._run(x, x, x)
+    assert seen == [1, 1, 1, 1]
