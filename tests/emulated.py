@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from elman_core.kernels import toolchain
+from elman_core.kernels import MatrixKernel, toolchain
 from elman_core.kernels.build import Extension
+from elman_core.kernels.spec import KernelSpec
 
 HERE = Path(__file__).parent
 LIBRARY = ("-fPIC", "-shared", "-fvisibility=hidden")
@@ -26,6 +29,20 @@ def compile_emulated(extension: Extension, source: Path, made: Path, *options: s
     if extension.header is not None:
         macros.append(f'-DELMAN_CELL_HEADER="{extension.header}"')
     _compile(source, made, "-O1", "-Wno-unknown-pragmas", *options, *(f"-I{folder}" for folder in includes), *macros)
+
+
+def emulated_spec(kernel: MatrixKernel) -> KernelSpec:
+    """The kernel's spec with a back end "emulated": the op as on a GPU, on tensors of the processor."""
+    spec = kernel.spec()
+
+    def call(backend: str, inputs: Any, options: Any) -> Any:
+        if backend != "emulated":
+            return spec.call(backend, inputs, options)
+        operator, arguments = spec.op("cuda", inputs, options)  # type: ignore[misc]
+        o, state, _ = operator(*arguments)
+        return {"o": o, "S": state}
+
+    return replace(spec, call=call, portable=("emulated",))
 
 
 def compile_detector(folder: Path) -> Path:

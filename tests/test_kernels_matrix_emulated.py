@@ -6,13 +6,12 @@ of races between warps those that show when some run ahead of others as far as b
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from emulated import LIBRARY, compile_emulated
+from emulated import LIBRARY, compile_emulated, emulated_spec
 
 from elman_core.kernels import matrix_native, matrix_state
 from elman_core.kernels.matrix_build import Maps, Size
@@ -60,20 +59,6 @@ def compiled_for(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return lambda architecture: partial(load, architecture)
 
 
-def emulated_spec() -> Any:
-    """The kernel's spec with a back end "emulated": the op as on a GPU, on tensors of the processor."""
-    spec = matrix.spec()
-
-    def call(backend: str, inputs: Any, options: Any) -> Any:
-        if backend != "emulated":
-            return spec.call(backend, inputs, options)
-        operator, arguments = spec.op("cuda", inputs, options)
-        o, state, _ = operator(*arguments)
-        return {"o": o, "S": state}
-
-    return replace(spec, call=call, portable=("emulated",))
-
-
 @pytest.mark.parametrize("backwards", [False, True], ids=["first-warps-ahead", "last-warps-ahead"])
 @pytest.mark.parametrize(
     ("architecture", "problem"), [*((900, each) for each in PROBLEMS), *((890, each) for each in SMALL)], ids=str
@@ -84,5 +69,5 @@ def test_the_gpu_source_equals_the_float64_reference(
     monkeypatch.setattr(matrix_state, "_load", compiled_for(architecture))
     if backwards:
         monkeypatch.setenv("EMULATED_BACKWARDS", "1")
-    report = verify(emulated_spec(), "emulated", cases=[problem], opcheck=False)
+    report = verify(emulated_spec(matrix), "emulated", cases=[problem], opcheck=False)
     assert report.passed, "\n".join(failures(report))

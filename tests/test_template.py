@@ -14,7 +14,7 @@ from broken_plugins import pip
 from elman_core.cli._checks import Plugin
 from elman_core.cli._scaffold import class_name, render
 from elman_core.cli._workspace import requirements, write_requirements
-from elman_core.registry import ConfigError
+from elman_core.registry import ConfigError, get_variant
 
 ROOT = Path(__file__).parents[1]
 LINES = 150  # of a rendered variant, all files together
@@ -49,13 +49,25 @@ def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
             assert source not in path.name
             for own in ("Config", "Mixer"):
                 assert class_name(source) + own not in path.read_text(), path
+            assert "published figures" not in path.read_text(), path
+        done = subprocess.run([sys.executable, "-m", "ruff", "check", "--select", "F", str(folder)], check=False)
+        assert done.returncode == 0, "imports for what is not copied"
+        assert get_variant(source).equation in (folder / "README.md").read_text()
     site = tmp_path / "site"
     pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site), *map(str, folders))
     env = {**os.environ, "PYTHONPATH": str(site), "ELMAN_STRICT": "1"}
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
-    tests += ["-k", "pieces or finite_differences or presets or param_count", *(str(f / "tests") for f in folders)]
+    tests += [
+        "-k",
+        "pieces or finite_differences or presets or param_count or opcheck",
+        *(str(f / "tests") for f in folders),
+    ]
     done = subprocess.run(tests, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
+    assert all(
+        f"Test{class_name(n)}Kernel" in (f / "tests" / f"test_{n}_contract.py").read_text()
+        for n, f in zip(sources, folders, strict=True)
+    )
 
 
 def test_a_new_plugin_in_a_repository_joins_its_requirements(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import ast
 import importlib.util
 import keyword
 import re
+from collections import Counter
+from collections.abc import Iterable
 from importlib import resources
 from importlib.abc import Traversable
 from pathlib import Path
@@ -25,6 +27,18 @@ from elman_core.testing import VariantContract
 
 class Test{Name}(VariantContract):
     variant = "{name}"
+"""
+_KERNEL_TEST = """\
+from elman_core.registry import get_variant
+from elman_core.testing import KernelContract, VariantContract
+
+
+class Test{Name}(VariantContract):
+    variant = "{name}"
+
+
+class Test{Name}Kernel(KernelContract):
+    spec = get_variant("{name}").kernels[0]
 """
 
 
@@ -57,7 +71,9 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
         files = {p: text for p, text in files.items() if not p.startswith(package)}
         files |= {package + p: text for p, text in _copied(source, name).items()}
         test = f"tests/test_{name}_contract.py"
-        files[test] = _VARIANT_TEST.format(name=name, Name=class_name(name))
+        original = plugins().get(source).variant
+        files[test] = (_KERNEL_TEST if original.kernels else _VARIANT_TEST).format(name=name, Name=class_name(name))
+        files["README.md"] = re.sub("`h_t = .*`(?=\\. Install)", f"`{original.equation}`", files["README.md"])
     for path, text in files.items():
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / path).write_text(text, encoding="utf-8")
@@ -98,6 +114,8 @@ def _copied(source: str, name: str) -> dict[str, str]:
     old, new = class_name(source), class_name(name)
     files = {}
     for path, text in _texts(Path(spec.origin).parent):
+        if path.startswith("recipes/"):  # the settings of published figures
+            continue
         if path == "__init__.py":
             text = _without(text, NOT_COPIED)
         word = re.compile(rf"(?<![a-zA-Z0-9]){source}(?![a-zA-Z0-9])")
@@ -107,11 +125,26 @@ def _copied(source: str, name: str) -> dict[str, str]:
 
 
 def _without(text: str, names: tuple[str, ...]) -> str:
-    """The source of a module without the arguments `names` of its calls of `Variant`."""
-    cuts = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Variant":
-            cuts += [(k.lineno, k.end_lineno or k.lineno) for k in node.keywords if k.arg in names]
-    lines = text.splitlines(keepends=True)
-    dropped = {i for first, last in cuts for i in range(first - 1, last)}
-    return "".join(line for i, line in enumerate(lines) if i not in dropped)
+    """The source of a module without the arguments `names` of its calls of `Variant`, and without imports for them alone."""
+    tree = ast.parse(text)
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "Variant"]
+    dropped = [k for call in calls for k in call.keywords if k.arg in names]
+    lines: list[str | None] = [*text.splitlines(keepends=True)]
+
+    def used(nodes: Iterable[ast.AST]) -> Counter[str]:
+        return Counter(part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name))
+
+    gone = used(dropped)
+    unused = {name for name, count in used([tree]).items() if count == gone[name]}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and any(alias.name in unused for alias in node.names):
+            node.names = [alias for alias in node.names if alias.name not in unused]
+            rest = ast.unparse(node) + "\n" if node.names else None
+            lines[node.lineno - 1 : node.end_lineno] = [
+                rest,
+                *[None] * ((node.end_lineno or node.lineno) - node.lineno),
+            ]
+    for keyword_ in dropped:
+        first, last = keyword_.lineno - 1, keyword_.end_lineno or keyword_.lineno
+        lines[first:last] = [None] * (last - first)
+    return "".join(line for line in lines if line is not None)
