@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 import toy_mixers
 
-from elman_core.model import LadderLM, add_rms_norm
+from elman_core.model import LadderConfig, LadderForCausalLM, LadderLM, add_rms_norm
 from elman_core.registry import ConfigError
 
 TOKENS = torch.arange(22).view(2, 11) * 23 % 256
@@ -231,3 +231,20 @@ def test_training_returns_no_cache_unless_it_is_asked_for():
     assert model(TOKENS).past_key_values is None
     assert model(TOKENS, use_cache=True).past_key_values.get_seq_length() == 11
     assert model.eval()(TOKENS).past_key_values.get_seq_length() == 11
+
+
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    [
+        ("e1", {}), ("e42", {"use_conv": True}), ("e88", {"n_heads": 2, "n_state": 8}), ("gru", {}),
+        ("gdn", {"head_dim": 16, "n_heads": 2}), ("mamba2", {"headdim": 16}), ("transformer", {"head_dim": 16}),
+    ],
+)  # fmt: skip
+def test_a_model_without_data_has_shapes_and_gradients(variant, options):
+    """What counts operations or memory runs a model on the meta device, which has no autocast to switch off."""
+    with torch.device("meta"):
+        model = LadderForCausalLM(LadderConfig(variant=variant, options=options, hidden_size=32, num_hidden_layers=2))
+        loss = model(torch.zeros(2, 9, dtype=torch.long), return_loss=True)
+    loss.backward()
+    assert loss.is_meta
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())

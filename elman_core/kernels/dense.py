@@ -31,6 +31,7 @@ from torch.library import Library, register_autograd, register_fake
 from elman_core.registry.errors import ConfigError, KernelError
 
 from . import dense_cuda, dense_host, dense_sums, dense_torch
+from .autocast import without_autocast
 from .build import Extension
 from .dense_check import check_tensors
 from .first_use import ensure_verified
@@ -198,7 +199,7 @@ class DenseKernel:
     def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         extras, factors, (h0, mask, backend) = self._parts(rest)
         if backend == "torch":
-            with torch.autocast(u.device.type, enabled=False):
+            with without_autocast(u):
                 u_, *others = (x.to(h0.dtype) for x in (u, *extras, *factors))
                 y, history, a = dense_torch.forward(
                     self.update, self.readout, u_, others[: len(extras)], others[len(extras) :], h0, mask
@@ -270,7 +271,7 @@ class DenseKernel:
         dfactors: Sequence[Tensor | None] = [None] * len(factors)
         if any(wanted):
             before, flat = history[:-1].reshape(steps * rows, width), da.reshape(steps * rows, width)
-            with torch.autocast(da.device.type, enabled=False):  # a backward may be called inside autocast
+            with without_autocast(da):  # a backward may be called inside autocast
                 dfactors = dense_sums.factor_gradients(flat, before, factors, wanted)
         return da.to(ctx.dtype), *dextras, *dfactors, dh0, None, None
 

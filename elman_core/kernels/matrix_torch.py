@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .autocast import without_autocast
 from .matrix_build import Maps
 
 _NORM_EPS = 1e-12
@@ -25,7 +26,7 @@ def fused_reference(
     """
     given = (qkv_BTC, decay_BTH, write_BTH, a_log_H, dt_bias_H)
     dtype = torch.float64 if any(x is not None and x.dtype == torch.float64 for x in given) else torch.float32
-    with torch.autocast(qkv_BTC.device.type, enabled=False):
+    with without_autocast(qkv_BTC):
         qkv, decay, write, a_log, dt_bias = (None if x is None else x.to(dtype) for x in given)
         assert qkv is not None
         assert decay is not None

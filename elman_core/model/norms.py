@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from elman_core.kernels.autocast import has_autocast
 from elman_core.nn import add_rms_norm
 
 
 def compute_dtype(weight: Tensor) -> torch.dtype:
     """The dtype in which mixers are to compute: autocast's where it is on for the device, else the weights'."""
     device = weight.device.type
-    if weight.dtype != torch.float64 and torch.is_autocast_enabled(device):
+    if weight.dtype != torch.float64 and has_autocast(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return weight.dtype
 

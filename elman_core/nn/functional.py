@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from elman_core.kernels.autocast import without_autocast
 
 Function = TypeVar("Function", bound=Callable[..., tuple[Any, ...]])
 
@@ -17,17 +18,6 @@ Function = TypeVar("Function", bound=Callable[..., tuple[Any, ...]])
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """float64 if any of the tensors is, float32 otherwise: what references compute in and what states are kept in."""
     return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """A context in which autocast is off for the device of x (a device without autocast, such as meta, needs none)."""
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if _has_autocast(kind) else nullcontext()
-
-
-@torch.compiler.assume_constant_result  # `torch.compile` cannot trace the question before torch 2.12
-def _has_autocast(kind: str) -> bool:
-    return torch.amp.is_autocast_available(kind)
 
 
 def full_precision(function: Function) -> Function:

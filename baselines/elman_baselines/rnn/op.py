@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from elman_core.nn import without_autocast
+
 from .reference import Weights, gru_reference
 
 Fused = Callable[..., tuple[Tensor, ...]]
@@ -42,7 +44,7 @@ def _fused(
     if x_TBI.is_cuda:
         flat = packed_for_cudnn(flat)
     begin = tuple(s.to(dtype).contiguous() for s in state)
-    with torch.autocast(x_TBI.device.type, enabled=False):
+    with without_autocast(x_TBI):
         if mask_TB is None:
             y_TBd, *end = _call(run, x_TBI.to(dtype).contiguous(), None, begin, flat)
         else:
