@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import resource
 import shutil
 import signal
@@ -45,6 +46,33 @@ def test_generate_writes_text_and_repeats_with_a_seed(run, capsys):
     assert (first[0], other[0]) == (0, 0)
     assert first[1].endswith("\n")
     assert len(first[1]) > 10
+
+
+def gone():
+    """A file to a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "w")
+
+
+@pytest.mark.parametrize("words", [["generate", "-n", "40"], ["list"]])
+def test_a_reader_who_has_gone_is_no_error(words, run, capsys, monkeypatch):
+    words = [words[0], str(run), *words[1:]] if words[0] == "generate" else words
+    with gone() as file:
+        monkeypatch.setattr("sys.stdout", file)
+        assert main(words) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_closed_standard_output_is_no_error(run, monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(["generate", str(run), "-n", "4"]) == 0
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+def test_a_seed_has_64_bits(seed, run, capsys):
+    code, out, err = elman(capsys, "generate", run, "--seed", seed)
+    assert (code, out, err) == (2, "", f"elman: the seed must fit in 64 bits, not {seed}\n")
 
 
 def test_prompts_come_from_an_option_a_file_or_standard_input(run, capsys, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What is shown: a bar on a terminal, plain lines elsewhere, all lines in console.log."""
 
 import io
+import os
 import subprocess
 import sys
 import time
@@ -67,3 +68,13 @@ def test_layers_that_run_the_same_are_joined_and_those_without_a_recurrence_left
     assert backends(model(a, none, a, none, a, none, a)) == ["layers 0, 2, … 6 A: cuda"]
     assert backends(model(a, a, none, a, a)) == ["layers 0, 1, 3, 4 A: cuda"]
     assert backends(model(none)) == []
+
+
+def test_a_training_whose_reader_has_gone_goes_on(text, tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as file:
+        monkeypatch.setattr("sys.stdout", file)
+        result = start(settings(text, "train.steps=3"), tmp_path / "run").fit()
+    assert (result.status, result.step) == ("ok", 3)
+    assert "step 3 " in (tmp_path / "run" / "console.log").read_text()

@@ -98,7 +98,7 @@ def test_what_is_not_an_assignment_of_toml_is_an_error(text):
 @pytest.mark.parametrize(
     "wrong",
     ["train.lr='fast'", "train.lr=-1", "train.lr=true", "train.batch_size=1.5", "train.optimizer=sgd", "data.heldout=0.9",
-     "train.beta1=1.0", "train.steps=-1"],
+     "train.beta1=1.0", "train.steps=-1", "train.seed=9223372036854775808", f"train.lr=1{400 * '0'}"],
 )  # fmt: skip
 def test_a_wrong_value_names_its_key(wrong):
     with pytest.raises(ConfigError, match=wrong.partition("=")[0]):

@@ -55,9 +55,13 @@ def build_app() -> typer.Typer:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script passes it to `sys.exit`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell (>&-)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         code = build_app()(args=argv, standalone_mode=False, prog_name="elman")
+        sys.stdout.flush()  # here and not when Python ends, so that a reader who has gone or a full disk is met here
         return code if isinstance(code, int) else 0
     except typer.Exit as leave:
         return leave.exit_code
@@ -67,14 +71,18 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
         return 130
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        if not isinstance(error, BrokenPipeError) and not isinstance(
+            error.__context__, BrokenPipeError
+        ):  # typer's exit
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say nothing more
         return 0
     except Exception as error:
         code = _exit_code(error)
         if code is None:
             raise
-        rank, said = os.environ.get("RANK", "0"), str(error)
+        rank, said = os.environ.get("RANK", "0"), _words(error, code)
         everywhere, elsewhere = getattr(error, "everywhere", False), getattr(error, "said", False)
         if not elsewhere and (rank == "0" or not everywhere):  # what all processes raise, the first of them says
             _say(said if rank == "0" or said.startswith("rank ") else f"rank {rank}: {said}")
@@ -86,12 +94,28 @@ def _exit_code(error: Exception) -> int | None:
 
     if isinstance(error, ElmanError):
         return error.exit_code
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
+    if _ran_out(error):
         return 3
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES):
         return 1
     return None
+
+
+def _ran_out(error: Exception) -> bool:
+    """Whether memory ran out where nobody has said more about it, as a training step does."""
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from elman_core.training.memory import ran_out
+
+    return ran_out(error)
+
+
+def _words(error: Exception, code: int) -> str:
+    if code == 3 and _ran_out(error):
+        return (
+            f"out of memory: {(str(error).splitlines() or ['no more'])[0]}; take a smaller model, or fewer rows at once"
+        )
+    return str(error)
 
 
 def _say(message: str) -> None:

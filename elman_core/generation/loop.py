@@ -41,7 +41,7 @@ def generate_bytes(
         seed: fixes the samples on one device and machine; None draws a new one.
 
     Raises:
-        ConfigError: a vocabulary that is not bytes, or counts below 0.
+        ConfigError: a vocabulary that is not bytes, counts below 0, or a seed that does not fit in 64 bits.
         DivergedError: logits that are not finite.
     """
     if model.config.vocab_size != 256:
@@ -50,6 +50,8 @@ def generate_bytes(
         raise ConfigError(
             f"the number of new bytes must be 0 or more and of samples 1 or more, not {max_new_bytes}, {num}"
         )
+    if seed is not None and not -(2**63) <= seed < 2**64:  # what torch takes
+        raise ConfigError(f"the seed must fit in 64 bits, not {seed}")
     return _generate(model, prompt, max_new_bytes, num, how or Sampling(), frozenset(stop), seed)
 
 

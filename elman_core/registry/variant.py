@@ -151,6 +151,8 @@ def check_value(where: str, value: Any, expected: Any, limits: Mapping[str, Any]
 
     Strings are not converted here (`--set` parses them first). An int is accepted for a float; a bool never for a number.
     """
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{where} must fit in 64 bits, not {value}")
     chosen = _as_type(value, expected)
     if chosen is _NO:
         raise ConfigError(f"{where} must be {type_name(expected)}, not {value!r}")

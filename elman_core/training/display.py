@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
     from .loop import Trainer
 
 
+class _Console(Console):
+    """One whose reader may leave (`elman train … | head`): the training goes on unseen, console.log keeps every line."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process here."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
 class Display:
     """The voice of one run.
 
@@ -28,7 +39,7 @@ class Display:
 
     def __init__(self, log: Callable[[str], None], console: Console | None = None, quiet: bool = False) -> None:
         self.log = log
-        self.console = console or Console(quiet=quiet, highlight=False)
+        self.console = console or _Console(quiet=quiet, highlight=False)
         self.bar: Progress | None = None
         self.task: Any = None
         self.smooth: float | None = None
@@ -90,7 +101,7 @@ class Display:
     def end(self, run: Trainer, status: str, result: Mapping[str, Any]) -> None:
         """The last lines."""
         if status != "ok":
-            self.say(f"stopped at step {run.step}, saved; continue with: elman resume {run.path}")
+            self.say(f"stopped at step {run.step}, saved; continue with: elman resume {shlex.quote(str(run.path))}")
         elif run.step == 0:
             self.say(f"no steps asked for; the untrained model is in {run.path}")
         else:
