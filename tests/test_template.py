@@ -40,6 +40,17 @@ def test_a_new_plugin_passes_all_checks_at_once(tmp_path: Path) -> None:
     assert " passed" in done.stdout
 
 
+def test_check_says_that_an_installed_plugin_is_broken(tmp_path: Path) -> None:
+    folder, _ = render("e99", tmp_path)
+    op = folder / "elman_e99" / "op.py"
+    op.write_text(op.read_text().replace("from pathlib", "import nothing_of_that_name\nfrom pathlib", 1))
+    done = elman("check", str(folder), env=installed(folder, tmp_path / "site"))
+    assert done.returncode == 2
+    says = "elman: plugin elman-e99 0.1.0 is broken: ModuleNotFoundError: No module named 'nothing_of_that_name'; its tests run"
+    assert says in done.stderr
+    assert "not installed" not in done.stderr
+
+
 def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
     sources = {"alpha": "e1", "beta_cell": "e42", "gamma": "e88"}
     folders = [render(name, tmp_path, source)[0] for name, source in sources.items()]
@@ -125,6 +136,7 @@ def test_a_package_of_several_variants_has_the_rooms_in_each(tmp_path: Path) -> 
         (("pyproject.toml", "elman-core>=0.1,<0.2", "elman-core>=7,<8"), "excludes"),
         (("elman_e99/op.py", "from pathlib", "import transformers\nfrom pathlib"), "op.py imports transformers"),
         (("elman_e99/op.py", "from pathlib", "import elman_core.model\nfrom pathlib"), "imports elman_core.model"),
+        (("elman_e99/op.py", "from pathlib", "def broken(:\nfrom pathlib"), "op.py is not Python: SyntaxError: invalid syntax"),
         (("elman_e99/op.py", "from pathlib", "import elman_e42\nfrom pathlib"), "op.py imports elman_e42"),
         (("pyproject.toml", "[project]", '[tool.hatch.build]\nexclude = ["*.h"]\n\n[project]'), "e99_cell.h"),
     ],

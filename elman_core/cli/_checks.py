@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 from elman_core import __version__
 from elman_core.registry import ConfigError
+from elman_core.registry.checks import one_line
 
 ROOMS = (
     "README.md",
@@ -103,7 +104,11 @@ class Plugin:
 
     def _imports(self) -> str:
         for path in sorted((self.folder / self.package).rglob("*.py")):
-            for module in _modules(ast.parse(path.read_text(encoding="utf-8"))):
+            try:
+                tree = ast.parse(path.read_bytes())
+            except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+                return f"{path.relative_to(self.folder)} is not Python: {one_line(error)}"
+            for module in _modules(tree):
                 first = module.partition(".")[0]
                 other = first.startswith("elman_") and first not in ("elman_core", "elman_csrc", self.package)
                 inside = first == "elman_core" and module not in PUBLIC

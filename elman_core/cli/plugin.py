@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,8 @@ def new(
     print(f"{target}")
     for file in files:
         print(f"  {file}")
-    print(f"\npip install -e {target}\nelman check {target}")
+    where = shlex.quote(str(target))
+    print(f"\npip install -e {where}\nelman check {where}")
 
 
 def check(
@@ -45,9 +47,13 @@ def check(
         print(f"  {'FAIL' if problem else 'ok  '}  {what}" + (f": {problem}" if problem else ""), flush=True)
         wrong += bool(problem)
     if tests:
-        if plugin.project.get("name") not in {i.package for i in plugins().installed.values()}:
+        name, found = plugin.project.get("name"), plugins()
+        for broken in found.broken:
+            if broken.package == name:
+                raise ConfigError(f"{broken}; its tests run when it can be imported")
+        if name not in {i.package for i in found.installed.values()}:
             raise ConfigError(
-                f"{plugin.project.get('name')} is not installed, so its tests cannot run: pip install -e {folder}"
+                f"{name} is not installed, so its tests cannot run: pip install -e {shlex.quote(str(folder))}"
             )
         code, said = tests_of(folder)
         print(f"  {'FAIL' if code else 'ok  '}  its own tests: {said}")
