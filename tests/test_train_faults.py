@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,15 @@ from test_train_disk import files_of_at_most
 from train_helpers import TINY, losses, metrics, settings, write_text
 
 from elman_core.cli import main
-from elman_core.registry import CheckpointError, DivergedError, OutOfMemoryError, StorageError, hookimpl, plugins
+from elman_core.registry import (
+    CheckpointError,
+    ConfigError,
+    DivergedError,
+    OutOfMemoryError,
+    StorageError,
+    hookimpl,
+    plugins,
+)
 from elman_core.training import ending, memory
 from elman_core.training.checkpoint import list_checkpoints, load_checkpoint
 from elman_core.training.signals import listening
@@ -167,6 +176,17 @@ def test_usr1_saves_now_and_goes_on(text, tmp_path, after_step):
     assert (result.status, result.step) == ("ok", 6)
     assert [p.name for p in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000003", "step-00000006"]
     assert [m["step"] for m in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_command_that_goes_on_can_be_pasted(text, tmp_path, after_step):
+    folder = tmp_path / "a run's"
+    after_step(2, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    start(settings(text, "train.steps=4"), folder, quiet=True).fit()
+    said = (folder / "console.log").read_text().rpartition("continue with: ")[2]
+    assert shlex.split(said) == ["elman", "resume", str(folder)]
+    with pytest.raises(ConfigError) as raised:
+        start(settings(text), folder, quiet=True)
+    assert f"elman resume {shlex.quote(str(folder))} continues it" in str(raised.value)
 
 
 def test_a_closed_terminal_saves_and_one_that_nohup_keeps_away_does_nothing(text, tmp_path, after_step):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from pathlib import Path
 
 import typer
@@ -67,8 +68,8 @@ The same in Python:
     inputs = tokenizer("def ", return_tensors="pt")
     print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0]))
 
-More text:  elman generate {result.checkpoint} -p "class "
-Train more: elman train {name}@{WIDTH}x{DEPTH} --data {corpus} --minutes 10""")
+More text:  elman generate {shlex.quote(str(result.checkpoint))} -p "class "
+Train more: elman train {name}@{WIDTH}x{DEPTH} --data {shlex.quote(str(corpus))} --minutes 10""")
 
 
 def free_name() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ def resume(
             leave(trainer.fit())
         elif ranks.main:
             done = read_manifest(run).get("steps_done", 0)
-            print(f"{run} is finished: {done} steps. To go on: elman resume {run} --steps +1000")
+            print(f"{run} is finished: {done} steps. To go on: elman resume {shlex.quote(str(run))} --steps +1000")
 
 
 def read_settings(

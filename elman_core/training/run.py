@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import time
@@ -54,7 +55,11 @@ class RunFolder:
         """
         if path is not None:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                hint = f"elman resume {path} continues it" if (path / MANIFEST).exists() else "nothing is overwritten"
+                hint = (
+                    f"elman resume {shlex.quote(str(path))} continues it"
+                    if (path / MANIFEST).exists()
+                    else "nothing is overwritten"
+                )
                 raise ConfigError(f"{path} already exists: choose another --out ({hint})")
             with storage_errors(f"cannot make {path}"):
                 path.mkdir(parents=True, exist_ok=True)
