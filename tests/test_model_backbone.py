@@ -222,8 +222,12 @@ def test_arguments_that_would_be_misread_are_refused(arguments, message):
 
 
 def test_no_tokens_are_refused():
+    model = ladder()
+    cache = model(TOKENS, use_cache=True).past_key_values
     with pytest.raises(ConfigError, match="no new tokens"):
-        ladder()(TOKENS[:, :0])
+        model(TOKENS[:, :0], past_key_values=cache)
+    with pytest.raises(ConfigError, match="begin an empty text with bos_token_id"):
+        model(TOKENS[:, :0])
 
 
 def test_training_returns_no_cache_unless_it_is_asked_for():

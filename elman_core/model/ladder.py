@@ -123,9 +123,7 @@ class LadderModel(LadderPreTrainedModel):
         x_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         n_tokens = x_BTD.shape[1]
         if n_tokens == 0:
-            raise ConfigError(
-                "no new tokens: with a cache give the whole sequence, or the new tokens with a mask over past and new"
-            )
+            raise ConfigError(_no_tokens(past_key_values))
         cache = adopt(past_key_values, len(self.layers)) if use_cache or past_key_values is not None else None
         mask_BT = _token_mask(attention_mask, n_tokens)
 
@@ -164,6 +162,12 @@ def _token_mask(attention_mask: Tensor | None, n_tokens: int) -> Tensor | None:
 
 
 _PACKING = ("position_ids", "cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
+
+
+def _no_tokens(past: Any) -> str:
+    if past is not None and past.get_seq_length():
+        return "no new tokens: with a cache give the whole sequence, or the new tokens with a mask over past and new"
+    return "no tokens: there is nothing to continue; begin an empty text with bos_token_id, as generate() without input does"
 
 
 def _refuse_packing(kwargs: dict[str, Any]) -> None:
