@@ -304,6 +304,13 @@ class HasMoreParametersThanItSays(HasAParameterForNothing):
         return super().read(h_BTD * self.idle.to(h_BTD.dtype))
 
 
+@caught_by("test_a_state_holds_no_other_memory")
+class KeepsTheWholeText(Sound):
+    def forward(self, x_BTD, state=None, mask_BT=None):
+        y_BTD, state = super().forward(x_BTD, state, mask_BT)
+        return y_BTD, {"h": state["h"][:, None].repeat(1, x_BTD.shape[1], 1)[:, -1]}
+
+
 @caught_by("test_linear_maps_are_called_as_modules")
 class BypassesItsModule(Sound):
     def project(self, x_BTD):

@@ -60,7 +60,8 @@ class CausalConv(nn.Module):
             last = mask.sum(self.dim).unsqueeze(self.dim) + _range(self.width - 1, self.dim, mask.device)
             window = _take(padded, last, self.dim)
         window = window.transpose(0, 1) if self.dim == 0 else window
-        return y, window.to(compute_dtype(u))
+        # A copy: a view would keep all inputs of the call in memory for as long as the state lives.
+        return y, window.to(compute_dtype(u), copy=True, memory_format=torch.contiguous_format)
 
     def _convolve(self, padded: Tensor, steps: int) -> Tensor:
         taps = self.weight[:, 0].to(padded.dtype).unbind(-1)

@@ -39,6 +39,16 @@ class MixerContract(Harness):
                 assert all(d in (-1, s) for s, d in zip(got.shape[1:], shape, strict=True)), (name, got.shape, shape)
                 assert got.dtype == state_dtype, f"state {name!r} is {got.dtype}, declared {state_dtype}"
 
+    def test_a_state_holds_no_other_memory(self, opts: Options, branch: int) -> None:
+        """A view of a call's inputs or outputs would keep them for as long as the state lives."""
+        for rows in (1, 3):
+            mixer = self.make(opts, branch, torch.float32)
+            if mixer.state_growth != "constant":
+                continue
+            for name, x in mixer(self.input(64, rows, torch.float32))[1].items():
+                held, needed = x.untyped_storage().nbytes(), x.numel() * x.element_size()
+                assert held <= 2 * needed, f"state {name!r} of {needed} bytes keeps {held} in memory: return a copy"
+
     def test_no_state_means_the_initial_state(self, opts: Options, branch: int) -> None:
         mixer, x_BTD = self.make(opts, branch), self.input(5)
         nothing_BT = torch.zeros(3, 5, dtype=torch.bool)
