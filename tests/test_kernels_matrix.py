@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import matrix_state
+from elman_core.registry import ConfigError
 
 e88_op = pytest.importorskip("elman_e88.op")
 
@@ -46,3 +47,17 @@ def test_a_size_is_verified_before_it_is_used_trained_or_not(training, monkeypat
     [(name, case)] = asked
     assert name == "e88"
     assert "N=16 V=8" in case
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"decay": "exp"}, "decay must be given, sigmoid, mamba, not 'exp'"),
+        ({"n_state": 0}, "30 columns, which 2 heads of 2 x 0 keys and V values do not fill"),
+        ({"n_state": 8}, "30 columns, which 2 heads of 2 x 8 keys and V values do not fill"),
+        ({"decay": "mamba"}, "A_log and dt_bias belong to decay='mamba'"),
+    ],
+)
+def test_a_fused_call_that_cannot_be_is_said_before_anything_runs(changed, said):
+    with pytest.raises(ConfigError, match=said):
+        e88_op.e88_fused(torch.zeros(2, 5, 30), torch.zeros(2, 5, 2), **{"n_state": 4, "decay": "given"} | changed)

@@ -18,7 +18,7 @@ SUPPORTED = "rows N: multiples of 4 from 4 to 128; columns V: 1 to 4096; float32
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HOST_DTYPES = (torch.float64, torch.float32)
-_KINDS = {"given": 0, "sigmoid": 1, "mamba": 2}
+KINDS = {"given": 0, "sigmoid": 1, "mamba": 2}
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Maps:
     write: str = "given"
 
     def __str__(self) -> str:
-        return f"{int(self.silu)}{int(self.l2)}{_KINDS[self.decay]}{_KINDS[self.write]}"
+        return f"{int(self.silu)}{int(self.l2)}{KINDS[self.decay]}{KINDS[self.write]}"
 
     @staticmethod
     def parse(text: str) -> Maps:
-        names = list(_KINDS)
+        names = list(KINDS)
         return Maps(text[0] == "1", text[1] == "1", names[int(text[2])], names[int(text[3])])
 
 

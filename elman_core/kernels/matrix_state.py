@@ -142,7 +142,9 @@ class MatrixKernel:
             )
         (B, T, C), H = qkv_BTC.shape, decay_BTH.shape[-1]
         V = C // H - 2 * n_state
-        if V < 1 or H * (2 * n_state + V) != C:
+        if decay not in matrix_build.KINDS:
+            raise ConfigError(f"{self.name}: decay must be {', '.join(matrix_build.KINDS)}, not {decay!r}")
+        if n_state < 1 or V < 1 or H * (2 * n_state + V) != C:
             raise ConfigError(
                 f"{self.name}: qkv has {C} columns, which {H} heads of 2 x {n_state} keys and V values do not fill"
             )

@@ -17,7 +17,8 @@ class Mixer(nn.Module):
     """Maps x (B, T, D) to y (B, T, D). The contract, which `elman_core.testing.VariantContract` checks in full:
 
     1. `forward(x_BTD, state=None, mask_BT=None) -> (y_BTD, state)`. `state=None` is the initial state, made inside. A state is
-       a `dict[str, Tensor]`, batch first, never changed in place, no view of what was computed. Where the mask is False it is held, not zeroed.
+       a `dict[str, Tensor]`, batch first, never changed in place, and no view of anything larger. Where the mask is
+       False it is held, not zeroed.
     2. Feeding a sequence in pieces equals feeding it whole; a step is `forward` with T = 1.
     3. Output at t does not depend on inputs after t; rows of a batch do not depend on each other.
     4. No input norm and no residual inside; inner norms that belong to the model (QK, output, gated) stay.
