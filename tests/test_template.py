@@ -44,7 +44,9 @@ def test_check_says_that_an_installed_plugin_is_broken(tmp_path: Path) -> None:
     folder, _ = render("e99", tmp_path)
     op = folder / "elman_e99" / "op.py"
     op.write_text(op.read_text().replace("from pathlib", "import nothing_of_that_name\nfrom pathlib", 1))
-    done = elman("check", str(folder), env=installed(folder, tmp_path / "site"))
+    env = installed(folder, tmp_path / "site")
+    env.pop("ELMAN_STRICT", None)  # under which a broken plugin ends every command
+    done = elman("check", str(folder), env=env)
     assert done.returncode == 2
     says = "elman: plugin elman-e99 0.1.0 is broken: ModuleNotFoundError: No module named 'nothing_of_that_name'; its tests run"
     assert says in done.stderr
