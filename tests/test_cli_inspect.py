@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,15 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def read(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(run(capsys, *words, "--json"))
+
+
+def test_a_terminal_without_the_characters_of_an_equation_gets_them_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "out").open("w", encoding="ascii") as file:
+        monkeypatch.setattr("sys.stdout", file)
+        assert main(["show", "e88"]) == 0
+    assert r"S_{t-1}\u1d40 k_t" in (tmp_path / "out").read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import logging
 import os
 import sys
@@ -55,9 +56,7 @@ def build_app() -> typer.Typer:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script passes it to `sys.exit`)."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell (>&-)
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
+    _ready_to_print()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         code = build_app()(args=argv, standalone_mode=False, prog_name="elman")
@@ -87,6 +86,16 @@ def main(argv: list[str] | None = None) -> int:
         if not elsewhere and (rank == "0" or not everywhere):  # what all processes raise, the first of them says
             _say(said if rank == "0" or said.startswith("rank ") else f"rank {rank}: {said}")
         return code
+
+
+def _ready_to_print() -> None:
+    """Streams that the shell has closed (>&-) lead nowhere; a character that the terminal's encoding lacks is escaped."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _exit_code(error: Exception) -> int | None:
