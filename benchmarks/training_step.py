@@ -9,8 +9,8 @@ autocast with float32 weights, norm of the gradient, clipping, fused AdamW, metr
 those of `train.launch`: eager, graph, compile, compile+graph. tok/s is the median over the run's own metrics.jsonl.
 
 Peers, with weights, gradients and optimizer state in bfloat16 (less work and less memory than ours): mamba_ssm's
-MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA. Eager and compiled; the same batch,
-clipping and fused AdamW, and the loss read after every step.
+MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA. Eager, compiled, and as one CUDA
+graph; the same batch, clipping and fused AdamW, and the loss read after every step.
 
 Peak: the most that torch had allocated, in GiB, graphs included. What cannot run has its reason in the table. The file is
 written after every row; --add keeps the rows that it already has. --profile writes, beside --out, a table of kernels by
@@ -37,6 +37,8 @@ import torch.nn.functional as F
 from machine import commit, facts, under_load
 from readme import unsteady
 from torch import Tensor, nn
+
+from elman_core.model.graph import CudaRecorder
 
 HERE = Path(__file__).parent
 SIZES: dict[str, dict[str, str]] = {
@@ -186,22 +188,32 @@ def llama(width: int, depth: int) -> nn.Module:
 MAKERS: dict[str, Callable[[int, int], nn.Module]] = {"mamba_ssm": mamba_lm, "fla": fla_stack, "llama": llama}
 
 
-def peer_step(model: nn.Module, batch: int, length: int, device: str) -> Step:
-    """One step of a plain loop over one batch: forward, loss, backward, clip, fused AdamW, and the loss on the host."""
+def peer_step(model: nn.Module, batch: int, length: int, device: str, graph: bool = False) -> Step:
+    """One step of a plain loop over one batch: forward, loss, backward, clip, fused AdamW, and the loss on the host.
+
+    graph: all but the last as one CUDA graph, as our own steps are recorded.
+    """
     params = list(model.parameters())
-    optimizer = torch.optim.AdamW(params, lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(params, lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=graph)
     tokens_BT = torch.randint(256, (batch, length + 1), device=device)
 
-    def step() -> float:
+    def work() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
         logits_BTV = model(tokens_BT[:, :-1])
         loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(params, CLIP)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        return loss.detach()
 
-    return step
+    run: Callable[[], Tensor] = work
+    if graph:
+        recorder = CudaRecorder(torch.device(device))
+        with recorder.work():
+            for _ in range(3):  # libraries choose and allocate
+                work()
+        run = recorder.record(work)
+    return lambda: run().item()
 
 
 # measuring -----------------------------------------------------------------------------------------------------------
@@ -282,7 +294,7 @@ def run_peer(name: str, size: str, setting: str, batch: int, given: argparse.Nam
         "parameters": sum(p.numel() for p in model.parameters()),
         "weights": "bfloat16",
     }
-    step = peer_step(model, batch, given.length, given.device)
+    step = peer_step(model, batch, given.length, given.device, graph=setting == "graph")
     return about | measure(step, batch * given.length, given.warm, given.steps) | {"under_load": under_load(step)}
 
 
@@ -334,7 +346,7 @@ def jobs(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         known = size in ("50M", "100M", "tiny")  # elsewhere, only the shapes that are named
         names = [("ours", v) for v in variants if known or v in SIZES[size]] + [("peer", p) for p in PEERS[size]]
         for (kind, name), setting in itertools.product(names, given.settings):
-            if (not given.only or name in given.only) and not (kind == "peer" and setting.endswith("graph")):
+            if (not given.only or name in given.only) and not (kind == "peer" and setting == "compile+graph"):
                 yield {"kind": kind, "name": name, "size": size, "B": batch, "setting": setting}
 
 
