@@ -19,8 +19,8 @@ SAYING = 5.0
 """Seconds that a process has to print its stacks and end."""
 ENVIRONMENT = {"PYTHONFAULTHANDLER": "1", "ELMAN_PHASES": "1"}
 """For the processes that are started: stacks, and what each rank has come to."""
-PHASE = re.compile(r"elman: rank (\d+): (.+ after [\d.]+ s)$", re.M)
-"""A line of `elman_core.training.phases`."""
+PHASE = re.compile(r"elman: rank (\d+): ([\w ]+ after [\d.]+ s)")
+"""What `elman_core.training.phases` says; ranks may write into each other's lines."""
 
 
 def kill_tree(process: subprocess.Popen[Any]) -> None:

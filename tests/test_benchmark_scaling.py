@@ -71,7 +71,7 @@ threading.Thread(target=waits_for_the_other, daemon=True).start()
 rank = 0 if os.fork() else 1
 if rank == 0 and os.fork():
     os.wait()
-print(f"elman: rank {rank}: model after {rank + 1}.5 s", file=__import__("sys").stderr, flush=True)
+os.write(2, f"elman: rank {rank}: model after {rank + 1}.5 s\\n".encode())
 waits_for_the_other()
 """
 
@@ -132,3 +132,8 @@ def test_rows_of_one_gpu_can_be_measured_together_each_on_its_own(scaling, tmp_p
     assert scaling._visible(1) == "GPU-b"
     scaling.main(["--models", "a", "--gpus", "2", "--device", "cpu", "--out", str(out), "--add"])
     assert [r["gpus"] for r in json.loads(out.read_text())["rows"]] == [1, 1, 1, 4, 4, 4, 2, 2]
+
+
+def test_lines_of_ranks_that_ran_into_each_other_are_told_apart(scaling):
+    said = "elman: rank 1: first step after 2.5 selman: rank 0: model after 1.5 s\n\n"
+    assert scaling.where(said) == "rank 0: model after 1.5 s; rank 1: first step after 2.5 s"
