@@ -131,7 +131,7 @@ def step_table() -> str:
     caption = (
         "A whole training step through `elman train` (reading, forward, backward, clipping, AdamW, metrics; float32 weights, "
         f"bfloat16 autocast), B = 32, T = {data['T']}, medians; one {data['gpu']}, torch {data['versions']['torch']}. "
-        f"Rows of one commit were measured in one run; eager tok/s are of {of[0]}, those at B = 64 of {of[1]}. "
+        f"Rows of one commit were measured within minutes on one machine; eager ones of {of[0]}, at B = 64 of {of[1]}. "
         "`benchmarks/training_step.py`, `benchmarks/results/training_step_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"

@@ -15,6 +15,14 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if has_autocast(kind) else nullcontext()
 
 
+def autocast_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype in which a product with `weight` is computed: autocast's where that is on for the device, else its own."""
+    kind = weight.device.type
+    if weight.dtype != torch.float64 and has_autocast(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype
+
+
 @torch.compiler.assume_constant_result  # `torch.compile` cannot trace the question before torch 2.12
 def has_autocast(kind: str) -> bool:
     """Whether devices of this kind have autocast."""

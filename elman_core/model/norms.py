@@ -5,16 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from elman_core.kernels.autocast import has_autocast
+from elman_core.kernels.autocast import autocast_dtype
 from elman_core.nn import add_rms_norm
-
-
-def compute_dtype(weight: Tensor) -> torch.dtype:
-    """The dtype in which mixers are to compute: autocast's where it is on for the device, else the weights'."""
-    device = weight.device.type
-    if weight.dtype != torch.float64 and has_autocast(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return weight.dtype
 
 
 class RMSNorm(nn.Module):
@@ -26,7 +18,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(x, residual, self.weight, self.eps, compute_dtype(self.weight))
+        return add_rms_norm(x, residual, self.weight, self.eps, autocast_dtype(self.weight))
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"

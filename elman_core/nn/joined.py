@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from elman_core.kernels.autocast import autocast_dtype
+
 ROWS = 4096
 """Rows of x from which on a copy of the weights, one behind the other or with rows of zeros, costs less than what it spares."""
 
@@ -35,7 +37,8 @@ def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
     """
     weights: list[Tensor] = []  # each followed by rows of zeros, or by none
     for module in modules:
-        weight = _narrow(module.weight)
+        # As autocast will have it, before it is copied: half as much to copy, there and back.
+        weight = module.weight.to(autocast_dtype(module.weight))
         weights += [weight, weight.new_zeros(-module.out_features % ALIGN, x.shape[-1])]
     y, sizes = F.linear(x, torch.cat(weights)), [len(weight) for weight in weights]
     parts: Sequence[Tensor] = y.split(sizes, -1) if torch.compiler.is_compiling() else _Split.apply(y, sizes)
@@ -87,12 +90,4 @@ def side_by_side(parts: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor
 
 def padded(weight: Tensor, x: Tensor) -> Tensor:
     """x Wᵀ for W (N, K) with rows of zeros behind it up to a multiple of 8."""
-    return F.linear(x, F.pad(_narrow(weight), (0, 0, 0, -len(weight) % ALIGN)))
-
-
-def _narrow(weight: Tensor) -> Tensor:
-    """The weight as autocast will have it, before it is copied: half as much to copy, there and back."""
-    kind = weight.device.type
-    if weight.dtype == torch.float32 and torch.is_autocast_enabled(kind):
-        return weight.to(torch.get_autocast_dtype(kind))
-    return weight
+    return F.linear(x, F.pad(weight.to(autocast_dtype(weight)), (0, 0, 0, -len(weight) % ALIGN)))

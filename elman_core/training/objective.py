@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from elman_core.kernels.autocast import autocast_dtype
 from elman_core.model import LadderCache
-from elman_core.model.norms import compute_dtype
 from elman_core.nn import linear_cross_entropy
 from elman_core.registry import ConfigError, State
 
@@ -128,7 +128,7 @@ def initial_states(model: Any) -> States:
     mask_11 = torch.zeros((1, 1), dtype=torch.bool, device=weight.device)
     model.eval()
     try:
-        x_11D = weight.new_zeros((1, 1, weight.shape[1]), dtype=compute_dtype(weight))
+        x_11D = weight.new_zeros((1, 1, weight.shape[1]), dtype=autocast_dtype(weight))
         return [block.mixer(x_11D, None, mask_11)[1] for block in model.model.layers]
     finally:
         model.train(was_training)

@@ -61,22 +61,12 @@ class Mamba2(Mixer):
 
     def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
         widths = (self.inner, self.config.convolved(self.dim), self.heads)
-        projected = aligned(
-            self.in_proj, x_BTD
-        )  # columns of zeros behind those of dt: with 28 heads rows would begin anywhere
+        projected = aligned(self.in_proj, x_BTD)  # with zeros behind dt: rows of 28 heads would begin anywhere
         found = op.kernels(projected) if x_BTD.shape[1] > 1 else None
         a_H = -torch.exp(self.A_log.to(compute_dtype(self.A_log)))
         if found is not None and found.whole is not None and state is None and mask_BT is None:
-            y_BTI, ssm = op.whole(
-                found,
-                projected[..., : sum(widths)],
-                self.conv1d,
-                self.dt_bias,
-                a_H,
-                self.D,
-                self.norm,
-                self.config.headdim,
-            )
+            exact = projected[..., : sum(widths)]
+            y_BTI, ssm = op.whole(found, exact, self.conv1d, self.dt_bias, a_H, self.D, self.norm, self.config.headdim)
             return self.out_proj(y_BTI), {"conv": self._window(projected), "ssm": ssm}
         z_BTI, xbc_BTC, dt_BTH, _ = projected.split((*widths, projected.shape[-1] - sum(widths)), -1)
         if found is not None and found.conv is not None and state is None and mask_BT is None:
