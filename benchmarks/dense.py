@@ -6,7 +6,8 @@ Microseconds per time step, forward and forward+backward. Every figure is the me
 CUDA events; the GPU is kept busy before the first one, so that no launch latency of the host is in it. Inputs are random.
 
 Ours: the whole op as training calls it: exchange buffers cleared, y (for E1 with its gate) and the final state written;
-backward: all gradients (u, z, W, h_0), with the one product for dW. `plain` is h = tanh(W h + u), y = h: the peers' function.
+backward: all gradients (u, z, W, h_0), with the one product for dW. `e42 tied` is what E42 trains with: W (h + x) + b, which
+contains the projection of x and its gradients (x, b). `plain` is h = tanh(W h + u), y = h: the peers' function.
 Peers: one cuBLAS product and one pointwise kernel a step in a CUDA graph (its backward with the same dW product); cuDNN's RNN
 and LSTM through torch.nn (their figures contain the product W_x x, which ours leaves to the layer; the LSTM does four times the
 work); FlashRNN's Elman where it is installed, at two shapes, since it compiles a kernel for each (about a minute;
@@ -25,10 +26,11 @@ from typing import Any
 
 import flashrnn_cuda13
 import torch
+from elman_baselines.rnn.op import packed_for_cudnn
 from machine import commit, facts, said
 from torch import Tensor
 
-from elman_core.kernels import DenseKernel, dense_cuda, dense_native
+from elman_core.kernels import DenseKernel, Tied, dense_cuda, dense_native
 
 HERE = Path(__file__).parent
 SHAPES = [(512, 32), (512, 64), (768, 32), (1024, 32), (1024, 64), (1280, 32), (1536, 32), (1536, 64), (2048, 32)]
@@ -116,6 +118,12 @@ def ours(kernel: DenseKernel, steps: int, batch: int, width: int, dtype: torch.d
     return found | {"plan": str(dense_cuda.plan_for(kernel, (steps, batch, width), dtype, torch.device("cuda", 0)))}
 
 
+def tied(kernel: Tied, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+    x, w, h0 = problem(steps, batch, width, 0, dtype)
+    leaves = [x, w, torch.randn(width, device="cuda", requires_grad=True), h0]
+    return both(lambda: kernel(*leaves, backend="cuda"), leaves, steps, repeats)
+
+
 def captured(call: Callable[[], Any]) -> Callable[[], None]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -162,7 +170,10 @@ def per_step(steps: int, batch: int, width: int, dtype: torch.dtype, repeats: in
 
 def cudnn(kind: str, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     layer = getattr(torch.nn, kind)(width, width, device="cuda", dtype=dtype)
-    layer.flatten_parameters()
+    weights = list(layer.parameters())
+    with torch.no_grad():  # flatten_parameters does nothing for bfloat16, and cuDNN would be given copies at every call
+        for mine, packed in zip(weights, packed_for_cudnn(weights), strict=True):
+            mine.data = packed
     x = torch.randn(steps, batch, width, device="cuda", dtype=dtype, requires_grad=True)
     return both(lambda: (layer(x)[0],), [x, *layer.parameters()], steps, repeats)
 
@@ -215,6 +226,7 @@ def main() -> None:
     given = parser.parse_args()
     from elman_e1.op import dense as e1
     from elman_e42.op import dense as e42
+    from elman_e42.op import tied as e42_tied
 
     torch.manual_seed(0)
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
@@ -224,6 +236,7 @@ def main() -> None:
         row: dict[str, Any] = {"d": width, "B": batch, "target": TARGETS.get((width, batch))}
         for name, kernel in (("e1", e1), ("e42", e42), ("plain", plain)):
             row[f"{name} bf16"] = ours(kernel, steps, batch, width, bf16, repeats)
+        row["e42 tied bf16"] = tied(e42_tied, steps, batch, width, bf16, repeats)
         if not given.quick:
             few = max(7, repeats // 3)
             row["plain fp16"] = ours(plain, steps, batch, width, fp16, repeats)

@@ -50,8 +50,9 @@ SHAPES = (
     Shape(
         "e1@1280x6", 1280, 6, 49.5e6, 750e3, 512 * 2.80, 4 * SQUARE[1280], SQUARE[1280], 18, 14 * 4 * SQUARE[1280], 75
     ),
+    # in_proj, out_proj: W x and its gradients are in the recurrence, SiLU too (decision 20), which moves 8 bytes more for it
     Shape(
-        "e42@1536x6", 1536, 6, 42.9e6, 700e3, 512 * 3.09, 3 * SQUARE[1536], SQUARE[1536], 10, 14 * 4 * SQUARE[1536], 70
+        "e42@1536x6", 1536, 6, 42.9e6, 700e3, 512 * 3.09, 2 * SQUARE[1536], SQUARE[1536], 8, 14 * 4 * SQUARE[1536], 64
     ),
     # the 32 columns of a_proj read x again, and their gradient is added to that of q, k and v: 2 + 2 + 2 + 6 bytes
     Shape("e88:h32n16@1536x20", 1536, 20, 64.3e6, 600e3, 101.2 + 270.2, 1536 * (1536 + 512 + 32), 0, 12, 0, 30),

@@ -30,10 +30,10 @@ class Program:
         return HERE / f"{self.driver}_gpu_driver.cu"
 
 
-def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int) -> Program:
-    bare = e42.dense.extension("cuda")
+def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int, tied: bool = False) -> Program:
+    bare = (e42.tied if tied else e42.dense).extension("cuda")
     macros = {"DTYPE": dense_cuda.DTYPE_CODES[dtype], "WIDTH": width, "KIND": kind, "SPILL": spill, "WIDE": wide}
-    name = f"dense_{kind}{spill}{wide}_{str(dtype).removeprefix('torch.')}_{width}"
+    name = f"dense_{'tied_' if tied else ''}{kind}{spill}{wide}_{str(dtype).removeprefix('torch.')}_{width}"
     defines = tuple((f"ELMAN_{key}", str(value)) for key, value in macros.items())
     return Program("dense", replace(bare, name=name, defines=(*bare.defines, *defines)))
 

@@ -126,6 +126,28 @@ def test_a_cuda_graph_replays_forward_and_backward(kernel, width):
         y, last = kernel(u, w, h0, backend="cuda")
         return y, last, *torch.autograd.grad((y, last), (u, w, h0), (weights, torch.ones_like(last)))
 
+    replays_equal(run)
+
+
+@pytest.mark.parametrize("width", [512, D, 2064], ids=["cluster", "grid", "steps"])
+def test_tied_weights_are_the_product_and_the_kernel_and_a_cuda_graph_replays_them(kernel, width):
+    from elman_e42.op import tied
+
+    x, w, h0 = problem(16, width)
+    leaves = [t.requires_grad_() for t in (x, w, torch.randn(width, device="cuda", dtype=w.dtype), h0)]
+    weights = torch.randn_like(x)
+
+    def run(backend):
+        y, last = tied(*leaves, backend=backend)
+        return y, last, *torch.autograd.grad((y, last), leaves, (weights, torch.ones_like(last)))
+
+    for found, expected in zip(run("cuda"), run("torch"), strict=True):
+        assert float((found - expected).norm() / expected.norm()) < 2e-2
+    assert (tied.plan_for((T, 16, width), x.dtype, x.device) is None) == (width == 2064)
+    replays_equal(lambda: run("cuda"))
+
+
+def replays_equal(run):
     warm = torch.cuda.Stream()
     warm.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(warm):

@@ -52,7 +52,7 @@ LOOP = "    __pipeline_wait_prior(0);\n    team_sync<P>(at.team);\n"
 MUTATIONS = {  # file, then pairs of what stands there and what shall
     "no helpers_sync in the backward's loop": (
         "matrix_state_backward.cuh",
-        ("sc, sums);\n    helpers_sync<P>(at.team);\n    bring", "sc, sums);\n    bring"),
+        ("helpers_sync<P>(at.team);\n    bring(j + 2", "bring(j + 2"),
     ),
     "no team_sync in the forward's loop": (
         "matrix_state_forward.cuh",

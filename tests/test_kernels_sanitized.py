@@ -44,6 +44,9 @@ PROGRAMS = [
     dense("tiles", 0, 1, bf16, 144),
     dense("tiles", 1, 1, f32, 272),
     dense("tiles", 1, 2, bf16, 272),
+    dense("cluster", 0, 1, bf16, 144, tied=True),
+    dense("grid", 0, 1, f32, 80, tied=True),
+    dense("tiles", 1, 2, f16, 272, tied=True),
     matrix(16, 16, bf16, FUSED),
     matrix(32, 32, bf16),
     matrix(32, 24, bf16, GATED, write=True),  # several warps, the last of them with few lines

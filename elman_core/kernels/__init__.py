@@ -14,6 +14,7 @@ from elman_core.registry.errors import KernelError
 if TYPE_CHECKING:
     from .build import Extension
     from .dense import DenseKernel
+    from .dense_tied import Tied
     from .few_rows_step import Step
     from .first_use import ensure_verified, used
     from .matrix_state import MatrixKernel
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 _HOME = {
     "Case": "spec", "DenseKernel": "dense", "Extension": "build", "KernelSpec": "spec", "MatrixKernel": "matrix_state",
     "Report": "verify", "Stamp": "stamps", "Step": "few_rows_step", "ensure_verified": "first_use", "load_or_warn": "policy",
-    "stamp": "stamps", "used": "first_use",
+    "Tied": "dense_tied", "stamp": "stamps", "used": "first_use",
 }  # fmt: skip
 __all__ = [
     "Case", "DenseKernel", "Extension", "KernelError", "KernelSpec", "MatrixKernel",
-    "Report", "Stamp", "Step", "ensure_verified", "load_or_warn", "stamp", "used",
+    "Report", "Stamp", "Step", "Tied", "ensure_verified", "load_or_warn", "stamp", "used",
 ]  # fmt: skip
 
 

@@ -208,7 +208,7 @@ class DenseKernel:
         self._check_native(backend, u)
         [w] = factors
         if backend == "cuda":
-            y, last, history = dense_cuda.forward(self, u, extras, w.to(u.dtype), h0, mask)
+            y, last, history, _ = dense_cuda.forward(self, u, extras, w.to(u.dtype), h0, mask)
         else:
             y, last, history = dense_host.forward(self, u, extras, w.to(u.dtype), h0, mask)
         return y, last, history, u.new_empty(0)
@@ -222,7 +222,7 @@ class DenseKernel:
                 self.update, self.readout, gy_, g_last, others[: len(extras)], others[len(extras) :], history, a, mask
             )
         elif backend == "cuda":
-            da, dextras, dh0 = dense_cuda.backward(self, gy, g_last, extras, w.to(history.dtype), history, mask)
+            da, dextras, dh0, *_ = dense_cuda.backward(self, gy, g_last, extras, w.to(history.dtype), history, mask)
         else:
             da, dextras, dh0 = dense_host.backward(self, gy, g_last, extras, w.to(history.dtype), history, mask)
         return da, dh0, *(d.to(e.dtype) for d, e in zip(dextras, extras, strict=True))

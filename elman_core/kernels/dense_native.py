@@ -37,7 +37,9 @@ class Call(ctypes.Structure):
         ("extra", View * _MOST_EXTRAS),
         *((name, ctypes.c_uint64) for name in ("w", "h0", "history", "y", "last", "g_last", "da")),
         ("dextra", ctypes.c_uint64 * _MOST_EXTRAS),
-        *((name, ctypes.c_uint64) for name in ("dh0", "mask", "error", "stream")),
+        *((name, ctypes.c_uint64) for name in ("dh0", "mask")),
+        ("x", View),
+        *((name, ctypes.c_uint64) for name in ("bias", "sums", "dx", "dbias", "error", "stream")),
         *((name, ctypes.c_int64) for name in ("rows", "groups", "delay", "timeout_ns")),
     )
 

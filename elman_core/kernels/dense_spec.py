@@ -33,7 +33,7 @@ _GPUS = {
     "sm_120": Device(188, 99 * 1024, (12, 0)),
 }
 _HOST_DTYPES = (torch.float64, torch.float32)
-_CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def make_spec(kernel: DenseKernel) -> KernelSpec:
@@ -84,7 +84,7 @@ def make_spec(kernel: DenseKernel) -> KernelSpec:
         targets=kernel.targets(),
         portable=("torch",),
         needs=lambda target, cases: _needs(kernel, target, cases),
-        builds=lambda target, arch, widths, dtypes: _builds(kernel, target, arch, widths, dtypes),
+        builds=lambda target, arch, widths, dtypes: builds(kernel, target, arch, widths, dtypes),
         visible=visible,
         after=dense_native.check_errors,
         python=(
@@ -114,8 +114,8 @@ def _needs(kernel: DenseKernel, target: Target, cases: Sequence[Case]) -> list[E
     return found
 
 
-def _builds(
-    kernel: DenseKernel, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype]
+def builds(
+    kernel: dense_cuda.Op, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype]
 ) -> list[Extension]:
     """A module for each width, dtype and kind of launch that some batch takes on a GPU of that architecture.
 
@@ -169,7 +169,7 @@ def _host_cases(grid: Grid) -> Iterator[Case]:
 
 
 def _cuda_cases(grid: Grid) -> Iterator[Case]:
-    for dtype in _CUDA_DTYPES:
+    for dtype in CUDA_DTYPES:
         yield _case((1, 1, 512), dtype)
         yield _case((17, 3, 64), dtype)
         yield _case((9, 5, 272), dtype, masked=True)

@@ -87,6 +87,12 @@ class WrapperMixer(Mixer):
         """The recurrence over time: (y_TBI in the dtype of x, the cell's new state)."""
         raise NotImplementedError(f"{type(self).__name__}.cell")
 
+    def cell_of_silu(
+        self, u_TBI: Tensor, z_TBI: Tensor | None, state: State | None, mask_TB: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """`cell` of silu(u); for a kernel to override that takes the SiLU along."""
+        return self.cell(F.silu(u_TBI), z_TBI, state, mask_TB)
+
     @classmethod
     def cell_state(cls, inner: int, config: WrapperConfig) -> StateSpec:
         """The cell's part of `state_spec`; one vector of I channels unless overridden."""
@@ -107,7 +113,8 @@ class WrapperMixer(Mixer):
         new_state: State = {}
         if self.conv is not None:
             u_TBI, new_state["conv"] = self.conv(u_TBI, None if state is None else state["conv"], mask_TB)
-        y_TBI, cell_state = self.cell(F.silu(u_TBI) if silu else u_TBI, z_TBI, state, mask_TB)
+        cell = self.cell_of_silu if silu else self.cell
+        y_TBI, cell_state = cell(u_TBI, z_TBI, state, mask_TB)
         out_TBD = linear(self.out_proj, self.dropout(y_TBI))
         return out_TBD.transpose(0, 1), {**new_state, **cell_state}
 

@@ -3,7 +3,7 @@
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=elman::e42::Cell
 //   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d
 //   -DELMAN_KIND=cluster | grid | tiles  -DELMAN_SPILL=chunks of W in shared memory  -DELMAN_WIDE=1 | 2: tiles of up to 8 or
-//   16 rows
+//   16 rows  -DELMAN_INPUT=Projected | Tied | TiedSilu
 // Which kind runs a shape is decided in Python (elman_core/kernels/dense_plan.py).
 #include <elman/dense.cuh>
 
@@ -14,6 +14,9 @@
 #define ELMAN_SPILL 0
 #define ELMAN_WIDE 1
 #endif
+#ifndef ELMAN_INPUT
+#define ELMAN_INPUT Projected
+#endif
 
 namespace {
 
@@ -22,13 +25,16 @@ namespace dense = elman::dense;
 enum class Kind { cluster, grid, tiles };
 constexpr Kind kind = Kind::ELMAN_KIND;
 constexpr int spill = ELMAN_SPILL, wide = ELMAN_WIDE;
+constexpr dense::Input input = dense::Input::ELMAN_INPUT;
+constexpr bool tied = input != dense::Input::Projected;
 constexpr dense::Exchange how = kind == Kind::cluster ? dense::Exchange::Cluster : dense::Exchange::Grid;
 constexpr int parts = (d + dense::kOwned<Elem> - 1) / dense::kOwned<Elem>;
 
 // What of a launch depends on the instantiation. The attributes belong to the current device.
 template <bool masked, bool backward>
 struct Kernel {
-  static constexpr auto function = dense::dense_kernel<Cell, Elem, d, spill, wide, how, kind != Kind::tiles, masked, backward>;
+  static constexpr auto function =
+      dense::dense_kernel<Cell, Elem, d, spill, wide, how, kind != Kind::tiles, input, masked, backward>;
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attribute[1];
   Outcome outcome;
@@ -85,7 +91,9 @@ const char* run(const DenseCall& call) {
   const std::size_t plane = static_cast<std::size_t>(g.B) * d;
   Outcome outcome;
   if (how == dense::Exchange::Grid &&  // the sentinel
-      outcome.failed(cudaMemsetAsync(backward ? g.da : g.history + plane, 0xff, g.T * plane * sizeof(Elem), stream), "memset"))
+      outcome.failed(
+          cudaMemsetAsync(backward ? g.da : (tied ? g.sums : g.history) + plane, 0xff, g.T * plane * sizeof(Elem), stream),
+          "memset"))
     return outcome.said;
   const int groups = static_cast<int>(call.groups);
   return g.mask ? Kernel<true, backward>(g.tiles, groups, stream).launch(g)

@@ -11,7 +11,7 @@ from elman_core import Variant, hookimpl
 from elman_core.registry import Published
 
 from .mixer import E42Config, E42Mixer, param_count, validate
-from .op import dense, one_step
+from .op import dense, one_step, tied
 
 
 @hookimpl
@@ -30,7 +30,7 @@ def elman_variants() -> Iterable[Variant]:
         aliases={"42": "", "linear-tied": "", "linear_tied": ""},
         param_count=param_count,
         validate=validate,
-        kernels=(dense.spec(), one_step.spec()),
+        kernels=(dense.spec(), tied.spec(), one_step.spec()),
         published=(
             Published("1536x6, 42,880,512", "1.59 nats/byte, 137k tok/s", "10 min, batch 32, preset radius099"),
             Published("1280x6, 29,835,520", "1.597 nats/byte, 141k tok/s", "10 min, batch 32, preset radius099"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from elman_core import State, option
 from elman_core.nn import SpectralNorm, WrapperConfig, WrapperMixer, orthogonal_, s4d_, xavier_uniform_
 
-from .op import dense, e42_projected
+from .op import e42_projected, e42_silu_projected, tied
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,21 @@ class E42Mixer(WrapperMixer):
     def cell(
         self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, mask_TB: Tensor | None
     ) -> tuple[Tensor, State]:
-        w = self.w if self.spectral is None else self.spectral(self.w)
-        y_TBI, h_BI = e42_projected(x_TBI, w, self.b, self.vector(state, "h", x_TBI), mask_TB)
+        y_TBI, h_BI = e42_projected(x_TBI, self.effective(), self.b, self.vector(state, "h", x_TBI), mask_TB)
         return y_TBI, {"h": h_BI}
 
+    def cell_of_silu(
+        self, u_TBI: Tensor, z_TBI: Tensor | None, state: State | None, mask_TB: Tensor | None
+    ) -> tuple[Tensor, State]:
+        y_TBI, h_BI = e42_silu_projected(u_TBI, self.effective(), self.b, self.vector(state, "h", u_TBI), mask_TB)
+        return y_TBI, {"h": h_BI}
+
+    def effective(self) -> Tensor:
+        """The W of the recurrence: with its largest singular value as asked."""
+        return self.w if self.spectral is None else self.spectral(self.w)
+
     def backend(self) -> str:
-        return dense.backend(self.w.device, self.inner)
+        return tied.backend(self.w.device, self.inner)
 
     def reset_cell(self) -> None:
         init = self.config.mamba2_init

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels import DenseKernel, Step
+from elman_core.kernels import DenseKernel, Step, Tied
 from elman_core.nn import self_gate
 
 from .reference import e42_reference
@@ -21,6 +21,7 @@ dense = DenseKernel(
 )
 
 one_step = Step(dense)
+tied = Tied(dense, silu=True)
 
 
 def e42(u_TBd: Tensor, w_dd: Tensor, h0_Bd: Tensor, mask_TB: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -35,3 +36,12 @@ def e42_projected(
     if one_step.takes(x_TBd, w_dd, mask_TB):
         return one_step(x_TBd, w_dd, b_d, w_dd, h0_Bd)
     return e42(F.linear(x_TBd, w_dd, b_d), w_dd, h0_Bd, mask_TB)
+
+
+def e42_silu_projected(
+    u_TBd: Tensor, w_dd: Tensor, b_d: Tensor, h0_Bd: Tensor, mask_TB: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """That of x = silu(u): W (h + silu(u)) + b is one product a step, so a GPU needs no projection before the loop."""
+    if one_step.takes(u_TBd, w_dd, mask_TB):
+        return one_step(F.silu(u_TBd), w_dd, b_d, w_dd, h0_Bd)
+    return tied(u_TBd, w_dd, b_d, h0_Bd, mask_TB)

@@ -9,6 +9,10 @@
 //   backward  iteration s = 0 .. T    (t = T-1-s):   gh_t = W^T da_{t+1} + carry,   da_t = Cell::backward(gy_t, gh_t)
 //                                                    and gh_{-1} = dL/dh_0
 //
+// Tied weights: where the same matrix projects the input, h_t = Cell(W (h_{t-1} + x_t) + b), a block adds x to what it hands on, and
+// one product a step is both. No projection comes before the loop, and the products of the backward are the gradient of x; it can take
+// a SiLU in front of x along, and adds up the gradient of b.
+//
 // What a block made reaches the others in one of two ways (Exchange):
 //
 //   Grid     through L2. The output tensor itself is the exchange: it is filled with a sentinel NaN before the launch, every
@@ -81,10 +85,10 @@ __device__ __forceinline__ unsigned largest(uint4 v) {
 
 // A tile has up to 8 * N batch rows. single: a group has one tile; otherwise several, and while one's words travel the others
 // are worked on.
-template <class Cell, class Elem, int d, int KS, int N, Exchange how, bool single, bool masked, bool backward>
+template <class Cell, class Elem, int d, int KS, int N, Exchange how, bool single, Input input, bool masked, bool backward>
 __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constant__ DenseArgs<Elem, Cell::extras> g) {
   constexpr int KC = kChunks<d>, KW = KC * kChunk;
-  constexpr bool cluster = how == Exchange::Cluster;
+  constexpr bool cluster = how == Exchange::Cluster, tied = input != Input::Projected;
   static_assert(!cluster || (single && N == 1), "clusters take one tile of 8 rows each: more of them run in waves");
   using S = Storage<Elem>;
   using P = Product<Elem, KC, KS, N>;
@@ -102,6 +106,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   };
   auto rows_in = [&](int tile) { return min(g.rows, g.B - tile * g.rows); };
 
+  Elem* const exchange = backward ? g.da : tied ? g.sums : g.history;
   P product;
   product.template load<backward>(g.w, d, part * R, shared + L::spill);
   Patience patience{g.error, g.timeout_ns};
@@ -135,8 +140,8 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
         const int last = rows_in(tile) - 1;
 #pragma unroll
         for (int j = 0; j < P::pieces; ++j)
-          from[j] = (backward ? g.da : g.history) + static_cast<size_t>(t * g.B + tile * g.rows + min(P::row(lane, j), last)) * d +
-                    warp * KW + P::column(lane, j);
+          from[j] = exchange + static_cast<size_t>(t * g.B + tile * g.rows + min(P::row(lane, j), last)) * d + warp * KW +
+                    P::column(lane, j);
       };
   auto look_first = [&] {
 #pragma unroll
@@ -168,14 +173,24 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       }
     }
   };
-  auto multiply_initial = [&](int tile) {  // h_0, from the float tensor the caller gave
+  // 16 bytes of what the first product multiplies: h_0, from the float tensor the caller gave, and the first x where it is tied.
+  auto initial = [&](int row, int column) {
+    const float* from = g.h0 + static_cast<size_t>(row) * d + column;
+    if constexpr (!tied) return rounded<Elem>(from);
+    float sum[4 * VW];
+    const Elem* x = g.u.data + row * g.u.b + column;
+#pragma unroll
+    for (int i = 0; i < 4 * VW; ++i) sum[i] = from[i] + input_of<Elem, input>(static_cast<float>(x[i]));
+    return rounded<Elem>(sum);
+  };
+  auto multiply_initial = [&](int tile) {
 #pragma unroll
     for (int k = 0; k < KC; ++k) {
 #pragma unroll
       for (int j = 0; j < P::pieces; ++j) {
         const int r = P::row(lane, j), column = warp * KW + k * kChunk + P::column(lane, j);
         const bool inside = r < rows_in(tile) && column < d;
-        piece[k][j] = inside ? rounded<Elem>(g.h0 + static_cast<size_t>(tile * g.rows + r) * d + column) : make_uint4(0, 0, 0, 0);
+        piece[k][j] = inside ? initial(tile * g.rows + r, column) : make_uint4(0, 0, 0, 0);
       }
       product.add(k, piece[k], shared + L::stage);
     }
@@ -221,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
 
   // ---- the epilogue: this thread has a word in each of the batch rows warp, warp + 8 ... of a tile
   // ----------------------------------
-  using W = Word<Cell, Elem, d, masked, backward>;
+  using W = Word<Cell, Elem, d, input, masked, backward>;
   W words[N];
   const int channel = part * R + lane * VW, first_t = backward ? g.T - 1 : 0;
   const bool mine = d % R == 0 || channel < d;
@@ -235,9 +250,10 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   auto fetch = [&](typename W::Inputs(&into)[N]) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      const bool there = works(fetch_tile, n) && fetch_s < g.T;
-      if (!single && there) words[n].aim(g, backward ? first_t - fetch_s : fetch_s, row_of(fetch_tile, n), channel);
-      into[n] = words[n].fetch(g, there);
+      const bool has_row = works(fetch_tile, n);
+      if (!single && has_row && fetch_s < g.T + W::derives)
+        words[n].aim(g, backward ? first_t - fetch_s : fetch_s, row_of(fetch_tile, n), channel);
+      into[n] = words[n].fetch(g, has_row, fetch_s);
     }
     fetch_tile += groups;
     if (single || fetch_tile >= g.tiles) fetch_tile = first_tile, ++fetch_s;
@@ -252,8 +268,19 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       float value[VW];
 #pragma unroll
       for (int i = 0; i < VW; ++i) carry(local, n)[i] = value[i] = works(tile, n) && mine ? initial[at + i] : 0.f;
-      if (!backward && works(tile, n) && mine) *reinterpret_cast<unsigned*>(g.history + at) = S::pack(value);
+      if (backward || !works(tile, n) || !mine) continue;
+      *reinterpret_cast<unsigned*>(g.history + at) = S::pack(value);
+      if constexpr (tied) {
+#pragma unroll
+        for (int i = 0; i < VW; ++i)
+          value[i] += input_of<Elem, input>(static_cast<float>(g.u.data[row_of(tile, n) * g.u.b + channel + i]));
+        *reinterpret_cast<unsigned*>(g.sums + at) = S::pack(value);
+      }
     }
+  float bias[VW] = {}, dbias[VW] = {};
+  if constexpr (tied && !backward)
+#pragma unroll
+    for (int i = 0; i < VW; ++i) bias[i] = mine ? g.bias[channel + i] : 0.f;
 
   // ---- the walk --------------------------------------------------------------------------------------------------------------
   unsigned partial_out = shared_base + L::partial + warp * kRows * N * kStride<Elem> * 4 + P::place(lane);
@@ -277,7 +304,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       for (int n = 0; n < N; ++n) words[n].in = next[n], next[n] = after[n];
       fetch(after);
       if constexpr (!single) at = word_at(t, tile);
-      Elem* publish_at = (backward ? g.da : g.history + plane) + at;
+      Elem* publish_at = exchange + (backward ? 0 : plane) + at;
       ptx::pin(publish_at);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
@@ -329,7 +356,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
 #pragma unroll
             for (int i = 0; i < VW; ++i) sum[k][i] += sum[k + half][i];
 
-        const unsigned published = words[n].finish(sum[0]);
+        const unsigned published = words[n].finish(sum[0], bias);
         if (!backward || s < g.T) {
           if constexpr (cluster) {
             if (s + 1 < iterations) send(s, published);
@@ -339,8 +366,15 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
             if constexpr (cluster) *reinterpret_cast<unsigned*>(to) = published;
             else ptx::store_relaxed(to, published);
             words[n].write_rest(g, at + n * kRows * d);
+            if constexpr (tied && backward) {
+              float da[VW];
+              S::unpack(published, da);
+#pragma unroll
+              for (int i = 0; i < VW; ++i) dbias[i] += da[i];
+            }
           }
         }
+        if (tied && backward && s > 0 && mine) words[n].write_dx(g, at + n * kRows * d);
         words[n].keep(carry(local, n), s + 1 == iterations);
       }
       if constexpr (single) at += forth;
@@ -355,6 +389,9 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
 #pragma unroll
         for (int i = 0; i < VW; ++i) last[i] = carry(local, n)[i];
     }
+  if (tied && backward && mine)
+#pragma unroll
+    for (int i = 0; i < VW; ++i) g.dbias[static_cast<size_t>(first_tile * kRows + warp) * d + channel + i] = dbias[i];
   if constexpr (cluster) ptx::cluster_sync();  // no block leaves while a peer may still write to it
 }
 

@@ -31,6 +31,12 @@ struct DenseArgs {
   Elem* dextra[extras > 0 ? extras : 1];        // [T,B,d]
   float* dh0;                                   // [B,d]
 
+  // where the weights are tied, and x stands in the place of u: both ways, if SiLU goes with it
+  const float* bias;  // [d]
+  Elem* sums;         // [T+1,B,d]: h_0 + x_1, h_1 + x_2 ... h_T. Written by the forward, for the gradient of W
+  Elem* dx;           // [T,B,d], by the backward
+  float* dbias;       // [8 groups,d], by the backward: to be added up
+
   int T, B;
   int rows;   // batch rows in a tile, 1..8, or 1..16 in wide ones; group g takes tiles g, g + groups, ...
   int tiles;  // ceil(B / rows)

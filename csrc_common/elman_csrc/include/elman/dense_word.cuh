@@ -4,6 +4,8 @@
 // is computed while the blocks wait for each other; and what nobody waits for is written after the word has been published.
 #pragma once
 
+#include <type_traits>
+
 #include "dense_args.h"
 #include "dense_cell.h"
 #include "dense_ptx.cuh"
@@ -21,7 +23,20 @@ struct Cursor {  // where a thread's word of a step lies, and how far away the n
   }
 };
 
-template <class Cell, class Elem, int d, bool masked, bool backward>
+// What comes in beside the state: u, everything that does not depend on it; or x, which the same matrix multiplies; or what SiLU makes x of.
+enum class Input { Projected, Tied, TiedSilu };
+
+template <class Elem>
+__device__ float logistic(float x) {  // while the blocks wait for each other there is time for more digits than Math::sigmoid has
+  return std::is_same_v<Elem, float> ? Storage<Elem>::Math::sigmoid(x) : __fdividef(1.f, 1.f + __expf(-x));
+}
+template <class Elem, Input input>
+__device__ float input_of(float x) {  // x itself, from what is given for it
+  return input == Input::TiedSilu ? x * logistic<Elem>(x) : x;
+}
+
+// Tied weights: main is the next step's x, what is published h_t + x_{t+1}, and the backward's product the gradient of x_{t+1}.
+template <class Cell, class Elem, int d, Input input, bool masked, bool backward>
 struct Word {
   using Args = DenseArgs<Elem, Cell::extras>;
   using S = Storage<Elem>;
@@ -30,13 +45,16 @@ struct Word {
   static constexpr bool carries = Cell::uses_prev || masked;  // something of the state passes a step other than through W
 
   struct Inputs {
-    unsigned main, h, h_prev, extra[XA], live;
+    unsigned main, h, h_prev, x, extra[XA], live;
   };
-  Cursor<Elem> main, of_h, of_h_prev, extra[XA];
+  Cursor<Elem> main, of_h, of_h_prev, of_x, extra[XA];
   const unsigned char* of_mask;
   Inputs in, next, after;
-  float x[VW], h[VW], h_prev[VW], kept[VW], gh[VW], y[VW], e[VW][XA];
+  float x[VW], h[VW], h_prev[VW], kept[VW], gh[VW], y[VW], e[VW][XA];  // y of a tied backward: the product
   DenseGrad<float, X> constant[VW], slope[VW];
+
+  static constexpr bool tied = input != Input::Projected, derives = backward && input == Input::TiedSilu;
+  static constexpr int ahead = tied && !backward;  // steps by which main is read earlier
 
   // The inputs of step t. A thread whose channel lies beyond d reads the last one.
   __device__ void aim(const Args& g, int t, int row, int channel) {
@@ -45,23 +63,29 @@ struct Word {
       return Cursor<Elem>{v.data + t * v.t + row * v.b + min(channel, d - VW), backward ? -v.t : v.t};
     };
     main = cursor(backward ? g.gy : g.u);
+    main.at += ahead * main.forth;
 #pragma unroll
     for (int i = 0; i < X; ++i) extra[i] = cursor(g.extra[i]);
     if (backward) of_h = cursor({g.history + plane, plane, d});
     if (backward && Cell::uses_prev) of_h_prev = cursor({g.history, plane, d});
+    if (derives) {  // the x of the product: of step t + 1
+      of_x = cursor(g.u);
+      of_x.at += t + 1 < g.T ? g.u.t : 0;
+    }
     if (masked) of_mask = g.mask + static_cast<ptrdiff_t>(t) * g.B + row;
   }
-  // Reads them, and moves on to the next step. Nothing where the thread has no row, or after the last step.
-  __device__ Inputs fetch(const Args& g, bool there) {
+  // Reads them, and moves on to the next step. Nothing where the thread has no row, or after the last step, s being the step.
+  __device__ Inputs fetch(const Args& g, bool works, int s) {
     Inputs v{};
-    if (there) {
-      v.main = main.take();
+    if (works && s < g.T) {
+      if (s + ahead < g.T) v.main = main.take();
 #pragma unroll
       for (int i = 0; i < X; ++i) v.extra[i] = extra[i].take();
       if (backward) v.h = of_h.take();
       if (backward && Cell::uses_prev) v.h_prev = of_h_prev.take();
       if (masked) v.live = *of_mask, of_mask += backward ? -g.B : g.B;
     }
+    if (derives && works && s > 0 && s <= g.T) v.x = of_x.take();
     return v;
   }
   // Before the wait. The backward is affine in gh: two evaluations of the cell give both numbers before gh is known.
@@ -72,6 +96,9 @@ struct Word {
 #pragma unroll
       for (int i = 0; i < VW; ++i) kept[i] = carry[i];
     S::unpack(in.main, x);
+    if constexpr (ahead)
+#pragma unroll
+      for (int i = 0; i < VW; ++i) x[i] = input_of<Elem, input>(x[i]);
 #pragma unroll
     for (int j = 0; j < X; ++j) {
       float v[VW];
@@ -90,17 +117,19 @@ struct Word {
     }
   }
   __device__ bool live() const { return !masked || in.live; }
-  // h_t or da_t, from the product.
-  __device__ unsigned finish(const float* sum) {
+  // What the other blocks wait for, from the product: h_t or da_t.
+  __device__ unsigned finish(const float* sum, const float* bias) {
     float out[VW];
 #pragma unroll
     for (int i = 0; i < VW; ++i) {
       if constexpr (backward) {
+        if constexpr (tied) y[i] = sum[i];
         gh[i] = sum[i] + kept[i];
         out[i] = live() ? constant[i].da + gh[i] * slope[i].da : 0.f;
       } else {
-        const auto made = Cell::template forward<Math, float>(sum[i] + x[i], kept[i], e[i]);
-        out[i] = h[i] = live() ? made.h : kept[i];
+        const auto made = Cell::template forward<Math, float>(sum[i] + (tied ? bias[i] : x[i]), kept[i], e[i]);
+        h[i] = live() ? made.h : kept[i];
+        out[i] = tied ? h[i] + x[i] : h[i];
         y[i] = live() ? made.y : 0.f;
       }
     }
@@ -118,7 +147,21 @@ struct Word {
       }
     } else {
       __stcs(reinterpret_cast<unsigned*>(g.y + at), S::pack(y));
+      if constexpr (tied) __stcs(reinterpret_cast<unsigned*>(g.history + static_cast<ptrdiff_t>(g.B) * d + at), S::pack(h));
     }
+  }
+  // Tied weights: what the backward's product was, W^T da_{t+1}, is the gradient of x_{t+1}.
+  __device__ void write_dx(const Args& g, ptrdiff_t at) {
+    if constexpr (derives) {
+      float v[VW];
+      S::unpack(in.x, v);
+#pragma unroll
+      for (int i = 0; i < VW; ++i) {
+        const float p = logistic<Elem>(v[i]);
+        y[i] *= fmaf(v[i] * p, 1.f - p, p);
+      }
+    }
+    __stcs(reinterpret_cast<unsigned*>(g.dx + static_cast<ptrdiff_t>(g.B) * d + at), S::pack(y));
   }
   // What the next step needs beside the product: the state, or what of gh does not pass through W; at the end h_T or dL/dh_0.
   __device__ void keep(float* carry, bool last) const {

@@ -60,7 +60,7 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
     if (j < segments) bring_state<P>(sm, a, at, segments - 1 - j, j & 1);
   };
   auto ready = [&](int j, int raw) {
-    if (j < segments) make_ready<P>(sm.x[j & 1], sm.raw[raw], sc, at.tl);
+    if (j < segments) make_ready<P, P::backward_ready>(sm.x[j & 1], sm.raw[raw], sc, at.tl);
     if (j + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 2 - j) * kInterval, at.tl);
   };
   sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * kInterval, at.tl);
@@ -75,12 +75,14 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
   int before = 2, next = 1;  // of the three places of raw inputs: those of j - 1 and j + 1
   for (int j = 0; j < segments; j++) {
     state(j + 1);
+    __pipeline_commit();
     if (j > 0) give_gradients<P>(a, sm, at, segments - j, (j - 1) & 1, before, sc, sums);
+    __pipeline_wait_prior(1);  // the inputs of j + 1, which have had all of the last round
     helpers_sync<P>(at.team);
     bring(j + 2, before);
     __pipeline_commit();
     ready(j + 1, next);
-    __pipeline_wait_prior(0);
+    __pipeline_wait_prior(1);  // the state of j + 1
     team_sync<P>(at.team);
     const int now = 3 - before - next;
     next = before, before = now;
@@ -119,7 +121,7 @@ __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const Backward
     float S0[P::E];
     __pipeline_wait_prior(0);
     team_sync<P>(at.team);
-    make_ready<P>(sm.x[0], sm.raw[seg & 1], sc, at.tl);
+    make_ready<P, P::backward_ready>(sm.x[0], sm.raw[seg & 1], sc, at.tl);
     read_saved<P>(S0, sm, at, 0);
     team_sync<P>(at.team);
     if (seg > 0) {

@@ -183,7 +183,7 @@ __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a,
     __pipeline_commit();
   };
   auto ready = [&](int seg) {
-    if (seg < segments) make_ready<P>(sm.x[seg & 1], sm.raw[seg & 1], sc, at.tl);
+    if (seg < segments) make_ready<P, P::forward_ready>(sm.x[seg & 1], sm.raw[seg & 1], sc, at.tl);
     if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * kInterval, at.tl);
   };
   sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);
@@ -230,7 +230,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
   for (int seg = 0; seg < segments; seg++) {
     __pipeline_wait_prior(0);
     team_sync<P>(at.team);
-    make_ready<P>(sm.x[0], sm.raw[0], sc, at.tl);
+    make_ready<P, P::forward_ready>(sm.x[0], sm.raw[0], sc, at.tl);
     team_sync<P>(at.team);
     bring(seg + 1);
     save_state<P>(a, at, seg, S);

@@ -126,10 +126,10 @@ __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Siz
 }
 
 // Storage type to fp32, with SiLU, norm and scalar maps.
-template <class P>
+template <class P, int unroll>
 __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
   constexpr int E = P::N / 4;
-#pragma unroll(P::unroll)
+#pragma unroll(unroll)
   for (int it = 0; it < (2 * kInterval * 4 + P::TL - 1) / P::TL; it++) {
     const int sub = tl & 3, w = (tl >> 2) & 1, s = it * (P::TL / 8) + (tl >> 3);
     if ((2 * kInterval * 4) % P::TL && s >= kInterval) break;
@@ -162,7 +162,7 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
   }
 #pragma unroll
   for (int l = 0; l < P::NL; l++)
-#pragma unroll(P::unroll)
+#pragma unroll(unroll)
     for (int it = 0; it < (kInterval * P::CB / P::EV + P::TL - 1) / P::TL; it++) {
       const Item at = item<P::TL, P::CB / P::EV>(it, tl);
       const int s = at.s, e0 = at.e * P::EV;

@@ -62,8 +62,8 @@ struct Plan {
   static constexpr int forward_blocks = !helped ? 1 : N > 16 ? 3 : 2;
   static constexpr int backward_blocks = helped ? (ELMAN_REGISTERS_MOVE ? 2 : 1) : threads <= 128 ? 2 : 1;
   static constexpr int own_registers = 208, helper_registers = 48;  // of the backward, where registers move
-  static constexpr int unroll =
-      helped ? 1 : 8;  // of loops outside the recurrence: helpers' code shall leave room in the instruction cache
+  // Of loops outside the recurrence. Helpers' code shall leave room in the instruction cache: the forward has more of it.
+  static constexpr int unroll = helped ? 1 : 8, forward_ready = 8, backward_ready = helped ? (N > 16 ? 1 : 2) : 8;
   static constexpr int buffers = helped ? 2 : 1, raw_buffers = helped ? 3 : 2;
   static constexpr int CB = WPH * C;
   static constexpr int sz = sizeof(Store);

@@ -1,0 +1,176 @@
+"""`Tied`: one matrix for input and recurrence, one product a step. T time, B batch, d width.
+
+The launch itself needs a GPU: `elman verify e42_tied_silu`, test_kernels_dense_gpu.py and test_kernels_sanitized.py. Here: what
+runs where there is none, what the operator makes of what the launch returns, and which problems it is verified on.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from elman_core.kernels import DenseKernel, Tied, dense_cuda, dense_tied
+from elman_core.registry.errors import ConfigError, KernelError
+
+elman_e42 = pytest.importorskip("elman_e42")
+from elman_e42.op import dense, tied  # noqa: E402
+from elman_e42.reference import e42_reference  # noqa: E402
+
+T, B, D = 6, 3, 8
+
+
+def problem(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """x, W, b, h_0 as leaves."""
+    g = torch.Generator().manual_seed(0)
+    shapes = ((T, B, D), (D, D), (D,), (B, D))
+    drawn = [torch.randn(s, generator=g, dtype=torch.float64) / (s[0] ** 0.5 if s == (D, D) else 1) for s in shapes]
+    return [x.to(dtype).requires_grad_() for x in drawn]
+
+
+def mask() -> torch.Tensor:
+    return torch.arange(T)[:, None] >= torch.tensor([0, 2, 4])
+
+
+def results(run, inputs, mask_TB):
+    y, last = run(*inputs, mask_TB)
+    visible = y if mask_TB is None else y[mask_TB]
+    return y, last, *torch.autograd.grad(visible.square().sum() + last.sin().sum(), inputs)
+
+
+def by_the_reference(x, w, b, h0, mask_TB=None):
+    return e42_reference(F.linear(F.silu(x), w, b), w, h0, mask_TB)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_without_a_gpu_it_is_the_product_and_the_kernel(masked):
+    mask_TB = mask() if masked else None
+    found, expected = (results(run, problem(), mask_TB) for run in (tied, by_the_reference))
+    seen = (slice(None) if mask_TB is None else mask_TB,)
+    torch.testing.assert_close(found[0][seen], expected[0][seen])
+    for mine, theirs in zip(found[1:], expected[1:], strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert tied.backend("cpu", D) == dense.backend("cpu", D) == "torch"
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The operator, its two launches in plain PyTorch: states, sums and products as the kernel gives them."""
+
+    def forward(_op, x, extras, w, h0, mask_TB, bias):
+        assert not extras
+        h, states, sums = h0, [h0], []
+        for t in range(len(x)):
+            sums.append(h + F.silu(x[t]))
+            a = sums[t] @ w.T + bias
+            h = a if mask_TB is None else torch.where(mask_TB[t, :, None], a, h)
+            states.append(h)
+        y = torch.stack(states[1:])
+        y = y * F.silu(y) if mask_TB is None else torch.where(mask_TB[..., None], y * F.silu(y), 0.0)
+        return y, h.clone(), torch.stack(states), torch.stack([*sums, h])
+
+    def backward(_op, gy, g_last, extras, w, history, mask_TB, x):
+        assert not extras
+        gh, das, dxs = g_last, [], []
+        for t in reversed(range(len(gy))):
+            h, live = history[t + 1], True if mask_TB is None else mask_TB[t, :, None]
+            s = torch.sigmoid(h)
+            da = torch.where(torch.as_tensor(live), gy[t] * (2 * h * s + h * h * s * (1 - s)) + gh, 0.0)
+            das.append(da)
+            dxs.append(da @ w)
+            gh = torch.where(torch.as_tensor(live), dxs[-1], gh + dxs[-1])
+        da, p = torch.stack(das[::-1]), torch.sigmoid(x)
+        return da, [], gh, torch.stack(dxs[::-1]) * (p + x * p * (1 - p)), da.sum((0, 1))
+
+    monkeypatch.setattr(dense_cuda, "forward", forward)
+    monkeypatch.setattr(dense_cuda, "backward", backward)
+    monkeypatch.setattr(dense_tied, "_must_be_on_a_gpu", lambda *_: None)
+    return lambda x, w, b, h0, mask_TB: tied.op(x, w, b, h0, mask_TB)[:2]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_the_launches_return_makes_every_gradient(launched, masked):
+    mask_TB = mask() if masked else None
+    found, expected = (results(run, problem(), mask_TB) for run in (launched, by_the_reference))
+    assert len(found) == 6
+    for mine, theirs in zip(found[1:], expected[1:], strict=True):
+        torch.testing.assert_close(mine, theirs)
+    if masked:
+        assert not found[2][~mask_TB].any()  # nothing flows back into x where the state is held
+
+
+def test_without_silu_x_is_taken_as_it_is():
+    linear = DenseKernel(
+        "test_tied", header=dense.header, cell=dense.cell, reference=e42_reference, readout=dense.readout
+    )
+    x, w, b, h0 = problem()
+    found, expected = Tied(linear)(x, w, b, h0), e42_reference(F.linear(x, w, b), w, h0)
+    torch.testing.assert_close(found, expected)
+    assert dict(Tied.extension(dense_tied._tied["test_tied_tied"], "cuda").defines)["ELMAN_INPUT"] == "Tied"
+
+
+def test_unasked_gradients_are_not_made_and_missing_ones_are_zeros(launched):
+    x, w, b, h0 = problem()
+    y, last = launched(x, w.detach(), b.detach(), h0.detach(), None)
+    [alone] = torch.autograd.grad(last.sum(), [x], retain_graph=True)
+    [expected] = torch.autograd.grad(by_the_reference(x, w, b, h0)[1].sum(), [x])
+    torch.testing.assert_close(alone, expected)
+    assert y.requires_grad
+    with pytest.raises(NotImplementedError, match=r"e42_tied_silu: gradients of gradients"):
+        torch.autograd.grad(y.sum(), [x], create_graph=True)
+
+
+def test_shapes_are_known_without_running_it():
+    x, w, b, h0 = (t.detach().to("meta", torch.bfloat16) for t in problem())
+    y, last, history, sums = tied.op(x, w, b, h0.float(), None)
+    assert (y.shape, y.dtype) == ((T, B, D), torch.bfloat16)
+    assert (last.shape, last.dtype) == ((B, D), torch.float32)
+    assert history.shape == sums.shape == (T + 1, B, D)
+
+
+def test_what_cannot_be_tied_is_refused():
+    x, w, b, h0 = (t.detach() for t in problem())
+    with pytest.raises(
+        KernelError, match=r"e42_tied_silu: this operator is a kernel of a GPU, and the tensors are on cpu"
+    ):
+        tied.op(x, w, b, h0, None)
+    two = DenseKernel(
+        "test_two_factors",
+        header=dense.header,
+        cell=dense.cell,
+        reference=lambda u, left, right, h0, mask=None: e42_reference(u, left @ right, h0, mask),
+        readout=lambda h, _h: h,
+        factors=("left", "right"),
+    )
+    with pytest.raises(KernelError, match=r"test_two_factors: tied weights are one matrix, not 2 factors"):
+        Tied(two)
+
+
+def test_a_bias_of_another_size_is_refused(launched, monkeypatch):
+    x, w, b, h0 = (t.detach() for t in problem())
+    monkeypatch.setattr(Tied, "_in_one", lambda *_: True)
+    with pytest.raises(ConfigError, match=r"e42_tied_silu: b must be \(8,\) on cpu, not \(4,\) on cpu"):
+        tied(x, w, b[:4], h0)
+
+
+def test_it_is_verified_on_the_kernels_problems():
+    spec, bare = tied.spec(), dense.spec()
+    assert spec.name == "e42_tied_silu"
+    assert spec.targets == ("cuda",)
+    assert [str(c) for c in spec.cases("cuda", "full")] == [str(c) for c in bare.cases("cuda", "full")]
+    case = spec.cases("cuda", "quick")[2]
+    inputs = spec.make_inputs(case, torch.Generator().manual_seed(1))
+    assert set(inputs) == {"x", "w", "b", "h0", "mask"}
+    wide = {n: None if v is None else v if v.dtype == torch.bool else v.double() for n, v in inputs.items()}
+    truth = spec.call("reference", wide, {})
+    expected = by_the_reference(wide["x"], wide["w"], wide["b"], wide["h0"], wide["mask"])
+    torch.testing.assert_close((truth["y"], truth["h_T"]), expected)
+
+
+def test_its_modules_are_others_than_the_kernels():
+    mine = tied.spec().builds("cuda", "sm_90", (512, 1536, 4096), (torch.bfloat16,))
+    theirs = dense.spec().builds("cuda", "sm_90", (512, 1536, 4096), (torch.bfloat16,))
+    assert {e.file_name("sm_90") for e in mine}.isdisjoint({e.file_name("sm_90") for e in theirs})
+    assert all(dict(e.defines)["ELMAN_INPUT"] == "TiedSilu" for e in mine)
+    kinds = {dict(e.defines).get("ELMAN_KIND", "steps") for e in theirs}
+    assert {dict(e.defines)["ELMAN_KIND"] for e in mine} == kinds - {"steps"}
