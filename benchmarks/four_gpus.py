@@ -10,7 +10,8 @@ tests       two ranks train as one GPU (NCCL, CUDA graphs, FSDP2), a killed rank
             on the first two GPUs, half on the next, 160 s at most; with two GPUs all of them there, 220 s. Meanwhile the Triton
             kernels of --triton are compiled by the idle cores
 scaling     tok/s of three models on one GPU and on all of them (benchmarks/scaling.py): 240 s at most, a measurement 60 s
-suite       `elman bench 50m` with a planted process, company and a killed training (benchmarks/suite_watch.py): 150 s at most
+suite       `elman bench 50m` with a planted process, company and a killed training (benchmarks/suite_watch.py): 150 s at most,
+            with two GPUs 270 s
 comparison  `elman bench 100mb`, from the moment at which every run of the suite has begun; stopped when --seconds are over, and
             gone on with by the same call: what has ended is not repeated
 
@@ -48,8 +49,8 @@ PYTHON = sys.executable
 PARTS = ("ranks", "tests", "scaling", "suite", "comparison")
 LIMITS = {"ranks": 120.0, "tests": 160.0, "scaling": 240.0, "suite": 150.0, "comparison": 3600.0}
 """Seconds that a part may take."""
-ONE_AFTER_THE_OTHER = 60.0
-"""Seconds more for the tests where two GPUs do both halves."""
+ONE_AFTER_THE_OTHER = {"tests": 60.0, "suite": 120.0}
+"""Seconds more where two GPUs do what four would do beside each other."""
 MEASUREMENT = 60.0
 """Seconds for one measurement of scaling."""
 SPARE = 15.0
@@ -74,6 +75,11 @@ class Child:
     until: float
     first: int = 0  # the signal with which it is asked to end, before it is killed
     outcome: dict[str, Any] = field(default_factory=dict)
+
+
+def limit_of(part: str, gpus: int) -> float:
+    """Seconds that a part may take on so many GPUs."""
+    return LIMITS[part] + (0 if gpus > 3 else ONE_AFTER_THE_OTHER.get(part, 0))
 
 
 class Call:
@@ -174,10 +180,10 @@ def ranks(call: Call, _given: argparse.Namespace) -> None:
 def tests(call: Call, given: argparse.Namespace) -> None:
     equal, killed = "train_as_one and fp32", "killed_rank_on_gpus or (train_as_one and bf16 and auto)"
     if given.gpus > 3:
-        limit, jobs = LIMITS["tests"], [("tests-equal", "0,1", equal), ("tests-killed", "2,3", killed)]
+        jobs = [("tests-equal", "0,1", equal), ("tests-killed", "2,3", killed)]
     else:  # a rank that is killed shall not have another job's ranks beside it
-        limit, jobs = LIMITS["tests"] + ONE_AFTER_THE_OTHER, [("tests", "0,1", f"({equal}) or {killed}")]
-    file, children = "tests/test_train_distributed.py", []
+        jobs = [("tests", "0,1", f"({equal}) or {killed}")]
+    file, children, limit = "tests/test_train_distributed.py", [], limit_of("tests", given.gpus)
     if given.triton:
         words = [PYTHON, str(HERE / "fill_triton_cache.py"), *given.triton.split(","), "--no-choice"]
         words += ["--workers", str(given.workers), "--limit", str(limit)]
@@ -210,7 +216,7 @@ def scaling(call: Call, given: argparse.Namespace) -> None:
 def suite(call: Call, given: argparse.Namespace) -> Child:
     words = [PYTHON, str(HERE / "suite_watch.py"), "--out", str(call.out / "suite-50m"), "--data", str(given.data)]
     words += ["--minutes", str(given.minutes), "--planted", str(given.planted)]
-    limit = LIMITS["suite"]
+    limit = limit_of("suite", given.gpus)
     return call.start("suite", [*words, "--limit", str(limit - 30)], limit, TRITON_CACHE_AUTOTUNING="1")
 
 
@@ -286,8 +292,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(parts) - set(PARTS):
         raise SystemExit(f"no part {sorted(unknown)[0]!r}: choose among {', '.join(PARTS)}")
     if given.list:
-        limits = {**LIMITS, "tests": LIMITS["tests"] + (0 if given.gpus > 3 else ONE_AFTER_THE_OTHER)}
-        print("\n".join(f"{part:11} at most {min(limits[part], given.seconds):.0f} s" for part in parts))
+        limits = {part: min(limit_of(part, given.gpus), given.seconds) for part in parts}
+        print("\n".join(f"{part:11} at most {limit:.0f} s" for part, limit in limits.items()))
         return 0
     no_core_files()
     given.out.mkdir(parents=True, exist_ok=True)

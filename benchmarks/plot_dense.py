@@ -25,6 +25,7 @@ SERIES = {
 COLUMNS = {
     "e1 bf16": "E1 bf16",
     "e42 bf16": "E42 bf16",
+    "e42 tied bf16": "E42 with its projection, bf16",
     "plain bf16": "Elman bf16",
     "plain fp16": "Elman fp16",
     "plain fp32": "Elman fp32",

@@ -53,6 +53,13 @@ def test_without_a_gpu_it_is_the_product_and_the_kernel(masked):
     assert tied.backend("cpu", D) == dense.backend("cpu", D) == "torch"
 
 
+def test_a_bias_in_float32_beside_weights_of_16_bits():
+    x, w, b, h0 = (t.detach() for t in problem(torch.float32))
+    y, _ = tied(x.bfloat16(), w.bfloat16(), b, h0)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), by_the_reference(x, w, b, h0)[0], rtol=0.05, atol=0.1)
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """The operator, its two launches in plain PyTorch: states, sums and products as the kernel gives them."""

@@ -85,9 +85,8 @@ class Tied:
         mask_TB = masks[0] if masks else None
         narrow_TBd = x_TBd.to(autocast_dtype(x_TBd))
         if not self._in_one(narrow_TBd, backend):
-            return self.kernel(
-                F.linear(self._activated(x_TBd), w_dd, b_d), *extras, w_dd, h0_Bd, mask_TB, backend=backend
-            )
+            u_TBd = F.linear(self._activated(x_TBd), w_dd, b_d.to(w_dd.dtype))
+            return self.kernel(u_TBd, *extras, w_dd, h0_Bd, mask_TB, backend=backend)
         names = (self.kernel.extras, self.kernel.factors)
         check_tensors(self.name, names, narrow_TBd, extras, (w_dd,), h0_Bd, mask_TB)
         assert h0_Bd is not None  # checked above

@@ -3,7 +3,8 @@
 //   a_t = W h_{t-1} + u_t            the only product inside the loop; u_t holds everything that does not depend on h
 //   (h_t, y_t) = Cell::forward(a_t, h_{t-1}, e_t)
 //
-// and, walking back, with gy_t = dL/dy_t given and gh_t = dL/dh_t arriving from step t+1,
+// (where W projects the input too, u_t = W x_t + b, the skeleton can multiply h_{t-1} + x_t instead: Input in dense_word.cuh) and,
+// walking back, with gy_t = dL/dy_t given and gh_t = dL/dh_t arriving from step t+1,
 //
 //   (da_t, dp_t, de_t) = Cell::backward(gy_t, gh_t, h_t, h_{t-1}, e_t)
 //   gh_{t-1} = W^T da_t + dp_t

@@ -35,6 +35,14 @@ __device__ float input_of(float x) {  // x itself, from what is given for it
   return input == Input::TiedSilu ? x * logistic<Elem>(x) : x;
 }
 
+// sum += x; compensated, it errs by a rounding or two however long the sum is: `lost` is what the last one lost.
+template <bool compensated>
+__device__ __forceinline__ void add(float& sum, float& lost, float x) {
+  const float y = compensated ? __fsub_rn(x, lost) : x, next = __fadd_rn(sum, y);
+  if (compensated) lost = __fsub_rn(__fsub_rn(next, sum), y);
+  sum = next;
+}
+
 // Tied weights: main is the next step's x, what is published h_t + x_{t+1}, and the backward's product the gradient of x_{t+1}.
 template <class Cell, class Elem, int d, Input input, bool masked, bool backward>
 struct Word {

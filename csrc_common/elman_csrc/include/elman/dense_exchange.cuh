@@ -1,0 +1,62 @@
+// How blocks of the dense skeleton hand the state on: the ways, their place in shared memory, and waiting that ends.
+#pragma once
+
+#include "dense_product.cuh"
+
+namespace elman::dense {
+
+enum class Exchange { Grid, Cluster };
+
+constexpr int kAhead = 4;  // steps by which rows of the exchange are asked into L2 before they are written and looked at
+
+template <class Elem, int KC>
+struct Slots {  // received state of a step: [2][warp][8 rows][KC * 32 columns], rows padded so that two of them fill all 32 banks
+  static constexpr int row_bytes = KC * kChunk * sizeof(Elem) + (sizeof(Elem) == 2 && KC % 2 == 0 ? 64 : 0);
+  static constexpr int slice_bytes = kRows * row_bytes, slot_bytes = kWarps * slice_bytes;
+};
+
+template <int d>
+constexpr int kChunks = (d + kWarps * kChunk - 1) / (kWarps * kChunk);  // of a warp
+
+template <class Elem, int d, int KS, int N, Exchange how>
+struct Layout {  // of dynamic shared memory
+  static constexpr int partial = 0, partial_bytes = kWarps * kRows * N * kStride<Elem> * 4;
+  static constexpr int spill = 2 * partial_bytes;
+  static constexpr int stage = spill + Product<Elem, kChunks<d>, KS, N>::shared_bytes;
+  static constexpr int slots = stage + (sizeof(Elem) == 4 ? kWarps * kRows * N * kChunk * 4 : 0);
+  static constexpr int barriers = slots + (how == Exchange::Cluster ? 2 * Slots<Elem, kChunks<d>>::slot_bytes : 0);
+  static constexpr int carry = barriers + 2 * kWarps * 8, carry_floats = N * kThreads * Storage<Elem>::per_word;  // of a tile
+  static constexpr int bytes(int local_tiles) { return carry + local_tiles * carry_floats * 4; }
+};
+
+// A wait that gives up: after timeout_ns, or soon after any other block has.
+struct Patience {
+  int* error;
+  unsigned long long limit, since = 0;
+  int turns = 0;
+  bool lost = false;
+  __device__ bool over() {
+    if (lost) return true;
+    if (++turns % 256 != 0) return false;
+    const unsigned long long now = ptx::nanoseconds();
+    if (turns == 256) since = now;
+    if (now - since > limit) *reinterpret_cast<volatile int*>(error) = 1;
+    lost = now - since > limit || *reinterpret_cast<volatile int*>(error) != 0;
+    return lost;
+  }
+};
+
+template <class Elem>
+__device__ uint4 rounded(const float* p) {  // 16 bytes of Elem from as many floats
+  constexpr int n = Storage<Elem>::per_word;
+  uint4 v;
+  v.x = Storage<Elem>::pack(p), v.y = Storage<Elem>::pack(p + n), v.z = Storage<Elem>::pack(p + 2 * n),
+  v.w = Storage<Elem>::pack(p + 3 * n);
+  return v;
+}
+
+__device__ __forceinline__ unsigned largest(uint4 v) {
+  return max(max(v.x, v.y), max(v.z, v.w));
+}  // the sentinel is the largest word
+
+}  // namespace elman::dense
