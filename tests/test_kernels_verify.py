@@ -493,7 +493,9 @@ def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_her
     assert all(Path(b["path"]).is_file() for b in built)
     kinds = {(b["arch"], b["module"].split("_")[3]) for b in built if b["kernel"] == "e42"}
     assert kinds == {("sm_80", "grid"), ("sm_90", "cluster")}, "there are no clusters before sm_90"
-    decoding = {(b["kernel"], b["module"]) for b in built if b["kernel"] != "e42"}
+    tied = {(b["arch"], b["module"].split("_")[5]) for b in built if b["kernel"] == "e42_tied_silu"}
+    assert tied == kinds
+    decoding = {(b["kernel"], b["module"]) for b in built if b["kernel"] not in ("e42", "e42_tied_silu")}
     assert decoding == {("e42_step", "e42_step_few_rows_bfloat16"), ("few_rows", "linear_few_rows_bfloat16")}
 
 
