@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from readme import of_two_runs
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -52,7 +53,8 @@ def table(found: dict[str, Any]) -> str:
                 cells.append("–")
         lines.append("| " + " | ".join(cells) + " |")
     head = f"Microseconds per time step, forward / forward+backward, T = {found['T']}; {found['gpu']}, torch {found['torch']}, "
-    head += f"CUDA {found['cuda']}, driver {found['driver']}, commit {found['commit']}, {found['when']}.\n\n"
+    head += f"CUDA {found['cuda']}, driver {found['driver']}, commit {found['commit']}, {found['when']}"
+    head += f".{of_two_runs(found)}\n\n"
     return head + "\n".join(lines) + "\n"
 
 

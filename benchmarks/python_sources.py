@@ -4,8 +4,9 @@
 
 Every .py file of the standard library and of the installed packages: each text once, in the order of the SHA-256 of its bytes,
 so that neither paths nor file systems matter and every part of the file holds something of every package; each ended by 0x1e.
-What is not UTF-8, is empty or holds a 0x1e itself is left out. FILE.json says what came out: bytes, SHA-256, number of files,
-folders. Prints the same as one line of JSON. Leaves with 1 if it is less than --least bytes.
+What is not UTF-8, is empty or holds a 0x1e itself is left out, and so are this repository's packages (elman*), which change
+between runs that are to be compared; install nothing else meanwhile. FILE.json says what came out: bytes, SHA-256, number of
+files, folders. Prints the same as one line of JSON. Leaves with 1 if it is less than --least bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def folders() -> list[Path]:
 def sources(where: Iterable[Path]) -> Iterator[bytes]:
     """The bytes of every Python source below the folders. A file below two of them comes twice."""
     for folder in where:
-        for home, _, names in os.walk(folder):
+        for home, inside, names in os.walk(folder):
+            if Path(home) == folder:
+                inside[:] = [name for name in inside if not name.startswith("elman")]
             for name in names:
                 if name.endswith(".py"):
                     try:

@@ -38,9 +38,26 @@ def dense_table() -> str:
     ]
     caption = (
         "Microseconds per time step of one layer's recurrence, forward / forward + backward with all gradients, "
-        f"T = {data['T']}, medians; {_machine(data)}. `benchmarks/dense.py`, `benchmarks/results/dense_h200.json`."
+        f"T = {data['T']}, medians; {_machine(data)}.{of_two_runs(data)} `benchmarks/dense.py`, "
+        "`benchmarks/results/dense_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"
+
+
+def of_two_runs(data: dict[str, Any]) -> str:
+    """What is said where cells come from another run (`dense.py --merge`)."""
+    other = {
+        cell["commit"][:7]
+        for row in data["rows"]
+        for cell in row.values()
+        if isinstance(cell, dict) and "commit" in cell
+    }
+    if not other:
+        return ""
+    return (
+        " Of cuDNN, which the host launches step by step where it holds no weights on chip, the faster of two runs "
+        f"({', '.join(sorted(other))})."
+    )
 
 
 def matrix_table() -> str:
@@ -93,7 +110,8 @@ def e88_table() -> str:
         for r in data["layers"]
     )
     sizes = f"B = {data['layers'][0]['B']}, T = {data['layers'][0]['T']}"
-    beside = f"Whole layers, {sizes}, bfloat16 weights, forward and backward: {layers}."
+    run = data["layers"][0].get("commit", data["commit"])[:7]
+    beside = f"Whole layers, {sizes}, bfloat16 weights, forward and backward, in one run (commit {run}): {layers}."
     return f"{caption}\n\n{markdown(rows)}\n\n{beside}"
 
 
@@ -108,6 +126,9 @@ def step_table() -> str:
 
     def commit(row: dict[str, Any]) -> str:
         return str(row.get("commit", data["commit"])[:7])
+
+    def wider(row: dict[str, Any] | None) -> str:
+        return "–" if row is None else f"{row['tok_s']:,}" + (f" ({row['note']})" if "note" in row else "")
 
     for row in data["rows"]:
         key = row["size"], row["name"]
@@ -125,9 +146,10 @@ def step_table() -> str:
         named = f"{PEERS[name]} {row['model'].split()[-1]}" if name in PEERS else row["model"]
         plain = eager.get((size, name), {}).get("tok_s")
         rows.append([
-            size, named, f"{row['parameters']:,}", f"{row['tok_s']:,}", f"{row['ms']:.1f}", f"{row['peak_gib']:.1f}",
-            row["setting"] + (f" ({unsteady(row)})" if unsteady(row) else ""), commit(row),
-            f"{plain:,}" if plain else "–", f"{wide[size, name]['tok_s']:,}" if (size, name) in wide else "–",
+            size, named, f"{row['parameters']:,}", f"{row['tok_s']:,}", f"{row['ms']:.1f}",
+            f"{row['peak_gib']:.1f}" if row["peak_gib"] else "–",
+            row["setting"] + (f" ({remarks(row)})" if remarks(row) else ""), commit(row),
+            f"{plain:,}" if plain else "–", wider(wide.get((size, name))),
         ])  # fmt: skip
     shown = [(size, name) for (size, name), _ in order]
     of = [", ".join(sorted({commit(r) for key, r in found.items() if key in shown})) for found in (eager, wide)]
@@ -140,11 +162,12 @@ def step_table() -> str:
     return f"{caption}\n\n{markdown(rows)}"
 
 
-def unsteady(row: dict[str, Any]) -> str:
-    """What a row says of itself whose steps, all the same to the GPU, took different times: its clocks changed."""
+def remarks(row: dict[str, Any]) -> str:
+    """Of a row: its note, and that its steps, all the same to the GPU, took different times (its clocks changed)."""
+    words = [row["note"]] if "note" in row else []
     if row["setting"].endswith("graph") and row.get("ms_p90", 0) > 1.25 * row.get("ms_p10", 0):
-        return f"unsteady: {row['ms_p10']:.1f} to {row['ms_p90']:.1f} ms"
-    return ""
+        words.append(f"unsteady: {row['ms_p10']:.1f} to {row['ms_p90']:.1f} ms")
+    return ", ".join(words)
 
 
 def decoding_table() -> str:

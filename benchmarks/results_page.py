@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,12 +155,16 @@ def _comparison(facts: Mapping[str, Any]) -> list[str]:
     missing = [f"`{m['what']}` ({m['status']})" for m in models if m["status"] != "ok"]
     if missing:
         lines += ["", f"Without a result: {', '.join(missing)}."]
+    usual = Counter(m["protocol_hash"] for m in done).most_common(1)
+    if others := [f"`{m['what']}`" for m in done if m["protocol_hash"] != usual[0][0]]:
+        lines += ["", f"Not of one protocol and text with the others: {', '.join(others)}."]
     values = sorted({t["lr"] for m in models for t in m["trials"]})
     trials = [["model", *(f"lr {v:g}" for v in values)]]
     for m in models:
-        by_rate = {t["lr"]: t for t in m["trials"]}
-        trials.append([f"`{m['what']}`", *(_trial(by_rate.get(v), m["lr"]) for v in values)])
-    seen = {t["result"]["bytes_seen"] for m in models for t in m["trials"] if "bytes_seen" in t["result"]}
+        by_rate, chosen = {t["lr"]: t for t in m["trials"]}, m["lr"] if m["status"] == "ok" else None
+        trials.append([f"`{m['what']}`", *(_trial(by_rate.get(v), chosen) for v in values)])
+    ended = [t["result"] for m in models for t in m["trials"] if t["status"] == "ok"]
+    seen = {result["bytes_seen"] for result in ended if "bytes_seen" in result}
     length = " or ".join(f"{n:,}" for n in sorted(seen)) or "so many"
     lines += [
         "",
@@ -173,7 +178,7 @@ def _comparison(facts: Mapping[str, Any]) -> list[str]:
     return [*lines, "", "What ran:", "", markdown(ways)]
 
 
-def _trial(trial: Mapping[str, Any] | None, chosen: float) -> str:
+def _trial(trial: Mapping[str, Any] | None, chosen: float | None) -> str:
     if trial is None:
         return "–"
     bits = trial["result"].get("bits_per_byte")

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from machine import commit, facts, under_load
-from readme import unsteady
+from readme import remarks
 from torch import Tensor, nn
 
 from elman_core.model.graph import CudaRecorder
@@ -226,7 +226,6 @@ def measure(step: Step, tokens: int, warm: int, steps: int) -> dict[str, Any]:
         step()
     if cuda:
         torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
     times = []
     for _ in range(steps):
         begin = time.perf_counter()
@@ -238,7 +237,7 @@ def measure(step: Step, tokens: int, warm: int, steps: int) -> dict[str, Any]:
 
 
 def figures(ms: list[float], tokens: int) -> dict[str, Any]:
-    """Medians and tenths of the milliseconds of each step, and the peak of memory."""
+    """Medians and tenths of the milliseconds of each step, and the peak of memory since it was last forgotten."""
     ms = sorted(ms)
     tenth = len(ms) // 10
     return {
@@ -286,6 +285,10 @@ def run_ours(name: str, setting: str, batch: int, given: argparse.Namespace, tex
 def run_peer(name: str, size: str, setting: str, batch: int, given: argparse.Namespace) -> dict[str, Any]:
     width, depth = PEERS[size][name]
     torch.manual_seed(0)
+    if (
+        torch.cuda.is_available()
+    ):  # a graph's replays take no memory: what its recording took counts, as it does in ours
+        torch.cuda.reset_peak_memory_stats()
     model = MAKERS[name](width, depth).to(given.device, torch.bfloat16).train()
     if setting == "compile":
         model.compile(dynamic=False)
@@ -329,11 +332,11 @@ def table(rows: list[dict[str, Any]]) -> str:
             lines.append(f"| {best['name']} {best['size']} | | {best['B']} | none: {best['reason']} | | | | | |")
             continue
         words = [f"{r['setting']} {r.get('tok_s', 'no')}" for r in some if r is not best]
-        others = ", ".join(filter(None, [*words, unsteady(best)]))
+        others = ", ".join(filter(None, [*words, remarks(best)]))
         target = f"{best['target']:,}" if best.get("target") else ""
         lines.append(
             f"| {best['model']}{' (peer)' if best['kind'] == 'peer' else ''} | {best['parameters']:,} | {best['B']} | "
-            f"{best['setting']} | {best['tok_s']:,} | {target} | {best['ms']} | {best['peak_gib']} | {others} |"
+            f"{best['setting']} | {best['tok_s']:,} | {target} | {best['ms']} | {best['peak_gib'] or '–'} | {others} |"
         )
     return "\n".join(lines)
 
@@ -383,6 +386,13 @@ def save(out: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 
+def agree(one: Any, other: Any) -> bool:
+    """Whether they are equal; of versions, those of packages that both know."""
+    if isinstance(one, dict):
+        return all(one[name] == other[name] for name in one.keys() & other.keys())
+    return bool(one == other)
+
+
 def merge(files: list[Path], out: Path) -> list[dict[str, Any]]:
     """One file of several: the last of a row stands, and rows of another commit than the first file say which.
 
@@ -392,7 +402,7 @@ def merge(files: list[Path], out: Path) -> list[dict[str, Any]]:
     read = [json.loads(file.read_text()) for file in files]
     same = ("what", "T", "steps", "gpu", "driver", "python", "versions")
     for key in same:
-        if any(one[key] != read[0][key] for one in read):
+        if any(not agree(one[key], read[0][key]) for one in read):
             raise SystemExit(f"{key} differs: {[one[key] for one in read]}")
     found = {}
     for one in read:

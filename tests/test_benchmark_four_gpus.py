@@ -42,6 +42,8 @@ def test_the_text_is_the_same_wherever_the_files_lie(tmp_path):
             path = tmp_path / place / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("print(2)\n" if "two" in name or "again" in name else "print(1)\n")
+    (tmp_path / "a/elman_core").mkdir()
+    (tmp_path / "a/elman_core/new.py").write_text("print(3)\n")
     (tmp_path / "a/none.py").write_bytes(b"\xff\xfe")
     (tmp_path / "a/empty.py").touch()
     (tmp_path / "a/no.txt").write_text("text")
@@ -370,11 +372,24 @@ def test_a_folder_that_came_back_becomes_result_files_and_a_page(tmp_path, capsy
     assert "on 123,456,789 bytes" in text
     assert "NVIDIA Test; torch 9.9" in text
     assert "| `fast@8x1` | **2.0000** | 1.9000 |" in text
+    assert "| `slow@8x1` | 1.7000 | 1.6000 |" in text, "nothing was chosen yet"
+    assert "of the trials on 7 bytes" in text, "a trial that did not end is not one of that length"
+    assert "Not of one protocol" not in text
     assert "| `e` | 4 | fsdp | not done after 40 s |" in text
     assert "Commit abc123" in text
     assert "The scheduler on real GPUs" not in text
     with pytest.raises(SystemExit, match="nothing of it is in"):
         results.collect([tmp_path / "nowhere"], out, "x")
+
+
+def test_runs_of_another_text_or_protocol_are_named(tmp_path):
+    model = {"model": "a", "what": "a@8x1", "parameters": 1, "seed": 1, "lr": 0.1, "status": "ok", "trials": [], "step": {},
+             "backends": [], "hardware": {}, "versions": {}, "protocol_hash": "p",
+             "result": {"bits_per_byte": 1.0, "loss_last_100_steps": 1.0, "tok_s": 1.0, "peak_memory": 1}}  # fmt: skip
+    models = [model, {**model, "what": "b@8x1"}, {**model, "what": "c@8x1", "protocol_hash": "q"}]
+    facts = {"suite": "100mb", "models": models, "text": {}, "commit": "x"}
+    (tmp_path / "100mb_h200.json").write_text(json.dumps(facts))
+    assert "Not of one protocol and text with the others: `c@8x1`." in results.page(tmp_path)
 
 
 def test_links_to_the_page_are_made_once(tmp_path):

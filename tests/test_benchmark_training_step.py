@@ -117,9 +117,10 @@ def test_files_of_equal_machines_are_merged_and_others_refused(benchmark: Module
 
 def test_a_row_whose_clocks_changed_says_so(benchmark: ModuleType) -> None:
     steady = {"setting": "graph", "ms_p10": 40.0, "ms_p90": 41.0}
-    assert benchmark.unsteady(steady) == ""
-    assert benchmark.unsteady(steady | {"ms_p90": 90.0}) == "unsteady: 40.0 to 90.0 ms"
-    assert benchmark.unsteady(steady | {"ms_p90": 90.0, "setting": "eager"}) == "", "the host sets the pace of these"
+    assert benchmark.remarks(steady) == ""
+    assert benchmark.remarks(steady | {"ms_p90": 90.0}) == "unsteady: 40.0 to 90.0 ms"
+    assert benchmark.remarks(steady | {"ms_p90": 90.0, "setting": "eager"}) == "", "the host sets the pace of these"
+    assert benchmark.remarks(steady | {"note": "as it was"}) == "as it was"
 
 
 def test_clocks_are_asked_for_while_the_gpu_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
