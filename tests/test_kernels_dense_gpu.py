@@ -94,7 +94,7 @@ def test_a_block_that_never_runs_ends_in_an_error_and_in_nan_outputs(kernel, fau
     u, w, h0 = problem()
     chosen = grid_plan()
     history, y, last = u.new_empty(T + 1, *u.shape[1:]), torch.empty_like(u), torch.empty_like(h0)
-    call = dense_cuda._call(chosen, u, (), w, history, None)
+    call = dense_cuda._call(chosen, u, (), w, history, u.new_empty(0), None)
     call.y, call.h0, call.last = y.data_ptr(), h0.data_ptr(), last.data_ptr()
     call.timeout_ns = 200_000_000
     start = monotonic()

@@ -74,9 +74,10 @@ def launched(monkeypatch):
             states.append(h)
         y = torch.stack(states[1:])
         y = y * F.silu(y) if mask_TB is None else torch.where(mask_TB[..., None], y * F.silu(y), 0.0)
-        return y, h.clone(), torch.stack(states), torch.stack([*sums, h])
+        return y, h.clone(), torch.stack(states), torch.stack([*sums, h]), x.new_empty(0)
 
-    def backward(_op, gy, g_last, extras, w, history, mask_TB, x):
+    def backward(_op, gy, g_last, extras, w, history, a, mask_TB, x):
+        assert not len(a)
         assert not extras
         gh, das, dxs = g_last, [], []
         for t in reversed(range(len(gy))):
@@ -129,10 +130,11 @@ def test_unasked_gradients_are_not_made_and_missing_ones_are_zeros(launched):
 
 def test_shapes_are_known_without_running_it():
     x, w, b, h0 = (t.detach().to("meta", torch.bfloat16) for t in problem())
-    y, last, history, sums = tied.op(x, w, b, h0.float(), None)
+    y, last, history, sums, a = tied.op(x, w, b, h0.float(), None)
     assert (y.shape, y.dtype) == ((T, B, D), torch.bfloat16)
     assert (last.shape, last.dtype) == ((B, D), torch.float32)
     assert history.shape == sums.shape == (T + 1, B, D)
+    assert a.shape == (0,)
 
 
 def test_what_cannot_be_tied_is_refused():

@@ -58,6 +58,7 @@ class DenseKernel:
         extras: names of the tensors (T, B, d) that the cell reads beside u.
         factors: names of the matrices whose product is W. One is W itself; a W of low rank is two, (d, r) and (r, d), of which
             each step multiplies by one after the other. Only "torch" does that so far.
+        uses_a: whether the cell's backward is given a; as the header says.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class DenseKernel:
         update: Callable[..., Tensor] | None = None,
         extras: Sequence[str] = (),
         factors: Sequence[str] = ("w",),
+        uses_a: bool = False,
     ) -> None:
         self.name, self.header, self.cell, self.reference = name, Path(header), cell, reference
         self.readout, self.update, self.extras, self.factors = readout, update, tuple(extras), tuple(factors)
+        self.uses_a = uses_a
         self.chosen: dict[tuple[Any, ...], Backend] = {}  # by device, dtype, sizes: what "auto" came to
         self.op, self._backward = self._register()
         _kernels[name] = self
@@ -151,6 +154,10 @@ class DenseKernel:
         found: tuple[Target, ...] = ("host", "cuda")
         return tuple(t for t in found if self.extension(t).binding.is_file())
 
+    def kept_a(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the a that a compiled cell keeps for its backward, for u of these sizes."""
+        return tuple(sizes) if self.uses_a else (0,)
+
     def spec(self) -> KernelSpec:
         """What `elman verify` checks: give it as `Variant(kernels=(….spec(),))`."""
         from .dense_spec import make_spec
@@ -208,10 +215,10 @@ class DenseKernel:
         self._check_native(backend, u)
         [w] = factors
         if backend == "cuda":
-            y, last, history, _ = dense_cuda.forward(self, u, extras, w.to(u.dtype), h0, mask)
+            y, last, history, _, a = dense_cuda.forward(self, u, extras, w.to(u.dtype), h0, mask)
         else:
-            y, last, history = dense_host.forward(self, u, extras, w.to(u.dtype), h0, mask)
-        return y, last, history, u.new_empty(0)
+            y, last, history, a = dense_host.forward(self, u, extras, w.to(u.dtype), h0, mask)
+        return y, last, history, a
 
     def _run_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         extras, factors, (history, a, mask, backend) = self._parts(rest)
@@ -222,16 +229,17 @@ class DenseKernel:
                 self.update, self.readout, gy_, g_last, others[: len(extras)], others[len(extras) :], history, a, mask
             )
         elif backend == "cuda":
-            da, dextras, dh0, *_ = dense_cuda.backward(self, gy, g_last, extras, w.to(history.dtype), history, mask)
+            da, dextras, dh0, *_ = dense_cuda.backward(self, gy, g_last, extras, w.to(history.dtype), history, a, mask)
         else:
-            da, dextras, dh0 = dense_host.backward(self, gy, g_last, extras, w.to(history.dtype), history, mask)
+            da, dextras, dh0 = dense_host.backward(self, gy, g_last, extras, w.to(history.dtype), history, a, mask)
         return da, dh0, *(d.to(e.dtype) for d, e in zip(dextras, extras, strict=True))
 
     def _fake_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         *_, h0, _mask, backend = rest
         steps, rows, width = u.shape
         stored = h0.dtype if backend == "torch" else u.dtype
-        a_shape = (steps, rows, width) if backend == "torch" and self.update is not None else (0,)
+        kept = self.update is not None if backend == "torch" else self.uses_a
+        a_shape = (steps, rows, width) if kept else (0,)
         return (
             u.new_empty(steps, rows, width),
             h0.new_empty(rows, width),

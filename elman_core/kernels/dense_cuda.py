@@ -19,7 +19,7 @@ from elman_core.registry.errors import KernelError
 
 from . import build
 from .build import Extension
-from .dense_native import DTYPE_CODES, Call, address, error_word, make_call, open_library, rows, view
+from .dense_native import DTYPE_CODES, Call, address, error_word, make_call, open_library, require_same, rows, view
 from .dense_plan import Device, Kind, Plan, plan
 
 if TYPE_CHECKING:
@@ -33,8 +33,10 @@ class Op(Hashable, Protocol):
     """What is run here: a `DenseKernel`, or one with tied weights."""
 
     name: str
+    uses_a: bool
 
     def extension(self, target: Target) -> Extension: ...
+    def kept_a(self, sizes: Sequence[int]) -> tuple[int, ...]: ...
 
 
 def forward(
@@ -45,8 +47,8 @@ def forward(
     h0_Bd: Tensor,
     mask_TB: Tensor | None,
     bias_d: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(y (T, B, d) in the dtype of u, h_T (B, d) in float32, history and what W multiplied (T+1, B, d) in the dtype of u).
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y (T, B, d), h_T (B, d) in float32, history and what W multiplied (T+1, B, d), a (T, B, d) or empty; in the dtype of u.
 
     Args:
         bias_d: with tied weights, where u is x; else W multiplies the history itself.
@@ -59,9 +61,9 @@ def forward(
     u_TBd, *extras = (rows(x) for x in (u_TBd, *extras))
     w_dd, h0_Bd, mask_TB = w_dd.contiguous(), h0_Bd.contiguous(), None if mask_TB is None else mask_TB.contiguous()
     history, y_TBd = u_TBd.new_empty(sizes[0] + 1, *sizes[1:]), u_TBd.new_empty(sizes)
-    multiplied = history if bias_d is None else torch.empty_like(history)
+    multiplied, a = history if bias_d is None else torch.empty_like(history), u_TBd.new_empty(kernel.kept_a(sizes))
     bias_d = None if bias_d is None else bias_d.float().contiguous()
-    call = _call(chosen, u_TBd, extras, w_dd, history, mask_TB)
+    call = _call(chosen, u_TBd, extras, w_dd, history, a, mask_TB)
     call.y, call.bias, call.sums = y_TBd.data_ptr(), address(bias_d), multiplied.data_ptr()
     with torch.cuda.device(u_TBd.device):
         library = _library(kernel, chosen, u_TBd.dtype, sizes[2])
@@ -69,7 +71,7 @@ def forward(
             last_Bd = torch.empty_like(h0_Bd)
             call.h0, call.last = h0_Bd.data_ptr(), last_Bd.data_ptr()
             _check(kernel, chosen, library.elman_dense_forward(ctypes.byref(call)))
-            return y_TBd, last_Bd, history, multiplied
+            return y_TBd, last_Bd, history, multiplied, a
         _steps_are_untied(kernel, bias_d)
         history[0] = h0_Bd
         state_Bd, product_Bd, w_t = h0_Bd.clone(), torch.empty_like(h0_Bd), w_dd.t()
@@ -80,7 +82,7 @@ def forward(
                 chosen,
                 library.elman_dense_forward_step(ctypes.byref(call), t, product_Bd.data_ptr(), state_Bd.data_ptr()),
             )
-    return y_TBd, state_Bd, history, history
+    return y_TBd, state_Bd, history, history, a
 
 
 def backward(
@@ -90,6 +92,7 @@ def backward(
     extras: Sequence[Tensor],
     w_dd: Tensor,
     history: Tensor,
+    a: Tensor,
     mask_TB: Tensor | None,
     x_TBd: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], Tensor, Tensor | None, Tensor | None]:
@@ -107,7 +110,7 @@ def backward(
     w_dd, g_last_Bd = w_dd.contiguous(), g_last_Bd.contiguous()
     mask_TB = None if mask_TB is None else mask_TB.contiguous()
     da_TBd, dextras = history.new_empty(sizes), [history.new_empty(sizes) for _ in extras]
-    call = _call(chosen, gy_TBd, extras, w_dd, history, mask_TB)
+    call = _call(chosen, gy_TBd, extras, w_dd, history, a, mask_TB)
     call.da = da_TBd.data_ptr()
     for i, e in enumerate(dextras):
         call.dextra[i] = e.data_ptr()
@@ -209,14 +212,22 @@ def _library(kernel: Op, chosen: Plan, dtype: torch.dtype, width: int) -> Any:
 def _module(kernel: Op, chosen: Plan, dtype: torch.dtype, width: int, _index: int) -> Any:
     """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
     found = extension(kernel, chosen, dtype, width)
-    return open_library(build.build(found, build.local_arch(found)))
+    library = open_library(build.build(found, build.local_arch(found)))
+    require_same(library, kernel.name, kernel.uses_a)
+    return library
 
 
 def _call(
-    chosen: Plan, main: Tensor, extras: Sequence[Tensor], w: Tensor, history: Tensor, mask: Tensor | None
+    chosen: Plan,
+    main: Tensor,
+    extras: Sequence[Tensor],
+    w: Tensor,
+    history: Tensor,
+    a: Tensor,
+    mask: Tensor | None,
 ) -> Call:
     device = history.device
-    call = make_call(main, extras, w, history, mask)
+    call = make_call(main, extras, w, history, a, mask)
     call.error, call.stream = error_word(device), torch.cuda.current_stream(device).cuda_stream
     call.rows, call.groups, call.delay, call.timeout_ns = chosen.rows, chosen.groups, chosen.delay, TIMEOUT_NS
     return call

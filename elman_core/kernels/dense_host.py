@@ -12,7 +12,7 @@ from torch import Tensor
 from elman_core.registry.errors import KernelError
 
 from . import build
-from .dense_native import Call, make_call, open_library, rows
+from .dense_native import Call, make_call, open_library, require_same, rows
 
 if TYPE_CHECKING:
     from .dense import DenseKernel
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def forward(
     kernel: DenseKernel, u_TBd: Tensor, extras: Sequence[Tensor], w_dd: Tensor, h0_Bd: Tensor, mask_TB: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(y (T, B, d), h_T (B, d), history (T+1, B, d)), all in the dtype of u.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(y (T, B, d), h_T (B, d), history (T+1, B, d), a (T, B, d) or empty), all in the dtype of u.
 
     Raises:
         KernelError: it cannot be built, or the dtype is not supported.
@@ -29,12 +29,12 @@ def forward(
     function = _function(kernel, "forward", u_TBd.dtype)
     u_TBd, *extras = (rows(x) for x in (u_TBd, *extras))
     w_dd, h0_Bd, mask_TB = w_dd.contiguous(), h0_Bd.contiguous(), None if mask_TB is None else mask_TB.contiguous()
-    history = u_TBd.new_empty(u_TBd.shape[0] + 1, *u_TBd.shape[1:])
+    history, a = u_TBd.new_empty(u_TBd.shape[0] + 1, *u_TBd.shape[1:]), u_TBd.new_empty(kernel.kept_a(u_TBd.shape))
     y_TBd, last_Bd = u_TBd.new_empty(u_TBd.shape), torch.empty_like(h0_Bd)
-    call = make_call(u_TBd, extras, w_dd, history, mask_TB)
+    call = make_call(u_TBd, extras, w_dd, history, a, mask_TB)
     call.h0, call.y, call.last = h0_Bd.data_ptr(), y_TBd.data_ptr(), last_Bd.data_ptr()
     _run(kernel, function, call)
-    return y_TBd, last_Bd, history
+    return y_TBd, last_Bd, history, a
 
 
 def backward(
@@ -44,6 +44,7 @@ def backward(
     extras: Sequence[Tensor],
     w_dd: Tensor,
     history: Tensor,
+    a: Tensor,
     mask_TB: Tensor | None,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """(da (T, B, d), the gradients of the extras, dh_0 (B, d)).
@@ -57,7 +58,7 @@ def backward(
     mask_TB = None if mask_TB is None else mask_TB.contiguous()
     da_TBd, dh0_Bd = history.new_empty(gy_TBd.shape), torch.empty_like(g_last_Bd)
     dextras = [history.new_empty(gy_TBd.shape) for _ in extras]
-    call = make_call(gy_TBd, extras, w_dd, history, mask_TB)
+    call = make_call(gy_TBd, extras, w_dd, history, a, mask_TB)
     call.g_last, call.da, call.dh0 = g_last_Bd.data_ptr(), da_TBd.data_ptr(), dh0_Bd.data_ptr()
     for i, e in enumerate(dextras):
         call.dextra[i] = e.data_ptr()
@@ -70,6 +71,7 @@ def _function(kernel: DenseKernel, direction: str, dtype: torch.dtype) -> Any:
         raise KernelError(f"the host build of {kernel.name} runs in float32 and float64, not {dtype}")
     extension = kernel.extension("host")
     library = open_library(build.build(extension, build.local_arch(extension)))
+    require_same(library, kernel.name, kernel.uses_a)
     return getattr(library, f"elman_dense_{direction}_{str(dtype).removeprefix('torch.')}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.registry.errors import KernelError
+from elman_core.registry.errors import ConfigError, KernelError
 
 from .native import open_module
 
@@ -37,21 +37,24 @@ class Call(ctypes.Structure):
         ("extra", View * _MOST_EXTRAS),
         *((name, ctypes.c_uint64) for name in ("w", "h0", "history", "y", "last", "g_last", "da")),
         ("dextra", ctypes.c_uint64 * _MOST_EXTRAS),
-        *((name, ctypes.c_uint64) for name in ("dh0", "mask")),
+        *((name, ctypes.c_uint64) for name in ("dh0", "mask", "a")),
         ("x", View),
         *((name, ctypes.c_uint64) for name in ("bias", "sums", "dx", "dbias", "error", "stream")),
         *((name, ctypes.c_int64) for name in ("rows", "groups", "delay", "timeout_ns")),
     )
 
 
-def make_call(main: Tensor, extras: Sequence[Tensor], w: Tensor, history: Tensor, mask: Tensor | None) -> Call:
-    """What both directions are given, on the host and on a GPU: `main` is u or the gradient of y."""
+def make_call(
+    main: Tensor, extras: Sequence[Tensor], w: Tensor, history: Tensor, a: Tensor, mask: Tensor | None
+) -> Call:
+    """What both directions are given, on the host and on a GPU: `main` is u or the gradient of y. a may be empty."""
     if len(extras) > _MOST_EXTRAS:
         raise KernelError(f"compiled dense cells read up to {_MOST_EXTRAS} tensors beside u, not {len(extras)}")
     call = Call(*main.shape, len(extras), view(main))
     for i, e in enumerate(extras):
         call.extra[i] = view(e)
     call.w, call.history, call.mask = w.data_ptr(), history.data_ptr(), address(mask)
+    call.a = address(a if a.numel() else None)
     return call
 
 
@@ -71,6 +74,18 @@ def open_library(path: Path) -> Any:
             function.restype = ctypes.c_char_p
             function.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
     return library
+
+
+def require_same(library: Any, name: str, uses_a: bool) -> None:
+    """Raise where the cell header and the `DenseKernel` made of it differ in what the backward is given.
+
+    Raises:
+        ConfigError: they do.
+    """
+    if bool(library.elman_dense_uses_a()) != uses_a:
+        raise ConfigError(
+            f"{name}: its cell says uses_a = {str(not uses_a).lower()} and its DenseKernel uses_a={uses_a}: they must agree"
+        )
 
 
 def check_errors(device: torch.device) -> None:

@@ -60,6 +60,7 @@ class Tied:
             raise KernelError(f"{kernel.name}: tied weights are one matrix, not {len(kernel.factors)} factors")
         self.kernel, self.silu = kernel, silu
         self.name = f"{kernel.name}_tied_silu" if silu else f"{kernel.name}_tied"
+        self.uses_a, self.kept_a = kernel.uses_a, kernel.kept_a
         self.chosen: dict[tuple[Any, ...], bool] = {}  # by device, dtype, sizes: whether it is one launch
         self.op, self._backward = self._register()
         _tied[self.name] = self
@@ -94,7 +95,7 @@ class Tied:
             raise ConfigError(
                 f"{self.name}: b must be {tuple(w_dd.shape[:1])} on {w_dd.device}, not {tuple(b_d.shape)} on {b_d.device}"
             )
-        y_TBd, last_Bd, _, _ = self.op(narrow_TBd, *extras, w_dd, b_d, h0_Bd.float(), mask_TB)
+        y_TBd, last_Bd, *_ = self.op(narrow_TBd, *extras, w_dd, b_d, h0_Bd.float(), mask_TB)
         return y_TBd, last_Bd
 
     def extension(self, target: Target) -> Extension:
@@ -148,44 +149,52 @@ class Tied:
         count, op, op_backward = len(self.kernel.extras), f"dense_{self.name}", f"dense_{self.name}_backward"
         es = "".join(f"Tensor e{i}, " for i in range(count))
         _library.define(
-            f"{op}(Tensor x, {es}Tensor w, Tensor b, Tensor h0, Tensor? mask) -> (Tensor, Tensor, Tensor, Tensor)"
+            f"{op}(Tensor x, {es}Tensor w, Tensor b, Tensor h0, Tensor? mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
         )
         _library.define(
-            f"{op_backward}(Tensor gy, Tensor g_last, {es}Tensor w, Tensor x, Tensor history, Tensor? mask)"
+            f"{op_backward}(Tensor gy, Tensor g_last, {es}Tensor w, Tensor x, Tensor history, Tensor a, Tensor? mask)"
             f" -> ({', '.join(['Tensor'] * (4 + count))})"
         )
         _library.impl(op, self._run_forward, "CompositeExplicitAutograd")
         _library.impl(op_backward, self._run_backward, "CompositeExplicitAutograd")
-        register_fake(f"elman::{op}", _fake_forward, lib=_library)
+        register_fake(f"elman::{op}", self._fake_forward, lib=_library)
         register_fake(f"elman::{op_backward}", self._fake_backward, lib=_library)
         register_autograd(f"elman::{op}", self._differentiate, setup_context=self._save, lib=_library)
         return getattr(torch.ops.elman, op).default, getattr(torch.ops.elman, op_backward).default
 
-    # Outputs of the op: y (T, B, d), h_T (B, d), and, for the backward alone, the states and s, (T+1, B, d) each.
+    # Outputs of the op: y (T, B, d), h_T (B, d), and, for the backward alone, the states and s, (T+1, B, d) each, and a.
 
-    def _run_forward(self, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _run_forward(self, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *extras, w, b, h0, mask = rest
         _must_be_on_a_gpu(self.name, x)
         return dense_cuda.forward(self, x, extras, w.to(x.dtype), h0, mask, b)
 
     def _run_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        *extras, w, x, history, mask = rest
-        da, dextras, dh0, dx, db = dense_cuda.backward(self, gy, g_last, extras, w.to(history.dtype), history, mask, x)
+        *extras, w, x, history, a, mask = rest
+        da, dextras, dh0, dx, db = dense_cuda.backward(
+            self, gy, g_last, extras, w.to(history.dtype), history, a, mask, x
+        )
         assert dx is not None
         assert db is not None
         return da, dx, dh0, db, *dextras
 
+    def _fake_forward(self, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        *_, h0, _mask = rest
+        steps, rows, width = x.shape
+        history, sums = (x.new_empty(steps + 1, rows, width) for _ in range(2))
+        return x.new_empty(x.shape), h0.new_empty(rows, width), history, sums, x.new_empty(self.kept_a(x.shape))
+
     def _fake_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        *extras, _w, _x, history, _mask = rest
+        *extras, _w, _x, history, _a, _mask = rest
         da, dx, db = history.new_empty(gy.shape), history.new_empty(gy.shape), g_last.new_empty(gy.shape[2])
         return da, dx, g_last.new_empty(g_last.shape), db, *(e.new_empty(gy.shape) for e in extras)
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         x, *extras, w, b, _h0, mask = inputs
-        _, _, history, sums = output
+        _, _, history, sums, a = output
         ctx.set_materialize_grads(False)
         given = x if self.silu else history  # only the derivative of SiLU wants x again
-        ctx.save_for_backward(*extras, w, given, history, sums, mask)
+        ctx.save_for_backward(*extras, w, given, history, sums, a, mask)
         ctx.bias_dtype = b.dtype
 
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -193,13 +202,13 @@ class Tied:
             raise NotImplementedError(
                 f"{self.name}: gradients of gradients (create_graph=True) exist only with backend='reference'"
             )
-        *extras, w, x, history, sums, mask = ctx.saved_tensors
+        *extras, w, x, history, sums, a, mask = ctx.saved_tensors
         steps, (rows, width) = history.shape[0] - 1, history.shape[1:]
         if gy is None:
             gy = history.new_zeros(steps, rows, width)
         if g_last is None:
             g_last = history.new_zeros(rows, width, dtype=torch.float32)
-        da, dx, dh0, db, *dextras = self._backward(gy, g_last, *extras, w, x, history, mask)
+        da, dx, dh0, db, *dextras = self._backward(gy, g_last, *extras, w, x, history, a, mask)
         wants_w, wants_b = ctx.needs_input_grad[1 + len(extras) : 3 + len(extras)]
         flat, before = da.reshape(steps * rows, width), sums[:-1].reshape(steps * rows, width)
         with without_autocast(da):  # a backward may be called inside autocast
@@ -233,13 +242,6 @@ def _prepare(tied: Tied, index: int, dtype: torch.dtype, rows: int, width: int) 
             return False
         ensure_verified(tied.spec(), Case(dict(zip("TBd", sizes, strict=True)), dtype), str(plan))
     return True
-
-
-def _fake_forward(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *_, h0, _mask = rest
-    steps, rows, width = x.shape
-    history, sums = (x.new_empty(steps + 1, rows, width) for _ in range(2))
-    return x.new_empty(x.shape), h0.new_empty(rows, width), history, sums
 
 
 def _make_spec(tied: Tied) -> KernelSpec:

@@ -62,6 +62,7 @@ Args describe(const DenseCall& call) {
   if (backward) g.u = view(call.x);
   g.h0 = at<const float>(call.h0), g.y = at<Elem>(call.y), g.hT = at<float>(call.last);
   g.ghT = at<const float>(call.g_last), g.da = at<Elem>(call.da), g.dh0 = at<float>(call.dh0);
+  g.a = at<Elem>(call.a);
   g.bias = at<const float>(call.bias), g.sums = at<Elem>(call.sums), g.dx = at<Elem>(call.dx);
   g.dbias = at<float>(call.dbias);
   g.T = static_cast<int>(call.steps), g.B = static_cast<int>(call.batch), g.rows = static_cast<int>(call.rows);
@@ -73,3 +74,4 @@ Args describe(const DenseCall& call) {
 }  // namespace
 
 ELMAN_EXPORT int elman_dense_call_bytes() { return sizeof(DenseCall); }
+ELMAN_EXPORT int elman_dense_uses_a() { return elman::UsesA<Cell>::value; }

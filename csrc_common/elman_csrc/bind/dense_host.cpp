@@ -28,6 +28,7 @@ elman::DenseHost<T, Cell::extras> describe(const DenseCall& call) {
   run.steps = call.steps, run.batch = call.batch, run.width = call.width;
   for (int k = 0; k < Cell::extras; ++k) run.extra[k] = view<const T>(call.extra[k]);
   run.w = at<const T>(call.w), run.history = at<T>(call.history), run.mask = at<const unsigned char>(call.mask);
+  run.a = at<T>(call.a);
   return run;
 }
 
@@ -52,6 +53,7 @@ const char* backward(const DenseCall& call) {
 }  // namespace
 
 ELMAN_EXPORT int elman_dense_call_bytes() { return sizeof(DenseCall); }
+ELMAN_EXPORT int elman_dense_uses_a() { return elman::UsesA<Cell>::value; }
 ELMAN_EXPORT const char* elman_dense_forward_float32(const DenseCall* call) { return forward<float>(*call); }
 ELMAN_EXPORT const char* elman_dense_forward_float64(const DenseCall* call) { return forward<double>(*call); }
 ELMAN_EXPORT const char* elman_dense_backward_float32(const DenseCall* call) { return backward<float>(*call); }

@@ -43,6 +43,8 @@ struct DenseArgs {
   int delay;  // clocks between having a step's sums and looking for the next step: a look too early costs a round trip to L2
   int* error;                       // set to 1 when a wait has outlasted timeout_ns; may be host memory
   unsigned long long timeout_ns;
+
+  Elem* a;  // [T,B,d]: W h_{t-1} + u_t, written by the forward and read by the backward, where the cell uses it
 };
 
 }  // namespace elman

@@ -8,8 +8,11 @@
 // which are float, or double beside double. A View is a [T,B,d] tensor of adjacent channels whose strides count elements; what has no
 // strides is contiguous. What one direction does not use is 0. Output tensors hold anything before the call.
 //
-//   forward   reads u (main), extra, w, h0, mask; writes y, last and the whole history, h_0 included. A held row: h_t = h_{t-1}, y_t = 0.
-//   backward  reads gy (main), extra, w, history, g_last, mask; writes da, dextra (0 where held) and dh0.
+//   elman_dense_uses_a() -> whether the cell's backward wants a
+//
+//   forward   reads u (main), extra, w, h0, mask; writes y, last, the whole history, h_0 included, and a, which means nothing in a held row:
+//             there h_t = h_{t-1}, y_t = 0.
+//   backward  reads gy (main), extra, w, history, a, g_last, mask; writes da, dextra (0 where held) and dh0.
 //
 // A module of tied weights (h_t = W (h_{t-1} + x_t) + b, CUDA alone) has x for u, or what SiLU makes x of; its forward also reads bias and
 // writes all of sums, its backward writes dx and dbias beside da, and reads x again where it is to differentiate SiLU.
@@ -31,6 +34,7 @@ struct DenseCall {
   std::uint64_t w, h0, history, y, last;  // [d,d], [B,d], [T+1,B,d], [T,B,d], [B,d]
   std::uint64_t g_last, da, dextra[4], dh0;  // [B,d], [T,B,d], [T,B,d], [B,d]
   std::uint64_t mask;  // [T,B] bytes, 0 = hold the state; or null: nothing is masked
+  std::uint64_t a;  // [T,B,d] where the cell uses it
   DenseView x;  // tied weights, backward
   std::uint64_t bias, sums, dx, dbias;  // tied weights: [d] float, [T+1,B,d], [T,B,d], [8 groups,d] float
   std::uint64_t error, stream;  // CUDA: pinned int32, set when a wait is given up

@@ -13,8 +13,13 @@
 //
 //   static constexpr int  extras;      how many tensors [T,B,d] beside u it reads (gates computed before the loop): E1 has one, z
 //   static constexpr bool uses_prev;   whether h_{t-1} enters other than through W (leaky and gated updates); if not, dp_t = 0
+//   static constexpr bool uses_a;      may be left out: whether the backward is given a_t too, which the forward then keeps
 //   template <class Math, class T> static DenseOut<T>          forward(T a, T h_prev, const T* e);
 //   template <class Math, class T> static DenseGrad<T, extras> backward(T gy, T gh, T h, T h_prev, const T* e);
+//                                                              backward(T gy, T gh, T h, T h_prev, T a, const T* e) where it uses a
+//
+// A gated update, h = f h' + (1 - f) c(a), wants a: from h and h', both rounded to the storage type, it would get c back as
+// (h - f h') / (1 - f), without the digits by which 1 - f is small.
 //
 // T is float on the GPU and double in the host build. The arrays are indexed with constants only, so they live in registers.
 #pragma once
@@ -33,5 +38,19 @@ struct DenseGrad {
   T da, dprev;
   T dextra[extras > 0 ? extras : 1];
 };
+
+template <class Cell, class = void>
+struct UsesA {
+  static constexpr bool value = false;
+};
+template <class Cell>
+struct UsesA<Cell, decltype(void(Cell::uses_a))> {
+  static constexpr bool value = Cell::uses_a;
+};
+template <class Cell, class Math, class T>
+ELMAN_HD DenseGrad<T, Cell::extras> dense_cell_backward(T gy, T gh, T h, T h_prev, T a, const T* e) {
+  if constexpr (UsesA<Cell>::value) return Cell::template backward<Math, T>(gy, gh, h, h_prev, a, e);
+  else return Cell::template backward<Math, T>(gy, gh, h, h_prev, e);
+}
 
 }  // namespace elman

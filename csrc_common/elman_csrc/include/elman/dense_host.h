@@ -24,6 +24,7 @@ struct DenseHost {
   View<const T> extra[extras > 0 ? extras : 1];
   const T* w;                 // [d,d], rows are outputs
   T* history;                 // [T+1,B,d]: h_0, then h_1 .. h_T; written by the forward, read by the backward
+  T* a;                       // [T,B,d], where the cell uses it
   const unsigned char* mask;  // [T,B], 0 = hold the state; null = nothing is masked
 
   T* state(std::int64_t t, std::int64_t b) const { return history + (t * batch + b) * width; }
@@ -47,11 +48,13 @@ void dense_forward(const DenseHost<T, Cell::extras>& run, View<const T> u, const
         if (run.held(t, b)) {
           after[i] = before[i];
           out[i] = T(0);
+          if (UsesA<Cell>::value) run.a[(t * run.batch + b) * d + i] = T(0);
           continue;
         }
         double sum = in[i];
         for (std::int64_t k = 0; k < d; ++k) sum += double(run.w[i * d + k]) * before[k];
         const T a = T(sum);
+        if (UsesA<Cell>::value) run.a[(t * run.batch + b) * d + i] = a;
         T e[Cell::extras > 0 ? Cell::extras : 1] = {};
         run.gather(t, b, i, e);
         const DenseOut<T> made = Cell::template forward<Exact>(a, before[i], e);
@@ -85,7 +88,8 @@ void dense_backward(const DenseHost<T, Cell::extras>& run, View<const T> gy, con
       for (std::int64_t i = 0; i < d; ++i) {
         T e[Cell::extras > 0 ? Cell::extras : 1] = {};
         run.gather(t, b, i, e);
-        const DenseGrad<T, Cell::extras> made = Cell::template backward<Exact>(g[i], gh[i], h[i], before[i], e);
+        const DenseGrad<T, Cell::extras> made = dense_cell_backward<Cell, Exact>(
+            g[i], gh[i], h[i], before[i], UsesA<Cell>::value ? run.a[(t * run.batch + b) * d + i] : T(0), e);
         delta[i] = made.da;
         through[i] = Cell::uses_prev ? made.dprev : T(0);
         for (int k = 0; k < Cell::extras; ++k) dextra[k].row(t, b)[i] = made.dextra[k];

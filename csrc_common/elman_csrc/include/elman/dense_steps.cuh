@@ -23,7 +23,9 @@ __global__ void step_forward(const __grid_constant__ DenseArgs<Elem, Cell::extra
   float e[Cell::extras > 0 ? Cell::extras : 1];
   for (int i = 0; i < Cell::extras; ++i) e[i] = as_float(g.extra[i].data[t * g.extra[i].t + b * g.extra[i].b + c]);
   const float before = state[row], u = as_float(g.u.data[t * g.u.t + b * g.u.b + c]);
-  const auto out = Cell::template forward<typename Storage<Elem>::Math, float>(product[row] + u, before, e);
+  const float a = product[row] + u;
+  const auto out = Cell::template forward<typename Storage<Elem>::Math, float>(a, before, e);
+  if constexpr (UsesA<Cell>::value) g.a[t * plane + row] = static_cast<Elem>(a);
   const bool live = !g.mask || g.mask[static_cast<std::ptrdiff_t>(t) * g.B + b];
   const float h = live ? out.h : before;
   state[row] = h;
@@ -42,7 +44,8 @@ __global__ void step_backward(const __grid_constant__ DenseArgs<Elem, Cell::extr
   for (int i = 0; i < Cell::extras; ++i) e[i] = as_float(g.extra[i].data[t * g.extra[i].t + b * g.extra[i].b + c]);
   const float gh = product[row] + carry[row], gy = as_float(g.gy.data[t * g.gy.t + b * g.gy.b + c]);
   const float h = as_float(g.history[(t + 1) * plane + row]), h_prev = as_float(g.history[t * plane + row]);
-  const auto out = Cell::template backward<typename Storage<Elem>::Math, float>(gy, gh, h, h_prev, e);
+  const float a = UsesA<Cell>::value ? as_float(g.a[t * plane + row]) : 0.f;
+  const auto out = dense_cell_backward<Cell, typename Storage<Elem>::Math, float>(gy, gh, h, h_prev, a, e);
   const bool live = !g.mask || g.mask[static_cast<std::ptrdiff_t>(t) * g.B + b];
   g.da[t * plane + row] = static_cast<Elem>(live ? out.da : 0.f);
   for (int i = 0; i < Cell::extras; ++i) g.dextra[i][t * plane + row] = static_cast<Elem>(live ? out.dextra[i] : 0.f);

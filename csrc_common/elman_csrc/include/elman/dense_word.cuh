@@ -49,16 +49,17 @@ struct Word {
   using Args = DenseArgs<Elem, Cell::extras>;
   using S = Storage<Elem>;
   using Math = typename S::Math;
-  static constexpr int VW = S::per_word, X = Cell::extras, XA = X > 0 ? X : 1;
+  static constexpr bool uses_a = UsesA<Cell>::value;  // which is one more extra of the backward
+  static constexpr int VW = S::per_word, X = Cell::extras, XA = X > 0 ? X : 1, XI = uses_a ? X + 1 : XA;
   static constexpr bool carries = Cell::uses_prev || masked;  // something of the state passes a step other than through W
 
   struct Inputs {
-    unsigned main, h, h_prev, x, extra[XA], live;
+    unsigned main, h, h_prev, x, extra[XI], live;
   };
-  Cursor<Elem> main, of_h, of_h_prev, of_x, extra[XA];
+  Cursor<Elem> main, of_h, of_h_prev, of_x, extra[XI];
   const unsigned char* of_mask;
   Inputs in, next, after;
-  float x[VW], h[VW], h_prev[VW], kept[VW], gh[VW], y[VW], e[VW][XA];  // y of a tied backward: the product
+  float x[VW], h[VW], h_prev[VW], kept[VW], gh[VW], y[VW], a[VW], e[VW][XA];  // y of a tied backward: the product
   DenseGrad<float, X> constant[VW], slope[VW];
 
   static constexpr bool tied = input != Input::Projected, derives = backward && input == Input::TiedSilu;
@@ -76,6 +77,7 @@ struct Word {
     for (int i = 0; i < X; ++i) extra[i] = cursor(g.extra[i]);
     if (backward) of_h = cursor({g.history + plane, plane, d});
     if (backward && Cell::uses_prev) of_h_prev = cursor({g.history, plane, d});
+    if (backward && uses_a) extra[X] = cursor({g.a, plane, d});
     if (derives) {  // the x of the product: of step t + 1
       of_x = cursor(g.u);
       of_x.at += t + 1 < g.T ? g.u.t : 0;
@@ -91,6 +93,7 @@ struct Word {
       for (int i = 0; i < X; ++i) v.extra[i] = extra[i].take();
       if (backward) v.h = of_h.take();
       if (backward && Cell::uses_prev) v.h_prev = of_h_prev.take();
+      if (backward && uses_a) v.extra[X] = extra[X].take();
       if (masked) v.live = *of_mask, of_mask += backward ? -g.B : g.B;
     }
     if (derives && works && s > 0 && s <= g.T) v.x = of_x.take();
@@ -117,10 +120,16 @@ struct Word {
     if constexpr (backward) {
       S::unpack(in.h, h);
       S::unpack(in.h_prev, h_prev);
+      if constexpr (uses_a) S::unpack(in.extra[X], a);
 #pragma unroll
       for (int i = 0; i < VW; ++i) {
-        constant[i] = Cell::template backward<Math, float>(x[i], 0.f, h[i], h_prev[i], e[i]);
-        slope[i] = Cell::template backward<Math, float>(0.f, 1.f, h[i], h_prev[i], e[i]);
+        if constexpr (uses_a) {
+          constant[i] = Cell::template backward<Math, float>(x[i], 0.f, h[i], h_prev[i], a[i], e[i]);
+          slope[i] = Cell::template backward<Math, float>(0.f, 1.f, h[i], h_prev[i], a[i], e[i]);
+        } else {
+          constant[i] = Cell::template backward<Math, float>(x[i], 0.f, h[i], h_prev[i], e[i]);
+          slope[i] = Cell::template backward<Math, float>(0.f, 1.f, h[i], h_prev[i], e[i]);
+        }
       }
     }
   }
@@ -136,6 +145,7 @@ struct Word {
         out[i] = live() ? constant[i].da + gh[i] * slope[i].da : 0.f;
       } else {
         const auto made = Cell::template forward<Math, float>(sum[i] + (tied ? bias[i] : x[i]), kept[i], e[i]);
+        if constexpr (uses_a) a[i] = sum[i] + (tied ? bias[i] : x[i]);
         h[i] = live() ? made.h : kept[i];
         out[i] = tied ? h[i] + x[i] : h[i];
         y[i] = live() ? made.y : 0.f;
@@ -143,7 +153,7 @@ struct Word {
     }
     return S::pack(out);
   }
-  // After it is published: y, or the gradients of the extras. `at` is the word's place in a contiguous [T,B,d] tensor.
+  // After it is published: y and what the backward will want, or the gradients of the extras. `at` is the word's place in a contiguous [T,B,d] tensor.
   __device__ void write_rest(const Args& g, ptrdiff_t at) const {
     if constexpr (backward) {
 #pragma unroll
@@ -155,6 +165,7 @@ struct Word {
       }
     } else {
       __stcs(reinterpret_cast<unsigned*>(g.y + at), S::pack(y));
+      if constexpr (uses_a) __stcs(reinterpret_cast<unsigned*>(g.a + at), S::pack(a));
       if constexpr (tied) __stcs(reinterpret_cast<unsigned*>(g.history + static_cast<ptrdiff_t>(g.B) * d + at), S::pack(h));
     }
   }
