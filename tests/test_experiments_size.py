@@ -74,6 +74,12 @@ def test_options_and_an_untied_head_count() -> None:
     assert size.parameters - built("e42", size.width, 3, options) == 256 * size.width
 
 
+@pytest.mark.parametrize("depth", [0, 4097, 10**6])
+def test_a_depth_that_no_machine_builds_is_refused_at_once(depth: int) -> None:
+    with pytest.raises(ConfigError, match="a depth is a number of layers from 1 to 4,096"):
+        candidates("e1", None, 10_000_000, depth=depth)
+
+
 def test_the_depth_is_found() -> None:
     sizes = candidates("e42", None, 43_000_000, width=1536)
     assert (sizes[0].depth, sizes[0].parameters) == (6, 42_880_512)

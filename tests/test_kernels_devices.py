@@ -62,6 +62,7 @@ def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     for family in (dense_cuda, matrix_state.matrix_native):
         monkeypatch.setattr(family, "open_library", lambda arch: arch)
     monkeypatch.setattr(matrix_state.matrix_native, "info", lambda _: (1, 0, 0, 16))
+    monkeypatch.setattr(dense_cuda, "require_same", lambda *_: None)
     size = Size(16, 16, torch.bfloat16, False, False, str(Maps()))
     for index, arch in enumerate(("sm_80", "sm_90")):
         with torch.cuda.device(index):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ FORMS = {
     "given": {"trait": "static constexpr bool uses_a = true;", "argument": "T a,", "candidate": "Math::tanh(a)"},
     "found": {"trait": "", "argument": "", "candidate": "prev + (h - prev) / g"},
 }
+NUMBERS = itertools.count()
 SHAPE = {"T": 40, "B": 3, "d": 16}
 
 
@@ -54,7 +56,7 @@ def gated_reference(u, gate, w, h0, mask=None):
 
 
 def make(form: str, folder: Path, uses_a: bool) -> DenseKernel:
-    name = f"made_up_gate_{form}_{uses_a:d}"
+    name = f"made_up_gate_{form}_{uses_a:d}_{next(NUMBERS)}"  # an operator's name is taken for the life of a process
     header = folder / f"{name}.h"
     header.write_text(CELL.format(name=name, **FORMS[form]))
     return DenseKernel(
@@ -117,7 +119,7 @@ def test_a_header_and_a_kernel_that_differ_are_refused(tmp_path):
     u, gate, h0 = torch.randn(2, 1, 4), torch.randn(2, 1, 4), torch.zeros(1, 4)
     for form, says in (("given", False), ("found", True)):
         with pytest.raises(
-            ConfigError, match=rf"made_up_gate_{form}_{says:d}: its cell says uses_a = {str(not says).lower()}"
+            ConfigError, match=rf"made_up_gate_{form}_{says:d}_\d+: its cell says uses_a = {str(not says).lower()}"
         ):
             make(form, tmp_path, says)(u, gate, torch.eye(4), h0, backend="host")
 

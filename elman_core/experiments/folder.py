@@ -13,7 +13,7 @@ from typing import Any
 
 from elman_core.registry import CheckpointError, ConfigError
 from elman_core.training.settings import TUNABLE, from_dict
-from elman_core.training.storage import storage_errors, write_json, write_text
+from elman_core.training.storage import require_text, storage_errors, write_json, write_text
 
 from . import tuning
 from .job import Job, now, read_state
@@ -39,6 +39,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        require_text(path)
         with storage_errors(f"cannot make {path}"):
             path.mkdir(parents=True, exist_ok=True)
         try:

@@ -31,7 +31,7 @@ from .protocol import protocol, protocol_hash
 from .run import Elsewhere, RunFolder, git_commit, hardware, now, read_manifest, versions
 from .schedule import Schedule
 from .settings import Settings, resolve, resumed_settings
-from .storage import remove_leftovers
+from .storage import remove_leftovers, require_text
 
 log = logging.getLogger("elman_core")
 
@@ -75,6 +75,7 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> T
         ConfigError, DataError, PluginError, StorageError: on every rank, if it happened on any.
     """
     ranks = join()
+    ranks.together(lambda: require_text(settings.data.path, out))
     data = ranks.together(lambda: open_data(settings))
     device = ranks.together(lambda: pick_device(settings.train.device, ranks))
     settings = ranks.together(lambda: resolve(settings, device.type, has_bf16(device)))

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elman_core.registry.errors import CheckpointError, StorageError
+from elman_core.registry.errors import CheckpointError, ConfigError, StorageError
 
 CHECKSUMS = "checksums.json"
 _EDITABLE = "README.md"  # a model card is for people to change
@@ -38,6 +38,21 @@ def storage_errors(what: str) -> Iterator[None]:
         if type(error).__module__.startswith("safetensors"):
             raise StorageError(f"{what}: {error}") from error
         raise
+
+
+def require_text(*names: str | Path | None) -> None:
+    """Raise unless a recipe, a model card and a log, which are UTF-8, can name them all, where links and folders lead too.
+
+    Raises:
+        ConfigError: a name is other bytes.
+    """
+    for name in (n for n in names if n is not None):
+        whole = str(Path(name).expanduser().resolve())
+        try:
+            whole.encode()
+        except UnicodeEncodeError:
+            shown = whole.encode(errors="backslashreplace").decode()
+            raise ConfigError(f"{shown}: a name that is not UTF-8 fits in no recipe; rename it") from None
 
 
 def write_text(path: Path, text: str) -> None:
