@@ -162,6 +162,21 @@ def test_a_bias_of_another_size_is_refused(launched, monkeypatch):
         tied(x, w, b[:4], h0)
 
 
+def test_a_launch_that_was_named_is_refused_under_torch_func():
+    class OnAGPU:
+        is_cuda, dtype, shape, device = True, torch.bfloat16, torch.Size((1, 2, 8)), torch.device("cuda", 0)
+
+        def dim(self):
+            return 3
+
+    def loss(w):
+        tied._in_one(OnAGPU(), "cuda")
+        return w.sum()
+
+    with pytest.raises(NotImplementedError, match=r"e42_tied_silu: torch\.func .* backend='auto' or 'reference'"):
+        torch.func.grad(loss)(torch.zeros(2))
+
+
 def test_it_is_verified_on_the_kernels_problems():
     spec, bare = tied.spec(), dense.spec()
     assert spec.name == "e42_tied_silu"

@@ -36,7 +36,7 @@ from .dense_plan import Plan
 from .first_use import ensure_verified
 from .policy import load_or_warn, mode
 from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
-from .transforms import transformed
+from .transforms import refuse_transforms, transformed
 
 _library = Library("elman", "FRAGMENT")
 _tied: dict[str, Tied] = {}
@@ -84,7 +84,7 @@ class Tied:
         assert w_dd is not None
         assert b_d is not None
         mask_TB = masks[0] if masks else None
-        narrow_TBd = x_TBd.to(autocast_dtype(x_TBd))
+        narrow_TBd = x_TBd.to(autocast_dtype(x_TBd)) if x_TBd.is_cuda else x_TBd
         if not self._in_one(narrow_TBd, backend):
             u_TBd = F.linear(self._activated(x_TBd), w_dd, b_d.to(w_dd.dtype))
             return self.kernel(u_TBd, *extras, w_dd, h0_Bd, mask_TB, backend=backend)
@@ -142,6 +142,8 @@ class Tied:
             return False
         if backend == "auto" and not transformed():
             return _choose(self.name, x_TBd.device.index, x_TBd.dtype, int(x_TBd.shape[1]), int(x_TBd.shape[2]))
+        if backend == "cuda":
+            refuse_transforms(self.name, "backend='auto' or 'reference'")
         _, rows, width = x_TBd.shape
         return backend == "cuda" and self.plan_for((1, rows, width), x_TBd.dtype, x_TBd.device) is not None
 
