@@ -7,13 +7,18 @@ import types
 
 import pytest
 import torch
-from test_kernels_gated import kernels  # noqa: F401
+from gated_cells import make_both
 
 from elman_core.kernels import build, dense_cuda, dense_host, dense_native
 from elman_core.kernels.dense_plan import Plan
 from elman_core.testing.kernel import need_host_compiler
 
 T, B, D = 6, 3, 16
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    return make_both(tmp_path_factory.mktemp("gates"))
 
 
 @pytest.fixture
@@ -47,7 +52,7 @@ def problem(kernel, masked):
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["given", "found", "e1", "e42"])
-def test_a_launch_is_given_and_gives_what_the_host_build_does(no_gpu, kernels, name, masked):  # noqa: F811
+def test_a_launch_is_given_and_gives_what_the_host_build_does(no_gpu, kernels, name, masked):
     kernel = kernels[name] if name in kernels else pytest.importorskip(f"elman_{name}.op").dense
     (u, extras, w, h0, mask), (gy, g_last) = problem(kernel, masked)
     y, last, history, multiplied, a = dense_cuda.forward(kernel, u, extras, w, h0, mask)
