@@ -55,7 +55,7 @@ def of_two_runs(data: dict[str, Any]) -> str:
     if not other:
         return ""
     return (
-        " Of cuDNN, which the host launches step by step where it holds no weights on chip, the faster of two runs "
+        " Of what the host launches step by step (cuDNN where it holds no weights on chip; d = 4096), the faster of two runs "
         f"({', '.join(sorted(other))})."
     )
 

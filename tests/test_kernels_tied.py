@@ -6,11 +6,14 @@ runs where there is none, what the operator makes of what the launch returns, an
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from elman_core.kernels import DenseKernel, Tied, dense_cuda, dense_tied
+from elman_core.kernels.dense_plan import Plan
 from elman_core.registry.errors import ConfigError, KernelError
 
 elman_e42 = pytest.importorskip("elman_e42")
@@ -175,6 +178,19 @@ def test_a_launch_that_was_named_is_refused_under_torch_func():
 
     with pytest.raises(NotImplementedError, match=r"e42_tied_silu: torch\.func .* backend='auto' or 'reference'"):
         torch.func.grad(loss)(torch.zeros(2))
+
+
+def test_auto_is_a_launch_where_there_is_a_plan_and_verifies_it_first(monkeypatch):
+    verified, plans = [], {8: Plan("grid", rows=8, groups=1, parts=1), 9: None}
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(Tied, "plan_for", lambda _, sizes, *_rest: plans[sizes[2]])
+    monkeypatch.setattr(dense_tied, "ensure_verified", lambda *given: verified.append(given))
+    assert dense_tied._prepare(tied, 0, torch.bfloat16, 3, 8)
+    assert [(spec.name, str(case), plan) for spec, case, plan in verified] == [
+        ("e42_tied_silu", "T=64 B=3 d=8 bfloat16", str(plans[8]))
+    ]
+    assert not dense_tied._prepare(tied, 0, torch.bfloat16, 3, 9)
+    assert len(verified) == 1
 
 
 def test_it_is_verified_on_the_kernels_problems():

@@ -116,9 +116,9 @@ def candidates(
         raise ConfigError("give a depth or a width, not both: the other is what is looked for")
     if multiple < 1:
         raise ConfigError(f"widths are multiples of a positive number, not of {multiple}")
-    if depth is not None and not 1 <= depth <= _DEEPEST:
-        raise ConfigError(f"a depth is a number of layers from 1 to {_DEEPEST:,}, not {depth:,}")
     if depth is not None:
+        if not 1 <= depth <= _DEEPEST:
+            raise ConfigError(f"a depth is a number of layers from 1 to {_DEEPEST:,}, not {depth:,}")
         return target.widths(depth, multiple)
     if width is not None:
         return target.depths(width)

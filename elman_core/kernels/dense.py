@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.library import Library, register_autograd, register_fake
+from torch.library import Library, register_autograd
 
 from elman_core.registry.errors import ConfigError, KernelError
 
@@ -35,6 +35,7 @@ from .autocast import without_autocast
 from .build import Extension
 from .dense_check import check_tensors
 from .first_use import ensure_verified
+from .operators import implement
 from .policy import load_or_warn, mode
 from .spec import Case, KernelSpec, Target
 from .transforms import refuse_transforms, transformed
@@ -194,12 +195,9 @@ class DenseKernel:
             f"{op_backward}(Tensor gy, Tensor g_last, {es}{ws}, Tensor history, Tensor a, Tensor? mask, str backend)"
             f" -> ({', '.join(['Tensor'] * (2 + count))})"
         )
-        _library.impl(op, self._run_forward, "CompositeExplicitAutograd")
-        _library.impl(op_backward, self._run_backward, "CompositeExplicitAutograd")
-        register_fake(f"elman::{op}", self._fake_forward, lib=_library)
-        register_fake(f"elman::{op_backward}", self._fake_backward, lib=_library)
+        made = implement(_library, op, self._run_forward, self._fake_forward)
         register_autograd(f"elman::{op}", self._differentiate, setup_context=self._save, lib=_library)
-        return getattr(torch.ops.elman, op).default, getattr(torch.ops.elman, op_backward).default
+        return made, implement(_library, op_backward, self._run_backward, self._fake_backward)
 
     # Outputs of the op: y (T, B, d), h_T (B, d), and, for the backward alone, history (T+1, B, d) and a (T, B, d) or empty.
 

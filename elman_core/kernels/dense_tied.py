@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.library import Library, register_autograd, register_fake
+from torch.library import Library, register_autograd
 
 from elman_core.registry.errors import ConfigError, KernelError
 
@@ -34,6 +34,7 @@ from .dense import VERIFIED_STEPS, Backend, DenseKernel
 from .dense_check import check_tensors
 from .dense_plan import Plan
 from .first_use import ensure_verified
+from .operators import implement
 from .policy import load_or_warn, mode
 from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
 from .transforms import refuse_transforms, transformed
@@ -142,10 +143,11 @@ class Tied:
             return False
         if backend == "auto" and not transformed():
             return _choose(self.name, x_TBd.device.index, x_TBd.dtype, int(x_TBd.shape[1]), int(x_TBd.shape[2]))
-        if backend == "cuda":
-            refuse_transforms(self.name, "backend='auto' or 'reference'")
+        if backend != "cuda":
+            return False
+        refuse_transforms(self.name, "backend='auto' or 'reference'")
         _, rows, width = x_TBd.shape
-        return backend == "cuda" and self.plan_for((1, rows, width), x_TBd.dtype, x_TBd.device) is not None
+        return self.plan_for((1, rows, width), x_TBd.dtype, x_TBd.device) is not None
 
     def _register(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         count, op, op_backward = len(self.kernel.extras), f"dense_{self.name}", f"dense_{self.name}_backward"
@@ -157,12 +159,9 @@ class Tied:
             f"{op_backward}(Tensor gy, Tensor g_last, {es}Tensor w, Tensor x, Tensor history, Tensor a, Tensor? mask)"
             f" -> ({', '.join(['Tensor'] * (4 + count))})"
         )
-        _library.impl(op, self._run_forward, "CompositeExplicitAutograd")
-        _library.impl(op_backward, self._run_backward, "CompositeExplicitAutograd")
-        register_fake(f"elman::{op}", self._fake_forward, lib=_library)
-        register_fake(f"elman::{op_backward}", self._fake_backward, lib=_library)
+        made = implement(_library, op, self._run_forward, self._fake_forward)
         register_autograd(f"elman::{op}", self._differentiate, setup_context=self._save, lib=_library)
-        return getattr(torch.ops.elman, op).default, getattr(torch.ops.elman, op_backward).default
+        return made, implement(_library, op_backward, self._run_backward, self._fake_backward)
 
     # Outputs of the op: y (T, B, d), h_T (B, d), and, for the backward alone, the states and s, (T+1, B, d) each, and a.
 
@@ -238,12 +237,9 @@ def _prepare(tied: Tied, index: int, dtype: torch.dtype, rows: int, width: int) 
     sizes, device = (VERIFIED_STEPS, rows, width), torch.device("cuda", index)
     with torch.cuda.device(index):
         plan = load_or_warn(tied.name, lambda: tied.plan_for(sizes, dtype, device))
-        if plan is None:
-            return False
-        if load_or_warn(tied.name, lambda: dense_cuda.prepare(tied, sizes, dtype)) is None:
-            return False
-        ensure_verified(tied.spec(), Case(dict(zip("TBd", sizes, strict=True)), dtype), str(plan))
-    return True
+        if plan is not None:  # whose module is loaded: the driver was asked whether its blocks fit
+            ensure_verified(tied.spec(), Case(dict(zip("TBd", sizes, strict=True)), dtype), str(plan))
+    return plan is not None
 
 
 def _make_spec(tied: Tied) -> KernelSpec:
