@@ -123,13 +123,8 @@ struct Word {
       if constexpr (uses_a) S::unpack(in.extra[X], a);
 #pragma unroll
       for (int i = 0; i < VW; ++i) {
-        if constexpr (uses_a) {
-          constant[i] = Cell::template backward<Math, float>(x[i], 0.f, h[i], h_prev[i], a[i], e[i]);
-          slope[i] = Cell::template backward<Math, float>(0.f, 1.f, h[i], h_prev[i], a[i], e[i]);
-        } else {
-          constant[i] = Cell::template backward<Math, float>(x[i], 0.f, h[i], h_prev[i], e[i]);
-          slope[i] = Cell::template backward<Math, float>(0.f, 1.f, h[i], h_prev[i], e[i]);
-        }
+        constant[i] = dense_cell_backward<Cell, Math, float>(x[i], 0.f, h[i], h_prev[i], uses_a ? a[i] : 0.f, e[i]);
+        slope[i] = dense_cell_backward<Cell, Math, float>(0.f, 1.f, h[i], h_prev[i], uses_a ? a[i] : 0.f, e[i]);
       }
     }
   }
@@ -144,8 +139,8 @@ struct Word {
         gh[i] = sum[i] + kept[i];
         out[i] = live() ? constant[i].da + gh[i] * slope[i].da : 0.f;
       } else {
-        const auto made = Cell::template forward<Math, float>(sum[i] + (tied ? bias[i] : x[i]), kept[i], e[i]);
-        if constexpr (uses_a) a[i] = sum[i] + (tied ? bias[i] : x[i]);
+        a[i] = sum[i] + (tied ? bias[i] : x[i]);
+        const auto made = Cell::template forward<Math, float>(a[i], kept[i], e[i]);
         h[i] = live() ? made.h : kept[i];
         out[i] = tied ? h[i] + x[i] : h[i];
         y[i] = live() ? made.y : 0.f;
