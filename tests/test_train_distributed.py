@@ -170,11 +170,38 @@ def test_a_killed_rank_on_gpus_ends_all_and_the_run_goes_on(sets, launch, text, 
 
 def test_gradients_summed_after_the_backward_are_those_summed_during_it(launch, text, tmp_path):
     """What a captured step does."""
-    prelude = "import elman_core.training.parallel as p; p.BUCKET = 1000; p.Replicated = p.Summed"
+    prelude = "import elman_core.training.parallel as p; p.Replicated = p.Summed"
     for name, change in (("during", ""), ("after", prelude)):
         ended = launch.run(2, words(text, tmp_path / name, *SHORT, "train.accumulate=2"), change)
         assert ended.codes == [0, 0], ended.err
     assert losses(tmp_path / "after") == pytest.approx(losses(tmp_path / "during"), abs=1e-6)
+
+
+AVERAGED = """
+import torch
+from elman_core.training import sums
+from elman_core.training.distributed import join, leave
+ranks, sums.SMALL = join(), 64
+
+def drawn(rank):
+    generator = torch.Generator().manual_seed(rank)
+    shapes = {"large": (5, 7), "small": (3,), "wide": (8, 4), "narrow": (2, 9), "double": (40,), "scalar": ()}
+    made = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return {**made, "wide": made["wide"].t(), "narrow": made["narrow"].bfloat16(), "double": made["double"].double()}
+
+mine = drawn(ranks.rank)
+where = {name: (g.data_ptr(), g.stride()) for name, g in mine.items()}
+sums.average(list(mine.values()), ranks.size)
+for name, grad in mine.items():
+    expected = torch.stack([drawn(r)[name] for r in range(ranks.size)]).double().mean(0)
+    assert torch.allclose(grad.double(), expected, atol=1e-2 if name == "narrow" else 1e-6), name
+    assert (grad.data_ptr(), grad.stride()) == where[name]
+"""
+
+
+def test_gradients_of_any_size_layout_and_dtype_become_their_means_where_they_lie(launch):
+    ended = launch.run(3, ["list"], AVERAGED)
+    assert ended.codes == [0, 0, 0], ended.err
 
 
 CAPTURED = f"""
@@ -183,15 +210,17 @@ sys.path.insert(0, {os.path.dirname(__file__)!r})
 import torch
 from cpu_graph import CpuRecorder
 from elman_core.registry import hookimpl, plugins
-from elman_core.training import capture, loop, parallel
+from elman_core.training import capture, loop, parallel, sums
 
-# An operation that a tape can hold: torch's own gives back a handle to wait for.
-real = torch.distributed.all_reduce
+# Operations that a tape can hold: torch's own give back a handle to wait for.
+real, means, sums.SMALL = torch.distributed.all_reduce, sums.means, 1000
 library = torch.library.Library("elman_test", "DEF")
 library.define("all_reduce(Tensor(a!) x) -> ()")
 library.impl("all_reduce", lambda x: [real(x), None][1], "CPU")
+library.define("means(Tensor(a!)[] x, int ranks) -> ()")
+library.impl("means", means, "CPU")
 parallel.dist = types.SimpleNamespace(all_reduce=torch.ops.elman_test.all_reduce)
-parallel.Replicated, parallel.BUCKET = parallel.Summed, 1000
+sums.means, parallel.Replicated = torch.ops.elman_test.means, parallel.Summed
 recorder = CpuRecorder()
 loop.make_step = lambda step, mode: capture.CapturedStep(step, recorder, required=True)
 class Stop:
@@ -207,7 +236,7 @@ plugins().manager.register(Stop(), name="elman-test:stop")
 @pytest.mark.parametrize("sets", [(), ("data.sampling=tbptt", "train.accumulate=2")], ids=["random", "carried"])
 def test_a_captured_step_of_several_ranks_is_the_eager_one_and_hears_signals(sets, launch, text, tmp_path):
     """On a tape that replays what a CUDA graph would: sums of gradients, of the loss, and the notes that ride with it."""
-    plain = "import elman_core.training.parallel as p; p.BUCKET = 1000; p.Replicated = p.Summed"
+    plain = "import elman_core.training.parallel as p; p.Replicated = p.Summed"
     for name, prelude, codes in (("eager", plain, [0, 0]), ("captured", CAPTURED, [143, 143])):
         ended = launch.run(2, words(text, tmp_path / name, *SHORT, *sets), prelude)
         assert ended.codes == codes, ended.err
@@ -234,7 +263,7 @@ loop.make_step = lambda step, mode: capture.CapturedStep(step, recorder, require
 
 def test_a_step_that_one_rank_cannot_record_is_eager_on_all(launch, text, tmp_path):
     """NCCL wants an operation in a graph on every rank, or on none."""
-    plain = "import elman_core.training.parallel as p; p.BUCKET = 1000; p.Replicated = p.Summed"
+    plain = "import elman_core.training.parallel as p; p.Replicated = p.Summed"
     captured = CAPTURED.replace(
         "assert recorder.replays == 8 - capture.WARM", "assert recorder.replays == recorder.held == 0"
     )

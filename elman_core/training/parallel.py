@@ -1,7 +1,7 @@
 """How a step is shared by several processes: weights on all of them, or cut up among them.
 
 `ddp`: every rank holds the model; torch's DistributedDataParallel averages the gradients while the backward still runs, or,
-where the whole step is one CUDA graph, one sum over flat buckets follows the backward inside the graph. `fsdp`: FSDP2's
+where the whole step is one CUDA graph, their sums follow the backward inside the graph (`sums.py`). `fsdp`: FSDP2's
 `fully_shard`; each rank holds its part of weights, gradients and optimizer state, and a block is put together while it is used.
 Either way a rank computes its rows of the batch, and the mean over ranks is the mean over rows.
 """
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -33,12 +32,9 @@ from .run import versions
 from .settings import Settings
 from .sharding import is_sharded, whole
 from .step import OneProcess
+from .sums import average
 
 log = logging.getLogger("elman_core")
-
-BUCKET = 256 * 2**20
-"""Bytes of gradient that are summed at once: a flat copy of so many is held. Nothing hides the sums of a captured step, and
-NCCL moves large messages faster."""
 
 
 def kind_of(settings: Settings, ranks: Ranks) -> str:
@@ -183,15 +179,10 @@ class Replicated(Shared):
 
 
 class Summed(Shared):
-    """Every rank holds the model; gradients are averaged after the backward, in buckets. A CUDA graph can hold all of it."""
+    """Every rank holds the model; gradients are averaged after the backward. A CUDA graph can hold all of it."""
 
     def reduce_gradients(self, params: Sequence[Tensor]) -> None:
-        for bucket in buckets([p.grad for p in params if p.grad is not None]):
-            flat = torch.cat([g.flatten() for g in bucket])
-            dist.all_reduce(flat)
-            flat /= self.ranks.size
-            parts = flat.split([g.numel() for g in bucket])
-            torch._foreach_copy_(bucket, [part.view_as(g) for part, g in zip(parts, bucket, strict=True)])
+        average([p.grad for p in params if p.grad is not None], self.ranks.size)
 
 
 class Sharded(Shared):
@@ -218,19 +209,6 @@ class Sharded(Shared):
 
     def norm(self, grads: Iterable[Tensor]) -> Tensor:
         return whole(get_total_norm(list(grads)))
-
-
-def buckets(grads: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one dtype in groups of about `BUCKET` bytes."""
-    for _, same in itertools.groupby(grads, key=lambda g: g.dtype):
-        group: list[Tensor] = []
-        for grad in same:
-            group.append(grad)
-            if sum(g.numel() * g.element_size() for g in group) >= BUCKET:
-                yield group
-                group = []
-        if group:
-            yield group
 
 
 def _nearest(count: int, unit: int) -> int:
