@@ -22,13 +22,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from machine import commit, facts
 from torch import Tensor
 
 from elman_core.training.sums import average, means
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", default="2,4")
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gradient_sums.json"))
-    parser.add_argument("--commit", default="", help="where the sources are no checkout")
+    parser.add_argument("--commit", default=commit())
     given = parser.parse_args(argv)
     began = time.monotonic()
     for ranks in map(int, given.gpus.split(",")):
@@ -155,18 +155,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             mp.spawn(rank_of, args=words, nprocs=ranks)  # type: ignore[no-untyped-call]
             rows = json.loads(into.read_text())
         old = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
-        facts = {
+        made = {
             "what": "sums of gradients over the GPUs of one machine, in a CUDA graph",
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": given.commit,
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
+            **facts(given.commit),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("NCCL_")},
             "rows": [*(r for r in old if r["gpus"] != ranks), *rows],
         }
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(facts, indent=1) + "\n")
+        given.out.write_text(json.dumps(made, indent=1) + "\n")
     print(f"{time.monotonic() - began:.0f} s, written to {given.out}")
     return 0
 

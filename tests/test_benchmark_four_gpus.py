@@ -280,7 +280,7 @@ def test_the_parts_run_what_a_user_could_type(tmp_path, monkeypatch):
     )
     four.run(four.Call(tmp_path, 500), given, four.PARTS)
     assert [name for name, _ in started] == [
-        "ranks", "triton", "tests-equal", "tests-killed", "scaling", "scaling-fsdp", "scaling-2", "scaling-eager", "suite",
+        "ranks", "triton", "tests-equal", "tests-killed", "scaling", "scaling-2", "scaling-fsdp", "scaling-eager", "suite",
         "comparison",
     ]  # fmt: skip
     for _, words in started:
