@@ -7,8 +7,8 @@ In this order, each part with a limit of its own, so that one that fails or hang
 
 ranks       two ranks, from meeting each other to FSDP2, stage by stage (benchmarks/two_ranks.py): 120 s at most
 tests       two ranks train as one GPU (NCCL, CUDA graphs, FSDP2), a killed rank ends the job, which resumes: half of the tests
-            on the first two GPUs, half on the next, 160 s at most; with two GPUs all of them there, 220 s. Meanwhile the Triton
-            kernels of --triton are compiled by the idle cores
+            on the first two GPUs, half on the next, 160 s at most; with two GPUs all of them there, 220 s; then those of four
+            ranks, 120 s. Meanwhile the Triton kernels of --triton are compiled by the idle cores
 scaling     tok/s of three models on one GPU and on all of them (benchmarks/scaling.py): 240 s at most, a measurement 60 s
 suite       `elman bench 50m` with a planted process, company and a killed training (benchmarks/suite_watch.py): 180 s at most,
             with two GPUs 270 s
@@ -55,6 +55,8 @@ MEASUREMENT = 60.0
 """Seconds for one measurement of scaling."""
 SPARE = 15.0
 """Seconds that scaling.py needs besides its measurements: to start, and to have ranks that hang say where."""
+FOUR_RANKS = 120.0
+"""Seconds for the tests of four ranks, which come after the others."""
 PER_TEST = 100
 """Seconds for one test; its ranks end themselves before, with their stacks."""
 LAST = 25.0
@@ -178,7 +180,7 @@ def ranks(call: Call, _given: argparse.Namespace) -> None:
 
 
 def tests(call: Call, given: argparse.Namespace) -> None:
-    equal, killed = "train_as_one and fp32", "killed_rank_on_gpus or (train_as_one and bf16 and auto)"
+    equal, killed = "gpus_train_as_one and fp32", "killed_rank_on_gpus or (gpus_train_as_one and bf16 and auto)"
     if given.gpus > 3:
         jobs = [("tests-equal", "0,1", equal), ("tests-killed", "2,3", killed)]
     else:  # a rank that is killed shall not have another job's ranks beside it
@@ -192,6 +194,9 @@ def tests(call: Call, given: argparse.Namespace) -> None:
         words = [*PYTEST, file, "-k", which, "--timeout", str(PER_TEST)]
         children.append(call.start(name, words, limit, gpus=gpus))
     call.wait(*children)
+    if given.gpus > 3:
+        words = [*PYTEST, file, "-k", "gpus_train_as_one and four", "--timeout", str(PER_TEST)]
+        call.wait(call.start("tests-four", words, FOUR_RANKS))
 
 
 def scaling(call: Call, given: argparse.Namespace) -> None:

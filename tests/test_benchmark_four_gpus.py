@@ -280,8 +280,8 @@ def test_the_parts_run_what_a_user_could_type(tmp_path, monkeypatch):
     )
     four.run(four.Call(tmp_path, 500), given, four.PARTS)
     assert [name for name, _ in started] == [
-        "ranks", "triton", "tests-equal", "tests-killed", "scaling", "scaling-2", "scaling-fsdp", "scaling-eager", "suite",
-        "comparison",
+        "ranks", "triton", "tests-equal", "tests-killed", "tests-four", "scaling", "scaling-2", "scaling-fsdp",
+        "scaling-eager", "suite", "comparison",
     ]  # fmt: skip
     for _, words in started:
         scripts = [Path(w) for w in words if str(w).endswith(".py")]

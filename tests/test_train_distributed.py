@@ -117,10 +117,12 @@ def test_several_ranks_train_as_one_device(case, launch, text, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+@pytest.mark.parametrize("several", [2, 4], ids=["two", "four"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("sets", [(), ("train.launch=eager",), ("train.parallel=fsdp",)], ids=["auto", "eager", "fsdp"])
-def test_two_gpus_train_as_one(sets, precision, launch, text, where, tmp_path):
+def test_gpus_train_as_one(sets, precision, several, launch, text, where, tmp_path):
+    if torch.cuda.device_count() < several:
+        pytest.skip(f"needs {several} NVIDIA GPUs")
     shape = (
         "model.hidden_size=256",
         "train.batch_size=32",
@@ -129,13 +131,14 @@ def test_two_gpus_train_as_one(sets, precision, launch, text, where, tmp_path):
         "train.eval_every=10",
     )
     shape = (*shape, "train.device=cuda", f"train.precision={precision}")
-    one, two = where / f"one-gpu-{precision}", tmp_path / "two"
-    for ranks, run, more in ((1, one, ()), (2, two, sets)):
+    one, all_of_them = where / f"one-gpu-{precision}", tmp_path / "several"
+    for ranks, run, more in ((1, one, ()), (several, all_of_them, sets)):
         if not (ranks == 1 and run.exists() and manifest(run)["status"] == "ok"):  # it is the same for all
             ended = launch.run(ranks, words(text, run, *shape, *more), limit=ON_GPUS, ELMAN_PHASES="1")
             assert ended.codes == [0] * ranks, ended.err
-    assert losses(two) == pytest.approx(losses(one), abs=1e-3)
-    assert manifest(two)["parallel"]["backend"] == "nccl"
+    assert losses(all_of_them) == pytest.approx(losses(one), abs=1e-3)
+    found = manifest(all_of_them)["parallel"]
+    assert (found["ranks"], found["backend"]) == (several, "nccl")
 
 
 @pytest.mark.gpu
