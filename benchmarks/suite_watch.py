@@ -40,6 +40,7 @@ from elman_core.experiments.job import State, read_state
 
 HOLD = """
 import sys, time, torch
+sys.stdin.readline()
 x = torch.randn(8192, 8192, device="cuda")
 print("on", flush=True)
 end = time.monotonic() + float(sys.argv[1])
@@ -50,8 +51,8 @@ while time.monotonic() < end:
 ELMAN = (sys.executable, "-m", "elman_core")
 COMPANY = 6.0
 """Seconds that a process stays beside a training: some looks of the scheduler."""
-FRESH = 12.0
-"""Seconds since its start in which a training is young enough to have company before it ends."""
+FRESH = 5.0
+"""Seconds since it was first seen on its GPU in which a training is young enough to have company before it ends."""
 Sample = Mapping[str, Any]
 
 
@@ -77,9 +78,16 @@ class Watch:
 
 
 def hold(uuid: str, seconds: float) -> subprocess.Popen[bytes]:
-    """A process of nobody's that computes on a GPU for so long. It says "on" once it is there."""
-    command = [sys.executable, "-c", HOLD, str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid})
+    """A process of nobody's that computes on a GPU for so long, from when it is told. It says "on" once it is there."""
+    command, environment = [sys.executable, "-c", HOLD, str(seconds)], {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+
+def tell(process: subprocess.Popen[bytes]) -> None:
+    """Let such a process begin."""
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
 
 
 def is_on(process: subprocess.Popen[bytes]) -> bool:
@@ -150,6 +158,8 @@ def watch(given: argparse.Namespace, driver: Monitor) -> tuple[Watch, int | None
     folder, seen = given.out / "suite", Watch()
     uuids = [gpu.uuid for gpu in driver.gpus()]
     planted = hold(uuids[-1], given.planted)
+    ready = {uuid: hold(uuid, COMPANY) for uuid in uuids[:-1]}  # to start takes longer than the training may have left
+    tell(planted)
     if not is_on(planted):
         raise SystemExit("the process that is to be planted did not start")
     seen.planted = {"pid": planted.pid, "uuid": uuids[-1], "began": now()}
@@ -171,7 +181,7 @@ def watch(given: argparse.Namespace, driver: Monitor) -> tuple[Watch, int | None
             if not seen.killed:
                 seen.killed = kill_one(folder, states)
             elif not seen.company:
-                seen.company, company = accompany(states, seen, uuids)
+                seen.company, company = accompany(states, seen, ready)
             if began - asked > 10:
                 asked = began
                 seen.said += ask(folder, status, planted.poll() is None)
@@ -186,9 +196,8 @@ def watch(given: argparse.Namespace, driver: Monitor) -> tuple[Watch, int | None
         terminal.process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             terminal.process.wait(20)
-    for process in (planted, company):
-        if process is not None:
-            process.kill()
+    for process in (planted, *ready.values()):
+        process.kill()
     return seen, code
 
 
@@ -204,20 +213,16 @@ def kill_one(folder: Path, states: Mapping[str, State]) -> dict[str, Any]:
 
 
 def accompany(
-    states: Mapping[str, State], seen: Watch, uuids: Sequence[str]
+    states: Mapping[str, State], seen: Watch, ready: Mapping[str, subprocess.Popen[bytes]]
 ) -> tuple[dict[str, Any], subprocess.Popen[bytes] | None]:
-    """Start a process beside a training that has just begun, on another GPU than the planted one. Does not wait for it."""
+    """Let the process that is ready for its GPU begin beside a training that has just come there. Does not wait for it."""
     for id, state in states.items():
-        attempt = state.attempts[-1] if state.attempts else None
-        if attempt is None or state.status != "running" or id == seen.killed["job"] or attempt.gpu_uuid == uuids[-1]:
-            continue
-        if attempt.pid_started is None or now() - attempt.pid_started > FRESH:
-            continue
-        pid = training_of(state)
-        on_it = [p for p, _, _ in seen.samples[-1]["gpus"].get(attempt.gpu_uuid, [])]
-        if attempt.gpu_uuid and pid in on_it:
-            process = hold(attempt.gpu_uuid, COMPANY)
-            return {"job": id, "pid": process.pid, "uuid": attempt.gpu_uuid, "began": now()}, process
+        uuid = state.attempts[-1].gpu_uuid if state.attempts else None
+        pid = training_of(state) if state.status == "running" and id != seen.killed["job"] and uuid in ready else None
+        times = [s["time"] for s in seen.samples if pid in [p for p, _, _ in s["gpus"].get(uuid, [])]]
+        if uuid is not None and times and now() - times[0] < FRESH:
+            tell(ready[uuid])
+            return {"job": id, "pid": ready[uuid].pid, "uuid": uuid, "began": now()}, ready[uuid]
     return {}, None
 
 

@@ -204,8 +204,11 @@ def test_a_suite_is_watched_on_gpus_that_are_names(tmp_path, monkeypatch, capsys
 
     def hold(uuid, seconds):
         code = f"import time; print('on', flush=True); time.sleep({seconds})"
+        code = f"import os, sys; input(); os.execv(sys.executable, ['python', '-c', {code!r}, 'SEEN_HOLD'])"
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
-        return subprocess.Popen([sys.executable, "-c", code, "SEEN_HOLD"], stdout=subprocess.PIPE, env=environment)
+        return subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
 
     monkeypatch.setattr(watching, "hold", hold)
     (tmp_path / "small.toml").write_text(SMALL)
