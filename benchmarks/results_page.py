@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,7 @@ def _run(suite: Path, job: Mapping[str, Any]) -> dict[str, Any]:
         "backends": manifest.get("backends"),
         "kernels": manifest.get("kernels"),
         "hardware": hardware,
+        "commit": manifest.get("git_commit"),
         "versions": manifest.get("versions"),
         "protocol_hash": manifest.get("protocol_hash"),
     }
@@ -172,9 +174,10 @@ def _comparison(facts: Mapping[str, Any]) -> list[str]:
         "",
         markdown(trials),
     ]
-    ways = [["model", "kernels", "step"]]
+    ways = [["model", "kernels", "step", "commit"]]
     for m in order:
-        ways.append([f"`{m['what']}`", "; ".join(_backends(m["backends"])) or "–", (m["step"] or {}).get("mode", "–")])
+        used, mode = "; ".join(_backends(m["backends"])) or "–", (m["step"] or {}).get("mode", "–")
+        ways.append([f"`{m['what']}`", used, mode, _commit(m.get("commit"), facts["commit"])])
     return [*lines, "", "What ran:", "", markdown(ways)]
 
 
@@ -186,14 +189,25 @@ def _trial(trial: Mapping[str, Any] | None, chosen: float | None) -> str:
     return f"**{word}**" if trial["lr"] == chosen and trial["status"] == "ok" else word
 
 
+def _commit(own: str | None, told: str) -> str:
+    """Of a run: its own, or where its tree was not that of a commit, what --commit said."""
+    return told[:7] if own is None or own.endswith("+changes") else own[:7]
+
+
 def _backends(backends: Any) -> list[str]:
+    """What each layer ran on, those that are alike together."""
     listed = backends if isinstance(backends, list) else []
-    words = [
-        b if isinstance(b, str) else ", ".join(f"{k} {v}" for k, v in b.items())
-        for b in listed
-        if isinstance(b, str | dict)
-    ]
-    return list(dict.fromkeys(words))
+    by_kind: dict[str, list[str]] = {}
+    for b in listed:
+        if isinstance(b, str | dict):
+            text = b if isinstance(b, str) else ", ".join(f"{k} {v}" for k, v in b.items())
+            alone = re.match(r"layer (\d+) (.*)", text)
+            by_kind.setdefault(alone[2] if alone else text, []).extend([alone[1]] if alone else [])
+    words = []
+    for kind, layers in by_kind.items():
+        which = layers if len(layers) < 4 else [*layers[:2], "…", layers[-1]]
+        words.append(f"layer{'s' * (len(layers) > 1)} {', '.join(which)} {kind}" if layers else kind)
+    return words
 
 
 def _conditions(facts: Mapping[str, Any]) -> str:
@@ -211,13 +225,13 @@ def _conditions(facts: Mapping[str, Any]) -> str:
         f"One model on one GPU each ({', '.join(machines)}; torch {', '.join(torch)}), seed {', '.join(map(str, seeds))}, on "
         f"{source}. Recipe: `elman_core/recipes/suites/{facts['suite']}.toml` (`elman bench {facts['suite']}`), protocol "
         f"{', '.join(hashes) or 'unknown'}. Each model has the best of its learning rates, which short trials chose. tok/s: "
-        f"median over the steps of its own run. Commit {facts['commit']}; `benchmarks/results/{FILES['comparison']}`."
+        f"median over the steps of its own run. `benchmarks/results/{FILES['comparison']}`."
     )
 
 
 def _scaling(facts: Mapping[str, Any]) -> list[str]:
     rows = [["model", "GPUs", "how", "tok/s", "times one GPU", "GiB each"]]
-    for r in facts["rows"]:
+    for r in sorted(facts["rows"], key=lambda r: r["gpus"]):
         how = r["kind"] if "reason" in r else f"{r['kind']}: {r['parallel']['kind']}, {r['launch']}"
         figures = [r["reason"], "", ""] if "reason" in r else [
             f"{r['tok_s']:,}", f"{r['times_one']:.2f}" if "times_one" in r else "–", f"{r['memory_gib']:.1f}"
