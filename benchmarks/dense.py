@@ -15,8 +15,9 @@ work), as a CUDA graph too; FlashRNN's Elman where it is installed, at two shape
 minute; flashrnn_cuda13.py says how under CUDA 13). Its backward waits for the device before its products, here as in any use:
 that is in its figure.
 
-What is launched from the host step by step (cuDNN where it holds no weights on chip, ours where no persistent launch fits) is
-slower on a busy machine. So a merged file has of two runs the last, but of such cells the faster, with its commit.
+What is launched step by step (cuDNN where it holds no weights on chip, ours where no persistent launch fits) is recorded as a
+CUDA graph too, as a training step is, and the faster way stands. A merged file has of two runs the last, but of cells that the
+host's pace is in the faster, with its commit.
 """
 
 from __future__ import annotations
@@ -116,16 +117,19 @@ def problem(steps: int, batch: int, width: int, extras: int, dtype: torch.dtype)
 
 def ours(kernel: DenseKernel, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     leaves = problem(steps, batch, width, len(kernel.extras), dtype)
-    found = both(lambda: kernel(*leaves, backend="cuda"), leaves, steps, repeats)
+    plan = str(dense_cuda.plan_for(kernel, (steps, batch, width), dtype, torch.device("cuda", 0)))
+    found = faster(lambda: kernel(*leaves, backend="cuda"), leaves, steps, repeats, plan.startswith("steps"))
     torch.cuda.synchronize()
     dense_native.check_errors(torch.device("cuda", 0))
-    return found | {"plan": str(dense_cuda.plan_for(kernel, (steps, batch, width), dtype, torch.device("cuda", 0)))}
+    return found | {"plan": plan}
 
 
 def tied(kernel: Tied, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     x, w, h0 = problem(steps, batch, width, 0, dtype)
     leaves = [x, w, torch.randn(width, device="cuda", requires_grad=True), h0]
-    return both(lambda: kernel(*leaves, backend="cuda"), leaves, steps, repeats)
+    plan = str(dense_cuda.plan_for(kernel.kernel, (steps, batch, width), dtype, torch.device("cuda", 0)))
+    found = faster(lambda: kernel(*leaves, backend="cuda"), leaves, steps, repeats, plan.startswith("steps"))
+    return found | {"plan": plan}
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], None]:
@@ -179,23 +183,34 @@ def cudnn(kind: str, steps: int, batch: int, width: int, dtype: torch.dtype, rep
         for mine, packed in zip(weights, packed_for_cudnn(weights), strict=True):
             mine.data = packed
     x = torch.randn(steps, batch, width, device="cuda", dtype=dtype, requires_grad=True)
-    found = both(lambda: (layer(x)[0],), [x, *layer.parameters()], steps, repeats)
-    recorded = attempt(in_a_graph, layer, x, steps, repeats)
+    return faster(lambda: (layer(x)[0],), [x, *layer.parameters()], steps, repeats, True)
+
+
+def faster(
+    call: Callable[[], tuple[Tensor, ...]], leaves: list[Tensor], steps: int, repeats: int, records: bool
+) -> dict[str, Any]:
+    """`both`, and if `records` the same launches as a CUDA graph: what is faster."""
+    found = both(call, leaves, steps, repeats)
+    if not records:
+        return found
+    recorded = attempt(in_a_graph, call, leaves, steps, repeats)
     if isinstance(recorded, str):
         return found | {"graph": recorded}
     return min(found | {"launched": "eager"}, recorded, key=pace)
 
 
-def in_a_graph(layer: torch.nn.Module, x: Tensor, steps: int, repeats: int) -> dict[str, Any]:
+def in_a_graph(
+    call: Callable[[], tuple[Tensor, ...]], leaves: list[Tensor], steps: int, repeats: int
+) -> dict[str, Any]:
     """The same launches recorded: without the host in between."""
-    gradient = torch.randn_like(layer(x)[0])
+    gradients = [torch.randn_like(x) for x in call()]
 
     def forward() -> None:
         with torch.no_grad():
-            layer(x)
+            call()
 
     def whole() -> None:
-        torch.autograd.grad(layer(x)[0], [x, *layer.parameters()], gradient)
+        torch.autograd.grad(call(), leaves, gradients)
 
     return {
         "forward": measure(captured(forward), steps, repeats),
@@ -210,7 +225,8 @@ def pace(cell: dict[str, Any]) -> float:
 
 def from_the_host(name: str, cell: dict[str, Any]) -> bool:
     """Whether the host's pace is in a cell."""
-    return name.startswith("cuDNN") or cell.get("plan", "").startswith("steps")
+    by_steps = name.startswith("cuDNN") or cell.get("plan", "").startswith("steps")
+    return by_steps and cell.get("launched") != "graph"
 
 
 def merge(files: list[Path], out: Path) -> None:
@@ -289,6 +305,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=31)
     parser.add_argument("--commit", default=commit())
     parser.add_argument("--quick", action="store_true", help="ours alone, in bf16")
+    parser.add_argument("--shapes", help="only these, WIDTHxBATCH with commas")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="join these into --out; measures nothing")
     given = parser.parse_args(argv)
     if given.merge:
@@ -302,7 +319,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     steps, repeats = given.steps, given.repeats
     before, rows = clocks(), []
-    for width, batch in SHAPES + ([] if given.quick else LARGE):
+    shapes = SHAPES + ([] if given.quick else LARGE)
+    if given.shapes:
+        asked = given.shapes.split(",")
+        shapes = [s for s in SHAPES + LARGE if f"{s[0]}x{s[1]}" in asked]
+    for width, batch in shapes:
         row: dict[str, Any] = {"d": width, "B": batch, "target": TARGETS.get((width, batch))}
         for name, kernel in (("e1", e1), ("e42", e42), ("plain", plain)):
             row[f"{name} bf16"] = ours(kernel, steps, batch, width, bf16, repeats)

@@ -91,8 +91,8 @@ def shape(variant: str, size: str) -> str:
 
 
 @contextmanager
-def trainer(name: str, setting: str, batch: int, length: int, device: str, text: Path) -> Iterator[Any]:
-    """The trainer of a run of this shape, in a folder that is gone afterwards."""
+def trainer(name: str, setting: str, batch: int, length: int, device: str, text: Path, **train: Any) -> Iterator[Any]:
+    """The trainer of a run of this shape, in a folder that is gone afterwards. `train`: further settings."""
     from elman_core.registry import parse_size
     from elman_core.training.settings import from_dict
     from elman_core.training.start import start
@@ -103,7 +103,7 @@ def trainer(name: str, setting: str, batch: int, length: int, device: str, text:
         "data": {"path": str(text)},
         "train": {
             "batch_size": batch, "chunk_size": length, "steps": 1_000_000, "device": device, "lr": LR, "clip": CLIP,
-            "schedule": "constant", "warmup": 0, "launch": setting, "save_every": 0, "eval_every": 0,
+            "schedule": "constant", "warmup": 0, "launch": setting, "save_every": 0, "eval_every": 0, **train,
         },
     })  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

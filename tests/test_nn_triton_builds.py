@@ -17,6 +17,7 @@ STRIDES = dict.fromkeys(["x0", "x1", "r0", "r1", "n0", "n1", "s0", "s1", "g0", "
 def kernels():
     """(name, function, types of the arguments, constants, warps) as models of width 1280 and 1536 call them."""
     from elman_core.nn import add_norm_triton, cross_entropy_triton
+    from elman_core.training import schedule_free_triton
 
     block, warps = add_norm_triton._block(1536)
     sizes = {"inner": "i32", "rows": "i32", "width": "i32", "eps": "fp32", **STRIDES}
@@ -26,6 +27,9 @@ def kernels():
         yield f"forward {narrow}", add_norm_triton._forward, types, {"ADDS": True, "BLOCK": block}, warps
         constants = {"ADDS": True, "NARROW": narrow == "bf16", "BLOCK": block}
         yield f"backward {narrow}", add_norm_triton._backward, types, constants, warps
+    lists = dict.fromkeys(("y", "g", "v", "z", "failed"), "*fp32") | {"factors": "*fp64", "count": "i32"}
+    types = lists | dict.fromkeys(("beta2", "rest", "decay", "eps"), "fp32")
+    yield "schedule-free", schedule_free_triton._update, types, {"BLOCK": schedule_free_triton.BLOCK}, 4
     types = {"logits": "*bf16", "targets": "*i64", "losses": "*fp32", "rows": "i32", "classes": "i32"}
     yield "cross-entropy", cross_entropy_triton._overwrite, types, {"IGNORED": -100, "ROWS": 16, "BLOCK": 256}, 4
 

@@ -29,7 +29,7 @@ class CapturedStep:
     """A `TrainStep` that is replayed. It gives the same numbers, bit for bit, and is called in the same way.
 
     Args:
-        step: forward, loss, backward, norm and clipping are recorded, and the update too where the optimizer allows it.
+        step: forward, loss, backward, norm, clipping and update are recorded.
         recorder: what records.
         required: whether a step that cannot be recorded is an error; if not, it goes on as it is, after one warning.
 
@@ -65,8 +65,6 @@ class CapturedStep:
             if self._replay is None:
                 return self.step(windows, lr)
             values = self._replay()
-            if not self.step.optimizer.captures:
-                self.step.update()
             assert self._given is not None
             return Done(Sent.of(values), (), self._given.carry)
 
@@ -111,8 +109,7 @@ class CapturedStep:
             assert self._fresh_B is not None
             windows = dataclasses.replace(windows, carry=self._restarted(windows.carry, self._fresh_B))
         values, _, carry = self.step.gradients(windows)
-        if self.step.optimizer.captures:
-            self.step.update()
+        self.step.update()
         if carry is not None and self._given.carry is not None:
             for old, new in _pairs(self._given.carry, carry):
                 old.copy_(torch.where(self.step.failed > 0, old, new))

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from schedulefree import AdamWScheduleFree
 from torch import Tensor, nn
 
 from elman_core.registry import CheckpointError, Mixer
 
+from .schedule_free import ScheduleFree
 from .settings import TrainSettings
 from .sharding import placed
 
@@ -51,9 +51,8 @@ class Optimizer:
         groups = [g for g in groups if g["params"]]
         betas = (settings.beta1, settings.beta2)
         self.averages = settings.optimizer == "schedulefree"
-        self.captures = not self.averages  # schedule-free keeps its counts on the host
         if self.averages:
-            self.inner: torch.optim.Optimizer = AdamWScheduleFree(groups, lr=settings.lr, betas=betas)
+            self.inner: torch.optim.Optimizer = ScheduleFree(groups, lr=settings.lr, betas=betas)
             self.inner.train()  # type: ignore[attr-defined]
         else:
             device = next(iter(self.params.values())).device
@@ -67,25 +66,18 @@ class Optimizer:
     def set_lr(self, lr: float) -> None:
         """The learning rate of the updates from now on."""
         for group in self.inner.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+            group["lr"].fill_(lr)
 
     def step(self, lr: float | None = None, failed: Tensor | None = None) -> None:
         """One update. The gradients stay.
 
         Args:
             lr: as `set_lr`, if it is not set already.
-            failed: a scalar on the device of the parameters; if it is 1.0 nothing is changed. The fused AdamW looks at it on
-                the device, schedule-free waits for it.
+            failed: a scalar on the device of the parameters, and looked at there; if it is 1.0 nothing is changed.
         """
         if lr is not None:
             self.set_lr(lr)
-        if not self.averages:
-            self.inner.found_inf = failed  # type: ignore[attr-defined]  # as torch.amp.GradScaler hands it over
-        elif failed is not None and bool(failed):
-            return
+        self.inner.found_inf = failed  # type: ignore[attr-defined]  # as torch.amp.GradScaler hands it over
         self.inner.step()
 
     def zero_grad(self) -> None:
@@ -149,6 +141,10 @@ class Optimizer:
                 raise CheckpointError(f"the optimizer's {wrong[0]} of {name} is not of the shape {tuple(p.shape)}")
             # `step` of the fused AdamW lives where the parameter does, as everything else.
             self.inner.state[p] = {k: placed(v, p) for k, v in values.items()}
-        own = () if self.averages else ("lr", "capturable")  # of this device, and set before each step
+        own = () if self.averages else ("capturable",)  # of this device
         for group, stored in zip(self.inner.param_groups, numbers, strict=True):
-            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k not in own})
+            for key, value in stored.items():
+                if isinstance(group.get(key), Tensor):
+                    group[key].fill_(value)  # where it lies: a recorded step reads it there
+                elif key not in own:
+                    group[key] = tuple(value) if isinstance(value, list) else value
