@@ -248,7 +248,9 @@ def merge(files: list[Path], out: Path) -> None:
                 if not isinstance(cell, dict):
                     continue
                 better = (
-                    isinstance(mine.get(name), dict) and from_the_host(name, cell) and pace(cell) < pace(mine[name])
+                    isinstance(mine.get(name), dict)
+                    and from_the_host(name, mine[name])
+                    and pace(cell) < pace(mine[name])
                 )
                 if name not in mine or better:
                     mine[name] = {"commit": one["commit"], "when": one["when"]} | cell

@@ -32,10 +32,12 @@ def test_ours_are_the_last_and_what_the_host_launches_is_the_faster(tmp_path):
     old = {
         "e1 bf16": cell(1.0, plan="grid: 5"), "cuDNN RNN fp16": cell(9.0), "cuDNN LSTM fp16": cell(12.0), "gone": cell(3.0),
         "e42 bf16": cell(7.0, plan="steps: a GEMM"), "FlashRNN fused bf16": "not installed",
+        "plain bf16": cell(3.0, plan="steps: a GEMM", launched="graph"), "plain fp16": cell(3.0, plan="steps: a GEMM"),
     }  # fmt: skip
     new = {
         "e1 bf16": cell(2.0, plan="grid: 5"), "cuDNN RNN fp16": cell(19.0), "cuDNN LSTM fp16": cell(11.0),
         "e42 bf16": cell(8.0, plan="steps: a GEMM"), "FlashRNN fused bf16": cell(5.0),
+        "plain bf16": cell(8.0, plan="steps: a GEMM"), "plain fp16": cell(4.0, plan="steps: a GEMM", launched="graph"),
     }  # fmt: skip
     made = merged(tmp_path, old, new)
     assert (made["commit"], made["when"]) == ("new", "new day")
@@ -43,7 +45,8 @@ def test_ours_are_the_last_and_what_the_host_launches_is_the_faster(tmp_path):
     assert row["e1 bf16"] == new["e1 bf16"]
     assert row["cuDNN RNN fp16"] == {"commit": "old", "when": "old day", **old["cuDNN RNN fp16"]}
     assert row["cuDNN LSTM fp16"] == new["cuDNN LSTM fp16"]
-    assert row["e42 bf16"]["commit"] == row["gone"]["commit"] == "old"
+    assert row["e42 bf16"]["commit"] == row["gone"]["commit"] == row["plain bf16"]["commit"] == "old"
+    assert row["plain fp16"] == new["plain fp16"], "a graph has no host in it"
     assert row["FlashRNN fused bf16"] == new["FlashRNN fused bf16"]
 
 
