@@ -5,8 +5,9 @@
 
 `collect` reads, in each folder that has them: 100mb/ (a suite's folder), *.txt.json (what the text is), scaling.json,
 suite-50m/check.json. It writes benchmarks/results/100mb_h200.json, scaling_h200.json and suite_watch_h200.json, replacing only
-those that it found something for; later folders win. README.md and docs/README.md get a link to the page. --results and --docs
-name other places. A test keeps the page equal to the files.
+those that it found something for; later folders win. Of 100mb/ also the pictures of `elman plot`, which need matplotlib.
+README.md and docs/README.md get a link to the page. --results and --docs name other places. A test keeps the page equal to the
+files.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +26,11 @@ from typing import Any
 from readme import markdown
 
 ROOT = Path(__file__).parents[1]
+PICTURES = {
+    "loss-tokens": "Bits per byte against bytes seen",
+    "loss-minutes": "Bits per byte against minutes of training",
+    "speed-quality": "Speed against held-out bits per byte",
+}
 FILES = {"comparison": "100mb_h200.json", "scaling": "scaling_h200.json", "watch": "suite_watch_h200.json"}
 GIB = 2**30
 
@@ -97,7 +105,27 @@ def collect(folders: Sequence[Path], results: Path, commit: str) -> list[Path]:
     for name, facts in found.items():
         paths.append(results / FILES[name])
         paths[-1].write_text(json.dumps(facts, indent=1) + "\n")
-    return paths
+    suites = [folder / "100mb" for folder in folders if (folder / "100mb" / "suite.json").exists()]
+    return paths + (pictures(suites[-1], results) if suites else [])
+
+
+def pictures(suite: Path, results: Path) -> list[Path]:
+    """Those of `elman plot`, as SVG; none, and why, where nothing can be drawn."""
+    from elman_core.experiments.plots import plot
+    from elman_core.experiments.runs import find_runs
+    from elman_core.registry import ConfigError
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            drawn = plot(find_runs([suite]), Path(folder))
+        except ConfigError as error:
+            print(f"no pictures: {error}", file=sys.stderr)
+            return []
+        made = []
+        for path in (p for p in drawn if p.suffix == ".svg"):
+            made.append(results / f"100mb_h200_{path.name}")
+            shutil.copyfile(path, made[-1])
+    return made
 
 
 def link(root: Path) -> list[Path]:
@@ -139,6 +167,10 @@ def page(results: Path) -> str:
     for name, section in (("comparison", _comparison), ("scaling", _scaling), ("watch", _watch)):
         if (facts := _read(results / FILES[name])) is not None:
             parts += [*section(facts), ""]
+        if name == "comparison":
+            for picture, what in PICTURES.items():
+                file = f"100mb_h200_{picture}.svg"
+                parts += [f"![{what}](../benchmarks/results/{file})", ""] if (results / file).exists() else []
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -173,12 +205,23 @@ def _comparison(facts: Mapping[str, Any]) -> list[str]:
         f"Held-out bits per byte of the trials on {length} bytes, of which the best went the whole length:",
         "",
         markdown(trials),
+        *_at_the_edge(done),
     ]
     ways = [["model", "kernels", "step", "commit"]]
     for m in order:
         used, mode = "; ".join(_backends(m["backends"])) or "–", (m["step"] or {}).get("mode", "–")
         ways.append([f"`{m['what']}`", used, mode, _commit(m.get("commit"), facts["commit"])])
     return [*lines, "", "What ran:", "", markdown(ways)]
+
+
+def _at_the_edge(models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whose best learning rate was the largest or the smallest that was tried, so that a better one may lie beyond."""
+    said = []
+    for word, end in (("largest", max), ("smallest", min)):
+        rates = {m["what"]: [t["lr"] for t in m["trials"]] for m in models}
+        names = [f"`{m['what']}`" for m in models if len(rates[m["what"]]) > 1 and m["lr"] == end(rates[m["what"]])]
+        said += [f"the {word} that was tried for {', '.join(names)}"] if names else []
+    return ["", f"The best is {', and '.join(said)}: a better one may lie beyond."] if said else []
 
 
 def _trial(trial: Mapping[str, Any] | None, chosen: float | None) -> str:

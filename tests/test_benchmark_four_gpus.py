@@ -381,6 +381,11 @@ def test_a_folder_that_came_back_becomes_result_files_and_a_page(tmp_path, capsy
     assert "| `e` | 4 | fsdp | not done after 40 s |" in text
     assert "Commit abc123" in text
     assert "The scheduler on real GPUs" not in text
+    assert "no pictures: there is nothing to draw" in capsys.readouterr().err
+    assert "![" not in text
+    for name in results.PICTURES:
+        (out / f"100mb_h200_{name}.svg").write_text("<svg/>")
+    assert results.page(out).count("](../benchmarks/results/100mb_h200_") == 3
     with pytest.raises(SystemExit, match="nothing of it is in"):
         results.collect([tmp_path / "nowhere"], out, "x")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import math
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import train_helpers
-from results_helpers import example_suite, losses, write_run
+from results_helpers import example_suite, losses, write_run, write_suite
 
 from elman_core.cli import main
 from elman_core.experiments.curves import curve, mean_curve, smooth, thin, visible_range
@@ -95,6 +96,32 @@ def test_a_suite_is_drawn_at_the_chosen_learning_rates(matplotlib, tmp_path, cap
     assert capsys.readouterr().out.splitlines()[0] == str(suite / "plots" / "loss-tokens.png")
     assert main(["plot", str(suite), "--out", str(tmp_path / "there"), "--x", "steps"]) == 0
     assert_pictures(tmp_path / "there", {"loss-steps", "speed-quality"})
+
+
+def test_the_trials_that_chose_a_value_stand_in_no_picture(matplotlib, tmp_path, monkeypatch):
+    from elman_core.experiments import plots
+
+    trials = [("b-trial", "train.lr=0.1"), ("a-trial", "train.lr=0.2")]
+    made = {id: write_job(id, sets, "train.steps=40") for id, sets in trials}
+    finals = [write_job("a", "train.lr=0.1", "train.steps=120"), write_job("b", "train.lr=0.2", "train.steps=120")]
+    suite = write_suite(tmp_path / "s", [*made.values(), *finals])
+    listed = json.loads((suite / "suite.json").read_text())
+    for job in listed["jobs"]:
+        job["trials"] = [] if job["id"].endswith("-trial") else list(made)
+    (suite / "suite.json").write_text(json.dumps(listed))
+    runs = find_runs([suite])
+    assert [run.path.name for run in runs if run.is_trial] == list(made)
+    figures: dict = {}
+    monkeypatch.setattr(plots, "_save", lambda _, found: figures.update(found))
+    plots.plot(runs, tmp_path, "tokens")
+    lines = axes_of(figures, "loss-tokens").legend_.get_texts()
+    assert len(lines) == 2
+    plots.plot([run for run in runs if run.is_trial], tmp_path, "tokens")
+    assert len(axes_of(figures, "loss-tokens").legend_.get_texts()) == 2, "alone they are what is asked for"
+
+
+def write_job(id: str, *sets: str) -> dict:
+    return {"id": id, "model": id[0], "sets": sets, "level": 1.4, "tok_s": 1e5, "parameters": 10, "state": {}}
 
 
 def test_lines_hold_the_losses_and_no_two_look_alike(matplotlib, tmp_path, monkeypatch):

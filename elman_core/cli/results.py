@@ -93,7 +93,8 @@ def plot(
 ) -> None:
     """Pictures as PNG and SVG: loss, speed, memory of a run; loss and speed against quality of several.
 
-    Of a suite, each model at its best learning rate, over its seeds. Needs matplotlib: pip install 'elman-core[plot]'.
+    Of a suite, each model at its best learning rate, over its seeds, without the trials that chose it. Needs matplotlib: pip
+    install 'elman-core[plot]'.
     """
     from elman_core.experiments.plots import plot as draw
     from elman_core.experiments.runs import find_runs

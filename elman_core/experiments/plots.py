@@ -172,6 +172,7 @@ def _across(axes: Any, x: str) -> None:
 
 def _several(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Any]:
     """Loss by each kind of axis, and speed against quality."""
+    runs = [run for run in runs if not run.is_trial] or runs  # shorter, and by a protocol of their own
     members = sorted(contenders(runs), key=rank)
     if not members:
         raise ConfigError("there is nothing to draw: no run with a readable manifest has done a step")

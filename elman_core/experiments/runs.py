@@ -81,6 +81,12 @@ class Run:
         return seed if isinstance(seed, int) else None
 
     @cached_property
+    def is_trial(self) -> bool:
+        """Whether it is there to choose what other runs of its suite are given."""
+        jobs = [] if self.suite is None else self.suite.jobs
+        return any(self.job.get("id") in (job.get("trials") or ()) for job in jobs)
+
+    @cached_property
     def standing(self) -> tuple[str, str]:
         """(status, remark). See `status_of`."""
         return status_of(self)
