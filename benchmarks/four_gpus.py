@@ -15,9 +15,9 @@ suite       `elman bench 50m` with a planted process, company and a killed train
 comparison  `elman bench 100mb`, from the moment at which every run of the suite has begun; stopped when --seconds are over, and
             gone on with by the same call: what has ended is not repeated
 
-Most of that is starting: on two H200s with 32 cores a training takes 13 s from its command to its first step, and 3 s from its
-last to its end; torchrun comes before that, and pytest with its launcher of ranks imports everything twice. What does not end
-in time prints the stacks of all its threads into its log before it is killed, every rank of it.
+Most of that is starting: on two or four H200s a training takes 15 to 19 s from its command to its first step (`phases` in
+results/scaling_h200.json); torchrun comes before that, and pytest with its launcher of ranks imports everything twice. What
+does not end in time prints the stacks of all its threads into its log before it is killed, every rank of it.
 
 --data is a text of 100 MB or more; without it the Python sources installed here (benchmarks/python_sources.py). FOLDER gets
 each part's log and results as they come, and summary.json. --pack FILE.tar.gz: all of it but weights, to carry away; unpacked

@@ -1,4 +1,4 @@
-"""Write the tables of the READMEs from the committed result files: python benchmarks/readme.py. A test keeps them current."""
+"""Write the tables of READMEs and decisions from the result files: python benchmarks/readme.py. A test keeps them current."""
 
 from __future__ import annotations
 
@@ -197,12 +197,48 @@ def decoding_table() -> str:
     return f"{caption}\n\n{markdown(rows)}"
 
 
+def budget_table() -> str:
+    """Where a step's time should go, and what was measured (`step_budget.py`)."""
+    from step_budget import table  # which needs this module
+
+    dense, matrix = (json.loads((RESULTS / f"{name}_h200.json").read_text()) for name in ("dense", "matrix_state"))
+    caption = (
+        "By arithmetic (`python benchmarks/step_budget.py`; B = 32, T = 512, one H200, bfloat16 autocast over float32 "
+        f"weights), from recurrences timed alone (`benchmarks/results/dense_h200.json`, commit {dense['commit'][:7]}, and "
+        f"`matrix_state_h200.json`, {matrix['commit'][:7]}) and from bytes and products for the rest; below it, what a run of "
+        "`elman train` measured (`training_step_h200.json`, tables of kernels beside it; `python benchmarks/training_step.py "
+        "--targets --profile`)."
+    )
+    return f"{caption}\n\n{table(RESULTS)}"
+
+
+def sums_table() -> str:
+    """Milliseconds of all gradients' sums, by model, number of GPUs and way."""
+    data = json.loads((RESULTS / "gradient_sums_h200.json").read_text())
+    ways = {
+        "flat 25": "copied to buckets of 25 MB", "flat 256": "of 256 MB", "each": "one by one, in place",
+        "grouped": "grouped, in place", "core": "as it is now",
+    }  # fmt: skip
+    found = {(r["model"], r["gpus"], r["way"]): r for r in data["rows"]}
+    rows = [["", "gradients", "GPUs", *ways.values(), "GB/s through every link"]]
+    for model, gpus in dict.fromkeys((m, n) for m, n, _ in sorted(found)):
+        core = found[model, gpus, "core"]
+        ms = (f"{found[model, gpus, way]['ms']:.2f}" for way in ways)
+        rows.append([model, f"{core['megabytes']:.0f} MB", str(gpus), *ms, f"{core['bus_gb_s']:.0f}"])
+    without = " without NVLink's multicast" if data["environment"].get("NCCL_NVLS_ENABLE") == "0" else ""
+    caption = (
+        f"Milliseconds for all gradients of a model, float32, in a graph; {data['gpu']}s, NCCL {data['nccl']}{without}, "
+        f"commit {data['commit']}. `benchmarks/gradient_sums.py`, `benchmarks/results/gradient_sums_h200.json`."
+    )
+    return f"{caption}\n\n{markdown(rows)}"
+
+
 def rendered(text: str, tables: dict[str, Callable[[], str]]) -> str:
     """`text` with what stands between `<!-- name -->` and `<!-- /name -->` replaced by the table of that name."""
     for name, table in tables.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not pattern.search(text):
-            raise ValueError(f"the README has no marks for the table {name!r}: <!-- {name} --> … <!-- /{name} -->")
+            raise ValueError(f"the page has no marks for the table {name!r}: <!-- {name} --> … <!-- /{name} -->")
         text = pattern.sub(lambda m, t=table: f"{m[1]}{t()}\n{m[2]}", text)
     return text
 
@@ -237,6 +273,8 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 PAGES = {
     "README.md": {"step": step_table, "decoding": decoding_table, "dense": dense_table, "matrix": matrix_table},
     "plugins/e88/README.md": {"recurrence": e88_table},
+    "docs/decisions/0016-several-processes.md": {"sums": sums_table},
+    "docs/decisions/0017-the-whole-step.md": {"budget": budget_table},
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The README's tables come from the committed result files and from nowhere else."""
+"""The tables of READMEs and decisions come from the committed result files and from nowhere else."""
 
 import importlib.util
 import json
@@ -7,7 +7,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = ("dense_h200.json", "matrix_state_h200.json", "training_step_h200.json", "decoding_h200.json")
+FILES = (
+    "dense_h200.json",
+    "matrix_state_h200.json",
+    "training_step_h200.json",
+    "decoding_h200.json",
+    "gradient_sums_h200.json",
+)
+PAGES = (
+    "README.md",
+    "plugins/e88/README.md",
+    "docs/decisions/0016-several-processes.md",
+    "docs/decisions/0017-the-whole-step.md",
+)
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +30,14 @@ def readme():
     return module
 
 
-@pytest.mark.parametrize("page", ["README.md", "plugins/e88/README.md"])
-def test_a_readme_says_what_the_result_files_say(readme, page):
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_what_the_result_files_say(readme, page):
+    assert set(readme.PAGES) == set(PAGES)
     text = (ROOT / page).read_text()
     assert readme.rendered(text, readme.PAGES[page]) == text, "run: python benchmarks/readme.py"
 
 
-def test_a_changed_result_changes_the_readmes(readme, tmp_path, monkeypatch):
+def test_a_changed_result_changes_the_pages(readme, tmp_path, monkeypatch):
     for name in FILES:
         data = json.loads((readme.RESULTS / name).read_text())
         data["commit"] = "0123456789ab"
@@ -38,3 +51,20 @@ def test_a_changed_result_changes_the_readmes(readme, tmp_path, monkeypatch):
 def test_missing_marks_are_said(readme):
     with pytest.raises(ValueError, match="no marks for the table 'step'"):
         readme.rendered("# nothing\n", readme.PAGES["README.md"])
+
+
+def test_the_budget_of_a_step_has_each_product_once_and_follows_the_recurrences(tmp_path):
+    import step_budget
+
+    for name in FILES[:3]:
+        (tmp_path / name).write_text((step_budget.RESULTS / name).read_text())
+    before = [step_budget.budget(shape, tmp_path) for shape in step_budget.SHAPES]
+    # a layer of E42: in_proj and out_proj, forward and two gradients; what multiplies W is in its recurrence; and the head
+    multiplied = 2 * 32 * 512 * 3 * (6 * 2 * 1536**2 + 256 * 1536)
+    assert before[1]["products"] == pytest.approx(1e3 * multiplied / step_budget.PRODUCTS)
+    data = json.loads((tmp_path / "dense_h200.json").read_text())
+    for row in data["rows"]:
+        row["e42 tied bf16"]["forward_backward"]["median"] *= 2
+    (tmp_path / "dense_h200.json").write_text(json.dumps(data))
+    after = [step_budget.budget(shape, tmp_path) for shape in step_budget.SHAPES]
+    assert [a["recurrence"] / b["recurrence"] for a, b in zip(after, before, strict=True)] == pytest.approx([1, 2, 1])
