@@ -1,7 +1,7 @@
 """Everything that only a machine with several GPUs can say, in one call that ends in time.
 
     python benchmarks/four_gpus.py --out FOLDER [--data FILE] [--seconds 520] [--gpus 2] [--list]
-        [--only ranks,tests,scaling,suite,comparison]
+        [--only ranks,tests,scaling,sums,suite,comparison]
 
 In this order, each part with a limit of its own, so that one that fails or hangs costs the others little:
 
@@ -10,6 +10,7 @@ tests       two ranks train as one GPU (NCCL, CUDA graphs, FSDP2), a killed rank
             on the first two GPUs, half on the next, 160 s at most; with two GPUs all of them there, 220 s; then those of four
             ranks, 120 s. Meanwhile the Triton kernels of --triton are compiled by the idle cores
 scaling     tok/s of three models on one GPU and on all of them (benchmarks/scaling.py): 240 s at most, a measurement 60 s
+sums        of the gradients of those models inside a CUDA graph, in several ways (benchmarks/gradient_sums.py): 120 s at most
 suite       `elman bench 50m` with a planted process, company and a killed training (benchmarks/suite_watch.py): 180 s at most,
             with two GPUs 270 s
 comparison  `elman bench 100mb`, from the moment at which every run of the suite has begun; stopped when --seconds are over, and
@@ -46,8 +47,8 @@ from stacks import end_with_stacks, no_core_files
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 PYTHON = sys.executable
-PARTS = ("ranks", "tests", "scaling", "suite", "comparison")
-LIMITS = {"ranks": 120.0, "tests": 160.0, "scaling": 240.0, "suite": 180.0, "comparison": 3600.0}
+PARTS = ("ranks", "tests", "scaling", "sums", "suite", "comparison")
+LIMITS = {"ranks": 120.0, "tests": 160.0, "scaling": 240.0, "sums": 120.0, "suite": 180.0, "comparison": 3600.0}
 """Seconds that a part may take."""
 ONE_AFTER_THE_OTHER = {"tests": 60.0, "suite": 90.0}
 """Seconds more where two GPUs do what four would do beside each other."""
@@ -218,6 +219,11 @@ def scaling(call: Call, given: argparse.Namespace) -> None:
         call.wait(call.start(name, words, left))
 
 
+def sums(call: Call, given: argparse.Namespace) -> None:
+    words = [PYTHON, str(HERE / "gradient_sums.py"), "--gpus", "2,4" if given.gpus > 3 else "2", "--models", MODELS]
+    call.wait(call.start("sums", [*words, "--out", str(call.out / "gradient_sums.json")], LIMITS["sums"]))
+
+
 def suite(call: Call, given: argparse.Namespace) -> Child:
     words = [PYTHON, str(HERE / "suite_watch.py"), "--out", str(call.out / "suite-50m"), "--data", str(given.data)]
     words += ["--minutes", str(given.minutes), "--planted", str(given.planted)]
@@ -252,7 +258,9 @@ def all_begun(folder: Path) -> bool:
 
 def run(call: Call, given: argparse.Namespace, parts: Sequence[str]) -> None:
     """The parts in order; the comparison takes the GPUs that the suite leaves."""
-    serial: dict[str, Callable[[Call, argparse.Namespace], None]] = {"ranks": ranks, "tests": tests, "scaling": scaling}
+    serial: dict[str, Callable[[Call, argparse.Namespace], None]] = {
+        "ranks": ranks, "tests": tests, "scaling": scaling, "sums": sums
+    }  # fmt: skip
     for name, part in serial.items():
         if name in parts:
             part(call, given)

@@ -117,6 +117,13 @@ def learnt(result: Any, log: str) -> str:
     return "; ".join(words) or last_line(result, log)
 
 
+def updated(result: Any, log: str) -> str:
+    """Milliseconds of each optimizer's update, by model."""
+    rows = (result or {}).get("alone", [])
+    words = [f"{r['model']} {r['optimizer']} {r['ms']} ms" for r in rows]
+    return "; ".join(words) or last_line(result, log)
+
+
 def rates(result: Any, log: str) -> str:
     """Bytes per second of every way of decoding."""
     rows = (result or {}).get("rows", [])
@@ -192,6 +199,7 @@ STEPS = (
     Step("targets", "training", TARGETED, 40, 300, targets),
     training("rivals", 120, "--targets", "--settings", "eager,graph", "--only", ",".join(RIVALS)),
     training("training-100M", 150, "--sizes", "100M", "--batches", "32", "--settings", "eager,graph"),
+    Step("optimizers", "training", script("optimizers.py"), 60, 300, updated),
     training("compiled-100M", 400, "--sizes", "100M", "--batches", "32", *COMPILED),
     Step("parity", "baselines", script("baseline_parity.py"), 60, 300, rows_counted, timed=False),
     Step("learn", "baselines", script("baselines_learn.py"), 90, 300, learnt, timed=False),

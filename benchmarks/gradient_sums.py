@@ -49,6 +49,8 @@ def shapes_of(model: str) -> list[torch.Size]:
 
 
 def flat(limit: int) -> Callable[[Sequence[Tensor], int], None]:
+    """Sums of neighbours that have `limit` bytes together, or are the last."""
+
     def sums(grads: Sequence[Tensor], ranks: int) -> None:
         group: list[Tensor] = []
         for i, grad in enumerate(grads):
@@ -103,17 +105,27 @@ def timed(way: Callable[[Sequence[Tensor], int], None], shapes: Sequence[torch.S
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for _ in range(TIMES):
                 way(grads, ranks)
-        times = []
-        for _ in range(REPLAYS + 2):
-            dist.barrier()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / TIMES)
+        ms = replayed(graph, TIMES, dist.barrier)
     graph.reset()
-    return {"ms": statistics.median(times[2:]), "error": error}
+    return {"ms": ms, "error": error}
+
+
+def replayed(graph: torch.cuda.CUDAGraph, times: int, before: Callable[[], object] = lambda: None) -> float:
+    """Milliseconds of what the graph holds so many times, by events: the median of replays, after two that do not count.
+
+    Args:
+        before: called before each replay.
+    """
+    found = []
+    for _ in range(REPLAYS + 2):
+        before()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / times)
+    return statistics.median(found[2:])
 
 
 def rank_of(rank: int, ranks: int, models: list[str], store: str, into: str) -> None:

@@ -4,7 +4,7 @@
 
 alone    milliseconds of one update of all parameters (float32), the median of replays: torch's fused AdamW; schedule-free AdamW
          as training has it (`elman_core.training.schedule_free`); the package's own, whose counts are then frozen in the graph,
-         so that it shows what its passes over memory cost without the host. bytes: what must move, over the time
+         so that it shows what its passes over memory cost without the host. tb_s: the bytes that must move, over the time
 step     tok/s of a captured step of the model with each of the first two (T = 512), as training_step.py measures them
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gradient_sums import shapes_of
+from gradient_sums import replayed, shapes_of
 from machine import commit, facts
 from schedulefree import AdamWScheduleFree
 from training_step import figures, trainer
@@ -27,18 +27,19 @@ from training_step import figures, trainer
 from elman_core.training.schedule_free import ScheduleFree
 
 MODELS = "e1@1280x6,e42@1664x6,e88:h32n32@1536x8"
-TIMES, REPLAYS = 10, 9
+TIMES = 10
 NEEDED = 28
 """Bytes a parameter: weight, gradient and two more tensors read, three written."""
 
 
 def updates(params: list[torch.nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
-    lr, betas = 1e-4, (0.9, 0.95)
+    """Each optimizer over the same parameters, as training makes it."""
+    lr, betas, device = 1e-4, (0.9, 0.95), params[0].device
     theirs = AdamWScheduleFree(params, lr=lr, betas=betas)
     theirs.train()
     return {
         "adamw": torch.optim.AdamW(
-            params, lr=torch.tensor(lr, device="cuda"), betas=betas, fused=True, capturable=True
+            params, lr=torch.tensor(lr, device=device), betas=betas, fused=True, capturable=device.type == "cuda"
         ),
         "schedulefree": ScheduleFree([{"params": params}], lr, betas),
         "schedulefree, the package's": theirs,
@@ -57,18 +58,11 @@ def alone(model: str) -> list[dict[str, Any]]:
             for _ in range(2):
                 optimizer.step()
         torch.cuda.synchronize()
-        graph, times = torch.cuda.CUDAGraph(), []
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(TIMES):
                 optimizer.step()
-        for _ in range(REPLAYS + 2):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / TIMES)
-        ms = statistics.median(times[2:])
+        ms = replayed(graph, TIMES)
         moved = round(NEEDED * count / ms / 1e9, 2)
         rows.append({"model": model, "parameters": count, "optimizer": name, "ms": round(ms, 4), "tb_s": moved})
         print(f"{model:22}{name:30}{ms:8.3f} ms {moved:6.2f} TB/s", flush=True)

@@ -4,10 +4,10 @@
     python benchmarks/results_page.py page                                          the page alone
 
 `collect` reads, in each folder that has them: 100mb/ (a suite's folder), *.txt.json (what the text is), scaling.json,
-suite-50m/check.json. It writes benchmarks/results/100mb_h200.json, scaling_h200.json and suite_watch_h200.json, replacing only
-those that it found something for; later folders win. Of 100mb/ also the pictures of `elman plot`, which need matplotlib.
-README.md and docs/README.md get a link to the page. --results and --docs name other places. A test keeps the page equal to the
-files.
+gradient_sums.json, suite-50m/check.json. It writes benchmarks/results/100mb_h200.json, scaling_h200.json,
+gradient_sums_h200.json (whose table readme.py makes) and suite_watch_h200.json, replacing only those that it found something
+for; later folders win. Of 100mb/ also the pictures of `elman plot`, which need matplotlib. README.md and docs/README.md get a
+link to the page. --results and --docs name other places. A test keeps the page equal to the files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ PICTURES = {
     "loss-minutes": "Bits per byte against minutes of training",
     "speed-quality": "Speed against held-out bits per byte",
 }
-FILES = {"comparison": "100mb_h200.json", "scaling": "scaling_h200.json", "watch": "suite_watch_h200.json"}
+FILES = {
+    "comparison": "100mb_h200.json",
+    "scaling": "scaling_h200.json",
+    "sums": "gradient_sums_h200.json",
+    "watch": "suite_watch_h200.json",
+}
 GIB = 2**30
 
 
@@ -94,10 +99,11 @@ def collect(folders: Sequence[Path], results: Path, commit: str) -> list[Path]:
         text = next((json.loads(p.read_text()) for p in sorted(folder.glob("*.txt.json"))), {})
         if (folder / "100mb" / "suite.json").exists():
             found["comparison"] = comparison(folder / "100mb", text, commit)
-        if (scaling := _read(folder / "scaling.json")) is not None:
-            found["scaling"] = {**scaling, "commit": commit}
-        if (watch := _read(folder / "suite-50m" / "check.json")) is not None:
-            found["watch"] = {**watch, "commit": commit}
+        for name, file in (
+            ("scaling", "scaling.json"), ("sums", "gradient_sums.json"), ("watch", "suite-50m/check.json"),
+        ):  # fmt: skip
+            if (facts := _read(folder / file)) is not None:
+                found[name] = {**facts, "commit": commit}
     if not found:
         raise SystemExit(f"nothing of it is in {', '.join(map(str, folders))}: unpack what four_gpus.py packed there")
     results.mkdir(parents=True, exist_ok=True)

@@ -284,7 +284,7 @@ def test_the_parts_run_what_a_user_could_type(tmp_path, monkeypatch):
     four.run(four.Call(tmp_path, 500), given, four.PARTS)
     assert [name for name, _ in started] == [
         "ranks", "triton", "tests-equal", "tests-killed", "tests-four", "scaling", "scaling-2", "scaling-fsdp",
-        "scaling-eager", "suite", "comparison",
+        "scaling-eager", "sums", "suite", "comparison",
     ]  # fmt: skip
     for _, words in started:
         scripts = [Path(w) for w in words if str(w).endswith(".py")]
@@ -292,14 +292,16 @@ def test_the_parts_run_what_a_user_could_type(tmp_path, monkeypatch):
     assert started[-1][1][-2:] == ["--tuning", "5"]
     started.clear()
     given.gpus = 2
-    four.run(four.Call(tmp_path, 500), given, ["tests", "scaling"])
+    four.run(four.Call(tmp_path, 500), given, ["tests", "scaling", "sums"])
     assert [name for name, _ in started] == [
         "triton",
         "tests",
         "scaling",
         "scaling-fsdp",
         "scaling-eager",
+        "sums",
     ]
+    assert started[-1][1][2:4] == ["--gpus", "2"]
     assert "1,2" in started[2][1]
     seconds = float(started[2][1][started[2][1].index("--seconds") + 1])
     assert 200 < seconds < four.LIMITS["scaling"], "it says itself where ranks hang, before it is ended"
@@ -366,9 +368,13 @@ def test_a_folder_that_came_back_becomes_result_files_and_a_page(tmp_path, capsy
     ]  # fmt: skip
     (back / "scaling.json").write_text(json.dumps({"rows": rows, "length": 512, "target_on_four": 3.6}))
     out, docs = tmp_path / "results", tmp_path / "results.md"
+    (back / "gradient_sums.json").write_text(json.dumps({"commit": "unknown", "rows": []}))
     words = ["collect", str(back), "--commit", "abc123", "--results", str(out), "--docs", str(docs)]
     assert results.main(words) == 0
-    assert sorted(p.name for p in out.iterdir()) == ["100mb_h200.json", "scaling_h200.json"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        "100mb_h200.json", "gradient_sums_h200.json", "scaling_h200.json"
+    ]  # fmt: skip
+    assert json.loads((out / "gradient_sums_h200.json").read_text()) == {"commit": "abc123", "rows": []}
     text = docs.read_text()
     assert "| `fast@8x1` | 26,500,000 | 0.001 | 1.8000 | 1.0000 | 1,000,000 | 2.0 |" in text
     assert "Without a result: `slow@8x1` (running)." in text
