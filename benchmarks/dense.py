@@ -1,6 +1,6 @@
 """Time the dense recurrences of this package beside its peers, all in one run on one GPU.
 
-    python benchmarks/dense.py [--out benchmarks/results/dense_h200.json] [--steps 512] [--quick]
+    python benchmarks/dense.py [--out benchmarks/results/dense_h200.json] [--steps 512] [--quick] [--shapes 4096x32]
     python benchmarks/dense.py --merge A.json B.json     one file of two runs; measures nothing
 
 Microseconds per time step, forward and forward+backward. Every figure is the median over repetitions of the time between two
@@ -294,6 +294,18 @@ def attempt(call: Callable[..., Any], *arguments: Any) -> Any:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
+def chosen(words: str) -> list[tuple[int, int]]:
+    """The shapes that WIDTHxBATCH with commas asks for.
+
+    Raises:
+        SystemExit: one that is not in the table.
+    """
+    known = {f"{width}x{batch}": (width, batch) for width, batch in SHAPES + LARGE}
+    if unknown := [word for word in words.split(",") if word not in known]:
+        raise SystemExit(f"no shape {unknown[0]!r}: choose among {', '.join(known)}")
+    return [known[word] for word in words.split(",")]
+
+
 def clocks() -> str:
     return said(
         "nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader", "-i", "0"
@@ -313,6 +325,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.merge:
         merge(given.merge, given.out)
         return
+    shapes = chosen(given.shapes) if given.shapes else SHAPES + ([] if given.quick else LARGE)
     from elman_e1.op import dense as e1
     from elman_e42.op import dense as e42
     from elman_e42.op import tied as e42_tied
@@ -321,10 +334,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     steps, repeats = given.steps, given.repeats
     before, rows = clocks(), []
-    shapes = SHAPES + ([] if given.quick else LARGE)
-    if given.shapes:
-        asked = given.shapes.split(",")
-        shapes = [s for s in SHAPES + LARGE if f"{s[0]}x{s[1]}" in asked]
     for width, batch in shapes:
         row: dict[str, Any] = {"d": width, "B": batch, "target": TARGETS.get((width, batch))}
         for name, kernel in (("e1", e1), ("e42", e42), ("plain", plain)):

@@ -53,3 +53,9 @@ def test_ours_are_the_last_and_what_the_host_launches_is_the_faster(tmp_path):
 def test_runs_on_different_gpus_are_not_one_file(tmp_path):
     with pytest.raises(SystemExit, match="gpu differs"):
         merged(tmp_path, {}, {}, gpu="another")
+
+
+def test_a_shape_that_is_not_in_the_table_is_refused_before_anything_is_measured():
+    assert benchmark.chosen("4096x32,512x64") == [(4096, 32), (512, 64)]
+    with pytest.raises(SystemExit, match="no shape '512x63': choose among 512x32, 512x64"):
+        benchmark.main(["--shapes", "512x32,512x63"])
