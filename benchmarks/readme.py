@@ -122,7 +122,7 @@ def step_table() -> str:
     def commit(row: dict[str, Any]) -> str:
         return str(row.get("commit", data["commit"])[:7])
 
-    def wider(row: dict[str, Any] | None) -> str:
+    def beside(row: dict[str, Any] | None) -> str:
         return "–" if row is None else f"{row['tok_s']:,}" + (f" ({row['note']})" if "note" in row else "")
 
     for row in data["rows"]:
@@ -139,12 +139,11 @@ def step_table() -> str:
     order = sorted(best.items(), key=lambda item: (SIZES.index(item[0][0]), item[1]["kind"], -item[1]["tok_s"]))
     for (size, name), row in order:
         named = f"{PEERS[name]} {row['model'].split()[-1]}" if name in PEERS else row["model"]
-        plain = eager.get((size, name), {}).get("tok_s")
         rows.append([
             size, named, f"{row['parameters']:,}", f"{row['tok_s']:,}", f"{row['ms']:.1f}",
             f"{row['peak_gib']:.1f}" if row["peak_gib"] else "–",
             row["setting"] + (f" ({remarks(row)})" if remarks(row) else ""), commit(row),
-            f"{plain:,}" if plain else "–", wider(wide.get((size, name))),
+            beside(eager.get((size, name))), beside(wide.get((size, name))),
         ])  # fmt: skip
     shown = [(size, name) for (size, name), _ in order]
     of = [", ".join(sorted({commit(r) for key, r in found.items() if key in shown})) for found in (eager, wide)]

@@ -68,3 +68,15 @@ def test_the_budget_of_a_step_has_each_product_once_and_follows_the_recurrences(
     (tmp_path / "dense_h200.json").write_text(json.dumps(data))
     after = [step_budget.budget(shape, tmp_path) for shape in step_budget.SHAPES]
     assert [a["recurrence"] / b["recurrence"] for a, b in zip(after, before, strict=True)] == pytest.approx([1, 2, 1])
+
+
+def test_a_note_of_a_row_stands_beside_its_figure(readme, tmp_path, monkeypatch):
+    data = json.loads((readme.RESULTS / "training_step_h200.json").read_text())
+    for row in data["rows"]:
+        row["note"] = f"note on {row['setting']} at {row['B']}"
+    (tmp_path / "training_step_h200.json").write_text(json.dumps(data))
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    [line] = [line for line in readme.step_table().splitlines() if line.startswith("| 100M | e88")]
+    assert [cell.strip() for cell in line.split("|")[7:] if "note" in cell] == [
+        "graph (note on graph at 32)", "334,568 (note on eager at 32)", "490,026 (note on graph at 64)"
+    ]  # fmt: skip
