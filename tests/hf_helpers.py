@@ -2,6 +2,7 @@
 
 import contextlib
 
+import pytest
 import torch
 
 from elman_core.model import LadderConfig, LadderForCausalLM
@@ -34,6 +35,19 @@ RAW = {  # matrices that are no linear layer's: LoRA reaches them by name
     v: [n for m in mixers(v) for n, p in m.named_parameters() if p.ndim == 2 and not n.endswith(".weight")]
     for v in VARIANTS
 }
+
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    """In each test of a file that imports this: one thread, and no graph of gradients."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        yield
+    torch.set_num_threads(threads)
 
 
 def tiny(variant, depth=2, seed=0, dtype=torch.float64, **config):

@@ -12,13 +12,7 @@ from elman_core.registry import ConfigError, DivergedError
 
 PROMPT = bytes(range(100, 117))
 
-
-@pytest.fixture(autouse=True)
-def toys():
-    toy_mixers.install()
-    torch.manual_seed(0)
-    yield
-    toy_mixers.uninstall()
+toys = toy_mixers.toys  # for every test here
 
 
 @pytest.fixture(params=["toy", "toysum", "toypair"])

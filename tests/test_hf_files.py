@@ -2,9 +2,10 @@
 
 import re
 
+import hf_helpers
 import pytest
 import torch
-from hf_helpers import GREEDY, PROMPT, VARIANTS, tiny
+from hf_helpers import GREEDY, PROMPT, every_variant, tiny
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from elman_core.cli import main
@@ -12,16 +13,7 @@ from elman_core.data import ByteFile
 from elman_core.model import LadderForCausalLM, model_card
 from elman_core.registry import StorageError, resolve
 
-every_variant = pytest.mark.parametrize("variant", VARIANTS)
-
-
-@pytest.fixture(autouse=True)
-def _quick():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
-    torch.set_num_threads(threads)
+quick = hf_helpers.quick  # for every test here
 
 
 @every_variant

@@ -2,26 +2,19 @@
 
 import threading
 
+import hf_helpers
 import pytest
 import torch
-from hf_helpers import CONSTANT, GREEDY, PROMPT, TEXT, VARIANTS, tiny
+from hf_helpers import CONSTANT, GREEDY, PROMPT, TEXT, every_variant, tiny
 from transformers import CompileConfig, DynamicCache, TextIteratorStreamer, pipeline
 
 from elman_core.generation import ByteIteratorStreamer
 from elman_core.model import LadderCache, byte_tokenizer
 from elman_core.registry import CheckpointError, ConfigError
 
-every_variant = pytest.mark.parametrize("variant", VARIANTS)
 only_constant = pytest.mark.parametrize("variant", CONSTANT)
 
-
-@pytest.fixture(autouse=True)
-def _quick():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
-    torch.set_num_threads(threads)
+quick = hf_helpers.quick  # for every test here
 
 
 @every_variant

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hf_helpers import GREEDY, PROMPT, RAW, TEXT, VARIANTS, examples, tiny, train_folder, width
+from hf_helpers import GREEDY, PROMPT, RAW, TEXT, every_variant, examples, tiny, train_folder, width
 from train_helpers import losses, settings, write_text
 from transformers import (
     AutoModelForCausalLM,
@@ -17,8 +17,6 @@ from transformers import (
 from elman_core.model import byte_tokenizer
 from elman_core.registry import ConfigError
 from elman_core.training.start import build_model, start
-
-every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,7 @@ from elman_core.registry import ConfigError
 
 TOKENS = torch.arange(22).view(2, 11) * 23 % 256
 
-
-@pytest.fixture(autouse=True)
-def toys():
-    toy_mixers.install()
-    torch.manual_seed(0)
-    yield
-    toy_mixers.uninstall()
+toys = toy_mixers.toys  # for every test here
 
 
 def ladder(variant="toy", dtype=torch.float64, **options):

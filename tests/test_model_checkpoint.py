@@ -24,13 +24,7 @@ from elman_core.registry import CheckpointError, ConfigError
 from elman_core.training.start import start
 from elman_core.training.storage import CHECKSUMS, checksums
 
-
-@pytest.fixture(autouse=True)
-def toys():
-    toy_mixers.install()
-    torch.manual_seed(0)
-    yield
-    toy_mixers.uninstall()
+toys = toy_mixers.toys  # for every test here
 
 
 def write_checksums(folder):

@@ -16,13 +16,7 @@ from elman_core.model import LadderForCausalLM, LadderForTokenClassification, La
 
 TEXT = b"the quick brown fox jumps over the lazy dog, and again: " * 8
 
-
-@pytest.fixture(autouse=True)
-def toys():
-    toy_mixers.install()
-    torch.manual_seed(0)
-    yield
-    toy_mixers.uninstall()
+toys = toy_mixers.toys  # for every test here
 
 
 def build(variant="toy", **options):

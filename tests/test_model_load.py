@@ -18,13 +18,7 @@ from elman_core.registry import ConfigError, PluginError
 VARIANTS = ("toy", "toysum", "toypair")
 TOKENS = torch.arange(22).view(2, 11) * 23 % 256
 
-
-@pytest.fixture(autouse=True)
-def toys():
-    toy_mixers.install()
-    torch.manual_seed(0)
-    yield
-    toy_mixers.uninstall()
+toys = toy_mixers.toys  # for every test here
 
 
 def python(code: str, *args: str, path: Path | None = None, env: dict | None = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import nn
 
@@ -151,3 +152,12 @@ def uninstall() -> None:
     """Take them out again."""
     for variant in TOYS:
         plugins().installed.pop(variant.name, None)
+
+
+@pytest.fixture(autouse=True)
+def toys():
+    """In each test of a file that imports this: the toys are installed, and what is drawn is the same every time."""
+    install()
+    torch.manual_seed(0)
+    yield
+    uninstall()
