@@ -64,10 +64,8 @@ class ScheduleFree(AdamWScheduleFree):
     def _count(self, failed: Tensor) -> Tensor:
         """Count a step that has not failed; returns for each group c, the factor of n, lr, and 1 - beta2^k: (G, 4), float64."""
         k, lr, lr_max, total = self.counts
-        (beta1, beta2), power = (
-            self.param_groups[0]["betas"],
-            self.param_groups[0]["weight_lr_power"],
-        )  # one for all groups
+        of_all = self.param_groups[0]
+        (beta1, beta2), power = of_all["betas"], of_all["weight_lr_power"]
         k, lr_max = k + 1, torch.maximum(lr, lr_max)
         weight = lr_max**power
         total = total + weight
