@@ -235,6 +235,19 @@ def test_a_job_whose_scheduler_is_gone_can_be_cancelled(here, capsys):
     wait_for((here / "saved").exists)
 
 
+def test_what_ended_after_its_scheduler_is_not_shown_as_running(here, capsys):
+    (here / "todo").write_text("while ! test -e go; do sleep 0.05; done; exit 5\n")
+    process = elman("jobs", "run", "todo", "--gpus", "none")
+    wait_for(lambda: states(here / "runs/todo").get("1") and states(here / "runs/todo")["1"].attempts[0].pid)
+    process.kill()
+    process.communicate()
+    assert "1 running" in run(capsys, "jobs", "status", "runs/todo")[1]
+    (here / "go").touch()
+    wait_for((here / "runs/todo/logs/1.1.exit").exists)
+    wait_for(lambda: "1 crashed" in run(capsys, "jobs", "status", "runs/todo")[1])
+    assert states(here / "runs/todo")["1"].status == "running", "looking writes nothing"
+
+
 @pytest.mark.slow  # real trainings, each of which imports torch
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the training among the processes by its files")
 def test_a_suite_survives_the_death_of_its_scheduler_and_of_a_training(here, capsys):

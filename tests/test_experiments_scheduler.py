@@ -464,6 +464,13 @@ def test_the_last_word_of_a_failed_job_is_said(tmp_path):
     assert f": no such text; see {tmp_path}/logs/a.1.log" in said.events[-1]
 
 
+def test_a_job_that_was_killed_is_not_explained_by_what_it_said_before(tmp_path):
+    job = shell_job(tmp_path, "a", "echo all is well; kill -9 $$")
+    _, said = schedule([job], cpu_executor(), retries=0)
+    assert "all is well" not in said.events[-1]
+    assert "ended by SIGKILL: by hand, or by the system where memory ran out" in said.events[-1]
+
+
 def test_a_process_number_that_passed_to_another_is_not_signalled(tmp_path):
     stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
     assert not kill_group(stranger.pid, 1.0, signal.SIGKILL)

@@ -92,6 +92,9 @@ def status(
     jobs = known_jobs(folder)
     states = [read_state(job.state, job.id) for job in jobs]
     held = is_held(folder)
+    if not held:
+        for job, state in zip(jobs, states, strict=True):
+            _look(job, state)
     if json:
         print(
             dump(
@@ -193,6 +196,18 @@ def _facts(job: Job, state: State) -> dict[str, Any]:
     return {**dataclasses.asdict(state), "command": list(job.command), "run": job.run and str(job.run)}
 
 
+def _look(job: Job, state: State) -> None:
+    """What has become of a job whose scheduler is gone: the file says "running" until the next one reads how it ended."""
+    from elman_core.experiments.local import orphan_ending
+    from elman_core.experiments.outcome import final_status
+
+    last = _last(state)
+    if state.status != "running" or last is None:
+        return
+    if ending := orphan_ending(job, last, len(state.attempts)):
+        last.exit_code, state.status = ending.exit_code, final_status(job, ending, "", last.started)
+
+
 def _where(state: State) -> str:
     last = _last(state)
     if last is None or last.slot.endswith(f" of {last.host}"):  # a place of a cluster names its machine
@@ -202,12 +217,12 @@ def _where(state: State) -> str:
 
 def _why(state: State) -> str:
     """What is worth knowing of a job that did not end well."""
-    from elman_core.experiments.outcome import last_line
+    from elman_core.experiments.outcome import last_word
 
     last = _last(state)
     if last is None or state.ok or state.status == "running":
         return ""
-    return "; ".join(filter(None, (last.cause, last_line(last.log), f"see {last.log}" if last.log else "")))
+    return "; ".join(filter(None, (last.cause, last_word(last), f"see {last.log}" if last.log else "")))
 
 
 def _last(state: State) -> Attempt | None:

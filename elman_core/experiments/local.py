@@ -199,6 +199,14 @@ def stop_orphan(job: Job, attempt: Attempt, number: int) -> bool:
     return is_locked(attempt_lock(job, number)) and kill_group(attempt.pid, attempt.pid_started, signal.SIGTERM)
 
 
+def orphan_ending(job: Job, attempt: Attempt, number: int) -> Ending | None:
+    """How an attempt of this machine ended that no scheduler watches; None while it runs, or if nothing here tells."""
+    lock, exit_file = attempt_lock(job, number), job.attempt_log(number).with_suffix(".exit")
+    if attempt.host != platform.node() or is_locked(lock) or not (lock.exists() or exit_file.exists()):
+        return None
+    return Ending(_exit_code(exit_file))
+
+
 def _exit_code(path: Path) -> int | None:
     try:
         tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from elman_core.training.storage import storage_errors
 
-from .job import CRASHED, DIVERGED, LOST, OK, OOM, OUTSIDE, RUNNING, TIMEOUT, Ending, Job, status_of
+from .job import CRASHED, DIVERGED, LOST, OK, OOM, OUTSIDE, RUNNING, TIMEOUT, Attempt, Ending, Job, status_of
 
 ELMAN = (sys.executable, "-m", "elman_core")
 _SECONDS = len("2026-01-01T00:00:00")
@@ -93,6 +94,13 @@ def last_line(log: str) -> str:
     except FileNotFoundError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("elman: ")
+
+
+def last_word(attempt: Attempt) -> str:
+    """What an attempt that did not end well has to say: its last line, unless it was killed before it could say why."""
+    if attempt.exit_code == 128 + signal.SIGKILL and not attempt.cause:
+        return "ended by SIGKILL: by hand, or by the system where memory ran out (fewer jobs at once: --slots)"
+    return last_line(attempt.log)
 
 
 def _manifest_status(job: Job) -> str:

@@ -33,7 +33,7 @@ from .job import (
     read_state,
     write_state,
 )
-from .outcome import figures, final_status, last_line, next_command
+from .outcome import figures, final_status, last_word, next_command
 
 RETRIES = 2
 """Times that one scheduler starts a job again after something outside the job ended it."""
@@ -304,7 +304,7 @@ class Scheduler:
         seconds = f"{time.monotonic() - active.began:.0f} s"
         tail = figures(job)
         if state.status != OK:
-            tail = f": {said}" if (said := last_line(attempt.log)) else ""
+            tail = f": {said}" if (said := last_word(attempt)) else ""
             tail += "; will be tried again" if again else f"; see {attempt.log}"
         self.observer.event(f"{job.id}: {state.status}{why} after {seconds}{tail}")
 
