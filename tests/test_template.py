@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from broken_plugins import pip
 
+from elman_core.cli import _checks
 from elman_core.cli._checks import Plugin
 from elman_core.cli._scaffold import class_name, render
 from elman_core.cli._workspace import requirements, write_requirements
@@ -72,7 +73,7 @@ def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
     tests += [
         "-k",
-        "pieces or finite_differences or presets or param_count or opcheck",
+        "pieces or finite_differences or presets or param_count or opcheck or every_option_matters or every_choice_matters",
         *(str(f / "tests") for f in folders),
     ]
     done = subprocess.run(tests, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
@@ -165,6 +166,11 @@ def test_check_says_what_is_wrong(damage: tuple[str, str | None, str | None], sa
 def test_our_own_plugins_pass_the_static_checks(folder: str, tmp_path: Path) -> None:
     copy = shutil.copytree(ROOT / "plugins" / folder, tmp_path / folder)
     assert [p for _, p in Plugin(copy).checks() if p] == []
+
+
+def test_check_says_what_its_tests_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_checks, "is_missing", lambda module: module == "pytest")
+    assert _checks.tests_of(ROOT / "plugins/e1") == (1, "pytest is not installed: pip install pytest")
 
 
 def test_check_wants_a_plugin(tmp_path: Path) -> None:

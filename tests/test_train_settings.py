@@ -64,6 +64,14 @@ def test_an_unknown_key_is_an_error_with_a_suggestion(key, meant):
         apply_sets({}, [f"{key}=1"])
 
 
+@pytest.mark.parametrize("key", ["expansion", "model.expansion", "options.expansion"])
+def test_an_option_of_the_variant_is_told_where_it_stands(key):
+    with pytest.raises(ConfigError, match=rf"no setting '{key}'\. Did you mean 'model\.options\.expansion'"):
+        apply_sets({"model": {"variant": "e42:radius099"}}, [f"{key}=2"])
+    with pytest.raises(ConfigError, match=r"Did you mean 'model\.options\.expansion'"):
+        from_dict({"model": {"variant": "e42", "expansion": 2}})
+
+
 def test_an_unknown_key_in_a_recipe_blames_the_recipe(tmp_path):
     path = tmp_path / "r.toml"
     path.write_text("[train]\nstpes = 3\n")

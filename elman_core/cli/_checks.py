@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from elman_core import __version__
 from elman_core.registry import ConfigError
-from elman_core.registry.checks import one_line
+from elman_core.registry.checks import is_missing, one_line
 
 ROOMS = (
     "README.md",
@@ -144,7 +144,9 @@ def _modules(tree: ast.Module) -> Iterator[str]:
 
 
 def tests_of(folder: Path) -> tuple[int, str]:
-    """Run the plugin's own tests; (exit code of pytest, its last line)."""
+    """Run the plugin's own tests; (exit code of pytest, its last line; what to install if pytest is not there)."""
+    if is_missing("pytest"):
+        return 1, "pytest is not installed: pip install pytest"
     command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in done.stdout.strip().splitlines() or [done.stderr.strip()]]

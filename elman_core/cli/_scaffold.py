@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import dataclasses
 import importlib.util
 import keyword
 import re
@@ -13,12 +15,14 @@ from importlib.abc import Traversable
 from pathlib import Path
 
 from elman_core import __version__
-from elman_core.registry import ConfigError, plugins
+from elman_core.registry import ConfigError, Variant, plugins
 
 from ._workspace import is_workspace, write_requirements
 
 # What a copied plugin must not claim for itself: names and figures that belong to the original.
 NOT_COPIED = ("aliases", "parse_alias", "published")
+
+_WIDTH = 512  # of the check whether options go together
 
 # A copied variant may have other options and another kind of kernel than the template.
 _VARIANT_TEST = """\
@@ -27,6 +31,7 @@ from elman_core.testing import VariantContract
 
 class Test{Name}(VariantContract):
     variant = "{name}"
+    options = {options}
 """
 _KERNEL_TEST = """\
 from elman_core.registry import get_variant
@@ -35,6 +40,7 @@ from elman_core.testing import KernelContract, VariantContract
 
 class Test{Name}(VariantContract):
     variant = "{name}"
+    options = {options}
 
 
 class Test{Name}Kernel(KernelContract):
@@ -72,7 +78,8 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
         files |= {package + p: text for p, text in _copied(source, name).items()}
         test = f"tests/test_{name}_contract.py"
         original = plugins().get(source).variant
-        files[test] = (_KERNEL_TEST if original.kernels else _VARIANT_TEST).format(name=name, Name=class_name(name))
+        words = {"name": name, "Name": class_name(name), "options": _options(original)}
+        files[test] = (_KERNEL_TEST if original.kernels else _VARIANT_TEST).format(**words)
         files["README.md"] = re.sub("`h_t = .*`(?=\\. Install)", f"`{original.equation}`", files["README.md"])
     for path, text in files.items():
         (target / path).parent.mkdir(parents=True, exist_ok=True)
@@ -80,6 +87,22 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
     if is_workspace(folder):
         write_requirements(folder)
     return target, sorted(files)
+
+
+def _options(original: Variant) -> str:
+    """What the contract of a copy runs with: the defaults, and all that is off by default and can be on together.
+
+    Without the second an option that belongs to a part which is off, such as the width of a convolution, would do nothing.
+    """
+    defaults = original.make_config()
+    flags: dict[str, bool] = {}
+    for field in dataclasses.fields(defaults):
+        if getattr(defaults, field.name) is False:
+            with contextlib.suppress(ConfigError):
+                original.check(_WIDTH, original.make_config({**flags, field.name: True}))
+                flags[field.name] = True
+    on = ", ".join(f'"{flag}": True' for flag in flags)
+    return f"(\n        {{}},\n        {{{on}}},\n    )" if flags else "({},)"
 
 
 def _filled(template: Traversable, name: str) -> dict[str, str]:

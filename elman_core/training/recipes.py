@@ -31,10 +31,12 @@ def find_recipe(what: str) -> Path | None:
     """The recipe that `what` means: a path to a .toml file, or a shipped name; None if it is neither, and so a variant.
 
     Raises:
-        ConfigError: a .toml file that is not there.
+        ConfigError: a .toml file that is not there, or a file that is no recipe.
     """
     found = shipped()
     if not what.endswith(".toml"):
+        if ("." in what or "/" in what) and Path(what).is_file():  # no variant has such a name
+            raise ConfigError(f"{what} is a file, and no recipe (.toml): give a text with --data {what}")
         return found.get(what)
     path = Path(what).expanduser()
     if not path.is_file():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from elman_core.registry import ConfigError, check_value, did_you_mean, option
+from elman_core.registry import ConfigError, check_value, did_you_mean, get_variant, option
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def from_dict(tree: Mapping[str, Any], where: str = "") -> Settings:
         limits = {f.name: f.metadata for f in dataclasses.fields(kind)}
         for name in values:
             if name not in limits:
-                raise _unknown(f"{table}.{name}", where)
+                raise _unknown(f"{table}.{name}", where, _options(tree))
         parts[table] = kind(
             **{n: check_value(f"{where}{table}.{n}", v, hints[n], limits[n]) for n, v in values.items()}
         )
@@ -219,7 +219,7 @@ def put(tree: dict[str, Any], key: str, value: Any) -> None:
         tree["model"]["options"] = options
         return
     if key not in known_keys():
-        raise _unknown(key)
+        raise _unknown(key, options=_options(tree))
     tree.setdefault(table, {})[name] = value
 
 
@@ -286,11 +286,20 @@ _MEANT = {
 }  # fmt: skip
 
 
-def _unknown(key: str, where: str = "") -> ConfigError:
+def _options(tree: Mapping[str, Any]) -> list[str]:
+    """The options of the variant that `tree` names, if it names one. Raises `PluginError` if there is none of that name."""
+    model = tree.get("model")
+    variant = model.get("variant") if isinstance(model, Mapping) else None
+    return [] if variant is None else [f.name for f in dataclasses.fields(get_variant(variant).config)]
+
+
+def _unknown(key: str, where: str = "", options: Iterable[str] = ()) -> ConfigError:
+    """The error of a setting that does not exist; `options`: names that stand under `model.options`."""
     known = known_keys()
     table, _, name = key.partition(".")
     last = name or table
     same = [k for k in known if k.partition(".")[2] == last]  # the right name in another table, or in none
+    same += [f"model.options.{name}" for name in options if name == last]
     meant = _MEANT.get(last) or (same[0] if same else None)
     hint = f" Did you mean {meant!r}?" if meant else did_you_mean(key, known)
     listed = ", ".join(k for k in known if k.startswith(f"{table}.")) or ", ".join(known)
