@@ -185,6 +185,17 @@ def test_the_largest_batch_is_found_within_three_percent(text: Path, most: int, 
     assert len(found.tried) <= 24
 
 
+def test_a_batch_that_fits_for_a_few_steps_only_is_not_the_largest(text: Path) -> None:
+    few, more = pretend(1088), pretend(1040)
+    found = largest(
+        train_helpers.settings(text),
+        limit=GIB,
+        attempt=lambda settings, seconds, limit: (more if seconds else few)(settings, seconds, limit),
+    )
+    assert 1040 - 1040 // 32 <= found.rows == found.probe.measurement.batch_size <= 1040
+    assert found.limited_by == "memory"
+
+
 def test_a_batch_that_a_kernel_refuses_bounds_the_search(text: Path) -> None:
     found = largest(train_helpers.settings(text), limit=GIB, attempt=pretend(90, KernelError("at most 90 rows")))
     assert (found.limited_by, found.tried[128]) == ("at most 90 rows", "at most 90 rows")

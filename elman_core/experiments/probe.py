@@ -102,7 +102,15 @@ def largest(
             tried[rows] = "out of memory" if isinstance(error, OutOfMemoryError) else str(error)
         say(f"batch {rows}: {tried[rows]}")
         rows = min(2 * good, MOST_ROWS) if bad > MOST_ROWS else (good + bad) // 2
-    return Largest(good, attempt(_with_rows(settings, good), seconds, limit), tried, why)
+    while True:  # what just fitted for the fewest steps may not fit for more of them
+        try:
+            return Largest(good, attempt(_with_rows(settings, good), seconds, limit), tried, why)
+        except OutOfMemoryError:
+            if good == 1:
+                raise
+            tried[good], why = "out of memory", "memory"
+            say(f"batch {good}: out of memory in more steps")
+            good -= max(1, good // 32)
 
 
 def _with_rows(settings: Settings, rows: int) -> Settings:
