@@ -66,15 +66,6 @@ def check_checkpoint(folder: str | os.PathLike, checksums: bool = True) -> None:
                 raise CheckpointError(f"{path} is truncated or altered: it is not the file that was written")
 
 
-def checkpoint_files_ok(folder: str | os.PathLike, checksums: bool = True) -> bool:
-    """Whether `check_checkpoint` has nothing to say."""
-    try:
-        check_checkpoint(folder, checksums)
-    except CheckpointError:
-        return False
-    return True
-
-
 def check_safetensors(path: str | os.PathLike) -> None:
     """Raise `CheckpointError` unless the header of a safetensors file is readable and the file as long as it says."""
     path = Path(path)
