@@ -86,6 +86,12 @@ def test_a_write_that_fails_midway_leaves_the_checkpoint_before(size, text, tmp_
     assert again.fit().status == "ok"
 
 
+def test_a_run_whose_manifest_cannot_be_written_leaves_no_folder_in_the_way(text, tmp_path):
+    with files_of_at_most(100), pytest.raises(StorageError, match=r"cannot write .*manifest\.json"):
+        start(settings(text), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_a_storage_error(text, tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)

@@ -132,6 +132,75 @@ def rewrite(folder, name, change):
     write_json(folder / CHECKSUMS, checksums(folder))
 
 
+@pytest.mark.parametrize("kind", ["adamw", "schedulefree"])
+def test_a_checkpoint_of_the_other_optimizer_is_refused_before_the_first_step(kind, text, tmp_path):
+    other = {"adamw": "schedulefree", "schedulefree": "adamw"}[kind]
+    runs = [
+        start(settings(text, "train.steps=2", f"train.optimizer={name}"), tmp_path / name, quiet=True)
+        for name in (kind, other)
+    ]
+    path = runs[0].fit().checkpoint
+    with pytest.raises(CheckpointError, match=r"state is of another optimizer|last.safetensors"):
+        load_checkpoint(path, runs[1].model, runs[1].optimizer)
+    runs[1].folder.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("seconds"), "KeyError: 'seconds'"),
+        (lambda t: t.update(step="two"), "cannot be read"),
+        (lambda t: t.update(step=1), "is of step 1"),
+    ],
+    ids=["no seconds", "a step that is no number", "another step"],
+)
+def test_a_cursor_that_does_not_fit_its_checkpoint_is_an_error(change, said, text, tmp_path):
+    trainer = start(settings(text, "train.steps=2"), tmp_path / "run", quiet=True)
+    path = trainer.fit().checkpoint
+    cursor = json.loads((path / "state/trainer.json").read_text())
+    change(cursor)
+    write_json(path / "state/trainer.json", cursor)
+    with pytest.raises(CheckpointError, match=said):
+        load_checkpoint(path, trainer.model, trainer.optimizer)
+
+
+def test_a_weight_of_another_shape_is_not_spread_over_the_models(text, tmp_path):
+    trainer = start(settings(text, "train.steps=2"), tmp_path / "run", quiet=True)
+    path = trainer.fit().checkpoint
+    weights = load_file(path / "model.safetensors")
+    save_file(weights | {"model.norm.weight": torch.zeros(1)}, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"model.norm.weight is \(1,\), the model's \(16,\)"):
+        load_checkpoint(path, trainer.model, trainer.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda _: [1], "is not an object"),
+        (lambda _: {"name": "an app of the web"}, "has no settings, horizon, protocol"),
+        (lambda m: {**m, "horizon": {"steps": 4}}, "has no horizon.minutes"),
+        (lambda m: {k: v for k, v in m.items() if k != "resumed"}, "has no resumed"),
+    ],
+    ids=["a list", "another program's", "a part missing", "a fact missing"],
+)
+def test_a_manifest_that_no_run_wrote_is_an_error(change, said, text, tmp_path):
+    start(settings(text, "train.steps=2"), tmp_path / "run", quiet=True).fit()
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(change(manifest(tmp_path / "run"))))
+    with pytest.raises(CheckpointError, match=said):
+        resume(tmp_path / "run", steps="4", quiet=True)
+
+
+def test_lines_that_a_disk_garbled_cost_no_other_lines(text, tmp_path):
+    start(settings(text, "train.steps=6"), tmp_path / "run", quiet=True).fit()
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    lines[1] = b"\xff\xfe" + lines[1][2:]
+    lines[3:3] = [b"[1]", b"3", b'{"kind": "step"}', b'{"step": 3}', b"\0" * 40]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    assert resume(tmp_path / "run", steps="8", quiet=True).fit().status == "ok"
+    assert sorted(losses(tmp_path / "run")) == [1, 3, 4, 5, 6, 7, 8]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -12,7 +12,9 @@ import torch
 from train_helpers import TINY, assert_same_bits, losses, metrics, settings, write_text
 
 from elman_core.cli import main
-from elman_core.registry import CheckpointError, ConfigError, DataError, hookimpl, plugins
+from elman_core.registry import CheckpointError, ConfigError, DataError, StorageError, hookimpl, plugins
+from elman_core.training import ending, loop
+from elman_core.training.loop import Trainer
 from elman_core.training.start import resume, start
 
 
@@ -127,6 +129,10 @@ def test_a_signal_saves_and_says_how_to_resume(signum, code, status, text, tmp_p
     assert (tmp_path / "run" / "checkpoints" / "step-00000003").is_dir()
 
 
+def manifest(run):
+    return json.loads((run / "manifest.json").read_text())
+
+
 @pytest.fixture
 def finished(text, tmp_path):
     sets = ("train.steps=6", "train.save_every=2", "train.warmup=1")
@@ -138,6 +144,60 @@ def test_resuming_a_finished_run_says_so_and_exits_0(finished, capsys):
     assert resume(finished, quiet=True) is None
     assert main(["resume", str(finished)]) == 0
     assert "is finished: 6 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("killed_in", ["_evaluate", "_end"])
+def test_a_run_killed_after_its_last_step_is_brought_to_its_end(killed_in, text, tmp_path, monkeypatch):
+    """Its last checkpoint has every step; what it lacks is the evaluation, or only the word that it ended well."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_):
+        raise Killed
+
+    sets = ("train.steps=6", "train.save_every=3", "train.final_lr=0")
+    start(settings(text, *sets), tmp_path / "straight", quiet=True).fit()
+    trainer = start(settings(text, *sets), tmp_path / "run", quiet=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, killed_in, kill)
+        patched.setattr(ending, "write_down", lambda *_: None)
+        with pytest.raises(Killed):
+            trainer.fit()
+    assert manifest(tmp_path / "run")["status"] == "running"
+    result = resume(tmp_path / "run", quiet=True).fit()
+    assert (result.status, result.step) == ("ok", 6)
+    found, expected = manifest(tmp_path / "run"), manifest(tmp_path / "straight")
+    assert found["steps_done"] == 6
+    assert found["result"]["bits_per_byte"] == expected["result"]["bits_per_byte"]
+    assert metrics(tmp_path / "run", "evaluation") == metrics(tmp_path / "straight", "evaluation")
+    assert resume(tmp_path / "run", quiet=True) is None
+
+
+def test_a_run_that_ended_well_at_last_says_nothing_of_an_earlier_end(text, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise StorageError("no space")
+
+    trainer = start(settings(text, "train.steps=6", "train.save_every=2"), tmp_path / "run", quiet=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "save_checkpoint", fail)
+        with pytest.raises(StorageError):
+            trainer.fit()
+    assert (manifest(tmp_path / "run")["status"], manifest(tmp_path / "run")["error"]) == ("crashed", "no space")
+    again = resume(tmp_path / "run", quiet=True)
+    assert not {"error", "ended", "steps_done", "result"} & manifest(tmp_path / "run").keys()
+    again.fit()
+    assert manifest(tmp_path / "run")["status"] == "ok"
+    assert "error" not in manifest(tmp_path / "run")
+
+
+def test_a_checkpoint_of_a_resumed_run_still_tells_of_the_last_evaluation(text, tmp_path, stop_at):
+    stop_at(3)
+    start(settings(text, "train.steps=6", "train.eval_every=2"), tmp_path / "run", quiet=True).fit()
+    again = resume(tmp_path / "run", quiet=True)
+    assert again.evaluation == {k: v for k, v in metrics(tmp_path / "run", "evaluation")[-1].items() if k != "kind"}
+    assert again.evaluated == 2
+    again.folder.close()
 
 
 def test_more_steps_keep_the_schedule_that_the_run_began_with(finished):

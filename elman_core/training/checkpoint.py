@@ -147,17 +147,26 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer, ranks: R
         weights: dict[str, Tensor] = {}
         for file in sorted(path.glob("model*.safetensors")):
             weights.update(load_file(file))
-        if (path / "state/last.safetensors").exists():
+        if optimizer.averages:
             weights.update(load_file(path / "state/last.safetensors"))
         _copy_into(model, weights)
         optimizer.load(load_file(path / "state/optimizer.safetensors"), trainer["optimizer"])
         carry = _load_carry(path, trainer["carry"], next(model.parameters()).device, ranks)
-        _restore_rng(load_file(path / "state/rng.safetensors"), ranks, trainer["step"])
+        cursor = _cursor(path, trainer)
+        _restore_rng(load_file(path / "state/rng.safetensors"), ranks, cursor["step"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    return Progress(trainer["step"], trainer["bytes_seen"], trainer["seconds"], carry)
+    return Progress(carry=carry, **cursor)
+
+
+def _cursor(path: Path, trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Step, bytes and seconds; `ValueError` if they are not numbers, or the step is not that of the checkpoint's name."""
+    cursor = {name: kind(trainer[name]) for name, kind in (("step", int), ("bytes_seen", int), ("seconds", float))}
+    if step_of(path) not in (None, cursor["step"]):
+        raise ValueError(f"state/trainer.json is of step {cursor['step']}")
+    return cursor
 
 
 @dataclass
@@ -238,6 +247,10 @@ def _copy_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"the checkpoint holds {', '.join(odd[:3])}, which the model does not have")
     with torch.no_grad():
         for name, tensor in weights.items():
+            if tensor.shape != own[name].shape:
+                raise CheckpointError(
+                    f"the checkpoint's {name} is {tuple(tensor.shape)}, the model's {tuple(own[name].shape)}"
+                )
             own[name].copy_(like(tensor, own[name]))
 
 

@@ -152,6 +152,11 @@ class Trainer:
         self.evaluation: dict[str, Any] | None = None
         self.warm_up = 0.0  # seconds of the steps that build, compile and warm up: reported, not counted
 
+    def take_up(self, checkpoint: Path, progress: Progress) -> None:
+        """Go on from a checkpoint whose contents model and optimizer hold already."""
+        self.progress, self.saved = progress, (progress.step, checkpoint)
+        self.agreement = Agreement(self.ranks, self.processes, progress.seconds)
+
     # what hooks read
 
     @property

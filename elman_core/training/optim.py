@@ -20,6 +20,8 @@ from .settings import TrainSettings
 from .sharding import placed
 
 _DECAY_RATES = ("A_log", "dt_bias", "decay")
+_ADAMW, _AVERAGED = {"step", "exp_avg", "exp_avg_sq"}, {"z", "exp_avg_sq"}
+"""What each optimizer keeps of a parameter."""
 
 
 def undecayed(model: nn.Module) -> set[str]:
@@ -133,6 +135,8 @@ class Optimizer:
             odd = sorted(set(by_name) ^ set(self.params))
             raise CheckpointError(f"the optimizer's state is not of this model: {', '.join(odd[:3]) or 'other groups'}")
         kinds = {kind for values in by_name.values() for kind in values}
+        if kinds and kinds != (_AVERAGED if self.averages else _ADAMW):
+            raise CheckpointError(f"the state is of another optimizer: it has {', '.join(sorted(kinds))}")
         if lacking := sorted(f"{k}/{n}" for n, values in by_name.items() for k in kinds - values.keys()):
             raise CheckpointError(f"the optimizer's state lacks {', '.join(lacking[:3])}")
         for name, values in by_name.items():

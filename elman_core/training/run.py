@@ -89,6 +89,11 @@ class RunFolder:
         self.manifest.update(facts)
         write_json(self.path / MANIFEST, self.manifest)
 
+    def forget_end(self) -> None:
+        """Drop how an earlier process ended: the run goes on. On the disk with the next `update`."""
+        for fact in ("ended", "error", "steps_done", "result"):
+            self.manifest.pop(fact, None)
+
     def record(self, **line: Any) -> None:
         """Append one object to metrics.jsonl."""
         with storage_errors(f"cannot write {self.path / METRICS}"):
@@ -190,22 +195,49 @@ def bury(path: Path, error: str, patience: float = 3.0) -> None:
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a run. Raises `CheckpointError` if `path` is not one."""
     try:
-        return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not a run: it has no {MANIFEST}") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{path} is not a run: its {MANIFEST} is not an object")
+    return manifest
+
+
+# What a run needs to go on: they are written together, so a manifest that lacks one is another program's, or was edited.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "settings": ("model", "data", "train"),
+    "horizon": ("steps", "minutes"),
+    "protocol": ("data",),
+    "hardware": ("cpu_threads",),
+    "made_with": (),
+}
+
+
+def manifest_to_resume(path: Path) -> dict[str, Any]:
+    """The manifest of a run that is to go on. Raises `CheckpointError` if it lacks something for that."""
+    manifest = read_manifest(path)
+    lacking = [name for name in _NEEDED if not isinstance(manifest.get(name), dict)]
+    for name, keys in _NEEDED.items():
+        lacking += [f"{name}.{key}" for key in keys if name not in lacking and key not in manifest[name]]
+    lacking += [name for name, kind in (("status", str), ("resumed", list)) if not isinstance(manifest.get(name), kind)]
+    if lacking:
+        raise CheckpointError(f"{path} cannot go on: its {MANIFEST} has no {', '.join(lacking[:3])}")
+    return manifest
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; one that a kill cut short is left out."""
+    """The lines of metrics.jsonl with a kind and a step; one that a kill cut short, or a disk garbled, is left out."""
     lines = []
     file = path / METRICS
-    for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+    for text in file.read_bytes().splitlines() if file.exists() else []:
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:
-            break
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int) and "kind" in line:
+            lines.append(line)
     return lines
 
 

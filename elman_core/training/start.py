@@ -28,7 +28,7 @@ from .parallel import check_ranks, kind_of, make_processes, parallel_facts
 from .phases import reached
 from .precision import has_bf16, pick_device
 from .protocol import protocol, protocol_hash
-from .run import Elsewhere, RunFolder, git_commit, hardware, now, read_manifest, versions
+from .run import Elsewhere, RunFolder, git_commit, hardware, manifest_to_resume, now, read_metrics, versions
 from .schedule import Schedule
 from .settings import Settings, resolve, resumed_settings
 from .storage import remove_leftovers, require_text
@@ -93,31 +93,31 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> T
         trainer = ranks.together(
             lambda: _assemble(folder, settings, model, data, Progress(), horizon, quiet, ranks, kind, device)
         )
+        comparable = protocol(settings, data[0].fingerprint(), trainer.heldout[1] if trainer.heldout else 0)
+        folder.update(
+            format=1,
+            status="starting",
+            started=now(),
+            settings=settings.to_dict(),
+            horizon=horizon,
+            protocol=comparable,
+            protocol_hash=protocol_hash(comparable),
+            parameters=sum(p.numel() for p in model.parameters()),
+            made_with=dict(model.config.made_with or {}),
+            versions=versions(model.config.made_with or {}),
+            hardware=hardware(device),
+            backends=backends(model),
+            act_hooks=acting(),
+            step=trainer.mode.facts(),
+            parallel=parallel_facts(ranks, kind, device),
+            git_commit=git_commit(Path.cwd()) if ranks.main else None,
+            resumed=[],
+        )
     except BaseException:
         folder.discard()
         raise
     if ranks.rank:  # the ranks drop out different elements
         torch.manual_seed(train.seed * 4_099 + ranks.rank)
-    comparable = protocol(settings, data[0].fingerprint(), trainer.heldout[1] if trainer.heldout else 0)
-    folder.update(
-        format=1,
-        status="starting",
-        started=now(),
-        settings=settings.to_dict(),
-        horizon=horizon,
-        protocol=comparable,
-        protocol_hash=protocol_hash(comparable),
-        parameters=sum(p.numel() for p in model.parameters()),
-        made_with=dict(model.config.made_with or {}),
-        versions=versions(model.config.made_with or {}),
-        hardware=hardware(device),
-        backends=backends(model),
-        act_hooks=acting(),
-        step=trainer.mode.facts(),
-        parallel=parallel_facts(ranks, kind, device),
-        git_commit=git_commit(Path.cwd()) if ranks.main else None,
-        resumed=[],
-    )
     for line in first_lines(trainer, resumed=False):
         trainer.display.say(line)
     return trainer
@@ -145,7 +145,7 @@ def resume(
         ConfigError: a setting that a run keeps. All of them on every rank, if it happened on any.
     """
     ranks = join()
-    manifest = ranks.together(lambda: read_manifest(path))
+    manifest = ranks.together(lambda: manifest_to_resume(path))
     settings = ranks.together(lambda: resumed_settings(manifest["settings"], sets))
     folder = _folder(ranks, lambda: RunFolder.open(path))
     try:
@@ -182,16 +182,19 @@ def _resume(
         lambda: _assemble(folder, settings, model, opened, Progress(), manifest["horizon"], quiet, ranks, kind, device)
     )
     if checkpoint is not None:
-        trainer.progress = ranks.together(lambda: load_checkpoint(checkpoint, model, trainer.optimizer, ranks))
-        trainer.saved = (trainer.step, checkpoint)
+        progress = ranks.together(lambda: load_checkpoint(checkpoint, model, trainer.optimizer, ranks))
+        trainer.take_up(checkpoint, progress)
     trainer.settings = _extend(settings, trainer.progress, steps, minutes)
-    if trainer.finished and checkpoint is not None:
+    done = trainer.finished and checkpoint is not None
+    if done and manifest["status"] == "ok":
         folder.close()
-        return None
-    if (trainer.schedule.factor(trainer.step, 1.0)) == 0 and _past(trainer):
+        return None  # otherwise it was killed after its last step: what is left is to evaluate and to say how it ended
+    if not done and (trainer.schedule.factor(trainer.step, 1.0)) == 0 and _past(trainer):
         raise ConfigError("the schedule of this run ended at a learning rate of 0: more steps would change nothing")
     ranks.first(lambda: set_aside(folder.checkpoints, checkpoint))
     folder.cut_metrics(trainer.step)
+    trainer.evaluated, trainer.evaluation = ranks.first(lambda: _last_evaluation(folder.path))
+    folder.forget_end()
     folder.update(
         settings=trainer.settings.to_dict(),
         hardware=hardware(device),
@@ -249,6 +252,12 @@ def _built_on(kind: str, device: torch.device) -> torch.device:
 def _last_checkpoint(folder: RunFolder) -> Path | None:
     remove_leftovers(folder.checkpoints)
     return last_good(folder.checkpoints)
+
+
+def _last_evaluation(path: Path) -> tuple[int, dict[str, Any] | None]:
+    """Its step and what it found; (-1, None) if there was none."""
+    lines = [line for line in read_metrics(path) if line["kind"] == "evaluation"]
+    return (lines[-1]["step"], {k: v for k, v in lines[-1].items() if k != "kind"}) if lines else (-1, None)
 
 
 def _same_text(settings: Settings, expected: Mapping[str, Any]) -> tuple[ByteFile, Split]:
