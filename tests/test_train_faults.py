@@ -284,15 +284,38 @@ def test_a_signal_during_the_last_evaluation_stops_nothing(text, tmp_path):
     assert (result.status, result.signal) == ("ok", 0)
 
 
-def test_a_second_interrupt_ends_at_once(text, tmp_path, after_step):
-    def twice(_):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+def sending(*signals):
+    def send(_):
+        for signum in signals:
+            os.kill(os.getpid(), signum)
 
-    after_step(2, twice)
-    with pytest.raises(KeyboardInterrupt):
-        start(settings(text), tmp_path / "run", quiet=True).fit()
+    return send
+
+
+def test_a_second_interrupt_ends_at_once(text, tmp_path, after_step, monkeypatch, capsys):
+    monkeypatch.setattr("elman_core.training.signals.AGAIN", 0.0)
+    after_step(2, sending(signal.SIGINT, signal.SIGINT))
+    flat = [f"{table}.{k}={json.dumps(v)}" for table, values in TINY.items() for k, v in values.items()]
+    words = ["train", "e42", "--data", str(text), "--out", str(tmp_path / "run")]
+    assert main([*words, *(w for s in flat for w in ("--set", s))]) == 130
+    assert capsys.readouterr().err == "elman: interrupted\n"
     assert manifest(tmp_path / "run")["status"] == "incomplete"
+
+
+@pytest.mark.parametrize(
+    ("signals", "status"),
+    [
+        ((signal.SIGINT, signal.SIGINT), "incomplete"),
+        ((signal.SIGTERM, signal.SIGINT), "killed"),
+        ((signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1), "killed"),
+    ],
+    ids=["one Ctrl-C passed on", "two of different kinds", "all"],
+)
+def test_signals_that_come_at_once_save_as_one_does(signals, status, text, tmp_path, after_step):
+    after_step(2, sending(*signals))
+    result = start(settings(text), tmp_path / "run", quiet=True).fit()
+    assert (result.status, result.step, result.signal) == (status, 2, signals[0])
+    check_folder(result.checkpoint)
 
 
 def test_handlers_are_put_back():

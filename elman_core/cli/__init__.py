@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 # One line a module; each has `register(app)`.
 MODULES: tuple[str, ...] = (
@@ -38,10 +39,20 @@ MODULES: tuple[str, ...] = (
 _UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """As ever, but an interrupt stays one: newer versions of typer make it an exit, of which nothing is said."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
+
+
 def build_app() -> typer.Typer:
     """The application with every command registered."""
     app = typer.Typer(
         name="elman",
+        cls=_Commands,
         help="Recurrent language models as plugins: look, train, compare, generate.",
         no_args_is_help=True,
         add_completion=False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from typing import Any
 
 ENDING = tuple(s for s in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if s is not None)
 SAVE_NOW = getattr(signal, "SIGUSR1", None)  # Windows has none
+AGAIN = 0.5
+"""Seconds within which a second SIGINT is the same Ctrl-C: a terminal sends it to all, and some launchers pass it on too."""
 
 
 @dataclass
@@ -34,7 +37,8 @@ def listening(again_interrupts: bool = True, stuck: Callable[[int], Any] | None 
     """Inside, signals are noted. SIGHUP stays ignored where `nohup` made it so.
 
     Args:
-        again_interrupts: a second SIGINT raises `KeyboardInterrupt`. Not under a launcher that passes one Ctrl-C on twice.
+        again_interrupts: a second SIGINT, more than `AGAIN` after the first, raises `KeyboardInterrupt`. Not under a launcher
+            that passes one Ctrl-C on at any later time.
         stuck: called from another thread with an ending signal that the training has not noticed for `PATIENCE` seconds,
             because it waits inside a library for a process that no longer is.
     """
@@ -43,13 +47,17 @@ def listening(again_interrupts: bool = True, stuck: Callable[[int], Any] | None 
         yield received  # only the main thread may handle signals
         return
 
+    interrupts: list[float] = []  # when they came, of time.monotonic
+
     def note(signum: int, _frame: Any) -> None:
         if signum == SAVE_NOW:
             received.save = True
-        elif received.ending and signum == signal.SIGINT and again_interrupts:
-            raise KeyboardInterrupt
-        else:
-            received.ending = received.ending or signum
+            return
+        if signum == signal.SIGINT:
+            interrupts.append(time.monotonic())
+            if again_interrupts and interrupts[-1] - interrupts[0] > AGAIN:
+                raise KeyboardInterrupt
+        received.ending = received.ending or signum
 
     wanted = [s for s in (*ENDING, SAVE_NOW) if s is not None]
     before = {s: signal.getsignal(s) for s in wanted}
