@@ -1,5 +1,6 @@
 """Trying to break a training: disks, folders, signals, memory. Whatever happens is one line, and what was saved stays whole."""
 
+import dataclasses
 import json
 import os
 import re
@@ -234,6 +235,39 @@ def test_divergence_on_a_full_disk_is_still_divergence(text, tmp_path, monkeypat
     with pytest.raises(DivergedError, match=r"diverged in step 2: .* cannot write .*diverged\.json: File too large"):
         trainer.fit()
     assert manifest(tmp_path / "run")["status"] == "diverged@2"
+
+
+@pytest.mark.parametrize("at", ["in the middle", "at the end"])
+@pytest.mark.parametrize("optimizer", ["adamw", "schedulefree"])
+def test_weights_that_evaluate_to_no_number_are_divergence_and_never_a_checkpoint(optimizer, at, text, tmp_path):
+    """The update of a step whose loss was finite may be what breaks them."""
+    sets = ("train.steps=4", "train.save_every=2", "train.eval_every=4", f"train.optimizer={optimizer}")
+    trainer = start(settings(text, *sets), tmp_path / "run", quiet=True)
+    for _ in range(3):
+        trainer._one_step()
+    real = trainer.optimizer.step
+
+    def too_far(*arguments, **named):
+        real(*arguments, **named)
+        with torch.no_grad():
+            trainer.model.model.norm.weight[0] = torch.nan
+
+    trainer.optimizer.step = too_far
+    if at == "at the end":
+        trainer.settings = dataclasses.replace(
+            trainer.settings, train=dataclasses.replace(trainer.settings.train, eval_every=0, save_every=0)
+        )
+    with pytest.raises(
+        DivergedError, match=r"diverged by step 4: held-out loss nan; first not finite: weight model\.norm"
+    ):
+        trainer.fit()
+    assert manifest(tmp_path / "run")["status"] == "diverged@4"
+    assert [p.name for p in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000002"]
+    report = json.loads((tmp_path / "run" / "diverged.json").read_text())
+    assert (report["step"], report["held_out_loss"]) == (4, "nan")
+    assert report["last_checkpoint"].endswith("step-00000002")
+    assert metrics(tmp_path / "run", "evaluation") == []
+    assert resume(tmp_path / "run", quiet=True).fit().status == "ok"
 
 
 # signals -------------------------------------------------------------------------------------------------------------

@@ -67,9 +67,14 @@ class OutOfMemoryError(ElmanError, MemoryError):
 
 
 class DivergedError(ElmanError, ArithmeticError):
-    """Training met a loss or gradient that is not finite."""
+    """Training met a loss or gradient that is not finite.
+
+    Attributes:
+        step: the optimizer step, from 1, in which it was, or after which the evaluation was not.
+    """
 
     exit_code = 4
+    step: int | None = None
 
 
 class RankError(ElmanError, RuntimeError):

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 
-def first_bad(model: nn.Module, forward: Callable[[], Any]) -> dict[str, str] | None:
+def first_bad(model: nn.Module, forward: Callable[[], Any], gradients: bool = True) -> dict[str, str] | None:
     """The first tensor that is not finite, in the order of computation: weights, activations, then gradients.
 
     Args:
         model: holds the gradients of the step that failed. forward: runs that step's forward again; its result is not used.
+        gradients: whether those are of a step that failed.
 
     Returns:
         kind (`weight`, `buffer`, `activation` or `gradient`), name of the module or parameter, and how many elements are bad;
@@ -43,7 +44,7 @@ def first_bad(model: nn.Module, forward: Callable[[], Any]) -> dict[str, str] | 
     if found:
         return found[0]
     # The backward runs from the head to the embedding, so the last parameter with a bad gradient was met first.
-    for name, p in reversed(list(model.named_parameters())):
+    for name, p in reversed(list(model.named_parameters())) if gradients else ():
         if p.grad is not None and (bad := _bad(p.grad)):
             return {"kind": "gradient", "name": name, "elements": bad}
     return None

@@ -6,12 +6,14 @@ import logging
 import math
 import os
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elman_core.registry import DivergedError, ElmanError, OutOfMemoryError, RankError, StorageError
 
 from .agreement import signal_name
+from .divergence import first_bad
 from .run import bury, now, read_metrics
 from .step import StepValues, Windows
 from .storage import write_json
@@ -28,15 +30,30 @@ def diverged(run: Trainer, windows: Windows, values: StepValues) -> DivergedErro
         here = run.compute.where_it_failed(windows, again=bool(run.launched))
     found = next(filter(None, run.ranks.gather(here)), None)
     run.launched.clear()  # they updated nothing
-    loss, grad_norm = values.loss, values.grad_norm
-    where = f"{found['kind']} {found['name']}" if found else "a loss term"
+    loss, grad_norm, step = values.loss, values.grad_norm, run.step + 1
+    batch = {"offsets": run.windows.offsets(run.step).tolist(), "chunk_size": run.settings.train.chunk_size}
+    what = f"training diverged in step {step}: loss {loss}, gradient norm {grad_norm}"
+    return _reported(run, step, what, found or "a loss term", loss=str(loss), grad_norm=str(grad_norm), batch=batch)
+
+
+def bad_evaluation(run: Trainer, result: Mapping[str, Any]) -> DivergedError:
+    """The error for weights whose held-out loss is not finite; writes diverged.json. Every rank calls it, having the same."""
+    for forward in (lambda: None, run.evaluate):  # an evaluation needs every rank, so none may have found it before
+        here = run.ranks.gather(first_bad(run.model, forward, gradients=False))
+        if found := next(filter(None, here), None):
+            break
+    what = f"training diverged by step {run.step}: held-out loss {result['loss']}"
+    return _reported(run, run.step, what, found or "the loss", held_out_loss=str(result["loss"]))
+
+
+def _reported(run: Trainer, step: int, what: str, found: Mapping[str, str] | str, **facts: Any) -> DivergedError:
+    """The error, once diverged.json has its details."""
+    where = found if isinstance(found, str) else f"{found['kind']} {found['name']}"
     report = {
-        "step": run.step + 1,
-        "loss": str(loss),
-        "grad_norm": str(grad_norm),
-        "first_non_finite": found,
+        "step": step,
+        **facts,
+        "first_non_finite": None if isinstance(found, str) else found,
         "history": [{k: v if math.isfinite(v) else str(v) for k, v in h.items()} for h in run.history],
-        "batch": {"offsets": run.windows.offsets(run.step).tolist(), "chunk_size": run.settings.train.chunk_size},
         "last_checkpoint": str(run.saved[1]) if run.saved[1] else None,
     }
     details = f"{run.path / 'diverged.json'} has the details"
@@ -44,11 +61,8 @@ def diverged(run: Trainer, windows: Windows, values: StepValues) -> DivergedErro
         run.ranks.first(lambda: write_json(run.path / "diverged.json", report))
     except StorageError as second:  # that it diverged matters more
         details = str(second)
-    error = DivergedError(
-        f"training diverged in step {run.step + 1}: loss {loss}, gradient norm {grad_norm}; first not finite: {where}. "
-        f"{details}; try a lower train.lr or more train.warmup"
-    )
-    error.everywhere = run.ranks.size > 1
+    error = DivergedError(f"{what}; first not finite: {where}. {details}; try a lower train.lr or more train.warmup")
+    error.everywhere, error.step = run.ranks.size > 1, step
     return error
 
 
@@ -56,7 +70,7 @@ def write_down(run: Trainer, error: BaseException) -> None:
     """Say in the manifest what ended the run. Whatever ended it is what the caller hears of, not a second failure here."""
     status = "crashed"
     if isinstance(error, DivergedError):
-        status = f"diverged@{run.step + 1}"
+        status = f"diverged@{error.step or run.step + 1}"
     elif isinstance(error, OutOfMemoryError):
         status = "oom"
     elif isinstance(error, KeyboardInterrupt):

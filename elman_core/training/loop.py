@@ -413,6 +413,8 @@ class Trainer:
         if self.heldout is None or self.evaluated == self.step:
             return
         result = self.evaluate()
+        if not math.isfinite(result["loss"]):
+            raise ending.bad_evaluation(self, result)  # before these weights become the last checkpoint
         self.evaluated, self.evaluation = self.step, result
         with self.agreement.by_one():
             self.folder.record(kind="evaluation", **result)

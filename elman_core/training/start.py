@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -255,8 +256,8 @@ def _last_checkpoint(folder: RunFolder) -> Path | None:
 
 
 def _last_evaluation(path: Path) -> tuple[int, dict[str, Any] | None]:
-    """Its step and what it found; (-1, None) if there was none."""
-    lines = [line for line in read_metrics(path) if line["kind"] == "evaluation"]
+    """Its step and what it found; (-1, None) if there was none that found a number."""
+    lines = [line for line in read_metrics(path) if line["kind"] == "evaluation" and math.isfinite(line["loss"])]
     return (lines[-1]["step"], {k: v for k, v in lines[-1].items() if k != "kind"}) if lines else (-1, None)
 
 
