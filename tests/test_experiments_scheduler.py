@@ -27,7 +27,7 @@ from elman_core.experiments import scheduler as scheduler_module
 from elman_core.experiments.job import Attempt, Ending, State, write_state
 from elman_core.experiments.local import attempt_lock, kill_group
 from elman_core.experiments.locks import is_locked
-from elman_core.experiments.outcome import final_status, next_command
+from elman_core.experiments.outcome import figures, final_status, next_command
 from elman_core.experiments.scheduler import Scheduler, cancel_file
 from elman_core.registry import CheckpointError, ConfigError
 
@@ -469,6 +469,13 @@ def test_a_job_that_was_killed_is_not_explained_by_what_it_said_before(tmp_path)
     _, said = schedule([job], cpu_executor(), retries=0)
     assert "all is well" not in said.events[-1]
     assert "ended by SIGKILL: by hand, or by the system where memory ran out" in said.events[-1]
+
+
+@pytest.mark.parametrize("manifest", [[1], {"result": 3}, {"result": {"bits_per_byte": "low", "tok_s": 1e3}}])
+def test_figures_of_a_manifest_that_holds_something_else_are_left_out(tmp_path, manifest):
+    job = run_job(tmp_path, "ok")
+    (job.run / "manifest.json").write_text(json.dumps(manifest))
+    assert figures(job) == (", 1,000 tok/s" if "low" in str(manifest) else "")
 
 
 def test_a_process_number_that_passed_to_another_is_not_signalled(tmp_path):

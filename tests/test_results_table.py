@@ -150,6 +150,13 @@ def test_rows_that_did_not_end_well_stand_last_however_low_their_loss(tmp_path):
     assert found[-1].status == "diverged@301"
 
 
+def test_seeds_of_which_one_has_no_number_are_merged_over_the_others(tmp_path):
+    for seed, heldout in ((1, float("nan")), (2, 2.0), (3, 4.0)):
+        write_run(tmp_path / str(seed), f"train.seed={seed}", heldout=heldout)
+    [row] = rows(tmp_path, by_model=True)
+    assert (row.value("bits_per_byte"), row.figures["bits_per_byte"].count) == (3.0, 2)
+
+
 @pytest.mark.parametrize(
     ("sort", "first"), [("bpb", "a"), ("tok_s", "b"), ("parameters", "c"), ("model", "c"), ("memory", "a")]
 )

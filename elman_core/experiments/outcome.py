@@ -80,9 +80,10 @@ def next_command(job: Job, attempt: int) -> tuple[str, ...]:
 
 def figures(job: Job) -> str:
     """The figures of a finished training, to end a line with; empty if there are none."""
-    result = _manifest(job).get("result") or {}
+    result = _manifest(job).get("result")
+    known = {k: v for k, v in result.items() if isinstance(v, int | float)} if isinstance(result, dict) else {}
     words = {"bits_per_byte": "{:.4f} bits per byte", "loss_last_100_steps": "loss {:.4f}", "tok_s": "{:,.0f} tok/s"}
-    return "".join(f", {text.format(result[key])}" for key, text in words.items() if key in result)
+    return "".join(f", {text.format(known[key])}" for key, text in words.items() if key in known)
 
 
 def last_line(log: str) -> str:
@@ -112,6 +113,7 @@ def _manifest(job: Job) -> dict[str, Any]:
     if job.run is None:
         return {}
     try:
-        return json.loads((job.run / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((job.run / "manifest.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
+    return manifest if isinstance(manifest, dict) else {}

@@ -107,7 +107,7 @@ def _figures(run: Run, tokens: int | None) -> dict[str, float]:
         "peak_memory": result.get("peak_memory"),
         "bytes_seen": result.get("bytes_seen"),
     }.items():
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and math.isfinite(value):
             figures[name] = value
     if "bytes_seen" in figures:
         last = last_steps(run.path, 1)
