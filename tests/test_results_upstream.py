@@ -74,6 +74,15 @@ def test_a_loss_multiplied_by_the_accumulation_is_divided(tmp_path):
     assert any("divided by 4" in text for text in log.corrected)
 
 
+def test_commas_that_are_no_numbers_are_not_read_as_such(tmp_path):
+    path = train_log(tmp_path / "a.log", [2.0, 1.5])
+    text = path.read_text()
+    path.write_text("layers, parameters and text\nTokens per step: ,\nstep , | loss 9.0\n" + text)
+    log = read_log(path)
+    assert ([e.loss for e in log.entries], log.parameters) == ([2.0, 1.5], 94_615_296)
+    assert log.tokens_per_step == 32 * 512
+
+
 def test_its_own_last_figure_is_what_it_reported(tmp_path):
     end = "\nTraining complete! Final step: 25\nFINAL_LOSS_LAST100: 1.7654\n"
     log = read_log(train_log(tmp_path / "a.log", [2.0, 1.5], end=end))

@@ -276,7 +276,9 @@ def test_a_run_by_steps_goes_on_by_minutes(finished):
     assert last["lr"] == pytest.approx(1e-4)  # the schedule had ended
 
 
-@pytest.mark.parametrize(("steps", "minutes"), [("x", None), ("-3", None), ("5", "5"), (None, "soon")])
+@pytest.mark.parametrize(
+    ("steps", "minutes"), [("x", None), ("-3", None), ("5", "5"), (None, "soon"), (None, "nan"), (None, "+inf")]
+)
 def test_a_wrong_length_is_an_error(finished, steps, minutes):
     with pytest.raises(ConfigError):
         resume(finished, steps=steps, minutes=minutes, quiet=True)

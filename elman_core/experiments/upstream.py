@@ -32,7 +32,7 @@ PADDED_UNTIL = "20260222"
 
 _NUMBER = r"([0-9.,eE+-]+|nan|inf|-inf)"
 _LINE = re.compile(
-    rf"^\s*step\s+([\d,]+)\s*\|\s*loss\s+{_NUMBER}(?:\s*\|\s*lr\s+{_NUMBER})?(?:\s*\|\s*grad\s+{_NUMBER})?"
+    rf"^\s*step\s+(\d[\d,]*)\s*\|\s*loss\s+{_NUMBER}(?:\s*\|\s*lr\s+{_NUMBER})?(?:\s*\|\s*grad\s+{_NUMBER})?"
     rf"(?:\s*\|\s*tok/s\s+{_NUMBER})?(?:\s*\|\s*elapsed\s+{_NUMBER}s)?",
     re.IGNORECASE,
 )
@@ -159,7 +159,7 @@ class _Facts:
         self.ladder = ladder
         level = find(r"^\s*Level (\S+): .*<-- TRAINING") or find(r"^Model: Level (\S+),") or find(r"--level[ =](\S+)")
         self.model = level if level is None or not level.isdigit() else f"E{level}"
-        self.parameters = number(r"([\d,]+) parameters") or number(r"^Model Parameters: ([\d,]+)")
+        self.parameters = number(r"(\d[\d,]*) parameters") or number(r"^Model Parameters: (\d[\d,]*)")
         rows = number(r"^Batch size(?: per GPU)?: (\d+)")
         chunk = number(r"Chunk size: (\d+)") or number(r"--chunk_size[ =](\d+)")
         world = number(r"World size: (\d+)") or 1
@@ -167,7 +167,7 @@ class _Facts:
         self.accumulate = number(r"^Gradient accumulation: (\d+)") or 1
         if ladder and rows and effective:
             self.accumulate = max(1, effective // (rows * world))
-        self.tokens_per_step = number(r"^Tokens per step: ([\d,]+)")
+        self.tokens_per_step = number(r"^Tokens per step: (\d[\d,]*)")
         if self.tokens_per_step is None and rows and chunk:
             self.tokens_per_step = rows * world * self.accumulate * chunk
         self.first = number(r"^Starting training from step (\d+)") or 0

@@ -303,7 +303,7 @@ def _number(flag: str, text: str, kind: type) -> Any:
         value = kind(text)
     except ValueError:
         value = -1
-    if value <= 0:
+    if not 0 < value < math.inf:
         raise ConfigError(f"{flag} takes a total, or +N for so many more, not {text!r}")
     return value
 
