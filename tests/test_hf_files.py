@@ -128,8 +128,12 @@ def test_export_pushes_a_whole_model_with_a_licence(run, tmp_path, monkeypatch, 
 def test_a_push_that_fails_is_one_line_and_leaves_the_folder(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     Hub.broken = True
-    assert main(["export", str(run), str(tmp_path / "out"), "--push", "me/model"]) == StorageError.exit_code
+    words = ["export", str(run), str(tmp_path / "out"), "--push", "me/model", "--private"]
+    assert main(words) == StorageError.exit_code
     said = capsys.readouterr().err.strip()
-    assert "cannot push to me/model: no route to host; the folder" in said
+    assert "cannot push to me/model: no route to host; the folder is complete" in said
+    assert said.endswith(f"push it with: hf upload me/model {tmp_path / 'out'} . --private"), (
+        "export writes no folder twice"
+    )
     assert len(said.splitlines()) == 1
     assert (tmp_path / "out" / "model.safetensors").exists()

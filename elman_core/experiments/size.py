@@ -173,7 +173,7 @@ def nothing_fits(
     try:
         others = candidates(variant, options, parameters, multiple=multiple, tied=tied)
     except ConfigError:
-        return line
+        return f"{line}: give other parameters or another depth, or take {variant}@{best.width}x{best.depth} as it is"
     near = min(others, key=lambda s: (abs(s.depth - best.depth), abs(s.off)))
     return f"{line}. {near.width}x{near.depth} has {near.parameters:,} ({100 * near.off:+.1f} %)"
 

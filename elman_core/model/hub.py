@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from elman_core.registry import StorageError
@@ -54,5 +55,6 @@ def push(folder: str | os.PathLike, repo: str, private: bool = False) -> str:
         api.upload_folder(repo_id=repo, folder_path=Path(folder), commit_message="Upload of a model")
     except Exception as error:  # of the client, of the library below it (which has changed), or of the network
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise StorageError(f"cannot push to {repo}: {first}; the folder {folder} is complete, push it again") from error
+        later = shlex.join(["hf", "upload", repo, str(folder), ".", *(["--private"] if private else [])])
+        raise StorageError(f"cannot push to {repo}: {first}; the folder is complete, push it with: {later}") from error
     return str(address)
