@@ -14,6 +14,7 @@ import train_helpers
 from results_helpers import example_suite, losses, write_run, write_suite
 
 from elman_core.cli import main
+from elman_core.experiments.compare import against_best
 from elman_core.experiments.curves import curve, mean_curve, smooth, thin, visible_range
 from elman_core.experiments.runs import find_runs
 
@@ -111,6 +112,8 @@ def test_the_trials_that_chose_a_value_stand_in_no_picture(matplotlib, tmp_path,
     (suite / "suite.json").write_text(json.dumps(listed))
     runs = find_runs([suite])
     assert [run.path.name for run in runs if run.is_trial] == list(made)
+    assert len(against_best(runs)) == 1, "nor in a comparison"
+    assert len(against_best([run for run in runs if run.is_trial])) == 1
     figures: dict = {}
     monkeypatch.setattr(plots, "_save", lambda _, found: figures.update(found))
     plots.plot(runs, tmp_path, "tokens")

@@ -5,6 +5,7 @@ import math
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -269,6 +270,7 @@ def test_a_model_that_does_not_fit_is_one_line_and_exit_3(text, tmp_path, monkey
         (["e42", "--set", "train.device=cuda:7"], "CUDA devices"),
         (["published"], "no variant to train"),
         ([__file__], "is a file, and no recipe (.toml): give a text with --data"),
+        ([str(Path(__file__).parent)], "is a folder, and no recipe (.toml): a run goes on with elman resume"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2_and_leaves_no_folder(words, said, text, tmp_path, monkeypatch, capsys):

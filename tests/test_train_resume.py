@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -241,6 +242,15 @@ def test_a_run_without_an_intact_checkpoint_is_an_error(finished):
         (path / "state" / "optimizer.safetensors").write_bytes(b"x")
     with pytest.raises(CheckpointError, match=r"no checkpoint is intact: .*optimizer\.safetensors"):
         resume(finished, quiet=True)
+
+
+def test_a_finished_run_whose_checkpoints_are_gone_keeps_what_it_has(finished):
+    shutil.rmtree(finished / "checkpoints")
+    before = (finished / "metrics.jsonl").read_bytes(), (finished / "manifest.json").read_bytes()
+    for steps in (None, "+3"):
+        with pytest.raises(CheckpointError, match="is finished, 6 steps, and has no checkpoint to go on from"):
+            resume(finished, steps=steps, quiet=True)
+    assert ((finished / "metrics.jsonl").read_bytes(), (finished / "manifest.json").read_bytes()) == before
 
 
 def test_what_is_not_a_run_is_an_error(tmp_path):

@@ -67,8 +67,8 @@ def compare(
 ) -> None:
     """Pair runs step by step on the same batches: the difference with a block-bootstrap interval, and over seeds.
 
-    Of a suite or a folder, the best model of each protocol is compared with each other one. Differences are in bits per byte,
-    first minus second: below zero, the first is better.
+    Of a suite or a folder, the best model of each protocol is compared with each other one, without the trials that chose a
+    value. Differences are in bits per byte, first minus second: below zero, the first is better.
     """
     from elman_core.experiments.compare import against_best, against_first
     from elman_core.experiments.runs import MANIFEST, find_runs

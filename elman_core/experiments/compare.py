@@ -116,8 +116,12 @@ def against_first(runs: Sequence[Run], last: int | None = None) -> list[Comparis
 
 
 def against_best(runs: Sequence[Run], last: int | None = None) -> list[Comparison]:
-    """In each protocol (and size, if a suite has several): the model with the fewest bits per byte beside each other one."""
+    """In each protocol (and size, if a suite has several): the model with the fewest bits per byte beside each other one.
+
+    Without the trials that chose what the others were given, if there are others: they are shorter, and not what was asked.
+    """
     comparisons = []
+    runs = [run for run in runs if not run.is_trial] or runs
     for group in collect(runs, by_model=True, everything=False).groups:
         members = contenders([run for row in group.rows for run in row.runs if row.status in ("ok", "contended")])
         members.sort(key=rank)

@@ -35,8 +35,11 @@ def find_recipe(what: str) -> Path | None:
     """
     found = shipped()
     if not what.endswith(".toml"):
-        if ("." in what or "/" in what) and Path(what).is_file():  # no variant has such a name
-            raise ConfigError(f"{what} is a file, and no recipe (.toml): give a text with --data {what}")
+        if what not in found and ("." in what or "/" in what):  # no variant has such a name
+            if Path(what).is_file():
+                raise ConfigError(f"{what} is a file, and no recipe (.toml): give a text with --data {what}")
+            if Path(what).is_dir():
+                raise ConfigError(f"{what} is a folder, and no recipe (.toml): a run goes on with elman resume {what}")
         return found.get(what)
     path = Path(what).expanduser()
     if not path.is_file():

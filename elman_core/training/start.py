@@ -16,7 +16,7 @@ import torch
 from elman_core.data import ByteFile, split
 from elman_core.data.split import Split
 from elman_core.model import LadderConfig, LadderForCausalLM
-from elman_core.registry import ConfigError, DataError
+from elman_core.registry import CheckpointError, ConfigError, DataError
 
 from .checkpoint import Progress, last_good, load_checkpoint, set_aside
 from .display import Display, backends, first_lines
@@ -251,8 +251,20 @@ def _built_on(kind: str, device: torch.device) -> torch.device:
 
 
 def _last_checkpoint(folder: RunFolder) -> Path | None:
+    """The checkpoint to go on from; None if the run was stopped before its first.
+
+    Raises:
+        CheckpointError: none is intact, or the run is finished and has none: beginning anew would cut its metrics to nothing.
+    """
     remove_leftovers(folder.checkpoints)
-    return last_good(folder.checkpoints)
+    found = last_good(folder.checkpoints)
+    if found is None and folder.manifest.get("status") == "ok":
+        done = folder.manifest.get("steps_done", 0)
+        raise CheckpointError(
+            f"{folder.path} is finished, {done} steps, and has no checkpoint to go on from: put its checkpoints back, or train "
+            "anew into another folder"
+        )
+    return found
 
 
 def _last_evaluation(path: Path) -> tuple[int, dict[str, Any] | None]:
