@@ -15,10 +15,16 @@ from elman_core.cli import _checks
 from elman_core.cli._checks import Plugin
 from elman_core.cli._scaffold import class_name, render
 from elman_core.cli._workspace import requirements, write_requirements
-from elman_core.registry import ConfigError, get_variant
+from elman_core.registry import ConfigError, get_variant, plugins
 
 ROOT = Path(__file__).parents[1]
 LINES = 150  # of a rendered variant, all files together
+
+
+@pytest.fixture(autouse=True)
+def e99_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has followed the tutorial in this repository has one of that name."""
+    monkeypatch.delitem(plugins().installed, "e99", raising=False)
 
 
 def installed(folder: Path, site: Path) -> dict[str, str]:
