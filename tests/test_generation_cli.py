@@ -140,6 +140,15 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, run, capsys):
     assert len(err.splitlines()) == 1
 
 
+def test_a_slip_in_the_name_of_a_run_is_not_asked_of_the_hub(capsys, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "manifest.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert elman(capsys, "generate", "runs/mime", "-p", "x") == (2, "", "elman: there is no folder 'runs/mime'\n")
+    code, _, said = elman(capsys, "generate", "someone/model", "-p", "x")
+    assert (code, "someone/model cannot be loaded" in said) == (2, True), "that is, or may be, a name on the hub"
+
+
 def test_a_truncated_checkpoint_and_a_missing_plugin_exit_with_2(run, capsys):
     checkpoint = run / "checkpoints" / "step-00000010"
     toy_mixers.uninstall()

@@ -167,7 +167,7 @@ def load_checkpoint(
     """The model of a run, a checkpoint folder or a hub id, in evaluation mode.
 
     Args:
-        path: a folder, or what is not one: then the hub is asked.
+        path: a folder, or what is not one: then the hub is asked, unless it would lie beside runs.
         dtype: of the weights; None for what was saved. Tensors that their mixer keeps in float32 stay so.
 
     Raises:
@@ -175,7 +175,8 @@ def load_checkpoint(
         PluginError: its variant is not installed. ConfigError: its options are not accepted by what is installed.
     """
     source = str(path)
-    if os.path.isdir(source) or os.path.exists(source) or source.startswith((".", "/", "~")) or source.count("/") != 1:
+    local = os.path.exists(source) or source.startswith((".", "/", "~")) or source.count("/") != 1
+    if local or any(Path(source).parent.glob("*/manifest.json")):  # a slip in the name of a run
         source = str(find_checkpoint(source))
     with no_progress_bars():
         try:
