@@ -245,6 +245,14 @@ def test_a_job_that_has_not_begun_waits(tmp_path):
     assert "–" in render(collect(find_runs([tmp_path / "s"])), "terminal")
 
 
+def test_a_job_that_ended_well_and_whose_run_was_deleted_is_not_ok(tmp_path, capsys):
+    jobs = [{"id": "a", "model": "toy"}, {"id": "b", "model": "toy2", "begun": False, "state": {"status": "ok"}}]
+    found = rows(write_suite(tmp_path / "s", jobs))
+    assert [(row.model, row.status) for row in found] == [("toy", "ok"), ("toy2", "incomplete")]
+    assert main(["results", str(tmp_path / "s")]) == 0
+    assert "b: incomplete: it has no manifest.json" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"status": "running"}', '{"settings": {}}'])
 def test_a_damaged_or_empty_manifest_is_a_row_that_is_not_ok(tmp_path, content, capsys):
     run = write_run(tmp_path / "run")

@@ -114,6 +114,6 @@ def _manifest(job: Job) -> dict[str, Any]:
         return {}
     try:
         manifest = json.loads((job.run / "manifest.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
     return manifest if isinstance(manifest, dict) else {}

@@ -205,7 +205,9 @@ def status_of(run: Run) -> tuple[str, str]:
     said = str(run.manifest.get("status") or "")
     job = str(run.state.get("status") or "")
     if not said:
-        if run.fault and (run.path / METRICS).exists():
+        if run.fault and (
+            job == "ok" or (run.path / METRICS).exists()
+        ):  # a job that ended well made a run: it was deleted
             return ("incomplete" if job in ("", "ok") else job), run.fault
         return job or "waiting", ""
     if said in UNFINISHED:
