@@ -78,3 +78,26 @@ def test_a_training_whose_reader_has_gone_goes_on(text, tmp_path, monkeypatch):
         result = start(settings(text, "train.steps=3"), tmp_path / "run").fit()
     assert (result.status, result.step) == ("ok", 3)
     assert "step 3 " in (tmp_path / "run" / "console.log").read_text()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
+def test_a_training_whose_output_meets_a_full_disk_goes_on(text, tmp_path, monkeypatch):
+    with open("/dev/full", "w") as file:
+        monkeypatch.setattr("sys.stdout", file)
+        result = start(settings(text, "train.steps=3"), tmp_path / "run").fit()
+    assert (result.status, result.step) == ("ok", 3)
+    assert "step 3 " in (tmp_path / "run" / "console.log").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere closed terminals are other errors")
+def test_a_training_whose_terminal_was_closed_goes_on(text, tmp_path, monkeypatch):
+    """With a bar, as after `disown`: no signal comes, and every write is an error."""
+    outside, inside = os.openpty()
+    with os.fdopen(inside, "w") as file:
+        monkeypatch.setattr("sys.stdout", file)
+        trainer = start(settings(text, "train.steps=3", "train.eval_every=2"), tmp_path / "run")
+        assert trainer.display.console.is_terminal
+        os.close(outside)
+        result = trainer.fit()
+    assert (result.status, result.step) == ("ok", 3)
+    assert "step 3 " in (tmp_path / "run" / "console.log").read_text()

@@ -8,10 +8,11 @@ import json
 import math
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,13 +22,33 @@ if TYPE_CHECKING:
     from .loop import Trainer
 
 
-class _Console(Console):
-    """One whose reader may leave (`elman train … | head`): the training goes on unseen, console.log keeps every line."""
+class _Unfailing:
+    """A stream to which writing may fail: its reader has left (`elman train … | head`), the terminal was closed, the disk of a
+    log is full. The training goes on unseen; console.log keeps every line."""
 
-    def on_broken_pipe(self) -> None:
-        """Rich would end the process here."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        with self._unseen():
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._unseen():
+            self._file.flush()
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._file.fileno())  # what is still buffered goes there, too
+            os.close(nowhere)
 
 
 class Display:
@@ -39,7 +60,7 @@ class Display:
 
     def __init__(self, log: Callable[[str], None], console: Console | None = None, quiet: bool = False) -> None:
         self.log = log
-        self.console = console or _Console(quiet=quiet, highlight=False)
+        self.console = console or Console(file=cast(IO[str], _Unfailing(sys.stdout)), quiet=quiet, highlight=False)
         self.bar: Progress | None = None
         self.task: Any = None
         self.smooth: float | None = None
