@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import elman_core
 from elman_core.cli import main
 from elman_core.cli._text import table
 from elman_core.registry import plugins, resolve
@@ -21,6 +22,14 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def read(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(run(capsys, *words, "--json"))
+
+
+def test_the_version_is_said_and_a_bare_command_gets_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == f"elman {elman_core.__version__}\n"
+    for words in ([], ["jobs"]):
+        assert main(words) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.splitlines()[0]) == ("", " ".join(["Usage: elman", *words, "[OPTIONS] COMMAND [ARGS]..."]))
 
 
 def test_a_terminal_without_the_characters_of_an_equation_gets_them_escaped(

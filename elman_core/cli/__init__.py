@@ -17,6 +17,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from elman_core import __version__
+
 # One line a module; each has `register(app)`.
 MODULES: tuple[str, ...] = (
     "inspect",
@@ -53,16 +55,30 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="elman",
         cls=_Commands,
-        help="Recurrent language models as plugins: look, train, compare, generate.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_start)
     for name in MODULES:
         importlib.import_module(f"{__name__}.{name}").register(app)
     return app
+
+
+def _start(
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=lambda asked: _say_version(asked), help="Show the version and exit."
+    ),
+) -> None:
+    """Recurrent language models as plugins: look, train, compare, generate."""
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"elman {__version__}")
+        raise typer.Exit
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,7 +92,10 @@ def main(argv: list[str] | None = None) -> int:
     except typer.Exit as leave:
         return leave.exit_code
     except _UsageError as error:
-        _say(error.format_message())
+        if type(error).__name__ == "NoArgsIsHelpError":  # nothing was said, so the whole help is the answer
+            print(error.format_message(), file=sys.stderr)
+        else:
+            _say(error.format_message())
         return 2
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
