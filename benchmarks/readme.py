@@ -45,14 +45,13 @@ def dense_table() -> str:
 def of_two_runs(data: dict[str, Any]) -> str:
     """What is said where cells come from another run (`dense.py --merge`)."""
     other = {
-        cell["commit"][:7]
+        (row["d"], cell["commit"][:7])
         for row in data["rows"]
         for cell in row.values()
         if isinstance(cell, dict) and "commit" in cell
     }
-    if not other:
-        return ""
-    return f" d = 4096, where each step is a product and a kernel: of another run ({', '.join(sorted(other))})."
+    said = [f"d = {width} ({commit})" for width, commit in sorted(other)]
+    return f" Of another run: {', '.join(said)}." if said else ""
 
 
 def matrix_table() -> str:

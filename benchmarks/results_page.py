@@ -244,19 +244,17 @@ def _commit(own: str | None, told: str) -> str:
 
 
 def _backends(backends: Any) -> list[str]:
-    """What each layer ran on, those that are alike together."""
+    """What each layer ran on, those that are alike together, as `elman_core.training.display.backends` says it now."""
+    from elman_core.training.display import layers_in_words
+
     listed = backends if isinstance(backends, list) else []
-    by_kind: dict[str, list[str]] = {}
+    by_kind: dict[str, list[int]] = {}
     for b in listed:
         if isinstance(b, str | dict):
             text = b if isinstance(b, str) else ", ".join(f"{k} {v}" for k, v in b.items())
             alone = re.match(r"layer (\d+) (.*)", text)
-            by_kind.setdefault(alone[2] if alone else text, []).extend([alone[1]] if alone else [])
-    words = []
-    for kind, layers in by_kind.items():
-        which = layers if len(layers) < 4 else [*layers[:2], "…", layers[-1]]
-        words.append(f"layer{'s' * (len(layers) > 1)} {', '.join(which)} {kind}" if layers else kind)
-    return words
+            by_kind.setdefault(alone[2] if alone else text, []).extend([int(alone[1])] if alone else [])
+    return [f"{layers_in_words(layers)} {kind}" if layers else kind for kind, layers in by_kind.items()]
 
 
 def _conditions(facts: Mapping[str, Any]) -> str:

@@ -249,20 +249,34 @@ def figures(ms: list[float], tokens: int) -> dict[str, Any]:
     }
 
 
+def random_text(folder: Path) -> Path:
+    """Four megabytes, the same every time."""
+    draw = torch.Generator().manual_seed(0)
+    path = folder / "text"
+    path.write_bytes(torch.randint(256, (2**22,), generator=draw, dtype=torch.uint8).numpy().tobytes())
+    return path
+
+
+def steady(made: Any, warm: int, steps: int) -> list[float]:
+    """Milliseconds of each of so many steps of a trainer, once they run as they will, and `warm` more."""
+    from elman_core.training.run import METRICS
+
+    while not made.compute.ready:
+        made.advance(1)
+    made.advance(warm)
+    before = made.step
+    made.advance(steps)
+    lines = [json.loads(line) for line in (made.path / METRICS).read_text().splitlines()]
+    return [1e3 * made.settings.tokens_per_step / line["tok_s"] for line in lines if line["step"] > before]
+
+
 def run_ours(name: str, setting: str, batch: int, given: argparse.Namespace, text: Path) -> dict[str, Any]:
     from elman_core.training.profile import profile_steps
-    from elman_core.training.run import METRICS
 
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with trainer(name, setting, batch, given.length, given.device, text) as made:
-        while not made.compute.ready:
-            made.advance(1)
-        made.advance(given.warm)
-        before = made.step
-        made.advance(given.steps)
-        lines = [json.loads(line) for line in (made.path / METRICS).read_text().splitlines()]
-        ms = [1e3 * made.settings.tokens_per_step / line["tok_s"] for line in lines if line["step"] > before]
+        ms = steady(made, given.warm, given.steps)
         found = {
             "model": name,
             "parameters": sum(p.numel() for p in made.model.parameters()),
@@ -427,9 +441,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     about = facts_of_run(given)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        text = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "text"
-        draw = torch.Generator().manual_seed(0)
-        text.write_bytes(torch.randint(256, (2**22,), generator=draw, dtype=torch.uint8).numpy().tobytes())
+        text = random_text(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         for job in jobs(given):
             if tuple(job[k] for k in KEYS) in have:
                 continue

@@ -93,7 +93,6 @@ def test_triton_launches_on_the_device_of_its_tensors(gpus, monkeypatch):
         return (None, None, None)
 
     monkeypatch.setattr(add_norm, "has_triton", lambda: True)
-    monkeypatch.setattr(cross_entropy, "has_triton", lambda: True)
     monkeypatch.setattr(
         add_norm, "_kernels", lambda: SimpleNamespace(add_norm=kernel, add_norm_backward=lambda *a: kernel(*a)[:2])
     )

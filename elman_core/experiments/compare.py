@@ -21,7 +21,7 @@ from .names import identity, labels
 from .notes import TOLERANCE
 from .protocols import differences, effective_protocol, named
 from .results import chosen, collect
-from .runs import Run
+from .runs import Run, without_trials
 from .statistics import FEWEST, Interval, bootstrap_mean, student_mean
 
 SHARE = 0.25
@@ -118,11 +118,10 @@ def against_first(runs: Sequence[Run], last: int | None = None) -> list[Comparis
 def against_best(runs: Sequence[Run], last: int | None = None) -> list[Comparison]:
     """In each protocol (and size, if a suite has several): the model with the fewest bits per byte beside each other one.
 
-    Without the trials that chose what the others were given, if there are others: they are shorter, and not what was asked.
+    Without the trials that chose what the others were given, if there are others.
     """
     comparisons = []
-    runs = [run for run in runs if not run.is_trial] or runs
-    for group in collect(runs, by_model=True, everything=False).groups:
+    for group in collect(without_trials(runs), by_model=True, everything=False).groups:
         members = contenders([run for row in group.rows for run in row.runs if row.status in ("ok", "contended")])
         members.sort(key=rank)
         comparisons += [compare(members[0], other, last) for other in members[1:]]

@@ -22,7 +22,7 @@ from .curves import Curve, curve, smooth, thin, visible_range
 from .names import label
 from .results import collect
 from .rows import Row
-from .runs import Run
+from .runs import Run, without_trials
 from .tables import short
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#5b4a00", "#56b4e9", "#000000", "#e69f00")
@@ -172,7 +172,7 @@ def _across(axes: Any, x: str) -> None:
 
 def _several(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Any]:
     """Loss by each kind of axis, and speed against quality."""
-    runs = [run for run in runs if not run.is_trial] or runs  # shorter, and by a protocol of their own
+    runs = without_trials(runs)
     members = sorted(contenders(runs), key=rank)
     if not members:
         raise ConfigError("there is nothing to draw: no run with a readable manifest has done a step")

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +44,11 @@ class Suite:
         listed = self.facts.get("jobs")
         jobs = [j for j in listed if isinstance(j, dict) and j.get("id")] if isinstance(listed, list) else []
         return [_checked(job, _JOB)[0] for job in jobs]
+
+    @cached_property
+    def trials(self) -> frozenset[str]:
+        """The ids of the jobs that are there to choose what others are given."""
+        return frozenset(str(id) for job in self.jobs for id in job.get("trials") or ())
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,10 @@ class Run:
         seed = self.settings["train"].get("seed", self.job.get("seed"))
         return seed if isinstance(seed, int) else None
 
-    @cached_property
+    @property
     def is_trial(self) -> bool:
         """Whether it is there to choose what other runs of its suite are given."""
-        jobs = [] if self.suite is None else self.suite.jobs
-        return any(self.job.get("id") in (job.get("trials") or ()) for job in jobs)
+        return self.suite is not None and str(self.job.get("id")) in self.suite.trials
 
     @cached_property
     def standing(self) -> tuple[str, str]:
@@ -98,6 +102,11 @@ class Run:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+
+def without_trials(runs: Sequence[Run]) -> Sequence[Run]:
+    """Those that are no trials, which are shorter and have a protocol of their own; all, if there are no others."""
+    return [run for run in runs if not run.is_trial] or runs
 
 
 def find_runs(paths: Iterable[Path]) -> list[Run]:

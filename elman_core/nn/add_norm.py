@@ -28,7 +28,8 @@ from elman_core.kernels.transforms import transformed
 from .functional import without_autocast
 
 _library = Library("elman", "FRAGMENT")
-_FUSED = (torch.float32, torch.bfloat16, torch.float16)
+FUSED = (torch.float32, torch.bfloat16, torch.float16)
+"""What Triton's kernels read, and compute in float32."""
 WIDEST = 16384
 """Width that the fused kernel takes at most: a row is held in registers."""
 
@@ -141,14 +142,18 @@ def _fuses(x: Tensor, stream: Tensor, weight: Tensor) -> bool:
     """Whether the kernel takes it: on a GPU, in 32 bits or fewer, unless ELMAN_KERNELS=off."""
     return (
         x.is_cuda
-        and x.dtype in _FUSED
+        and x.dtype in FUSED
         and stream.dtype == torch.float32
-        and weight.dtype in _FUSED
+        and weight.dtype in FUSED
         and 0 < stream.shape[-1] <= WIDEST
         and x.numel() > 0
-        and not kernels_are_off()
-        and has_triton()
+        and triton_runs()
     )
+
+
+def triton_runs() -> bool:
+    """Whether kernels in Triton run on a GPU: it is installed, and plain PyTorch is not asked for."""
+    return not kernels_are_off() and has_triton()
 
 
 def kernels_are_off() -> bool:

@@ -21,7 +21,7 @@ from torch.library import Library, register_autograd, register_fake
 
 from elman_core.kernels.transforms import transformed
 
-from .add_norm import has_triton, kernels_are_off
+from .add_norm import triton_runs
 from .functional import compute_dtype, without_autocast
 
 _library = Library("elman", "FRAGMENT")
@@ -51,7 +51,7 @@ def _run(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
     """(loss, dz); dz is the memory of the logits."""
     with without_autocast(hidden):
         logits = hidden @ weight.t()
-        if logits.is_cuda and logits.shape[1] <= WIDEST and logits.dtype != torch.float64 and _fuses():
+        if logits.is_cuda and logits.shape[1] <= WIDEST and logits.dtype != torch.float64 and triton_runs():
             from .cross_entropy_triton import overwrite
 
             with torch.cuda.device(logits.device):  # Triton launches on the current one
@@ -78,10 +78,6 @@ def _run_backward(grad: Tensor, d_logits: Tensor, hidden: Tensor, weight: Tensor
     with without_autocast(hidden):
         scaled = d_logits * grad.to(d_logits.dtype)
         return scaled @ weight, scaled.t() @ hidden
-
-
-def _fuses() -> bool:
-    return has_triton() and not kernels_are_off()
 
 
 def _fake(hidden: Tensor, weight: Tensor, _targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -167,10 +167,12 @@ def backends(model: Any) -> list[str]:
     """
     mixers = [(i, block.mixer) for i, block in enumerate(model.model.layers)]
     each = [(f"{type(mixer).__name__}: {ran}", i) for i, mixer in mixers if (ran := mixer.backend())]
-    return [f"{_layers([i for _, i in same])} {name}" for name, same in itertools.groupby(each, key=lambda e: e[0])]
+    return [
+        f"{layers_in_words([i for _, i in same])} {name}" for name, same in itertools.groupby(each, key=lambda e: e[0])
+    ]
 
 
-def _layers(numbers: Sequence[int]) -> str:
+def layers_in_words(numbers: Sequence[int]) -> str:
     """In words: `layer 3`, `layers 0-5`, `layers 0, 2, … 28`."""
     first, last = numbers[0], numbers[-1]
     if first == last:

@@ -18,10 +18,9 @@ import torch
 from schedulefree import AdamWScheduleFree
 from torch import Tensor
 
-from elman_core.nn.add_norm import has_triton, kernels_are_off
+from elman_core.nn.add_norm import FUSED, triton_runs
 
 COUNTS = ("k", "lr", "lr_max", "weight_sum")
-_FUSED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class ScheduleFree(AdamWScheduleFree):
@@ -82,8 +81,7 @@ def update(
     Args:
         y, g, v, z: weights, gradient, mean square and base weights, one shape. factors: (4,), float64, as `_count` gives them.
     """
-    fuses = y.is_cuda and y.dtype in _FUSED and not kernels_are_off() and has_triton()
-    if fuses and all(x.is_contiguous() for x in (y, g, v, z)):
+    if y.is_cuda and y.dtype in FUSED and triton_runs() and all(x.is_contiguous() for x in (y, g, v, z)):
         from . import schedule_free_triton
 
         with torch.cuda.device(y.device):  # Triton launches on the current one
