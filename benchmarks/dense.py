@@ -326,9 +326,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         merge(given.merge, given.out)
         return
     shapes = chosen(given.shapes) if given.shapes else SHAPES + ([] if given.quick else LARGE)
-    from elman_e1.op import dense as e1
-    from elman_e42.op import dense as e42
-    from elman_e42.op import tied as e42_tied
+    from elman_e1.op import e1
+    from elman_e42.op import e42
+
+    e42_tied = e42.tied
 
     torch.manual_seed(0)
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32

@@ -30,7 +30,7 @@ from torch import Tensor
 os.environ["ELMAN_KERNELS"] = "require"
 
 from baseline_parity import library
-from elman_e88.op import matrix
+from elman_e88.op import e88 as matrix
 from instruction_rates import instruction_rates
 from machine import commit, facts
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from elman_e1.op import dense as e1_dense
-from elman_e42.op import dense as e42_dense
+from elman_e1.op import e1 as e1_dense
+from elman_e42.op import e42 as e42_dense
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint

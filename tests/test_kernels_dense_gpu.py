@@ -34,7 +34,7 @@ def kernels_are_required(monkeypatch):
 
 @pytest.fixture
 def kernel():
-    from elman_e42.op import dense
+    from elman_e42.op import e42 as dense
 
     return dense
 
@@ -131,7 +131,9 @@ def test_a_cuda_graph_replays_forward_and_backward(kernel, width):
 
 @pytest.mark.parametrize("width", [512, D, 2064], ids=["cluster", "grid", "steps"])
 def test_tied_weights_are_the_product_and_the_kernel_and_a_cuda_graph_replays_them(kernel, width):
-    from elman_e42.op import tied
+    from elman_e42.op import e42
+
+    tied = e42.tied
 
     x, w, h0 = problem(16, width)
     leaves = [t.requires_grad_() for t in (x, w, torch.randn(width, device="cuda", dtype=w.dtype), h0)]

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from elman_e42.op import dense
-from elman_e88.op import matrix
+from elman_e42.op import e42 as dense
+from elman_e88.op import e88 as matrix
 
 from elman_core.kernels import dense_cuda, matrix_run, matrix_state
 from elman_core.kernels.dense_plan import Plan

@@ -70,7 +70,7 @@ def verify_emulated(spec, cases=None, opcheck=False, call=None):
 
 
 def specs():
-    return [few_rows_spec.spec(), elman_e1.op.one_step.spec(), elman_e42.op.one_step.spec()]
+    return [few_rows_spec.spec(), elman_e1.op.e1.step.spec(), elman_e42.op.e42.step.spec()]
 
 
 @pytest.mark.parametrize("spec", specs(), ids=lambda s: s.name)
@@ -129,7 +129,7 @@ MISTAKEN = {
 @pytest.mark.parametrize("mistake", MISTAKEN)
 def test_a_step_that_computes_something_else_is_caught(mistake, emulated):
     name, spoil, spoiled = MISTAKEN[mistake]
-    right = elman_e1.op.one_step.spec()
+    right = elman_e1.op.e1.step.spec()
 
     def call(backend, inputs, options):
         wrong = inputs | {name: spoil(inputs[name])} if backend == "emulated" else inputs
@@ -186,7 +186,7 @@ def test_first_uses_on_a_gpu_pass_and_are_stamped_without_a_compiler(monkeypatch
         assert few_rows.takes(x, w[:256])
         assert few_rows.takes_norm(x, h, weight, bf16)
         assert few_rows.takes_draw(x[:, :256])
-        assert elman_e42.op.one_step.takes(x[None], w)
+        assert elman_e42.op.e42.step.takes(x[None], w)
 
     with torch.inference_mode():
         for folder in ("compiles", "verifies"):
@@ -230,7 +230,7 @@ def test_every_kind_has_a_first_use_that_passes(taken):
         assert few_rows.takes(x, w, w[:9], w[:20])
         assert few_rows.takes_norm(x, None, weight, bf16)
         assert few_rows.takes_draw(torch.zeros(1, 256, dtype=f32))
-        assert elman_e42.op.one_step.takes(x[None], w)
+        assert elman_e42.op.e42.step.takes(x[None], w)
     assert [name for name, _ in taken] == ["few_rows"] * 3 + ["e42_step"]
     assert [c.options["tied"] for c in taken[-1][1]] == [True, False]
     assert all(stamps.stamp(spec).passed for spec in specs() if spec.name != "e1_step")
@@ -329,7 +329,7 @@ class Model(nn.Module):
         self.gains, self.bias = nn.Parameter(torch.ones(40, dtype=bf16)), nn.Parameter(torch.ones(24, dtype=bf16))
 
     def forward(self, x, h):
-        step = elman_e42.op.one_step
+        step = elman_e42.op.e42.step
         assert few_rows.takes(x, self.v, bias=self.bias)
         assert few_rows.takes(x, self.w, self.v)
         assert few_rows.takes_norm(x, None, self.gains, bf16)
@@ -387,7 +387,7 @@ def test_an_operator_does_not_read_beyond_its_tensors(call, says, emulated):
 
 
 def test_a_step_refuses_a_state_or_projection_that_does_not_fit(emulated):
-    step = elman_e42.op.one_step
+    step = elman_e42.op.e42.step
     x, w, h = torch.zeros(1, 2, 40, dtype=bf16), torch.zeros(40, 40, dtype=bf16), torch.zeros(2, 40)
     with pytest.raises(KernelError, match=r"the state is \(2, 40\)"):
         step(x, w, None, w, h[:1])
@@ -406,7 +406,7 @@ def test_a_strided_bias_and_a_slice_of_a_weight_are_read_as_they_are(emulated):
 
 def test_v_that_begins_where_w_does_is_not_taken_for_w(emulated):
     random = torch.Generator().manual_seed(0)
-    step, w = elman_e42.op.one_step, torch.randn(40, 40, generator=random).to(bf16)
+    step, w = elman_e42.op.e42.step, torch.randn(40, 40, generator=random).to(bf16)
     v, x, h = w.T, torch.randn(1, 2, 40, generator=random).to(bf16), torch.zeros(2, 40)
     assert v.data_ptr() == w.data_ptr()
     assert torch.equal(step(x, v, None, w, h)[0], step(x, v.clone(), None, w, h)[0])
@@ -501,7 +501,7 @@ def test_the_doctor_says_of_each_kernel_of_decoding_whether_it_was_verified(take
     assert row["is"] == "cuda kernel few_rows not verified: elman verify few_rows"
     stamps.write(few_rows_spec.spec(), Report("few_rows", "cuda", "quick", cases=1))
     assert _doctor._decoding()[0]["is"].startswith("cuda kernel few_rows verified, quick grid")
-    said = _doctor._stamps("e42", [elman_e42.op.dense.spec(), elman_e42.op.one_step.spec()])
+    said = _doctor._stamps("e42", [elman_e42.op.e42.spec(), elman_e42.op.e42.step.spec()])
     assert (
         said == ", cuda kernel not verified: elman verify e42, cuda kernel e42_step not verified: elman verify e42_step"
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from elman_core.kernels import matrix_state
 from elman_core.registry import ConfigError
 
-e88_op = pytest.importorskip("elman_e88.op")
+e88 = pytest.importorskip("elman_e88.op").e88
 
 
 def test_the_choice_of_a_kernel_is_a_constant_of_a_compiled_graph(monkeypatch):
@@ -60,4 +60,4 @@ def test_a_size_is_verified_before_it_is_used_trained_or_not(training, monkeypat
 )
 def test_a_fused_call_that_cannot_be_is_said_before_anything_runs(changed, said):
     with pytest.raises(ConfigError, match=said):
-        e88_op.e88_fused(torch.zeros(2, 5, 30), torch.zeros(2, 5, 2), **{"n_state": 4, "decay": "given"} | changed)
+        e88.fused(torch.zeros(2, 5, 30), torch.zeros(2, 5, 2), **{"n_state": 4, "decay": "given"} | changed)

@@ -20,7 +20,7 @@ from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.testing.kernel import need_host_compiler
 
-matrix = pytest.importorskip("elman_e88.op").matrix
+matrix = pytest.importorskip("elman_e88.op").e88
 FUSED, GATED = str(Maps(True, True, "mamba", "given")), str(Maps(True, True, "mamba", "sigmoid"))
 bf16 = torch.bfloat16
 PROBLEMS = [

@@ -17,8 +17,10 @@ from elman_core.kernels.dense_plan import Plan
 from elman_core.registry.errors import ConfigError, KernelError
 
 elman_e42 = pytest.importorskip("elman_e42")
-from elman_e42.op import dense, tied  # noqa: E402
+from elman_e42.op import e42 as dense  # noqa: E402
 from elman_e42.reference import e42_reference  # noqa: E402
+
+tied = dense.tied
 
 T, B, D = 6, 3, 8
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from elman_e42.op import dense
-from elman_e88.op import matrix
+from elman_e42.op import e42 as dense
+from elman_e88.op import e88 as matrix
 from torch.func import functional_call, grad, jvp, vmap
 
 from elman_core.kernels import few_rows_run

@@ -14,7 +14,7 @@ import elman_csrc
 import pytest
 import torch
 import torch.nn.functional as F
-from elman_e1.op import dense as e1_dense
+from elman_e1.op import e1 as e1_dense
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint

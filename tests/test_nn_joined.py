@@ -57,7 +57,7 @@ def test_gradients_that_lie_side_by_side_are_not_copied():
 
 
 def test_a_fused_recurrence_leaves_gradients_side_by_side(monkeypatch):
-    from elman_e88.op import matrix
+    from elman_e88.op import e88 as matrix
 
     torch.manual_seed(0)
     projections = [nn.Linear(12, n, bias=False).double() for n in (3 * 8 * 4, 8)]

@@ -22,7 +22,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,14 +34,14 @@ from . import dense_cuda, dense_host, dense_sums, dense_torch
 from .autocast import without_autocast
 from .build import Extension
 from .dense_check import check_tensors
+from .dense_tied import Tied
+from .few_rows_step import MOST_EXTRAS, Step
 from .first_use import ensure_verified
 from .operators import implement
-from .policy import load_or_warn, mode
-from .spec import Case, KernelSpec, Target
+from .policy import load_or_warn, mode, warn_of_packed_rows
+from .spec import VERIFIED_STEPS, Backend, Case, KernelSpec, Target
 from .transforms import refuse_transforms, transformed
 
-Backend = Literal["auto", "torch", "cuda", "host", "reference"]
-VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
 _library = Library("elman", "FRAGMENT")
 _kernels: dict[str, DenseKernel] = {}
 
@@ -52,14 +52,19 @@ class DenseKernel:
     Args:
         name: of the variant; lower case.
         header: the cell header, as in `elman/dense_cell.h` of `elman_csrc`.
-        cell: the C++ name of the cell: "elman::e99::Cell".
-        reference: `reference(u, *extras, w, h0, mask) -> (y, h_T)`.
+        reference: `reference(u, *extras, w, h0, mask, starts) -> (y, h_T)`.
         readout: `readout(h, h_prev, *extras) -> y` in PyTorch, pointwise, for any number of leading dimensions.
         update: `update(a, h_prev, *extras) -> h` likewise; None for h = a.
         extras: names of the tensors (T, B, d) that the cell reads beside u.
         factors: names of the matrices whose product is W. One is W itself; a W of low rank is two, (d, r) and (r, d), of which
             each step multiplies by one after the other. Only "torch" does that so far.
         uses_a: whether the cell's backward is given a; as the header says.
+        tied: whether W projects the input too: u = W x + b.
+        cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
+
+    Attributes:
+        step: one time step and the projection in front of it in one launch, for decoding; None if the cell has no such.
+        tied: with tied weights, the op that is given v for x = silu(v); else None.
     """
 
     def __init__(
@@ -67,23 +72,27 @@ class DenseKernel:
         name: str,
         *,
         header: Path,
-        cell: str,
         reference: Callable[..., tuple[Tensor, Tensor]],
         readout: Callable[..., Tensor],
         update: Callable[..., Tensor] | None = None,
         extras: Sequence[str] = (),
         factors: Sequence[str] = ("w",),
         uses_a: bool = False,
+        tied: bool = False,
+        cell: str | None = None,
     ) -> None:
-        self.name, self.header, self.cell, self.reference = name, Path(header), cell, reference
+        self.name, self.header, self.reference = name, Path(header), reference
+        self.cell = cell or f"elman::{name}::Cell"
         self.readout, self.update, self.extras, self.factors = readout, update, tuple(extras), tuple(factors)
         self.uses_a = uses_a
         self.chosen: dict[tuple[Any, ...], Backend] = {}  # by device, dtype, sizes: what "auto" came to
         self.op, self._backward = self._register()
         _kernels[name] = self
+        self.step = Step(self) if len(self.factors) == 1 and len(self.extras) <= MOST_EXTRAS else None
+        self.tied = Tied(self, silu=True) if tied else None
 
     def __call__(self, u_TBd: Tensor, *rest: Tensor | None, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
-        """`kernel(u, *extras, *factors, h0, mask=None) -> (y, h_T)`.
+        """`kernel(u, *extras, *factors, h0, mask=None, starts=None) -> (y, h_T)`.
 
         Args:
             u_TBd: what does not depend on the state, float32, bfloat16, float16 or float64; any strides.
@@ -91,6 +100,8 @@ class DenseKernel:
             factors: W (d, d), rows are outputs, or the matrices whose product it is; in the dtype of u or in float32.
             h0_Bd: initial state.
             mask_TB: bool; where False the state is held, y is 0, and nothing flows back but through the state.
+            starts_TB: bool; where True the state is set to 0 before the step, masked or not. Plain PyTorch alone does that so
+                far: on a GPU one warning says so.
             backend: "auto" or one of the module's docstring.
 
         Returns:
@@ -102,24 +113,25 @@ class DenseKernel:
             NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
         """
         extras, factors, others = self._parts(rest)
-        if not 1 <= len(others) <= 2:
-            expected = ", ".join(("u", *self.extras, *self.factors, "h0", "mask=None"))
+        if not 1 <= len(others) <= 3:
+            expected = ", ".join(("u", *self.extras, *self.factors, "h0", "mask=None", "starts=None"))
             raise TypeError(f"{self.name} takes ({expected}), not {1 + len(rest)} tensors")
-        h0_Bd, mask_TB = others[0], others[1] if len(others) == 2 else None
-        check_tensors(self.name, (self.extras, self.factors), u_TBd, extras, factors, h0_Bd, mask_TB)
+        h0_Bd, mask_TB, starts_TB = (*others, None, None)[:3]
+        check_tensors(self.name, (self.extras, self.factors), u_TBd, extras, factors, h0_Bd, mask_TB, starts_TB)
         if backend == "auto":
             backend = "reference" if transformed() else "torch"
-            if (
-                backend == "torch" and u_TBd.is_cuda and len(factors) == 1
-            ):  # sizes as numbers: a compiled function is compiled anew for another batch or width
+            if starts_TB is not None:
+                warn_of_packed_rows(self.name, u_TBd)
+            elif backend == "torch" and u_TBd.is_cuda and len(factors) == 1:
+                # Sizes as numbers: a compiled function is compiled anew for another batch or width.
                 backend = _choose(self.name, u_TBd.device.index, u_TBd.dtype, int(u_TBd.shape[1]), int(u_TBd.shape[2]))
         elif backend != "reference":
             refuse_transforms(self.name, "backend='auto' or 'reference'")
         if backend == "reference":
-            return self.reference(u_TBd, *extras, *factors, h0_Bd, mask_TB)
+            return self.reference(u_TBd, *extras, *factors, h0_Bd, mask_TB, starts_TB)
         assert h0_Bd is not None  # checked above
         state = torch.float64 if u_TBd.dtype == torch.float64 else torch.float32
-        y_TBd, last_Bd, _, _ = self.op(u_TBd, *extras, *factors, h0_Bd.to(state), mask_TB, backend)
+        y_TBd, last_Bd, _, _ = self.op(u_TBd, *extras, *factors, h0_Bd.to(state), mask_TB, starts_TB, backend)
         return y_TBd, last_Bd
 
     def extension(self, target: Target) -> Extension:
@@ -160,10 +172,14 @@ class DenseKernel:
         return tuple(sizes) if self.uses_a else (0,)
 
     def spec(self) -> KernelSpec:
-        """What `elman verify` checks: give it as `Variant(kernels=(….spec(),))`."""
+        """What `elman verify` checks of the recurrence itself."""
         from .dense_spec import make_spec
 
         return make_spec(self)
+
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """What `elman verify` checks: give it as `Variant(kernels=….specs())`."""
+        return tuple(one.spec() for one in (self, self.tied, self.step) if one is not None)
 
     def backend(self, device: torch.device | str, width: int) -> str:
         """What "auto" runs at this width, in words; compiles nothing, so before the first use it is what will be tried."""
@@ -189,11 +205,12 @@ class DenseKernel:
         es = "".join(f"Tensor e{i}, " for i in range(count))
         ws = ", ".join(f"Tensor {name}" for name in self.factors)
         _library.define(
-            f"{op}(Tensor u, {es}{ws}, Tensor h0, Tensor? mask, str backend) -> (Tensor, Tensor, Tensor, Tensor)"
+            f"{op}(Tensor u, {es}{ws}, Tensor h0, Tensor? mask, Tensor? starts, str backend)"
+            " -> (Tensor, Tensor, Tensor, Tensor)"
         )
         _library.define(
-            f"{op_backward}(Tensor gy, Tensor g_last, {es}{ws}, Tensor history, Tensor a, Tensor? mask, str backend)"
-            f" -> ({', '.join(['Tensor'] * (2 + count))})"
+            f"{op_backward}(Tensor gy, Tensor g_last, {es}{ws}, Tensor history, Tensor a, Tensor? mask,"
+            f" Tensor? starts, str backend) -> ({', '.join(['Tensor'] * (2 + count))})"
         )
         made = implement(_library, op, self._run_forward, self._fake_forward)
         register_autograd(f"elman::{op}", self._differentiate, setup_context=self._save, lib=_library)
@@ -202,15 +219,15 @@ class DenseKernel:
     # Outputs of the op: y (T, B, d), h_T (B, d), and, for the backward alone, history (T+1, B, d) and a (T, B, d) or empty.
 
     def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        extras, factors, (h0, mask, backend) = self._parts(rest)
+        extras, factors, (h0, mask, starts, backend) = self._parts(rest)
         if backend == "torch":
             with without_autocast(u):
                 u_, *others = (x.to(h0.dtype) for x in (u, *extras, *factors))
                 y, history, a = dense_torch.forward(
-                    self.update, self.readout, u_, others[: len(extras)], others[len(extras) :], h0, mask
+                    self.update, self.readout, u_, others[: len(extras)], others[len(extras) :], h0, mask, starts
                 )  # fmt: skip
             return y.to(u.dtype), history[-1].clone(), history, a
-        self._check_native(backend, u)
+        self._check_native(backend, u, starts)
         [w] = factors
         if backend == "cuda":
             y, last, history, _, a = dense_cuda.forward(self, u, extras, w.to(u.dtype), h0, mask)
@@ -219,12 +236,21 @@ class DenseKernel:
         return y, last, history, a
 
     def _run_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        extras, factors, (history, a, mask, backend) = self._parts(rest)
+        extras, factors, (history, a, mask, starts, backend) = self._parts(rest)
         w = factors[0]
         if backend == "torch":
             gy_, *others = (x.to(history.dtype) for x in (gy, *extras, *factors))
             da, dextras, dh0 = dense_torch.backward(
-                self.update, self.readout, gy_, g_last, others[: len(extras)], others[len(extras) :], history, a, mask
+                self.update,
+                self.readout,
+                gy_,
+                g_last,
+                others[: len(extras)],
+                others[len(extras) :],
+                history,
+                a,
+                mask,
+                starts,
             )
         elif backend == "cuda":
             da, dextras, dh0, *_ = dense_cuda.backward(self, gy, g_last, extras, w.to(history.dtype), history, a, mask)
@@ -233,7 +259,7 @@ class DenseKernel:
         return da, dh0, *(d.to(e.dtype) for d, e in zip(dextras, extras, strict=True))
 
     def _fake_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        *_, h0, _mask, backend = rest
+        *_, h0, _mask, _starts, backend = rest
         steps, rows, width = u.shape
         stored = h0.dtype if backend == "torch" else u.dtype
         kept = self.update is not None if backend == "torch" else self.uses_a
@@ -255,10 +281,10 @@ class DenseKernel:
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         u, *rest = inputs
-        extras, factors, (_h0, mask, backend) = self._parts(rest)
+        extras, factors, (_h0, mask, starts, backend) = self._parts(rest)
         _, last, history, a = output
         ctx.set_materialize_grads(False)  # a gradient of the history, which nobody sees, need not be filled with zeros
-        ctx.save_for_backward(*extras, *factors, history, a, mask)
+        ctx.save_for_backward(*extras, *factors, history, a, mask, starts)
         ctx.backend, ctx.dtype, ctx.state_dtype = backend, u.dtype, last.dtype
 
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -266,22 +292,23 @@ class DenseKernel:
             raise NotImplementedError(
                 f"{self.name}: gradients of gradients (create_graph=True) exist only with backend='reference'"
             )
-        extras, factors, (history, a, mask) = self._parts(ctx.saved_tensors)
+        extras, factors, (history, a, mask, starts) = self._parts(ctx.saved_tensors)
         steps, (rows, width) = history.shape[0] - 1, history.shape[1:]
         if gy is None:
             gy = history.new_zeros(steps, rows, width, dtype=ctx.dtype)
         if g_last is None:
             g_last = history.new_zeros(rows, width, dtype=ctx.state_dtype)
-        da, dh0, *dextras = self._backward(gy, g_last, *extras, *factors, history, a, mask, ctx.backend)
+        da, dh0, *dextras = self._backward(gy, g_last, *extras, *factors, history, a, mask, starts, ctx.backend)
         wanted = ctx.needs_input_grad[1 + len(extras) : 1 + len(extras) + len(factors)]
         dfactors: Sequence[Tensor | None] = [None] * len(factors)
         if any(wanted):
-            before, flat = history[:-1].reshape(steps * rows, width), da.reshape(steps * rows, width)
+            before = dense_torch.restarted(history[:-1], starts).reshape(steps * rows, width)
+            flat = da.reshape(steps * rows, width)
             with without_autocast(da):  # a backward may be called inside autocast
                 dfactors = dense_sums.factor_gradients(flat, before, factors, wanted)
-        return da.to(ctx.dtype), *dextras, *dfactors, dh0, None, None
+        return da.to(ctx.dtype), *dextras, *dfactors, dh0, None, None, None
 
-    def _check_native(self, backend: str, like: Tensor) -> None:
+    def _check_native(self, backend: str, like: Tensor, starts: Tensor | None) -> None:
         if backend not in ("host", "cuda"):
             raise ConfigError(f"{self.name}: backend must be auto, torch, cuda, host or reference, not {backend!r}")
         if len(self.factors) > 1:
@@ -289,6 +316,8 @@ class DenseKernel:
                 f"{self.name}: W in {len(self.factors)} factors ({', '.join(self.factors)}) has no persistent launch and no "
                 "host build: each step is a product for each factor; use backend='torch'"
             )
+        if starts is not None:
+            raise KernelError(f"{self.name}: backend {backend!r} takes no starts of documents; use backend='torch'")
         if like.device.type != ("cpu" if backend == "host" else "cuda"):
             raise KernelError(f"{self.name}: backend {backend!r} cannot run on tensors on {like.device}")
 

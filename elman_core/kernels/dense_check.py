@@ -21,6 +21,7 @@ def check_tensors(
     factors: Sequence[Tensor | None],
     h0: Tensor | None,
     mask: Tensor | None,
+    starts: Tensor | None = None,
 ) -> None:
     """Compare what was given with what stands beside u.
 
@@ -45,8 +46,8 @@ def check_tensors(
         ),
         ("h0", h0, (rows, width), same | {state}),
     ]
-    if mask is not None:
-        wanted.append(("mask", mask, (steps, rows), {torch.bool}))
+    flags = (("mask", mask), ("starts", starts))
+    wanted += [(name, x, (steps, rows), {torch.bool}) for name, x in flags if x is not None]
     for name, x, shape, dtypes in wanted:
         if not isinstance(x, Tensor):
             raise ConfigError(f"{kernel}: {name} must be a tensor {shape}, not {x!r}")

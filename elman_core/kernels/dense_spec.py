@@ -62,7 +62,7 @@ def make_spec(kernel: DenseKernel) -> KernelSpec:
         return {"y": y, "h_T": last}
 
     def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-        return kernel.op, (*(inputs[n] for n in names), inputs["mask"], backend)
+        return kernel.op, (*(inputs[n] for n in names), inputs["mask"], None, backend)
 
     def visible(inputs: Inputs) -> Outputs:
         mask = inputs["mask"]

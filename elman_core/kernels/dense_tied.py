@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -30,14 +30,16 @@ from elman_core.registry.errors import ConfigError, KernelError
 from . import dense_cuda, dense_plan, dense_spec, dense_sums
 from .autocast import autocast_dtype, without_autocast
 from .build import Extension
-from .dense import VERIFIED_STEPS, Backend, DenseKernel
 from .dense_check import check_tensors
 from .dense_plan import Plan
 from .first_use import ensure_verified
 from .operators import implement
 from .policy import load_or_warn, mode
-from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
+from .spec import VERIFIED_STEPS, Backend, Case, Grid, Inputs, KernelSpec, Outputs, Target
 from .transforms import refuse_transforms, transformed
+
+if TYPE_CHECKING:
+    from .dense import DenseKernel
 
 _library = Library("elman", "FRAGMENT")
 _tied: dict[str, Tied] = {}
@@ -67,11 +69,11 @@ class Tied:
         _tied[self.name] = self
 
     def __call__(self, x_TBd: Tensor, *rest: Tensor | None, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
-        """`tied(x, *extras, w, b, h0, mask=None) -> (y, h_T)`.
+        """`tied(x, *extras, w, b, h0, mask=None, starts=None) -> (y, h_T)`.
 
         Args:
             x_TBd: the input, or u; as u of the kernel. Under autocast it is taken in the dtype of that.
-            extras, w, h0, mask: as the kernel takes them. b: (d,), in the dtype of w or in float32.
+            extras, w, h0, mask, starts: as the kernel takes them. b: (d,), in the dtype of w or in float32.
             backend: as the kernel's; "cuda" is one launch where there is one.
 
         Returns:
@@ -81,14 +83,14 @@ class Tied:
             ConfigError, KernelError, NotImplementedError: as the kernel.
         """
         count = len(self.kernel.extras)
-        extras, (w_dd, b_d, h0_Bd, *masks) = rest[:count], rest[count:]
+        extras, (w_dd, b_d, h0_Bd, *flags) = rest[:count], rest[count:]
         assert w_dd is not None
         assert b_d is not None
-        mask_TB = masks[0] if masks else None
+        mask_TB, starts_TB = (*flags, None, None)[:2]
         narrow_TBd = x_TBd.to(autocast_dtype(x_TBd)) if x_TBd.is_cuda else x_TBd
-        if not self._in_one(narrow_TBd, backend):
+        if starts_TB is not None or not self._in_one(narrow_TBd, backend):
             u_TBd = F.linear(self._activated(x_TBd), w_dd, b_d.to(w_dd.dtype))
-            return self.kernel(u_TBd, *extras, w_dd, h0_Bd, mask_TB, backend=backend)
+            return self.kernel(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB, backend=backend)
         names = (self.kernel.extras, self.kernel.factors)
         check_tensors(self.name, names, narrow_TBd, extras, (w_dd,), h0_Bd, mask_TB)
         assert h0_Bd is not None  # checked above

@@ -31,10 +31,12 @@ def forward(
     factors: Sequence[Tensor],
     h0_Bd: Tensor,
     mask_TB: Tensor | None,
+    starts_TB: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y (T, B, d), history (T+1, B, d), a (T, B, d)); a is empty where `update` is None, that is h = a.
 
     factors: matrices whose product is W; a step multiplies by each in turn, the last one first.
+    starts_TB: where True, a step begins from 0 and not from the state before it, which the history holds all the same.
     """
     a_TBd = u_TBd.new_empty(0 if update is None else u_TBd.shape)
     steps, h_Bd = u_TBd.shape[0], h0_Bd
@@ -42,6 +44,8 @@ def forward(
     states, a_s = [h0_Bd], a_TBd.unbind(0)
     per_step = list(zip(*(e.unbind(0) for e in extras), strict=True)) if extras else [()] * steps
     for t, u_Bd in enumerate(u_TBd.unbind(0)):
+        if starts_TB is not None:
+            h_Bd = restarted(h_Bd, starts_TB[t])
         x_Br = h_Bd
         for w in reversed(inner):
             x_Br = x_Br @ w
@@ -52,7 +56,7 @@ def forward(
         h_Bd = new_Bd if mask_TB is None else torch.where(mask_TB[t, :, None], new_Bd, h_Bd)
         states.append(h_Bd)
     history = torch.stack(states)
-    y_TBd = readout(history[1:], history[:-1], *extras)
+    y_TBd = readout(history[1:], restarted(history[:-1], starts_TB), *extras)
     if mask_TB is not None:
         y_TBd = torch.where(mask_TB[..., None], y_TBd, 0.0)
     elif y_TBd.untyped_storage().data_ptr() == history.untyped_storage().data_ptr():
@@ -70,6 +74,7 @@ def backward(
     history: Tensor,
     a_TBd: Tensor,
     mask_TB: Tensor | None,
+    starts_TB: Tensor | None,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """(da (T, B, d), the gradients of the extras, dh_0 (B, d))."""
     steps, count = gy_TBd.shape[0], len(extras)
@@ -77,16 +82,17 @@ def backward(
     keep = None if mask_TB is None else mask_TB[..., None]
     if keep is not None:
         gy_TBd = torch.where(keep, gy_TBd, 0.0)
-    g_h, g_prev, *g_extras = _slopes(readout, (history[1:], history[:-1], *extras), gy_TBd)
+    before = restarted(history[:-1], starts_TB)
+    g_h, g_prev, *g_extras = _slopes(readout, (history[1:], before, *extras), gy_TBd)
     slope, carry, *e_slopes = (
-        [None] * (2 + count)
-        if update is None
-        else _slopes(update, (a_TBd, history[:-1], *extras), torch.ones_like(gy_TBd))
+        [None] * (2 + count) if update is None else _slopes(update, (a_TBd, before, *extras), torch.ones_like(gy_TBd))
     )
     if keep is not None:  # a held row: h_t = h_{t-1}
         slope = torch.where(keep, torch.ones_like(gy_TBd) if slope is None else slope, 0.0)
         carry = torch.where(keep, torch.zeros_like(gy_TBd) if carry is None else carry, 1.0)
         e_slopes = [None if s is None else torch.where(keep, s, 0.0) for s in e_slopes]
+    # Nothing flows back past the start of a document.
+    carry, g_prev = (None if x is None else restarted(x, starts_TB) for x in (carry, g_prev))
     # Becomes gh_t, for all t. A copy: for y = h the gradient of h is the very tensor that the caller passed in.
     total = torch.zeros_like(gy_TBd) if g_h is None else g_h.clone(memory_format=torch.contiguous_format)
     da_TBd = total if slope is None else torch.empty_like(total)
@@ -101,7 +107,7 @@ def backward(
         if slopes is not None:
             torch.mul(totals[t], slopes[t], out=deltas[t])
         earlier = totals[t - 1] if t else dh0_Bd
-        x_Br = deltas[t]
+        x_Br = deltas[t] if starts_TB is None else restarted(deltas[t], starts_TB[t])
         for w in outer:
             x_Br = x_Br @ w
         earlier.addmm_(x_Br, last)
@@ -112,6 +118,11 @@ def backward(
         parts = [p for p in (from_y, None if s is None else s * total) if p is not None]
         d_extras.append(sum(parts[1:], parts[0]) if parts else torch.zeros_like(e))
     return da_TBd, d_extras, dh0_Bd
+
+
+def restarted(h: Tensor, starts: Tensor | None) -> Tensor:
+    """h (…, d), 0 where `starts` (…) is True."""
+    return h if starts is None else torch.where(starts[..., None], 0.0, h)
 
 
 def _slopes(function: Pointwise, inputs: Sequence[Tensor], weight: Tensor) -> list[Tensor | None]:

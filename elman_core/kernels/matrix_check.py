@@ -12,7 +12,7 @@ from .matrix_build import DTYPE_CODES
 
 def check_tensors(
     kernel: str, like: Tensor, tokens: tuple[int, ...], state_shape: tuple[int, ...], state: Tensor | None,
-    mask: Tensor | None, **named: tuple[Tensor | None, tuple[int, ...]],
+    mask: Tensor | None, starts: Tensor | None, **named: tuple[Tensor | None, tuple[int, ...]],
 ) -> None:  # fmt: skip
     """Compare what was given with what stands beside `like`, which is q or the packed q, k, v.
 
@@ -24,7 +24,8 @@ def check_tensors(
     """
     if like.dtype not in DTYPE_CODES:
         raise ConfigError(f"{kernel}: q must be float32, bfloat16, float16 or float64, not {like.dtype}")
-    named |= {"S0": (state, state_shape), "mask": (mask, tokens[:2])}
+    flags = {"mask": (mask, tokens[:2]), "starts": (starts, tokens[:2])}
+    named |= {"S0": (state, state_shape), **flags}
     for name, (x, shape) in named.items():
         if x is None:
             continue
@@ -33,7 +34,7 @@ def check_tensors(
             raise ConfigError(f"{kernel}: {name} must be {shape} beside q {tuple(like.shape)}, not {given}")
         if x.device != like.device:
             raise ConfigError(f"{kernel}: {name} is on {x.device}, q on {like.device}; move them together")
-        if name != "mask" and x.dtype not in DTYPE_CODES:
+        if name in flags and x.dtype != torch.bool:
+            raise ConfigError(f"{kernel}: {name} must be bool, not {x.dtype}")
+        if name not in flags and x.dtype not in DTYPE_CODES:
             raise ConfigError(f"{kernel}: {name} must be floating point beside q, not {x.dtype}")
-    if mask is not None and mask.dtype != torch.bool:
-        raise ConfigError(f"{kernel}: mask must be bool, not {mask.dtype}")

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,11 +35,10 @@ from .first_use import ensure_verified
 from .matrix_build import Maps, Size
 from .matrix_check import check_tensors
 from .matrix_native import wide
-from .policy import load_or_warn, mode
-from .spec import KernelSpec, Target
+from .policy import load_or_warn, mode, warn_of_packed_rows
+from .spec import Backend, KernelSpec, Target
 from .transforms import refuse_transforms, transformed
 
-Backend = Literal["auto", "cuda", "host", "reference"]
 Reference = Callable[..., tuple[Tensor, Tensor]]
 _kernels: dict[str, MatrixKernel] = {}
 
@@ -50,12 +49,13 @@ class MatrixKernel:
     Args:
         name: of the variant; lower case.
         header: the cell header, as in `elman/matrix_state_cell.h` of `elman_csrc`.
-        cell: the C++ template of the cell, "elman::e99::Cell", instantiated with <linear state, write gate>.
-        reference: `reference(q, k, v, decay, write, state, mask, *, linear_state) -> (o, state)`.
+        reference: `reference(q, k, v, decay, write, state, mask, starts, *, linear_state) -> (o, state)`.
+        cell: the C++ template of the cell, instantiated with <linear state, write gate>; "elman::NAME::Cell" unless given.
     """
 
-    def __init__(self, name: str, *, header: Path, cell: str, reference: Reference) -> None:
-        self.name, self.header, self.cell, self.reference = name, Path(header), cell, reference
+    def __init__(self, name: str, *, header: Path, reference: Reference, cell: str | None = None) -> None:
+        self.name, self.header, self.reference = name, Path(header), reference
+        self.cell = cell or f"elman::{name}::Cell"
         self.chosen: dict[tuple[Any, ...], bool] = {}
         self.op = matrix_op.register(name, self.load)
         _kernels[name] = self
@@ -69,6 +69,7 @@ class MatrixKernel:
         write_BTH: Tensor | None = None,
         state_BHNV: Tensor | None = None,
         mask_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
         *,
         linear_state: bool = False,
         backend: Backend = "auto",
@@ -79,6 +80,8 @@ class MatrixKernel:
             q_BTHN, k_BTHN, v_BTHV: float32, bfloat16, float16 or float64; any strides.
             decay_BTH, write_BTH: computed with in float32 (float64 for float64). write None is 1.
             state_BHNV: S_0, None is zeros. mask_BT: bool; where False the state is held and o means nothing.
+            starts_BT: bool; where True the state is set to 0 before the step. The reference alone does that so far: on a GPU
+                one warning says so.
             backend: "auto" or one of the module's docstring.
 
         Returns:
@@ -96,13 +99,13 @@ class MatrixKernel:
         B, T, H, N = q_BTHN.shape
         V = v_BTHV.shape[-1]
         check_tensors(
-            self.name, q_BTHN, (B, T, H), (B, H, N, V), state_BHNV, mask_BT,
+            self.name, q_BTHN, (B, T, H), (B, H, N, V), state_BHNV, mask_BT, starts_BT,
             k=(k_BTHN, (B, T, H, N)), v=(v_BTHV, (B, T, H, V)), decay=(decay_BTH, (B, T, H)), write=(write_BTH, (B, T, H)),
         )  # fmt: skip
         wanted = Size(N, V, q_BTHN.dtype, linear_state, write_BTH is not None, str(Maps()))
-        if self._backend(backend, q_BTHN, wanted) == "reference":
+        if self._backend(backend, q_BTHN, wanted, starts_BT) == "reference":
             return self.reference(
-                q_BTHN, k_BTHN, v_BTHV, decay_BTH, write_BTH, state_BHNV, mask_BT, linear_state=linear_state
+                q_BTHN, k_BTHN, v_BTHV, decay_BTH, write_BTH, state_BHNV, mask_BT, starts_BT, linear_state=linear_state
             )
         full = wide(q_BTHN.dtype)
         given = [None if x is None else x.to(full) for x in (decay_BTH, write_BTH, state_BHNV)]
@@ -116,6 +119,7 @@ class MatrixKernel:
         write_BTH: Tensor | None = None,
         state_BHNV: Tensor | None = None,
         mask_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
         *,
         n_state: int,
         silu: bool = True,
@@ -152,13 +156,13 @@ class MatrixKernel:
             raise ConfigError(f"{self.name}: A_log and dt_bias belong to decay='mamba', and to it alone")
         maps = Maps(silu, l2_norm, decay, "given" if write_BTH is None else "sigmoid")
         check_tensors(
-            self.name, qkv_BTC, (B, T, H), (B, H, n_state, V), state_BHNV, mask_BT,
+            self.name, qkv_BTC, (B, T, H), (B, H, n_state, V), state_BHNV, mask_BT, starts_BT,
             decay=(decay_BTH, (B, T, H)), write=(write_BTH, (B, T, H)), a_log=(a_log_H, (H,)), dt_bias=(dt_bias_H, (H,)),
         )  # fmt: skip
         wanted = Size(n_state, V, qkv_BTC.dtype, linear_state, write_BTH is not None, str(maps))
-        if self._backend(backend, qkv_BTC, wanted) == "reference":
+        if self._backend(backend, qkv_BTC, wanted, starts_BT) == "reference":
             return matrix_torch.fused_reference(
-                self.reference, qkv_BTC, decay_BTH, write_BTH, state_BHNV, mask_BT, n_state=n_state, maps=maps,
+                self.reference, qkv_BTC, decay_BTH, write_BTH, state_BHNV, mask_BT, starts_BT, n_state=n_state, maps=maps,
                 a_log_H=a_log_H, dt_bias_H=dt_bias_H, linear_state=linear_state,
             )  # fmt: skip
         narrow, full = qkv_BTC.dtype, wide(qkv_BTC.dtype)
@@ -206,7 +210,7 @@ class MatrixKernel:
         return tuple(t for t in found if self.extension(t).binding.is_file())
 
     def spec(self) -> KernelSpec:
-        """What `elman verify` checks: give it as `Variant(kernels=(….spec(),))`."""
+        """What `elman verify` checks of the recurrence."""
         from .matrix_spec import make_spec
 
         return make_spec(self)
@@ -220,8 +224,15 @@ class MatrixKernel:
         matrix_build.check(self.name, target, size)
         return _load(self, target, size)
 
-    def _backend(self, asked: Backend, like: Tensor, size: Size) -> Backend:
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """What `elman verify` checks: give it as `Variant(kernels=….specs())`."""
+        return (self.spec(),)
+
+    def _backend(self, asked: Backend, like: Tensor, size: Size, starts: Tensor | None) -> Backend:
         if asked == "auto":
+            if starts is not None:
+                warn_of_packed_rows(self.name, like)
+                return "reference"
             if not like.is_cuda or size.dtype == torch.float64 or transformed():
                 return "reference"
             plain = (size.rows, size.columns, size.dtype, size.linear, size.write, size.maps)
@@ -230,6 +241,8 @@ class MatrixKernel:
             raise ConfigError(f"{self.name}: backend must be auto, cuda, host or reference, not {asked!r}")
         if asked != "reference" and like.device.type != ("cpu" if asked == "host" else "cuda"):
             raise KernelError(f"{self.name}: backend {asked!r} cannot run on tensors on {like.device}")
+        if asked != "reference" and starts is not None:
+            raise KernelError(f"{self.name}: backend {asked!r} takes no starts of documents; use backend='reference'")
         if asked != "reference":
             refuse_transforms(self.name, "backend='auto' or 'reference'")
         return asked

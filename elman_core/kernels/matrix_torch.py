@@ -16,7 +16,7 @@ _NORM_EPS = 1e-12
 
 def fused_reference(
     reference: Callable[..., tuple[Tensor, Tensor]], qkv_BTC: Tensor, decay_BTH: Tensor, write_BTH: Tensor | None,
-    state_BHNV: Tensor | None, mask_BT: Tensor | None, *, n_state: int, maps: Maps, a_log_H: Tensor | None,
+    state_BHNV: Tensor | None, mask_BT: Tensor | None, starts_BT: Tensor | None = None, *, n_state: int, maps: Maps, a_log_H: Tensor | None,
     dt_bias_H: Tensor | None, linear_state: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`MatrixKernel.fused` with `reference` behind it, in float32 (float64 beside float64) whatever autocast says.
@@ -43,5 +43,5 @@ def fused_reference(
         elif maps.decay == "sigmoid":
             decay = torch.sigmoid(decay)
         write = None if write is None else torch.sigmoid(write)
-        o_BTHV, last = reference(q, k, v, decay, write, state_BHNV, mask_BT, linear_state=linear_state)
+        o_BTHV, last = reference(q, k, v, decay, write, state_BHNV, mask_BT, starts_BT, linear_state=linear_state)
     return o_BTHV.to(qkv_BTC.dtype), last

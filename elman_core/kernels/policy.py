@@ -11,6 +11,9 @@ import os
 from collections.abc import Callable
 from typing import Literal, TypeVar, cast
 
+import torch
+from torch import Tensor
+
 from elman_core.registry.errors import ConfigError, KernelError
 
 Mode = Literal["auto", "off", "require"]
@@ -30,6 +33,16 @@ def mode() -> Mode:
     if value not in _MODES:
         raise ConfigError(f"ELMAN_KERNELS must be auto, off or require, not {value!r}")
     return cast(Mode, value)
+
+
+def warn_of_packed_rows(name: str, like: Tensor) -> None:
+    """Say once for each kernel that no kernel of a GPU takes packed rows yet; ELMAN_KERNELS=require makes it an error."""
+    if like.is_cuda and not torch.compiler.is_compiling():
+        load_or_warn(f"packed rows of {name}", _no_packed_rows)
+
+
+def _no_packed_rows() -> None:
+    raise KernelError("no kernel takes starts of documents yet; pad the rows and give attention_mask")
 
 
 def load_or_warn(name: str, load: Callable[[], Loaded]) -> Loaded | None:

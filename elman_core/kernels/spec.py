@@ -17,9 +17,11 @@ from torch import Tensor
 from .build import Extension
 
 Target = Literal["host", "cuda"]
+Backend = Literal["auto", "torch", "cuda", "host", "reference"]
 Grid = Literal["quick", "full"]
 Inputs = dict[str, Tensor | None]
 Outputs = dict[str, Tensor]
+VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
 
 
 def _nothing_hidden(_inputs: Inputs) -> Outputs:

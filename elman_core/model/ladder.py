@@ -8,6 +8,7 @@ Shapes: B batch, T time, D width, V vocabulary.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,11 +47,12 @@ class LadderBlock(GradientCheckpointingLayer):
         state: State | None = None,
         mask_BT: Tensor | None = None,
         tape: Tape | None = None,
+        starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, State]:
         """Returns the mixer's output, the stream below it, and the mixer's state."""
         normed_BTD, residual_BTD = self.norm(x_BTD, residual_BTD)
         if tape is None:
-            y_BTD, state = self.mixer(normed_BTD, state, mask_BT)
+            y_BTD, state = self.mixer(normed_BTD, state, mask_BT, starts_BT)
         else:
             y_BTD, state = tape.run(self.mixer, normed_BTD, state, mask_BT)
         return y_BTD, residual_BTD, state
@@ -104,14 +106,15 @@ class LadderModel(LadderPreTrainedModel):
             input_ids: (B, T) tokens; or `inputs_embeds` (B, T, D).
             attention_mask: (B, T) or, after a cache, (B, past + T): where it is 0 the state is held and the output is
                 arbitrary. Any pattern is exact: left padding, right padding, holes.
+            position_ids: (B, T), in the keyword arguments: several documents packed into a row, each counted from 0. Each is
+                computed as if it stood in a row of its own. `seq_idx` (B, T) or `cu_seq_lens_q` (for B = 1) say the same.
             past_key_values: the state so far, changed in place; an empty `DynamicCache` is accepted.
             output_hidden_states: also the residual stream before every layer; the last entry is after the final norm.
 
         Raises:
-            ConfigError: both or neither input, no tokens, a mask of the wrong shape, or the arguments of packed sequences,
-                which would leak state between them.
+            ConfigError: both or neither input, no tokens, a mask or positions of the wrong shape, or packed rows together with
+                a cache that can take tokens back.
         """
-        _refuse_packing(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ConfigError("give exactly one of input_ids and inputs_embeds")
         config = self.config
@@ -126,16 +129,22 @@ class LadderModel(LadderPreTrainedModel):
             raise ConfigError(_no_tokens(past_key_values))
         cache = adopt(past_key_values, len(self.layers)) if use_cache or past_key_values is not None else None
         mask_BT = _token_mask(attention_mask, n_tokens)
+        fresh = cache is None or not cache.get_seq_length()
+        starts_BT = document_starts(kwargs, x_BTD.shape[:2], mask_BT, fresh)
 
         hidden: list[Any] = [x_BTD]
         residual_BTD: Tensor | None = None
         for index, block in enumerate(self.layers):
             if cache is None:
-                x_BTD, residual_BTD, _ = block(x_BTD, residual_BTD, None, mask_BT)
+                x_BTD, residual_BTD, _ = block(x_BTD, residual_BTD, None, mask_BT, None, starts_BT)
             else:
                 entry = cache.layers[index]
                 tape = None if self.training else entry.recorder(block.rollback)
-                x_BTD, residual_BTD, state = block(x_BTD, residual_BTD, entry.get(), mask_BT, tape)
+                if tape is not None and starts_BT is not None:
+                    raise ConfigError(
+                        "a cache that can take tokens back does not take packed rows: give one text a row"
+                    )
+                x_BTD, residual_BTD, state = block(x_BTD, residual_BTD, entry.get(), mask_BT, tape, starts_BT)
                 entry.set(state, n_tokens)
             if output_hidden_states and block.ends_layer:
                 hidden.append(residual_BTD + x_BTD)
@@ -161,18 +170,45 @@ def _token_mask(attention_mask: Tensor | None, n_tokens: int) -> Tensor | None:
     return mask_BT if torch.compiler.is_compiling() or not bool(mask_BT.all()) else None
 
 
-_PACKING = ("position_ids", "cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
-
-
 def _no_tokens(past: Any) -> str:
     if past is not None and past.get_seq_length():
         return "no new tokens: with a cache give the whole sequence, or the new tokens with a mask over past and new"
     return "no tokens: there is nothing to continue; begin an empty text with bos_token_id, as generate() without input does"
 
 
-def _refuse_packing(kwargs: dict[str, Any]) -> None:
-    given = [name for name in _PACKING if kwargs.get(name) is not None]
-    if given:
-        raise ConfigError(
-            f"{', '.join(given)}: packed sequences would leak state into each other here; pad them and give attention_mask"
-        )
+def document_starts(
+    packing: Mapping[str, Any], shape: tuple[int, int], mask_BT: Tensor | None, fresh: bool
+) -> Tensor | None:
+    """(B, T) booleans, True where a document begins behind another text; None where none does, which is looked at.
+
+    Args:
+        packing: keyword arguments, of which `position_ids`, `seq_idx` or `cu_seq_lens_q`, the first that is given, counts.
+        fresh: whether nothing came before these tokens.
+    """
+    positions, number, ends = (packing.get(name) for name in ("position_ids", "seq_idx", "cu_seq_lens_q"))
+    rows, steps = shape
+    if positions is not None:
+        starts_BT = _of_shape("position_ids", positions, shape) == 0
+    elif number is not None:
+        number = _of_shape("seq_idx", number, shape)
+        starts_BT = torch.nn.functional.pad(number[:, 1:] != number[:, :-1], (1, 0))
+    elif ends is not None:
+        if rows != 1 or ends[-1] != steps:
+            raise ConfigError(f"cu_seq_lens_q belongs to one row and ends with its {steps} tokens; give position_ids")
+        starts_BT = torch.zeros(shape, dtype=torch.bool, device=ends.device)
+        starts_BT[0, ends[:-1].long()] = True
+    else:
+        return None
+    real_BT = torch.ones_like(starts_BT) if mask_BT is None else mask_BT
+    starts_BT = starts_BT & real_BT
+    if fresh:  # what begins a row begins with the initial state anyway
+        starts_BT = starts_BT & (real_BT.cumsum(1) > 1)
+    return starts_BT if torch.compiler.is_compiling() or bool(starts_BT.any()) else None
+
+
+def _of_shape(name: str, given: Tensor, shape: tuple[int, int]) -> Tensor:
+    if given.ndim == 1:
+        given = given[None]
+    if given.ndim != 2 or given.shape[0] not in (1, shape[0]) or given.shape[1] != shape[1]:
+        raise ConfigError(f"{name} must be {tuple(shape)} as the tokens, not {tuple(given.shape)}")
+    return given.expand(shape)

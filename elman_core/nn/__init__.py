@@ -6,11 +6,15 @@ Shapes: B batch, T time, D model width, I inner width, C channels, K convolution
 from .add_norm import add_rms_norm
 from .conv import CausalConv
 from .cross_entropy import linear_cross_entropy
+from .dense import DenseMixer, RecurrentMatrixConfig
 from .functional import (
     compute_dtype,
+    each_step,
     full_precision,
+    hold,
     l2_normalize,
     mamba_decay,
+    restart,
     self_gate,
     time_major,
     without_autocast,
@@ -22,8 +26,8 @@ from .spectral import SpectralNorm, scaled_once
 from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
-    "CausalConv", "RMSNorm", "SpectralNorm", "WrapperConfig", "WrapperMixer", "add_rms_norm", "aligned",
-    "compute_dtype", "few_rows_linear", "full_precision", "is_bare", "l2_normalize", "linear", "linear_cross_entropy",
-    "linears", "mamba_decay", "mamba_decay_", "orthogonal_", "s4d_", "scaled_once", "self_gate", "time_major",
-    "without_autocast", "xavier_uniform_",
+    "CausalConv", "DenseMixer", "RMSNorm", "RecurrentMatrixConfig", "SpectralNorm", "WrapperConfig", "WrapperMixer",
+    "add_rms_norm", "aligned", "compute_dtype", "each_step", "few_rows_linear", "full_precision", "hold", "is_bare",
+    "l2_normalize", "linear", "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "orthogonal_", "restart",
+    "s4d_", "scaled_once", "self_gate", "time_major", "without_autocast", "xavier_uniform_",
 ]  # fmt: skip

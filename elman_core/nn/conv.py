@@ -38,36 +38,52 @@ class CausalConv(nn.Module):
         """(K - 1, C), the window without its batch axis."""
         return self.width - 1, self.weight.shape[0]
 
-    def forward(self, u: Tensor, window_BKC: Tensor | None = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, u: Tensor, window_BKC: Tensor | None = None, mask: Tensor | None = None, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Returns (y in the shape and dtype of u, the new window (B, K - 1, C) in float32 or float64).
 
         Args:
             u: (T, B, C) or (B, T, C), as `dim` says.
             window_BKC: the last K - 1 inputs, oldest first; None is zeros.
             mask: bool in the layout of u without C; False holds the window, and y there is finite but means nothing.
+            starts: bool likewise; True where a document begins, which sees no input of the one before.
         """
-        order = None
+        steps, order, document = u.shape[self.dim], None, None
+        if starts is not None:  # numbered in each row; the window is of number 0
+            document = starts.cumsum(self.dim)
+            current = document.narrow(self.dim, steps - 1, 1)
         if mask is not None:  # move the steps that count to the front, in order
             order = torch.argsort((~mask).to(torch.uint8), dim=self.dim, stable=True)
             u = _take(u, order, self.dim)
+            document = None if document is None else document.gather(self.dim, order)
         padded = torch.cat((self._window(u, window_BKC), u), self.dim)
-        steps = u.shape[self.dim]
-        y = self._convolve(padded, steps)
-        if order is None or mask is None:
+        if document is not None:
+            document = torch.cat((torch.zeros_like(self._window(document, None)), document), self.dim)
+        y = self._convolve(padded, steps, document)
+        if mask is None or order is None:
             window = padded.narrow(self.dim, steps, self.width - 1)
+            document = None if document is None else document.narrow(self.dim, steps, self.width - 1)
         else:
             y = _take(y, torch.argsort(order, dim=self.dim), self.dim)
             last = mask.sum(self.dim).unsqueeze(self.dim) + _range(self.width - 1, self.dim, mask.device)
             window = _take(padded, last, self.dim)
+            document = None if document is None else document.gather(self.dim, last)
+        if document is not None:
+            window = torch.where((document == current).unsqueeze(-1), window, 0)
         window = window.transpose(0, 1) if self.dim == 0 else window
         # A copy: a view would keep all inputs of the call in memory for as long as the state lives.
         return y, window.to(compute_dtype(u), copy=True, memory_format=torch.contiguous_format)
 
-    def _convolve(self, padded: Tensor, steps: int) -> Tensor:
+    def _convolve(self, padded: Tensor, steps: int, document: Tensor | None) -> Tensor:
         taps = self.weight[:, 0].to(padded.dtype).unbind(-1)
-        y = padded.narrow(self.dim, 0, steps) * taps[0]
-        for j in range(1, self.width):
-            y = torch.addcmul(y, padded.narrow(self.dim, j, steps), taps[j])
+        inputs = [padded.narrow(self.dim, j, steps) for j in range(self.width)]
+        if document is not None:
+            numbers = [document.narrow(self.dim, j, steps) for j in range(self.width)]
+            inputs = [torch.where((n == numbers[-1]).unsqueeze(-1), x, 0) for n, x in zip(numbers, inputs, strict=True)]
+        y = inputs[0] * taps[0]
+        for x, tap in zip(inputs[1:], taps[1:], strict=True):
+            y = torch.addcmul(y, x, tap)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _window(self, u: Tensor, window_BKC: Tensor | None) -> Tensor:

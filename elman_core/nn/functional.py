@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
@@ -68,3 +68,23 @@ def mamba_decay(a: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
 def time_major(x: Tensor) -> Tensor:
     """(B, T, …) as contiguous (T, B, …). It copies only where B and T are both more than 1."""
     return x.transpose(0, 1).contiguous()
+
+
+def each_step(x: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """The time steps of several tensors (T, …) side by side, for the loop of a reference; None stays None at every step."""
+    columns = ([None] * len(x) if other is None else other.unbind(0) for other in others)
+    return zip(x.unbind(0), *columns, strict=True)
+
+
+def restart(state: Tensor, start: Tensor | None, initial: Tensor | float = 0.0) -> Tensor:
+    """`state` (B, …) with the rows where `start` (B,) is True set to `initial`, the state before the first step."""
+    return state if start is None else torch.where(_rows(start, state), initial, state)
+
+
+def hold(new: Tensor, old: Tensor, mask: Tensor | None) -> Tensor:
+    """`new` (B, …), or `old` in the rows where `mask` (B,) is False."""
+    return new if mask is None else torch.where(_rows(mask, new), new, old)
+
+
+def _rows(flag: Tensor, like: Tensor) -> Tensor:
+    return flag.reshape(-1, *[1] * (like.dim() - 1))

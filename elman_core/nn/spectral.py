@@ -65,7 +65,8 @@ class SpectralNorm(nn.Module):
             return self._normalized(weight)
         if torch.compiler.is_compiling():  # cannot look whether it is the same weight: inside `scaled_once` it is
             return self._normalized(weight) if self._held is None else self._held[1]
-        which = (weight.data_ptr(), weight._version)
+        # A weight that was computed under inference mode has no version, and does not change.
+        which = (weight.data_ptr(), -1 if weight.is_inference() else weight._version)
         if self._held is None or self._held[0] != which:
             self._held = (which, self._normalized(weight))
         return self._held[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,34 +25,19 @@ class WrapperConfig:
     use_conv: bool = option(False, "causal depthwise convolution before the SiLU; its window is state")
     d_conv: int = option(4, "width of that convolution, in steps", ge=2, le=64)
     dropout: float = option(0.0, "dropout on the output of the cell, in training", ge=0.0, lt=1.0)
-    mamba2_init: bool | Literal["s4d"] = option(
-        False,
-        "projections N(0.02) and an orthogonal recurrent matrix; 's4d': symmetric with eigenvalues 0.99 to 0.9999",
-    )
+    mamba2_init: bool = option(False, "draw both projections from N(0, 0.02²)")
 
     def inner_width(self, dim: int) -> int:
         """I = floor(dim · expansion)."""
         return int(dim * self.expansion)
 
-    def wrapper_params(self, dim: int, *, gated: bool) -> int:
-        """Parameters outside the cell: both projections and the convolution."""
-        inner = self.inner_width(dim)
-        return (3 if gated else 2) * dim * inner + (inner * (self.d_conv + 1) if self.use_conv else 0)
-
-    def validate_width(self, dim: int) -> None:
-        """Raises `ConfigError` if nothing is left of the inner width."""
-        if self.inner_width(dim) < 1:
-            raise ConfigError(
-                f"expansion {self.expansion} of width {dim} leaves no channel; use at least {1 / dim:.6g}"
-            )
-
 
 class WrapperMixer(Mixer):
     """(B, T, D) → in_proj → [u, z] → conv → SiLU → `cell` → dropout → out_proj → (B, T, D).
 
-    Subclasses make their parameters in `build_cell`, draw them in `reset_cell`, run the recurrence in `cell` and name its
-    state in `cell_state`. Inside everything is time-major: the input is transposed once, where it is narrowest, and the output
-    is a view.
+    Subclasses make their parameters in `build_cell`, draw them in `reset_cell`, count them in `cell_params`, run the recurrence
+    in `cell` and name its state in `cell_state`. Inside everything is time-major: the input is transposed once, where it is
+    narrowest, and the output is a view.
 
     Attributes:
         gated: whether in_proj has a second half z, which passes neither convolution nor SiLU.
@@ -81,25 +66,39 @@ class WrapperMixer(Mixer):
         """Draw the parameters of the cell."""
         raise NotImplementedError(f"{type(self).__name__}.reset_cell")
 
+    @classmethod
+    def cell_params(cls, inner: int, config: Any) -> int:
+        """The number of parameters of the cell, for I channels, in closed form."""
+        raise NotImplementedError(f"{cls.__name__}.cell_params")
+
     def cell(
-        self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, mask_TB: Tensor | None
+        self,
+        x_TBI: Tensor,
+        z_TBI: Tensor | None,
+        state: State | None,
+        mask_TB: Tensor | None,
+        starts_TB: Tensor | None,
     ) -> tuple[Tensor, State]:
         """The recurrence over time: (y_TBI in the dtype of x, the cell's new state)."""
         raise NotImplementedError(f"{type(self).__name__}.cell")
 
-    def cell_of_silu(
-        self, u_TBI: Tensor, z_TBI: Tensor | None, state: State | None, mask_TB: Tensor | None
-    ) -> tuple[Tensor, State]:
+    def cell_of_silu(self, u_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:
         """`cell` of silu(u); for a kernel to override that takes the SiLU along."""
-        return self.cell(F.silu(u_TBI), z_TBI, state, mask_TB)
+        return self.cell(F.silu(u_TBI), *rest)
 
     @classmethod
     def cell_state(cls, inner: int, config: WrapperConfig) -> StateSpec:
         """The cell's part of `state_spec`; one vector of I channels unless overridden."""
         return {"h": ((inner,), torch.float32)}
 
-    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
-        mask_TB = None if mask_BT is None else time_major(mask_BT)
+    def forward(
+        self,
+        x_BTD: Tensor,
+        state: State | None = None,
+        mask_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        mask_TB, starts_TB = (None if x is None else time_major(x) for x in (mask_BT, starts_BT))
         x_TBD, silu = time_major(x_BTD), self.pre_silu
         activated = self.inner if silu and self.conv is None else 0
         u_TBI = few_rows_linear(self.in_proj, x_TBD, activated)
@@ -112,9 +111,9 @@ class WrapperMixer(Mixer):
             u_TBI, z_TBI = u_TBI.chunk(2, dim=-1)
         new_state: State = {}
         if self.conv is not None:
-            u_TBI, new_state["conv"] = self.conv(u_TBI, None if state is None else state["conv"], mask_TB)
+            u_TBI, new_state["conv"] = self.conv(u_TBI, None if state is None else state["conv"], mask_TB, starts_TB)
         cell = self.cell_of_silu if silu else self.cell
-        y_TBI, cell_state = cell(u_TBI, z_TBI, state, mask_TB)
+        y_TBI, cell_state = cell(u_TBI, z_TBI, state, mask_TB, starts_TB)
         out_TBD = linear(self.out_proj, self.dropout(y_TBI))
         return out_TBD.transpose(0, 1), {**new_state, **cell_state}
 
@@ -133,6 +132,20 @@ class WrapperMixer(Mixer):
         if self.conv is not None:
             self.conv.reset_parameters()
         self.reset_cell()
+
+    @classmethod
+    def param_count(cls, dim: int, config: WrapperConfig) -> int:
+        inner = config.inner_width(dim)
+        conv = inner * (config.d_conv + 1) if config.use_conv else 0
+        return (3 if cls.gated else 2) * dim * inner + conv + cls.cell_params(inner, config)
+
+    @classmethod
+    def validate(cls, dim: int, config: WrapperConfig) -> None:
+        """Raises `ConfigError` if nothing is left of the inner width."""
+        if config.inner_width(dim) < 1:
+            raise ConfigError(
+                f"expansion {config.expansion} of width {dim} leaves no channel; use at least {1 / dim:.6g}"
+            )
 
     @classmethod
     def state_spec(cls, dim: int, config: WrapperConfig) -> StateSpec:

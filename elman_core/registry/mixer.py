@@ -16,9 +16,10 @@ StateSpec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 class Mixer(nn.Module):
     """Maps x (B, T, D) to y (B, T, D). The contract, which `elman_core.testing.VariantContract` checks in full:
 
-    1. `forward(x_BTD, state=None, mask_BT=None) -> (y_BTD, state)`. `state=None` is the initial state, made inside. A state is
-       a `dict[str, Tensor]`, batch first, never changed in place, and no view of anything larger. Where the mask is
-       False it is held, not zeroed.
+    1. `forward(x_BTD, state=None, mask_BT=None, starts_BT=None) -> (y_BTD, state)`. `state=None` is the initial state, made
+       inside. A state is a `dict[str, Tensor]`, batch first, never changed in place, and no view of anything larger. Where
+       the mask is False it is held, not zeroed. Where `starts_BT` is True a document begins: before that position, masked
+       or not, the state of the row (window and keys included) becomes the initial one.
     2. Feeding a sequence in pieces equals feeding it whole; a step is `forward` with T = 1.
     3. Output at t does not depend on inputs after t; rows of a batch do not depend on each other.
     4. No input norm and no residual inside; inner norms that belong to the model (QK, output, gated) stay.
@@ -52,7 +53,13 @@ class Mixer(nn.Module):
         super().__init__()
         self.dim, self.config, self.layer_idx = dim, config, layer_idx
 
-    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        state: State | None = None,
+        mask_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def reset_parameters(self) -> None:
@@ -66,6 +73,15 @@ class Mixer(nn.Module):
     def state_spec(cls, dim: int, config: Any) -> StateSpec:
         """`{name: (shape without batch, dtype)}` of the state after a call, for a model in 32 bits or fewer."""
         raise NotImplementedError(f"{cls.__name__}.state_spec")
+
+    @classmethod
+    def param_count(cls, dim: int, config: Any) -> int:
+        """The exact number of parameters, in closed form."""
+        raise NotImplementedError(f"{cls.__name__}.param_count")
+
+    @classmethod
+    def validate(cls, dim: int, config: Any) -> None:
+        """Raises `ConfigError` for sizes or combinations of options that no single field can rule out."""
 
     def backend(self) -> str:
         """What runs the recurrence for the parameters' device and dtype, for the first lines of a run and its manifest.

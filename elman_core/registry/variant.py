@@ -44,9 +44,16 @@ def option(
 
 @dataclass(frozen=True)
 class Published:
-    """A published figure, for `elman show`: what was measured, on what, and how far to trust it."""
+    """A published figure, for `elman show`: of which model, what was measured, on what, and how far to trust it.
 
-    size: str
+    Attributes:
+        model: "e99:preset@1536x6"; the contract counts its parameters.
+        parameters: of the whole model, or None where the publication says none.
+        figures: with their units. note: the setting, and what speaks against the figure.
+    """
+
+    model: str
+    parameters: int | None
     figures: str
     note: str = ""
 
@@ -66,8 +73,6 @@ class Variant:
         aliases: other names for a preset or for options, such as published level names: `{"E99f_h32n16": "h32n16"}`;
             an empty string is the variant itself. Compared without case.
         parse_alias: recognises families of names; returns options, or None if the name is not of this variant.
-        param_count: `param_count(dim, config)` is the exact number of parameters of one layer's mixer(s), in closed form.
-        validate: `validate(dim, config)` raises `ConfigError` for combinations or sizes that a single field cannot rule out.
         published: figures for `elman show`.
         requires: importable modules without which the variant cannot run at all.
         accelerated_by: optional modules, best as `{module: command that installs it}`; without them a plain PyTorch path runs.
@@ -84,8 +89,6 @@ class Variant:
     presets: Mapping[str, Options] = field(default_factory=dict)
     aliases: Mapping[str, str | Options] = field(default_factory=dict)
     parse_alias: Callable[[str], Options | None] | None = None
-    param_count: Callable[[int, Any], int] | None = None
-    validate: Callable[[int, Any], None] | None = None
     published: tuple[Published, ...] = ()
     requires: tuple[str, ...] = ()
     accelerated_by: tuple[str, ...] | Mapping[str, str] = ()
@@ -137,8 +140,12 @@ class Variant:
         """Raise `ConfigError` if this width and these options cannot be built together."""
         if not isinstance(dim, int) or dim < 1:
             raise ConfigError(f"the width must be a positive integer, not {dim!r}")
-        if self.validate is not None:
-            self.validate(dim, config)
+        for rung in range(self.rungs):
+            self.branch(rung).validate(dim, config)
+
+    def param_count(self, dim: int, config: Any) -> int:
+        """The exact number of parameters of one layer's mixers, without the ladder's norms."""
+        return sum(self.branch(rung).param_count(dim, config) for rung in range(self.rungs))
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:

@@ -1,25 +1,27 @@
-"""What a plugin's tests import. A conformance test is one class::
+"""What a plugin's tests import. The test of a variant is one class::
 
-    from elman_core.testing import KernelContract, VariantContract
+    from elman_core.testing import VariantContract
 
     class TestE99(VariantContract):
         variant = "e99"
-        options = [{}, {"expansion": 2.0}]
+        options = ({}, {"expansion": 2.0})
 
-    class TestE99Kernel(KernelContract):
-        spec = dense.spec()
+        def step(self, o, p, s, x, z): ...           # one time step in NumPy, from the equation
+        def step_gradient(self, o, p, s, x, z, gy, gs): ...   # and its derivative
 
-This is the only package that imports pytest, and nothing imports it but tests.
+`elman_core.testing.oracle.Cell` says what the two take and return. This is the only package that imports pytest, and nothing
+imports it but tests.
 """
 
 from __future__ import annotations
 
 import pytest
 
-MODULES = ("guard", "harness", "kernel", "mixer_contract", "model_contract", "variant")
+MODULES = ("equation_contract", "guard", "harness", "kernel", "mixer_contract", "model_contract", "variant")
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in MODULES))
 
 from .kernel import KernelContract  # noqa: E402
+from .oracle import sigmoid, silu, silu_slope  # noqa: E402
 from .variant import VariantContract  # noqa: E402
 
-__all__ = ["KernelContract", "VariantContract"]
+__all__ = ["KernelContract", "VariantContract", "sigmoid", "silu", "silu_slope"]

@@ -1,14 +1,14 @@
 """The contract of a kernel as tests: equal to float64, on the host build here, on the GPU where there is one.
 
-class TestE99Kernel(KernelContract):
-    spec = dense.spec()
+It is part of `VariantContract`.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -49,49 +49,62 @@ def need_gpu() -> None:
 
 
 class KernelContract(Guarded):
-    """Subclass it in a plugin's tests and set `spec`.
+    """Part of `VariantContract`, for every kernel that the variant declares; or subclass it and set `kernels`.
 
     The cases are those of `elman verify` and so are the limits: for every output and gradient, 2 times (bf16: 3 times) the
     error of the reference in the same dtype plus 4 eps, and 1e-12 in float64; with memory poisoned, twice the same bits.
     """
 
-    spec: ClassVar[KernelSpec]
+    kernels: ClassVar[Sequence[KernelSpec] | None] = None
+    """Those of the variant unless set."""
+
+    @classmethod
+    def specs(cls) -> Sequence[KernelSpec]:
+        return cls.declared().kernels if cls.kernels is None else cls.kernels  # type: ignore[attr-defined]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        for fixture, target in (("host_case", "host"), ("cuda_case", "cuda")):
-            if fixture in metafunc.fixturenames:
-                there = target in self.spec.targets
-                cases = self.spec.cases(target, "quick") if there else []  # type: ignore[arg-type]
-                metafunc.parametrize(fixture, cases, ids=str)
-        if "portable" in metafunc.fixturenames:
-            metafunc.parametrize("portable", self.spec.portable)
-        if "refused" in metafunc.fixturenames:
-            metafunc.parametrize("refused", list(_inputs(self.spec)))
+        """One test for each kernel, and each of its cases, back ends or inputs, as the test's arguments ask."""
+        if hasattr(super(), "pytest_generate_tests"):
+            super().pytest_generate_tests(metafunc)  # type: ignore[misc]
+        wanted: dict[str, Callable[[KernelSpec], Iterable[Any]]] = {
+            "on_host": lambda spec: spec.cases("host", "quick") if "host" in spec.targets else (),
+            "on_cuda": lambda spec: spec.cases("cuda", "quick") if "cuda" in spec.targets else (),
+            "portable": lambda spec: spec.portable,
+            "refused": lambda spec: _inputs(spec) if "host" in spec.targets else (),
+            "kernel": lambda spec: ("",) if "host" in spec.targets else (),
+        }
+        for fixture in wanted.keys() & set(metafunc.fixturenames):
+            rows = [(spec, value) for spec in self.specs() for value in wanted[fixture](spec)]
+            metafunc.parametrize(fixture, rows, ids=[f"{spec.name} {value}".strip() for spec, value in rows])
 
-    def test_host_build_equals_the_float64_reference(self, host_case: Case) -> None:
+    def test_host_build_equals_the_float64_reference(self, on_host: tuple[KernelSpec, Case]) -> None:
         need_host_compiler()
-        self._assert_passes("host", [host_case])
+        _assert_passes(on_host[0], "host", [on_host[1]])
 
-    def test_portable_backend_equals_the_float64_reference(self, portable: str) -> None:
-        self._assert_passes(portable, list(self.spec.cases("host", "quick")))
+    def test_portable_backend_equals_the_float64_reference(self, portable: tuple[KernelSpec, str]) -> None:
+        spec, backend = portable
+        _assert_passes(spec, backend, list(spec.cases("host", "quick")))
 
     @pytest.mark.gpu
-    def test_cuda_kernel_equals_the_float64_reference(self, cuda_case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cuda_kernel_equals_the_float64_reference(
+        self, on_cuda: tuple[KernelSpec, Case], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         need_gpu()
         monkeypatch.setenv("ELMAN_KERNELS", "require")
-        self._assert_passes("cuda", [cuda_case])
+        _assert_passes(on_cuda[0], "cuda", [on_cuda[1]])
 
-    def test_operator_passes_opcheck(self) -> None:
+    def test_operator_passes_opcheck(self, kernel: tuple[KernelSpec, str]) -> None:
         """Schema, fake tensors, autograd registration, and tracing by `torch.compile`'s front end."""
         need_host_compiler()
-        smallest = sorted(self.spec.cases("host", "quick"), key=lambda c: sum(c.sizes.values()))
-        for backend in ("host", *self.spec.portable):
+        spec, _ = kernel
+        smallest = sorted(spec.cases("host", "quick"), key=lambda c: sum(c.sizes.values()))
+        for backend in ("host", *spec.portable):
             whole = next(c for c in smallest if not c.masked)
             masked = next(c for c in smallest if c.masked)
-            self._assert_passes(backend, [whole, masked], opcheck=True)
+            _assert_passes(spec, backend, [whole, masked], opcheck=True)
 
-    def test_float64_and_every_special_case_is_in_the_quick_grid(self) -> None:
-        cases = self.spec.cases("host", "quick")
+    def test_float64_and_every_special_case_is_in_the_quick_grid(self, kernel: tuple[KernelSpec, str]) -> None:
+        cases = kernel[0].cases("host", "quick")
         assert torch.float64 in {c.dtype for c in cases}
         for special in ("masked", "strided", "bare"):
             assert any(getattr(c, special) for c in cases), special
@@ -101,33 +114,30 @@ class KernelContract(Guarded):
         assert any(t % 2 and t > 1 for t in times), "odd T"
         assert any(c.sizes["B"] > 1 for c in cases), "B > 1"
 
-    def test_wrong_dtype_is_refused_by_name(self, refused: str) -> None:
-        inputs = _inputs(self.spec)
-        self._assert_refused(refused, {**inputs, refused: _present(inputs[refused]).to(torch.int32)})
+    def test_a_wrong_input_is_refused_by_name(self, refused: tuple[KernelSpec, str]) -> None:
+        """A wrong dtype, a wrong shape, another device."""
+        spec, name = refused
+        inputs = _inputs(spec)
+        given = inputs[name]
+        assert given is not None
+        for wrong in (given.to(torch.int32), torch.cat([given, given]), given[..., None], given.to("meta")):
+            _assert_refused(spec, name, {**inputs, name: wrong})
 
-    def test_wrong_shape_is_refused_by_name(self, refused: str) -> None:
-        inputs = _inputs(self.spec)
-        given = _present(inputs[refused])
-        self._assert_refused(refused, {**inputs, refused: torch.cat([given, given])})
-        self._assert_refused(refused, {**inputs, refused: given[..., None]})
 
-    def test_mixed_devices_are_refused_by_name(self, refused: str) -> None:
-        inputs = _inputs(self.spec)
-        self._assert_refused(refused, {**inputs, refused: _present(inputs[refused]).to("meta")})
+def _assert_passes(spec: KernelSpec, backend: str, cases: list[Case], opcheck: bool = False) -> None:
+    report = verify(spec, backend, cases=cases, opcheck=opcheck)
+    assert report.passed, "\n".join(failures(report))
 
-    def _assert_passes(self, backend: str, cases: list[Case], opcheck: bool = False) -> None:
-        report = verify(self.spec, backend, cases=cases, opcheck=opcheck)
-        assert report.passed, "\n".join(failures(report))
 
-    def _assert_refused(self, name: str, inputs: Inputs) -> None:
-        """On every back end, with a message that names the input, or the first one, beside which it is wrong."""
-        first = next(iter(inputs))
-        for backend in ("auto", *self.spec.targets, *self.spec.portable):
-            with pytest.raises((ValueError, KernelError)) as caught:
-                self.spec.call(backend, inputs, {})
-            message = str(caught.value)
-            assert "\n" not in message
-            assert name in message or first in message, message
+def _assert_refused(spec: KernelSpec, name: str, inputs: Inputs) -> None:
+    """On every back end, with a message that names the input, or the first one, beside which it is wrong."""
+    first = next(iter(inputs))
+    for backend in ("auto", *spec.targets, *spec.portable):
+        with pytest.raises((ValueError, KernelError)) as caught:
+            spec.call(backend, inputs, {})
+        message = str(caught.value)
+        assert "\n" not in message
+        assert name in message or first in message, message
 
 
 def _inputs(spec: KernelSpec) -> dict[str, Tensor | None]:
@@ -136,8 +146,3 @@ def _inputs(spec: KernelSpec) -> dict[str, Tensor | None]:
     cases = sorted(spec.cases(target, "quick"), key=lambda c: sum(c.sizes.values()))
     case = next(c for c in cases if c.masked and c.dtype == torch.float32)
     return {k: x for k, x in spec.make_inputs(case, torch.Generator().manual_seed(0)).items() if x is not None}
-
-
-def _present(x: Tensor | None) -> Tensor:
-    assert x is not None
-    return x

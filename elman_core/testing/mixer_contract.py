@@ -107,6 +107,30 @@ class MixerContract(Harness):
                     assert_same_state({n: v[row] for n, v in end.items()}, end_alone)
                 assert_close(after_BTD[row], mixer(follow_BTD[row], end_alone)[0], what=f"after mask {pattern[b]}")
 
+    def test_packed_rows_equal_separate_rows(self, opts: Options, branch: int) -> None:
+        """Several documents in a row, one that starts at a masked position among them, each from the initial state."""
+        mixer, x_BTD = self.make(opts, branch), self.input(7, rows=4).requires_grad_()
+        mask_BT = torch.tensor([[c == "1" for c in row] for row in ("1111111", "1111111", "0111011", "1100110")])
+        starts_BT = torch.tensor([[c == "1" for c in row] for row in ("0001000", "1010011", "0100100", "0010001")])
+        given = self.state(mixer, rows=4)
+        y_BTD, end = mixer(x_BTD, given, mask_BT, starts_BT)
+        after_BTD = mixer(self.input(2, rows=4, seed=6), end)[0]
+        for b in range(4):
+            row, edges = slice(b, b + 1), sorted({0, *starts_BT[b].nonzero()[:, 0].tolist(), 7})
+            state: State | None = {n: v[row] for n, v in given.items()}
+            for first, last in itertools.pairwise(edges):
+                state = None if first or starts_BT[b, 0] else state
+                alone_BTD, state = mixer(x_BTD[row, first:last], state, mask_BT[row, first:last])
+                on = mask_BT[b, first:last]
+                assert_close(y_BTD[row, first:last][:, on], alone_BTD[:, on], what=f"row {b}, document at {first}")
+            assert_close(after_BTD[row], mixer(self.input(2, rows=4, seed=6)[row], state)[0], what=f"after row {b}")
+            if mixer.state_growth == "constant":
+                assert state is not None
+                assert_same_state({n: v[row] for n, v in end.items()}, state)
+        (grad_BTD,) = torch.autograd.grad(y_BTD[0, 3:].sum(), x_BTD)
+        assert (grad_BTD[0, :3] == 0).all(), "a gradient flows back past the start of a document"
+        assert torch.equal(mixer(x_BTD, given, None, torch.zeros_like(mask_BT))[0], mixer(x_BTD, given)[0])
+
     def test_masked_inputs_get_no_gradient(self, opts: Options, branch: int) -> None:
         mixer = self.make(opts, branch)
         x_BTD = self.input(6).requires_grad_()
@@ -287,9 +311,10 @@ class MixerContract(Harness):
     def test_gradients_reach_everything(self, opts: Options, branch: int) -> None:
         mixer = self.make(opts, branch)
         start, x_BTD = leaves(self.state(mixer)), self.input(5).requires_grad_()
-        y_BTD, end = mixer(x_BTD, start)
         weight_BTD = self.input(5, seed=5)
-        ((y_BTD * weight_BTD).sum() + _total(end)).backward()
+        for given in (start, None):  # a learned initial state is used by the second call alone
+            y_BTD, end = mixer(x_BTD, given)
+            ((y_BTD * weight_BTD).sum() + _total(end)).backward()
         wanted = {**dict(mixer.named_parameters()), "x": x_BTD}
         wanted |= {f"state {n}": v for n, v in start.items() if v.requires_grad}
         for name, tensor in wanted.items():

@@ -13,14 +13,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from elman_core.registry import ConfigError, Variant, config_to_dict, resolve
+from elman_core.registry import ConfigError, Variant, config_to_dict, parse_size, resolve
 
+from .equation_contract import EquationContract
 from .harness import Options
+from .kernel import KernelContract
 from .mixer_contract import MixerContract
 from .model_contract import ModelContract
 
 
-class VariantContract(MixerContract, ModelContract):
+class VariantContract(KernelContract, EquationContract, MixerContract, ModelContract):
     """Subclass it, set the knobs of `Harness` (`variant`, `options`, `dim`, `values`), and every promise is tested."""
 
     # what the variant says of itself ----------------------------------------------------------------------------------
@@ -52,6 +54,18 @@ class VariantContract(MixerContract, ModelContract):
             found = resolve(name)
             assert found.variant is variant
             _assert_param_count(variant, found.config, next(_widths(variant, found.config, self.dim)))
+
+    def test_published_counts_are_exact(self) -> None:
+        """Every published figure names a model that resolves, with as many parameters as it says: embedding, norms, layers."""
+        for row in self.declared().published:
+            name, dim, depth = parse_size(row.model)
+            assert dim is not None and depth is not None, f"{row.model}: write NAME@WIDTHxDEPTH"
+            found = resolve(name)
+            assert found.variant is self.declared(), row.model
+            if row.parameters is not None:
+                norms = (depth * found.variant.rungs + 1) * dim
+                count = 256 * dim + norms + depth * found.variant.param_count(dim, found.config)
+                assert count == row.parameters, row.model
 
     def test_unknown_and_ill_typed_options_are_refused(self) -> None:
         variant = self.declared()
@@ -137,7 +151,6 @@ class _NoTensors(TorchDispatchMode):
 
 
 def _assert_param_count(variant: Variant, config: Any, dim: int) -> None:
-    assert variant.param_count is not None, "a variant states its number of parameters in closed form"
     with torch.device("meta"):
         built = [variant.branch(i)(dim, config, i) for i in range(variant.rungs)]
     count = sum(p.numel() for mixer in built for p in mixer.parameters())

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from elman_core import Variant, hookimpl
 from elman_core.registry import Published
 
-from .mixer import E42Config, E42Mixer, param_count, validate
-from .op import dense, one_step, tied
+from .mixer import E42Config, E42Mixer
+from .op import e42
 
 
 @hookimpl
@@ -19,21 +19,22 @@ def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e42",
         summary="linear tied self-gated Elman network: one matrix, no tanh, y = h silu(h)",
-        equation="h_t = W x_t + W h_{t-1} + b,  y_t = h_t silu(h_t)",
+        equation="x = silu(W_in x̂);  h_t = W x_t + W h_{t-1} + b,  y_t = h_t silu(h_t),  |W|₂ = 0.999",
         config=E42Config,
         mixer=E42Mixer,
         presets={
             "demo": {"use_conv": True},
             "radius099": {"spectral_radius": 0.99},
+            "e2": {"expansion": 2.0},
             "mamba2_init": {"mamba2_init": True},
         },
         aliases={"42": "", "linear-tied": "", "linear_tied": ""},
-        param_count=param_count,
-        validate=validate,
-        kernels=(dense.spec(), tied.spec(), one_step.spec()),
+        kernels=e42.specs(),
         published=(
-            Published("1536x6, 42,880,512", "1.59 nats/byte, 137k tok/s", "10 min, batch 32, preset radius099"),
-            Published("1280x6, 29,835,520", "1.597 nats/byte, 141k tok/s", "10 min, batch 32, preset radius099"),
-            Published("768x20 e2, 94,615,296", "1.485 to 1.670 nats/byte, 45-50k tok/s", "three runs of one setting"),
+            Published("e42:radius099@1536x6", 42_880_512, "1.59 nats/byte, 137k tok/s", "10 min, batch 32"),
+            Published("e42:radius099@1280x6", 29_835_520, "1.597 nats/byte, 141k tok/s", "10 min, batch 32"),
+            Published(
+                "e42:e2@768x20", 94_615_296, "1.485 to 1.670 nats/byte, 45-50k tok/s", "three runs of one setting"
+            ),
         ),
     )

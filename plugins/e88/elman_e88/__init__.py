@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from elman_core import Variant, hookimpl
 from elman_core.registry import Published
 
-from .config import E88Config, param_count, validate
+from .config import E88Config
 from .levels import ALIASES, PRESETS, parse_alias
 from .mixer import E88Mixer
-from .op import matrix
+from .op import e88
+
+LAST_1000 = "10 min; mean of the last 1000 steps; its own count is V a layer higher, for a norm that was not used"
 
 
 @hookimpl
@@ -28,18 +30,10 @@ def elman_variants() -> Iterable[Variant]:
         presets=PRESETS,
         aliases=ALIASES,
         parse_alias=parse_alias,
-        param_count=param_count,
-        validate=validate,
-        kernels=(matrix.spec(),),
+        kernels=e88.specs(),
         published=(
-            Published(
-                "h32n16, 1536x20, 64,324,352", "1.53 nats/byte, 74.2k tok/s", "10 min; mean of the last 1000 steps"
-            ),
-            Published(
-                "h24n24, 1536x20, 71,942,592", "1.52 nats/byte, 65.0k tok/s", "10 min; mean of the last 1000 steps"
-            ),
-            Published(
-                "h8n32, 1920x20, 40,160,960", "1.55 nats/byte, 104k tok/s", "10 min; mean of the last 1000 steps"
-            ),
+            Published("e88:h32n16@1536x20", 64_324_352, "1.53 nats/byte, 74.2k tok/s", LAST_1000),
+            Published("e88:h24n24@1536x20", 71_942_592, "1.52 nats/byte, 65.0k tok/s", LAST_1000),
+            Published("e88:h8n32@1920x20", 40_160_960, "1.55 nats/byte, 104k tok/s", LAST_1000),
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from elman_core import ConfigError, option
+from elman_core import option
 
 CONV_WIDTH = 4
 
@@ -56,33 +56,3 @@ class E88Config:
     def mixed(self) -> int:
         """Columns of the output projection."""
         return self.values if self.head_mix in ("concat", "per_head") else self.head_values
-
-
-def validate(_dim: int, config: E88Config) -> None:
-    """Raises `ConfigError` unless a value of a head is a whole number wide and the options fit together.
-
-    The limits of `n_state` (a multiple of 4, 4 to 128) and `n_heads` (1 to 1024) are those of the options themselves. They are
-    what kernels can have; the reference could do without. A model that trains here must run on a GPU as well.
-    """
-    n, exact = config.n_state, config.n_state * config.expansion
-    if abs(exact - config.head_values) > 1e-9 or config.head_values < 1:
-        nearest = max(1, config.head_values) / n
-        raise ConfigError(
-            f"n_state {n} x expansion {config.expansion:g} gives {exact:g} values a head, which must be a whole number; "
-            f"nearest: expansion {nearest:.12g}"
-        )
-    if config.tie_kv and config.expansion != 1.0:
-        raise ConfigError(f"tie_kv needs expansion 1, not {config.expansion:g}: a value is its key")
-
-
-def param_count(dim: int, config: E88Config) -> int:
-    """Parameters of one mixer of width `dim`, term by term."""
-    heads, values, per_head = config.n_heads, config.values, config.head_values
-    count = dim * config.projected + dim * config.mixed
-    count += {"mamba": dim * heads + 2 * heads, "simple": dim * heads, "constant": heads, "none": 0}[config.decay]
-    count += CONV_WIDTH * config.projected if config.use_conv else 0
-    count += dim * values if config.use_gate else 0
-    count += dim * heads if config.use_write_gate else 0
-    count += values if config.value_residual else 0
-    count += per_head if config.use_output_norm else 0
-    return count + {"weighted_sum": heads, "input_weighted": dim * heads}.get(config.head_mix, 0)

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_core import Mixer, State
+from elman_core import ConfigError, Mixer, State
 from elman_core.nn import CausalConv, RMSNorm, compute_dtype, linear, linears, mamba_decay_, xavier_uniform_
 from elman_core.registry import StateSpec
 
 from .config import CONV_WIDTH, E88Config
-from .op import e88_fused, matrix
+from .op import e88
 
 PROJECTIONS = (
     "qkv_proj",
@@ -71,23 +71,31 @@ class E88Mixer(Mixer):
         self.o_proj = nn.Linear(config.mixed, dim, bias=False)
         self.reset_parameters()
 
-    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        state: State | None = None,
+        mask_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
         config = self.config
         new_state: State = {}
         projected = self._project(x_BTD)
         qkv_BTC = projected["qkv_proj"]
         if config.use_conv:
-            qkv_BTC, new_state["conv"] = self.conv(qkv_BTC, None if state is None else state["conv"], mask_BT)
+            window = None if state is None else state["conv"]
+            qkv_BTC, new_state["conv"] = self.conv(qkv_BTC, window, mask_BT, starts_BT)
         if config.tie_kv:  # v is k as it is here: SiLU follows for both, the norm for k alone
             qkv_BTC = torch.cat((qkv_BTC, qkv_BTC[..., config.keys :]), -1)
         kind, decay_BTH = self._decay(x_BTD, projected)
         mamba = kind == "mamba"
-        o_BTHV, new_state["S"] = e88_fused(
+        o_BTHV, new_state["S"] = e88.fused(
             qkv_BTC,
             decay_BTH,
             projected.get("write_gate_proj"),
             None if state is None else state["S"],
             mask_BT,
+            starts_BT,
             n_state=config.n_state,
             silu=config.use_silu,
             l2_norm=config.l2_norm,
@@ -136,7 +144,7 @@ class E88Mixer(Mixer):
         return linear(self.o_proj, (o_BTHV * weights[..., None]).sum(2))
 
     def backend(self) -> str:
-        return matrix.backend(self.qkv_proj.weight.device, self.config.n_state, self.config.head_values)
+        return e88.backend(self.qkv_proj.weight.device, self.config.n_state, self.config.head_values)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -165,6 +173,35 @@ class E88Mixer(Mixer):
             self.o_norm.reset_parameters()
         if config.head_mix == "weighted_sum":
             nn.init.constant_(self.head_weights, 1 / config.n_heads)
+
+    @classmethod
+    def validate(cls, dim: int, config: E88Config) -> None:
+        """Raises `ConfigError` unless a value of a head is a whole number wide and the options fit together.
+
+        The limits of `n_state` (a multiple of 4, 4 to 128) and `n_heads` (1 to 1024) are those of the options themselves. They are
+        what kernels can have; the reference could do without. A model that trains here must run on a GPU as well.
+        """
+        n, exact = config.n_state, config.n_state * config.expansion
+        if abs(exact - config.head_values) > 1e-9 or config.head_values < 1:
+            nearest = max(1, config.head_values) / n
+            raise ConfigError(
+                f"n_state {n} x expansion {config.expansion:g} gives {exact:g} values a head, which must be a whole number; "
+                f"nearest: expansion {nearest:.12g}"
+            )
+        if config.tie_kv and config.expansion != 1.0:
+            raise ConfigError(f"tie_kv needs expansion 1, not {config.expansion:g}: a value is its key")
+
+    @classmethod
+    def param_count(cls, dim: int, config: E88Config) -> int:
+        heads, values, per_head = config.n_heads, config.values, config.head_values
+        count = dim * config.projected + dim * config.mixed
+        count += {"mamba": dim * heads + 2 * heads, "simple": dim * heads, "constant": heads, "none": 0}[config.decay]
+        count += CONV_WIDTH * config.projected if config.use_conv else 0
+        count += dim * values if config.use_gate else 0
+        count += dim * heads if config.use_write_gate else 0
+        count += values if config.value_residual else 0
+        count += per_head if config.use_output_norm else 0
+        return count + {"weighted_sum": heads, "input_weighted": dim * heads}.get(config.head_mix, 0)
 
     @classmethod
     def state_spec(cls, dim: int, config: E88Config) -> StateSpec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elman_core.nn import full_precision
+from elman_core.nn import each_step, full_precision, hold, restart
 
 
 @full_precision
@@ -20,6 +20,7 @@ def e88_reference(
     write_BTH: Tensor | None = None,
     state_BHNV: Tensor | None = None,
     mask_BT: Tensor | None = None,
+    starts_BT: Tensor | None = None,
     *,
     linear_state: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -30,6 +31,7 @@ def e88_reference(
     Args:
         q_BTHN, k_BTHN, v_BTHV: after convolution, SiLU and L2 norm. decay_BTH: in [0, 1]. write_BTH: None is 1.
         state_BHNV: S_0, None is zeros. mask_BT: bool; where False the state is held and o_t means nothing.
+        starts_BT: bool; where True S_{t-1} is 0.
         linear_state: no tanh.
 
     Returns:
@@ -37,21 +39,19 @@ def e88_reference(
     """
     B, T, H, N = q_BTHN.shape
     V = v_BTHV.shape[-1]
-    q_TG1N, k_TG1N, v_TG1V = (_by_step(x).unsqueeze(2).unbind(0) for x in (q_BTHN, k_BTHN, v_BTHV))
-    decay_TG11 = _by_step(decay_BTH[..., None, None]).unbind(0)
-    write_TG11 = None if write_BTH is None else _by_step(write_BTH[..., None, None]).unbind(0)
-    mask_TG11 = None if mask_BT is None else _by_step(mask_BT[:, :, None, None, None].expand(B, T, H, 1, 1)).unbind(0)
+    lines = (_by_step(x).unsqueeze(2) for x in (q_BTHN, k_BTHN, v_BTHV))
+    scalars = (None if x is None else _by_step(x[..., None, None]) for x in (decay_BTH, write_BTH))
+    flags = (None if x is None else _by_step(x[..., None].expand(B, T, H)) for x in (mask_BT, starts_BT))
     s_GNV = q_BTHN.new_zeros(B * H, N, V) if state_BHNV is None else state_BHNV.reshape(B * H, N, V)
     outputs = []
-    for t in range(T):
-        delta_G1V = torch.baddbmm(v_TG1V[t], k_TG1N[t], s_GNV, alpha=-1)
-        if write_TG11 is not None:
-            delta_G1V = delta_G1V * write_TG11[t]
-        new_GNV = torch.baddbmm(s_GNV * decay_TG11[t], k_TG1N[t].transpose(1, 2), delta_G1V)
-        if not linear_state:
-            new_GNV = torch.tanh(new_GNV)
-        s_GNV = new_GNV if mask_TG11 is None else torch.where(mask_TG11[t], new_GNV, s_GNV)
-        outputs.append(torch.bmm(q_TG1N[t], s_GNV))
+    for q_G1N, k_G1N, v_G1V, decay_G11, write_G11, mask_G, start_G in each_step(*lines, *scalars, *flags):
+        s_GNV = restart(s_GNV, start_G)
+        delta_G1V = torch.baddbmm(v_G1V, k_G1N, s_GNV, alpha=-1)
+        if write_G11 is not None:
+            delta_G1V = delta_G1V * write_G11
+        new_GNV = torch.baddbmm(s_GNV * decay_G11, k_G1N.transpose(1, 2), delta_G1V)
+        s_GNV = hold(new_GNV if linear_state else torch.tanh(new_GNV), s_GNV, mask_G)
+        outputs.append(torch.bmm(q_G1N, s_GNV))
     o_BTHV = torch.stack(outputs).reshape(T, B, H, V).transpose(0, 1)
     return o_BTHV, s_GNV.reshape(B, H, N, V)
 

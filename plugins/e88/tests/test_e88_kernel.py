@@ -1,16 +1,11 @@
 import pytest
 import torch
-from elman_e88.op import e88_fused, matrix
+from elman_e88.op import e88
 
 from elman_core.kernels import KernelError, matrix_run
 from elman_core.kernels.matrix_build import Size
 from elman_core.kernels.matrix_spec import case, make_inputs
 from elman_core.kernels.verify import failures, verify
-from elman_core.testing import KernelContract
-
-
-class TestE88Kernel(KernelContract):
-    spec = matrix.spec()
 
 
 @pytest.mark.parametrize(
@@ -20,17 +15,17 @@ def test_unsupported_sizes_raise_before_anything_is_compiled_and_name_what_there
     size: tuple[int, int, torch.dtype],
 ) -> None:
     with pytest.raises(KernelError, match="multiples of 4 from 4 to 128"):
-        matrix.load("cuda", Size(*size, False, False, "0000"))
+        e88.load("cuda", Size(*size, False, False, "0000"))
 
 
 def test_the_fused_form_refuses_columns_that_its_heads_do_not_fill() -> None:
     with pytest.raises(ValueError, match="do not fill"):
-        e88_fused(torch.randn(1, 2, 25), torch.randn(1, 2, 2), n_state=4, decay="sigmoid")
+        e88.fused(torch.randn(1, 2, 25), torch.randn(1, 2, 2), n_state=4, decay="sigmoid")
 
 
 def test_a_mamba_decay_needs_its_parameters() -> None:
     with pytest.raises(ValueError, match="A_log and dt_bias"):
-        e88_fused(torch.randn(1, 2, 24), torch.randn(1, 2, 2), n_state=4, decay="mamba")
+        e88.fused(torch.randn(1, 2, 24), torch.randn(1, 2, 2), n_state=4, decay="mamba")
 
 
 @pytest.mark.gpu
@@ -43,7 +38,7 @@ def test_a_workspace_in_slices_gives_the_same_gradients(columns: int, monkeypatc
     inputs = {k: x.cuda().requires_grad_() for k, x in drawn.items() if x is not None}
 
     def gradients() -> tuple[torch.Tensor, ...]:
-        o, state = matrix(*(inputs[n] for n in ("q", "k", "v", "decay")), None, inputs["S0"], backend="cuda")
+        o, state = e88(*(inputs[n] for n in ("q", "k", "v", "decay")), None, inputs["S0"], backend="cuda")
         return torch.autograd.grad([o, state], list(inputs.values()), [torch.ones_like(o), torch.ones_like(state)])
 
     whole = gradients()
@@ -58,10 +53,10 @@ def test_a_sequence_in_pieces_equals_the_whole_on_the_gpu() -> None:
     drawn = make_inputs(case((2, 48, 3, 16, 16), torch.bfloat16), torch.Generator().manual_seed(0))
     q, k, v, decay = (drawn[n].cuda() for n in ("q", "k", "v", "decay"))  # type: ignore[union-attr]
     with torch.no_grad():
-        o, last = matrix(q, k, v, decay, backend="cuda")
+        o, last = e88(q, k, v, decay, backend="cuda")
         state, pieces = None, []
         for first, end in ((0, 1), (1, 18), (18, 48)):
-            piece, state = matrix(
+            piece, state = e88(
                 q[:, first:end], k[:, first:end], v[:, first:end], decay[:, first:end], None, state, backend="cuda"
             )
             pieces.append(piece)
@@ -70,7 +65,7 @@ def test_a_sequence_in_pieces_equals_the_whole_on_the_gpu() -> None:
 
 
 def test_build_makes_a_module_for_each_size_and_verify_knows_what_its_cases_compile() -> None:
-    builds = matrix.spec().builds
+    builds = e88.spec().builds
     assert builds is not None
     made = builds("cuda", "sm_90", (16, 48), (torch.bfloat16, torch.float16))
     assert {e.name.rsplit("_", 1)[0] for e in made} == {
@@ -78,8 +73,8 @@ def test_build_makes_a_module_for_each_size_and_verify_knows_what_its_cases_comp
     }
     with pytest.raises(KernelError, match="multiples of 4"):
         builds("cuda", "sm_90", (18,), ())
-    cases = matrix.spec().cases("cuda", "quick")
-    needed = matrix.spec().needs("cuda", [*cases, case((1, 2, 1, 6, 6), torch.bfloat16)])
+    cases = e88.spec().cases("cuda", "quick")
+    needed = e88.spec().needs("cuda", [*cases, case((1, 2, 1, 6, 6), torch.bfloat16)])
     assert len(needed) == len(cases)
     assert len({e.name for e in needed}) < len(cases)  # several cases share a module
 
@@ -93,5 +88,5 @@ def test_every_form_equals_the_float64_reference_on_the_gpu() -> None:
         for rows in (8, 16, 24, 32)
         for dtype in (torch.bfloat16, torch.float16)
     ]
-    report = verify(matrix.spec(), "cuda", cases=cases, opcheck=False)
+    report = verify(e88.spec(), "cuda", cases=cases, opcheck=False)
     assert report.passed, "\n".join(failures(report))

@@ -1,0 +1,116 @@
+"""The equation as a test: outputs, states and every gradient equal an oracle in NumPy that the plugin writes one step of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from elman_core.nn import WrapperMixer
+from elman_core.registry import config_to_dict
+
+from .harness import Harness, Options, clone
+from .oracle import Arrays, Form, Row
+
+LIMIT = 1e-9
+"""Relative to the norm of a tensor, in float64."""
+SIZES = ({}, {"expansion": 0.5, "use_conv": True, "d_conv": 2}, {"expansion": 1.5, "use_conv": True, "dropout": 0.4})
+"""Options of the wrapper under which every variant is compared, beside its own."""
+MASK_BT = torch.tensor([[c == "1" for c in row] for row in ("1111111", "0011111", "1011001")])
+STARTS_BT = torch.tensor([[c == "1" for c in row] for row in ("0001001", "0010000", "0100010")])
+
+
+class EquationContract(Harness):
+    """For variants inside the wrapper (`elman_core.nn.WrapperMixer`). A plugin's test class defines `step` and
+    `step_gradient`, as `elman_core.testing.oracle.Cell` describes them.
+    """
+
+    initial: ClassVar[Mapping[str, str]] = {}
+    """{state: parameter} for states that start with a learned value."""
+
+    def test_outputs_and_every_gradient_equal_the_equation(self) -> None:
+        variant = self.declared()
+        if not issubclass(variant.branch(0), WrapperMixer):
+            pytest.skip("not in the wrapper: the variant's own tests hold its equation")
+        assert hasattr(self, "step") and hasattr(self, "step_gradient"), (
+            "write one step of the equation and its derivative"
+        )
+        for opts in [*self.options, *({**o, **s} for o in self.options[:1] for s in SIZES)]:
+            for mask_BT, starts_BT, given, training in (
+                (None, None, True, False),
+                (MASK_BT, None, True, True),
+                (None, STARTS_BT, True, True),
+                (MASK_BT, STARTS_BT, False, False),
+            ):
+                said = f"{dict(opts)}, masked={mask_BT is not None}, packed={starts_BT is not None}, {training=}"
+                self._compare(opts, mask_BT, starts_BT, given, training, said)
+
+    def _compare(
+        self, opts: Options, mask_BT: Tensor | None, starts_BT: Tensor | None, given: bool, training: bool, said: str
+    ) -> None:
+        mixer: Any = self.make(opts).train(training)
+        rows, steps = MASK_BT.shape
+        x_BTD = self.input(steps, rows).requires_grad_()
+        start = {n: v.requires_grad_() for n, v in clone(self.state(mixer.eval(), rows)).items()}
+        keep_BTI = np.ones((rows, steps, mixer.inner))
+        mixer.train(training).dropout.register_forward_hook(
+            lambda _m, inputs, y: keep_BTI.__setitem__(..., (y / inputs[0]).detach().transpose(0, 1))
+        )
+        y_BTD, end = mixer(x_BTD, start if given else None, mask_BT, starts_BT)
+        if training and mixer.config.dropout:
+            assert 0.0 in keep_BTI, "dropout left everything"
+        on_BT = torch.ones(rows, steps, dtype=torch.bool) if mask_BT is None else mask_BT
+        g_out = torch.randn_like(y_BTD) * on_BT[..., None]
+        g_end = {n: torch.randn_like(v) for n, v in end.items()}
+        names = [*(n for n, _ in mixer.named_parameters()), "x", *(f"start {n}" for n in start)]
+        leaves = [*mixer.parameters(), x_BTD, *start.values()]
+        loss = (y_BTD * g_out).sum() + sum((end[n] * g_end[n]).sum() for n in end)
+        found = dict(zip(names, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True))
+
+        p = {n: v.detach().double().numpy() for n, v in mixer.state_dict().items()}
+        grads = {n: np.zeros_like(p[n]) for n, _ in mixer.named_parameters()}
+        expected = {n: np.zeros_like(v.detach().numpy()) for n, v in {"y": y_BTD, "x": x_BTD}.items()}
+        expected |= {f"end {n}": np.zeros(v.shape) for n, v in end.items()}
+        expected |= {f"start {n}": np.zeros(v.shape) for n, v in start.items()}
+        form = Form(mixer.gated, mixer.pre_silu, mixer.matrix if getattr(mixer, "spectral", None) is not None else None)
+        for b in range(rows):
+            on = on_BT[b].numpy()
+            begins = _begins(starts_BT[b].numpy() if starts_BT is not None else np.zeros(steps, bool), on)
+            begins[0] |= not given
+            at_start: Arrays = {n: v[b].detach().numpy() for n, v in start.items()}
+            keep = np.nan_to_num(keep_BTI[b][on], nan=1.0)  # 0 / 0: it does not matter whether a zero was kept
+            row = Row(
+                self, form, config_to_dict(mixer.config), p, x_BTD[b].detach().numpy()[on], at_start, begins, keep
+            )  # type: ignore[arg-type]
+            expected["y"][b, on] = row.out
+            of_x, of_start = row.backward(grads, g_out[b].numpy()[on], {n: g[b].numpy() for n, g in g_end.items()})
+            expected["x"][b, on] = of_x
+            for n, value in row.end.items():
+                expected[f"end {n}"][b], expected[f"start {n}"][b] = value, of_start[n]
+        results = {
+            **{f"end {n}": v.detach() for n, v in end.items()},
+            "y": torch.where(on_BT[..., None], y_BTD, 0).detach(),
+        }
+        for name, gradient in {**results, **found}.items():
+            _assert_equal(name, gradient, {**expected, **grads}[name], said)
+
+
+def _begins(starts: np.ndarray, on: np.ndarray) -> np.ndarray:
+    """For every position that is not masked, whether a document starts there or at a masked one just before it."""
+    number = np.cumsum(starts)[on]
+    return np.diff(number, prepend=0) > 0
+
+
+def _assert_equal(name: str, found: Tensor | None, expected: np.ndarray, said: str) -> None:
+    size = float(np.linalg.norm(expected))
+    actual = np.zeros_like(expected) if found is None else found.numpy()
+    assert actual.shape == expected.shape, f"{name}: shape {actual.shape}, expected {expected.shape} ({said})"
+    error = float(np.linalg.norm(actual - expected))
+    what = name if name in ("y", "x") or name.startswith(("end", "start")) else f"the gradient of {name}"
+    assert error <= LIMIT * size or error < 1e-12 > size, (
+        f"{what} differs from the equation by {error / size:.1e} ({said})"
+    )

@@ -1,0 +1,178 @@
+"""The oracle of a vector-state variant: its wrapper and its time loop in NumPy, forward and backward derived by hand.
+
+It shares nothing with the implementation. A plugin's test adds one step of its cell and the step's derivative, written from the
+equation. Everything is for one row, without its masked positions: T steps, D model width, I inner width, K width of the
+convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
+EPS = 1e-8
+
+
+def sigmoid(a: Array) -> Array:
+    """1 / (1 + exp(-a))."""
+    return 1 / (1 + np.exp(-a))
+
+
+def silu(a: Array) -> Array:
+    """a sigmoid(a)."""
+    return a * sigmoid(a)
+
+
+def silu_slope(a: Array) -> Array:
+    """The derivative of `silu`."""
+    return sigmoid(a) * (1 + a * (1 - sigmoid(a)))
+
+
+class Cell(Protocol):
+    """What a plugin writes: one time step of one row.
+
+    o: the options by name. p: the parameters by name, a recurrent matrix with its spectral norm applied. s: the state before the
+    step. x: the cell's input (I,). z: the gate input (I,), or None.
+    """
+
+    initial: Mapping[str, str]
+    """{state: parameter} for every state that starts with a learned value; the others start with zeros."""
+
+    def step(self, o: Mapping[str, Any], p: Arrays, s: Arrays, x: Array, z: Array | None) -> tuple[Array, Arrays]:
+        """(y, the state after the step)."""
+
+    def step_gradient(
+        self, o: Mapping[str, Any], p: Arrays, s: Arrays, x: Array, z: Array | None, gy: Array, gs: Arrays
+    ) -> tuple[Arrays, Arrays, Array, Array | None]:
+        """For the gradients of y and of the state after the step: those of p (zero ones may be left out), s, x and z."""
+
+
+def scaled(w: Array, radius: float, u: Array, v: Array) -> Array:
+    """The spectral norm: W radius / (|sigma| + eps), sigma = uᵀ W v."""
+    return w * radius / (abs(u @ w @ v) + EPS)
+
+
+def scaled_gradient(gradient: Array, w: Array, radius: float, u: Array, v: Array) -> Array:
+    """The gradient with respect to W; u and v are constants, sigma is not."""
+    sigma = u @ w @ v
+    size = abs(sigma) + EPS
+    return radius / size * (gradient - np.sign(sigma) * np.sum(gradient * w) / size * np.outer(u, v))
+
+
+@dataclass
+class Form:
+    """What the wrapper does around the cell: the class attributes of the mixer, and the recurrent matrix under a norm."""
+
+    gated: bool
+    pre_silu: bool
+    matrix: str | None  # name of the parameter that the spectral norm scales
+
+
+class Row:
+    """One row: forward on construction, then `backward`.
+
+    Args:
+        p: parameters and buffers by name. x_TD: inputs. start: the state before them. begins: T flags, True where a document
+            starts. keep_TI: what dropout multiplied the cell's outputs by.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        form: Form,
+        o: Mapping[str, Any],
+        p: Arrays,
+        x_TD: Array,
+        start: Arrays,
+        begins: Array,
+        keep_TI: Array,
+    ) -> None:
+        self.cell, self.form, self.o, self.p, self.x, self.begins, self.keep = cell, form, o, p, x_TD, begins, keep_TI
+        self.cell_p = dict(p)
+        if form.matrix is not None:
+            norm = p["spectral.u"], p["spectral.v"]
+            self.cell_p[form.matrix] = scaled(p[form.matrix], o["spectral_radius"], *norm)
+        projected = x_TD @ p["in_proj.weight"].T
+        inner = keep_TI.shape[1]
+        self.u, self.z = projected[:, :inner], projected[:, inner:] if form.gated else None
+        self.c = self._convolved(start["conv"]) if o["use_conv"] else self.u
+        self.a = silu(self.c) if form.pre_silu else self.c
+        self.states, self.y = [{n: s for n, s in start.items() if n != "conv"}], np.zeros_like(self.u)
+        for t in range(len(x_TD)):
+            self.y[t], after = cell.step(o, self.cell_p, self._before(t), self.a[t], self._z(t))
+            self.states.append(after)
+        self.out = (self.y * keep_TI) @ p["out_proj.weight"].T
+        self.end = dict(self.states[-1])
+        if o["use_conv"]:
+            self.end["conv"] = self.window
+
+    def _z(self, t: int) -> Array | None:
+        return None if self.z is None else self.z[t]
+
+    def _before(self, t: int) -> Arrays:
+        """The state from which step t begins."""
+        if not self.begins[t]:
+            return self.states[t]
+        learned = self.cell.initial
+        return {n: self.p[learned[n]] if n in learned else np.zeros_like(s) for n, s in self.states[t].items()}
+
+    def _convolved(self, window: Array) -> Array:
+        """Sets, for every step, the K inputs that it sees, and the window at the end."""
+        self.seen, w = [], self.p["conv.weight"][:, 0].T
+        window = window.copy()
+        for t, u in enumerate(self.u):
+            window = np.zeros_like(window) if self.begins[t] else window
+            self.seen.append(np.vstack([window, u]))
+            window = self.seen[-1][1:]
+        self.window = window
+        return np.array([(w * seen).sum(0) for seen in self.seen]).reshape(self.u.shape) + self.p["conv.bias"]
+
+    def backward(self, grads: Arrays, g_out_TD: Array, g_end: Arrays) -> tuple[Array, Arrays]:
+        """Adds every parameter's gradient to `grads`; returns those of x and of the initial state."""
+        p, o, steps = self.p, self.o, len(self.x)
+        grads["out_proj.weight"] += g_out_TD.T @ (self.y * self.keep)
+        gy = (g_out_TD @ p["out_proj.weight"]) * self.keep
+        gs = {n: g for n, g in g_end.items() if n != "conv"}
+        da, dz = np.zeros_like(self.a), None if self.z is None else np.zeros_like(self.z)
+        of_cell: Arrays = {n: np.zeros_like(g) for n, g in grads.items()}
+        for t in reversed(range(steps)):
+            found, gs, da[t], dz_t = self.cell.step_gradient(
+                o, self.cell_p, self._before(t), self.a[t], self._z(t), gy[t], gs
+            )
+            for name, g in found.items():
+                of_cell[name] += g
+            if dz is not None:
+                dz[t] = dz_t
+            if self.begins[t]:
+                for state, parameter in self.cell.initial.items():
+                    of_cell[parameter] += gs[state]
+                gs = {n: np.zeros_like(g) for n, g in gs.items()}
+        if (name := self.form.matrix) is not None:
+            norm = o["spectral_radius"], p["spectral.u"], p["spectral.v"]
+            of_cell[name] = scaled_gradient(of_cell[name], p[name], *norm)
+        for name, g in of_cell.items():
+            grads[name] += g
+        dc = da * silu_slope(self.c) if self.form.pre_silu else da
+        start = dict(gs)
+        du = dc
+        if o["use_conv"]:
+            du, start["conv"] = self._unconvolved(grads, dc, g_end["conv"])
+        both = du if dz is None else np.concatenate([du, dz], 1)
+        grads["in_proj.weight"] += both.T @ self.x
+        return both @ p["in_proj.weight"], start
+
+    def _unconvolved(self, grads: Arrays, dc: Array, g_window: Array) -> tuple[Array, Array]:
+        w, du = self.p["conv.weight"][:, 0].T, np.zeros_like(dc)
+        grads["conv.bias"] += dc.sum(0)
+        g_window = g_window.copy()
+        for t in reversed(range(len(dc))):
+            grads["conv.weight"][:, 0] += (dc[t] * self.seen[t]).T
+            g_seen = w * dc[t] + np.vstack([np.zeros_like(dc[:1]), g_window])
+            du[t], g_window = g_seen[-1], g_seen[:-1]
+            g_window = np.zeros_like(g_window) if self.begins[t] else g_window
+        return du, g_window
