@@ -63,25 +63,29 @@ class Sound(Mixer):
     def hold(self, new_BD: Tensor, old_BD: Tensor, keep_B: Tensor) -> Tensor:
         return torch.where(keep_B[:, None], new_BD, old_BD)
 
+    def restart(self, h_BD: Tensor, start_B: Tensor, t: int) -> Tensor:
+        return torch.where(start_B[:, None], 0, h_BD)
+
     def read(self, h_BTD: Tensor) -> Tensor:
         return self.out_proj(h_BTD if self.config.gate == "none" else torch.nn.functional.silu(h_BTD))
 
-    def forward(self, x_BTD: Tensor, state: Any = None, mask_BT: Tensor | None = None) -> Any:
+    def forward(self, x_BTD: Tensor, state: Any = None, mask_BT: Any = None, starts_BT: Any = None) -> Any:
         h, u_BTD, seen = self.start(x_BTD, state), self.project(x_BTD), []
         for t in range(x_BTD.shape[1]):
+            h = h if starts_BT is None else self.restart(h, starts_BT[:, t], t)
             new = self.step(u_BTD[:, t], h)
             h = new if mask_BT is None else self.hold(new, h, mask_BT[:, t])
             seen.append(h)
         return self.read(torch.stack(seen, 1).to(x_BTD.dtype)), {"h": h}
 
+    @classmethod
+    def param_count(cls, dim: int, config: Any) -> int:
+        return 3 * dim * dim + (dim if config.bias else 0)
 
-def count(dim: int, config: Any) -> int:
-    return 3 * dim * dim + (dim if config.bias else 0)
-
-
-def validate(dim: int, config: Any) -> None:
-    if dim % 2:
-        raise ConfigError(f"the width must be even, not {dim}")
+    @classmethod
+    def validate(cls, dim: int, config: Any) -> None:
+        if dim % 2:
+            raise ConfigError(f"the width must be even, not {dim}")
 
 
 BROKEN: dict[type[Mixer], tuple[str, ...]] = {}
@@ -94,6 +98,24 @@ def caught_by(*tests: str) -> Any:
         return cls
 
     return note
+
+
+@caught_by("test_packed_rows_equal_separate_rows")
+class ForgetsWhereDocumentsStart(Sound):
+    def restart(self, h_BD, start_B, t):
+        return h_BD
+
+
+@caught_by("test_packed_rows_equal_separate_rows")
+class KeepsAGivenStateAtTheFirstPosition(Sound):
+    def restart(self, h_BD, start_B, t):
+        return super().restart(h_BD, start_B, t) if t else h_BD
+
+
+@caught_by("test_packed_rows_equal_separate_rows")
+class LetsGradientsPassTheStart(Sound):
+    def restart(self, h_BD, start_B, t):
+        return super().restart(h_BD, start_B, t) + (h_BD - h_BD.detach())
 
 
 @caught_by(
@@ -114,7 +136,7 @@ class ZeroesInsteadOfHolding(Sound):
 
 @caught_by("test_masked_positions_hold_the_state_exactly", "test_a_mask_removes_positions")
 class ZeroesTheInputInstead(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None):
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
         return super().forward(x_BTD if mask_BT is None else x_BTD * mask_BT[..., None], state)
 
 
@@ -127,8 +149,8 @@ class HoldsAlmost(Sound):
 
 @caught_by("test_masked_positions_hold_the_state_exactly")
 class NotANumberWhereMasked(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None):
-        y_BTD, state = super().forward(x_BTD, state, mask_BT)
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
+        y_BTD, state = super().forward(x_BTD, state, mask_BT, starts_BT)
         return (y_BTD if mask_BT is None else y_BTD.masked_fill(~mask_BT[..., None], torch.nan)), state
 
 
@@ -167,8 +189,8 @@ class ChangesTheStateInPlace(Sound):
 
 @caught_by("test_inputs_are_never_changed")
 class ChangesTheDict(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None):
-        y_BTD, new = super().forward(x_BTD, state, mask_BT)
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
+        y_BTD, new = super().forward(x_BTD, state, mask_BT, starts_BT)
         if state is not None:
             state.update(new)
         return y_BTD, new
@@ -176,16 +198,16 @@ class ChangesTheDict(Sound):
 
 @caught_by("test_no_state_means_the_initial_state")
 class StartsElsewhereThanItSays(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None):
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
         if state is None and (mask_BT is None or mask_BT.any()):
             state = {"h": self.start(x_BTD, None) + 0.1}
-        return super().forward(x_BTD, state, mask_BT)
+        return super().forward(x_BTD, state, mask_BT, starts_BT)
 
 
 @caught_by("test_output_and_state_are_as_declared")
 class KeepsTheStateIn16Bits(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None):
-        y_BTD, new = super().forward(x_BTD, state, mask_BT)
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
+        y_BTD, new = super().forward(x_BTD, state, mask_BT, starts_BT)
         return y_BTD, {"h": new["h"].to(x_BTD.dtype)}
 
 
@@ -258,8 +280,8 @@ class CountsItsCalls(Sound):
 
 @caught_by("test_gradients_flow_through_the_state")
 class CutsTheGradientOfTheState(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None):
-        y_BTD, new = super().forward(x_BTD, state, mask_BT)
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
+        y_BTD, new = super().forward(x_BTD, state, mask_BT, starts_BT)
         return y_BTD, {"h": new["h"].detach()}
 
 
@@ -306,8 +328,8 @@ class HasMoreParametersThanItSays(HasAParameterForNothing):
 
 @caught_by("test_a_state_holds_no_other_memory")
 class KeepsTheWholeText(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None):
-        y_BTD, state = super().forward(x_BTD, state, mask_BT)
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
+        y_BTD, state = super().forward(x_BTD, state, mask_BT, starts_BT)
         return y_BTD, {"h": state["h"][:, None].repeat(1, x_BTD.shape[1], 1)[:, -1]}
 
 

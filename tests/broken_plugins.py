@@ -35,15 +35,15 @@ class Config:
     bias: bool = option(True, "a switch")
 
 class Mixer:
-    pass
-
-def validate(dim, config):
-    if dim % config.width:
-        raise ConfigError(f"width {{dim}} is no multiple of {{config.width}}; nearest: {{dim // config.width * config.width}}")
+    @classmethod
+    def validate(cls, dim, config):
+        if dim % config.width:
+            nearest = dim // config.width * config.width
+            raise ConfigError(f"width {{dim}} is no multiple of {{config.width}}; nearest: {{nearest}}")
 
 @hookimpl
 def elman_variants():
-    yield Variant(name="{variant}", summary="a test", equation="h = x", config=Config, mixer=Mixer, validate=validate,
+    yield Variant(name="{variant}", summary="a test", equation="h = x", config=Config, mixer=Mixer,
                   presets={{"wide": {{"width": 64}}}}, aliases={{"Level7": "wide"}}, requires=({requires}))
 """
 

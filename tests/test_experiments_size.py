@@ -102,11 +102,13 @@ def test_without_width_and_depth_every_aligned_width_is_listed() -> None:
 def test_a_width_that_the_variant_refuses_is_never_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Multiples of 96 only, so that no power of two is among them."""
 
-    def validate(dim: int, config: Any) -> None:
-        if dim % 96:
-            raise ConfigError("a multiple of 96")
+    class Only96(ToyElman):
+        @classmethod
+        def validate(cls, dim: int, config: Any) -> None:
+            if dim % 96:
+                raise ConfigError("a multiple of 96")
 
-    _install(monkeypatch, Variant("only96", "", ToyConfig, ToyElman, validate=validate))
+    _install(monkeypatch, Variant("only96", "", ToyConfig, Only96))
     size = candidates("only96", None, 1_000_000, depth=2, multiple=32)[0]
     assert size.width % 96 == 0
     assert size.parameters == built("only96", size.width, 2)

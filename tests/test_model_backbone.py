@@ -200,8 +200,9 @@ def test_a_single_masked_token_holds_the_state():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"position_ids": TOKENS}, "position_ids: packed sequences would leak"),
-        ({"cu_seq_lens_q": torch.tensor([0, 3])}, "cu_seq_lens_q: packed sequences"),
+        ({"position_ids": TOKENS[:, :3]}, "position_ids must be .* as the tokens"),
+        ({"seq_idx": TOKENS[None]}, "seq_idx must be .* as the tokens"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 11])}, "cu_seq_lens_q belongs to one row"),
         ({"attention_mask": torch.ones(2, 3)}, "cover the 11 new tokens"),
         ({"attention_mask": torch.ones(2, 1, 11, 11)}, "must be"),
         ({"inputs_embeds": torch.ones(2, 3, 16)}, "exactly one of input_ids and inputs_embeds"),
@@ -213,6 +214,41 @@ def test_a_single_masked_token_holds_the_state():
 def test_arguments_that_would_be_misread_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         ladder(dtype=torch.float32)(TOKENS, **arguments)
+
+
+def test_packed_rows_are_told_in_three_ways():
+    model, tokens_BT = ladder(), TOKENS[:1]
+    steps = tokens_BT.shape[1]
+    positions = torch.arange(steps)[None]
+    positions = torch.where(positions < 4, positions, positions - 4)
+    ways = {"position_ids": positions, "seq_idx": (torch.arange(steps) >= 4)[None].int()}
+    ways["cu_seq_lens_q"] = torch.tensor([0, 4, steps])
+    with torch.no_grad():
+        alone = torch.cat([model(tokens_BT[:, :4]).logits, model(tokens_BT[:, 4:]).logits], 1)
+        for name, value in ways.items():
+            torch.testing.assert_close(model(tokens_BT, **{name: value}).logits, alone, msg=name)
+        assert not torch.allclose(model(tokens_BT).logits, alone)
+
+
+def test_positions_of_padded_and_continued_rows_pack_nothing():
+    model, steps = ladder(), TOKENS.shape[1]
+    mask_BT = (torch.arange(steps) >= torch.tensor([[0], [3]])).long()
+    positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        whole = model(TOKENS, attention_mask=mask_BT)
+        told = model(TOKENS[:, :5], attention_mask=mask_BT[:, :5], position_ids=positions_BT[:, :5], use_cache=True)
+        rest = model(TOKENS[:, 5:], position_ids=positions_BT[:, 5:], past_key_values=told.past_key_values)
+    together = torch.cat([told.logits, rest.logits], 1)
+    torch.testing.assert_close(together[mask_BT.bool()], whole.logits[mask_BT.bool()])
+
+
+def test_a_cache_that_takes_tokens_back_refuses_packed_rows():
+    model = ladder()
+    cache = model(TOKENS, use_cache=True).past_key_values
+    cache.activate_past_recording()
+    model.eval()
+    with pytest.raises(ConfigError, match="does not take packed rows"):
+        model(TOKENS, position_ids=torch.zeros_like(TOKENS), past_key_values=cache)
 
 
 def test_no_tokens_are_refused():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from elman_core.nn import restart
 from elman_core.registry import ConfigError, Installed, Mixer, Variant, option, plugins
 
 
@@ -46,10 +47,15 @@ class ToyElman(Mixer):
         self.scale.fill_(0.5)
 
     @classmethod
+    def validate(cls, dim, config):
+        if dim % 2:
+            raise ConfigError(f"the width must be even, not {dim}; nearest: {dim - 1} or {dim + 1}")
+
+    @classmethod
     def state_spec(cls, dim, config):
         return {"h": ((dim,), torch.float32), "conv": ((config.width - 1, dim), torch.float32)}
 
-    def forward(self, x_BTD, state=None, mask_BT=None):
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
         wide = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
         batch, steps, dim = x_BTD.shape
         if state is None:
@@ -61,6 +67,8 @@ class ToyElman(Mixer):
         rec = self.rec.to(wide) / self.sigma.to(wide)
         outputs = []
         for t in range(steps):
+            if starts_BT is not None:
+                h, window = restart(h, starts_BT[:, t]), restart(window, starts_BT[:, t])
             seen = torch.cat([window, u[:, t : t + 1]], dim=1)
             h_new = torch.tanh((seen * self.conv.to(wide)).sum(1) * self.scale.to(wide) + u[:, t] + h @ rec.T)
             if mask_BT is None:
@@ -91,13 +99,14 @@ class ToySum(Mixer):
     def state_spec(cls, dim, config):
         return {"S": ((dim, dim), torch.float32)}
 
-    def forward(self, x_BTD, state=None, mask_BT=None):
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
         wide = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
         batch, steps, dim = x_BTD.shape
         S = x_BTD.new_zeros(batch, dim, dim, dtype=wide) if state is None else state["S"]
         q, k, v = self.qkv(x_BTD).to(wide).chunk(3, -1)
         outputs = []
         for t in range(steps):
+            S = restart(S, None if starts_BT is None else starts_BT[:, t])
             new = 0.9 * S + k[:, t, :, None] * v[:, t, None, :]
             S = new if mask_BT is None else torch.where(mask_BT[:, t, None, None], new, S)
             outputs.append((S.transpose(1, 2) @ q[:, t, :, None]).squeeze(-1))
@@ -119,7 +128,7 @@ class ToyPair(Mixer):
     def state_spec(cls, dim, config):
         return {}
 
-    def forward(self, x_BTD, state=None, mask_BT=None):
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
         if self.layer_idx % 2:
             return torch.nn.functional.silu(self.proj(x_BTD)), {}
         total = x_BTD.new_zeros(x_BTD.shape[0], self.dim) if state is None else state["sum"].to(x_BTD.dtype)
@@ -128,14 +137,9 @@ class ToyPair(Mixer):
         return self.proj(sums), {"sum": sums[:, -1].float() if x_BTD.dtype != torch.float64 else sums[:, -1]}
 
 
-def _even(dim, config):
-    if dim % 2:
-        raise ConfigError(f"the width must be even, not {dim}; nearest: {dim - 1} or {dim + 1}")
-
-
 TOYS = (
     Variant("toy", "toy Elman", ToyConfig, ToyElman, equation="h' = tanh(W h + x)", presets={"tight": {"rho": 0.5}},
-            aliases={"901": "", "Toy901b": "tight"}, validate=_even),
+            aliases={"901": "", "Toy901b": "tight"}),
     Variant("toysum", "toy matrix state", ToyConfig, ToySum),
     Variant("toypair", "toy with two branches", ToyConfig, ToyPair, rungs=2),
 )  # fmt: skip

@@ -118,7 +118,8 @@ def show(
         print(table([[alias, target] for alias, target in targets.items()]))
     if variant.published:
         print("\npublished")
-        print(table([[p.size, p.figures, p.note] for p in variant.published]))
+        rows = [[p.model, f"{p.parameters:,}" if p.parameters else "", p.figures, p.note] for p in variant.published]
+        print(table(rows))
 
 
 def _spelled(target: Any, variant: Variant | None = None) -> str:

@@ -16,8 +16,8 @@ _NORM_EPS = 1e-12
 
 def fused_reference(
     reference: Callable[..., tuple[Tensor, Tensor]], qkv_BTC: Tensor, decay_BTH: Tensor, write_BTH: Tensor | None,
-    state_BHNV: Tensor | None, mask_BT: Tensor | None, starts_BT: Tensor | None = None, *, n_state: int, maps: Maps, a_log_H: Tensor | None,
-    dt_bias_H: Tensor | None, linear_state: bool,
+    state_BHNV: Tensor | None, mask_BT: Tensor | None, starts_BT: Tensor | None = None,
+    *, n_state: int, maps: Maps, a_log_H: Tensor | None, dt_bias_H: Tensor | None, linear_state: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`MatrixKernel.fused` with `reference` behind it, in float32 (float64 beside float64) whatever autocast says.
 

@@ -130,7 +130,7 @@ class LadderModel(LadderPreTrainedModel):
         cache = adopt(past_key_values, len(self.layers)) if use_cache or past_key_values is not None else None
         mask_BT = _token_mask(attention_mask, n_tokens)
         fresh = cache is None or not cache.get_seq_length()
-        starts_BT = document_starts(kwargs, x_BTD.shape[:2], mask_BT, fresh)
+        starts_BT = document_starts(kwargs, (x_BTD.shape[0], n_tokens), mask_BT, fresh)
 
         hidden: list[Any] = [x_BTD]
         residual_BTD: Tensor | None = None

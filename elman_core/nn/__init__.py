@@ -9,6 +9,7 @@ from .cross_entropy import linear_cross_entropy
 from .dense import DenseMixer, RecurrentMatrixConfig
 from .functional import (
     compute_dtype,
+    dense_reference,
     each_step,
     full_precision,
     hold,
@@ -27,7 +28,7 @@ from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
     "CausalConv", "DenseMixer", "RMSNorm", "RecurrentMatrixConfig", "SpectralNorm", "WrapperConfig", "WrapperMixer",
-    "add_rms_norm", "aligned", "compute_dtype", "each_step", "few_rows_linear", "full_precision", "hold", "is_bare",
-    "l2_normalize", "linear", "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "orthogonal_", "restart",
-    "s4d_", "scaled_once", "self_gate", "time_major", "without_autocast", "xavier_uniform_",
+    "add_rms_norm", "aligned", "compute_dtype", "dense_reference", "each_step", "few_rows_linear", "full_precision",
+    "hold", "is_bare", "l2_normalize", "linear", "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_",
+    "orthogonal_", "restart", "s4d_", "scaled_once", "self_gate", "time_major", "without_autocast", "xavier_uniform_",
 ]  # fmt: skip

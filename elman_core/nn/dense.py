@@ -25,7 +25,7 @@ class RecurrentMatrixConfig(WrapperConfig):
     r_h_mode: Literal["spectral_norm", "none"] = option("spectral_norm", "what bounds the recurrent matrix W")
     spectral_radius: float = option(0.99, "largest singular value of W under spectral_norm", gt=0.0, le=2.0)
     r_h_init_gain: float = option(0.1, "Xavier gain of W at the start", gt=0.0, le=10.0)
-    mamba2_init: bool | Literal["s4d"] = option(
+    mamba2_init: bool | Literal["s4d"] = option(  # type: ignore[assignment]  # one choice more than the wrapper's
         False, "projections from N(0, 0.02²) and W orthogonal; 's4d': W symmetric with eigenvalues 0.99 to 0.9999"
     )
 

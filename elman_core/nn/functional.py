@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -39,6 +40,30 @@ def full_precision(function: Function) -> Function:
         return (result[0].to(first.dtype), *result[1:])
 
     return cast(Function, wrapped)
+
+
+def dense_reference(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Decorator: the reference of a dense recurrence from its step `(a, h, *extras) -> (new h, y)`, a = W h + u.
+
+    Returns:
+        `reference(u_TBd, *extras_TBd, w_dd, h0_Bd, mask_TB=None, starts_TB=None) -> (y_TBd, h_T)`, a loop over time in float32
+        or float64. Where the mask is False the state is held and y means nothing; where a document starts, h is first set to 0.
+    """
+    count = len(inspect.signature(step).parameters) - 2
+
+    @functools.wraps(step)
+    def reference(u_TBd: Tensor, *rest: Tensor | None) -> tuple[Tensor, Tensor]:
+        extras, (w_dd, h_Bd, mask_TB, starts_TB) = rest[:count], (*rest[count:], None, None)[:4]
+        assert w_dd is not None and h_Bd is not None  # noqa: PT018
+        outputs = []
+        for u_Bd, mask_B, start_B, *extras_Bd in each_step(u_TBd, mask_TB, starts_TB, *extras):
+            h_Bd = restart(h_Bd, start_B)
+            new_Bd, y_Bd = step(torch.addmm(u_Bd, h_Bd, w_dd.T), h_Bd, *extras_Bd)
+            h_Bd = hold(new_Bd, h_Bd, mask_B)
+            outputs.append(y_Bd)
+        return torch.stack(outputs), h_Bd
+
+    return full_precision(reference)
 
 
 def self_gate(h: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,28 +18,35 @@ from .oracle import Arrays, Form, Row
 
 LIMIT = 1e-9
 """Relative to the norm of a tensor, in float64."""
-SIZES = ({}, {"expansion": 0.5, "use_conv": True, "d_conv": 2}, {"expansion": 1.5, "use_conv": True, "dropout": 0.4})
+SIZES: tuple[Options, ...] = (
+    {},
+    {"expansion": 0.5, "use_conv": True, "d_conv": 2},
+    {"expansion": 1.5, "use_conv": True, "dropout": 0.4},
+)
 """Options of the wrapper under which every variant is compared, beside its own."""
 MASK_BT = torch.tensor([[c == "1" for c in row] for row in ("1111111", "0011111", "1011001")])
 STARTS_BT = torch.tensor([[c == "1" for c in row] for row in ("0001001", "0010000", "0100010")])
 
 
 class EquationContract(Harness):
-    """For variants inside the wrapper (`elman_core.nn.WrapperMixer`). A plugin's test class defines `step` and
-    `step_gradient`, as `elman_core.testing.oracle.Cell` describes them.
+    """Inside the wrapper (`elman_core.nn.WrapperMixer`), a plugin's test class defines `step` and `step_gradient`, as
+    `elman_core.testing.oracle.Cell` describes them. Outside it, `row(o, p, x_TD, start, begins)`, an object as `oracle.Row`.
     """
+
+    equations: ClassVar[Sequence[Options]] = ()
+    """Sets of options for this test alone, beside `options`."""
 
     initial: ClassVar[Mapping[str, str]] = {}
     """{state: parameter} for states that start with a learned value."""
 
     def test_outputs_and_every_gradient_equal_the_equation(self) -> None:
-        variant = self.declared()
-        if not issubclass(variant.branch(0), WrapperMixer):
+        wrapped = issubclass(self.declared().branch(0), WrapperMixer)
+        if not wrapped and not hasattr(self, "row"):
             pytest.skip("not in the wrapper: the variant's own tests hold its equation")
-        assert hasattr(self, "step") and hasattr(self, "step_gradient"), (
-            "write one step of the equation and its derivative"
-        )
-        for opts in [*self.options, *({**o, **s} for o in self.options[:1] for s in SIZES)]:
+        for name in ("step", "step_gradient") if wrapped else ():
+            assert hasattr(self, name), f"write {name}: one step of the equation in NumPy, and its derivative"
+        sizes = ({**self.options[0], **s} for s in SIZES if wrapped)
+        for opts in (*self.options, *sizes, *self.equations):
             for mask_BT, starts_BT, given, training in (
                 (None, None, True, False),
                 (MASK_BT, None, True, True),
@@ -56,12 +63,14 @@ class EquationContract(Harness):
         rows, steps = MASK_BT.shape
         x_BTD = self.input(steps, rows).requires_grad_()
         start = {n: v.requires_grad_() for n, v in clone(self.state(mixer.eval(), rows)).items()}
-        keep_BTI = np.ones((rows, steps, mixer.inner))
-        mixer.train(training).dropout.register_forward_hook(
-            lambda _m, inputs, y: keep_BTI.__setitem__(..., (y / inputs[0]).detach().transpose(0, 1))
-        )
+        dropout, keep_BTI = getattr(mixer.train(training), "dropout", None), None
+        if dropout is not None:
+            keep_BTI = np.ones((rows, steps, mixer.inner))
+            dropout.register_forward_hook(
+                lambda _m, inputs, y: keep_BTI.__setitem__(..., (y / inputs[0]).detach().transpose(0, 1))
+            )
         y_BTD, end = mixer(x_BTD, start if given else None, mask_BT, starts_BT)
-        if training and mixer.config.dropout:
+        if keep_BTI is not None and training and mixer.config.dropout:
             assert 0.0 in keep_BTI, "dropout left everything"
         on_BT = torch.ones(rows, steps, dtype=torch.bool) if mask_BT is None else mask_BT
         g_out = torch.randn_like(y_BTD) * on_BT[..., None]
@@ -76,16 +85,17 @@ class EquationContract(Harness):
         expected = {n: np.zeros_like(v.detach().numpy()) for n, v in {"y": y_BTD, "x": x_BTD}.items()}
         expected |= {f"end {n}": np.zeros(v.shape) for n, v in end.items()}
         expected |= {f"start {n}": np.zeros(v.shape) for n, v in start.items()}
-        form = Form(mixer.gated, mixer.pre_silu, mixer.matrix if getattr(mixer, "spectral", None) is not None else None)
         for b in range(rows):
             on = on_BT[b].numpy()
             begins = _begins(starts_BT[b].numpy() if starts_BT is not None else np.zeros(steps, bool), on)
             begins[0] |= not given
             at_start: Arrays = {n: v[b].detach().numpy() for n, v in start.items()}
-            keep = np.nan_to_num(keep_BTI[b][on], nan=1.0)  # 0 / 0: it does not matter whether a zero was kept
-            row = Row(
-                self, form, config_to_dict(mixer.config), p, x_BTD[b].detach().numpy()[on], at_start, begins, keep
-            )  # type: ignore[arg-type]
+            known = config_to_dict(mixer.config), p, x_BTD[b].detach().numpy()[on], at_start, begins
+            if keep_BTI is None:
+                row = self.row(*known)  # type: ignore[attr-defined]
+            else:
+                keep = np.nan_to_num(keep_BTI[b][on], nan=1.0)  # 0 / 0: it does not matter whether a zero was kept
+                row = Row(self, Form.of(mixer), *known, keep)  # type: ignore[arg-type]
             expected["y"][b, on] = row.out
             of_x, of_start = row.backward(grads, g_out[b].numpy()[on], {n: g[b].numpy() for n, g in g_end.items()})
             expected["x"][b, on] = of_x

@@ -1,8 +1,7 @@
-"""The oracle of a vector-state variant: its wrapper and its time loop in NumPy, forward and backward derived by hand.
+"""What oracles are made of: NumPy, forward and backward derived by hand, nothing shared with the implementation.
 
-It shares nothing with the implementation. A plugin's test adds one step of its cell and the step's derivative, written from the
-equation. Everything is for one row, without its masked positions: T steps, D model width, I inner width, K width of the
-convolution.
+`Row` is the whole oracle of a vector-state variant but one step of its cell, which the plugin's test writes from the equation.
+Everything is for one row, without its masked positions: T steps, D model width, I inner width, K width of the convolution.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def silu_slope(a: Array) -> Array:
 class Cell(Protocol):
     """What a plugin writes: one time step of one row.
 
-    o: the options by name. p: the parameters by name, a recurrent matrix with its spectral norm applied. s: the state before the
-    step. x: the cell's input (I,). z: the gate input (I,), or None.
+    o: the options by name. p: the parameters by name, a recurrent matrix with its spectral norm applied. s: the state before
+    the step. x: the cell's input (I,). z: the gate input (I,), or None.
     """
 
     initial: Mapping[str, str]
@@ -64,6 +63,31 @@ def scaled_gradient(gradient: Array, w: Array, radius: float, u: Array, v: Array
     return radius / size * (gradient - np.sign(sigma) * np.sum(gradient * w) / size * np.outer(u, v))
 
 
+class Convolution:
+    """A causal depthwise convolution of u (T, I) whose window starts anew where a document begins.
+
+    w: (I, 1, K). bias: (I,), or 0. window: (K - 1, I), the inputs before the first.
+    """
+
+    def __init__(self, u: Array, w: Array, bias: Array | float, window: Array, begins: Array) -> None:
+        self.w, self.begins, self.seen = w[:, 0].T, begins, []  # seen: the K inputs of every step
+        for t in range(len(u)):
+            window = np.zeros_like(window) if begins[t] else window
+            self.seen.append(np.vstack([window, u[t]]))
+            window = self.seen[-1][1:]
+        self.window = window.copy()
+        self.out = np.array([(self.w * seen).sum(0) for seen in self.seen]).reshape(u.shape) + bias
+
+    def backward(self, d: Array, g_window: Array) -> tuple[Array, Array, Array, Array]:
+        """Gradients of u, of the window before the first step, of w and of the bias."""
+        du, dw, g_window = np.zeros_like(d), np.zeros_like(self.w), g_window.copy()
+        for t in reversed(range(len(d))):
+            dw += d[t] * self.seen[t]
+            g_seen = self.w * d[t] + np.vstack([np.zeros_like(d[:1]), g_window])
+            du[t], g_window = g_seen[-1], g_seen[:-1] * (not self.begins[t])
+        return du, g_window, dw.T[:, None], d.sum(0)
+
+
 @dataclass
 class Form:
     """What the wrapper does around the cell: the class attributes of the mixer, and the recurrent matrix under a norm."""
@@ -71,6 +95,11 @@ class Form:
     gated: bool
     pre_silu: bool
     matrix: str | None  # name of the parameter that the spectral norm scales
+
+    @classmethod
+    def of(cls, mixer: Any) -> Form:
+        """That of a `WrapperMixer`."""
+        return cls(mixer.gated, mixer.pre_silu, mixer.matrix if getattr(mixer, "spectral", None) is not None else None)
 
 
 class Row:
@@ -100,7 +129,10 @@ class Row:
         projected = x_TD @ p["in_proj.weight"].T
         inner = keep_TI.shape[1]
         self.u, self.z = projected[:, :inner], projected[:, inner:] if form.gated else None
-        self.c = self._convolved(start["conv"]) if o["use_conv"] else self.u
+        self.c = self.u
+        if o["use_conv"]:
+            self.conv = Convolution(self.u, p["conv.weight"], p["conv.bias"], start["conv"], begins)
+            self.c = self.conv.out
         self.a = silu(self.c) if form.pre_silu else self.c
         self.states, self.y = [{n: s for n, s in start.items() if n != "conv"}], np.zeros_like(self.u)
         for t in range(len(x_TD)):
@@ -109,7 +141,7 @@ class Row:
         self.out = (self.y * keep_TI) @ p["out_proj.weight"].T
         self.end = dict(self.states[-1])
         if o["use_conv"]:
-            self.end["conv"] = self.window
+            self.end["conv"] = self.conv.window
 
     def _z(self, t: int) -> Array | None:
         return None if self.z is None else self.z[t]
@@ -120,17 +152,6 @@ class Row:
             return self.states[t]
         learned = self.cell.initial
         return {n: self.p[learned[n]] if n in learned else np.zeros_like(s) for n, s in self.states[t].items()}
-
-    def _convolved(self, window: Array) -> Array:
-        """Sets, for every step, the K inputs that it sees, and the window at the end."""
-        self.seen, w = [], self.p["conv.weight"][:, 0].T
-        window = window.copy()
-        for t, u in enumerate(self.u):
-            window = np.zeros_like(window) if self.begins[t] else window
-            self.seen.append(np.vstack([window, u]))
-            window = self.seen[-1][1:]
-        self.window = window
-        return np.array([(w * seen).sum(0) for seen in self.seen]).reshape(self.u.shape) + self.p["conv.bias"]
 
     def backward(self, grads: Arrays, g_out_TD: Array, g_end: Arrays) -> tuple[Array, Arrays]:
         """Adds every parameter's gradient to `grads`; returns those of x and of the initial state."""
@@ -152,27 +173,18 @@ class Row:
                 for state, parameter in self.cell.initial.items():
                     of_cell[parameter] += gs[state]
                 gs = {n: np.zeros_like(g) for n, g in gs.items()}
-        if (name := self.form.matrix) is not None:
+        if (matrix := self.form.matrix) is not None:
             norm = o["spectral_radius"], p["spectral.u"], p["spectral.v"]
-            of_cell[name] = scaled_gradient(of_cell[name], p[name], *norm)
+            of_cell[matrix] = scaled_gradient(of_cell[matrix], p[matrix], *norm)
         for name, g in of_cell.items():
             grads[name] += g
         dc = da * silu_slope(self.c) if self.form.pre_silu else da
         start = dict(gs)
         du = dc
         if o["use_conv"]:
-            du, start["conv"] = self._unconvolved(grads, dc, g_end["conv"])
+            du, start["conv"], dw, db = self.conv.backward(dc, g_end["conv"])
+            grads["conv.weight"] += dw
+            grads["conv.bias"] += db
         both = du if dz is None else np.concatenate([du, dz], 1)
         grads["in_proj.weight"] += both.T @ self.x
         return both @ p["in_proj.weight"], start
-
-    def _unconvolved(self, grads: Arrays, dc: Array, g_window: Array) -> tuple[Array, Array]:
-        w, du = self.p["conv.weight"][:, 0].T, np.zeros_like(dc)
-        grads["conv.bias"] += dc.sum(0)
-        g_window = g_window.copy()
-        for t in reversed(range(len(dc))):
-            grads["conv.weight"][:, 0] += (dc[t] * self.seen[t]).T
-            g_seen = w * dc[t] + np.vstack([np.zeros_like(dc[:1]), g_window])
-            du[t], g_window = g_seen[-1], g_seen[:-1]
-            g_window = np.zeros_like(g_window) if self.begins[t] else g_window
-        return du, g_window

@@ -59,7 +59,8 @@ class VariantContract(KernelContract, EquationContract, MixerContract, ModelCont
         """Every published figure names a model that resolves, with as many parameters as it says: embedding, norms, layers."""
         for row in self.declared().published:
             name, dim, depth = parse_size(row.model)
-            assert dim is not None and depth is not None, f"{row.model}: write NAME@WIDTHxDEPTH"
+            assert dim is not None, f"{row.model}: write NAME@WIDTHxDEPTH"
+            assert depth is not None
             found = resolve(name)
             assert found.variant is self.declared(), row.model
             if row.parameters is not None:

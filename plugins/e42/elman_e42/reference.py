@@ -1,26 +1,11 @@
-"""E42 in plain PyTorch: the truth that kernels are compared with. T time, B batch, d inner width."""
+"""E42 in plain PyTorch: the truth that kernels are compared with."""
 
-import torch
 from torch import Tensor
 
-from elman_core.nn import each_step, full_precision, hold, restart, self_gate
+from elman_core.nn import dense_reference, self_gate
 
 
-@full_precision
-def e42_reference(
-    u_TBd: Tensor,
-    w_dd: Tensor,
-    h_Bd: Tensor,
-    mask_TB: Tensor | None = None,
-    starts_TB: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """h_t = W h_{t-1} + u_t, y_t = h_t silu(h_t), with u_t = W x_t + b. Returns (y_TBd, h_T).
-
-    Where the mask is False the state is held and y_t means nothing; where a document starts, h_{t-1} is 0.
-    """
-    states = []
-    for u_Bd, mask_B, start_B in each_step(u_TBd, mask_TB, starts_TB):
-        h_Bd = restart(h_Bd, start_B)
-        h_Bd = hold(torch.addmm(u_Bd, h_Bd, w_dd.T), h_Bd, mask_B)
-        states.append(h_Bd)
-    return self_gate(torch.stack(states)), h_Bd
+@dense_reference
+def e42_reference(a: Tensor, _h: Tensor) -> tuple[Tensor, Tensor]:
+    """h_t = W h_{t-1} + u_t, y_t = h_t silu(h_t), with u_t = W x_t + b and a = W h_{t-1} + u_t."""
+    return a, self_gate(a)

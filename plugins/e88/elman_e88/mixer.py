@@ -178,8 +178,8 @@ class E88Mixer(Mixer):
     def validate(cls, dim: int, config: E88Config) -> None:
         """Raises `ConfigError` unless a value of a head is a whole number wide and the options fit together.
 
-        The limits of `n_state` (a multiple of 4, 4 to 128) and `n_heads` (1 to 1024) are those of the options themselves. They are
-        what kernels can have; the reference could do without. A model that trains here must run on a GPU as well.
+        The limits of `n_state` and `n_heads` are those of kernels. The reference could do without, but a model that trains on
+        a CPU must run on a GPU as well.
         """
         n, exact = config.n_state, config.n_state * config.expansion
         if abs(exact - config.head_values) > 1e-9 or config.head_values < 1:

@@ -6,17 +6,8 @@ width, C channels of q, k, v together, K = 4 taps of the convolution. o = {optio
 
 import numpy as np
 
-
-def sigmoid(a):
-    return 1 / (1 + np.exp(-a))
-
-
-def silu(a):
-    return a * sigmoid(a)
-
-
-def silu_slope(a):
-    return sigmoid(a) * (1 + a * (1 - sigmoid(a)))
+from elman_core.testing import sigmoid, silu, silu_slope
+from elman_core.testing.oracle import Convolution
 
 
 def softmax(a):
@@ -27,8 +18,8 @@ def softmax(a):
 class Row:
     """Forward on construction; `backward` adds to a dict of gradients."""
 
-    def __init__(self, p, o, x_TD, start):
-        self.p, self.o, self.x, self.start = p, o, x_TD, start
+    def __init__(self, o, p, x_TD, start, begins):
+        self.p, self.o, self.x, self.start, self.begins = p, o, x_TD, start, begins
         T, H, N = len(x_TD), o["n_heads"], o["n_state"]
         V = int(N * o["expansion"])
         self.sizes = T, H, N, V
@@ -42,7 +33,7 @@ class Row:
         self.read = np.zeros((T, H, V))
         for t in range(T):
             for h in range(H):
-                before, k = self.states[t, h], self.kn[t, h]
+                before, k = self.before(t)[h], self.kn[t, h]
                 delta = self.v[t, h] - before.T @ k
                 a = self.decay[t, h] * before + self.write[t, h] * np.outer(k, delta)
                 self.states[t + 1, h] = a if o["linear_state"] else np.tanh(a)
@@ -50,15 +41,18 @@ class Row:
         self._finish()
         self.end = {"S": self.states[T]}
         if o["use_conv"]:
-            self.end["conv"] = self.padded[T:]
+            self.end["conv"] = self.conv.window
+
+    def before(self, t):
+        """The states from which step t begins."""
+        return self.states[t] * (not self.begins[t])
 
     def _project(self):
         p, o, (T, H, N, V) = self.p, self.o, self.sizes
         self.u = self.x @ p["qkv_proj.weight"].T
         if o["use_conv"]:
-            self.padded = np.concatenate([self.start["conv"], self.u])
-            self.taps = p["conv.weight"][:, 0].T
-            self.u = np.array([sum(self.taps[j] * self.padded[t + j] for j in range(4)) for t in range(T)])
+            self.conv = Convolution(self.u, p["conv.weight"], 0, self.start["conv"], self.begins)
+            self.u = self.conv.out
         s = silu(self.u) if o["use_silu"] else self.u
         self.q, self.k = s[:, : H * N].reshape(T, H, N), s[:, H * N : 2 * H * N].reshape(T, H, N)
         self.v = self.k if o["tie_kv"] else s[:, 2 * H * N :].reshape(T, H, V)
@@ -116,13 +110,8 @@ class Row:
         dS = g_end["S"].copy()
         for t in reversed(range(T)):
             for h in range(H):
-                before, after, k, lam, beta = (
-                    self.states[t, h],
-                    self.states[t + 1, h],
-                    self.kn[t, h],
-                    self.decay[t, h],
-                    self.write[t, h],
-                )
+                before, after, k = self.before(t)[h], self.states[t + 1, h], self.kn[t, h]
+                lam, beta = self.decay[t, h], self.write[t, h]
                 dy = d_read[t, h]
                 delta = self.v[t, h] - before.T @ k
                 dq[t, h] = after @ dy
@@ -133,7 +122,7 @@ class Row:
                 d_decay[t, h], d_write[t, h] = np.sum(P * before), w @ delta
                 dv[t, h] += d_delta
                 dk[t, h] = beta * (P @ delta) - before @ d_delta
-                dS[h] = lam * P - np.outer(k, d_delta)
+                dS[h] = (lam * P - np.outer(k, d_delta)) * (not self.begins[t])
         self._undecay(grads, d_decay, d_write)
         start = {"S": dS}
         self._unproject(grads, dq, dk, dv, g_end.get("conv"), start)
@@ -201,11 +190,6 @@ class Row:
         d = np.concatenate([a.reshape(T, -1) for a in parts], 1)
         d = d * silu_slope(self.u) if o["use_silu"] else d
         if o["use_conv"]:
-            d_padded = np.zeros_like(self.padded)
-            d_padded[T:] += g_window
-            for t in range(T):
-                for j in range(4):
-                    grads["conv.weight"][:, 0, j] += d[t] * self.padded[t + j]
-                    d_padded[t + j] += d[t] * self.taps[j]
-            start["conv"], d = d_padded[:3], d_padded[3:]
+            d, start["conv"], dw, _ = self.conv.backward(d, g_window)
+            grads["conv.weight"] += dw
         self._linear(grads, "qkv_proj", d)

@@ -1,0 +1,64 @@
+"""E88: everything a variant promises, and its equation in NumPy under every option and every pair of options."""
+
+import random
+
+from elman_core.testing import VariantContract
+
+from .oracle import Row
+
+SMALL = {"n_heads": 4, "n_state": 8}
+PLAIN = {**SMALL, "use_gate": False, "use_output_norm": False}
+CHOICES = {
+    "expansion": (1.0, 2.0),
+    "n_state": (4, 8),
+    "n_heads": (1, 3),
+    "use_conv": (False, True),
+    "use_gate": (False, True),
+    "gate_activation": ("sigmoid", "silu"),
+    "use_silu": (False, True),
+    "l2_norm": (False, True),
+    "decay": ("mamba", "simple", "constant", "none"),
+    "use_write_gate": (False, True),
+    "value_residual": (False, True),
+    "tie_kv": (False, True),
+    "linear_state": (False, True),
+    "use_output_norm": (False, True),
+    "head_mix": ("concat", "weighted_sum", "per_head", "input_weighted", "sum"),
+}
+IMPOSSIBLE = ("expansion", 2.0, "tie_kv", True)
+
+
+def pairs(options):
+    return {(a, options[a], b, options[b]) for a in CHOICES for b in CHOICES if a < b}
+
+
+def combinations():
+    """Random sets of options, the same every time, until every possible pair of choices has occurred."""
+    draw, found, seen = random.Random(0), [], {IMPOSSIBLE}
+    wanted = {(a, x, b, y) for a in CHOICES for b in CHOICES if a < b for x in CHOICES[a] for y in CHOICES[b]}
+    while wanted - seen:
+        tries = [{name: draw.choice(values) for name, values in CHOICES.items()} for _ in range(50)]
+        found.append(max((o for o in tries if IMPOSSIBLE not in pairs(o)), key=lambda o: len(pairs(o) - seen)))
+        seen |= pairs(found[-1])
+    return found
+
+
+class TestE88(VariantContract):
+    variant = "e88"
+    options = (
+        SMALL,
+        PLAIN,
+        {
+            **SMALL,
+            "use_conv": True,
+            "expansion": 2.0,
+            "use_write_gate": True,
+            "value_residual": True,
+            "decay": "simple",
+        },
+        {**PLAIN, "use_conv": True, "tie_kv": True, "decay": "constant", "head_mix": "weighted_sum"},
+        {**PLAIN, "linear_state": True, "decay": "none", "head_mix": "input_weighted"},
+        {**SMALL, "l2_norm": False, "gate_activation": "silu", "head_mix": "sum"},
+    )
+    equations = combinations()
+    row = Row
