@@ -90,11 +90,22 @@ def test_commands_in_the_text_exist_with_their_flags(page: Path) -> None:
             assert used <= flags, f"{page.name}: elman {name} has no {used - flags}"
 
 
-def test_every_variant_of_this_repository_has_a_page() -> None:
+def test_tables_of_options_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import options
+
+    tables = 0
+    for page in options.pages():
+        text = page.read_text(encoding="utf-8")
+        assert text == options.render(text), f"{page.name}: type make docs"
+        tables += text.count("<!-- /options -->")
+    assert tables
+
+
+def test_every_baseline_has_a_page() -> None:
     index = (ROOT / "docs/variants/README.md").read_text(encoding="utf-8")
     for name, entry in plugins().installed.items():
-        if entry.package in ("elman-baselines", *(f"elman-{p.name}" for p in (ROOT / "plugins").iterdir())):
-            assert f"`{name}`" in index, f"docs/variants/README.md does not list {name}"
+        assert entry.package != "elman-baselines" or f"`{name}`" in index, f"docs/variants/README.md lacks {name}"
 
 
 def test_every_decision_is_listed() -> None:
@@ -162,7 +173,8 @@ def test_the_readme_sets_up_a_fresh_machine_with_two_commands() -> None:
     demo, test = readme_commands()
     start = "python3 -m venv .venv && .venv/bin/pip install -r "
     assert demo == f"{start}requirements.txt && .venv/bin/elman demo"
-    assert test == f"{start}requirements-dev.txt && .venv/bin/python -m pytest -n auto"
+    every_plugin = "$(printf ' -e %s' plugins/*/)"
+    assert test == f"{start}requirements-dev.txt {every_plugin} && .venv/bin/python -m pytest -n auto"
     ci = (ROOT / ".ci/run").read_text()
     marks = re.findall(r"<!-- test command -->\n```bash\n(.*)\n```", README)
     assert marks == [test]

@@ -14,7 +14,6 @@ from broken_plugins import pip
 from elman_core.cli import _checks
 from elman_core.cli._checks import Plugin
 from elman_core.cli._scaffold import class_name, render
-from elman_core.cli._workspace import requirements, write_requirements
 from elman_core.registry import ConfigError, get_variant, plugins
 
 ROOT = Path(__file__).parents[1]
@@ -90,15 +89,12 @@ def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
     )
 
 
-def test_a_new_plugin_in_a_repository_joins_its_requirements(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "README.md"):
-        (tmp_path / name).write_text("")
-    write_requirements(tmp_path)
-    folder, _ = render("e99", tmp_path)
-    assert folder == tmp_path / "plugins" / "e99"
-    text = (tmp_path / "requirements.txt").read_text()
-    assert text == requirements(tmp_path)
-    assert text.endswith("-e .\n-e ./plugins/e99\n")
+def test_a_new_plugin_in_a_repository_of_plugins_goes_beside_them(tmp_path: Path) -> None:
+    first, second = tmp_path / "plugins" / "e98", tmp_path / "plugins" / "e99"
+    assert render("e98", tmp_path / "plugins")[0] == first
+    assert render("e99", tmp_path)[0] == second
+    assert [*tmp_path.iterdir()] == [tmp_path / "plugins"]
+    assert {*(tmp_path / "plugins").iterdir()} == {first, second}
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from pathlib import Path
 from elman_core import __version__
 from elman_core.registry import ConfigError, Variant, plugins
 
-from ._workspace import is_workspace, write_requirements
-
 # What a copied plugin must not claim for itself: names and figures that belong to the original.
 NOT_COPIED = ("aliases", "parse_alias", "published")
 
@@ -58,8 +56,7 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
 
     Args:
         name: of the variant. source: an installed variant to copy; None for the template.
-        folder: the plugin goes to `folder/NAME`, or to `folder/plugins/NAME` where `folder` is a repository of plugins, whose
-            requirements.txt is then written anew.
+        folder: the plugin goes to `folder/NAME`, or to `folder/plugins/NAME` where `folder/plugins` holds packages already.
 
     Raises:
         ConfigError: a name that cannot be used or is taken, a folder that exists, a source that cannot be copied.
@@ -68,7 +65,7 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
         raise ConfigError(f"a variant's name is lower case letters, digits and _, such as e99, not {name!r}")
     if (taken := plugins().installed.get(name)) is not None:
         raise ConfigError(f"variant {name!r} is already there, from {taken.requirement}: choose another name")
-    target = (folder / "plugins" if is_workspace(folder) else folder) / name
+    target = (folder / "plugins" if any(folder.glob("plugins/*/pyproject.toml")) else folder) / name
     if target.exists():
         raise ConfigError(f"{target} exists: choose another name or --dir")
     files = _filled(resources.files("elman_core") / "template" / "variant", name)
@@ -84,8 +81,6 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
     for path, text in files.items():
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / path).write_text(text, encoding="utf-8")
-    if is_workspace(folder):
-        write_requirements(folder)
     return target, sorted(files)
 
 
