@@ -120,7 +120,6 @@ TARGETED = script("training_step.py", "--targets", *OURS, "--profile")
 RIVALS = ("mamba2", "gdn", "mamba_ssm", "fla")
 COMPILED = ("--settings", "compile,compile+graph", "--only", ",".join(("transformer", "llama", *RIVALS)))
 DECODING = script("generation.py", "--device", "cuda", "--decode", "e42@1536x6", "--samples", "1,64", "--profile")
-GENERATION = script("generation.py", "--device", "cuda", "--dim", "1024", "--depth", "6")
 STEPS = (
     *(
         verify(v, d, 120 if v == "e88" else 40)
@@ -146,7 +145,6 @@ STEPS = (
     training("training-64-rows", 300, "--batches", "64", "--settings", "eager,graph"),
     training("rivals-compiled", 300, "--targets", "--settings", "compile,compile+graph", "--only", ",".join(RIVALS)),
     training("compiled-50M", 400, "--sizes", "50M", "--batches", "32", *COMPILED),
-    Step("generation", "generation", GENERATION, 180, 900, rows_counted),
 )
 
 

@@ -156,10 +156,6 @@ def test_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     verify = [sys.executable, "-m", "elman_core", "verify", "e99", "--backend", "host", "--dtype", "fp64"]
     done = subprocess.run(verify, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    header = site / "elman_e99/csrc/e99_cell.h"
-    header.write_text(header.read_text().replace("Math::sigmoid(h)) + gh;", "Math::sigmoid(h));"))
-    done = subprocess.run(verify, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 5, "a cell that drops a gradient must fail"
 
 
 # the README ----------------------------------------------------------------------------------------------------------
