@@ -1,11 +1,13 @@
 PYTHON ?= .venv/bin/python
 
-.PHONY: demo test lint types kernels bench gpu docs requirements wheels help
+.PHONY: demo test lint types kernels bench gpu docs wheels help
 .DEFAULT_GOAL := help
 
-.venv: requirements-dev.txt constraints.txt
+PLUGINS = $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+
+.venv: requirements-dev.txt constraints.txt $(wildcard plugins/*/pyproject.toml)
 	python3 -m venv .venv
-	.venv/bin/pip install -r requirements-dev.txt
+	.venv/bin/pip install -r requirements-dev.txt $(patsubst %,-e %,$(PLUGINS))
 	touch .venv
 
 demo: .venv  ## train a small model on this machine, save it, reload it, write text
@@ -31,16 +33,14 @@ bench: .venv  ## measure kernels and training steps on this machine's GPU
 gpu: .venv  ## all that only a GPU can say: verification, GPU tests, benchmarks (`make gpu ONLY=verify,plans`)
 	$(PYTHON) benchmarks/gpu_day.py $(if $(ONLY),--only $(ONLY))
 
-docs: .venv  ## write the reference of the commands, and check that the documentation is true
+docs: .venv  ## write the references and the tables of options, and check that the documentation is true
 	$(PYTHON) docs/commands.py > docs/reference/commands.md
 	$(PYTHON) docs/settings.py > docs/reference/settings.md
+	$(PYTHON) docs/options.py
 	$(PYTHON) -m pytest -q tests/test_docs.py
 
-requirements:  ## rewrite requirements.txt from the packages in this repository
-	$(PYTHON) -m elman_core.cli._workspace
-
 wheels: .venv  ## build a wheel of every package into dist/
-	$(PYTHON) -m pip wheel --no-deps --no-build-isolation --wheel-dir dist $$(sed -n 's/^-e //p' requirements.txt)
+	$(PYTHON) -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . baselines csrc_common $(PLUGINS)
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z]+:.*##/ {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

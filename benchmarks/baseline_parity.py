@@ -5,7 +5,7 @@
 One layer of each: float32 weights under bfloat16 autocast. The truth is the same layer in float64, without kernels. Figures
 are relative errors in L2, of the output and of the worst gradient (parameters and input). `limit` is what is accepted: 3
 times the error of plain PyTorch in the same precision, and 4 eps. Peers are the libraries' own modules, given our weights by
-name. Triton's autotuner takes the first candidate of each kernel that fits (fill_triton_cache.py): all must be right, and
+name. Triton's autotuner takes the first candidate of each kernel that fits (triton_candidates.py): all must be right, and
 choosing takes minutes.
 """
 
@@ -15,16 +15,15 @@ import argparse
 import copy
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from fill_triton_cache import compile_a_share
 from machine import commit, facts
 from torch import Tensor, nn
+from triton_candidates import first_that_fits
 
 HERE = Path(__file__).parent
 BF16 = torch.bfloat16
@@ -171,7 +170,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     names = [n for n in shapes if not given.only or n in given.only.split(",")]
     found: list[dict[str, Any]] = []
     on_gpu = given.device.startswith("cuda")
-    with kernels("require" if on_gpu else "auto"), compile_a_share(0, sys.maxsize) if on_gpu else nullcontext():
+    with kernels("require" if on_gpu else "auto"), first_that_fits() if on_gpu else nullcontext():
         for name in names:
             for row in rows(name, *shapes[name], batch, length, given.device):
                 found.append(row)

@@ -8,7 +8,7 @@ here; of either the first 30 MB, of which 1 MiB is held out. The result has for 
 first ten steps and of every fifty steps after that, and bits per byte on held-out text; a loss has fallen if each of these
 means is below the one before it. Leaves with 1 unless all have.
 
-Triton's autotuner takes the first candidate of each kernel that fits (fill_triton_cache.py): which is the fastest matters not.
+Triton's autotuner takes the first candidate of each kernel that fits (triton_candidates.py): which is the fastest matters not.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fill_triton_cache import compile_a_share
 from machine import commit, facts
 from training_step import SIZES
+from triton_candidates import first_that_fits
 
 HERE = Path(__file__).parent
 MODELS = tuple(SIZES["50M"][name] for name in ("gru", "lstm", "transformer", "mamba2", "gdn"))
@@ -40,7 +40,7 @@ def train(words: Sequence[str]) -> int:
     """`elman train`, with the first candidate of every autotuned kernel."""
     from elman_core.cli import main as elman
 
-    with compile_a_share(0, sys.maxsize) if find_spec("triton") else nullcontext():
+    with first_that_fits() if find_spec("triton") else nullcontext():
         return elman(["train", *words])
 
 

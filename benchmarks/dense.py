@@ -33,6 +33,7 @@ import flashrnn_cuda13
 import torch
 from elman_baselines.rnn.op import packed_for_cudnn
 from machine import commit, facts, said
+from timing import captured, milliseconds
 from torch import Tensor
 
 from elman_core.kernels import DenseKernel, Tied, dense_cuda, dense_native
@@ -72,25 +73,10 @@ plain = DenseKernel(
 
 def measure(call: Callable[[], Any], steps: int, repeats: int) -> dict[str, float]:
     """{"median", "p10", "p90"} of a call, in microseconds per step."""
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(4_000_000)  # two milliseconds, in which the host gets ahead
-        before.record()
-        call()
-        after.record()
-        torch.cuda.synchronize()
-        times.append(before.elapsed_time(after) * 1e3 / steps)
-    times.sort()
-    tenth = len(times) // 10
-    return {
-        "median": round(statistics.median(times), 4),
-        "p10": round(times[tenth], 4),
-        "p90": round(times[-1 - tenth], 4),
-    }
+    times = [ms * 1e3 / steps for ms in milliseconds(call, repeats)]
+    tenth = repeats // 10
+    found = {"median": statistics.median(times), "p10": times[tenth], "p90": times[-1 - tenth]}
+    return {name: round(us, 4) for name, us in found.items()}
 
 
 def both(forward: Callable[[], tuple[Tensor, ...]], leaves: list[Tensor], steps: int, repeats: int) -> dict[str, Any]:
@@ -132,19 +118,6 @@ def tied(kernel: Tied, steps: int, batch: int, width: int, dtype: torch.dtype, r
     return found | {"plan": plan}
 
 
-def captured(call: Callable[[], Any]) -> Callable[[], None]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
 def per_step(steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     """h = tanh(W h + u): a cuBLAS product with u added by it, and tanh; back: two pointwise kernels and a product a step."""
     u, w, h0 = (x.detach() for x in problem(steps, batch, width, 0, dtype))
@@ -171,8 +144,8 @@ def per_step(steps: int, batch: int, width: int, dtype: torch.dtype, repeats: in
         backward()
 
     return {
-        "forward": measure(captured(forward), steps, repeats),
-        "forward_backward": measure(captured(whole), steps, repeats),
+        "forward": measure(captured(forward).replay, steps, repeats),
+        "forward_backward": measure(captured(whole).replay, steps, repeats),
     }
 
 
@@ -213,8 +186,8 @@ def in_a_graph(
         torch.autograd.grad(call(), leaves, gradients)
 
     return {
-        "forward": measure(captured(forward), steps, repeats),
-        "forward_backward": measure(captured(whole), steps, repeats),
+        "forward": measure(captured(forward).replay, steps, repeats),
+        "forward_backward": measure(captured(whole).replay, steps, repeats),
         "launched": "graph",
     }
 

@@ -1,4 +1,4 @@
-"""Everything that only a GPU can say, in one call: verification, GPU tests, equality of whole steps, and all benchmarks.
+"""Everything that only a GPU can say, in one call: verification, GPU tests and all benchmarks.
 
     python benchmarks/gpu_day.py [--out gpu_day] [--only verify,matrix] [--skip training] [--minutes 60] [--gpus 4] [--list]
 
@@ -93,47 +93,6 @@ def rows_counted(result: Any, log: str) -> str:
     return f"{len(result['rows'])} rows, {len(without)} without a result or beyond a limit"
 
 
-def matrix(result: Any, log: str) -> str:
-    rows = [r for r in (result or {}).get("recurrence", []) if "target_forward" in r]
-    named = (
-        "B={B} H={H} n={N}: {forward}/{backward} (to reach {target_forward}/{target_backward})".format(**r)
-        for r in rows
-    )
-    return "; ".join(named) or last_line(result, log)
-
-
-def targets(result: Any, log: str) -> str:
-    """The best setting of each shape that has a target."""
-    rows = [r for r in (result or {}).get("rows", []) if r.get("target")]
-    best = {r["model"]: max((x for x in rows if x["model"] == r["model"]), key=lambda x: x["tok_s"]) for r in rows}
-    words = [f"{m} {r['setting']} {r['tok_s']:,} tok/s (to reach {r['target']:,})" for m, r in best.items()]
-    return "; ".join(words) or last_line(result, log)
-
-
-def learnt(result: Any, log: str) -> str:
-    """Loss of each baseline, from the first steps to the last."""
-    rows = (result or {}).get("rows", [])
-    words = [f"{r['model']} {r['means'][0]} to {r['means'][-1]}" if "means" in r else f"{r['model']} no" for r in rows]
-    return "; ".join(words) or last_line(result, log)
-
-
-def updated(result: Any, log: str) -> str:
-    """Milliseconds of each optimizer's update, by model."""
-    rows = (result or {}).get("alone", [])
-    words = [f"{r['model']} {r['optimizer']} {r['ms']} ms" for r in rows]
-    return "; ".join(words) or last_line(result, log)
-
-
-def rates(result: Any, log: str) -> str:
-    """Bytes per second of every way of decoding."""
-    rows = (result or {}).get("rows", [])
-    words = [
-        f"{r['samples']} {r['how']}: {r['bytes_s']:,}" if "bytes_s" in r else f"{r['samples']} {r['how']}: no"
-        for r in rows
-    ]
-    return "bytes/s " + ", ".join(words) if words else last_line(result, log)
-
-
 def script(name: str, *more: str) -> Words:
     return (PYTHON, str(HERE / name), "--out", "{out}", *more)
 
@@ -156,24 +115,11 @@ def training(name: str, usual: int, *words: str) -> Step:
 DENSE_TESTS, E88_TESTS = "tests/test_kernels_dense_gpu.py", "plugins/e88/tests/test_e88_kernel.py"
 SANITIZED_TESTS = "tests/test_kernels_sanitized.py"
 ELSEWHERE = [word for tests in (DENSE_TESTS, E88_TESTS, SANITIZED_TESTS) for word in ("--ignore", tests)]
-AUTOTUNED = (
-    "gdn@768x20",
-    "mamba2@896x20",
-    "fla@768x20",
-    "mamba_ssm@896x20",
-    "--rows",
-    "32",
-    "--workers",
-    "6",
-    "--limit",
-    "280",
-)
 OURS = ("--settings", "eager,graph", "--only", "e1,e42,e88")
 TARGETED = script("training_step.py", "--targets", *OURS, "--profile")
 RIVALS = ("mamba2", "gdn", "mamba_ssm", "fla")
 COMPILED = ("--settings", "compile,compile+graph", "--only", ",".join(("transformer", "llama", *RIVALS)))
 DECODING = script("generation.py", "--device", "cuda", "--decode", "e42@1536x6", "--samples", "1,64", "--profile")
-GENERATION = script("generation.py", "--device", "cuda", "--dim", "1024", "--depth", "6")
 STEPS = (
     *(
         verify(v, d, 120 if v == "e88" else 40)
@@ -183,33 +129,22 @@ STEPS = (
     gpu_tests("dense", DENSE_TESTS, usual=120, timed=True),  # among them, how long a kernel may wait
     gpu_tests("e88", E88_TESTS, usual=120),
     gpu_tests("sanitized", SANITIZED_TESTS, usual=120),
-    Step(
-        "triton",
-        "baselines",
-        (PYTHON, str(HERE / "fill_triton_cache.py"), *AUTOTUNED),
-        150,
-        300,
-        last_line,
-        timed=False,
-    ),
     # These ask which processes are on a GPU, and compare memory.
     gpu_tests("rest", *ELSEWHERE, usual=240, timed=True),
-    Step("steps", "steps", script("step_equality.py"), 240, 900, rows_counted, timed=False),
     Step("dense", "dense", script("dense.py"), 240, 900, rows_counted),
-    Step("targets", "training", TARGETED, 40, 300, targets),
-    training("rivals", 120, "--targets", "--settings", "eager,graph", "--only", ",".join(RIVALS)),
+    Step("targets", "training", TARGETED, 40, 300, rows_counted),
+    training("rivals", 400, "--targets", "--settings", "eager,graph", "--only", ",".join(RIVALS)),
     training("training-100M", 150, "--sizes", "100M", "--batches", "32", "--settings", "eager,graph"),
-    Step("optimizers", "training", script("optimizers.py"), 60, 300, updated),
+    Step("optimizers", "training", script("optimizers.py"), 60, 300, rows_counted),
     training("compiled-100M", 400, "--sizes", "100M", "--batches", "32", *COMPILED),
     Step("parity", "baselines", script("baseline_parity.py"), 60, 300, rows_counted, timed=False),
-    Step("learn", "baselines", script("baselines_learn.py"), 90, 300, learnt, timed=False),
-    Step("matrix", "e88", script("matrix_state.py"), 120, 600, matrix),
-    Step("decoding", "generation", DECODING, 180, 600, rates),
+    Step("learn", "baselines", script("baselines_learn.py"), 90, 300, rows_counted, timed=False),
+    Step("matrix", "e88", script("matrix_state.py"), 120, 600, rows_counted),
+    Step("decoding", "generation", DECODING, 180, 600, rows_counted),
     training("training-50M", 150, "--sizes", "50M", "--batches", "32", "--settings", "eager,graph"),
     training("training-64-rows", 300, "--batches", "64", "--settings", "eager,graph"),
     training("rivals-compiled", 300, "--targets", "--settings", "compile,compile+graph", "--only", ",".join(RIVALS)),
     training("compiled-50M", 400, "--sizes", "50M", "--batches", "32", *COMPILED),
-    Step("generation", "generation", GENERATION, 180, 900, rows_counted),
 )
 
 

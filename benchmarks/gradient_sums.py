@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from machine import commit, facts
+from timing import milliseconds
 from torch import Tensor
 
 from elman_core.training.sums import average, means
@@ -105,27 +106,9 @@ def timed(way: Callable[[Sequence[Tensor], int], None], shapes: Sequence[torch.S
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for _ in range(TIMES):
                 way(grads, ranks)
-        ms = replayed(graph, TIMES, dist.barrier)
+        ms = statistics.median(milliseconds(graph.replay, REPLAYS, 0, before=dist.barrier)) / TIMES
     graph.reset()
     return {"ms": ms, "error": error}
-
-
-def replayed(graph: torch.cuda.CUDAGraph, times: int, before: Callable[[], object] = lambda: None) -> float:
-    """Milliseconds of what the graph holds so many times, by events: the median of replays, after two that do not count.
-
-    Args:
-        before: called before each replay.
-    """
-    found = []
-    for _ in range(REPLAYS + 2):
-        before()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) / times)
-    return statistics.median(found[2:])
 
 
 def rank_of(rank: int, ranks: int, models: list[str], store: str, into: str) -> None:

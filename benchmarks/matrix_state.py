@@ -1,6 +1,6 @@
 """Time the recurrence of E88 on one GPU: forward and backward, beside the layers it competes with.
 
-    python benchmarks/matrix_state.py [--out benchmarks/results/matrix_state_h200.json] [--plot]
+    python benchmarks/matrix_state.py [--out benchmarks/results/matrix_state_h200.json]
 
 Microseconds, the median over repetitions of the time between two CUDA events; the GPU is kept busy before the first one, so
 that no launch latency of the host is in it. Inputs are random, bf16.
@@ -10,7 +10,7 @@ function with SiLU, L2 norm and decay in PyTorch around the recurrence; fused re
 saved: megabytes (1e6) that the recurrence keeps for its backward, its output not counted.
 rates: clocks between two issues of the instructions that the loops are made of (instruction_rates.py).
 Layers (whole: projections too), weights in bfloat16: E88's of h32n16, fla's GatedDeltaNet and mamba_ssm's Mamba2 where they are
-installed (TRITON_CACHE_AUTOTUNING=1 after benchmarks/fill_triton_cache.py saves their choosing anew).
+installed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from baseline_parity import library
 from elman_e88.op import e88 as matrix
 from instruction_rates import instruction_rates
 from machine import commit, facts
+from timing import milliseconds
 
 HERE = Path(__file__).parent
 # (B, T, H, N): (forward, backward) to reach, in microseconds
@@ -41,18 +42,7 @@ OTHERS = [(32, 512, 24, 24), (32, 512, 8, 64), (32, 512, 4, 128), (8, 2048, 32, 
 
 
 def time_us(run: Callable[[], object], repetitions: int = 30, ahead_ms: float = 2) -> float:
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(repetitions):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(int(ahead_ms * 2e6))  # clocks, in which the host gets ahead
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return round(statistics.median(times), 1)
+    return round(1e3 * statistics.median(milliseconds(run, repetitions, ahead_ms)), 1)
 
 
 def both_us(
@@ -143,46 +133,12 @@ def write(report: dict[str, Any], to: Path) -> None:
     to.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def plot(report: dict[str, Any], to: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = [r for r in report["recurrence"] if "target_forward" in r]
-    figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
-    for i, row in enumerate(rows):
-        bars = (
-            ("forward", "#4477aa"),
-            ("backward", "#cc6677"),
-            ("fused_forward", "#88aadd"),
-            ("fused_backward", "#eeaabb"),
-        )
-        for j, (key, colour) in enumerate(bars):
-            axes.bar(i + 0.2 * j, row[key], 0.18, color=colour, label=key.replace("_", " ") if i == 0 else None)
-            axes.annotate(f"{row[key]:.0f}", (i + 0.2 * j, row[key]), ha="center", va="bottom", fontsize=7)
-        for j, key in enumerate(("target_forward", "target_backward")):
-            axes.hlines(
-                row[key], i + 0.2 * j - 0.09, i + 0.2 * j + 0.09, color="black", label="target" if i == j == 0 else None
-            )
-    axes.set_xticks([i + 0.3 for i in range(len(rows))], [f"B={r['B']} T={r['T']} H={r['H']} n={r['N']}" for r in rows])
-    axes.set_ylabel("microseconds per layer")
-    axes.set_title(f"E88 recurrence, bf16, {report['gpu']}", fontsize=10)
-    axes.legend(fontsize=7, ncols=3)
-    for suffix in (".png", ".svg"):
-        figure.savefig(to.with_suffix(suffix), dpi=160)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", default=commit(), help="recorded instead of git's answer")
-    parser.add_argument("--plot", action="store_true", help="draw a report that is there; needs no GPU")
     options = parser.parse_args()
     options.out = options.out or HERE / "results" / "matrix_state_h200.json"
-    if options.plot:
-        plot(json.loads(options.out.read_text()), options.out)
-        return
     report = {"what": "E88 recurrence, bf16, microseconds (medians)", **facts(options.commit)}
     report |= {"rates": instruction_rates(), "recurrence": [], "layers": []}
     for shape in [*TARGETS, *OTHERS]:

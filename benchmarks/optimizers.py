@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gradient_sums import replayed, shapes_of
+from gradient_sums import shapes_of
 from machine import commit, facts
 from schedulefree import AdamWScheduleFree
+from timing import captured, milliseconds
 from training_step import figures, random_text, steady, trainer
 
 from elman_core.training.schedule_free import ScheduleFree
 
 MODELS = "e1@1280x6,e42@1664x6,e88:h32n32@1536x8"
-TIMES = 10
+TIMES, REPLAYS = 10, 10
 NEEDED = 28
 """Bytes a parameter: weight, gradient and two more tensors read, three written."""
 
@@ -53,16 +54,8 @@ def alone(model: str) -> list[dict[str, Any]]:
         p.grad = torch.randn_like(p)
     count, rows = sum(p.numel() for p in params), []
     for name, optimizer in updates(params).items():
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                optimizer.step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(TIMES):
-                optimizer.step()
-        ms = replayed(graph, TIMES)
+        graph = captured(optimizer.step, TIMES)
+        ms = statistics.median(milliseconds(graph.replay, REPLAYS)) / TIMES
         moved = round(NEEDED * count / ms / 1e9, 2)
         rows.append({"model": model, "parameters": count, "optimizer": name, "ms": round(ms, 4), "tb_s": moved})
         print(f"{model:22}{name:30}{ms:8.3f} ms {moved:6.2f} TB/s", flush=True)

@@ -1,13 +1,10 @@
-"""What `benchmarks/four_gpus.py` brought back, as result files and as docs/results.md.
+"""Write docs/results.md from the result files; a test keeps it equal to them.
 
-    python benchmarks/results_page.py collect FOLDER [FOLDER ...] --commit HASH     result files, then the page
-    python benchmarks/results_page.py page                                          the page alone
+    python benchmarks/results_page.py
+    python benchmarks/results_page.py --suite FOLDER --text FILE.json --commit HASH
 
-`collect` reads, in each folder that has them: 100mb/ (a suite's folder), *.txt.json (what the text is), scaling.json,
-gradient_sums.json, suite-50m/check.json. It writes benchmarks/results/100mb_h200.json, scaling_h200.json,
-gradient_sums_h200.json (whose table readme.py makes) and suite_watch_h200.json, replacing only those that it found something
-for; later folders win. Of 100mb/ also the pictures of `elman plot`, which need matplotlib. README.md and docs/README.md get a
-link to the page. --results and --docs name other places. A test keeps the page equal to the files.
+With --suite it first writes 100mb_h200.json and its pictures from the folder of an `elman bench 100mb`: --text is what
+python_sources.py says of the text, --commit names the tree that ran. scaling.py writes the other file, scaling_h200.json.
 """
 
 from __future__ import annotations
@@ -16,31 +13,25 @@ import argparse
 import json
 import re
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from readme import markdown
+from machine import commit
+from readme import RESULTS, ROOT, markdown
 
-ROOT = Path(__file__).parents[1]
 PICTURES = {
     "loss-tokens": "Bits per byte against bytes seen",
     "loss-minutes": "Bits per byte against minutes of training",
     "speed-quality": "Speed against held-out bits per byte",
 }
-FILES = {
-    "comparison": "100mb_h200.json",
-    "scaling": "scaling_h200.json",
-    "sums": "gradient_sums_h200.json",
-    "watch": "suite_watch_h200.json",
-}
+COMPARISON, SCALING = "100mb_h200.json", "scaling_h200.json"
 GIB = 2**30
 
 
-# collecting --------------------------------------------------------------------------------------------------------------
+# from a suite ------------------------------------------------------------------------------------------------------------
 
 
 def comparison(suite: Path, text: Mapping[str, Any], commit: str) -> dict[str, Any]:
@@ -88,68 +79,15 @@ def _run(suite: Path, job: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def collect(folders: Sequence[Path], results: Path, commit: str) -> list[Path]:
-    """Write the result files; returns those that were written.
-
-    Raises:
-        SystemExit: the folders hold nothing of it.
-    """
-    found: dict[str, Any] = {}
-    for folder in folders:
-        text = next((json.loads(p.read_text()) for p in sorted(folder.glob("*.txt.json"))), {})
-        if (folder / "100mb" / "suite.json").exists():
-            found["comparison"] = comparison(folder / "100mb", text, commit)
-        for name, file in (
-            ("scaling", "scaling.json"), ("sums", "gradient_sums.json"), ("watch", "suite-50m/check.json"),
-        ):  # fmt: skip
-            if (facts := _read(folder / file)) is not None:
-                found[name] = {**facts, "commit": commit}
-    if not found:
-        raise SystemExit(f"nothing of it is in {', '.join(map(str, folders))}: unpack what four_gpus.py packed there")
-    results.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, facts in found.items():
-        paths.append(results / FILES[name])
-        paths[-1].write_text(json.dumps(facts, indent=1) + "\n")
-    suites = [folder / "100mb" for folder in folders if (folder / "100mb" / "suite.json").exists()]
-    return paths + (pictures(suites[-1], results) if suites else [])
-
-
-def pictures(suite: Path, results: Path) -> list[Path]:
-    """Those of `elman plot`, as SVG; none, and why, where nothing can be drawn."""
+def pictures(suite: Path, results: Path) -> None:
+    """Those of `elman plot`, as SVG."""
     from elman_core.experiments.plots import plot
     from elman_core.experiments.runs import find_runs
-    from elman_core.registry import ConfigError
 
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            drawn = plot(find_runs([suite]), Path(folder))
-        except ConfigError as error:
-            print(f"no pictures: {error}", file=sys.stderr)
-            return []
-        made = []
-        for path in (p for p in drawn if p.suffix == ".svg"):
-            made.append(results / f"100mb_h200_{path.name}")
-            shutil.copyfile(path, made[-1])
-    return made
-
-
-def link(root: Path) -> list[Path]:
-    """Point to the page from README.md and docs/README.md, where nothing does yet; returns the files that were changed."""
-    changed = []
-    whole = "Whole models trained side by side, and one model on several GPUs: [results](docs/results.md).\n\n"
-    row = "| see whole models compared, and speed on several GPUs | [results.md](results.md) |\n"
-    for file, mark, before, line in (
-        (root / "README.md", "(docs/results.md)", "## What you can rely on\n", whole),
-        (root / "docs" / "README.md", "(results.md)", "| know why it is built so |", row),
-    ):
-        text = file.read_text()
-        if mark not in text:
-            if before not in text:
-                raise SystemExit(f"{file} has no {before.strip()!r} to put the link before")
-            file.write_text(text.replace(before, line + before, 1))
-            changed.append(file)
-    return changed
+        for path in plot(find_runs([suite]), Path(folder)):
+            if path.suffix == ".svg":
+                shutil.copyfile(path, results / f"100mb_h200_{path.name}")
 
 
 def _read(path: Path) -> Any:
@@ -167,16 +105,16 @@ def page(results: Path) -> str:
     parts = [
         "# Results on whole models",
         "",
-        "Written by `python benchmarks/results_page.py page` from `benchmarks/results/`.",
+        "Written by `python benchmarks/results_page.py` from `benchmarks/results/`.",
         "",
     ]
-    for name, section in (("comparison", _comparison), ("scaling", _scaling), ("watch", _watch)):
-        if (facts := _read(results / FILES[name])) is not None:
-            parts += [*section(facts), ""]
-        if name == "comparison":
-            for picture, what in PICTURES.items():
-                file = f"100mb_h200_{picture}.svg"
-                parts += [f"![{what}](../benchmarks/results/{file})", ""] if (results / file).exists() else []
+    if (facts := _read(results / COMPARISON)) is not None:
+        parts += [*_comparison(facts), ""]
+        for picture, what in PICTURES.items():
+            file = f"100mb_h200_{picture}.svg"
+            parts += [f"![{what}](../benchmarks/results/{file})", ""] if (results / file).exists() else []
+    if (facts := _read(results / SCALING)) is not None:
+        parts += [*_scaling(facts), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -272,7 +210,7 @@ def _conditions(facts: Mapping[str, Any]) -> str:
         f"One model on one GPU each ({', '.join(machines)}; torch {', '.join(torch)}), seed {', '.join(map(str, seeds))}, on "
         f"{source}. Recipe: `elman_core/recipes/suites/{facts['suite']}.toml` (`elman bench {facts['suite']}`), protocol "
         f"{', '.join(hashes) or 'unknown'}. Each model has the best of its learning rates, which short trials chose. tok/s: "
-        f"median over the steps of its own run. `benchmarks/results/{FILES['comparison']}`."
+        f"median over the steps of its own run. `benchmarks/results/{COMPARISON}`."
     )
 
 
@@ -290,42 +228,24 @@ def _scaling(facts: Mapping[str, Any]) -> list[str]:
     each = f"{facts['rows'][0]['rows_per_gpu']} rows of {facts['length']} bytes on each ({', '.join(machines)})"
     intro = (
         f"tok/s of all GPUs together, {each}, medians; four are to reach {facts['target_on_four']} times one.{note} Commit "
-        f"{facts['commit']}; `benchmarks/scaling.py`, `benchmarks/results/{FILES['scaling']}`."
+        f"{facts['commit']}; `benchmarks/scaling.py`, `benchmarks/results/{SCALING}`."
     )
     return ["## One model on several GPUs", "", intro, "", markdown(rows)]
 
 
-def _watch(facts: Mapping[str, Any]) -> list[str]:
-    rows = [["what", "held"]]
-    rows += [[name, "yes" if check["holds"] else "**no**"] for name, check in facts["checks"].items()]
-    intro = (
-        "`elman bench 50m` with shortened runs, a planted process, company for one training and one training killed, watched "
-        f"from outside each second. Commit {facts['commit']}; `benchmarks/suite_watch.py`, "
-        f"`benchmarks/results/{FILES['watch']}`."
-    )
-    return ["## The scheduler on real GPUs", "", intro, "", markdown(rows)]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("collect", "page"))
-    parser.add_argument("folders", type=Path, nargs="*")
-    parser.add_argument("--commit", help="of the tree that ran")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "results.md")
+    parser.add_argument("--suite", type=Path, help="the folder of an `elman bench 100mb`")
+    parser.add_argument("--text", type=Path, help="what python_sources.py says of its text")
+    parser.add_argument("--commit", default=commit(), help="of the tree that ran")
     given = parser.parse_args(argv)
-    if given.what == "collect":
-        if not given.folders or not given.commit:
-            parser.error("collect takes at least one folder, and --commit")
-        for path in collect(given.folders, given.results, given.commit):
-            print(path)
-        if given.docs == ROOT / "docs" / "results.md":
-            for path in link(ROOT):
-                print(path)
-    given.docs.write_text(page(given.results))
-    print(given.docs)
-    return 0
+    if given.suite:
+        text = json.loads(given.text.read_text()) if given.text else {}
+        made = comparison(given.suite, text, given.commit)
+        (RESULTS / COMPARISON).write_text(json.dumps(made, indent=1) + "\n")
+        pictures(given.suite, RESULTS)
+    (ROOT / "docs" / "results.md").write_text(page(RESULTS))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import commit
 from stacks import ENVIRONMENT, PHASE, end_with_stacks, no_core_files, where
 
 MODELS = "e1@1280x6,e42@1536x6,e88:h32n16@1536x20"
@@ -208,6 +209,7 @@ def write(rows: list[dict[str, Any]], asked: argparse.Namespace) -> None:
         "what": "training speed on several GPUs of one machine",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
+        "commit": asked.commit,
         "length": asked.length,
         "steps": asked.steps,
         "target_on_four": TARGET,
@@ -231,6 +233,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=7200, help="for all of them: what does not fit is not begun")
     parser.add_argument("--together", action="store_true", help="on one GPU all models at the same time")
     parser.add_argument("--add", action="store_true", help="keep the rows that the file has")
+    parser.add_argument("--commit", default=commit())
     asked = parser.parse_args(argv)
     asked.until = time.monotonic() + asked.seconds
     no_core_files()

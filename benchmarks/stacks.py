@@ -1,4 +1,4 @@
-"""Ending processes that take too long, so that each says first where it was: used by scaling.py, four_gpus.py and two_ranks.py.
+"""Ending processes that take too long, so that each says first where it was: used by scaling.py and two_ranks.py.
 
 Python prints the stacks of all its threads on SIGABRT where PYTHONFAULTHANDLER is set, also while it waits inside a library.
 """

@@ -12,7 +12,7 @@ Peers, with weights, gradients and optimizer state in bfloat16 (less work and le
 MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA. Eager, compiled, and as one CUDA
 graph; the same batch, clipping and fused AdamW, and the loss read after every step.
 
-Peak: the most that torch had allocated, in GiB, graphs included. What cannot run has its reason in the table. The file is
+Peak: the most that torch had allocated, in GiB, graphs included. What cannot run has its reason in its row. The file is
 written after every row; --add keeps the rows that it already has. --profile writes, beside --out, a table of kernels by
 time for every row of ours, and how much of a step the GPU stood still.
 """
@@ -35,7 +35,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from machine import commit, facts, under_load
-from readme import remarks
 from torch import Tensor, nn
 
 from elman_core.model.graph import CudaRecorder
@@ -333,28 +332,6 @@ def facts_of_run(given: argparse.Namespace) -> dict[str, Any]:
     return {"what": what, "T": given.length, "steps": given.steps, **facts(given.commit)}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: the best setting of each model, size and batch, and then what the others gave."""
-    lines = [
-        "| model | parameters | B | best setting | tok/s | target | step, ms | peak, GiB | others |",
-        "|" + "---|" * 9,
-    ]
-    for _, group in itertools.groupby(rows, key=lambda r: (r["size"], r["name"], r["kind"], r["B"])):
-        some = list(group)
-        best = max(some, key=lambda r: r.get("tok_s", -1))
-        if "reason" in best:
-            lines.append(f"| {best['name']} {best['size']} | | {best['B']} | none: {best['reason']} | | | | | |")
-            continue
-        words = [f"{r['setting']} {r.get('tok_s', 'no')}" for r in some if r is not best]
-        others = ", ".join(filter(None, [*words, remarks(best)]))
-        target = f"{best['target']:,}" if best.get("target") else ""
-        lines.append(
-            f"| {best['model']}{' (peer)' if best['kind'] == 'peer' else ''} | {best['parameters']:,} | {best['B']} | "
-            f"{best['setting']} | {best['tok_s']:,} | {target} | {best['ms']} | {best['peak_gib'] or '–'} | {others} |"
-        )
-    return "\n".join(lines)
-
-
 def jobs(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from elman_core.registry import list_variants
 
@@ -430,9 +407,7 @@ def merge(files: list[Path], out: Path) -> list[dict[str, Any]]:
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     given = arguments(argv)
     if given.merge:
-        rows = merge(given.merge, given.out)
-        given.out.with_suffix(".md").write_text(table(rows) + "\n")
-        return rows
+        return merge(given.merge, given.out)
     if given.device.startswith("cuda"):
         os.environ.setdefault("ELMAN_KERNELS", "require")  # a kernel, or the reason why there is none
     kept = json.loads(given.out.read_text())["rows"] if given.add and given.out.exists() else []
@@ -453,9 +428,6 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
             rows.append(job | found)
             print(json.dumps(rows[-1]), flush=True)
             save(given.out, about, rows)
-    report = table(rows)
-    given.out.with_suffix(".md").write_text(report + "\n")
-    print(report)
     return rows
 
 

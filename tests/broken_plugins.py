@@ -1,4 +1,4 @@
-"""Small plugins, most of them broken in one way, built into wheels and installed each into a folder of its own."""
+"""Small plugins, most of them broken in one way, each installed into a folder of its own."""
 
 from __future__ import annotations
 
@@ -8,19 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-PYPROJECT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-[project]
-name = "elman-{name}"
-version = "{version}"
-dependencies = [{dependencies}]
-[project.entry-points.elman]
-{name} = "elman_{name}"
-[tool.hatch.build.targets.wheel]
-packages = ["elman_{name}"]
-"""
+METADATA = "Metadata-Version: 2.1\nName: elman-{name}\nVersion: 1.2.3\nRequires-Dist: elman-core{core}\n"
 
 GOOD = """
 from dataclasses import dataclass
@@ -90,21 +78,15 @@ class Shelf:
 
 
 def install_all(folder: Path) -> Shelf:
-    """Build every plugin into a wheel and install it, without a network."""
+    """Every plugin as an installer leaves it: a package, and its metadata with the entry point."""
     for name, source in SOURCES.items():
-        package = folder / "src" / name / f"elman_{name}"
-        package.mkdir(parents=True)
+        package, facts = folder / name / f"elman_{name}", folder / name / f"elman_{name}-1.2.3.dist-info"
+        for made in (package, facts):
+            made.mkdir(parents=True)
         (package / "__init__.py").write_text(source)
-        needs = '"elman-core>=9,<10"' if name == "newer" else '"elman-core>=0.1"'
-        (package.parent / "pyproject.toml").write_text(PYPROJECT.format(name=name, version="1.2.3", dependencies=needs))
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder / "wheels")]
-    pip(*build, *(str(folder / "src" / n) for n in SOURCES))
-    for name in SOURCES:
-        pip(
-            "install", "--no-deps", "--no-index", "--no-compile", "--target", str(folder / "site" / name),
-            str(next((folder / "wheels").glob(f"elman_{name}-*.whl"))),
-        )  # fmt: skip
-    return Shelf(folder / "site")
+        (facts / "METADATA").write_text(METADATA.format(name=name, core=">=9,<10" if name == "newer" else ">=0.1"))
+        (facts / "entry_points.txt").write_text(f"[elman]\n{name} = elman_{name}\n")
+    return Shelf(folder)
 
 
 def pip(*arguments: str) -> None:

@@ -1,76 +1,46 @@
-"""The tables of READMEs and decisions come from the committed result files and from nowhere else."""
+"""The tables of READMEs, decisions and docs/results.md come from the committed result files and from nowhere else."""
 
-import importlib.util
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
 import pytest
+import readme
+import results_page
+import step_budget
 
-ROOT = Path(__file__).parents[1]
-FILES = (
-    "dense_h200.json",
-    "matrix_state_h200.json",
-    "training_step_h200.json",
-    "decoding_h200.json",
-    "gradient_sums_h200.json",
-)
-PAGES = (
-    "README.md",
-    "plugins/e88/README.md",
-    "docs/decisions/0016-several-processes.md",
-    "docs/decisions/0017-the-whole-step.md",
-)
+RUN = {
+    "model": "a", "what": "a@8x1", "parameters": 1, "seed": 1, "lr": 0.1, "status": "ok", "trials": [], "step": {},
+    "backends": [], "hardware": {"gpu": "NVIDIA Test"}, "versions": {"torch": "9.9"}, "protocol_hash": "p",
+    "result": {"bits_per_byte": 1.0, "loss_last_100_steps": 1.0, "tok_s": 1.0, "peak_memory": 2**31, "bytes_seen": 7},
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def readme():
-    spec = importlib.util.spec_from_file_location("readme_tables", ROOT / "benchmarks" / "readme.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_says_what_the_result_files_say(readme, page):
-    assert set(readme.PAGES) == set(PAGES)
-    text = (ROOT / page).read_text()
+@pytest.mark.parametrize("page", readme.PAGES)
+def test_a_page_says_what_the_result_files_say(page: str) -> None:
+    text = (readme.ROOT / page).read_text()
     assert readme.rendered(text, readme.PAGES[page]) == text, "run: python benchmarks/readme.py"
 
 
-def test_a_changed_result_changes_the_pages(readme, tmp_path, monkeypatch):
-    for name in FILES:
-        data = json.loads((readme.RESULTS / name).read_text())
-        data["commit"] = "0123456789ab"
-        (tmp_path / name).write_text(json.dumps(data))
+def test_the_page_of_whole_models_says_what_the_result_files_say() -> None:
+    page = (readme.ROOT / "docs/results.md").read_text()
+    assert page == results_page.page(readme.RESULTS), "run: python benchmarks/results_page.py"
+
+
+def test_a_changed_result_changes_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in readme.RESULTS.glob("*.json"):
+        (tmp_path / file.name).write_text(json.dumps(json.loads(file.read_text()) | {"commit": "0123456789ab"}))
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    for page, tables in readme.PAGES.items():
-        assert "0123456" in readme.rendered((ROOT / page).read_text(), tables)
-        assert all("0123456" in table() for table in tables.values())
+    assert all("0123456" in table() for tables in readme.PAGES.values() for table in tables.values())
 
 
-def test_missing_marks_are_said(readme):
+def test_missing_marks_are_said() -> None:
     with pytest.raises(ValueError, match="no marks for the table 'step'"):
         readme.rendered("# nothing\n", readme.PAGES["README.md"])
 
 
-def test_the_budget_of_a_step_has_each_product_once_and_follows_the_recurrences(tmp_path):
-    import step_budget
-
-    for name in FILES[:3]:
-        (tmp_path / name).write_text((step_budget.RESULTS / name).read_text())
-    before = [step_budget.budget(shape, tmp_path) for shape in step_budget.SHAPES]
-    # a layer of E42: in_proj and out_proj, forward and two gradients; what multiplies W is in its recurrence; and the head
-    multiplied = 2 * 32 * 512 * 3 * (6 * 2 * 1536**2 + 256 * 1536)
-    assert before[1]["products"] == pytest.approx(1e3 * multiplied / step_budget.PRODUCTS)
-    data = json.loads((tmp_path / "dense_h200.json").read_text())
-    for row in data["rows"]:
-        row["e42 tied bf16"]["forward_backward"]["median"] *= 2
-    (tmp_path / "dense_h200.json").write_text(json.dumps(data))
-    after = [step_budget.budget(shape, tmp_path) for shape in step_budget.SHAPES]
-    assert [a["recurrence"] / b["recurrence"] for a, b in zip(after, before, strict=True)] == pytest.approx([1, 2, 1])
-
-
-def test_a_note_of_a_row_stands_beside_its_figure(readme, tmp_path, monkeypatch):
+def test_what_is_said_of_a_row_stands_beside_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = json.loads((readme.RESULTS / "training_step_h200.json").read_text())
     for row in data["rows"]:
         row["note"] = f"note on {row['setting']} at {row['B']}"
@@ -80,3 +50,37 @@ def test_a_note_of_a_row_stands_beside_its_figure(readme, tmp_path, monkeypatch)
     assert [cell.strip() for cell in line.split("|")[7:] if "note" in cell] == [
         "graph (note on graph at 32)", "334,568 (note on eager at 32)", "490,026 (note on graph at 64)"
     ]  # fmt: skip
+    unsteady = {"setting": "graph", "ms_p10": 40.0, "ms_p90": 90.0}
+    assert readme.remarks(unsteady) == "unsteady: 40.0 to 90.0 ms"
+    assert readme.remarks(unsteady | {"setting": "eager"}) == "", "the host sets the pace of these"
+
+
+def test_the_budget_of_a_step_has_each_product_once() -> None:
+    [budget] = [step_budget.budget(s, readme.RESULTS) for s in step_budget.SHAPES if s.name.startswith("e42")]
+    # a layer of E42: in_proj and out_proj, forward and two gradients; what multiplies W is in its recurrence; and the head
+    multiplied = 2 * 32 * 512 * 3 * (6 * 2 * 1536**2 + 256 * 1536)
+    assert budget["products"] == pytest.approx(1e3 * multiplied / step_budget.PRODUCTS)
+
+
+def test_what_did_not_end_and_what_differs_is_named(tmp_path: Path) -> None:
+    trials = [
+        RUN | {"lr": lr, "result": {**RUN["result"], "bits_per_byte": bits}} for lr, bits in ((0.1, 2.0), (0.2, 3.0))
+    ]
+    models = [
+        RUN | {"trials": trials}, RUN | {"what": "b@8x1"}, RUN | {"what": "c@8x1", "protocol_hash": "q"},
+        RUN | {"what": "d@8x1", "status": "running"},
+    ]  # fmt: skip
+    text = {"bytes": 123456789, "sha256": "ab" * 32}
+    facts = {"suite": "100mb", "models": models, "text": text, "commit": "x"}
+    (tmp_path / results_page.COMPARISON).write_text(json.dumps(facts))
+    rows = [{"model": "e", "gpus": 4, "kind": "fsdp", "rows_per_gpu": 32, "reason": "not done after 40 s"}]
+    facts = {"rows": rows, "length": 512, "target_on_four": 3.6, "commit": "abc123"}
+    (tmp_path / results_page.SCALING).write_text(json.dumps(facts))
+    page = results_page.page(tmp_path)
+    assert "| `a@8x1` | 1 | 0.1 | 1.0000 | 1.0000 | 1 | 2.0 |" in page
+    assert "| `a@8x1` | **2.0000** | 3.0000 |" in page
+    assert "Not of one protocol and text with the others: `c@8x1`." in page
+    assert "Without a result: `d@8x1` (running)." in page
+    assert "on 123,456,789 bytes" in page
+    assert "NVIDIA Test; torch 9.9" in page
+    assert "| `e` | 4 | fsdp | not done after 40 s |" in page

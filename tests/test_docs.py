@@ -90,11 +90,22 @@ def test_commands_in_the_text_exist_with_their_flags(page: Path) -> None:
             assert used <= flags, f"{page.name}: elman {name} has no {used - flags}"
 
 
-def test_every_variant_of_this_repository_has_a_page() -> None:
+def test_tables_of_options_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import options
+
+    tables = 0
+    for page in options.pages():
+        text = page.read_text(encoding="utf-8")
+        assert text == options.render(text), f"{page.name}: type make docs"
+        tables += text.count("<!-- /options -->")
+    assert tables
+
+
+def test_every_baseline_has_a_page() -> None:
     index = (ROOT / "docs/variants/README.md").read_text(encoding="utf-8")
     for name, entry in plugins().installed.items():
-        if entry.package in ("elman-baselines", *(f"elman-{p.name}" for p in (ROOT / "plugins").iterdir())):
-            assert f"`{name}`" in index, f"docs/variants/README.md does not list {name}"
+        assert entry.package != "elman-baselines" or f"`{name}`" in index, f"docs/variants/README.md lacks {name}"
 
 
 def test_every_decision_is_listed() -> None:
@@ -145,10 +156,6 @@ def test_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     verify = [sys.executable, "-m", "elman_core", "verify", "e99", "--backend", "host", "--dtype", "fp64"]
     done = subprocess.run(verify, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    header = site / "elman_e99/csrc/e99_cell.h"
-    header.write_text(header.read_text().replace("Math::sigmoid(h)) + gh;", "Math::sigmoid(h));"))
-    done = subprocess.run(verify, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 5, "a cell that drops a gradient must fail"
 
 
 # the README ----------------------------------------------------------------------------------------------------------
@@ -162,7 +169,8 @@ def test_the_readme_sets_up_a_fresh_machine_with_two_commands() -> None:
     demo, test = readme_commands()
     start = "python3 -m venv .venv && .venv/bin/pip install -r "
     assert demo == f"{start}requirements.txt && .venv/bin/elman demo"
-    assert test == f"{start}requirements-dev.txt && .venv/bin/python -m pytest -n auto"
+    every_plugin = "$(printf ' -e %s' plugins/*/)"
+    assert test == f"{start}requirements-dev.txt {every_plugin} && .venv/bin/python -m pytest -n auto"
     ci = (ROOT / ".ci/run").read_text()
     marks = re.findall(r"<!-- test command -->\n```bash\n(.*)\n```", README)
     assert marks == [test]

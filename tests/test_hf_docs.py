@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import re
 from pathlib import Path
 
@@ -54,18 +53,3 @@ def test_every_page_is_in_the_table_of_contents():
     index = (HOW_TO.parent / "README.md").read_text(encoding="utf-8")
     for page in PAGES:
         assert f"how-to/{page}.md" in index
-
-
-def test_the_committed_measurement_of_generation_says_what_is_claimed():
-    """A byte costs the same after any prompt, within a fifth, and 20 KB without a newline stream in under a second."""
-    results = HOW_TO.parents[1] / "benchmarks" / "results" / "generation_cpu.json"
-    found = json.loads(results.read_text(encoding="utf-8"))
-    assert found["hardware"]
-    assert {"e1", "e42", "e88", "gru"} <= set(found["variants"])
-    for name, figures in found["variants"].items():
-        times = figures["ms_per_byte"]
-        assert set(times) == {"64", "4096", "65536"}
-        assert max(times.values()) <= 1.2 * min(times.values()), name
-    ours = [seconds for name, seconds in found["streaming_seconds"].items() if name.startswith("Byte")]
-    assert len(ours) == 2
-    assert max(ours) < 1

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from broken_plugins import pip
 
-from elman_core.cli import _checks
+from elman_core.cli import _checks, main
 from elman_core.cli._checks import Plugin
 from elman_core.cli._scaffold import class_name, render
-from elman_core.cli._workspace import requirements, write_requirements
 from elman_core.registry import ConfigError, get_variant, plugins
 
 ROOT = Path(__file__).parents[1]
@@ -27,33 +26,37 @@ def e99_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(plugins().installed, "e99", raising=False)
 
 
-def installed(folder: Path, site: Path) -> dict[str, str]:
-    """The environment of a process in which the plugin in `folder` is installed."""
-    pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site), str(folder))
-    return {**os.environ, "PYTHONPATH": str(site)}
-
-
-def elman(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "elman_core", *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-
-def test_a_new_plugin_passes_all_checks_at_once(tmp_path: Path) -> None:
+def test_a_new_plugin_is_small_and_passes_all_static_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`.ci/run` installs one and runs its tests, and test_docs.py those of the tutorial's."""
     folder, files = render("e99", tmp_path)
     assert sum(len((folder / f).read_text().splitlines()) for f in files) < LINES
-    done = elman("check", str(folder), env=installed(folder, tmp_path / "site"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "FAIL" not in done.stdout
-    assert " passed" in done.stdout
+    assert main(["check", str(folder), "--no-tests"]) == 0
+    assert "FAIL" not in capsys.readouterr().out
+
+
+def test_check_runs_a_plugins_own_tests(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    test = tmp_path / "tests" / "test_it.py"
+    test.write_text("def test_it() -> None: ...\n")
+    code, said = _checks.tests_of(tmp_path)
+    assert code == 0
+    assert said.startswith("1 passed")
+    test.write_text("def test_it() -> None: assert False\n")
+    assert _checks.tests_of(tmp_path)[0] == 1
 
 
 def test_check_says_that_an_installed_plugin_is_broken(tmp_path: Path) -> None:
     folder, _ = render("e99", tmp_path)
     op = folder / "elman_e99" / "op.py"
     op.write_text(op.read_text().replace("from pathlib", "import nothing_of_that_name\nfrom pathlib", 1))
-    env = installed(folder, tmp_path / "site")
+    facts = tmp_path / "elman_e99-0.1.0.dist-info"  # as an installer leaves it
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: elman-e99\nVersion: 0.1.0\n")
+    (facts / "entry_points.txt").write_text("[elman]\ne99 = elman_e99\n")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(folder)])}
     env.pop("ELMAN_STRICT", None)  # under which a broken plugin ends every command
-    done = elman("check", str(folder), env=env)
+    command = [sys.executable, "-m", "elman_core", "check", str(folder)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     says = "elman: plugin elman-e99 0.1.0 is broken: ModuleNotFoundError: No module named 'nothing_of_that_name'; its tests run"
     assert says in done.stderr
@@ -74,31 +77,24 @@ def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
         assert done.returncode == 0, "imports for what is not copied"
         assert get_variant(source).equation in (folder / "README.md").read_text()
     site = tmp_path / "site"
-    pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site), *map(str, folders))
+    pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site), *map(str, folders[1:]))
     env = {**os.environ, "PYTHONPATH": str(site), "ELMAN_STRICT": "1"}
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
     tests += [
         "-k",
-        "pieces or finite_differences or presets or param_count or opcheck or every_option_matters or every_choice_matters",
-        *(str(f / "tests") for f in folders),
+        "pieces or equation or param_count or every_option_matters or every_choice_matters",
+        *(str(f / "tests") for f in folders[1:]),
     ]
     done = subprocess.run(tests, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert all(
-        f"Test{class_name(n)}Kernel" in (f / "tests" / f"test_{n}_contract.py").read_text()
-        for n, f in zip(sources, folders, strict=True)
-    )
 
 
-def test_a_new_plugin_in_a_repository_joins_its_requirements(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "README.md"):
-        (tmp_path / name).write_text("")
-    write_requirements(tmp_path)
-    folder, _ = render("e99", tmp_path)
-    assert folder == tmp_path / "plugins" / "e99"
-    text = (tmp_path / "requirements.txt").read_text()
-    assert text == requirements(tmp_path)
-    assert text.endswith("-e .\n-e ./plugins/e99\n")
+def test_a_new_plugin_in_a_repository_of_plugins_goes_beside_them(tmp_path: Path) -> None:
+    first, second = tmp_path / "plugins" / "e98", tmp_path / "plugins" / "e99"
+    assert render("e98", tmp_path / "plugins")[0] == first
+    assert render("e99", tmp_path)[0] == second
+    assert [*tmp_path.iterdir()] == [tmp_path / "plugins"]
+    assert {*(tmp_path / "plugins").iterdir()} == {first, second}
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,7 @@ def compilerless_path(python: Path, folder: Path) -> str:
 
 
 def main() -> None:
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    packages = [line.removeprefix("-e ") for line in lines if line.startswith("-e ")]
+    packages = [ROOT, *(file.parent for where in ("*", "plugins/*") for file in ROOT.glob(f"{where}/pyproject.toml"))]
     with tempfile.TemporaryDirectory(prefix="elman-wheels-") as name:
         work = Path(name)
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")

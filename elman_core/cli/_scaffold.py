@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import dataclasses
 import importlib.util
 import keyword
 import re
@@ -15,37 +13,10 @@ from importlib.abc import Traversable
 from pathlib import Path
 
 from elman_core import __version__
-from elman_core.registry import ConfigError, Variant, plugins
-
-from ._workspace import is_workspace, write_requirements
+from elman_core.registry import ConfigError, plugins
 
 # What a copied plugin must not claim for itself: names and figures that belong to the original.
 NOT_COPIED = ("aliases", "parse_alias", "published")
-
-_WIDTH = 512  # of the check whether options go together
-
-# A copied variant may have other options and another kind of kernel than the template.
-_VARIANT_TEST = """\
-from elman_core.testing import VariantContract
-
-
-class Test{Name}(VariantContract):
-    variant = "{name}"
-    options = {options}
-"""
-_KERNEL_TEST = """\
-from elman_core.registry import get_variant
-from elman_core.testing import KernelContract, VariantContract
-
-
-class Test{Name}(VariantContract):
-    variant = "{name}"
-    options = {options}
-
-
-class Test{Name}Kernel(KernelContract):
-    spec = get_variant("{name}").kernels[0]
-"""
 
 
 def class_name(name: str) -> str:
@@ -58,8 +29,7 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
 
     Args:
         name: of the variant. source: an installed variant to copy; None for the template.
-        folder: the plugin goes to `folder/NAME`, or to `folder/plugins/NAME` where `folder` is a repository of plugins, whose
-            requirements.txt is then written anew.
+        folder: the plugin goes to `folder/NAME`, or to `folder/plugins/NAME` where `folder/plugins` holds packages already.
 
     Raises:
         ConfigError: a name that cannot be used or is taken, a folder that exists, a source that cannot be copied.
@@ -68,41 +38,18 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
         raise ConfigError(f"a variant's name is lower case letters, digits and _, such as e99, not {name!r}")
     if (taken := plugins().installed.get(name)) is not None:
         raise ConfigError(f"variant {name!r} is already there, from {taken.requirement}: choose another name")
-    target = (folder / "plugins" if is_workspace(folder) else folder) / name
+    target = (folder / "plugins" if any(folder.glob("plugins/*/pyproject.toml")) else folder) / name
     if target.exists():
         raise ConfigError(f"{target} exists: choose another name or --dir")
     files = _filled(resources.files("elman_core") / "template" / "variant", name)
     if source is not None:
-        package = f"elman_{name}/"
-        files = {p: text for p, text in files.items() if not p.startswith(package)}
-        files |= {package + p: text for p, text in _copied(source, name).items()}
-        test = f"tests/test_{name}_contract.py"
-        original = plugins().get(source).variant
-        words = {"name": name, "Name": class_name(name), "options": _options(original)}
-        files[test] = (_KERNEL_TEST if original.kernels else _VARIANT_TEST).format(**words)
-        files["README.md"] = re.sub("`h_t = .*`(?=\\. Install)", f"`{original.equation}`", files["README.md"])
+        equation = plugins().get(source).variant.equation
+        readme = re.sub("`.*`(?=\\. Install)", lambda _: f"`{equation}`", files["README.md"])
+        files = {"README.md": readme, "pyproject.toml": files["pyproject.toml"], **_copied(source, name)}
     for path, text in files.items():
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / path).write_text(text, encoding="utf-8")
-    if is_workspace(folder):
-        write_requirements(folder)
     return target, sorted(files)
-
-
-def _options(original: Variant) -> str:
-    """What the contract of a copy runs with: the defaults, and all that is off by default and can be on together.
-
-    Without the second an option that belongs to a part which is off, such as the width of a convolution, would do nothing.
-    """
-    defaults = original.make_config()
-    flags: dict[str, bool] = {}
-    for field in dataclasses.fields(defaults):
-        if getattr(defaults, field.name) is False:
-            with contextlib.suppress(ConfigError):
-                original.check(_WIDTH, original.make_config({**flags, field.name: True}))
-                flags[field.name] = True
-    on = ", ".join(f'"{flag}": True' for flag in flags)
-    return f"(\n        {{}},\n        {{{on}}},\n    )" if flags else "({},)"
 
 
 def _filled(template: Traversable, name: str) -> dict[str, str]:
@@ -129,21 +76,27 @@ def _texts(folder: Traversable, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _copied(source: str, name: str) -> dict[str, str]:
-    """The files of the package `elman_SOURCE` with the variant's name replaced everywhere."""
-    plugins().get(source)
+    """The package `elman_SOURCE` and its tests with the variant's name replaced everywhere."""
     spec = importlib.util.find_spec(f"elman_{source}")
     if spec is None or spec.origin is None:
         raise ConfigError(f"variant {source!r} is not in a package elman_{source} of its own and cannot be copied")
+    package = Path(spec.origin).parent
+    if not (package.parent / "tests").is_dir():
+        raise ConfigError(
+            f"{source} is installed without its tests, which a copy needs: pip install -e its source folder"
+        )
     old, new = class_name(source), class_name(name)
+    word = re.compile(rf"(?<![a-zA-Z0-9]){source}(?![a-zA-Z0-9])")
     files = {}
-    for path, text in _texts(Path(spec.origin).parent):
-        if path.startswith("recipes/"):  # the settings of published figures
-            continue
-        if path == "__init__.py":
+    for path, text in [*_texts(package, f"{package.name}/"), *_texts(package.parent / "tests", "tests/")]:
+        if path == f"{package.name}/__init__.py":
             text = _without(text, NOT_COPIED)
-        word = re.compile(rf"(?<![a-zA-Z0-9]){source}(?![a-zA-Z0-9])")
+        elif (
+            path.startswith("tests/test_") and path != f"tests/test_{source}.py"
+        ):  # of the original's names and figures
+            continue
         text = re.sub(rf"(?<![a-zA-Z0-9]){old}(?![a-z0-9])", new, word.sub(name, text))
-        files[word.sub(name, path)] = text
+        files[word.sub(name, path)] = text.replace(f"class Test{old}(", f"class Test{new}(")
     return files
 
 

@@ -1,0 +1,211 @@
+"""Scripts behind published figures: they can start, time what trains, and take from each run what they say they take."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import importlib.util
+import itertools
+import json
+import re
+from pathlib import Path
+
+import flashrnn_cuda13
+import gpu_day
+import optimizers
+import pytest
+import python_sources
+import scaling
+import torch
+import training_step
+import two_ranks
+import verified
+
+from elman_core.cli.train import read_settings
+from elman_core.registry import list_variants, parse_size, resolve
+from elman_core.training.optim import Optimizer
+from elman_core.training.settings import TrainSettings
+
+SCRIPTS = sorted(p.stem for p in (Path(__file__).parents[1] / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_script_can_be_imported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELMAN_KERNELS", "auto")  # some set it when they start
+    importlib.import_module(name)
+
+
+# the figures ---------------------------------------------------------------------------------------------------------
+
+
+def cell(us: float, **more: str) -> dict:
+    return {"forward": {"median": us / 2}, "forward_backward": {"median": us}, **more}
+
+
+def test_of_two_runs_ours_are_the_last_and_what_the_host_launches_is_the_faster(tmp_path: Path) -> None:
+    dense = importlib.import_module("dense")
+    facts = {"what": "w", "T": 512, "gpu": "g", "driver": "d", "torch": "t", "cuda": "c", "cudnn": 1}
+    old = {"e1 bf16": cell(1.0, plan="grid: 5"), "cuDNN RNN fp16": cell(9.0), "cuDNN LSTM fp16": cell(12.0), "gone": cell(3.0),
+           "plain fp16": cell(3.0, plan="steps: a GEMM")}  # fmt: skip
+    new = {"e1 bf16": cell(2.0, plan="grid: 5"), "cuDNN RNN fp16": cell(19.0), "cuDNN LSTM fp16": cell(11.0),
+           "plain fp16": cell(4.0, plan="steps: a GEMM", launched="graph")}  # fmt: skip
+    files = [tmp_path / "old.json", tmp_path / "new.json"]
+    for file, row in zip(files, (old, new), strict=True):
+        head = facts | {"commit": file.stem, "when": file.stem}
+        file.write_text(json.dumps({**head, "rows": [{"d": 8, "B": 2, "target": None, **row}]}))
+    dense.merge(files, tmp_path / "out.json")
+    made = json.loads((tmp_path / "out.json").read_text())
+    [row] = made["rows"]
+    assert made["commit"] == "new"
+    assert row["e1 bf16"] == new["e1 bf16"]
+    assert row["cuDNN RNN fp16"] == {"commit": "old", "when": "old", **old["cuDNN RNN fp16"]}
+    assert row["cuDNN LSTM fp16"] == new["cuDNN LSTM fp16"]
+    assert row["plain fp16"] == new["plain fp16"], "a graph has no host in it"
+    assert row["gone"]["commit"] == "old"
+    files[1].write_text(json.dumps({**facts, "gpu": "another", "commit": "c", "when": "w", "rows": []}))
+    with pytest.raises(SystemExit, match="gpu differs"):
+        dense.merge(files, tmp_path / "out.json")
+
+
+def test_training_steps_of_equal_machines_are_merged_and_others_refused(tmp_path: Path) -> None:
+    about = {"what": "", "T": 512, "steps": 20, "gpu": "a", "driver": "", "python": "", "versions": {}, "commit": "c"}
+    row = {"kind": "ours", "name": "e1", "size": "100M", "B": 32}
+    eager, graph = row | {"setting": "eager", "tok_s": 5}, row | {"setting": "graph", "tok_s": 7}
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, some, when in zip(files, (graph, eager), ("2", "1"), strict=True):
+        file.write_text(json.dumps(about | {"when": when, "rows": [some]}))
+    out = tmp_path / "all.json"
+    assert training_step.merge(files, out) == [eager, graph]
+    assert json.loads(out.read_text()) == about | {"when": "1", "rows": [eager, graph]}
+    files[1].write_text(json.dumps(about | {"commit": "d", "when": "3", "rows": [graph | {"tok_s": 8}]}))
+    assert training_step.merge(files, out) == [graph | {"tok_s": 8, "commit": "d"}]
+    files[1].write_text(json.dumps(about | {"gpu": "b", "when": "3", "rows": []}))
+    with pytest.raises(SystemExit, match="gpu differs: \\['a', 'b'\\]"):
+        training_step.merge(files, out)
+
+
+def test_a_run_as_elman_train_runs_it_is_what_is_timed(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(bytes(range(256)) * 256)
+    with training_step.trainer("lstm@16x1", "eager", 2, 8, "cpu", text) as made:
+        ms = training_step.steady(made, 1, 2)
+        assert made.step == 1 + len(ms)
+        assert min(ms) > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "target"), [("43M", 42.9e6), ("49M", 49.5e6), ("50M", 50e6), ("64M", 64.3e6), ("100M", 100e6)]
+)
+def test_the_sizes_are_near_what_they_are_called(size: str, target: float) -> None:
+    known = [n for n in list_variants() if n in training_step.SIZES[size]]
+    assert known
+    for variant in known:
+        name, width, depth = parse_size(training_step.shape(variant, size))
+        assert width is not None
+        assert depth is not None
+        found = resolve(name)
+        assert found.variant.param_count is not None
+        layer = found.variant.param_count(width, found.config) + found.variant.rungs * width
+        assert abs((257 * width + depth * layer) / target - 1) < 0.06, name
+
+
+@pytest.mark.parametrize("name", ["adamw", "schedulefree"])
+def test_the_optimizers_timed_are_those_of_a_training(name: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    trained = Optimizer(model, TrainSettings(optimizer=name)).inner
+    timed = optimizers.updates(list(model.parameters()))[name]
+    assert type(timed) is type(trained)
+    for key in ("betas", "fused", "eps", "foreach"):
+        assert timed.defaults.get(key) == trained.defaults.get(key), key
+
+
+def test_the_text_is_the_same_wherever_the_files_lie(tmp_path: Path) -> None:
+    for place, names in (("a", ("x/one.py", "two.py", "again.py")), ("b", ("two.py", "y/z/other.py"))):
+        for name in names:
+            path = tmp_path / place / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("print(2)\n" if "two" in name or "again" in name else "print(1)\n")
+    (tmp_path / "a/elman_core").mkdir()
+    (tmp_path / "a/elman_core/new.py").write_text("print(3)\n")
+    (tmp_path / "a/none.py").write_bytes(b"\xff\xfe")
+    first, second = (python_sources.write(tmp_path / f"{p}.txt", [tmp_path / p]) for p in "ab")
+    assert first["sha256"] == second["sha256"]
+    assert (first["files"], first["bytes"]) == (2, 20)
+
+
+# several GPUs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_scaling_has_settings_that_exist_and_a_batch_that_grows_with_the_gpus(gpus: int, tmp_path: Path) -> None:
+    asked = argparse.Namespace(rows=32, length=512, device="cuda", steps=60)
+    for kind in scaling.KINDS:
+        words = scaling.command("e42@64x1", gpus, kind, tmp_path / "text", tmp_path / "run", asked)
+        sets = [value for flag, value in itertools.pairwise(words) if flag == "--set"]
+        train = read_settings("e42@64x1", steps=60, sets=sets).train
+        assert train.batch_size == 32 * gpus
+        assert train.parallel == ("auto" if gpus == 1 else "fsdp" if kind == "fsdp" else "ddp")
+
+
+def test_efficiency_is_relative_to_one_gpu() -> None:
+    rows = [{"model": "a", "gpus": 1, "tok_s": 100}, {"model": "a", "gpus": 4, "tok_s": 380}, {"model": "b", "gpus": 4}]
+    made = scaling.with_efficiency(rows)
+    assert (made[1]["times_one"], made[1]["efficiency"]) == (3.8, 0.95)
+    assert "efficiency" not in made[2]
+
+
+@pytest.mark.parametrize("stage", two_ranks.TRAINED)
+def test_every_stage_of_two_ranks_that_trains_has_settings_that_exist(stage: str, tmp_path: Path) -> None:
+    line, _ = two_ranks.words(stage, "cuda", 2, tmp_path / "text", tmp_path / "run")
+    train = read_settings("e42", sets=line[line.index("--set") + 1 :: 2]).train
+    assert train.parallel == {"one": "auto", "fsdp": "fsdp"}.get(stage, "ddp")
+
+
+# a day with a GPU ----------------------------------------------------------------------------------------------------
+
+
+def test_every_script_and_test_that_a_step_of_the_day_names_is_there() -> None:
+    for step in gpu_day.STEPS:
+        for word in step.command[1:]:
+            assert not word.endswith(".py") or (gpu_day.ROOT / word).is_file(), word
+    with pytest.raises(SystemExit, match="no step or group 'everything'"):
+        gpu_day.choose(["everything"], [])
+
+
+def test_verifications_are_summed_up_by_the_case_closest_to_its_limit(tmp_path: Path) -> None:
+    row = {"dtype": "float32", "tensor": "y", "error": 1e-7, "reference": 5e-8, "limit": 1e-6, "case": "T=1"}
+    rows = [{**row, "ratio": 0.1}, {**row, "ratio": 0.4, "case": "T=7"}]
+    report = {"name": "e1", "cases": 2, "rows": rows, "faults": [], "passed": True}
+    (tmp_path / "summary.json").write_text(json.dumps({"gpu": "a GPU", "torch": "2.11"}))
+    log, out = tmp_path / "verify-e1-fp32.log", tmp_path / "table.md"
+    log.write_text("a warning\n" + json.dumps([report], indent=1))
+    given = [str(tmp_path), "--out", str(out), "--commit", "abc"]
+    assert verified.main(given) == 0
+    assert "| e1 | float32 | y | 1.0e-07 | 5.0e-08 | 1.0e-06 | 0.40 | T=7 |" in out.read_text()
+    log.write_text(json.dumps([{**report, "faults": ["T=7: y is not finite"], "passed": False}], indent=1))
+    assert verified.main(given) == 1
+    assert "**T=7: y is not finite**" in out.read_text()
+
+
+@pytest.mark.gpu
+def test_the_installed_flashrnn_is_given_all_it_reads_and_what_the_driver_says() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU here")
+    if importlib.util.find_spec("flashrnn") is None:
+        pytest.skip("flashrnn is not installed")
+    if not flashrnn_cuda13.prepare():
+        pytest.skip("a toolkit before CUDA 13")
+    source = Path(str(importlib.import_module("flashrnn").__file__)).parent / "flashrnn" / "flashrnn.py"
+    found = importlib.import_module("flashrnn.flashrnn.gpu_info.gpu_info").get_gpu_info(0)
+    assert set(found) == set(re.findall(r"gpu_info\['(\w+)'\]", source.read_text()))
+    driver, value = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    attributes = {  # CUdevice_attribute of cuda.h
+        "maxThreadsPerBlock": 1,
+        "multiProcessorCount": 16,
+        "regsPerMultiprocessor": 82,
+        "sharedMemPerBlockOptin": 97,
+    }
+    for name, attribute in attributes.items():
+        assert driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, 0) == 0
+        assert found[name] == value.value, name
