@@ -90,8 +90,9 @@ def test_a_run_as_elman_train_runs_it_is_what_is_timed(tmp_path: Path) -> None:
     text.write_bytes(bytes(range(256)) * 256)
     with training_step.trainer("lstm@16x1", "eager", 2, 8, "cpu", text) as made:
         ms = training_step.steady(made, 1, 2)
-        assert made.step == 1 + len(ms)
-        assert min(ms) > 0
+        assert made.step >= 3, "those that warm up, one more, and two that count"
+    assert len(ms) == 2
+    assert min(ms) > 0
 
 
 @pytest.mark.parametrize(
