@@ -19,7 +19,7 @@ from __future__ import annotations
 from elman_core import Variant
 from elman_core.registry import Published
 
-from .config import GDNConfig, param_count, validate
+from .config import GDNConfig
 from .mixer import GatedDeltaNet
 from .reference import delta_rule_chunked, delta_rule_reference
 
@@ -35,12 +35,12 @@ def gdn_variant() -> Variant:
         mixer=GatedDeltaNet,
         presets={"e1": {"expand_v": 1.0}, "predecessor": {"init": "linear"}},
         aliases={"fla-gdn": "predecessor"},
-        param_count=param_count,
-        validate=validate,
         published=(
-            Published("768x20, 95,020,016", "191.6k tok/s", "fla 0.6 on one H200: B = 32, T = 512, bf16 weights"),
-            Published("768x20, 95,020,016", "1.51 nats/byte in steps 1501-2000", "10 min on RTX 6000 Ada, B = 32"),
-            Published("e1, 1024x20, 105,717,568", "1.40 nats/byte", "10 min on RTX 6000 Ada, B = 32, last 100 steps"),
+            Published("gdn@768x20", 95_020_016, "191.6k tok/s", "fla 0.6 on one H200: B = 32, T = 512, bf16 weights"),
+            Published("gdn@768x20", 95_020_016, "1.51 nats/byte in steps 1501-2000", "10 min on RTX 6000 Ada, B = 32"),
+            Published(
+                "gdn:e1@1024x20", 105_717_568, "1.40 nats/byte", "10 min on RTX 6000 Ada, B = 32, last 100 steps"
+            ),
         ),
         accelerated_by={"fla": "pip install 'elman-baselines[fla]'"},
     )

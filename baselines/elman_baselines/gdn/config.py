@@ -1,11 +1,11 @@
-"""The options of Gated DeltaNet, what can be built, and how many parameters it has."""
+"""The options of Gated DeltaNet."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from elman_core import ConfigError, option
+from elman_core import option
 
 
 @dataclass(frozen=True)
@@ -24,28 +24,3 @@ class GDNConfig:
     def values(self) -> int:
         """V, the width of one head's value, the columns of its state."""
         return int(self.head_dim * self.expand_v)
-
-
-def validate(dim: int, config: GDNConfig) -> None:
-    """Raises `ConfigError` unless a value has a whole width and there is a head that the width has room for."""
-    wide = config.head_dim * config.expand_v
-    if wide != config.values or not config.values:
-        near = max(1, round(wide)) / config.head_dim
-        raise ConfigError(
-            f"head_dim {config.head_dim} x expand_v {config.expand_v:g} = {wide:g}, not a whole width; nearest: expand_v "
-            f"{near:.10g}"
-        )
-    if not config.n_heads and dim % config.head_dim:
-        low, high = dim // config.head_dim * config.head_dim, -(-dim // config.head_dim) * config.head_dim
-        near_width = f"{low} or {high}" if low else f"{high}"
-        raise ConfigError(
-            f"width {dim} is not a multiple of head_dim {config.head_dim}: set n_heads; nearest width: {near_width}"
-        )
-
-
-def param_count(dim: int, config: GDNConfig) -> int:
-    """2 D H K + 3 D H V + 2 D H + 2 H + d_conv (2 H K + H V) + V."""
-    heads = config.heads(dim)
-    keys, values = heads * config.head_dim, heads * config.values
-    maps = dim * (2 * keys + 3 * values + 2 * heads)
-    return maps + 2 * heads + config.d_conv * (2 * keys + values) + config.values

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_core import Mixer, State
+from elman_core import ConfigError, Mixer, State
 from elman_core.nn import CausalConv, RMSNorm, compute_dtype, l2_normalize, mamba_decay_, without_autocast
 from elman_core.registry import StateSpec
 
@@ -29,8 +29,8 @@ class GatedDeltaNet(Mixer):
 
     State: conv (B, d_conv - 1, 2 H K + H V), the last inputs of the three convolutions side by side, and S (B, H, K, V).
 
-    On a GPU fla's kernels run; elsewhere, in float64 and for a step of one byte, plain PyTorch in chunks. Masked positions have
-    α = 1 and β = 0, which holds the state exactly.
+    On a GPU fla's kernels run; elsewhere, in float64, for a step of one byte and for packed rows, plain PyTorch in chunks.
+    Masked positions have α = 1 and β = 0, which holds the state exactly.
     """
 
     rollback = "replay"
@@ -69,10 +69,16 @@ class GatedDeltaNet(Mixer):
                 nn.init.uniform_(module.weight, -bound, bound)
         mamba_decay_(self.A_log, self.dt_bias)
 
-    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
-        found = op.kernels(x_BTD, self.config.head_dim) if x_BTD.shape[1] > 1 else None
+    def forward(
+        self,
+        x_BTD: Tensor,
+        state: State | None = None,
+        mask_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        found = op.kernels(x_BTD, self.config.head_dim, starts_BT is not None) if x_BTD.shape[1] > 1 else None
         qkv_BTC = torch.cat([self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)], -1)
-        qkv_BTC, window = self._convolved(qkv_BTC, state, mask_BT, found)
+        qkv_BTC, window = self._convolved(qkv_BTC, state, mask_BT, starts_BT, found)
         q, k, v = (p.unflatten(-1, (self.heads, -1)) for p in qkv_BTC.split([self.keys, self.keys, self.values], -1))
         raw = self.a_proj(x_BTD), self.b_proj(x_BTD)
         start = None if state is None else state["S"]
@@ -85,12 +91,17 @@ class GatedDeltaNet(Mixer):
             y_BTHV = op.gated_norm(found, o_BTHV, g_BTHV, self.o_norm)
         else:
             q, k = (l2_normalize(p.to(compute_dtype(p)), L2_EPS) for p in (q, k))
-            o_BTHV, end = delta_rule_chunked(q, k, v, *self._rates(*raw, mask_BT), start)
+            o_BTHV, end = delta_rule_chunked(q, k, v, *self._rates(*raw, mask_BT), start, starts_BT)
             y_BTHV = (self.o_norm(o_BTHV) * F.silu(g_BTHV.to(o_BTHV.dtype))).to(g_BTHV.dtype)
         return self.o_proj(y_BTHV.flatten(2)), {"conv": window, "S": end}
 
     def _convolved(
-        self, qkv_BTC: Tensor, state: State | None, mask_BT: Tensor | None, found: op.Kernels | None
+        self,
+        qkv_BTC: Tensor,
+        state: State | None,
+        mask_BT: Tensor | None,
+        starts_BT: Tensor | None,
+        found: op.Kernels | None,
     ) -> tuple[Tensor, Tensor]:
         """silu of the three convolutions side by side, and their window."""
         keep = self.config.d_conv - 1
@@ -102,7 +113,8 @@ class GatedDeltaNet(Mixer):
         sizes = [self.keys, self.keys, self.values]
         windows = [None] * 3 if state is None else state["conv"].split(sizes, -1)
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        done = [c(p, w, mask_BT) for c, p, w in zip(convs, qkv_BTC.split(sizes, -1), windows, strict=True)]
+        parts = zip(convs, qkv_BTC.split(sizes, -1), windows, strict=True)
+        done = [conv(part, window, mask_BT, starts_BT) for conv, part, window in parts]
         return F.silu(torch.cat([y for y, _ in done], -1)), torch.cat([w for _, w in done], -1)
 
     def _rates(self, a_BTH: Tensor, b_BTH: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -114,6 +126,31 @@ class GatedDeltaNet(Mixer):
         if mask_BT is not None:
             log_BTH, beta_BTH = (torch.where(mask_BT[..., None], r, 0) for r in (log_BTH, beta_BTH))
         return log_BTH, beta_BTH
+
+    @classmethod
+    def validate(cls, dim: int, config: GDNConfig) -> None:
+        """Raises `ConfigError` unless a value has a whole width and there is a head that the width has room for."""
+        wide = config.head_dim * config.expand_v
+        if wide != config.values or not config.values:
+            near = max(1, round(wide)) / config.head_dim
+            raise ConfigError(
+                f"head_dim {config.head_dim} x expand_v {config.expand_v:g} = {wide:g}, not a whole width; nearest: "
+                f"expand_v {near:.10g}"
+            )
+        if not config.n_heads and dim % config.head_dim:
+            low = dim // config.head_dim * config.head_dim
+            near_width = f"{low} or {low + config.head_dim}" if low else f"{config.head_dim}"
+            raise ConfigError(
+                f"width {dim} is not a multiple of head_dim {config.head_dim}: set n_heads; nearest width: {near_width}"
+            )
+
+    @classmethod
+    def param_count(cls, dim: int, config: GDNConfig) -> int:
+        """2 D H K + 3 D H V + 2 D H + 2 H + d_conv (2 H K + H V) + V."""
+        heads = config.heads(dim)
+        keys, values = heads * config.head_dim, heads * config.values
+        maps = dim * (2 * keys + 3 * values + 2 * heads)
+        return maps + 2 * heads + config.d_conv * (2 * keys + values) + config.values
 
     @classmethod
     def state_spec(cls, dim: int, config: GDNConfig) -> StateSpec:

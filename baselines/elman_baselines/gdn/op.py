@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from elman_baselines.library import find, or_raise
-from elman_core.kernels import KernelError, load_or_warn
+from elman_core.kernels import KernelError, load_or_warn, warn_of_packed_rows
 
 INSTALL = "pip install 'elman-baselines[fla]'"
 CHECKED = 128
@@ -35,13 +35,16 @@ class Kernels:
     """Whether fla refuses to compute gradients here: Hopper with Triton 3.4 to 3.7.0, without tilelang."""
 
 
-def kernels(x: Tensor, head_dim: int) -> Kernels | None:
-    """fla for the device and dtype of x, or None where plain PyTorch runs.
+def kernels(x: Tensor, head_dim: int, packed: bool = False) -> Kernels | None:
+    """fla for the device and dtype of x, or None where plain PyTorch runs: also for rows of several documents (`packed`).
 
     Raises:
         KernelError: gradients that nobody has checked here; or fla cannot be had, when ELMAN_KERNELS=require.
     """
     if not x.is_cuda or x.dtype == torch.float64:
+        return None
+    if packed:
+        warn_of_packed_rows("gdn", x)
         return None
     found = _chosen()
     if found is not None and found.guarded and head_dim != CHECKED and torch.is_grad_enabled():

@@ -8,14 +8,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elman_core.nn import full_precision
+from elman_baselines.chunks import chunks, decays
+from elman_core.nn import each_step, full_precision, restart
 
 CHUNK = 64
 
 
 @full_precision
 def delta_rule_reference(
-    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, log_BTH: Tensor, beta_BTH: Tensor, state_BHKV: Tensor | None
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    log_BTH: Tensor,
+    beta_BTH: Tensor,
+    state_BHKV: Tensor | None,
+    starts_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """S_t = α S_{t-1} + β k (v - α S_{t-1}ᵀ k)ᵀ,  o_t = S_tᵀ q / sqrt(K), one step after the other.
 
@@ -23,14 +30,15 @@ def delta_rule_reference(
 
     Args:
         q_BTHK, k_BTHK: of length 1 already. log_BTH: log α, at most 0. beta_BTH: with log α = 0 and β = 0 the state is held.
-        state_BHKV: None is zeros.
+        state_BHKV: None is zeros. starts_BT: bool; where True S_{t-1} is 0.
 
     Returns:
         (o_BTHV in the dtype of q, the last state in float32 or float64).
     """
     s_BHKV, outputs = _start(k_BTHK, v_BTHV, state_BHKV), []
-    for q, k, v, log, beta in zip(*(x.unbind(1) for x in (q_BTHK, k_BTHK, v_BTHV, log_BTH, beta_BTH)), strict=True):
-        s_BHKV = s_BHKV * log.exp()[..., None, None]
+    by_step = (x.transpose(0, 1) for x in (q_BTHK, k_BTHK, v_BTHV, log_BTH, beta_BTH))
+    for q, k, v, log, beta, start in each_step(*by_step, None if starts_BT is None else starts_BT.T):
+        s_BHKV = restart(s_BHKV, start) * log.exp()[..., None, None]
         wrong_BHV = v - (s_BHKV * k[..., None]).sum(-2)
         s_BHKV = s_BHKV + k[..., None] * (beta[..., None] * wrong_BHV)[..., None, :]
         outputs.append((s_BHKV * q[..., None]).sum(-2) * q.shape[-1] ** -0.5)
@@ -45,6 +53,7 @@ def delta_rule_chunked(
     log_BTH: Tensor,
     beta_BTH: Tensor,
     state_BHKV: Tensor | None,
+    starts_BT: Tensor | None = None,
     *,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
@@ -54,19 +63,16 @@ def delta_rule_chunked(
     w_i + β_i Σ_{j<i} exp(G_i - G_j) (k_i·k_j) w_j = β_i (v_i - exp(G_i) Sᵀ k_i).
     """
     s_BHKV, outputs = _start(k_BTHK, v_BTHV, state_BHKV), []
-    by_head = (x.transpose(1, 2).split(chunk, 2) for x in (q_BTHK * q_BTHK.shape[-1] ** -0.5, k_BTHK, v_BTHV))
-    rates = (x.transpose(1, 2).split(chunk, 2) for x in (log_BTH, beta_BTH))
-    for q, k, v, log, beta in zip(*by_head, *rates, strict=True):
-        sum_BHL = log.cumsum(-1)
-        later = torch.ones(log.shape[-1], log.shape[-1], dtype=torch.bool, device=log.device).triu(1)
-        between_BHLL = (sum_BHL[..., :, None] - sum_BHL[..., None, :]).masked_fill(later, -torch.inf).exp()
-        since_BHL1 = sum_BHL.exp()[..., None]
-        system_BHLL = (beta[..., None] * between_BHLL * (k @ k.mT)).tril(-1)
-        wanted_BHLV = beta[..., None] * (v - since_BHL1 * (k @ s_BHKV))
+    inputs = (q_BTHK * q_BTHK.shape[-1] ** -0.5, k_BTHK, v_BTHV, beta_BTH[..., None])
+    for *by_step, log, starts in chunks(chunk, *inputs, log_BTH, starts_BT):
+        q, k, v, beta = (x.transpose(1, 2) for x in by_step)
+        between_BHLL, since_BHL, to_end_BHL = decays(log, starts)
+        since_BHL1 = since_BHL[..., None]
+        system_BHLL = (beta * between_BHLL * (k @ k.mT)).tril(-1)
+        wanted_BHLV = beta * (v - since_BHL1 * (k @ s_BHKV))
         written_BHLV = torch.linalg.solve_triangular(system_BHLL, wanted_BHLV, upper=False, unitriangular=True)
         outputs.append(since_BHL1 * (q @ s_BHKV) + (between_BHLL * (q @ k.mT)) @ written_BHLV)
-        to_end_BHL1 = (sum_BHL[..., -1:] - sum_BHL).exp()[..., None]
-        s_BHKV = since_BHL1[..., -1:, :] * s_BHKV + (to_end_BHL1 * k).mT @ written_BHLV
+        s_BHKV = since_BHL1[..., -1:, :] * s_BHKV + (to_end_BHL[..., None] * k).mT @ written_BHLV
     return torch.cat(outputs, 2).transpose(1, 2), s_BHKV
 
 

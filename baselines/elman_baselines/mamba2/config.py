@@ -1,10 +1,10 @@
-"""The options of Mamba-2, what can be built, and how many parameters it has."""
+"""The options of Mamba-2."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elman_core import ConfigError, option
+from elman_core import option
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,3 @@ class Mamba2Config:
     def convolved(self, dim: int) -> int:
         """C = I + 2 N, the channels of x, B and C."""
         return self.inner(dim) + 2 * self.d_state
-
-
-def validate(dim: int, config: Mamba2Config) -> None:
-    """Raises `ConfigError` unless the inner width is a whole number of heads."""
-    inner = config.inner(dim)
-    if inner != dim * config.expand or inner % config.headdim or not inner:
-        near = max(1, round(dim * config.expand / config.headdim)) * config.headdim
-        raise ConfigError(
-            f"width {dim} x expand {config.expand:g} = {dim * config.expand:g}, which must be a multiple of headdim "
-            f"{config.headdim}; nearest: {near}"
-        )
-
-
-def param_count(dim: int, config: Mamba2Config) -> int:
-    """D (2 I + 2 N + H) + C (K + 1) + 3 H + I + I D."""
-    inner, heads, channels = config.inner(dim), config.heads(dim), config.convolved(dim)
-    return dim * (inner + channels + heads) + channels * (config.d_conv + 1) + 3 * heads + inner + inner * dim

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_core import Mixer, State
+from elman_core import ConfigError, Mixer, State
 from elman_core.nn import CausalConv, RMSNorm, aligned, compute_dtype, mamba_decay_, without_autocast
 from elman_core.registry import StateSpec
 
@@ -26,8 +26,8 @@ class Mamba2(Mixer):
 
     State: conv (B, K - 1, C), the last inputs of the convolution, and ssm (B, H, P, N).
 
-    On a GPU mamba_ssm's kernels run, with causal_conv1d if that is installed too; elsewhere, in float64 and for a step of one
-    byte, plain PyTorch in chunks. Masked positions have Δ = 0, which holds the state exactly.
+    On a GPU mamba_ssm's kernels run, with causal_conv1d if that is installed too; elsewhere, in float64, for a step of one byte
+    and for packed rows, plain PyTorch in chunks. Masked positions have Δ = 0, which holds the state exactly.
     """
 
     rollback = "replay"
@@ -59,10 +59,16 @@ class Mamba2(Mixer):
         nn.init.ones_(self.D)
         self.norm.reset_parameters()
 
-    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        state: State | None = None,
+        mask_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
         widths = (self.inner, self.config.convolved(self.dim), self.heads)
         projected = aligned(self.in_proj, x_BTD)  # with zeros behind dt: rows of 28 heads would begin anywhere
-        found = op.kernels(projected) if x_BTD.shape[1] > 1 else None
+        found = op.kernels(projected, starts_BT is not None) if x_BTD.shape[1] > 1 else None
         a_H = -torch.exp(self.A_log.to(compute_dtype(self.A_log)))
         if found is not None and found.whole is not None and state is None and mask_BT is None:
             exact = projected[..., : sum(widths)]
@@ -72,7 +78,7 @@ class Mamba2(Mixer):
         if found is not None and found.conv is not None and state is None and mask_BT is None:
             xbc_BTC, window = op.convolve(found, xbc_BTC, self.conv1d), self._window(projected)
         else:
-            y_BTC, window = self.conv1d(xbc_BTC, None if state is None else state["conv"], mask_BT)
+            y_BTC, window = self.conv1d(xbc_BTC, None if state is None else state["conv"], mask_BT, starts_BT)
             xbc_BTC = F.silu(y_BTC)
         x_BTI, b_BTN, c_BTN = xbc_BTC.split((self.inner, self.config.d_state, self.config.d_state), -1)
         dtype = compute_dtype(dt_BTH, self.dt_bias)
@@ -82,7 +88,7 @@ class Mamba2(Mixer):
             dt_BTH = torch.where(mask_BT[..., None], dt_BTH, 0)
         inputs = (x_BTI.unflatten(-1, (self.heads, -1)), dt_BTH, a_H, b_BTN, c_BTN, self.D)
         start = None if state is None else state["ssm"]
-        y_BTHP, ssm = ssd_chunked(*inputs, start) if found is None else op.scan(found, *inputs, start)
+        y_BTHP, ssm = ssd_chunked(*inputs, start, starts_BT) if found is None else op.scan(found, *inputs, start)
         return self.out_proj(self._gated(y_BTHP.flatten(2), z_BTI, found)), {"conv": window, "ssm": ssm}
 
     def _gated(self, y_BTI: Tensor, z_BTI: Tensor, found: op.Kernels | None) -> Tensor:
@@ -97,6 +103,23 @@ class Mamba2(Mixer):
         keep = self.config.d_conv - 1
         last = projected[:, -keep:, self.inner : self.inner + self.config.convolved(self.dim)]
         return F.pad(last, (0, 0, keep - last.shape[1], 0)).to(compute_dtype(last))
+
+    @classmethod
+    def validate(cls, dim: int, config: Mamba2Config) -> None:
+        """Raises `ConfigError` unless the inner width is a whole number of heads."""
+        inner = config.inner(dim)
+        if inner != dim * config.expand or inner % config.headdim or not inner:
+            near = max(1, round(dim * config.expand / config.headdim)) * config.headdim
+            raise ConfigError(
+                f"width {dim} x expand {config.expand:g} = {dim * config.expand:g}, which must be a multiple of headdim "
+                f"{config.headdim}; nearest: {near}"
+            )
+
+    @classmethod
+    def param_count(cls, dim: int, config: Mamba2Config) -> int:
+        """D (2 I + 2 N + H) + C (K + 1) + 3 H + I + I D."""
+        inner, heads, channels = config.inner(dim), config.heads(dim), config.convolved(dim)
+        return dim * (inner + channels + heads) + channels * (config.d_conv + 1) + 3 * heads + inner + inner * dim
 
     @classmethod
     def state_spec(cls, dim: int, config: Mamba2Config) -> StateSpec:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from elman_baselines.library import find, or_raise
-from elman_core.kernels import load_or_warn
+from elman_core.kernels import load_or_warn, warn_of_packed_rows
 
 log = logging.getLogger("elman_core")
 CHUNK = 256
@@ -37,13 +37,16 @@ class Kernels:
     """flash-linear-attention's convolution, where causal_conv1d is not there and that is."""
 
 
-def kernels(x: Tensor) -> Kernels | None:
-    """mamba_ssm for the device and dtype of x, or None where plain PyTorch runs.
+def kernels(x: Tensor, packed: bool = False) -> Kernels | None:
+    """mamba_ssm for the device and dtype of x, or None where plain PyTorch runs: also for rows of several documents (`packed`).
 
     Raises:
         KernelError: mamba_ssm cannot be had, when ELMAN_KERNELS=require.
     """
     if not x.is_cuda or x.dtype == torch.float64:
+        return None
+    if packed:
+        warn_of_packed_rows("mamba2", x)
         return None
     return _chosen()
 

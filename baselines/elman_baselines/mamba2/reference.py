@@ -8,28 +8,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elman_core.nn import full_precision
+from elman_baselines.chunks import chunks, decays
+from elman_core.nn import each_step, full_precision, restart
 
 CHUNK = 64
 
 
 @full_precision
 def ssd_reference(
-    x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTN: Tensor, c_BTN: Tensor, d_H: Tensor, state_BHPN: Tensor | None
+    x_BTHP: Tensor,
+    dt_BTH: Tensor,
+    a_H: Tensor,
+    b_BTN: Tensor,
+    c_BTN: Tensor,
+    d_H: Tensor,
+    state_BHPN: Tensor | None,
+    starts_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """h_t = exp(a dt_t) h_{t-1} + dt_t x_t b_tᵀ,  y_t = h_t c_t + d x_t, one step after the other.
 
     Args:
         dt_BTH: after its softplus; 0 holds the state. a_H: negative. state_BHPN: None is zeros.
+        starts_BT: bool; where True h_{t-1} is 0.
 
     Returns:
         (y_BTHP in the dtype of x, the last state in float32 or float64).
     """
     h_BHPN = _start(x_BTHP, b_BTN, state_BHPN)
     outputs = []
-    for x, dt, b, c in zip(*(t.unbind(1) for t in (x_BTHP, dt_BTH, b_BTN, c_BTN)), strict=True):
+    by_step = (t.transpose(0, 1) for t in (x_BTHP, dt_BTH, b_BTN, c_BTN))
+    for x, dt, b, c, start in each_step(*by_step, None if starts_BT is None else starts_BT.T):
         decay = torch.exp(a_H * dt)[..., None, None]
-        h_BHPN = decay * h_BHPN + (dt[..., None] * x)[..., None] * b[:, None, None, :]
+        h_BHPN = decay * restart(h_BHPN, start) + (dt[..., None] * x)[..., None] * b[:, None, None, :]
         outputs.append((h_BHPN * c[:, None, None, :]).sum(-1) + d_H[:, None] * x)
     return torch.stack(outputs, 1), h_BHPN
 
@@ -43,6 +53,7 @@ def ssd_chunked(
     c_BTN: Tensor,
     d_H: Tensor,
     state_BHPN: Tensor | None,
+    starts_BT: Tensor | None = None,
     *,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
@@ -50,16 +61,12 @@ def ssd_chunked(
     h_BHPN = _start(x_BTHP, b_BTN, state_BHPN)
     written_BTHP = dt_BTH[..., None] * x_BTHP
     outputs = []
-    pieces = (t.split(chunk, 1) for t in (written_BTHP, a_H * dt_BTH, b_BTN, c_BTN))
-    for x, log, b, c in zip(*pieces, strict=True):
-        sum_BHL = log.cumsum(1).transpose(1, 2)
-        later = torch.ones(log.shape[1], log.shape[1], dtype=torch.bool, device=log.device).triu(1)
-        between_BHLL = (sum_BHL[..., :, None] - sum_BHL[..., None, :]).masked_fill(later, -torch.inf).exp()
+    for x, log, b, c, starts in chunks(chunk, written_BTHP, a_H * dt_BTH, b_BTN, c_BTN, starts_BT):
+        between_BHLL, since_BHL, to_end_BHL = decays(log, starts)
         inside_BLHP = torch.einsum("bhls,bshp->blhp", (c @ b.mT)[:, None] * between_BHLL, x)
-        before_BLHP = torch.einsum("bln,bhpn,bhl->blhp", c, h_BHPN, sum_BHL.exp())
+        before_BLHP = torch.einsum("bln,bhpn,bhl->blhp", c, h_BHPN, since_BHL)
         outputs.append(inside_BLHP + before_BLHP)
-        to_end_BHL = (sum_BHL[..., -1:] - sum_BHL).exp()
-        h_BHPN = sum_BHL[..., -1].exp()[..., None, None] * h_BHPN + torch.einsum("bsn,bhs,bshp->bhpn", b, to_end_BHL, x)
+        h_BHPN = since_BHL[..., -1, None, None] * h_BHPN + torch.einsum("bsn,bhs,bshp->bhpn", b, to_end_BHL, x)
     return torch.cat(outputs, 1) + d_H[:, None] * x_BTHP, h_BHPN
 
 

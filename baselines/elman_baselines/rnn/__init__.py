@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from elman_core import Variant
 
-from .mixer import GRUConfig, GRUMixer, LSTMConfig, LSTMMixer, gru_param_count, lstm_param_count
+from .mixer import GRUConfig, GRUMixer, LSTMConfig, LSTMMixer
 from .op import gru, lstm
 from .reference import gru_reference, lstm_reference
 
@@ -28,7 +28,6 @@ def gru_variant() -> Variant:
         config=GRUConfig,
         mixer=GRUMixer,
         presets={"predecessor": {"expansion": 2.0, "reset_after": False, "init": "normal", "zero_out_proj": True}},
-        param_count=gru_param_count,
     )
 
 
@@ -40,5 +39,4 @@ def lstm_variant() -> Variant:
         config=LSTMConfig,
         mixer=LSTMMixer,
         presets={"predecessor": {"expansion": 2.0, "init": "normal", "zero_out_proj": True}},
-        param_count=lstm_param_count,
     )

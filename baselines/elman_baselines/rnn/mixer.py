@@ -45,22 +45,6 @@ def _inner(dim: int, config: RNNConfig) -> int:
     return max(1, int(dim * config.expansion))
 
 
-def _param_count(dim: int, config: RNNConfig, gates: int, biases: int) -> int:
-    d = _inner(dim, config)
-    wide = d if config.in_proj else dim
-    return (dim * d if config.in_proj else 0) + gates * d * (wide + d + biases) + d * dim
-
-
-def gru_param_count(dim: int, config: GRUConfig) -> int:
-    """[D d] + 3 d (d + d + 2) + d D; the first d is D without in_proj, the 2 is 1 without reset_after."""
-    return _param_count(dim, config, 3, 2 if config.reset_after else 1)
-
-
-def lstm_param_count(dim: int, config: LSTMConfig) -> int:
-    """[D d] + 4 d (d + d + 2) + d D; the first d is D without in_proj."""
-    return _param_count(dim, config, 4, 2)
-
-
 class RNNMixer(Mixer):
     """What GRU and LSTM share. The parameters have the names, shapes and order of torch.nn.GRU and LSTM."""
 
@@ -101,18 +85,32 @@ class RNNMixer(Mixer):
         return tuple(w for w in given if w is not None)
 
     @classmethod
+    def param_count(cls, dim: int, config: Any) -> int:
+        """[D d] + g d (d + d + 2) + d D for g gates; the first d inside is D without in_proj, the 2 is 1 without b_hh."""
+        d, biases = _inner(dim, config), 2 if getattr(config, "reset_after", True) else 1
+        wide = d if config.in_proj else dim
+        return (dim * d if config.in_proj else 0) + cls.gates * d * (wide + d + biases) + d * dim
+
+    @classmethod
     def state_spec(cls, dim: int, config: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {name: ((_inner(dim, config),), torch.float32) for name in cls.parts}
 
-    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        state: State | None = None,
+        mask_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
         x_TBI = time_major(x_BTD if self.in_proj is None else self.in_proj(x_BTD))
         if state is None:
             zero = x_TBI.new_zeros(x_TBI.shape[1], self.inner, dtype=compute_dtype(x_TBI))
             state = dict.fromkeys(self.parts, zero)
-        y_TBd, end = self.recur(x_TBI, state, None if mask_BT is None else mask_BT.T)
+        y_TBd, end = self.recur(x_TBI, state, *(None if f is None else f.T for f in (mask_BT, starts_BT)))
         return self.out_proj(y_TBd.transpose(0, 1)), end
 
-    def recur(self, x_TBI: Tensor, state: State, mask_TB: Tensor | None) -> tuple[Tensor, State]:
+    def recur(self, x_TBI: Tensor, state: State, *flags_TB: Tensor | None) -> tuple[Tensor, State]:
+        """The recurrence: outputs and the new state. `flags_TB`: mask and starts."""
         raise NotImplementedError(f"{type(self).__name__}.recur")
 
     def backend(self) -> str:
@@ -125,8 +123,8 @@ class GRUMixer(RNNMixer):
     gates = 3
     parts = ("h",)
 
-    def recur(self, x_TBI: Tensor, state: State, mask_TB: Tensor | None) -> tuple[Tensor, State]:
-        y_TBd, h_Bd = gru(x_TBI, self.weights, state["h"], mask_TB)
+    def recur(self, x_TBI: Tensor, state: State, *flags_TB: Tensor | None) -> tuple[Tensor, State]:
+        y_TBd, h_Bd = gru(x_TBI, self.weights, state["h"], *flags_TB)
         return y_TBd, {"h": h_Bd}
 
 
@@ -140,6 +138,6 @@ class LSTMMixer(RNNMixer):
         with torch.no_grad():
             self.bias_ih[self.inner : 2 * self.inner] = self.config.forget_bias
 
-    def recur(self, x_TBI: Tensor, state: State, mask_TB: Tensor | None) -> tuple[Tensor, State]:
-        y_TBd, h_Bd, c_Bd = lstm(x_TBI, self.weights, state["h"], state["c"], mask_TB)
+    def recur(self, x_TBI: Tensor, state: State, *flags_TB: Tensor | None) -> tuple[Tensor, State]:
+        y_TBd, h_Bd, c_Bd = lstm(x_TBI, self.weights, state["h"], state["c"], *flags_TB)
         return y_TBd, {"h": h_Bd, "c": c_Bd}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from elman_core.nn import without_autocast
 
@@ -19,24 +19,36 @@ from .reference import Weights, gru_reference
 Fused = Callable[..., tuple[Tensor, ...]]
 
 
-def gru(x_TBI: Tensor, weights: Weights, h0_Bd: Tensor, mask_TB: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def gru(
+    x_TBI: Tensor, weights: Weights, h0_Bd: Tensor, mask_TB: Tensor | None = None, starts_TB: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """(y (T, B, d), hT (B, d)), as `gru_reference`; three weights are the form that no library has fused."""
     if len(weights) == 3:
-        return gru_reference(x_TBI, weights, h0_Bd, mask_TB)
-    y_TBd, h_Bd = _fused(torch.gru, x_TBI, weights, (h0_Bd,), mask_TB)
+        return gru_reference(x_TBI, weights, h0_Bd, mask_TB, starts_TB)
+    y_TBd, h_Bd = _fused(torch.gru, x_TBI, weights, (h0_Bd,), mask_TB, starts_TB)
     return y_TBd, h_Bd
 
 
 def lstm(
-    x_TBI: Tensor, weights: Weights, h0_Bd: Tensor, c0_Bd: Tensor, mask_TB: Tensor | None = None
+    x_TBI: Tensor,
+    weights: Weights,
+    h0_Bd: Tensor,
+    c0_Bd: Tensor,
+    mask_TB: Tensor | None = None,
+    starts_TB: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y (T, B, d), hT (B, d), cT (B, d)), as `lstm_reference`."""
-    y_TBd, h_Bd, c_Bd = _fused(torch.lstm, x_TBI, weights, (h0_Bd, c0_Bd), mask_TB)
+    y_TBd, h_Bd, c_Bd = _fused(torch.lstm, x_TBI, weights, (h0_Bd, c0_Bd), mask_TB, starts_TB)
     return y_TBd, h_Bd, c_Bd
 
 
 def _fused(
-    run: Fused, x_TBI: Tensor, weights: Weights, state: tuple[Tensor, ...], mask_TB: Tensor | None
+    run: Fused,
+    x_TBI: Tensor,
+    weights: Weights,
+    state: tuple[Tensor, ...],
+    mask_TB: Tensor | None,
+    starts_TB: Tensor | None,
 ) -> tuple[Tensor, ...]:
     kept = torch.float64 if x_TBI.dtype == torch.float64 else torch.float32
     dtype = x_TBI.dtype if x_TBI.is_cuda else kept
@@ -45,10 +57,10 @@ def _fused(
         flat = packed_for_cudnn(flat)
     begin = tuple(s.to(dtype).contiguous() for s in state)
     with without_autocast(x_TBI):
-        if mask_TB is None:
+        if mask_TB is None and starts_TB is None:
             y_TBd, *end = _call(run, x_TBI.to(dtype).contiguous(), None, begin, flat)
         else:
-            y_TBd, end = _without_masked(run, x_TBI.to(dtype), mask_TB, begin, flat)
+            y_TBd, end = _by_documents(run, x_TBI.to(dtype), mask_TB, starts_TB, begin, flat)
     return (y_TBd.to(x_TBI.dtype), *(s.to(kept) for s in end))
 
 
@@ -72,26 +84,35 @@ def _call(
     return (y, *(s[0] for s in end))
 
 
-def _without_masked(
-    run: Fused, x_TBI: Tensor, mask_TB: Tensor, state: tuple[Tensor, ...], flat: list[Tensor]
+def _by_documents(
+    run: Fused,
+    x_TBI: Tensor,
+    mask_TB: Tensor | None,
+    starts_TB: Tensor | None,
+    state: tuple[Tensor, ...],
+    flat: list[Tensor],
 ) -> tuple[Tensor, list[Tensor]]:
-    """Move the positions that count to the front of each row, run rows of different lengths, and move the outputs back.
+    """Run each document as a sequence of its own, without its masked positions, and move the outputs back.
 
-    So any mask holds the state exactly, and the fused recurrence serves it. Costs one read of the lengths by the host.
+    So any mask holds the state exactly, and the fused recurrence serves packed rows too. Costs one read of the lengths by the
+    host. S documents with at least one position that counts.
     """
-    steps = x_TBI.shape[0]
-    order_TB = torch.argsort((~mask_TB).to(torch.uint8), dim=0, stable=True)
-    count_B = mask_TB.sum(0)
-    front_TBI = x_TBI.gather(0, order_TB[..., None].expand_as(x_TBI))
-    packed = pack_padded_sequence(front_TBI, count_B.clamp(min=1).cpu(), enforce_sorted=False)
-    rows, back = packed.sorted_indices, packed.unsorted_indices
-    assert rows is not None and back is not None  # noqa: PT018
-    begin = tuple(s.index_select(0, rows) for s in state)
-    data, *end = _call(run, packed.data, packed.batch_sizes, begin, flat)
-    y_TBd, _ = pad_packed_sequence(packed._replace(data=data), total_length=steps)
-    y_TBd = y_TBd.gather(0, torch.argsort(order_TB, dim=0)[..., None].expand_as(y_TBd))
-    some_B1 = (count_B > 0)[
-        :, None
-    ]  # a row without a single position that counts ran one step that must not count either
-    kept = [torch.where(some_B1, e.index_select(0, back), s) for e, s in zip(end, state, strict=True)]
-    return y_TBd, kept
+    steps, rows, _ = x_TBI.shape
+    real_BT = torch.ones(rows, steps, dtype=torch.bool, device=x_TBI.device) if mask_TB is None else mask_TB.T
+    # In each row documents are numbered from 0, which is the one that goes on from `state`.
+    number_BT = torch.zeros_like(real_BT, dtype=torch.int64) if starts_TB is None else starts_TB.T.cumsum(1)
+    row_B1 = torch.arange(rows, device=x_TBI.device)[:, None]
+    name_S, length_S = (row_B1 * (steps + 1) + number_BT)[real_BT].unique_consecutive(return_counts=True)
+    row_S, number_S = name_S // (steps + 1), name_S % (steps + 1)
+    y_BTd = x_TBI.new_zeros(rows, steps, state[0].shape[1])
+    end = [torch.where(number_BT[:, -1:] == 0, s, 0) for s in state]
+    if len(name_S):
+        packed = pack_sequence(x_TBI.transpose(0, 1)[real_BT].split(length_S.tolist()), enforce_sorted=False)
+        order, back = packed.sorted_indices, packed.unsorted_indices
+        begin = tuple(torch.where(number_S[:, None] == 0, s[row_S], 0)[order] for s in state)
+        data, *last = _call(run, packed.data, packed.batch_sizes, begin, flat)
+        y_BTd[real_BT] = torch.cat(unpack_sequence(packed._replace(data=data)))
+        final_S = number_S == number_BT[row_S, -1]
+        for e, s in zip(end, last, strict=True):
+            e[row_S[final_S]] = s[back][final_S]
+    return y_BTd.transpose(0, 1), end

@@ -10,18 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.nn import full_precision
+from elman_core.nn import each_step, full_precision, hold, restart
 
 Weights = tuple[Tensor, ...]
 
 
 @full_precision
 def _gru(
-    x_TBI: Tensor, h_Bd: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor | None, mask_TB: Tensor | None
+    x_TBI: Tensor,
+    h_Bd: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor,
+    b_hh: Tensor | None,
+    mask_TB: Tensor | None,
+    starts_TB: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     y_TBd = []
     w_gates, w_new = w_hh.split((2 * w_hh.shape[1], w_hh.shape[1]))
-    for t, g_B3d in enumerate(F.linear(x_TBI, w_ih, b_ih)):
+    for g_B3d, mask_B, start_B in each_step(F.linear(x_TBI, w_ih, b_ih), mask_TB, starts_TB):
+        h_Bd = restart(h_Bd, start_B)
         gates_B2d, new_Bd = g_B3d.split((2 * h_Bd.shape[1], h_Bd.shape[1]), -1)
         if b_hh is not None:  # the reset gate acts on the product, its bias included
             u_B2d, u_Bd = F.linear(h_Bd, w_hh, b_hh).split((2 * h_Bd.shape[1], h_Bd.shape[1]), -1)
@@ -30,23 +38,22 @@ def _gru(
         else:  # the reset gate acts on the state, before the product
             r_Bd, z_Bd = torch.sigmoid(gates_B2d + h_Bd @ w_gates.T).chunk(2, -1)
             n_Bd = torch.tanh(new_Bd + (r_Bd * h_Bd) @ w_new.T)
-        next_Bd = (1 - z_Bd) * n_Bd + z_Bd * h_Bd
-        h_Bd = next_Bd if mask_TB is None else torch.where(mask_TB[t, :, None], next_Bd, h_Bd)
+        h_Bd = hold((1 - z_Bd) * n_Bd + z_Bd * h_Bd, h_Bd, mask_B)
         y_TBd.append(h_Bd)
     return torch.stack(y_TBd), h_Bd
 
 
 def gru_reference(
-    x_TBI: Tensor, weights: Weights, h0_Bd: Tensor, mask_TB: Tensor | None = None
+    x_TBI: Tensor, weights: Weights, h0_Bd: Tensor, mask_TB: Tensor | None = None, starts_TB: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(y (T, B, d) in the dtype of x, hT (B, d)); where the mask is False the state is held.
+    """(y (T, B, d) in the dtype of x, hT (B, d)). Where the mask is False the state is held; where a document starts, it is 0.
 
     With four weights this is torch.nn.GRU. Without b_hh it is the form of Cho et al. 2014 and of the predecessor, in which the
     reset gate acts on the state before the product, n = tanh(W x + b + U (r h')), and there is one bias. (The predecessor calls
     1 - z what is z here.)
     """
     w_ih, w_hh, b_ih, *rest = weights
-    y_TBd, h_Bd = _gru(x_TBI, h0_Bd, w_ih, w_hh, b_ih, rest[0] if rest else None, mask_TB)
+    y_TBd, h_Bd = _gru(x_TBI, h0_Bd, w_ih, w_hh, b_ih, rest[0] if rest else None, mask_TB, starts_TB)
     return y_TBd, h_Bd
 
 
@@ -60,23 +67,27 @@ def _lstm(
     b_ih: Tensor,
     b_hh: Tensor,
     mask_TB: Tensor | None,
+    starts_TB: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     y_TBd = []
-    for t, g_B4d in enumerate(F.linear(x_TBI, w_ih, b_ih)):
+    for g_B4d, mask_B, start_B in each_step(F.linear(x_TBI, w_ih, b_ih), mask_TB, starts_TB):
+        h_Bd, c_Bd = restart(h_Bd, start_B), restart(c_Bd, start_B)
         i_Bd, f_Bd, g_Bd, o_Bd = (g_B4d + F.linear(h_Bd, w_hh, b_hh)).chunk(4, -1)
         c_next_Bd = torch.sigmoid(f_Bd) * c_Bd + torch.sigmoid(i_Bd) * torch.tanh(g_Bd)
         h_next_Bd = torch.sigmoid(o_Bd) * torch.tanh(c_next_Bd)
-        if mask_TB is not None:
-            keep_B1 = mask_TB[t, :, None]
-            h_next_Bd, c_next_Bd = torch.where(keep_B1, h_next_Bd, h_Bd), torch.where(keep_B1, c_next_Bd, c_Bd)
-        h_Bd, c_Bd = h_next_Bd, c_next_Bd
+        h_Bd, c_Bd = hold(h_next_Bd, h_Bd, mask_B), hold(c_next_Bd, c_Bd, mask_B)
         y_TBd.append(h_Bd)
     return torch.stack(y_TBd), h_Bd, c_Bd
 
 
 def lstm_reference(
-    x_TBI: Tensor, weights: Weights, h0_Bd: Tensor, c0_Bd: Tensor, mask_TB: Tensor | None = None
+    x_TBI: Tensor,
+    weights: Weights,
+    h0_Bd: Tensor,
+    c0_Bd: Tensor,
+    mask_TB: Tensor | None = None,
+    starts_TB: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y (T, B, d) in the dtype of x, hT (B, d), cT (B, d)) of torch.nn.LSTM; where the mask is False the state is held."""
+    """(y (T, B, d) in the dtype of x, hT (B, d), cT (B, d)) of torch.nn.LSTM, with mask and starts as for the GRU."""
     w_ih, w_hh, b_ih, b_hh = weights
-    return _lstm(x_TBI, h0_Bd, c0_Bd, w_ih, w_hh, b_ih, b_hh, mask_TB)
+    return _lstm(x_TBI, h0_Bd, c0_Bd, w_ih, w_hh, b_ih, b_hh, mask_TB, starts_TB)

@@ -18,7 +18,7 @@ from elman_core import Variant
 from elman_core.registry import Published
 
 from .attention import Attention
-from .config import TransformerConfig, param_count, validate
+from .config import TransformerConfig
 from .swiglu import SwiGLU
 
 __all__ = ["Attention", "SwiGLU", "TransformerConfig", "transformer_variant"]
@@ -32,11 +32,10 @@ def transformer_variant() -> Variant:
         config=TransformerConfig,
         mixer=(Attention, SwiGLU),
         presets={"x20": {"init_depth": 20}, "narrow_x20": {"init_depth": 20, "mlp_ratio": 2.6, "mlp_multiple": 64}},
-        param_count=param_count,
-        validate=validate,
         published=(
             Published(
-                "narrow_x20, 640x20, 96.9M",
+                "transformer:narrow_x20@640x20",
+                96_855_680,
                 "254.7k tok/s eager, 491.2k tok/s compiled",
                 "transformers' LLaMA of this shape on one H200: B = 32, T = 512, bf16 weights, whole training step",
             ),

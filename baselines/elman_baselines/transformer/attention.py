@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_core import Mixer, State
+from elman_core import ConfigError, Mixer, State
 from elman_core.nn import compute_dtype, without_autocast
 from elman_core.registry import StateSpec
 
@@ -19,9 +19,10 @@ from .config import TransformerConfig, residual_scale
 class Attention(Mixer):
     """y = W_o softmax(q kᵀ / sqrt(K)) v for every head. q_proj, k_proj, v_proj, o_proj (D, D), rows head after head.
 
-    State: k (B, S, H, K), rotated, v (B, S, H, K), and position (B, S): which position of its row each entry is, or -1 where
-    the mask left it out. Entries that are left out are zero, are never attended to and do not count: the first real byte of a
-    row is at position 0, however it is padded. So keys are cached once and the state grows by T entries with each call.
+    State: k (B, S, H, K), rotated, v (B, S, H, K), and position (B, S): which position of its document each entry is, or -1
+    where it is left out, by the mask or because its document has ended. Entries that are left out are zero, are never attended
+    to and do not count: the first real byte of a document is at position 0, however the row is padded or packed. So keys are
+    cached once and the state grows by T entries with each call.
     """
 
     state_growth = "per_token"
@@ -43,25 +44,48 @@ class Attention(Mixer):
             nn.init.normal_(projection.weight, std=0.02)
         nn.init.normal_(self.o_proj.weight, std=0.02 * residual_scale(self.config.init_depth, 2))
 
-    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        state: State | None = None,
+        mask_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
         q, k, v = (
             p(x_BTD).unflatten(-1, (self.heads, self.config.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
-        position_BT = _positions(x_BTD, state, mask_BT)
+        position_BT = _positions(x_BTD, state, mask_BT, starts_BT)
         angle = rotary_angles(position_BT, self.config.head_dim, self.config.rope_theta, compute_dtype(q))
         q, k = rotate(q, *angle), rotate(k, *angle)
-        if mask_BT is not None:  # what was left out must not come back through the cache, nor give a gradient
-            k, v = (torch.where(mask_BT[..., None, None], x, 0) for x in (k, v))
-        new_state: State = {"k": k, "v": v, "position": position_BT}
-        allowed = None
+        entries: State = {"k": k, "v": v, "position": position_BT}
+        if mask_BT is not None:
+            entries = _only(mask_BT, entries)
         if state is not None:
-            new_state = {n: torch.cat((state[n].to(x.dtype), x), 1) for n, x in new_state.items()}
-        if state is not None or mask_BT is not None:
-            allowed = _allowed(new_state["position"], x_BTD.shape[1])
-        q_BHTK, k_BHSK, v_BHSK = (x.transpose(1, 2) for x in (q, new_state["k"], new_state["v"]))
+            entries = {n: torch.cat((state[n].to(x.dtype), x), 1) for n, x in entries.items()}
+        document_BS, allowed = None, None
+        if starts_BT is not None:  # documents of a row are numbered; the entries of the state are of number 0
+            document_BS = F.pad(starts_BT.cumsum(1), (entries["position"].shape[1] - starts_BT.shape[1], 0))
+        if not (state is mask_BT is starts_BT is None):
+            allowed = _allowed(entries["position"], document_BS, x_BTD.shape[1])
+        q_BHTK, k_BHSK, v_BHSK = (x.transpose(1, 2) for x in (q, entries["k"], entries["v"]))
         y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, allowed, is_causal=allowed is None)
-        kept = {n: x.to(compute_dtype(x)) if x.is_floating_point() else x for n, x in new_state.items()}
+        if document_BS is not None:
+            entries = _only(document_BS == document_BS[:, -1:], entries)
+        kept = {n: x.to(compute_dtype(x)) if x.is_floating_point() else x for n, x in entries.items()}
         return self.o_proj(y_BHTK.transpose(1, 2).flatten(2)), kept
+
+    @classmethod
+    def validate(cls, dim: int, config: TransformerConfig) -> None:
+        """Raises `ConfigError` unless heads fill the width."""
+        if dim % config.head_dim:
+            low = dim // config.head_dim * config.head_dim
+            near = f"{low} or {low + config.head_dim}" if low else f"{config.head_dim}"
+            raise ConfigError(f"width {dim} is not a multiple of head_dim {config.head_dim}; nearest width: {near}")
+
+    @classmethod
+    def param_count(cls, dim: int, config: TransformerConfig) -> int:
+        """4 D²."""
+        return 4 * dim * dim
 
     @classmethod
     def state_spec(cls, dim: int, config: TransformerConfig) -> StateSpec:
@@ -72,23 +96,32 @@ class Attention(Mixer):
         return "sdpa"
 
 
-def _positions(x_BTD: Tensor, state: State | None, mask_BT: Tensor | None) -> Tensor:
-    """(B, T) int64: how many real positions of the row come before each; -1 where the mask is False."""
-    rows, steps = x_BTD.shape[:2]
-    if mask_BT is None:
-        position_BT = torch.arange(steps, device=x_BTD.device).expand(rows, steps)
-    else:
-        position_BT = mask_BT.cumsum(1) - 1
-    if state is not None:
-        position_BT = position_BT + state["position"].amax(1, keepdim=True) + 1
-    return position_BT if mask_BT is None else torch.where(mask_BT, position_BT, -1)
+def _positions(x_BTD: Tensor, state: State | None, mask_BT: Tensor | None, starts_BT: Tensor | None) -> Tensor:
+    """(B, T) int64: how many real positions of the document come before each."""
+    real_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device) if mask_BT is None else mask_BT
+    position_BT = real_BT.cumsum(1) - 1
+    past_B1 = 0 if state is None else state["position"].amax(1, keepdim=True) + 1
+    if starts_BT is None:
+        return position_BT + past_B1
+    before_BT = torch.where(starts_BT, position_BT + 1 - real_BT.long(), 0).cummax(1).values
+    return position_BT - before_BT + torch.where(starts_BT.cumsum(1) == 0, past_B1, 0)
 
 
-def _allowed(position_BS: Tensor, steps: int) -> Tensor:
+def _only(keep_BS: Tensor, entries: State) -> State:
+    """Leave out the entries where `keep_BS` is False: they must not come back through the cache, nor give a gradient."""
+    wide = keep_BS[..., None, None]
+    k, v = (torch.where(wide, entries[n], 0) for n in ("k", "v"))
+    return {"k": k, "v": v, "position": torch.where(keep_BS, entries["position"], -1)}
+
+
+def _allowed(position_BS: Tensor, document_BS: Tensor | None, steps: int) -> Tensor:
     """(B, 1, T, S) bool: what each of the last T entries may attend to. A masked one sees itself, so that it stays finite."""
     entries = torch.arange(position_BS.shape[1], device=position_BS.device)
     new_T1 = entries[-steps:, None]
-    return ((position_BS >= 0)[:, None, :] & (entries <= new_T1) | (entries == new_T1))[:, None]
+    seen_BTS = (position_BS >= 0)[:, None, :] & (entries <= new_T1)
+    if document_BS is not None:
+        seen_BTS = seen_BTS & (document_BS[:, None, :] == document_BS[:, -steps:, None])
+    return (seen_BTS | (entries == new_T1))[:, None]
 
 
 def rotary_angles(position_BT: Tensor, width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

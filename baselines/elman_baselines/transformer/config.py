@@ -1,11 +1,11 @@
-"""The options of the transformer, what can be built, and how many parameters it has."""
+"""The options of the transformer."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from elman_core import ConfigError, option
+from elman_core import option
 
 
 @dataclass(frozen=True)
@@ -21,19 +21,6 @@ class TransformerConfig:
     def hidden(self, dim: int) -> int:
         """F, width of the SwiGLU."""
         return math.ceil(max(1, int(dim * self.mlp_ratio)) / self.mlp_multiple) * self.mlp_multiple
-
-
-def validate(dim: int, config: TransformerConfig) -> None:
-    """Raises `ConfigError` unless heads fill the width."""
-    if dim % config.head_dim:
-        low, high = dim // config.head_dim * config.head_dim, -(-dim // config.head_dim) * config.head_dim
-        near = f"{low} or {high}" if low else f"{high}"
-        raise ConfigError(f"width {dim} is not a multiple of head_dim {config.head_dim}; nearest width: {near}")
-
-
-def param_count(dim: int, config: TransformerConfig) -> int:
-    """4 D² of the attention and 3 D F of the SwiGLU."""
-    return 4 * dim * dim + 3 * dim * config.hidden(dim)
 
 
 def residual_scale(init_depth: int, branches: int) -> float:

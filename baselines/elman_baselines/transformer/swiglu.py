@@ -35,8 +35,19 @@ class SwiGLU(Mixer):
             nn.init.normal_(projection.weight, std=0.02)
         nn.init.normal_(self.down_proj.weight, std=0.02 * residual_scale(self.config.init_depth, 2))
 
-    def forward(self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        state: State | None = None,
+        mask_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
         return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)), {}
+
+    @classmethod
+    def param_count(cls, dim: int, config: TransformerConfig) -> int:
+        """3 D F."""
+        return 3 * dim * config.hidden(dim)
 
     @classmethod
     def state_spec(cls, dim: int, config: TransformerConfig) -> StateSpec:

@@ -1,9 +1,10 @@
-"""The transformer against loops over numbers, and a whole model against transformers' LLaMA, outputs and gradients; float64."""
+"""The transformer against its equations in NumPy, a whole model against transformers' LLaMA, with gradients; in float64."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,65 +13,71 @@ from elman_baselines.transformer import Attention, SwiGLU, TransformerConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from elman_core.model import LadderCache, LadderForCausalLM, LadderLM
-from elman_core.registry import ConfigError, resolve
+from elman_core.registry import ConfigError
+from elman_core.testing import VariantContract, silu
 from elman_core.training.display import backends
 
-B, T, D, K = 3, 6, 8, 4
-CONFIG = TransformerConfig(head_dim=K, rope_theta=50.0, mlp_ratio=1.5, mlp_multiple=4)
-MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1]], dtype=torch.bool)
+MASK_BT = torch.tensor([[c == "1" for c in row] for row in ("111111", "001111", "101101")])
+STARTS_BT = torch.tensor([[c == "1" for c in row] for row in ("000100", "010000", "000011")])
 
 
-def rotated(x: np.ndarray, position: int) -> np.ndarray:
-    """Each pair (x_i, x_{i + K/2}) as a complex number, turned by position · theta^(-2 i / K)."""
-    half = len(x) // 2
-    turned = [complex(x[i], x[i + half]) * np.exp(1j * position * 50.0 ** (-2 * i / len(x))) for i in range(half)]
-    return np.array([z.real for z in turned] + [z.imag for z in turned])
+def rotated(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """Each pair (x_i, x_{i + K/2}) as a complex number, turned by its angle."""
+    real, imaginary = np.split(x, 2)
+    turned = (real + 1j * imaginary) * np.exp(1j * angle)
+    return np.concatenate([turned.real, turned.imag])
 
 
-def attention_by_hand(p: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
-    """One row of T real positions, one head and one query after the other."""
+def attention_by_hand(config: TransformerConfig, p: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    """One document of T real positions, one head and one query after the other."""
     q, k, v = (x @ p[f"{n}_proj.weight"].T for n in "qkv")
-    out = np.zeros_like(q)
-    for h in range(D // K):
-        part = slice(h * K, (h + 1) * K)
+    wide, out = config.head_dim, np.zeros_like(q)
+    speed = config.rope_theta ** (-2 * np.arange(wide // 2) / wide)
+    for h in range(x.shape[1] // wide):
+        part = slice(h * wide, (h + 1) * wide)
         for t in range(len(x)):
-            scores = [float(rotated(q[t, part], t) @ rotated(k[s, part], s)) / math.sqrt(K) for s in range(t + 1)]
-            weights = np.exp(np.array(scores) - max(scores))
+            query = rotated(q[t, part], t * speed)
+            scores = np.array([query @ rotated(k[s, part], s * speed) for s in range(t + 1)]) / math.sqrt(wide)
+            weights = np.exp(scores - scores.max())
             out[t, part] = (weights / weights.sum()) @ v[: t + 1, part]
     return out @ p["o_proj.weight"].T
 
 
-@pytest.mark.parametrize("pieces", [(6,), (2, 1, 3)])
-def test_attention_follows_its_equations(pieces: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    mixer = Attention(D, CONFIG).double()
-    for p in mixer.parameters():
-        torch.nn.init.normal_(p)
-    x, state, outputs = torch.randn(B, T, D, dtype=torch.float64), None, []
-    with torch.no_grad():
-        for piece, mask in zip(x.split(pieces, 1), MASK.split(pieces, 1), strict=True):
-            y, state = mixer(piece, state, mask)
-            outputs.append(y)
-    y = torch.cat(outputs, 1).numpy()
-    weights = {n: p.detach().numpy() for n, p in mixer.named_parameters()}
-    for b in range(B):
-        on = MASK[b].numpy()
-        np.testing.assert_allclose(y[b, on], attention_by_hand(weights, x[b].numpy()[on]), rtol=0, atol=1e-12)
-    assert state is not None
-    assert state["position"].tolist() == [[0, 1, 2, 3, 4, 5], [-1, -1, 0, 1, 2, 3], [0, -1, 1, 2, -1, 3]]
-
-
-def test_swiglu_follows_its_equation() -> None:
-    torch.manual_seed(0)
-    mixer = SwiGLU(D, CONFIG, 1).double()
-    x = torch.randn(B, T, D, dtype=torch.float64)
-    gate, up, down = (
-        p.detach().numpy() for p in (mixer.gate_proj.weight, mixer.up_proj.weight, mixer.down_proj.weight)
+class TestTransformer(VariantContract):
+    variant = "transformer"
+    options = (
+        {"head_dim": 8, "mlp_multiple": 8},
+        {"head_dim": 4, "rope_theta": 100.0, "mlp_ratio": 1.5, "mlp_multiple": 5, "init_depth": 3},
     )
-    assert gate.shape == (12, D)
-    a = x.numpy() @ gate.T
-    expected = (a / (1 + np.exp(-a)) * (x.numpy() @ up.T)) @ down.T
-    np.testing.assert_allclose(mixer(x)[0].detach().numpy(), expected, rtol=0, atol=1e-14)
+
+    @pytest.mark.parametrize("pieces", [(6,), (2, 1, 3)])
+    def test_attention_follows_its_equations(self, opts: Any, pieces: tuple[int, ...]) -> None:
+        mixer, x, state, outputs = self.make(opts), self.input(6), None, []
+        with torch.no_grad():
+            for given in zip(*(a.split(pieces, 1) for a in (x, MASK_BT, STARTS_BT)), strict=True):
+                y, state = mixer(given[0], state, *given[1:])
+                outputs.append(y)
+        y, weights = torch.cat(outputs, 1), {n: p.detach().numpy() for n, p in mixer.named_parameters()}
+        document_BT = STARTS_BT.cumsum(1)
+        for b in range(3):
+            for number in document_BT[b].unique():
+                on = MASK_BT[b] & (document_BT[b] == number)
+                expected = attention_by_hand(mixer.config, weights, x[b, on].numpy())
+                np.testing.assert_allclose(y[b, on].numpy(), expected, rtol=0, atol=1e-12)
+        assert state["position"].tolist() == [[-1, -1, -1, 0, 1, 2], [-1, -1, 0, 1, 2, 3], [-1, -1, -1, -1, -1, 0]]
+
+    def test_swiglu_follows_its_equation(self, opts: Any) -> None:
+        mixer, x = self.make(opts, 1), self.input(6)
+        gate, up, down = (
+            p.detach().numpy() for p in (mixer.gate_proj.weight, mixer.up_proj.weight, mixer.down_proj.weight)
+        )
+        expected = (silu(x.numpy() @ gate.T) * (x.numpy() @ up.T)) @ down.T
+        np.testing.assert_allclose(mixer(x)[0].detach().numpy(), expected, rtol=0, atol=1e-13)
+
+    def test_a_width_that_heads_do_not_fill_is_refused(self) -> None:
+        variant = self.declared()
+        with pytest.raises(ConfigError, match="nearest width: 640 or 704"):
+            variant.check(650, variant.make_config())
 
 
 def test_the_whole_model_is_transformers_llama() -> None:
@@ -111,17 +118,6 @@ def test_the_whole_model_is_transformers_llama() -> None:
         torch.testing.assert_close(mine_grad, their_grad, rtol=0, atol=5e-6 * float(their_grad.abs().max()))
 
 
-def test_counts_are_exact_and_state_their_sizes() -> None:
-    for name, width, depth, expected in (
-        ("transformer:x20", 640, 20, 101_770_880),
-        ("transformer:narrow_x20", 640, 20, 96_855_680),
-        ("transformer", 640, 10, 50_967_680),
-    ):
-        found = resolve(name)
-        layer = found.variant.param_count(width, found.config) + 2 * width
-        assert 256 * width + depth * layer + width == expected, (name, width, depth)
-
-
 def test_init_depth_shrinks_what_writes_to_the_stream() -> None:
     wide = TransformerConfig(init_depth=8)
     torch.manual_seed(0)
@@ -129,12 +125,6 @@ def test_init_depth_shrinks_what_writes_to_the_stream() -> None:
     assert math.isclose(float(attention.o_proj.weight.detach().std()), 0.005, rel_tol=0.05)
     assert math.isclose(float(mlp.down_proj.weight.detach().std()), 0.005, rel_tol=0.05)
     assert math.isclose(float(attention.q_proj.weight.detach().std()), 0.02, rel_tol=0.05)
-
-
-def test_a_width_that_heads_do_not_fill_is_refused() -> None:
-    found = resolve("transformer")
-    with pytest.raises(ConfigError, match="nearest width: 640 or 704"):
-        found.variant.check(650, found.config)
 
 
 def build() -> LadderForCausalLM:

@@ -1,0 +1,72 @@
+"""What a variant promises that an optional library speeds up."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from elman_core.registry import KernelError
+from elman_core.testing import VariantContract
+
+MASK_BT = torch.tensor([[c == "1" for c in row] for row in ("1111111", "0011111", "1011001")])
+STARTS_BT = torch.tensor([[c == "1" for c in row] for row in ("0001001", "0010000", "0100010")])
+
+
+class LibraryContract(VariantContract):
+    op: ClassVar[Any]
+    """The variant's module with the calls of the library."""
+    library: ClassVar[str]
+    """The module to import."""
+    extra: ClassVar[str]
+    """What installs it, of elman-baselines."""
+    sizes: ClassVar[tuple[int, ...]] = ()
+    """What `op.kernels` takes between a tensor and whether rows are packed."""
+    ways: ClassVar[Sequence[Any]]
+    """`op.Kernels` of functions in plain PyTorch, as the library documents its own: what is checked is how they are called. On
+    a GPU the real ones take their place."""
+
+    @pytest.mark.parametrize("packed", [False, True])
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_every_way_through_the_library_means_the_same(
+        self, opts: Any, masked: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mixer = self.make(opts)
+        for found, start, length in itertools.product(self.ways, (None, self.state(mixer)), (2, 7)):
+            mask_BT, starts_BT = MASK_BT[:, :length] if masked else None, STARTS_BT[:, :length] if packed else None
+            x_BTD = self.input(length)
+            y_BTD, end = mixer(x_BTD, start, mask_BT, starts_BT)
+            with monkeypatch.context() as patch:
+                patch.setattr(self.op, "kernels", lambda *given, found=found: None if given[-1] else found)
+                y_lib_BTD, end_lib = mixer(x_BTD, start, mask_BT, starts_BT)
+            assert end.keys() == end_lib.keys()
+            if masked:
+                y_BTD, y_lib_BTD = y_BTD[mask_BT], y_lib_BTD[mask_BT]
+            torch.testing.assert_close(y_lib_BTD, y_BTD, rtol=0, atol=1e-12)
+            for name in end:  # states are kept in float32 by the library
+                torch.testing.assert_close(end_lib[name].double(), end[name], rtol=1e-6, atol=1e-6)
+
+    def test_packed_rows_run_in_plain_pytorch_with_a_warning(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        x: Any = types.SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+        monkeypatch.setenv("ELMAN_KERNELS", "auto")
+        assert self.op.kernels(x, *self.sizes, True) is None
+        assert f"packed rows of {self.variant}" in caplog.text
+        monkeypatch.setenv("ELMAN_KERNELS", "require")
+        with pytest.raises(KernelError, match="starts of documents"):
+            self.op.kernels(x, *self.sizes, True)
+
+    def test_without_the_library_the_reason_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, self.library, None)
+        self.op._load.cache_clear()
+        try:
+            with pytest.raises(KernelError, match=rf"pip install 'elman-baselines\[{self.extra}\]'"):
+                self.op.load_library()
+        finally:
+            self.op._load.cache_clear()
