@@ -53,7 +53,7 @@ TARGETS = {
 }
 
 
-def plain_reference(u: Tensor, w: Tensor, h0: Tensor, _mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def plain_reference(u: Tensor, w: Tensor, h0: Tensor, *_flags: Tensor | None) -> tuple[Tensor, Tensor]:
     h, out = h0, []
     for u_t in u.unbind(0):
         h = torch.tanh(u_t + h @ w.T)

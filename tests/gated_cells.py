@@ -40,7 +40,7 @@ NUMBERS = itertools.count()
 
 
 @full_precision
-def gated_reference(u, gate, w, h0, mask=None):
+def gated_reference(u, gate, w, h0, mask=None, starts=None):
     h, states = h0, []
     for t in range(u.shape[0]):
         new = h + gate[t].sigmoid() * (torch.tanh(h @ w.T + u[t]) - h)

@@ -221,7 +221,7 @@ def test_inputs_are_never_changed(kernel):
 def test_an_unknown_back_end_and_a_missing_tensor_are_named():
     with pytest.raises(ConfigError, match="backend must be auto, torch, cuda, host or reference, not 'fast'"):
         e42_dense(*inputs(e42_dense), backend="fast")
-    with pytest.raises(TypeError, match=r"e1 takes \(u, z, w, h0, mask=None\), not 2 tensors"):
+    with pytest.raises(TypeError, match=r"e1 takes \(u, z, w, h0, mask=None, starts=None\), not 2 tensors"):
         e1_dense(*inputs(e1_dense)[:2])
 
 

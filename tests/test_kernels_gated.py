@@ -71,7 +71,7 @@ def test_a_header_and_a_kernel_that_differ_are_refused(tmp_path):
 def test_its_shapes_are_known_without_running_it(kernels):
     u, w, h0 = torch.randn(3, 2, 4, device="meta"), torch.randn(4, 4, device="meta"), torch.randn(2, 4, device="meta")
     for form, shape in (("given", (3, 2, 4)), ("found", (0,))):
-        *_, a = kernels[form].op(u, u, w, h0, None, "cuda")
+        *_, a = kernels[form].op(u, u, w, h0, None, None, "cuda")
         assert a.shape == shape
 
 

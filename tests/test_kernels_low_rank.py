@@ -16,7 +16,12 @@ from elman_core.registry import ConfigError, KernelError
 
 @full_precision
 def reference(
-    u_TBd: Tensor, left_dr: Tensor, right_rd: Tensor, h0_Bd: Tensor, mask_TB: Tensor | None = None
+    u_TBd: Tensor,
+    left_dr: Tensor,
+    right_rd: Tensor,
+    h0_Bd: Tensor,
+    mask_TB: Tensor | None = None,
+    starts_TB: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """h_t = tanh(left right h_{t-1} + u_t), y = h."""
     h_Bd, outputs = h0_Bd, []
@@ -87,7 +92,7 @@ def test_factors_that_do_not_chain_are_named_and_a_missing_one_is_too() -> None:
     u, left, right, h0 = inputs()
     with pytest.raises(ConfigError, match=r"right must be \(2, 6\)"):
         low(u, left, right[:1], h0)
-    with pytest.raises(TypeError, match="u, left, right, h0, mask=None"):
+    with pytest.raises(TypeError, match="u, left, right, h0, mask=None, starts=None"):
         low(u, left, h0)
 
 

@@ -66,6 +66,7 @@ def reference_of(name: str) -> Any:
         write_BTH: Tensor | None = None,
         state_BHNV: Tensor | None = None,
         mask_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
         *,
         linear_state: bool = False,
     ) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,7 @@ struct Cell {
 
 
 @full_precision
-def leaky_reference(u, keep, gate, w, h0, mask=None):
+def leaky_reference(u, keep, gate, w, h0, mask=None, starts=None):
     h, states, earlier = h0, [], []
     for t in range(u.shape[0]):
         new = keep[t].sigmoid() * h + (1 - keep[t].sigmoid()) * (h @ w.T + u[t])
