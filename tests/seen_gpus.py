@@ -24,9 +24,6 @@ class SeenMonitor:
     def look(self, uuid):
         return Look(0, 0, frozenset(pid for pid in _pids() if _is_on(pid, uuid)))
 
-    def faults(self, uuid):
-        return ""
-
     def strangers(self, look, own):
         return [f"pid {pid} (python)" for pid in sorted(look.pids - set(own))]
 

@@ -56,7 +56,8 @@ def elman(*words: str) -> subprocess.Popen:
 
 
 def states(folder: Path) -> dict[str, State]:
-    return {path.stem: read_state(path, path.stem) for path in sorted((folder / "jobs").glob("*.json"))}
+    paths = sorted((folder / "jobs").glob("[!.]*.json"))  # a name with a dot is a file that is being written
+    return {path.stem: read_state(path, path.stem) for path in paths}
 
 
 def test_without_a_suite_those_there_are_are_listed(capsys):

@@ -183,7 +183,7 @@ class Library:
     NVMLError = NvmlError
 
     def __init__(self, real) -> None:
-        self.real, self.lost, self.ecc, self.xids, self.unsupported = real, False, 0, [], set()
+        self.real, self.lost, self.unsupported = real, False, set()
         self.compute, self.display = [], []
 
     def __getattr__(self, name: str):
@@ -227,21 +227,6 @@ class Library:
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle):
         return self._answer("nvmlDeviceGetGraphicsRunningProcesses", self.display)
 
-    def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter):
-        return self._answer("nvmlDeviceGetTotalEccErrors", self.ecc)
-
-    def nvmlEventSetCreate(self):
-        return self._answer("nvmlEventSetCreate", "set")
-
-    def nvmlDeviceRegisterEvents(self, handle, kind, events):
-        return self._answer("nvmlDeviceRegisterEvents", None)
-
-    def nvmlEventSetWait_v2(self, events, milliseconds):
-        assert milliseconds == 0
-        if not self.xids:
-            raise NvmlError(self.real.NVML_ERROR_TIMEOUT)
-        return self._answer("nvmlEventSetWait_v2", SimpleNamespace(device="handle", eventData=self.xids.pop(0)))
-
 
 @pytest.fixture
 def library():
@@ -267,22 +252,6 @@ def test_a_lost_gpu_is_not_listed_and_not_free(library):
     assert gpu.gpus() == []
     with pytest.raises(GpuLostError, match="is lost"):
         gpu.look("GPU-1")
-    assert "is lost" in gpu.faults("GPU-1")
-
-
-def test_hardware_errors_are_told_once_and_a_programs_own_never(library):
-    gpu = nvml.Nvml(library)
-    library.ecc = 3
-    assert gpu.faults("GPU-1") == "", "errors from before do not count"
-    library.ecc = 5
-    assert gpu.faults("GPU-1") == "GPU GPU-1 counted 2 uncorrectable memory errors"
-    library.xids = [13, 31]
-    assert gpu.faults("GPU-1") == ""
-    library.xids = [13, 79]
-    assert gpu.faults("GPU-1") == "GPU GPU-1 reported Xid 79"
-    assert gpu.faults("GPU-1") == ""
-    library.unsupported = {"nvmlDeviceGetTotalEccErrors"}
-    assert gpu.faults("GPU-1") == ""
 
 
 def test_strangers_are_told_apart_from_the_jobs_processes(library, monkeypatch):

@@ -221,11 +221,10 @@ def test_a_gpu_that_fails_is_left_and_its_job_goes_elsewhere(tmp_path, fake):
 
 
 def test_without_any_gpu_left_the_jobs_wait_for_another_day(tmp_path, fake):
-    fake.plant(0, fault="Xid 79")
-    fake.plant(1, fault="Xid 79")
-    jobs = [shell_job(tmp_path, id, "exit 1") for id in ("a", "b", "c")]
+    jobs = [shell_job(tmp_path, id, "sleep 0.1; exit 1") for id in ("a", "b", "c")]
+    lose = Recorder(lambda text: fake.plant(int(text[-1]), lost=True) if "started on gpu" in text else None)
     with pytest.raises(ConfigError, match="0 may be used"):
-        schedule(jobs, gpu_executor(fake))
+        schedule(jobs, gpu_executor(fake), lose)
     assert {state(job).status for job in jobs} <= {"lost", "waiting"}
 
 

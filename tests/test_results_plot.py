@@ -15,7 +15,7 @@ from results_helpers import example_suite, losses, write_run, write_suite
 
 from elman_core.cli import main
 from elman_core.experiments.compare import against_best
-from elman_core.experiments.curves import curve, mean_curve, smooth, thin, visible_range
+from elman_core.experiments.curves import curve, smooth, thin, visible_range
 from elman_core.experiments.runs import find_runs
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -67,15 +67,6 @@ def test_a_curve_is_what_the_metrics_say(tmp_path):
     assert found.steps["minutes"][60] == pytest.approx(1.0)
     assert found.heldout["step"].tolist() == [25, 50, 75, 100]
     assert found.heldout["minutes"] == pytest.approx([0.4, 49 / 60, 74 / 60, 99 / 60])
-
-
-def test_the_mean_of_seeds_is_over_the_steps_that_all_have(tmp_path):
-    write_run(tmp_path / "a", "train.seed=1", "train.steps=60")
-    write_run(tmp_path / "b", "train.seed=2", "train.steps=60", steps=40, status="killed")
-    found = mean_curve([curve(run) for run in find_runs([tmp_path])])
-    assert found.steps["step"].tolist() == list(range(1, 41))
-    both = (losses(60, 1.4, 1)[:40] + losses(60, 1.4, 2)[:40]) / 2
-    assert found.steps["bits"] == pytest.approx(both / math.log(2))
 
 
 # pictures ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Series to draw: of one run, of a model over its seeds; smoothed, and thinned to what a picture can show. numpy alone."""
+"""The series of a run that pictures show, smoothed, and thinned to what a picture can show. Needs numpy alone."""
 
 from __future__ import annotations
 
@@ -46,21 +46,6 @@ def curve(run: Run) -> Curve:
         known = len(steps["step"]) > 0
         heldout[name] = np.interp(at, steps["step"], steps[name]) if known else np.full(len(at), math.nan)
     return Curve(steps, heldout)
-
-
-def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean of several seeds, over the steps (and evaluations) that all of them have."""
-    if len(curves) == 1:
-        return curves[0]
-    return Curve(_mean([c.steps for c in curves]), _mean([c.heldout for c in curves]))
-
-
-def _mean(tables: Sequence[Mapping[str, Series]]) -> dict[str, Series]:
-    common = tables[0]["step"]
-    for table in tables[1:]:
-        common = np.intersect1d(common, table["step"])
-    rows = [np.isin(table["step"], common) for table in tables]
-    return {n: np.mean([t[n][r] for t, r in zip(tables, rows, strict=True)], axis=0) for n in tables[0]}
 
 
 def smooth(values_N: Series, width: int | None = None) -> Series:

@@ -50,9 +50,6 @@ class Monitor(Protocol):
     def look(self, uuid: str) -> Look:
         """What a GPU does now. Raises `GpuLostError`."""
 
-    def faults(self, uuid: str) -> str:
-        """Hardware errors of a GPU since the last call, in words; empty if there were none."""
-
     def strangers(self, look: Look, own: Collection[int]) -> list[str]:
         """The processes in `look` other than `own`, in words: "pid 4711 (python)"."""
 

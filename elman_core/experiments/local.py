@@ -36,7 +36,6 @@ class Running:
     exit_file: Path
     process: subprocess.Popen[bytes] | None = None
     killed: bool = False
-    fault: str = ""
 
 
 class LocalExecutor:
@@ -44,10 +43,12 @@ class LocalExecutor:
 
     Args:
         slots: the places. monitor: the driver of their GPUs, or None where there are none.
+        tethered: whether jobs save and end when this process is gone, instead of running on.
     """
 
-    def __init__(self, slots: GpuSlots | CpuSlots, monitor: Monitor | None = None) -> None:
+    def __init__(self, slots: GpuSlots | CpuSlots, monitor: Monitor | None = None, tethered: bool = False) -> None:
         self.slots, self.monitor = slots, monitor
+        self.holder = str(os.getpid()) if tethered else ""
 
     @property
     def why(self) -> str:
@@ -69,7 +70,7 @@ class LocalExecutor:
         fds = [held_lock.fd for held_lock in held]
         try:
             running.process = subprocess.Popen(
-                [*CHILD, str(running.exit_file), ",".join(map(str, fds)), *command],
+                [*CHILD, str(running.exit_file), ",".join(map(str, fds)), self.holder, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -124,8 +125,7 @@ class LocalExecutor:
         for uuid in handle.slot.gpus:
             try:
                 look = self.monitor.look(uuid)
-            except GpuLostError as error:
-                handle.fault = str(error)
+            except GpuLostError:  # the job fails soon, and `poll` says why
                 continue
             own = {pid for pid in look.pids if _belongs(pid, handle.attempt.pid)}
             found += self.monitor.strangers(look, own | {handle.attempt.pid})
@@ -149,13 +149,15 @@ class LocalExecutor:
         return Running(job, attempt, slot, attempt_lock(job, number), log.with_suffix(".exit"))
 
     def _fault(self, handle: Running) -> str:
-        """ "gpu lost" and the like, if the hardware failed; that GPU is not used again."""
+        """ "gpu lost: …" if the driver no longer answers for a GPU of the attempt; that GPU is not used again."""
         if self.monitor is None or not isinstance(self.slots, GpuSlots):
             return ""
         for uuid in handle.slot.gpus:
-            if fault := handle.fault or self.monitor.faults(uuid):
+            try:
+                self.monitor.look(uuid)
+            except GpuLostError as error:
                 self.slots.retire(uuid)
-                return f"gpu lost: {fault}"
+                return f"gpu lost: {error}"
         return ""
 
 

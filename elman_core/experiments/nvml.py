@@ -1,10 +1,9 @@
-"""What NVIDIA's driver says of the GPUs, through its management library (`pip install nvidia-ml-py`)."""
+"""The GPUs as NVIDIA's driver sees them, through its management library (`pip install nvidia-ml-py`)."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import os
 import shutil
 from collections.abc import Collection
@@ -15,11 +14,6 @@ from elman_core.registry.errors import ConfigError
 
 from .gpus import Gpu, GpuLostError, Look
 
-log = logging.getLogger("elman_core")
-
-# Xid numbers that the hardware or the driver causes, not a program: memory errors, links, a GPU that left the bus, its
-# firmware (NVIDIA, "Xid Errors"). A bad address in a kernel is 13 or 31 and is the program's own.
-HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143})
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of Linux
 
 
@@ -28,9 +22,6 @@ class Nvml:
 
     def __init__(self, library: Any) -> None:
         self._nvml = library
-        self._errors: dict[str, int] = {}  # uncorrectable memory errors counted so far
-        self._events: Any = None
-        self._xids: dict[str, list[int]] = {}  # seen and not yet asked for
 
     def gpus(self) -> list[Gpu]:
         n = self._nvml
@@ -40,7 +31,7 @@ class Nvml:
                 handle = n.nvmlDeviceGetHandleByIndex(index)
                 uuid, name = _text(n.nvmlDeviceGetUUID(handle)), _text(n.nvmlDeviceGetName(handle))
                 found.append(Gpu(index, uuid, name, int(n.nvmlDeviceGetMemoryInfo(handle).total)))
-            except n.NVMLError as error:  # one that is broken does not hide the others
+            except n.NVMLError as error:  # a broken GPU does not hide the others
                 if not self._is_lost(error):
                     raise
         return found
@@ -58,47 +49,9 @@ class Nvml:
             raise GpuLostError(f"the driver does not describe GPU {uuid}: {error}") from error
         return Look(max(0, int(memory.used) - shown), None if use is None else int(use.gpu), frozenset(pids))
 
-    def faults(self, uuid: str) -> str:
-        n = self._nvml
-        try:
-            handle = self._handle(uuid)
-            self._read_xids(uuid, handle)
-            count = self._ask(
-                n.nvmlDeviceGetTotalEccErrors, handle, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_VOLATILE_ECC
-            )
-        except GpuLostError as error:
-            return str(error)
-        except n.NVMLError as error:
-            if self._is_lost(error):
-                return f"GPU {uuid} is lost ({error})"
-            log.warning("elman: the driver does not count the errors of GPU %s: %s", uuid, error)
-            return ""
-        known = self._errors.get(uuid, count or 0)
-        self._errors[uuid] = count or 0
-        if (count or 0) > known:
-            return f"GPU {uuid} counted {count - known} uncorrectable memory errors"
-        hardware = sorted(HARDWARE_XIDS.intersection(self._xids.pop(uuid, ())))
-        return f"GPU {uuid} reported Xid {', '.join(map(str, hardware))}" if hardware else ""
-
-    def _read_xids(self, uuid: str, handle: Any) -> None:
-        """Note what was reported since the last call; the first call begins to listen to a GPU."""
-        n = self._nvml
-        if self._events is None:
-            self._events = n.nvmlEventSetCreate()
-        if uuid not in self._errors:
-            self._ask(n.nvmlDeviceRegisterEvents, handle, n.nvmlEventTypeXidCriticalError, self._events)
-        while True:
-            try:
-                event = n.nvmlEventSetWait_v2(self._events, 0)
-            except n.NVMLError as error:
-                if error.value == n.NVML_ERROR_TIMEOUT or error.value == n.NVML_ERROR_NOT_SUPPORTED:
-                    return
-                raise
-            self._xids.setdefault(_text(n.nvmlDeviceGetUUID(event.device)), []).append(int(event.eventData))
-
     def strangers(self, look: Look, own: Collection[int]) -> list[str]:
-        """Where process numbers are not those of the driver, as in a container, nobody can be told apart: then one process
-        on a GPU that holds a job is taken for the job's, and more than one for company.
+        """In a container, process numbers differ from the driver's, so none of them is known to be the job's. Then one process
+        on a job's GPU is taken for the job, and each further process for a stranger.
         """
         others = sorted(look.pids - set(own))
         if own and len(others) == len(look.pids) and not _sees_every_process():
@@ -112,7 +65,7 @@ class Nvml:
             raise GpuLostError(f"GPU {uuid} is lost ({error}): it may need a reset or a reboot") from error
 
     def _ask(self, function: Any, *arguments: Any) -> Any:
-        """The answer, or None where this GPU, driver or user gets none."""
+        """The answer, or None where this GPU or driver gives none, or not to this user."""
         n = self._nvml
         try:
             return function(*arguments)
@@ -140,9 +93,6 @@ class NoGpus:
     def look(self, uuid: str) -> Look:
         raise GpuLostError(f"GPU {uuid} is not on this machine")
 
-    def faults(self, uuid: str) -> str:
-        return f"GPU {uuid} is not on this machine"
-
     def strangers(self, look: Look, own: Collection[int]) -> list[str]:
         return []
 
@@ -152,14 +102,14 @@ def monitor() -> Nvml | NoGpus:
     """The monitor of this machine.
 
     Raises:
-        ConfigError: there is a driver, but not the library that asks it: nobody could say which GPU is free.
+        ConfigError: there is a driver but not its library, so that nothing tells which GPUs are free.
     """
     try:
         library = importlib.import_module("pynvml")
     except ImportError:
         if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
             raise ConfigError(
-                "this machine has NVIDIA GPUs, and what tells which are free is not installed: pip install nvidia-ml-py"
+                "this machine has NVIDIA GPUs, but the library that tells which are free is missing: pip install nvidia-ml-py"
             ) from None
         return NoGpus()
     try:
@@ -167,12 +117,12 @@ def monitor() -> Nvml | NoGpus:
     except library.NVMLError as error:
         if error.value in (library.NVML_ERROR_LIBRARY_NOT_FOUND, library.NVML_ERROR_DRIVER_NOT_LOADED):
             return NoGpus()
-        raise ConfigError(f"NVIDIA's driver does not answer: {error}; nvidia-smi says more") from error
+        raise ConfigError(f"NVIDIA's driver does not answer: {error}; run nvidia-smi to see why") from error
     return Nvml(library)
 
 
 def _sees_every_process() -> bool:
-    """Whether this process counts processes as the driver does: outside of any container, on Linux."""
+    """Whether process numbers here are the driver's: on Linux, outside of containers."""
     try:
         return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
     except OSError:

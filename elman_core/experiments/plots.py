@@ -1,11 +1,13 @@
-"""Pictures for papers: PNG and SVG of one run, or of several beside each other. Needs matplotlib, the extra `plot`.
+"""Pictures for papers and reports: of one run, or of several runs side by side. Needs matplotlib, the extra `plot`.
 
-Colours are those of Okabe and Ito, which people with any kind of colour blindness tell apart; every line also has a dash
-pattern, every point a shape, so that a print in grey reads the same.
+The colours are those of Okabe and Ito, which people with any colour blindness can tell apart. Every line also has a dash
+pattern and every point a shape, so that a grey print reads the same.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ import numpy as np
 from elman_core.registry import ConfigError
 from elman_core.training.storage import storage_errors
 
-from .compare import Contender, contenders, rank
+from .compare import Comparison, Contender, contenders, rank
 from .curves import Curve, curve, smooth, thin, visible_range
 from .names import label
 from .results import collect
@@ -30,7 +32,7 @@ DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8
 MARKERS = "os^DvPX*"
 ACROSS = {"tokens": "bytes seen", "steps": "optimizer steps", "minutes": "minutes of training"}
 MOST = len(COLOURS)
-"""Models whose losses stand in one picture."""
+"""Most models in one picture of losses."""
 _STYLE: dict[Any, Any] = {
     "font.size": 10, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 9, "xtick.labelsize": 9,
     "ytick.labelsize": 9, "axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.6, "axes.spines.top": False,
@@ -40,17 +42,17 @@ _STYLE: dict[Any, Any] = {
 
 
 def plot(runs: Sequence[Run], out: Path, x: str | None = None) -> list[Path]:
-    """Draw one run, or several beside each other: each picture as PNG and as SVG.
+    """Draw one run, or several side by side; write each picture as PNG and as SVG.
 
     Args:
-        out: the folder that the pictures go to; made if it is not there.
-        x: one of `ACROSS`; if None, a run is drawn by steps, several by tokens and by minutes.
+        out: the folder for the pictures; made if missing.
+        x: one of `ACROSS`; by default steps for one run, tokens and minutes for several.
 
     Returns:
-        The files, written in one step each.
+        The files, each written in one step.
 
     Raises:
-        ConfigError: matplotlib is missing, `x` is none of them, or no run has a step. StorageError: a file cannot be written.
+        ConfigError: matplotlib is missing, `x` is unknown, or no run has done a step. StorageError: a file cannot be written.
     """
     if x is not None and x not in ACROSS:
         raise ConfigError(f"--x takes one of {', '.join(ACROSS)}, not {x!r}")
@@ -61,6 +63,45 @@ def plot(runs: Sequence[Run], out: Path, x: str | None = None) -> list[Path]:
         if len(begun) == 1:
             return _save(out, {"run": _one(begun[0], x or "steps")})
         return _save(out, _several(begun, [x] if x else ["tokens", "minutes"]))
+
+
+def for_report(
+    members: Sequence[Contender], rows: Sequence[Row], comparisons: Sequence[Comparison]
+) -> dict[str, bytes]:
+    """The pictures of one protocol as SVG, by their captions.
+
+    Args:
+        members: the models, best first. rows: of the table. comparisons: of the best model with each other model.
+
+    Raises:
+        ConfigError: matplotlib is missing.
+    """
+    first = f", of the first {MOST} of {len(members)} models" if len(members) > MOST else ""
+    with _style():
+        found = {
+            f"Training loss (lines) and held-out bits per byte (marks) by {ACROSS[x]}{first}.": _losses(
+                members[:MOST], x
+            )
+            for x in ("tokens", "minutes")
+            if members
+        }
+        if (speed := _speed(members, rows)) is not None:
+            found["Speed against quality: further down and right is better."] = speed
+        if (differences := _differences(comparisons)) is not None:
+            best = comparisons[0].first.name
+            found[f"Paired differences with 95 % intervals; left of zero, {best} is better."] = differences
+        return {caption: _svg(figure) for caption, figure in found.items()}
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def _svg(figure: Any) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
 
 
 @contextmanager
@@ -87,7 +128,7 @@ def _save(out: Path, figures: Mapping[str, Any]) -> list[Path]:
 
 
 def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """A figure and its axes, without pyplot: no window, and nothing to close."""
+    """A figure and its axes. Without pyplot there is no window and nothing to close."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
@@ -171,7 +212,7 @@ def _across(axes: Any, x: str) -> None:
 
 
 def _several(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Any]:
-    """Loss by each kind of axis, and speed against quality."""
+    """Loss by each kind of x axis, and speed against quality."""
     runs = without_trials(runs)
     members = sorted(contenders(runs), key=rank)
     if not members:
@@ -183,7 +224,7 @@ def _several(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def _losses(members: Sequence[Contender], x: str) -> Any:
-    """A line for each model: over seeds, their mean inside the range that they span."""
+    """A line a model: the mean of its seeds, with the range that they span."""
     figure, ((axes,),) = _figure(6.4, 4.2)
     shown = []
     for i, member in enumerate(members):
@@ -222,7 +263,7 @@ def _seeded(member: Contender) -> str:
 
 
 def _over_seeds(curves: Sequence[Curve], key: str) -> tuple[Any, Any, Any, Any]:
-    """(x, lowest, mean, highest) of the smoothed losses, over the steps that all seeds have."""
+    """(x, lowest, mean, highest) of the smoothed losses, at the steps that all seeds have."""
     common = curves[0].steps["step"]
     for other in curves[1:]:
         common = np.intersect1d(common, other.steps["step"])
@@ -253,6 +294,22 @@ def _speed(members: Sequence[Contender], rows: Sequence[Row]) -> Any:
     _log_ticks(axes)
     figure.legend(loc="outside right upper", fontsize=9 if len(points) <= 16 else 6)
     axes.set_title("further down and right is better", fontsize=9, loc="left")
+    return figure
+
+
+def _differences(comparisons: Sequence[Comparison]) -> Any:
+    """The interval of each comparison beside zero; None if no comparison has one."""
+    known = [(c.second.name, i) for c in comparisons if (i := c.decisive) is not None]
+    if not known:
+        return None
+    figure, ((axes,),) = _figure(6.4, 1.1 + 0.3 * len(known))
+    means, places = [i.mean for _, i in known], range(len(known))
+    reach = [[i.mean - i.low for _, i in known], [i.high - i.mean for _, i in known]]
+    axes.errorbar(means, places, xerr=reach, fmt="o", color=COLOURS[0], capsize=4)
+    axes.axvline(0, color="0.4", linewidth=1)
+    axes.set_yticks(places, [name for name, _ in known])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"bits per byte, {comparisons[0].first.name} minus the other")
     return figure
 
 

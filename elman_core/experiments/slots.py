@@ -82,7 +82,6 @@ class GpuSlots:
             lock.close()
             self.why[gpu.uuid] = f"gpu {gpu.index}: {reason}"
             return False
-        self.monitor.faults(gpu.uuid)  # from here on, they count
         lock.write(f"{who} (pid {os.getpid()})\n")
         self.held[gpu.uuid] = lock
         self.why.pop(gpu.uuid, None)

@@ -20,11 +20,12 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, what a row shows there, and whether that is a number."""
+    """One column: its heading, the text of a row, whether that is a number, and of which figure."""
 
     name: str
     show: Callable[[Row], str]
     number: bool = True
+    figure: str = ""
 
 
 def columns(group: Group, by_model: bool = False) -> list[Column]:
@@ -32,13 +33,13 @@ def columns(group: Group, by_model: bool = False) -> list[Column]:
     tokens = f"loss at {short(group.tokens)}" if group.tokens else "loss at equal tokens"
     found = [
         Column("model", lambda r: r.model, number=False),
-        Column("parameters", lambda r: shown(_alone(r, "parameters"), "{:,.0f}")),
-        Column("bits/byte", lambda r: shown(r.figures.get("bits_per_byte"), "{:.4f}")),
-        Column(tokens, lambda r: shown(r.figures.get("loss"), "{:.4f}")),
-        Column("last 100", lambda r: shown(r.figures.get("last_100"), "{:.4f}")),
-        Column("tok/s", lambda r: shown(_alone(r, "tok_s"), "{:,.0f}")),
-        Column("GiB", lambda r: shown(_alone(r, "peak_memory"), "{:.2f}", 2**30)),
-        Column("minutes", lambda r: minutes(_alone(r, "minutes"))),
+        Column("parameters", lambda r: shown(_alone(r, "parameters"), "{:,.0f}"), figure="parameters"),
+        Column("bits/byte", lambda r: shown(r.figures.get("bits_per_byte"), "{:.4f}"), figure="bits_per_byte"),
+        Column(tokens, lambda r: shown(r.figures.get("loss"), "{:.4f}"), figure="loss"),
+        Column("last 100", lambda r: shown(r.figures.get("last_100"), "{:.4f}"), figure="last_100"),
+        Column("tok/s", lambda r: shown(_alone(r, "tok_s"), "{:,.0f}"), figure="tok_s"),
+        Column("GiB", lambda r: shown(_alone(r, "peak_memory"), "{:.2f}", 2**30), figure="peak_memory"),
+        Column("minutes", lambda r: minutes(_alone(r, "minutes")), figure="minutes"),
         Column("seeds" if by_model else "seed", lambda r: ", ".join(map(str, r.seeds)) or NOTHING, number=not by_model),
         Column("status", state, number=False),
         Column("tuned", spelled_tuned, number=False),
