@@ -117,8 +117,8 @@ def collect(folders: Sequence[Path], results: Path, commit: str) -> list[Path]:
 
 def pictures(suite: Path, results: Path) -> list[Path]:
     """Those of `elman plot`, as SVG; none, and why, where nothing can be drawn."""
-    from elman_core.experiments.plots import plot
-    from elman_core.experiments.runs import find_runs
+    from elman_core.experiments.results.plots import plot
+    from elman_core.experiments.results.runs import find_runs
     from elman_core.registry import ConfigError
 
     with tempfile.TemporaryDirectory() as folder:

@@ -35,8 +35,8 @@ from typing import Any
 
 import psutil
 
-from elman_core.experiments.gpus import Monitor
-from elman_core.experiments.job import State, read_state
+from elman_core.experiments.jobs.gpus import Monitor
+from elman_core.experiments.jobs.job import State, read_state
 
 HOLD = """
 import sys, time, torch
@@ -332,7 +332,7 @@ def main(argv: Sequence[str] | None = None, driver: Monitor | None = None) -> in
         shutil.rmtree(given.out / "suite")
     given.out.mkdir(parents=True, exist_ok=True)
     if driver is None:
-        from elman_core.experiments.nvml import monitor
+        from elman_core.experiments.jobs.gpus import monitor
 
         driver = monitor()
     if len(driver.gpus()) < 2:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from elman_core.experiments.gpus import Gpu, GpuLostError, Look
+from elman_core.experiments.jobs.gpus import Gpu, GpuLostError, Look
 
 # What a job does on its GPU: be there, alone or say so, and leave. {seconds} is how long.
 USE_GPU = (

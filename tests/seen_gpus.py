@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from elman_core.experiments.gpus import Gpu, Look
+from elman_core.experiments.jobs.gpus import Gpu, Look
 
 
 class SeenMonitor:
@@ -44,9 +44,9 @@ def _is_on(pid, uuid):
 
 if __name__ == "__main__":
     from elman_core.cli import main
-    from elman_core.experiments import nvml
+    from elman_core.experiments.jobs import gpus
 
     os.environ["ELMAN_KERNELS"] = "auto"
     driver = SeenMonitor(int(sys.argv[1]))
-    nvml.monitor = lambda: driver
+    gpus.monitor = lambda: driver
     sys.exit(main(sys.argv[2:]))

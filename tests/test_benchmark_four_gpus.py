@@ -15,7 +15,7 @@ import pytest
 from seen_gpus import SeenMonitor
 from train_helpers import write_text
 
-from elman_core.experiments.job import Attempt, State, write_state
+from elman_core.experiments.jobs.job import Attempt, State, write_state
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

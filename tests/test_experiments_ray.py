@@ -21,13 +21,13 @@ import pytest
 from scheduler_helpers import Recorder, schedule, shell_job, state, wait_for
 
 from elman_core.cli import main
-from elman_core.experiments import on_ray
-from elman_core.experiments.job import Job, Slot
-from elman_core.experiments.on_ray import RayExecutor, RayNode, connect, differences, software
-from elman_core.experiments.scheduler import Scheduler
+from elman_core.experiments.jobs import on_ray
+from elman_core.experiments.jobs.job import Job, Slot
+from elman_core.experiments.jobs.on_ray import RayExecutor, RayNode, connect, differences, software
+from elman_core.experiments.jobs.scheduler import Scheduler
 from elman_core.registry import ConfigError
 
-CHILD = "elman_core.experiments.child"
+CHILD = "elman_core.experiments.jobs.child"
 STEPS, SAVED = 8, 3
 # A training in miniature: it saves a checkpoint, then waits at step 5 until the file `go` is there. `resume` goes on from it.
 TRAINING = f"""
@@ -164,7 +164,7 @@ class TestCluster:
         with pytest.raises(ConfigError, match="takes 3 GPUs, and no node of the Ray cluster has that many: at most 1"):
             schedule([shell_job(tmp_path, "wide", "true", gpus=3)], RayExecutor(cluster.address))
         executor = RayExecutor(cluster.address)
-        executor._software = {**executor._software, "torch": "1.0", "elman-e0": "0.1"}
+        executor._software |= {"torch": "1.0", "elman-e0": "0.1"}
         with pytest.raises(
             ConfigError, match=r"other software: elman-e0 is not installed there and 0.1 here and 1 more"
         ):
@@ -183,7 +183,7 @@ class TestCluster:
         assert (printed["jobs"][0]["status"], attempt["exit_code"], attempt["slot"][:6]) == ("crashed", 4, "cpu of")
         assert Path(attempt["log"]).read_text() == "at .\n"
         assert main([*words, "--slots", "2", "--", "true"]) == 2
-        assert "Ray chooses the places" in capfd.readouterr().err
+        assert "Ray chooses the GPUs" in capfd.readouterr().err
 
 
 # the parts, without a cluster
@@ -201,9 +201,9 @@ def test_a_node_that_does_not_see_the_folders_is_one_line(tmp_path: Path) -> Non
     token = tmp_path / ".shared-1"
     for folder, gone in ((tmp_path / "nowhere", tmp_path / "nowhere"), (tmp_path, tmp_path)):
         with pytest.raises(ConfigError, match=rf"does not see {gone}: with --on ray, .* a disk that all nodes share"):
-            RayNode().take(0, "a test", str(folder), str(token))
+            RayNode().take(0, "a test", str(folder), str(token), software())
     token.touch()
-    place = RayNode().take(0, "a test", str(tmp_path), str(token))
+    place = RayNode().take(0, "a test", str(tmp_path), str(token), software())
     assert isinstance(place, Slot)
     assert place.env["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -221,8 +221,7 @@ def test_a_busy_gpu_is_kept_and_another_asked_for(tmp_path: Path, monkeypatch: p
         def take(*_: Any) -> Slot | str:
             return Slot(name, "far") if name in free else f"{name}: used by pid 1 (game)"
 
-        methods = {"take": types.SimpleNamespace(remote=take), "software": types.SimpleNamespace(remote=software)}
-        made.append(types.SimpleNamespace(name=name, **methods))
+        made.append(types.SimpleNamespace(name=name, take=types.SimpleNamespace(remote=take)))
         return types.SimpleNamespace(remote=lambda: made[-1])
 
     ray = types.SimpleNamespace(

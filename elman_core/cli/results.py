@@ -33,14 +33,14 @@ def results(
 
     Runs are grouped by protocol, and the settings that differ between groups are named. Unfinished runs are shown as they are.
     """
-    from elman_core.experiments.results import collect
-    from elman_core.experiments.runs import find_runs
-    from elman_core.experiments.tables import render
+    from elman_core.experiments.results.collect import collect
+    from elman_core.experiments.results.runs import find_runs
+    from elman_core.experiments.results.tables import render
 
     form = "json" if json_ else format_
     given = paths or [Path("runs")]
     if html:
-        from elman_core.experiments.report import write_report
+        from elman_core.experiments.results.report import write_report
 
         for path in given:
             print(write_report(path))
@@ -63,9 +63,8 @@ def compare(
     In a suite or a folder, the best model of each protocol is compared with each other model; trials of tuned settings are left
     out. Differences are in bits per byte, first minus second: below zero, the first is better.
     """
-    from elman_core.experiments.compare import against_best, against_first
-    from elman_core.experiments.runs import MANIFEST, find_runs
-    from elman_core.experiments.wording import as_data, describe
+    from elman_core.experiments.results.compare import against_best, against_first, as_data, describe
+    from elman_core.experiments.results.runs import MANIFEST, find_runs
     from elman_core.registry import ConfigError
 
     runs = find_runs(paths)
@@ -89,8 +88,8 @@ def plot(
     A suite shows each model at its best learning rate, over its seeds; trials are left out. Needs matplotlib: pip install
     'elman-core[plot]'.
     """
-    from elman_core.experiments.plots import plot as draw
-    from elman_core.experiments.runs import find_runs
+    from elman_core.experiments.results.plots import plot as draw
+    from elman_core.experiments.results.runs import find_runs
 
     runs = find_runs(paths)
     for path in draw(runs, out or (paths[0] if len(paths) == 1 else Path()) / "plots", x):
