@@ -81,8 +81,8 @@ def _run(suite: Path, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def pictures(suite: Path, results: Path) -> None:
     """Those of `elman plot`, as SVG."""
-    from elman_core.experiments.plots import plot
-    from elman_core.experiments.runs import find_runs
+    from elman_core.experiments.results.plots import plot
+    from elman_core.experiments.results.runs import find_runs
 
     with tempfile.TemporaryDirectory() as folder:
         for path in plot(find_runs([suite]), Path(folder)):

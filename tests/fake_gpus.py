@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from elman_core.experiments.gpus import Gpu, GpuLostError, Look
+from elman_core.experiments.jobs.gpus import Gpu, GpuLostError, Look
 
 # What a job does on its GPU: be there, alone or say so, and leave. {seconds} is how long.
 USE_GPU = (
@@ -30,7 +30,7 @@ class FakeMonitor:
         return cls(root)
 
     def plant(self, index: int, **state: object) -> None:
-        """Change a GPU: memory=bytes, utilisation=per cent, lost=True, fault=text, pids=[…]."""
+        """Change a GPU: memory=bytes, utilisation=per cent, lost=True, pids=[…]."""
         path = self.root / f"GPU-{index:04d}" / "state.json"
         partial = path.with_suffix(".new")
         partial.write_text(json.dumps(state))
@@ -47,10 +47,6 @@ class FakeMonitor:
         here = [int(p.name) for p in (self.root / uuid).iterdir() if p.name.isdigit()]
         alive = {pid for pid in here if Path(f"/proc/{pid}").exists()}  # the driver forgets the dead
         return Look(state.get("memory", 0), state.get("utilisation", 0), frozenset(alive | set(state.get("pids", []))))
-
-    def faults(self, uuid: str) -> str:
-        state = self._state(uuid)
-        return f"GPU {uuid} is lost" if state.get("lost") else state.get("fault", "")
 
     def strangers(self, look: Look, own: Collection[int]) -> list[str]:
         return [f"pid {pid}" for pid in sorted(look.pids - set(own))]

@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_gpus import USE_GPU, FakeMonitor
 
-from elman_core.experiments.job import Job, State, read_state
-from elman_core.experiments.local import LocalExecutor
-from elman_core.experiments.scheduler import Scheduler
-from elman_core.experiments.slots import CpuSlots, GpuSlots
+from elman_core.experiments.jobs.job import Job, State, read_state
+from elman_core.experiments.jobs.local import LocalExecutor
+from elman_core.experiments.jobs.scheduler import Scheduler
+from elman_core.experiments.jobs.slots import CpuSlots, GpuSlots
 
 __all__ = ["USE_GPU"]
 

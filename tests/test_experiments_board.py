@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 from scheduler_helpers import shell_job
 
-from elman_core.cli._board import Board, summary
-from elman_core.experiments import progress as progress_module
-from elman_core.experiments.job import Attempt, State
-from elman_core.experiments.progress import progress
+from elman_core.cli._board import Board
+from elman_core.experiments.jobs.job import Attempt, State
+from elman_core.experiments.results import metrics as metrics_module
+from elman_core.experiments.results.metrics import progress
 
 
 def step(number: int, loss: float = 2.0) -> str:
@@ -33,7 +33,7 @@ def test_progress_is_read_from_the_whole_lines_at_the_end(running, monkeypatch):
     found = progress(run)
     assert (found.step, found.tok_s, found.bits_per_byte) == (11, 1000.0, 2.5)
     assert found.loss == pytest.approx((10 * 2.0 + 4.0) / 11), "the mean of the last steps"
-    monkeypatch.setattr(progress_module, "TAIL", 200)  # the file is longer than what is read
+    monkeypatch.setattr(metrics_module, "TAIL", 200)  # the file is longer than what is read
     assert progress(run).step == 11
     assert progress(run.parent) is None
 
@@ -71,8 +71,3 @@ def test_without_a_terminal_there_is_a_line_a_minute(running):
     assert line.endswith(
         "1 running, 1 diverged, 1 ok: a step 11, 1.5 min  loss 2.1818  1,000 tok/s  2.5000 bits per byte"
     )
-
-
-def test_a_summary_counts_by_status():
-    states = [State(str(i), status) for i, status in enumerate(["ok", "ok", "waiting", "diverged@3", "diverged@9"])]
-    assert summary(states) == "2 diverged, 1 waiting, 2 ok"

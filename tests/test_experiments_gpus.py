@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from fake_gpus import FakeMonitor
 
-from elman_core.experiments import nvml
-from elman_core.experiments import slots as slots_module
-from elman_core.experiments.gpus import Gpu, GpuLostError, Look, busy, choose
-from elman_core.experiments.locks import Lock, is_locked, lock_soon
-from elman_core.experiments.slots import CpuSlots, GpuSlots, cores, survey
+from elman_core.experiments.jobs import gpus as gpus_module
+from elman_core.experiments.jobs import slots as slots_module
+from elman_core.experiments.jobs.gpus import Gpu, GpuLostError, Look, busy, choose
+from elman_core.experiments.jobs.locks import Lock, is_locked, lock_soon
+from elman_core.experiments.jobs.slots import CpuSlots, GpuSlots, cores, survey
 from elman_core.registry import ConfigError
 
 GPUS = [Gpu(i, f"GPU-{i}{'abcdefgh'[i]}00-11", "H", 2**36) for i in range(8)]
@@ -183,7 +183,7 @@ class Library:
     NVMLError = NvmlError
 
     def __init__(self, real) -> None:
-        self.real, self.lost, self.ecc, self.xids, self.unsupported = real, False, 0, [], set()
+        self.real, self.lost, self.unsupported = real, False, set()
         self.compute, self.display = [], []
 
     def __getattr__(self, name: str):
@@ -227,21 +227,6 @@ class Library:
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle):
         return self._answer("nvmlDeviceGetGraphicsRunningProcesses", self.display)
 
-    def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter):
-        return self._answer("nvmlDeviceGetTotalEccErrors", self.ecc)
-
-    def nvmlEventSetCreate(self):
-        return self._answer("nvmlEventSetCreate", "set")
-
-    def nvmlDeviceRegisterEvents(self, handle, kind, events):
-        return self._answer("nvmlDeviceRegisterEvents", None)
-
-    def nvmlEventSetWait_v2(self, events, milliseconds):
-        assert milliseconds == 0
-        if not self.xids:
-            raise NvmlError(self.real.NVML_ERROR_TIMEOUT)
-        return self._answer("nvmlEventSetWait_v2", SimpleNamespace(device="handle", eventData=self.xids.pop(0)))
-
 
 @pytest.fixture
 def library():
@@ -254,7 +239,7 @@ def process(pid, memory=None):
 
 def test_what_the_driver_says_is_read(library):
     library.compute, library.display = [process(5), process(6, 50)], [process(6, 50), process(9, 100)]
-    gpu = nvml.Nvml(library)
+    gpu = gpus_module.Nvml(library)
     assert gpu.gpus() == [Gpu(0, "GPU-1", "H", 1000)]
     assert gpu.look("GPU-1") == Look(500, 7, frozenset({5, 6})), "the memory of a display is not counted"
     library.unsupported = {"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetGraphicsRunningProcesses"}
@@ -262,36 +247,20 @@ def test_what_the_driver_says_is_read(library):
 
 
 def test_a_lost_gpu_is_not_listed_and_not_free(library):
-    gpu = nvml.Nvml(library)
+    gpu = gpus_module.Nvml(library)
     library.lost = True
     assert gpu.gpus() == []
     with pytest.raises(GpuLostError, match="is lost"):
         gpu.look("GPU-1")
-    assert "is lost" in gpu.faults("GPU-1")
-
-
-def test_hardware_errors_are_told_once_and_a_programs_own_never(library):
-    gpu = nvml.Nvml(library)
-    library.ecc = 3
-    assert gpu.faults("GPU-1") == "", "errors from before do not count"
-    library.ecc = 5
-    assert gpu.faults("GPU-1") == "GPU GPU-1 counted 2 uncorrectable memory errors"
-    library.xids = [13, 31]
-    assert gpu.faults("GPU-1") == ""
-    library.xids = [13, 79]
-    assert gpu.faults("GPU-1") == "GPU GPU-1 reported Xid 79"
-    assert gpu.faults("GPU-1") == ""
-    library.unsupported = {"nvmlDeviceGetTotalEccErrors"}
-    assert gpu.faults("GPU-1") == ""
 
 
 def test_strangers_are_told_apart_from_the_jobs_processes(library, monkeypatch):
-    gpu, look = nvml.Nvml(library), Look(0, 0, frozenset({2_000_000_001, 2_000_000_002}))
+    gpu, look = gpus_module.Nvml(library), Look(0, 0, frozenset({2_000_000_001, 2_000_000_002}))
     assert gpu.strangers(look, ()) == ["pid 2000000001", "pid 2000000002"]
     assert gpu.strangers(look, {2_000_000_001}) == ["pid 2000000002"]
-    monkeypatch.setattr(nvml, "_sees_every_process", lambda: True)
+    monkeypatch.setattr(gpus_module, "_sees_every_process", lambda: True)
     assert len(gpu.strangers(look, {5})) == 2
-    monkeypatch.setattr(nvml, "_sees_every_process", lambda: False)  # in a container the numbers are others
+    monkeypatch.setattr(gpus_module, "_sees_every_process", lambda: False)  # in a container the numbers are others
     assert gpu.strangers(look, {5}) == ["pid 2000000002"]
     assert gpu.strangers(Look(0, 0, frozenset({9})), {5}) == []
 
@@ -303,11 +272,11 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch):
         raise real.NVMLError(real.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(real, "nvmlInit", fail)
-    assert nvml.monitor.__wrapped__().gpus() == []
+    assert gpus_module.monitor.__wrapped__().gpus() == []
 
 
 def test_a_driver_without_its_library_is_an_error_and_not_a_machine_without_gpus(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(nvml.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(gpus_module.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
     with pytest.raises(ConfigError, match="pip install nvidia-ml-py"):
-        nvml.monitor.__wrapped__()
+        gpus_module.monitor.__wrapped__()

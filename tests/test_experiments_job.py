@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elman_core.experiments.job import (
+from elman_core.experiments.jobs.job import (
     UNFINISHED,
     Attempt,
     Job,

@@ -13,9 +13,9 @@ from scheduler_helpers import Recorder, schedule, shell_job, state, wait_for
 from test_experiments_cli import states
 from train_helpers import metrics, write_text
 
-from elman_core.experiments.local import LocalExecutor
-from elman_core.experiments.nvml import monitor
-from elman_core.experiments.slots import GpuSlots
+from elman_core.experiments.jobs.gpus import monitor
+from elman_core.experiments.jobs.local import LocalExecutor
+from elman_core.experiments.jobs.slots import GpuSlots
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: two nodes on this machine, with a GPU each that only Ray believes in."""
+"""Jobs on a Ray cluster: two nodes on this machine, each with a GPU that only Ray believes in."""
 
 from __future__ import annotations
 
@@ -6,69 +6,64 @@ import contextlib
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
-import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
-import train_helpers
 from scheduler_helpers import Recorder, schedule, shell_job, state, wait_for
 
 from elman_core.cli import main
-from elman_core.experiments.job import Job
-from elman_core.experiments.on_ray import RayExecutor
-from elman_core.experiments.recipe import recipe
-from elman_core.experiments.scheduler import Scheduler
+from elman_core.experiments.jobs import on_ray
+from elman_core.experiments.jobs.job import Job, Slot
+from elman_core.experiments.jobs.on_ray import RayExecutor, RayNode, connect, differences, software
+from elman_core.experiments.jobs.scheduler import Scheduler
 from elman_core.registry import ConfigError
-from elman_core.training.run import read_manifest
-from elman_core.training.start import start
 
-if not os.environ.get("ELMAN_REQUIRE_RAY"):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'elman-core[ray]'")
-
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
-
-STEPS = 120
-SAVED, HELD = 50, 70
-# A training that waits at step 70, so that what happens to it happens in the middle. It goes on with `elman resume`, as all do.
-WAITS = f"""
-import pathlib, signal, sys, time
-from elman_core.cli.train import read_settings
-from elman_core.training.loop import Trainer
-from elman_core.training.start import start
-inner = Trainer._one_step
-def one_step(trainer):
-    if trainer.step == {HELD}:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        time.sleep(600)
-    inner(trainer)
-Trainer._one_step = one_step
-recipe, run, flag, text = sys.argv[1:]
-assert flag == "--data"
-start(read_settings(recipe, pathlib.Path(text)), pathlib.Path(run)).fit()
+CHILD = "elman_core.experiments.jobs.child"
+STEPS, SAVED = 8, 3
+# A training in miniature: it saves a checkpoint, then waits at step 5 until the file `go` is there. `resume` goes on from it.
+TRAINING = f"""
+import json, os, pathlib, signal, sys, time
+run = pathlib.Path(sys.argv[-1])
+go, saved = run.parent / "go", run / "checkpoints/step-{SAVED}"
+(run / "checkpoints").mkdir(parents=True, exist_ok=True)
+for step in range(int(saved.exists()) * {SAVED} + 1, {STEPS} + 1):
+    print(sys.argv[1], "step", step, flush=True)
+    if step == {SAVED}:
+        saved.mkdir()
+    while step == 5 and not go.exists():
+        time.sleep(0.05)
+(run / "manifest.json").write_text(json.dumps({{"status": "ok"}}))
 """
 SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A head without resources and two nodes with a GPU each; nothing leaves this machine."""
+    """A head without resources and two nodes with a GPU each. Nothing leaves this machine or the folder RAY_TMPDIR."""
+    if not os.environ.get("ELMAN_REQUIRE_RAY"):
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'elman-core[ray]'")
+    place = Path(
+        tempfile.mkdtemp(prefix="r", dir=os.environ.get("RAY_TMPDIR"))
+    )  # a socket's path has 107 bytes at most
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", str(place))  # where Ray looks for the address of a cluster
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("ELMAN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("OMP_NUM_THREADS", "1")
         import ray
         from ray.cluster_utils import Cluster
 
-        place = tempfile.mkdtemp(prefix="ray-")  # short: a socket's path may have 107 bytes
+        (place / "ray").mkdir()
         small = {"include_dashboard": False, "object_store_memory": 80 << 20}
-        head = {"num_cpus": 0, "num_gpus": 0, "temp_dir": place, "_system_config": SOON}
+        head = {"num_cpus": 0, "num_gpus": 0, "_system_config": SOON}
         made = Cluster(initialize_head=True, head_node_args={**head, **small})
         try:
             for _ in range(2):
@@ -81,133 +76,219 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def training(folder: Path, text: Path, id: str = "train") -> Job:
-    settings = train_helpers.settings(text, f"train.steps={STEPS}", f"train.save_every={SAVED}")
-    file, run = folder / "jobs" / f"{id}.toml", folder / "runs" / id
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(recipe(settings))
-    command = (sys.executable, "-c", WAITS, str(file), str(run))
-    log, states = folder / "logs" / f"{id}.log", folder / "jobs" / f"{id}.json"
-    return Job(id, command, run, log, states)
+on_a_cluster = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 
-def node_of(job: Job, cluster: Any) -> tuple[Any, psutil.Process]:
-    """The node on which a job runs, by its processes, and the process that holds the job."""
+def around_job(job: Job) -> list[psutil.Process]:
+    """The processes around a job: the one that the actor started comes first."""
+    found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            if "elman_core.experiments.tether" in words and any(job.id in word.split("/") for word in words):
-                raylet = psutil.Process(int(words[words.index("elman_core.experiments.tether") + 1])).ppid()
-                for node in cluster.list_all_nodes():
-                    if node.all_processes["raylet"][0].process.pid == raylet:
-                        return node, process
-    raise AssertionError(f"job {job.id} runs nowhere")
+            if CHILD in words and any(f"{job.id}.1.exit" in word for word in words):
+                found.append(process)
+    return sorted(found, key=lambda process: process.create_time())
 
 
-def test_results_come_back_and_a_lost_nodes_job_goes_on_elsewhere(
-    cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    text = train_helpers.write_text(tmp_path / "text")
-    folder = tmp_path / "suite"
-    train = training(folder, text)
-    words = shell_job(folder, "words", 'echo "gpu $CUDA_VISIBLE_DEVICES in $PWD"; exit 0', gpus=1)
-    went: list[psutil.Process] = []
+class TestCluster:
+    pytestmark = on_a_cluster
 
-    def lose_a_node() -> None:
-        assert train.run is not None
-        wait_for(lambda: list(train.run.glob("checkpoints/step-*")), 90)
-        node, process = node_of(train, cluster)
-        went.append(process)
-        cluster.remove_node(node, allow_graceful=False)
+    def test_a_lost_nodes_job_resumes_elsewhere_from_its_checkpoint(
+        self, cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = tmp_path / "runs/train"
+        run.parent.mkdir()
+        script = tmp_path / "training.py"
+        script.write_text(TRAINING)
+        words = (sys.executable, str(script), "train", str(run))
+        train = Job("train", words, run, tmp_path / "logs/train.log", tmp_path / "jobs/train.json")
+        other = shell_job(
+            tmp_path, "words", 'echo "gpu $CUDA_VISIBLE_DEVICES $ELMAN_VERIFY $ELMAN_CACHE in $PWD"', gpus=1
+        )
+        monkeypatch.setenv("ELMAN_VERIFY", "skip")  # a job hears what its scheduler was told
+        went: list[psutil.Process] = []
 
-    loser = threading.Thread(target=lose_a_node, daemon=True)
-    loser.start()
-    executor = RayExecutor(cluster.address, shared=False)
-    assert executor.uses_gpus
-    assert executor.words == "one job on each GPU of a Ray cluster: 2 on 2 nodes"
-    found, said = schedule([train, words], executor)
-    loser.join()
-    assert "aylet" not in capfd.readouterr().out  # standard output is for tables and JSON
+        def lose_a_node() -> None:
+            wait_for(lambda: "step 5" in log.read_text() if (log := train.attempt_log(1)).exists() else False, 90)
+            around = around_job(train)
+            went.extend(around[0].children(recursive=True))
+            raylet = around[0].parents()[1].pid
+            (node,) = (n for n in cluster.list_all_nodes() if n.all_processes["raylet"][0].process.pid == raylet)
+            cluster.remove_node(node, allow_graceful=False)
+            _, alive = psutil.wait_procs(went, timeout=20)
+            assert not alive  # nobody goes on training for a scheduler that has given it up
+            (run.parent / "go").touch()
 
-    assert found == {"train": "ok", "words": "ok"}, said.text()
-    first, second = state(train).attempts
-    assert (first.cause, second.cause) == (f"lost node {first.host}", "")
-    assert first.slot == "gpu 0 of " + first.host
-    assert "train: lost (lost node" in said.text()
-    assert "train: resumed on gpu 0" in said.text()
-    assert state(words).attempts[0].exit_code == 0
-    assert "gpu 0 in " in words.attempt_log(1).read_text()
+        loser = threading.Thread(target=lose_a_node, daemon=True)
+        loser.start()
+        executor = RayExecutor(cluster.address)
+        assert executor.uses_gpus
+        assert executor.words == "one job on each GPU of a Ray cluster: 2 on 2 nodes"
+        found, said = schedule([train, other], executor)
+        loser.join()
+        assert "aylet" not in capfd.readouterr().out  # standard output is for tables and JSON
 
-    run = train.run
-    assert run is not None
-    manifest = read_manifest(run)
-    assert manifest["status"] == "ok"
-    assert [r["at_step"] for r in manifest["resumed"]] == [SAVED]  # from what came back, not from the start
-    assert manifest["settings"]["data"]["path"] == str(text)
-    assert [line["step"] for line in train_helpers.metrics(run)] == list(range(1, STEPS + 1))
-    assert f"step {SAVED} " in train.attempt_log(1).read_text()
-    assert f"done: {STEPS} steps" in train.attempt_log(2).read_text()
-    assert not list(run.rglob(".partial-*"))
-    _, alive = psutil.wait_procs(went, timeout=20)
-    assert not alive  # nobody goes on training for a scheduler that has given it up
+        assert found == {"train": "ok", "words": "ok"}, said.text()
+        first, second = state(train).attempts
+        assert (first.cause, second.cause) == (f"lost node {first.host}", "")
+        assert first.slot == "gpu 0 of " + first.host
+        assert "train: resumed on gpu 0" in said.text()
+        cache = os.environ["ELMAN_CACHE"]
+        assert other.attempt_log(1).read_text() == f"gpu 0 skip {cache} in {os.getcwd()}\n"
+        assert train.attempt_log(1).read_text().splitlines()[-2:] == [
+            "train step 5",
+            "the process that started this job is gone: the job is told to save and end",
+        ]
+        assert train.attempt_log(2).read_text().splitlines() == [
+            f"resume step {s}" for s in range(SAVED + 1, STEPS + 1)
+        ]
+        assert not list(tmp_path.glob(".shared-*"))
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        settings = train_helpers.settings(text, f"train.steps={STEPS}")
-        straight = start(settings, tmp_path / "straight", quiet=True).fit()
-    finally:
-        torch.set_num_threads(threads)
-    assert straight.checkpoint is not None
-    train_helpers.assert_same_bits(straight.checkpoint, run / "checkpoints" / straight.checkpoint.name)
+    def test_an_interrupt_stops_the_jobs(self, cluster: Any, tmp_path: Path) -> None:
+        job = shell_job(
+            tmp_path, "long", 'trap "echo saved; exit 143" TERM; echo begun; while true; do sleep 0.1; done'
+        )
+        scheduler = Scheduler([job], RayExecutor(cluster.address), Recorder(), every=0.02)
 
+        def interrupt() -> None:
+            wait_for(lambda: job.attempt_log(1).exists() and "begun" in job.attempt_log(1).read_text(), 60)
+            scheduler.interrupt()
 
-def test_an_interrupt_stops_the_jobs_of_the_cluster(cluster: Any, tmp_path: Path) -> None:
-    job = shell_job(tmp_path, "long", 'trap "echo saved; exit 143" TERM; echo begun; while true; do sleep 0.1; done')
-    executor = RayExecutor(cluster.address)  # finds out that the folder is shared
-    scheduler = Scheduler([job], executor, Recorder(), every=0.02)
+        threading.Thread(target=interrupt, daemon=True).start()
+        (ended,) = scheduler.run()
+        assert ended.status == "killed"
+        assert ended.attempts[0].cause == "interrupted"
+        assert "saved" in job.attempt_log(1).read_text()
 
-    def interrupt() -> None:
-        wait_for(lambda: job.attempt_log(1).exists() and "begun" in job.attempt_log(1).read_text(), 60)
-        scheduler.interrupt()
+    def test_what_no_node_can_take_or_compute_alike_is_one_line(self, cluster: Any, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="takes 3 GPUs, and no node of the Ray cluster has that many: at most 1"):
+            schedule([shell_job(tmp_path, "wide", "true", gpus=3)], RayExecutor(cluster.address))
+        executor = RayExecutor(cluster.address)
+        executor._software |= {"torch": "1.0", "elman-e0": "0.1"}
+        with pytest.raises(
+            ConfigError, match=r"other software: elman-e0 is not installed there and 0.1 here and 1 more"
+        ):
+            schedule([shell_job(tmp_path, "any", "true")], executor)
 
-    threading.Thread(target=interrupt, daemon=True).start()
-    (ended,) = scheduler.run()
-    assert ended.status == "killed"
-    assert ended.attempts[0].cause == "interrupted"
-    assert "saved" in job.attempt_log(1).read_text()
-    assert not list(tmp_path.glob(".shared-*"))
-
-
-def test_a_job_that_no_node_can_take_is_said(cluster: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="takes 3 GPUs, and no node of the Ray cluster has that: at most 1"):
-        schedule([shell_job(tmp_path, "wide", "true", gpus=3)], RayExecutor(cluster.address))
-
-
-def test_nodes_with_other_software_are_refused(cluster: Any, tmp_path: Path) -> None:
-    executor = RayExecutor(cluster.address)
-    executor._software = {**executor._software, "torch": "1.0", "elman-e0": "0.1"}
-    with pytest.raises(ConfigError, match=r"elman-e0 is not installed there and 0.1 here and 1 more; install the same"):
-        schedule([shell_job(tmp_path, "any", "true")], executor)
-
-
-def test_without_gpus_each_job_takes_a_cpu(cluster: Any, tmp_path: Path) -> None:
-    executor = RayExecutor(cluster.address, gpus=False)
-    began = time.monotonic()
-    found, _ = schedule([shell_job(tmp_path, "plain", 'test -z "$CUDA_VISIBLE_DEVICES" && exit 3')], executor)
-    assert found == {"plain": "crashed"}
-    assert time.monotonic() - began < 60
-    assert state(shell_job(tmp_path, "plain", "")).attempts[0].slot.startswith("cpu of")
+    def test_the_commands_run_on_the_cluster(
+        self, cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        words = ["jobs", "run", "--on", "ray", "--out", str(tmp_path / "jobs")]
+        assert (
+            main([*words, "--json", "--gpus", "none", "--", "sh", "-c", "echo at $CUDA_VISIBLE_DEVICES.; exit 4"]) == 1
+        )
+        printed = json.loads(capfd.readouterr().out)
+        (attempt,) = printed["jobs"][0]["attempts"]
+        assert (printed["jobs"][0]["status"], attempt["exit_code"], attempt["slot"][:6]) == ("crashed", 4, "cpu of")
+        assert Path(attempt["log"]).read_text() == "at .\n"
+        assert main([*words, "--slots", "2", "--", "true"]) == 2
+        assert "Ray chooses the GPUs" in capfd.readouterr().err
 
 
-def test_the_commands_run_on_the_cluster(
-    cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    words = ["jobs", "run", "--on", "ray", "--out", str(tmp_path / "jobs")]
-    assert main([*words, "--json", "--", "sh", "-c", "echo from $CUDA_VISIBLE_DEVICES; exit 4"]) == 1
-    printed = json.loads(capfd.readouterr().out)
-    assert [(job["status"], job["attempts"][0]["exit_code"]) for job in printed["jobs"]] == [("crashed", 4)]
-    assert Path(printed["jobs"][0]["attempts"][0]["log"]).read_text() == "from 0\n"
-    assert main([*words, "--slots", "2", "--", "true"]) == 2
-    assert "Ray chooses the places" in capfd.readouterr().err
+# the parts, without a cluster
+
+
+@pytest.fixture
+def _at_home() -> Iterator[None]:
+    before = Path.cwd()
+    yield
+    os.chdir(before)  # a node goes where the driver works
+
+
+@pytest.mark.usefixtures("_at_home")
+def test_a_node_that_does_not_see_the_folders_is_one_line(tmp_path: Path) -> None:
+    token = tmp_path / ".shared-1"
+    for folder, gone in ((tmp_path / "nowhere", tmp_path / "nowhere"), (tmp_path, tmp_path)):
+        with pytest.raises(ConfigError, match=rf"does not see {gone}: with --on ray, .* a disk that all nodes share"):
+            RayNode().take(0, "a test", str(folder), str(token), software())
+    token.touch()
+    place = RayNode().take(0, "a test", str(tmp_path), str(token), software())
+    assert isinstance(place, Slot)
+    assert place.env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_busy_gpu_is_kept_and_another_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given back to Ray, it would be the next that Ray offers."""
+    free = {"gpu 1"}
+    made: list[Any] = []
+    killed: list[str] = []
+
+    def actor(**resources: Any) -> Any:
+        assert (resources["num_gpus"], resources["num_cpus"], resources["max_restarts"]) == (1, 0, 0)
+        name = f"gpu {len(made)}"
+
+        def take(*_: Any) -> Slot | str:
+            return Slot(name, "far") if name in free else f"{name}: used by pid 1 (game)"
+
+        made.append(types.SimpleNamespace(name=name, take=types.SimpleNamespace(remote=take)))
+        return types.SimpleNamespace(remote=lambda: made[-1])
+
+    ray = types.SimpleNamespace(
+        cluster_resources=lambda: {"GPU": 2.0},
+        nodes=lambda: [{"Alive": True, "Resources": {"GPU": 2.0}}],
+        remote=lambda _: types.SimpleNamespace(options=actor),
+        wait=lambda promises, **_: (promises, []),
+        get=lambda answer: answer,
+        kill=lambda actor, **_: killed.append(actor.name),
+        exceptions=types.SimpleNamespace(RayError=OSError),
+    )
+    monkeypatch.setattr(on_ray, "connect", lambda _: ray)
+    monkeypatch.setattr(on_ray, "_LOOK", 0.0)
+    executor = RayExecutor()
+    job = shell_job(tmp_path, "b", "true")
+    assert executor.slot(job) is None
+    assert executor.why == "gpu 0: used by pid 1 (game)"
+    second = executor.slot(job)
+    assert second == Slot("gpu 1", "far")
+    assert killed == []
+    executor.release(second)
+    free.add("gpu 0")  # the stranger has gone
+    assert executor.slot(job) is None  # it is asked again now
+    assert executor.slot(job) == Slot("gpu 0", "far")
+    executor.close()
+    assert sorted(killed) == [f"gpu {i}" for i in range(len(made))]
+
+
+def test_software_names_what_must_be_the_same() -> None:
+    found = software()
+    assert {"python", "torch", "transformers", "elman-core", "elman-e42", "elman-baselines"} <= set(found)
+    assert "+" not in found["torch"]  # builds for different devices compute the same function
+    there = {k: v for k, v in found.items() if k != "elman-e42"} | {"torch": "0.1"}
+    assert differences(found, found) == []
+    assert differences(found, there) == [
+        f"elman-e42 is not installed there and {found['elman-e42']} here",
+        f"torch is 0.1 there and {found['torch']} here",
+    ]
+
+
+def test_without_ray_or_a_cluster_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> None:
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False, init=fail))
+    with pytest.raises(
+        ConfigError, match=r"no Ray cluster answers at 10.0.0.1:6379: Could not find .* ray start --head"
+    ):
+        connect("10.0.0.1:6379")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'elman-core\[ray\]'"):
+        connect()
+
+
+def test_a_tethered_command_saves_and_ends_when_its_holder_is_gone(tmp_path: Path) -> None:
+    log, exit_file = tmp_path / "log", tmp_path / "exit"
+    work = 'trap "echo saved; exit 143" TERM; echo begun; while true; do sleep 0.1; done'
+    start = (
+        "import os, subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-m', {CHILD!r}, {str(exit_file)!r}, '', str(os.getpid()), 'sh', '-c', {work!r}],"
+        f"stdout=open({str(log)!r}, 'w'), stderr=subprocess.STDOUT, start_new_session=True)\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", start]) as holder:
+        wait_for(lambda: log.exists() and "begun" in log.read_text())
+        holder.send_signal(signal.SIGKILL)
+    wait_for(exit_file.exists)
+    assert json.loads(exit_file.read_text())["exit_code"] == 143
+    assert "told to save and end" in log.read_text()
+    assert "saved\n" in log.read_text()

@@ -21,7 +21,6 @@ from elman_core.experiments.size import (
     count,
     parse_parameters,
     reference,
-    solve_depth,
     solve_width,
 )
 from elman_core.registry import CheckpointError, ConfigError, Variant, resolve
@@ -85,7 +84,6 @@ def test_the_depth_is_found() -> None:
     assert (sizes[0].depth, sizes[0].parameters) == (6, 42_880_512)
     assert [s.depth for s in sizes] == [6, 7]
     assert all(s.parameters == built("e42", 1536, s.depth) for s in sizes)
-    assert solve_depth("e42", None, 43_000_000, 1536) == 6
     assert candidates("e42", None, 10, width=1536)[0].depth == 1
 
 
@@ -141,7 +139,7 @@ def test_what_does_not_fit_is_an_error_that_names_what_would() -> None:
     with pytest.raises(ConfigError, match=r"comes no nearer to 100 parameters than 8x2.*, or take e42@8x2 as it is"):
         solve_width("e42", None, 100, 2)
     with pytest.raises(ConfigError, match="over 4096 layers"):
-        solve_depth("e42", None, 10**9, 16)
+        candidates("e42", None, 10**9, width=16)
 
 
 def test_two_percent_is_within_two_percent() -> None:

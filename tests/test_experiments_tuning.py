@@ -1,18 +1,20 @@
 """A suite that tries values on short runs and goes on with the best, here, later, and on another machine."""
 
 import json
-import shutil
+import sys
 from dataclasses import replace
 
 import pytest
 from scheduler_helpers import cpu_executor, schedule, shell_job, state
-from test_experiments_cli import elman, states
+from test_experiments_cli import states
 from test_experiments_suite import TINY, Wishes, ids, plan, suite
-from train_helpers import metrics, write_text
+from train_helpers import write_text
 
-from elman_core.experiments import tuning
-from elman_core.experiments.folder import Folder
-from elman_core.experiments.job import State, write_state
+from elman_core.cli import main
+from elman_core.experiments.jobs.job import State, write_state
+from elman_core.experiments.suite import folder as folder_module
+from elman_core.experiments.suite import trials as trials_module
+from elman_core.experiments.suite.folder import Folder
 from elman_core.registry import ConfigError
 from elman_core.training.settings import from_dict, read_recipe
 
@@ -100,11 +102,11 @@ def test_a_trial_that_diverged_has_no_say_and_the_last_losses_decide_where_nothi
     entries = json.loads((tmp_path / "out/suite.json").read_text())["jobs"]
     ended(tmp_path, "g-16x1-lr0.001-s42-trial", 3.0)
     ended(tmp_path, "g-16x1-lr0.003-s42-trial", 1.0, "diverged@2")
-    assert tuning.best(tmp_path / "out", entries[:2]) == {"train.lr": 1e-3}
+    assert trials_module.best(tmp_path / "out", entries[:2]) == {"train.lr": 1e-3}
     for id, loss in (("g-16x1-lr0.001-s42-trial", 2.0), ("g-16x1-lr0.003-s42-trial", 1.5)):
         manifest = {"status": "ok", "result": {"loss_last_100_steps": loss}}
         (tmp_path / "out/runs" / id / "manifest.json").write_text(json.dumps(manifest))
-    assert tuning.best(tmp_path / "out", entries[:2]) == {"train.lr": 3e-3}
+    assert trials_module.best(tmp_path / "out", entries[:2]) == {"train.lr": 3e-3}
 
 
 # the scheduler
@@ -138,7 +140,7 @@ def test_a_job_whose_trials_have_no_answer_stays_waiting(tmp_path):
     jobs = [shell_job(tmp_path, "a", "kill -9 $$"), replace(shell_job(tmp_path, "b", "true"), after=("a",))]
     statuses, said = schedule(jobs, cpu_executor(1), retries=0)
     assert statuses == {"a": "killed", "b": "waiting"}
-    assert "b: waits for a, of which not all have ended" in said.events
+    assert "b: not started: it waits for a, which did not all end" in said.events
     jobs[0] = shell_job(tmp_path, "a", "true")
     assert schedule(jobs, cpu_executor(1))[0] == {"a": "ok", "b": "ok"}
 
@@ -162,18 +164,30 @@ eval_bytes = 1000
 """
 
 
-@pytest.mark.slow  # four real trainings, each of which imports torch
-def test_a_suite_is_carried_to_another_machine_without_its_weights_and_goes_on(tmp_path, monkeypatch):
+# A training in a few milliseconds: `train RECIPE --out RUN`; the larger the learning rate, the better.
+STUB = """
+import json, pathlib, sys, tomllib
+recipe, run = tomllib.loads(pathlib.Path(sys.argv[2]).read_text()), pathlib.Path(sys.argv[4])
+run.mkdir(parents=True)
+result = {"bits_per_byte": 1 - recipe["train"]["lr"]}
+(run / "manifest.json").write_text(json.dumps({"status": "ok", "settings": recipe, "result": result}))
+"""
+
+
+def test_a_suite_is_carried_to_another_machine_without_its_weights_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "text", 100_000)
     (tmp_path / "small.toml").write_text(SMALL)
-    words = ("bench", "small.toml", "--data", "text", "--gpus", "none", "--slots", "2", "--json")
-    out, err = elman(*words).communicate(timeout=120)
-    first = {job["id"]: job for job in json.loads(out[out.index("{\n") :])["jobs"]}
-    assert [job["status"] for job in first.values()] == ["ok"] * 3, err
+    (tmp_path / "stub.py").write_text(STUB)
+    monkeypatch.setattr(folder_module, "_launcher", lambda _: (sys.executable, str(tmp_path / "stub.py")))
+    words = ["bench", "small.toml", "--data", "text", "--gpus", "none", "--slots", "2", "--json"]
+    assert main(words) == 0
+    first = {job["id"]: job for job in json.loads(capsys.readouterr().out)["jobs"]}
+    assert [job["status"] for job in first.values()] == ["ok"] * 3
     folder, final = tmp_path / "runs/small", "gru-16x1-s42"
-    assert json.loads((folder / "runs" / final / "manifest.json").read_text())["settings"]["train"]["lr"] == 1e-2
-    whole = metrics(folder / "runs" / final)
+    manifest = folder / "runs" / final / "manifest.json"
+    whole = manifest.read_text()
+    assert json.loads(whole)["settings"]["train"]["lr"] == 1e-2
     # On the other machine: what was being trained there says so, and neither weights nor locks came along.
     state_file = folder / "jobs" / f"{final}.json"
     facts = json.loads(state_file.read_text())
@@ -181,14 +195,10 @@ def test_a_suite_is_carried_to_another_machine_without_its_weights_and_goes_on(t
     facts["attempts"][0] |= {"host": "elsewhere", "ended": None, "exit_code": None}
     state_file.write_text(json.dumps(facts))
     (folder / "logs" / f"{final}.1.exit").unlink()
-    manifest = folder / "runs" / final / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "status": "running"}))
-    for weights in folder.glob("runs/*/checkpoints"):
-        shutil.rmtree(weights)
+    manifest.write_text(json.dumps({**json.loads(whole), "status": "running"}))
     for lock in folder.rglob("*.lock"):
         lock.unlink()
-    out, _ = elman(*words).communicate(timeout=120)
-    assert [job["status"] for job in json.loads(out[out.index("{\n") :])["jobs"]] == ["ok"] * 3
-    found = states(folder)
-    assert [len(found[id].attempts) for id in first] == [1, 1, 2], "what had ended well is not repeated"
-    assert [m["loss"] for m in metrics(folder / "runs" / final)] == [m["loss"] for m in whole]
+    assert main(words) == 0
+    assert [job["status"] for job in json.loads(capsys.readouterr().out)["jobs"]] == ["ok"] * 3
+    assert [len(states(folder)[id].attempts) for id in first] == [1, 1, 2], "what had ended well is not repeated"
+    assert manifest.read_text() == whole

@@ -35,13 +35,13 @@ ONLY = {
     "pluggy": ("elman_core/registry/",),
     "pytest": ("elman_core/testing/",),
     "typer": ("elman_core/cli/",),
-    "matplotlib": ("elman_core/experiments/plots.py",),  # an extra: everything else works without it
+    "matplotlib": ("elman_core/experiments/results/plots.py",),  # an extra: everything else works without it
+    "jinja2": ("elman_core/experiments/results/report.py",),
     "subprocess": (
         "elman_core/kernels/build.py",  # compilers
         "elman_core/training/run.py",  # the commit of the code, for the manifest
-        "elman_core/experiments/local.py",  # jobs
-        "elman_core/experiments/child.py",  # the command of a job
-        "elman_core/experiments/tether.py",  # the same, on a node of a cluster
+        "elman_core/experiments/jobs/local.py",  # jobs
+        "elman_core/experiments/jobs/child.py",  # the command of a job
         "elman_core/experiments/probe.py",  # a measurement may run out of memory: each has its own process
         "elman_core/cli/",  # a plugin's own tests, for `elman check`
         "elman_core/testing/",  # another process that loads a checkpoint

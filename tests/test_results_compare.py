@@ -11,10 +11,9 @@ import pytest
 from results_helpers import DATA, example_suite, losses, write_run
 
 from elman_core.cli import main
-from elman_core.experiments.compare import against_best, against_first
-from elman_core.experiments.runs import find_runs
-from elman_core.experiments.statistics import bootstrap_mean, student_mean
-from elman_core.experiments.wording import describe, verdict
+from elman_core.experiments.results.compare import against_best, against_first, describe, verdict
+from elman_core.experiments.results.runs import find_runs
+from elman_core.experiments.results.statistics import bootstrap_mean, student_mean
 
 BITS = 1 / math.log(2)
 OTHER = "model.hidden_size=128"
@@ -35,8 +34,8 @@ def test_a_pair_is_the_difference_of_its_losses_step_by_step(tmp_path):
     (only,) = found.pairs
     assert (only.paired, only.steps, only.seeds) == (True, (601, 800), (42, 42))
     wanted = bootstrap_mean(difference)
-    assert only.difference.mean == pytest.approx(difference.mean())
-    assert (only.difference.low, only.difference.high) == pytest.approx((wanted.low, wanted.high))
+    assert only.loss.mean == pytest.approx(difference.mean())
+    assert (only.loss.low, only.loss.high) == pytest.approx((wanted.low, wanted.high))
     assert only.heldout == pytest.approx(-0.05 * BITS)
     assert verdict(found).startswith("toy@256x6 is better than toy@128x6 by 0.0")
     assert any("one seed" in text for text in found.caveats)
@@ -82,7 +81,7 @@ def test_over_seeds_the_interval_is_students_of_the_pairs(tmp_path):
         write_run(tmp_path / f"b{seed}", "train.steps=800", f"train.seed={seed}", OTHER, level=two)
     (found,) = against_first(find_runs(sorted(tmp_path.iterdir())))
     assert [p.seeds for p in found.pairs] == [(1, 1), (2, 2), (3, 3)]
-    assert found.loss == student_mean([p.difference.mean for p in found.pairs])
+    assert found.loss == student_mean([p.loss.mean for p in found.pairs])
     by_hand = np.array([-0.05, -0.04, -0.07]) * BITS
     assert found.heldout.mean == pytest.approx(by_hand.mean())
     assert found.heldout.half_width == pytest.approx(4.30265 * by_hand.std(ddof=1) / math.sqrt(3), rel=1e-4)
@@ -109,7 +108,7 @@ def test_a_run_done_twice_is_no_second_seed(tmp_path):
         (("train.precision='bf16'",), {}, "not the same protocol (train.precision)", True),
         (("train.batch_size=16",), {}, "the same batches", False),
         ((), {"parameters": 1_100_000}, "not of equal size: 1,000,000 and 1,100,000", True),
-        ((), {"act_hooks": {"elman_loss": ["x"]}}, "not the same hooks", True),
+        ((), {"act_hooks": {"elman_loss": ["x"]}}, "not the same plugins' hooks", True),
     ],
 )
 def test_what_makes_a_comparison_unfair_is_said(tmp_path, sets, more, wanted, paired):
@@ -161,7 +160,7 @@ def test_of_a_suite_the_best_stands_beside_each_other_one_at_its_own_learning_ra
     assert main(["compare", str(suite), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [d["verdict"] for d in data] == [verdict(c) for c in found]
-    assert data[0]["pairs"][0]["loss"]["mean"] == found[0].pairs[0].difference.mean
+    assert data[0]["pairs"][0]["loss"]["mean"] == found[0].pairs[0].loss.mean
     assert main(["compare", str(suite)]) == 0
     assert "steps 121 to 240" in capsys.readouterr().out
 
@@ -171,4 +170,4 @@ def test_under_minutes_the_schedules_differ_at_equal_steps(tmp_path):
     write_run(tmp_path / "a", *minutes, level=1.4)
     write_run(tmp_path / "b", *minutes, OTHER, level=1.5)
     (found,) = against_first(find_runs([tmp_path / "a", tmp_path / "b"]))
-    assert any("minutes decided the length" in text for text in found.caveats)
+    assert any("given in minutes" in text for text in found.caveats)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from elman_core.experiments.statistics import (
+from elman_core.experiments.results.statistics import (
     block_length,
     bootstrap_mean,
     bootstrap_means,
@@ -89,13 +89,6 @@ def test_resampling_draws_blocks_that_wrap():
     series = np.arange(30.0)
     means = bootstrap_means(series, block=1e9, draws=100)
     assert means == pytest.approx(np.full(100, series.mean()))
-
-
-def test_blocks_of_one_give_the_variance_of_independent_draws():
-    series = np.random.default_rng(3).standard_normal(200)
-    means = bootstrap_means(series, block=1.0, draws=4000)
-    assert means.std() == pytest.approx(series.std() / math.sqrt(200), rel=0.05)
-    assert means.mean() == pytest.approx(series.mean(), abs=4 * means.std() / math.sqrt(4000))
 
 
 def test_the_variance_of_block_means_is_politis_and_romanos():

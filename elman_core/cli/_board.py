@@ -1,4 +1,4 @@
-"""What a scheduler shows: a live table on a terminal; elsewhere a line for each event, and one a minute of how far it is."""
+"""Progress of a scheduler: a live table on a terminal; else a line for each event, and one per minute."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from elman_core.experiments.job import Job, State
+    from elman_core.experiments.jobs.job import Job, State
 
 EVERY = 60.0
-"""Seconds between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress without a terminal."""
 _STYLES = {"ok": "green", "running": "bold", "waiting": "dim"}
 _ORDER = ("running", "diverged", "oom", "crashed", "timeout", "killed", "incomplete", "lost", "waiting", "ok")
 
@@ -27,8 +27,8 @@ class Board:
     """Observer of a scheduler.
 
     Args:
-        jobs: in order. totals: optimizer steps of each job by id, where they are known.
-        errors: write to standard error, because standard output is for JSON.
+        jobs: in order. totals: optimizer steps of each job by id, if known. errors: write to standard error, if standard output
+            is for JSON.
     """
 
     def __init__(self, jobs: Sequence[Job], totals: Mapping[str, int | None], errors: bool = False) -> None:
@@ -40,7 +40,7 @@ class Board:
 
     @contextmanager
     def shown(self) -> Iterator[Board]:
-        """Inside, there is a table if this is a terminal."""
+        """Shows the table while the context is open, on a terminal."""
         if not self.console.is_terminal:
             yield self
             return
@@ -63,7 +63,7 @@ class Board:
             self.event(f"{summary(states)}: {each}" if each else summary(states))
 
     def table(self) -> Group:
-        """The jobs, those that run first, as many as the terminal has room for."""
+        """As many jobs as fit on the terminal, running jobs first."""
         table = Table(box=None, pad_edge=False)
         table.add_column("job", no_wrap=True)
         table.add_column("status", no_wrap=True)
@@ -78,9 +78,9 @@ class Board:
         return Group(table, summary(self.states))
 
     def far(self, state: State) -> str:
-        """How far a training is."""
-        from elman_core.experiments.outcome import figures
-        from elman_core.experiments.progress import progress
+        """The progress of a training."""
+        from elman_core.experiments.jobs.outcome import figures
+        from elman_core.experiments.results.metrics import progress
 
         job = self.jobs[state.id]
         if state.status == "ok":

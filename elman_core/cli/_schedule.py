@@ -1,4 +1,4 @@
-"""What `elman bench` and `elman jobs` share: the places, the signals, the exit code."""
+"""What `elman bench` and `elman jobs` share: slots, signals, exit codes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from elman_core.experiments.job import Executor, Job, State
-    from elman_core.experiments.scheduler import Scheduler
+    from elman_core.experiments.jobs.job import Executor, Job, State
+    from elman_core.experiments.jobs.scheduler import Scheduler
 
-Gpus = Annotated[str, typer.Option(help="auto, none, or numbers as nvidia-smi shows them, such as 0,2-5, or UUIDs.")]
-Avoid = Annotated[str, typer.Option(help="GPUs to stay off, written likewise.")]
-Slots = Annotated[int | None, typer.Option(min=1, help="Jobs at once where there is no GPU; by default one a core.")]
-On = Annotated[str, typer.Option(metavar="local|ray", help="This machine, or the Ray cluster that it belongs to.")]
-Timeout = Annotated[float | None, typer.Option(min=0, help="Minutes after which a job is stopped; none by default.")]
-Again = Annotated[bool, typer.Option("--again", help="Run the jobs that failed once more.")]
+Gpus = Annotated[str, typer.Option(help="auto, none, UUIDs, or the numbers of nvidia-smi, such as 0,2-5.")]
+Avoid = Annotated[str, typer.Option(help="GPUs to leave out, in the same form.")]
+Slots = Annotated[
+    int | None, typer.Option(min=1, help="Number of parallel jobs without a GPU; by default one per core.")
+]
+On = Annotated[str, typer.Option(metavar="local|ray", help="Use this machine, or its Ray cluster.")]
+Timeout = Annotated[float | None, typer.Option(min=0, help="Minutes after which a job is stopped; by default never.")]
+Again = Annotated[bool, typer.Option("--again", help="Run failed jobs once more.")]
 
 _CODES = {"oom": 3, "diverged": 4, "timeout": 6}
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where jobs run: what runs them, in words, and whether each has a GPU."""
+    """Where jobs run: the executor, a description, and whether each job has a GPU."""
 
     executor: Executor
     words: str
@@ -35,15 +37,15 @@ class Places:
 
     @property
     def env(self) -> dict[str, str]:
-        """On a GPU a training that is to be compared runs its kernel or fails: nobody times plain PyTorch by accident."""
+        """On a GPU, a run of a suite uses its kernel or fails, so that nobody times plain PyTorch by accident."""
         return {"ELMAN_KERNELS": os.environ.get("ELMAN_KERNELS", "require")} if self.gpus else {}
 
 
 def places(on: str, gpus: str, avoid: str, slots: int | None) -> Places:
-    """The places of this machine or of the Ray cluster.
+    """The slots of this machine or of the Ray cluster.
 
     Raises:
-        ConfigError: flags that do not go together, GPUs that are not there, no cluster.
+        ConfigError: flags exclude each other, a GPU does not exist, or there is no cluster.
     """
     from elman_core.registry import ConfigError
 
@@ -53,37 +55,36 @@ def places(on: str, gpus: str, avoid: str, slots: int | None) -> Places:
         raise ConfigError(f"--on takes local or ray, not {on!r}")
     if gpus not in ("auto", "none") or avoid or slots is not None:
         raise ConfigError(
-            "on a Ray cluster, Ray chooses the places: --gpus takes auto or none there, --avoid and --slots nothing"
+            "with --on ray, Ray chooses the GPUs: --gpus takes auto or none, and --avoid and --slots cannot be used"
         )
-    from elman_core.experiments.on_ray import RayExecutor
+    from elman_core.experiments.jobs.on_ray import RayExecutor
 
     executor = RayExecutor(gpus=None if gpus == "auto" else False)
     return Places(executor, executor.words, executor.uses_gpus)
 
 
 def local_places(gpus: str, avoid: str, slots: int | None) -> Places:
-    """The places of this machine.
+    """The slots of this machine.
 
     Raises:
-        ConfigError: GPUs that are not there, or a driver that cannot be asked.
+        ConfigError: a GPU does not exist, or the driver cannot be queried.
     """
-    from elman_core.experiments.gpus import choose
-    from elman_core.experiments.local import LocalExecutor
-    from elman_core.experiments.nvml import monitor
-    from elman_core.experiments.slots import CpuSlots, GpuSlots
+    from elman_core.experiments.jobs.gpus import choose, monitor
+    from elman_core.experiments.jobs.local import LocalExecutor
+    from elman_core.experiments.jobs.slots import CpuSlots, GpuSlots
     from elman_core.registry import ConfigError
 
     driver = monitor()
     found = driver.gpus()
     chosen = choose(found, gpus, avoid, os.environ.get("CUDA_VISIBLE_DEVICES")) if found or gpus != "auto" else []
     if chosen and slots is not None:
-        raise ConfigError("--slots divides the CPU, and there are GPUs: each takes one job; --gpus none uses the CPU")
+        raise ConfigError("--slots divides the CPU, but each GPU takes one job: leave out --slots, or add --gpus none")
     if chosen:
         names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in chosen)
         return Places(LocalExecutor(GpuSlots(chosen, driver), driver), f"one job on each of GPU {names}", True)
     if found and gpus != "none":
         raise ConfigError(
-            "no GPU is left to use: see --gpus, --avoid and CUDA_VISIBLE_DEVICES; --gpus none uses the CPU"
+            "no GPU is left: check --gpus, --avoid and CUDA_VISIBLE_DEVICES, or use the CPU with --gpus none"
         )
     places = CpuSlots(slots)
     threads = f"{places.threads} thread{'s' if places.threads > 1 else ''}"
@@ -94,8 +95,8 @@ def local_places(gpus: str, avoid: str, slots: int | None) -> Places:
 def carry_out(
     jobs: Sequence[Job], executor: Executor, totals: Mapping[str, int | None], again: bool, errors: bool
 ) -> tuple[list[State], int]:
-    """Run jobs to their end, showing how far they are; returns their states and the signal that stopped it, or 0."""
-    from elman_core.experiments.scheduler import Scheduler
+    """Run all jobs and show their progress. Returns their states, and the signal that stopped the scheduler or 0."""
+    from elman_core.experiments.jobs.scheduler import Scheduler
 
     from ._board import Board
 
@@ -108,7 +109,7 @@ def carry_out(
 
 @contextmanager
 def _signals(scheduler: Scheduler) -> Iterator[list[int]]:
-    """The first Ctrl-C or SIGTERM lets jobs save; the second kills them."""
+    """The first Ctrl-C or SIGTERM lets jobs save; the second one kills them."""
     received: list[int] = []
 
     def note(signum: int, _frame: Any) -> None:

@@ -12,9 +12,9 @@ from ._schedule import Again, Avoid, Gpus, On, Places, Slots, Timeout, carry_out
 from ._text import dump, table
 
 if TYPE_CHECKING:
-    from elman_core.experiments.job import State
-    from elman_core.experiments.plan import Plan, Planned
-    from elman_core.experiments.suite import Suite
+    from elman_core.experiments.jobs.job import State
+    from elman_core.experiments.suite.plan import Plan, Planned
+    from elman_core.experiments.suite.spec import Suite
 
 
 def register(app: typer.Typer) -> None:
@@ -23,31 +23,33 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    suite: str | None = typer.Argument(None, help="A shipped suite or a TOML file; without one, those there are."),
-    models: str | None = typer.Option(None, help="Only these, with commas; a model that is not in the suite joins it."),
+    suite: str | None = typer.Argument(
+        None, help="A shipped suite or a TOML file; without it, list the shipped suites."
+    ),
+    models: str | None = typer.Option(None, help="Only these models, separated by commas; others join the suite."),
     gpus: Gpus = "auto",
     avoid: Avoid = "",
-    seeds: int | None = typer.Option(None, min=1, help="Seeds of each model."),
-    out: Path | None = typer.Option(None, help="Folder; runs/SUITE by default. One that is there is gone on with."),
+    seeds: int | None = typer.Option(None, min=1, help="Number of seeds per model."),
+    out: Path | None = typer.Option(None, help="Folder; by default runs/SUITE. An existing folder is resumed."),
     data: Path | None = typer.Option(None, help="The text; by default the source of Python's standard library."),
-    steps: int | None = typer.Option(None, min=1, help="Optimizer steps of each run."),
-    tokens: int | None = typer.Option(None, min=1, help="Bytes that each run trains on, instead of steps."),
-    minutes: float | None = typer.Option(None, help="Minutes of each run, instead of steps."),
-    tuning: int | None = typer.Option(None, min=1, help="Bytes of each trial, in a suite that tries values first."),
+    steps: int | None = typer.Option(None, min=1, help="Optimizer steps per run."),
+    tokens: int | None = typer.Option(None, min=1, help="Bytes per run, instead of steps."),
+    minutes: float | None = typer.Option(None, help="Minutes per run, instead of steps."),
+    tuning: int | None = typer.Option(None, min=1, help="Bytes per trial, in a suite that tries values first."),
     sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="A setting; a list of values is tuned."),
     slots: Slots = None,
     timeout: Timeout = None,
     again: Again = False,
-    strict: bool = typer.Option(False, "--strict", help="A model that is not installed is an error."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would run, and run nothing."),
+    strict: bool = typer.Option(False, "--strict", help="Fail if a model is not installed."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show the runs and run nothing."),
     on: On = "local",
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Train the models of a suite, one on each free GPU, and write a report.
 
-    The same command goes on with what was interrupted; finished runs are never repeated.
+    The same command resumes interrupted runs; finished runs are never repeated.
     """
-    from elman_core.experiments.suite import find_suite, read_suite
+    from elman_core.experiments.suite.spec import find_suite, read_suite
 
     if suite is None:
         _list(json)
@@ -81,14 +83,14 @@ def _plan(
 ) -> Plan:
     from elman_core.cli.train import check_data
     from elman_core.data import standard_library_corpus
-    from elman_core.experiments.plan import Wishes, plan
+    from elman_core.experiments.suite.plan import Wishes, plan
     from elman_core.training.storage import require_text
 
     require_text(data)
     text = (data if data is not None else standard_library_corpus()).expanduser().resolve()
     names = tuple(filter(None, (name.strip() for name in (models or "").split(","))))
     planned = plan(suite, Wishes(str(text), names, seeds, steps, tokens, minutes, tuple(sets), tuning, strict))
-    for job in planned.jobs[:1]:  # one text and one shape of batch for all of them
+    for job in planned.jobs[:1]:  # all runs have the same text and batch shape
         check_data(job.settings)
     return planned
 
@@ -96,7 +98,7 @@ def _plan(
 def _run(
     suite: Suite, planned: Plan, path: Path, places: Places, timeout: float | None, again: bool, json: bool
 ) -> tuple[list[State], int]:
-    from elman_core.experiments.folder import Folder
+    from elman_core.experiments.suite.folder import Folder
 
     totals = {job.id: job.settings.train.steps for job in planned.jobs}
     folder = Folder(path)
@@ -108,12 +110,12 @@ def _run(
 
 
 def _end(path: Path, states: Sequence[State], planned: Plan, json: bool) -> None:
-    """The report, and what to type to see more."""
+    """Write the report and print what to type next."""
     from ._board import summary
 
     report = None
     if any(state.ok for state in states):
-        from elman_core.experiments.report import write_report
+        from elman_core.experiments.results.report import write_report
 
         report = write_report(path)
     if json:
@@ -123,7 +125,7 @@ def _end(path: Path, states: Sequence[State], planned: Plan, json: bool) -> None
     print(f"{summary(states)}")
     if any(not state.ok for state in states):
         failed = any(not state.ok and not state.unfinished for state in states)
-        print("go on with: the same command" + (", with --again for those that failed" if failed else ""))
+        print("to resume, run the same command" + (", with --again to repeat failed runs" if failed else ""))
     if report is not None:
         print(f"report: {report}\nresults: elman results {path}")
 
@@ -133,8 +135,8 @@ def _paired(planned: Plan, states: Sequence[State]) -> list[tuple[Planned, State
 
 
 def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, json: bool) -> None:
-    """What would run, and why the rest would not."""
-    from elman_core.experiments.job import read_state
+    """Show the runs, and why the others would not run."""
+    from elman_core.experiments.jobs.job import read_state
 
     rows: list[dict[str, Any]] = []
     for job in planned.jobs:
@@ -160,12 +162,12 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
 
 
 def _rate(job: Planned, row: Mapping[str, Any]) -> str:
-    """The learning rate, or that trials are to say which."""
+    """The learning rate, or that trials choose it."""
     return "by trials" if "train.lr" in row["trials_of"] else f"{job.lr:g}"
 
 
 def _length(job: Planned, speeds: Mapping[str, float]) -> str:
-    """Tokens; of a run that lasts minutes, those that a run of the same model in the same folder would have seen in them."""
+    """Number of tokens; for a run in minutes, an estimate from runs of the same model in this folder."""
     minutes = job.settings.train.minutes
     if job.tokens is not None:
         return f"{job.tokens:,}"
@@ -174,7 +176,7 @@ def _length(job: Planned, speeds: Mapping[str, float]) -> str:
 
 
 def _total(todo: Sequence[Planned]) -> str:
-    """How much there is to do."""
+    """The number of runs, with their total time and tokens."""
     minutes = sum(job.settings.train.minutes or 0 for job in todo)
     tokens = sum(job.tokens or 0 for job in todo)
     parts = [f"{len(todo)} runs"] + [f"{minutes / 60:.1f} hours of training, one after the other"] * bool(minutes)
@@ -182,8 +184,8 @@ def _total(todo: Sequence[Planned]) -> str:
 
 
 def _speeds(planned: Plan, path: Path) -> dict[str, float]:
-    """Tokens a second of models that have run in this folder."""
-    from elman_core.experiments.progress import progress
+    """Tokens per second of models that have run in this folder."""
+    from elman_core.experiments.results.metrics import progress
 
     found = {}
     for job in planned.jobs:
@@ -198,12 +200,12 @@ def _then(state: State, again: bool) -> str:
     if state.status == "waiting":
         return "starts"
     if state.unfinished:
-        return f"{state.status}: goes on"
+        return f"{state.status}: resumes"
     return f"{state.status}: starts again" if again else f"{state.status}: not repeated without --again"
 
 
 def _list(json: bool) -> None:
-    from elman_core.experiments.suite import read_suite, shipped
+    from elman_core.experiments.suite.spec import read_suite, shipped
 
     suites = [read_suite(path) for path in shipped().values()]
     if json:

@@ -14,13 +14,13 @@ from ._schedule import Again, Avoid, Gpus, On, Slots, Timeout, carry_out, exit_c
 from ._text import dump, table
 
 if TYPE_CHECKING:
-    from elman_core.experiments.job import Attempt, Job, State
+    from elman_core.experiments.jobs.job import Attempt, Job, State
 
 _AFTER = "elman.after"
 
 
 class _Run(TyperCommand):
-    """Keeps what stands behind `--`, which click would mix with the arguments before it."""
+    """Keeps the words after `--`, which click would mix with the arguments before it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -31,7 +31,7 @@ class _Run(TyperCommand):
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Run any commands, one on each free GPU; look at them; cancel them.")
+    group = typer.Typer(no_args_is_help=True, help="Run any commands, one on each free GPU; show and cancel them.")
     group.command("run", cls=_Run)(run)
     group.command("status")(status)
     group.command("cancel")(cancel)
@@ -41,23 +41,23 @@ def register(app: typer.Typer) -> None:
 def run(
     ctx: typer.Context,
     file: Path | None = typer.Argument(
-        None, metavar="FILE | -- COMMAND", help="One shell command a line; # begins a comment."
+        None, metavar="FILE | -- COMMAND", help="One shell command per line; # starts a comment."
     ),
     gpus: Gpus = "auto",
     avoid: Avoid = "",
-    each: int = typer.Option(1, min=1, help="GPUs that each job takes."),
-    out: Path | None = typer.Option(None, help="Folder; runs/FILE by default. One that is there is gone on with."),
+    each: int = typer.Option(1, min=1, help="GPUs per job."),
+    out: Path | None = typer.Option(None, help="Folder; by default runs/FILE. An existing folder is resumed."),
     slots: Slots = None,
     timeout: Timeout = None,
     again: Again = False,
     on: On = "local",
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Run commands, each once, one on each free GPU (or share of the CPU).
+    """Run each command once, one on each free GPU (or share of the CPU).
 
-    Each sees its GPU through CUDA_VISIBLE_DEVICES. Output goes to logs/ in the folder.
+    Each command sees only its GPU (CUDA_VISIBLE_DEVICES). Its output goes to logs/ in the folder.
     """
-    from elman_core.experiments.folder import Folder
+    from elman_core.experiments.suite.folder import Folder
 
     commands, name = _commands(file, ctx.meta.get(_AFTER))
     path = out or name
@@ -79,15 +79,17 @@ def run(
 
 
 def status(
-    folder: Path | None = typer.Argument(None, help="Of a suite or of commands; without one, this machine's GPUs."),
+    folder: Path | None = typer.Argument(
+        None, help="Folder of a suite or of commands; without it, show this machine's GPUs."
+    ),
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """How far the jobs of a folder are; or which GPUs are free, and who has the others."""
+    """Show the jobs of a folder; or which GPUs are free, and who uses the others."""
     if folder is None:
         _gpus(json)
         return
-    from elman_core.experiments.folder import is_held, known_jobs
-    from elman_core.experiments.job import read_state
+    from elman_core.experiments.jobs.job import read_state
+    from elman_core.experiments.suite.folder import is_held, known_jobs
 
     jobs = known_jobs(folder)
     states = [read_state(job.state, job.id) for job in jobs]
@@ -113,21 +115,19 @@ def status(
         [s.id, s.status + (" contended" if s.contended else ""), _where(s), _why(s) or board.far(s)] for s in states
     ]
     print(table(rows, ("job", "status", "where", "")))
-    working = "a scheduler works on it" if held else "no scheduler works on it"
+    working = "a scheduler is running" if held else "no scheduler is running"
     print(f"{summary(states)}; {working}")
 
 
 def cancel(
-    folder: Path = typer.Argument(help="Of a suite or of commands."),
-    ids: list[str] | None = typer.Argument(
-        None, metavar="JOB", help="Names of jobs; all that are not finished by default."
-    ),
+    folder: Path = typer.Argument(help="Folder of a suite or of commands."),
+    ids: list[str] | None = typer.Argument(None, metavar="JOB", help="Jobs to stop; by default all unfinished jobs."),
 ) -> None:
-    """Stop jobs, which save first. Started again, the same suite goes on with them."""
-    from elman_core.experiments.folder import is_held, known_jobs
-    from elman_core.experiments.job import read_state
-    from elman_core.experiments.local import stop_orphan
-    from elman_core.experiments.scheduler import cancel_file
+    """Stop jobs; running trainings save first. Start the same suite again to resume them."""
+    from elman_core.experiments.jobs.job import read_state
+    from elman_core.experiments.jobs.local import stop_orphan
+    from elman_core.experiments.jobs.scheduler import cancel_file
+    from elman_core.experiments.suite.folder import is_held, known_jobs
     from elman_core.registry import ConfigError, did_you_mean
 
     jobs = {job.id: job for job in known_jobs(folder)}
@@ -149,15 +149,11 @@ def cancel(
 
 
 def _commands(file: Path | None, after: list[str] | None) -> tuple[dict[str, list[str]], Path]:
-    """Commands by name, and the folder that they go to by default.
-
-    Raises:
-        ConfigError: neither a file nor a command, or both, or nothing in the file.
-    """
+    """Commands by name, and their default folder. Raises `ConfigError` without exactly one file or command."""
     from elman_core.registry import ConfigError
 
     if (file is None) == (not after):
-        raise ConfigError("give a file with one command a line, or one command: elman jobs run -- COMMAND")
+        raise ConfigError("give a file with one command per line, or one command: elman jobs run -- COMMAND")
     if file is None:
         assert after
         return {"1": after}, _free("jobs-" + datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
@@ -177,8 +173,8 @@ def _free(name: str) -> Path:
 
 
 def _gpus(json: bool) -> None:
-    from elman_core.experiments.nvml import monitor
-    from elman_core.experiments.slots import cores, survey
+    from elman_core.experiments.jobs.gpus import monitor
+    from elman_core.experiments.jobs.slots import cores, survey
 
     driver = monitor()
     rows = survey(driver.gpus(), driver)
@@ -197,9 +193,9 @@ def _facts(job: Job, state: State) -> dict[str, Any]:
 
 
 def _look(job: Job, state: State) -> None:
-    """What has become of a job whose scheduler is gone: the file says "running" until the next one reads how it ended."""
-    from elman_core.experiments.local import orphan_ending
-    from elman_core.experiments.outcome import final_status
+    """Update the state of a job whose scheduler is gone: its file says "running" until the next scheduler starts."""
+    from elman_core.experiments.jobs.local import orphan_ending
+    from elman_core.experiments.jobs.outcome import final_status
 
     last = _last(state)
     if state.status != "running" or last is None:
@@ -210,14 +206,14 @@ def _look(job: Job, state: State) -> None:
 
 def _where(state: State) -> str:
     last = _last(state)
-    if last is None or last.slot.endswith(f" of {last.host}"):  # a place of a cluster names its machine
+    if last is None or last.slot.endswith(f" of {last.host}"):  # a slot of a cluster names its machine
         return last.slot if last else ""
     return f"{last.slot} on {last.host}"
 
 
 def _why(state: State) -> str:
-    """What is worth knowing of a job that did not end well."""
-    from elman_core.experiments.outcome import last_word
+    """Why a job did not end well, and where its log is."""
+    from elman_core.experiments.jobs.outcome import last_word
 
     last = _last(state)
     if last is None or state.ok or state.status == "running":

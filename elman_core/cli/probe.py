@@ -1,4 +1,4 @@
-"""`elman probe`: what a training takes here."""
+"""`elman probe`: memory and speed of a training on this machine."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def probe(
     what: str = typer.Argument(metavar="RECIPE|VARIANT", help="A TOML recipe, or NAME[:preset][@WIDTHxDEPTH]."),
     dim: int | None = typer.Option(None, min=1, help="Width."),
     depth: int | None = typer.Option(None, min=1, help="Layers."),
-    batch: int | None = typer.Option(None, min=1, help="Rows of a step: train.batch_size."),
-    chunk: int | None = typer.Option(None, min=1, help="Bytes in a row: train.chunk_size."),
+    batch: int | None = typer.Option(None, min=1, help="Rows per step: train.batch_size."),
+    chunk: int | None = typer.Option(None, min=1, help="Bytes per row: train.chunk_size."),
     data: Path | None = typer.Option(None, help="The training text; the standard library's source by default."),
     sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Any setting, such as train.accumulate=2."),
     search: bool | None = typer.Option(
-        None, "--largest/--no-largest", help="Look for the largest batch that fits; by default on a GPU only."
+        None, "--largest/--no-largest", help="Find the largest batch that fits; by default only on a GPU."
     ),
-    memory: str | None = typer.Option(None, help="Memory that may be used, such as 40G; what is free by default."),
-    seconds: float = typer.Option(3.0, min=0.1, help="Time for the timed steps, which are at least three."),
+    memory: str | None = typer.Option(None, help="Memory limit, such as 40G; by default all free memory."),
+    seconds: float = typer.Option(3.0, min=0.1, help="Seconds for the timed steps; there are at least three."),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Memory and tok/s of a few real training steps, and the largest batch that fits. Nothing is kept.
+    """Measure memory and tok/s of a few real training steps, and find the largest batch that fits. Keeps nothing.
 
-    Each measurement is a process of its own. Without accumulation the largest batch is found to within 3 %.
+    Each measurement runs in its own process. The largest batch is found to within 3 %, without accumulation.
     """
     import sys
 

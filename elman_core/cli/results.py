@@ -1,4 +1,4 @@
-"""What comes after the runs: `elman results`, `compare`, `plot`."""
+"""What to do with finished runs: `elman results`, `elman compare`, `elman plot`."""
 
 from __future__ import annotations
 
@@ -17,37 +17,30 @@ def register(app: typer.Typer) -> None:
 
 
 def results(
-    paths: list[Path] = typer.Argument(None, help="Runs, suites, or folders of them; runs/ by default."),
+    paths: list[Path] = typer.Argument(None, help="Runs, suites, or folders of them; by default runs/."),
     format_: str = typer.Option("terminal", "--format", help="terminal, markdown, csv or json."),
-    sort: str = typer.Option("bpb", help="bpb, loss, last100, tok_s, memory, minutes, parameters or model."),
+    sort: str = typer.Option("bpb", help="Sort by bpb, loss, last100, tok_s, memory, minutes, parameters or model."),
     by_model: bool = typer.Option(
-        False, "--by-model", help="One row a model: mean ± standard deviation over its seeds."
+        False, "--by-model", help="One row per model: mean ± standard deviation over its seeds."
     ),
-    everything: bool = typer.Option(False, "--all", help="Also the values of tuned settings that were not chosen."),
-    html: bool = typer.Option(False, "--html", help="Write report.html into the suite's folder, and say where it is."),
-    upstream: bool = typer.Option(
-        False, "--upstream", help="PATHS are logs of the predecessor: read, corrected, marked."
+    everything: bool = typer.Option(
+        False, "--all", help="Show also the values of tuned settings that were not chosen."
     ),
+    html: bool = typer.Option(False, "--html", help="Write report.html into the suite's folder and print its path."),
     json_: bool = typer.Option(False, "--json", help="The same as --format json."),
 ) -> None:
-    """Tables of runs: bits per byte held out, loss at equal tokens, speed, memory, status.
+    """Show tables of runs: held-out bits per byte, loss at equal tokens, speed, memory, status.
 
-    Runs are grouped by protocol, and the keys that differ between groups are named. Runs in progress are read as they are.
+    Runs are grouped by protocol, and the settings that differ between groups are named. Unfinished runs are shown as they are.
     """
-    from elman_core.experiments.results import collect
-    from elman_core.experiments.runs import find_runs
-    from elman_core.experiments.tables import render
+    from elman_core.experiments.results.collect import collect
+    from elman_core.experiments.results.runs import find_runs
+    from elman_core.experiments.results.tables import render
 
     form = "json" if json_ else format_
     given = paths or [Path("runs")]
-    if upstream:
-        from elman_core.experiments.upstream import read_logs
-        from elman_core.experiments.upstream_table import render_logs
-
-        print(render_logs(read_logs(given), form).rstrip("\n"))
-        return
     if html:
-        from elman_core.experiments.report import write_report
+        from elman_core.experiments.results.report import write_report
 
         for path in given:
             print(write_report(path))
@@ -58,21 +51,20 @@ def results(
 
 def compare(
     paths: list[Path] = typer.Argument(
-        help="Runs (the first is compared with each other one), a suite, a folder of runs."
+        help="Runs (the first is compared with each other run), a suite, or a folder of runs."
     ),
     last: int | None = typer.Option(
-        None, min=10, help="Steps compared, instead of the last quarter of those in common."
+        None, min=10, help="Number of steps to compare; by default the last quarter of the common steps."
     ),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Pair runs step by step on the same batches: the difference with a block-bootstrap interval, and over seeds.
+    """Compare runs step by step on the same batches: differences with intervals, for each seed and over all seeds.
 
-    Of a suite or a folder, the best model of each protocol is compared with each other one, without the trials that chose a
-    value. Differences are in bits per byte, first minus second: below zero, the first is better.
+    In a suite or a folder, the best model of each protocol is compared with each other model; trials of tuned settings are left
+    out. Differences are in bits per byte, first minus second: below zero, the first is better.
     """
-    from elman_core.experiments.compare import against_best, against_first
-    from elman_core.experiments.runs import MANIFEST, find_runs
-    from elman_core.experiments.wording import as_data, describe
+    from elman_core.experiments.results.compare import against_best, against_first, as_data, describe
+    from elman_core.experiments.results.runs import MANIFEST, find_runs
     from elman_core.registry import ConfigError
 
     runs = find_runs(paths)
@@ -87,17 +79,17 @@ def compare(
 
 
 def plot(
-    paths: list[Path] = typer.Argument(help="One run, or runs, suites and folders to draw beside each other."),
-    out: Path | None = typer.Option(None, help="Folder for the pictures; plots/ in that of a single PATH by default."),
-    x: str | None = typer.Option(None, "--x", help="tokens, steps or minutes; of several runs, tokens and minutes."),
+    paths: list[Path] = typer.Argument(help="One run, or runs, suites and folders to draw side by side."),
+    out: Path | None = typer.Option(None, help="Folder for the pictures; by default plots/ in PATH."),
+    x: str | None = typer.Option(None, "--x", help="Draw against tokens, steps or minutes."),
 ) -> None:
-    """Pictures as PNG and SVG: loss, speed, memory of a run; loss and speed against quality of several.
+    """Draw pictures as PNG and SVG: loss, speed and memory of one run; loss, and speed against quality, of several.
 
-    Of a suite, each model at its best learning rate, over its seeds, without the trials that chose it. Needs matplotlib: pip
-    install 'elman-core[plot]'.
+    A suite shows each model at its best learning rate, over its seeds; trials are left out. Needs matplotlib: pip install
+    'elman-core[plot]'.
     """
-    from elman_core.experiments.plots import plot as draw
-    from elman_core.experiments.runs import find_runs
+    from elman_core.experiments.results.plots import plot as draw
+    from elman_core.experiments.results.runs import find_runs
 
     runs = find_runs(paths)
     for path in draw(runs, out or (paths[0] if len(paths) == 1 else Path()) / "plots", x):

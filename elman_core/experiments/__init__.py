@@ -1,5 +1,5 @@
 """From single runs to comparisons.
 
-`size` finds the width that gives a number of parameters. `runs`, `metrics` and `results` read run folders into tables,
-`compare` and `statistics` pair them, `report` makes a page of a suite; none of these needs torch.
+`suite` turns a TOML file into jobs, `jobs` runs them, `results` reads what they wrote. `size` finds the width or depth that
+gives a number of parameters; `probe` measures the memory and speed of a training.
 """

@@ -1,6 +1,6 @@
-"""The process that `elman probe` measures in: a few steps of the real `Trainer`, timed as a whole and in parts.
+"""The process of one measurement of `elman probe`: a few steps of the real `Trainer`, timed as a whole and in parts.
 
-`python -m elman_core.experiments.measure ANSWER` reads what is asked from standard input and writes JSON to the file ANSWER.
+`python -m elman_core.experiments.measure ANSWER` reads the request from standard input and writes JSON to the file ANSWER.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elman_core.training.settings import Settings, from_dict
 
 from . import memory
 
-WARMUP = 2  # steps that are not timed: the first builds and compiles, the second allocates nothing new
+WARMUP = 2  # steps that are not timed: the first builds and compiles
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Measurement:
     """A few steps at one batch size.
 
     Attributes:
-        batch_size, chunk_size, accumulate: rows, bytes a row, micro-batches. steps: timed ones.
-        tok_s: bytes a second, median of the steps, as `elman train` reports it. step_seconds: of one such step.
+        batch_size, chunk_size, accumulate: rows, bytes per row, micro-batches. steps: number of timed steps.
+        tok_s: bytes per second, median of the steps. step_seconds: of one such step.
         first_step_seconds: of the first step, with building and compiling.
-        peak_memory: bytes: allocated by torch on a GPU; resident memory of the whole process on the CPU.
-        idle_memory: the same before the first step: the weights, and on the CPU the libraries.
-        parts: seconds of a step that data, the optimizer and the rest (forward and backward) take; None where they cannot be
-            told apart, as in a step that is one graph.
+        peak_memory: bytes allocated by torch on a GPU; resident memory of the process on the CPU.
+        idle_memory: the same before the first step: the weights, and on the CPU also the libraries.
+        parts: seconds of a step for data, forward and backward, and the optimizer; None if they cannot be told apart, as in
+            a step that is one CUDA graph.
     """
 
     batch_size: int
@@ -53,11 +53,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Probe:
-    """What was measured, and of what.
-
-    Attributes:
-        parameters: exact. device: in words. precision, backends: as a run has them.
-    """
+    """A measurement and its subject: the exact number of parameters, the device in words, precision and back ends."""
 
     parameters: int
     device: str
@@ -67,7 +63,7 @@ class Probe:
 
 
 def main() -> None:
-    """Read what is asked from standard input; write the answer to the file that is the one argument."""
+    """Read the request from standard input; write the answer to the file in the only argument."""
     asked = json.load(sys.stdin)
     answer = Path(sys.argv[1])
     try:
@@ -92,7 +88,7 @@ def _measure(settings: Settings, seconds: float, limit: int | None, folder: Path
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
     elif limit is not None:
-        memory.limit(max(0, limit - memory.resident()))  # the libraries have their part of it
+        memory.limit(max(0, limit - memory.resident()))  # the libraries already use a part of it
     trainer = start(settings, folder / "run", quiet=True)
     try:
         idle = memory_in_use(trainer.device)
@@ -125,7 +121,7 @@ def _measure(settings: Settings, seconds: float, limit: int | None, folder: Path
 
 
 def _steps(trainer: Any, count: int, seconds: float) -> list[dict[str, float]]:
-    """Steps of the trainer: at least `count`, and as many as `seconds` hold."""
+    """At least `count` steps of the trainer, for at least `seconds`."""
     lines: list[dict[str, float]] = []
     began = time.perf_counter()
     while len(lines) < count or time.perf_counter() - began < seconds:
@@ -182,7 +178,7 @@ def _wait(device: Any) -> None:
 
 
 def _translate(error: Exception) -> tuple[str, str]:
-    """The name of the `ElmanError` that an exception is, and what it says."""
+    """The class name of the `ElmanError` for an exception, and its message."""
     import torch
 
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):

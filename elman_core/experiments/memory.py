@@ -1,7 +1,8 @@
-"""How much memory a training may take here, and a limit that makes it fail instead of the machine."""
+"""How much memory a training may take here, and a limit that ends the training instead of the machine."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -17,15 +18,18 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
 
 
-def available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that this process may still take: what the machine has free, or less if a control group limits it.
+def available(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process may still take: the free memory of the machine, or less if a control group (v2) limits it."""
+    import psutil
 
-    None where the system does not say.
-    """
-    free = _machine(proc)
-    limits = [left for left in (_left(folder) for folder in _groups(proc, cgroups)) if left is not None]
-    known = [n for n in (free, *limits) if n is not None]
-    return max(0, min(known)) if known else None
+    left: list[float] = [psutil.virtual_memory().available]
+    try:
+        name = cgroup.read_text(encoding="utf-8").splitlines()[-1].rpartition(":")[2]
+    except (OSError, IndexError):
+        return int(left[0])
+    inner = root / name.strip("/")
+    left += [_left(group) for group in (inner, *inner.parents) if group == root or root in group.parents]
+    return int(max(0, min(left)))
 
 
 def resident() -> int:
@@ -40,7 +44,7 @@ def resident() -> int:
 
 
 def limit(more: int) -> None:
-    """Let this process allocate `more` bytes beyond what it has; then allocation fails. Does nothing but on Linux."""
+    """Let this process allocate only `more` bytes; then allocation fails. Has an effect on Linux only."""
     try:
         import resource
 
@@ -52,48 +56,15 @@ def limit(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
 
 
-def _machine(proc: Path) -> int | None:
+def _left(group: Path) -> float:
+    """Bytes that a control group may still take. Its file cache does not count: it is given up when memory runs short."""
     try:
-        return _field(proc / "meminfo", "MemAvailable")
-    except OSError:
-        try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-        except (OSError, ValueError):
-            return None
-
-
-def _groups(proc: Path, cgroups: Path) -> list[Path]:
-    """The folders of this process's control group and of those around it: each may have a limit (v2, and v1's memory)."""
-    try:
-        lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    folders = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = cgroups / "memory" if controllers else cgroups
-        inner = root / path.strip("/")
-        folders += [f for f in (inner, *inner.parents) if f == root or root in f.parents]
-    return folders
-
-
-def _left(group: Path) -> int | None:
-    """What a control group may still take. Its file cache does not count: it is given up when memory runs short."""
-    for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-        try:
-            text = (group / most).read_text(encoding="utf-8").strip()
-            if text == "max" or int(text) >= 1 << 60:
-                return None
-            cache = 0
-            for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines():
-                if line.split()[0] in ("inactive_file", "total_inactive_file"):
-                    cache = int(line.split()[1])
-            return int(text) - (int((group / used).read_text(encoding="utf-8")) - cache)
-        except (OSError, ValueError):
-            continue
-    return None
+        most = (group / "memory.max").read_text(encoding="utf-8").strip()
+        used = int((group / "memory.current").read_text(encoding="utf-8"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
+        return math.inf if most == "max" else int(most) - used + int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return math.inf
 
 
 def _field(path: Path, name: str) -> int | None:

@@ -1,6 +1,6 @@
-"""What a training takes here: memory and tokens a second of a few steps of the real `Trainer`, and the largest batch that fits.
+"""Measures memory and speed of a few steps of the real `Trainer`, and finds the largest batch that fits.
 
-Every measurement is a process of its own, so that one that runs out of memory leaves nothing behind for the next.
+Each measurement has its own process, so that running out of memory has no effect on the next one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import memory
 from .measure import Measurement, Probe
 
 ROOM = 0.9
-"""Part of the free memory of a CPU's machine that a measurement may take."""
+"""Share of the machine's free memory that a measurement on the CPU may take."""
 MOST_ROWS = 1 << 16
 _MEASURE = "elman_core.experiments.measure"
 
@@ -34,8 +34,8 @@ class Largest:
     """The largest batch that fits.
 
     Attributes:
-        rows: batch size, without accumulation. probe: measured with it. tried: each batch size, and what became of it: "fits"
-            or the error. limited_by: why no larger one was taken.
+        rows: batch size, without accumulation. probe: measured with it. tried: for each batch size "fits" or the error.
+        limited_by: why no larger batch was chosen.
     """
 
     rows: int
@@ -45,13 +45,13 @@ class Largest:
 
 
 def probe(settings: Settings, seconds: float = 3.0, limit: int | None = None) -> Probe:
-    """Measure a training with these settings in a process of its own.
+    """Measure a training with these settings in its own process.
 
     Args:
-        seconds: for the timed steps, which are at least three. limit: bytes that it may take; by default what is free.
+        seconds: for the timed steps, of which there are at least three. limit: bytes it may take; by default the free memory.
 
     Raises:
-        OutOfMemoryError: it does not fit. ElmanError: whatever else a training raises, as it would.
+        OutOfMemoryError: it does not fit. ElmanError: any other error of the training.
     """
     asked = {"settings": settings.to_dict(), "seconds": seconds, "limit": limit or _limit(settings)}
     with tempfile.TemporaryDirectory(prefix="elman-probe-") as folder:
@@ -74,11 +74,11 @@ def largest(
     say: Callable[[str], None] = lambda _: None,
     attempt: Callable[..., Probe] | None = None,
 ) -> Largest:
-    """The largest `train.batch_size` without accumulation that trains here, to within 3 % of it: doubling, then bisection.
+    """The largest `train.batch_size` without accumulation that trains here, to within 3 %, by doubling and bisection.
 
     Args:
-        first: a probe of `settings`, if there is one already. limit: as in `probe`. say: told each attempt.
-        attempt: what measures, instead of `probe`.
+        first: a probe of `settings`, if there is one. limit: as in `probe`. say: called with a line for each attempt.
+        attempt: replaces `probe`.
 
     Raises:
         OutOfMemoryError: not even one row fits. ElmanError: it does not train at all.
@@ -102,7 +102,7 @@ def largest(
             tried[rows] = "out of memory" if isinstance(error, OutOfMemoryError) else str(error)
         say(f"batch {rows}: {tried[rows]}")
         rows = min(2 * good, MOST_ROWS) if bad > MOST_ROWS else (good + bad) // 2
-    while True:  # what just fitted for the fewest steps may not fit for more of them
+    while True:  # a batch that fits for a few steps may not fit for more
         try:
             return Largest(good, attempt(_with_rows(settings, good), seconds, limit), tried, why)
         except OutOfMemoryError:
@@ -118,17 +118,16 @@ def _with_rows(settings: Settings, rows: int) -> Settings:
 
 
 def _limit(settings: Settings) -> int | None:
-    """Bytes for a measurement if nothing else is said: most of what is free for a CPU; None, all there is, for a GPU."""
+    """Default bytes for a measurement: most of the free memory for a CPU; None (all) for a GPU."""
     from elman_core.training.precision import pick_device
 
     if pick_device(settings.train.device).type != "cpu":
-        return None  # asking a GPU here would take some of it away
-    free = memory.available()
-    return None if free is None else int(ROOM * free)
+        return None  # a query from this process would itself take GPU memory
+    return int(ROOM * memory.available())
 
 
 def _run(command: list[str], text: str) -> tuple[int, str]:
-    """Run a command in a group of its own; whatever ends this process's patience ends the whole group."""
+    """Run a command in its own process group; an interrupt ends the whole group."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -148,8 +147,8 @@ def _run(command: list[str], text: str) -> tuple[int, str]:
 
 
 def _death(code: int, said: str, settings: Settings) -> ElmanError:
-    """What a measurement that left no answer died of."""
+    """The error of a measurement that left no answer."""
     if code == -signal.SIGKILL:
-        return OutOfMemoryError(f"the system ended the probe at batch {settings.train.batch_size}, for want of memory")
-    last = said.strip().splitlines()[-1:] or ["it said nothing"]
+        return OutOfMemoryError(f"the system killed the probe at batch {settings.train.batch_size}: out of memory")
+    last = said.strip().splitlines()[-1:] or ["no message"]
     return ElmanError(f"the probe's process ended with code {code}: {last[0]}")

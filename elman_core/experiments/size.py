@@ -1,7 +1,6 @@
-"""The width or depth that gives a model a number of parameters, counted on the meta device: exact, and nothing is allocated.
+"""Finds the width or depth of a model with a given number of parameters, counted exactly on the meta device.
 
-Which widths there are is the variant's own answer (`Variant.check`), so that heads divide what they must. Importing this module
-imports no torch; counting does.
+`Variant.check` decides which widths a variant allows. Importing this module does not import torch; counting does.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from elman_core.registry import CheckpointError, ConfigError, Resolved, parse_si
 
 ALIGN = 128
 FINEST = 8
-"""Finer widths than multiples of 8 leave the fast paths of matrix products."""
+"""Widths are multiples of 8, which the fast paths of matrix products need."""
 TOLERANCE = 0.02
-"""Two models of equal size differ by no more than this."""
+"""Relative difference in parameters up to which models count as equal in size."""
 _WIDEST = 1 << 17
 _DEEPEST = 1 << 12
 _GRID_DEPTH = 64
@@ -49,7 +48,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Reference:
-    """A model to be equalled: what it was called, its size if it has one width and depth, its exact number of parameters."""
+    """The model of `--like`: its name, size and exact number of parameters."""
 
     name: str
     width: int
@@ -72,7 +71,7 @@ def parse_parameters(text: str) -> int:
 
 
 def count(found: Resolved, width: int, depth: int, tied: bool = True) -> int:
-    """Parameters of the whole model, by building it on the meta device.
+    """Number of parameters of the whole model, built on the meta device.
 
     Args:
         tied: whether the head is the embedding.
@@ -99,23 +98,21 @@ def candidates(
 ) -> list[Size]:
     """Sizes near `parameters`, each counted exactly, the nearest first.
 
-    With `depth`, the widths around the target among the multiples of `multiple`, and of its halves down to 8 until one is
-    within 2 %. With `width`, the depths around the target. With neither, every multiple of `multiple` that comes within 2 %
+    With `depth`: the widths around the target among the multiples of `multiple`, and of its halves down to 8 until one is
+    within 2 %. With `width`: the depths around the target. With neither: every multiple of `multiple` that comes within 2 %
     at some depth up to 64, the widest first.
 
     Args:
-        variant: name or name:preset. options: of the variant, over those of the preset.
-        multiple: what the width should be a multiple of. tied: whether the head is the embedding.
+        variant: name or name:preset. options: of the variant, which override the preset's. tied: whether the head is the
+            embedding.
 
     Raises:
-        ConfigError: both `depth` and `width`, a width that the variant cannot have, or no size near the target at all.
+        ConfigError: both `depth` and `width` are given, the variant refuses the width, or no size is near the target.
     """
     found = resolve(variant, options)
     target = _Target(found, parameters, tied)
     if depth is not None and width is not None:
-        raise ConfigError("give a depth or a width, not both: the other is what is looked for")
-    if multiple < 1:
-        raise ConfigError(f"widths are multiples of a positive number, not of {multiple}")
+        raise ConfigError("give a depth or a width, not both: the other one is computed")
     if depth is not None:
         if not 1 <= depth <= _DEEPEST:
             raise ConfigError(f"a depth is a number of layers from 1 to {_DEEPEST:,}, not {depth:,}")
@@ -133,27 +130,15 @@ def solve_width(
     multiple: int = ALIGN,
     tied: bool = True,
 ) -> int:
-    """The width at which `variant` has `parameters` within 2 %: a multiple of `multiple`, or of a half, a quarter… if none is.
+    """The width at which `variant` has `parameters` within 2 %: a multiple of `multiple`, or else of its half, quarter, ….
 
     Raises:
-        ConfigError: no such width; names the nearest, and a size of another depth that would do.
+        ConfigError: there is none; names the nearest width, and a size of another depth that fits.
     """
     sizes = candidates(variant, options, parameters, depth=depth, multiple=multiple, tied=tied)
     if not sizes[0].fits:
         raise ConfigError(nothing_fits(variant, options, parameters, sizes, multiple, tied))
     return sizes[0].width
-
-
-def solve_depth(variant: str, options: Mapping[str, Any] | None, parameters: int, width: int, tied: bool = True) -> int:
-    """The depth at which `variant` has `parameters` within 2 %.
-
-    Raises:
-        ConfigError: no such depth; names the nearest, and a size of another width that would do.
-    """
-    sizes = candidates(variant, options, parameters, width=width, tied=tied)
-    if not sizes[0].fits:
-        raise ConfigError(nothing_fits(variant, options, parameters, sizes, tied=tied))
-    return sizes[0].depth
 
 
 def nothing_fits(
@@ -164,7 +149,7 @@ def nothing_fits(
     multiple: int = ALIGN,
     tied: bool = True,
 ) -> str:
-    """The line that says that none of `sizes`, nearest first, is within 2 %, and what would be."""
+    """The line that says that none of `sizes`, nearest first, is within 2 %, and which size is."""
     best = sizes[0]
     line = (
         f"{variant} comes no nearer to {parameters:,} parameters than {best.width}x{best.depth} with {best.parameters:,} "
@@ -179,10 +164,10 @@ def nothing_fits(
 
 
 def reference(what: str) -> Reference:
-    """The model that `--like` names: NAME[:PRESET]@WIDTHxDEPTH (or NAME:WIDTHxDEPTH), a run, or a checkpoint's folder.
+    """The model of `--like`: NAME[:PRESET]@WIDTHxDEPTH (or NAME:WIDTHxDEPTH), a run, or a checkpoint's folder.
 
     Raises:
-        ConfigError, PluginError: a name or size that does not exist. CheckpointError: a folder that is neither.
+        ConfigError, PluginError: the name or size does not exist. CheckpointError: the folder is neither run nor checkpoint.
     """
     folder = Path(what)
     if (folder / "manifest.json").is_file():
@@ -230,8 +215,8 @@ def _count(**config: Any) -> int:
 class _Target:
     """Sizes of one variant near one number of parameters.
 
-    The search counts one and two layers of a width, as if every further layer were like the second; what it finds is then built
-    whole and counted.
+    The search counts a model of one and of two layers and assumes that further layers are like the second; the sizes that it
+    finds are then counted exactly.
     """
 
     def __init__(self, found: Resolved, parameters: int, tied: bool) -> None:
@@ -279,7 +264,7 @@ class _Target:
         return sizes[::-1]
 
     def _parts(self, width: int) -> tuple[int, int]:
-        """Parameters of one layer with all around it, and of a second layer."""
+        """Parameters of a model with one layer, and of a further layer."""
         one, two = (count(self.found, width, depth, self.tied) for depth in (1, 2))
         return one, two - one
 

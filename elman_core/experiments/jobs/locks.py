@@ -1,0 +1,117 @@
+"""File locks that child processes inherit: held until the last of the processes has ended, however it ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+from elman_core.registry.errors import ConfigError, StorageError
+
+MACHINE_WIDE = Path("/tmp/elman-locks")
+"""The folder of the GPUs' locks, for all users of a machine. Not TMPDIR, which differs between users and batch jobs."""
+
+
+class Lock:
+    """An advisory lock (flock) on a file. It belongs to the open file, not to the process: a child that inherits `fd` keeps it
+    when this process closes it or dies. It is only closed, never unlocked, since unlocking would take it from the children.
+
+    Raises:
+        BlockingIOError: another process has it. StorageError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, shared: bool = False) -> None:
+        if fcntl is None:
+            raise ConfigError("this needs the file locks of Linux or macOS")
+        self.path = path
+        self.fd = _open_for_all(path) if shared else _open(path)
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self.fd)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise BlockingIOError(error.errno, "locked", str(path)) from error
+            raise StorageError(f"cannot lock {path}: {error.strerror}") from error
+
+    def write(self, text: str) -> None:
+        """Write into the file who has the lock, unless the file belongs to another user and cannot be written."""
+        try:
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, text.encode(), 0)
+        except OSError as error:
+            if error.errno not in (errno.EBADF, errno.EINVAL):  # opened for reading only
+                raise StorageError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Release the lock; a child that inherited it keeps it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has the lock now. The test itself holds it for a moment, so others must try more than once."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    if fcntl is None:
+        os.close(fd)
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def lock_soon(path: Path, seconds: float = 1.0) -> Lock:
+    """The lock, tried for some seconds, since `is_locked` may hold it. Raises `BlockingIOError`, `StorageError`."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return Lock(path)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StorageError(f"cannot open {path}: {error.strerror}") from error
+
+
+def _open_for_all(path: Path) -> int:
+    """A file that every user of the machine may lock, in a folder like /tmp.
+
+    In such a folder Linux refuses to open another user's file with O_CREAT (fs.protected_regular), so creating and opening
+    are two steps. A lock needs no right to write.
+    """
+    try:
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.chmod(0o1777)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            os.fchmod(fd, 0o666)  # whatever the umask
+            return fd
+        except FileExistsError:
+            try:
+                return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except PermissionError:
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError(
+            f"cannot open {path}: {error.strerror}; set ELMAN_LOCKS to a folder of this machine"
+        ) from error

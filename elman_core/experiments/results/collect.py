@@ -1,0 +1,197 @@
+"""From runs to a table: one row per run, or per model over its seeds, in groups that share a protocol. Needs no torch.
+
+Runs of different protocols are never ranked together: each group is sorted by itself, and the settings that differ are named.
+Rows that did not end well come last.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from elman_core.registry import ConfigError
+
+from .identity import differences, hash_of, labels, protocols_of
+from .metrics import progress
+from .notes import notes
+from .rows import Figure, Group, Results, Row, merge_seeds, tuned_of, with_choices
+from .runs import Run
+
+WINDOW = 100
+"""Number of optimizer steps over which losses are averaged."""
+
+
+# For `--sort`: the figure (none: the model's name), and whether small (1) or large (-1) values come first.
+SORTS = {
+    "bpb": ("bits_per_byte", 1),
+    "loss": ("loss", 1),
+    "last100": ("last_100", 1),
+    "tok_s": ("tok_s", -1),
+    "memory": ("peak_memory", 1),
+    "minutes": ("minutes", 1),
+    "parameters": ("parameters", 1),
+    "model": ("", 1),
+}
+
+
+def collect(runs: Sequence[Run], sort: str = "bpb", by_model: bool = False, everything: bool = True) -> Results:
+    """The table of some runs.
+
+    Args:
+        sort: one of `SORTS`. by_model: one row for all seeds of a model. everything: also values of a tuned setting that
+            were not chosen.
+
+    Raises:
+        ConfigError: `sort` is unknown. StorageError: metrics cannot be read.
+    """
+    if sort not in SORTS:
+        raise ConfigError(f"--sort takes one of {', '.join(SORTS)}, not {sort!r}")
+    sections: dict[tuple[str, str | None], list[Run]] = {}
+    protocols = protocols_of(runs)
+    targets = {run.job.get("target") for run in runs if run.job}
+    for run in runs:
+        target = run.job.get("target") if len(targets) > 1 else None
+        sections.setdefault((hash_of(protocols[id(run)]), target), []).append(run)
+    groups, hidden = [], 0
+    for (name, target), members in sections.items():
+        group, left_out = _group(name, protocols[id(members[0])], target, members, sort, by_model, everything)
+        groups.append(group)
+        hidden += left_out
+    groups.sort(key=lambda g: (-len(g.rows), g.hash, g.target or ""))
+    distinct = {g.hash: g.protocol for g in groups}
+    return Results(tuple(groups), differences(list(distinct.values())), hidden)
+
+
+def _group(
+    name: str,
+    protocol: Mapping[str, Any],
+    target: str | None,
+    runs: Sequence[Run],
+    sort: str,
+    by_model: bool,
+    everything: bool,
+) -> tuple[Group, int]:
+    tokens = _common_tokens(runs)
+    tuned = {key for run in runs for key in tuned_of(run)}
+    rows = with_choices([_row(run, model, tokens) for run, model in zip(runs, labels(runs, tuned), strict=True)])
+    kept = rows if everything else [row for row in rows if row.chosen]
+    shown = merge_seeds(kept) if by_model else kept
+    group = Group(name, protocol, target, tuple(sorted(shown, key=_order(sort))), tokens, tuple(notes(runs, rows)))
+    return group, len(rows) - len(kept)
+
+
+def _row(run: Run, model: str, tokens: int | None) -> Row:
+    figures = {name: Figure(float(value)) for name, value in _figures(run, tokens).items()}
+    status, remark = run.standing
+    tuned = tuned_of(run)
+    seeds = () if run.seed is None else (run.seed,)
+    return Row(model, (run,), figures, status, remark, tuned, seeds=seeds, progress=_progress(run, figures))
+
+
+def _figures(run: Run, tokens: int | None) -> dict[str, float]:
+    """The figures of one run. A run that ended well has a summary in its manifest; for others the metrics are read."""
+    result = dict(run.manifest.get("result") or {})
+    if run.standing[0] not in ("ok", "contended") or "bytes_seen" not in result:
+        result = summarise(run)
+    figures: dict[str, float] = {}
+    parameters = run.manifest.get("parameters", run.job.get("parameters"))
+    for name, value in {
+        "parameters": parameters,
+        "bits_per_byte": result.get("bits_per_byte"),
+        "last_100": result.get("loss_last_100_steps"),
+        "tok_s": result.get("tok_s"),
+        "peak_memory": result.get("peak_memory"),
+        "bytes_seen": result.get("bytes_seen"),
+    }.items():
+        if isinstance(value, int | float) and math.isfinite(value):
+            figures[name] = value
+    if "bytes_seen" in figures and (last := progress(run.path)) and math.isfinite(last.seconds):
+        figures["minutes"] = last.seconds / 60
+    per_step = tokens_per_step(run)
+    if tokens and figures.get("bytes_seen") == tokens and "last_100" in figures:
+        figures["loss"] = figures["last_100"]
+    elif tokens and per_step and figures.get("bytes_seen", 0) > tokens:
+        end = bisect.bisect_right(run.metrics.column("step"), tokens // per_step)
+        losses = [v for v in run.metrics.column("loss")[max(0, end - WINDOW) : end] if math.isfinite(v)]
+        if losses:
+            figures["loss"] = statistics.fmean(losses)
+    return figures
+
+
+def _progress(run: Run, figures: Mapping[str, Figure]) -> float | None:
+    train, per_step = run.settings["train"], tokens_per_step(run)
+    if run.status != "running":
+        return None
+    if train.get("minutes") and "minutes" in figures:
+        return min(1.0, figures["minutes"].value / train["minutes"])
+    if train.get("steps") and per_step and "bytes_seen" in figures:
+        return min(1.0, figures["bytes_seen"].value / (per_step * train["steps"]))
+    return None
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """The figures that a training writes into its manifest at its end, from the metrics so far."""
+    metrics, found = run.metrics, {}
+    if metrics.evaluations and "bits_per_byte" in metrics.evaluations[-1]:
+        found["bits_per_byte"] = metrics.evaluations[-1]["bits_per_byte"]
+    if not len(metrics):
+        return found
+    if losses := metrics.known("loss", -WINDOW):
+        found["loss_last_100_steps"] = statistics.fmean(losses)
+    if speeds := metrics.known("tok_s", len(metrics) // 10):
+        found["tok_s"] = statistics.median(speeds)
+    if memory := metrics.known("memory"):
+        found["peak_memory"] = max(memory)
+    seen = metrics.known("bytes_seen", -1) or [(tokens_per_step(run) or 0) * metrics.column("step")[-1]]
+    if seen[0]:
+        found["bytes_seen"] = seen[0]
+    return found
+
+
+def chosen(runs: Sequence[Run]) -> list[Run]:
+    """The runs with the best value of each tuned setting."""
+    rows = with_choices([_row(run, "", None) for run in runs])
+    return [run for run, row in zip(runs, rows, strict=True) if row.chosen]
+
+
+def tokens_per_step(run: Run) -> int | None:
+    """Bytes of an optimizer step; None if the settings do not tell."""
+    train = run.settings["train"]
+    if not isinstance(train.get("batch_size"), int) or not isinstance(train.get("chunk_size"), int):
+        return None
+    return train["batch_size"] * train["chunk_size"]
+
+
+def _common_tokens(runs: Iterable[Run]) -> int | None:
+    """The fewest bytes that a finished run saw; if none has finished, that any run saw."""
+    finished: list[int] = []
+    begun: list[int] = []
+    for run in runs:
+        ended = run.standing[0] in ("ok", "contended")
+        seen = (run.manifest.get("result") or {}).get("bytes_seen") if ended else None
+        seen = seen or summarise(run).get("bytes_seen")
+        if seen:
+            (finished if ended else begun).append(int(seen))
+    return min(finished or begun, default=None)
+
+
+def _order(sort: str) -> Any:
+    name, sign = SORTS[sort]
+
+    def key(row: Row) -> tuple[bool, str, bool, float, float, str]:
+        value = sign * row.value(name) if name else 0.0
+        second = row.value("last_100")
+        missing = math.isnan(value)
+        return (
+            row.status != "ok",
+            "" if name else row.model,
+            missing,
+            0.0 if missing else value,
+            second if math.isfinite(second) else math.inf,
+            row.model,
+        )
+
+    return key

@@ -1,0 +1,181 @@
+"""The folder of a suite or of a list of commands: its jobs, their states, runs and logs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from elman_core.experiments.jobs.job import Job, now, read_state
+from elman_core.experiments.jobs.locks import Lock, is_locked, lock_soon
+from elman_core.experiments.results.identity import flatten
+from elman_core.registry import CheckpointError, ConfigError
+from elman_core.training.settings import TUNABLE, from_dict
+from elman_core.training.storage import require_text, storage_errors, write_json, write_text
+
+from . import trials
+from .plan import Plan
+from .spec import Suite
+from .trials import recipe
+
+SUITE, JOBS = "suite.json", "jobs.json"
+CHANGEABLE = frozenset(
+    f"train.{name}"
+    for name in ("accumulate", "gradient_checkpointing", "loss_chunk", "save_every", "keep", "log_every", "device")
+)
+"""Settings that change memory or files but no result. They may change for a run that has not ended well."""
+
+
+class Folder:
+    """A folder, locked for one scheduler.
+
+    Raises:
+        ConfigError: another scheduler works on it. StorageError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        require_text(path)
+        with storage_errors(f"cannot make {path}"):
+            path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock: Lock = lock_soon(path / ".scheduler.lock")
+        except BlockingIOError as error:
+            who = (path / ".scheduler.lock").read_text(encoding="utf-8").strip()
+            raise ConfigError(
+                f"{path} is in use by another scheduler ({who or 'unknown'}); elman jobs status {path} shows its jobs"
+            ) from error
+        self._lock.write(f"pid {os.getpid()}\n")
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def suite(self, suite: Suite, plan: Plan, timeout: float | None, env: Mapping[str, str]) -> list[Job]:
+        """Write suite.json and the recipes; return the jobs. Runs that the folder already has stay in it.
+
+        Raises:
+            ConfigError: the folder has a run of the same name with other settings.
+        """
+        path = self.path
+        known = _read(path / SUITE)
+        jobs = {job["id"]: job for job in known.get("jobs", [])}
+        _compare(path, jobs, plan)
+        states = {id: read_state(path / "jobs" / f"{id}.json", id) for id in jobs}
+        # Values that trials have chosen stay, too.
+        done = {id for id, state in states.items() if state.ok or (jobs[id].get("chosen") and state.attempts)}
+        jobs |= {job.id: job.to_dict() for job in plan.jobs if job.id not in done}
+        facts = {
+            "format": 1,
+            "name": suite.name,
+            "summary": suite.summary,
+            "created": known.get("created", now("seconds")),
+            "skipped": [vars(skipped) for skipped in plan.skipped],
+            "jobs": list(jobs.values()),
+        }
+        write_json(path / SUITE, facts)
+        write_text(path / "suite.toml", suite.text)
+        with storage_errors(f"cannot write {path}"):
+            for name in ("jobs", "logs", "runs"):
+                (path / name).mkdir(exist_ok=True)
+        made = []
+        for planned in plan.jobs:
+            file, run = path / "jobs" / f"{planned.id}.toml", path / "runs" / planned.id
+            if planned.id not in done:
+                write_text(file, recipe(planned.settings))
+            command = (*_launcher(suite.gpus), "train", str(file), "--out", str(run))
+            job = _job(path, planned.id, command, run, timeout, suite.gpus, env)
+            if planned.trials:
+                settle = functools.partial(trials.settle, path, planned.id)
+                job = dataclasses.replace(job, after=planned.trials, prepare=settle)
+            made.append(job)
+        return made
+
+    def commands(self, commands: Mapping[str, Sequence[str]], timeout: float | None, gpus: int) -> list[Job]:
+        """Write jobs.json; return the jobs. `commands`: by name.
+
+        Raises:
+            ConfigError: the folder has another command of the same name.
+        """
+        known = {job["id"]: job["command"] for job in _read(self.path / JOBS).get("jobs", [])}
+        for id, command in commands.items():
+            if id in known and known[id] != list(command):
+                raise ConfigError(
+                    f"{self.path} has another command {id}: {' '.join(known[id])!r} there, {' '.join(command)!r} now; choose "
+                    f"another --out, or add new commands at the end of the list"
+                )
+        known |= {id: list(command) for id, command in commands.items()}
+        write_json(self.path / JOBS, {"format": 1, "jobs": [{"id": id, "command": c} for id, c in known.items()]})
+        return [_job(self.path, id, tuple(c), None, timeout, gpus) for id, c in commands.items()]
+
+
+def known_jobs(path: Path) -> list[Job]:
+    """The jobs of a folder, to show or cancel them. Raises `ConfigError` if it is not a folder of jobs."""
+    facts = _read(path / SUITE) or _read(path / JOBS)
+    if not facts:
+        raise ConfigError(f"{path} holds no jobs: it has no {SUITE} and no {JOBS}")
+    runs = {job["id"]: path / "runs" / job["id"] for job in facts["jobs"] if "settings" in job}
+    return [
+        _job(path, job["id"], tuple(job.get("command", ["elman"])), runs.get(job["id"]), None) for job in facts["jobs"]
+    ]
+
+
+def is_held(path: Path) -> bool:
+    """Whether a scheduler works on a folder now."""
+    return is_locked(path / ".scheduler.lock")
+
+
+def _launcher(gpus: int) -> tuple[str, ...]:
+    """The command `elman`, in one process per GPU."""
+    if gpus == 1:
+        return (sys.executable, "-m", "elman_core")
+    several = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}")
+    return (sys.executable, *several, "-m", "elman_core")
+
+
+def _job(
+    path: Path,
+    id: str,
+    command: tuple[str, ...],
+    run: Path | None,
+    timeout: float | None,
+    gpus: int = 1,
+    env: Mapping[str, str] | None = None,
+) -> Job:
+    return Job(id, command, run, path / "logs" / f"{id}.log", path / "jobs" / f"{id}.json", timeout, gpus, env or {})
+
+
+def _compare(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:
+    """Raise `ConfigError` if a run of the folder has other settings that change its result."""
+    for job in plan.jobs:
+        if job.id not in known:
+            continue
+        before, after = (
+            flatten(tree) for tree in (from_dict(known[job.id]["settings"]).to_dict(), job.settings.to_dict())
+        )
+        by_trials = {key for key in TUNABLE if job.trials}
+        keys = sorted({*before, *after} - CHANGEABLE - by_trials)
+        changed = [key for key in keys if before.get(key) != after.get(key)]
+        if changed:
+            said = ", ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise ConfigError(
+                f"{path} holds this suite with other settings ({said}{more}): choose another --out, or use the old settings"
+            )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file of this folder, or {} if missing. Raises `CheckpointError` if it is damaged."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not isinstance(tree, dict) or not isinstance(tree.get("jobs"), list):
+        raise CheckpointError(f"{path} is not a list of jobs")
+    return tree

@@ -1,0 +1,237 @@
+"""The TOML file of a suite: models, sizes, seeds, values of tuned settings, and one protocol for all models.
+
+summary = "one line"
+sizes = ["50M", "100M"]     # parameters; the width of each model is found, to 2 %. Or a model names its size: NAME@1536x6
+depth = 20
+seeds = 3                   # that many, from train.seed on; or a list
+models = ["mamba2", {model = "e99:wide", label = "wide", depth = 6, options = {expansion = 2.0}}]
+
+[tuned]                     # each value is run; the best value of each model is compared
+"train.lr" = [3e-4, 1e-3]
+
+[tuning]                    # optional: each value is tried on so many bytes, and only the best is trained to the end
+tokens = 10_000_000
+
+[protocol.train]            # settings, as in a recipe
+batch_size = 32
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elman_core.experiments.results.identity import flatten
+from elman_core.registry import ConfigError, did_you_mean, parse_size
+from elman_core.training.recipes import folders
+from elman_core.training.settings import TUNABLE, from_dict, known_keys
+
+KEYS = ("summary", "sizes", "depth", "seeds", "gpus", "models", "tuned", "tuning", "protocol")
+MODEL_KEYS = ("model", "label", "sizes", "depth", "options", "tuned")
+OPTION = "model.options."
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of a suite: `name[:preset][@WIDTHxDEPTH]`, its label in tables, and its own values of the suite's keys."""
+
+    model: str
+    label: str
+    sizes: tuple[str, ...] | None = None
+    depth: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tuned: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def variant(self) -> str:
+        """The variant's own name, without preset and size."""
+        return re.split("[:@]", self.model)[0]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The content of a suite's file.
+
+    Attributes:
+        gpus: of each run. tuning: bytes of each trial of a tuned value; None: every value is trained to the end.
+        text: the file's text.
+    """
+
+    name: str
+    summary: str
+    models: tuple[Entry, ...]
+    sizes: tuple[str, ...] = ()
+    depth: int | None = None
+    seeds: int | tuple[int, ...] = 3
+    tuned: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    gpus: int = 1
+    tuning: int | None = None
+    text: str = ""
+
+
+def shipped() -> dict[str, Path]:
+    """The suites of the core and of installed plugins (in recipes/suites), by name."""
+    return {path.stem: path for folder in folders() for path in sorted((folder / "suites").glob("*.toml"))}
+
+
+def find_suite(what: str) -> Path:
+    """The file of a suite, given its path or its name if it is shipped. Raises `ConfigError`."""
+    found = shipped()
+    path = Path(what).expanduser()
+    if what in found:
+        return found[what]
+    if what.endswith(".toml") and path.is_file():
+        return path
+    raise ConfigError(f"there is no suite {what!r}.{did_you_mean(what, found)} Shipped: {', '.join(found)}")
+
+
+def read_suite(path: Path) -> Suite:
+    """Read a suite's file and check all that can be checked without the models.
+
+    Raises:
+        ConfigError: the file cannot be read, is not TOML, or has a wrong key or value.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read suite {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"suite {path} is not valid TOML: {error}") from error
+    where = f"suite {path.name}: "
+    _check_keys(tree, KEYS, where)
+    protocol = _protocol(tree.get("protocol", {}), where)
+    models = tuple(_entry(given, where) for given in _list(tree.get("models"), f"{where}models"))
+    if not models:
+        raise ConfigError(f"{where}it names no models: models = ['NAME', …]")
+    labels = [entry.label for entry in models]
+    if twice := {label for label in labels if labels.count(label) > 1}:
+        raise ConfigError(f"{where}two models are called {twice.pop()!r}: give one a label = '…'")
+    return Suite(
+        name=path.stem,
+        summary=_typed(tree, "summary", str, "a text", where, ""),
+        models=models,
+        sizes=_sizes(tree, where) or (),
+        depth=_positive(tree, "depth", "layers", where),
+        seeds=_seeds(tree.get("seeds", 3), where),
+        tuned=_tuned(tree.get("tuned", {}), where),
+        protocol=protocol,
+        gpus=_positive(tree, "gpus", "GPUs of each run", where) or 1,
+        tuning=_tuning(tree, models, where),
+        text=text,
+    )
+
+
+def _entry(given: Any, where: str) -> Entry:
+    if isinstance(given, str):
+        given = {"model": given}
+    if not isinstance(given, Mapping) or not isinstance(given.get("model"), str):
+        raise ConfigError(f"{where}a model is 'NAME' or {{model = 'NAME', …}}, not {given!r}")
+    name, width, _ = parse_size(given["model"])
+    where = f"{where}model {given['model']}: "
+    _check_keys(given, MODEL_KEYS, where)
+    sizes, depth = _sizes(given, where), _positive(given, "depth", "layers", where)
+    if width is not None and (sizes or depth):
+        raise ConfigError(f"{where}its size is in its name: leave out sizes and depth")
+    return Entry(
+        given["model"],
+        _typed(given, "label", str, "a text", where, name),
+        sizes,
+        depth,
+        _typed(given, "options", dict, "a table", where, {}),
+        _tuned(given.get("tuned", {}), where),
+    )
+
+
+def _protocol(tree: Any, where: str) -> dict[str, Any]:
+    settings = from_dict(tree, f"{where}protocol: ")
+    given = {f"{table}.{name}" for table, values in tree.items() for name in values}
+    if taken := given & {"model.variant", "model.options", "model.hidden_size", "model.num_hidden_layers"}:
+        raise ConfigError(f"{where}protocol: {min(taken)} belongs to a model, not to the protocol")
+    if settings.train.tuned:
+        raise ConfigError(f"{where}protocol: train.tuned is written by the suite itself, from its table tuned")
+    return dict(tree)
+
+
+def _tuned(tree: Any, where: str) -> dict[str, tuple[Any, ...]]:
+    """`{key: values}`; one value is a list of one."""
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{where}tuned is a table of settings and their values, not {tree!r}")
+    found = {}
+    for key, values in flatten(tree).items():
+        if not key.startswith(OPTION) and key not in TUNABLE:
+            known = key in known_keys()
+            hint = "is part of the protocol, the same for all models" if known else "is not a setting"
+            raise ConfigError(
+                f"{where}tuned: {key} {hint}.{did_you_mean(key, TUNABLE)} What may be tuned: {', '.join(TUNABLE)}, {OPTION}*"
+            )
+        found[key] = tuple(values) if isinstance(values, list) else (values,)
+        if not found[key]:
+            raise ConfigError(f"{where}tuned: {key} has no values")
+    return found
+
+
+def _tuning(tree: Mapping[str, Any], models: Sequence[Entry], where: str) -> int | None:
+    table = _typed(tree, "tuning", dict, "a table", where, {})
+    if "tuning" not in tree:
+        return None
+    _check_keys(table, ("tokens",), f"{where}tuning: ")
+    tokens = _positive(table, "tokens", "bytes of each trial", f"{where}tuning: ")
+    if tokens is None:
+        raise ConfigError(f"{where}tuning: it has no tokens, the bytes of each trial")
+    if not tree.get("tuned") and not any(entry.tuned for entry in models):
+        raise ConfigError(f"{where}tuning: nothing is tuned: give a table tuned")
+    return tokens
+
+
+def _sizes(tree: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
+    from elman_core.experiments.size import parse_parameters
+
+    if "sizes" not in tree:
+        return None
+    sizes = _list(tree["sizes"], f"{where}sizes")
+    for size in sizes:
+        parse_parameters(str(size))
+    return tuple(str(size) for size in sizes)
+
+
+def _positive(tree: Mapping[str, Any], key: str, what: str, where: str) -> int | None:
+    value = tree.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ConfigError(f"{where}{key} is a number of {what}, not {value!r}")
+    return value
+
+
+def _seeds(given: Any, where: str) -> int | tuple[int, ...]:
+    listed = given if isinstance(given, list) else [given]
+    if not listed or not all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in listed):
+        raise ConfigError(f"{where}seeds is a number of them, or a list, not {given!r}")
+    if isinstance(given, list):
+        return tuple(dict.fromkeys(given))
+    if given < 1:
+        raise ConfigError(f"{where}seeds is at least 1")
+    return given
+
+
+def _typed(tree: Mapping[str, Any], key: str, kind: type, words: str, where: str, default: Any) -> Any:
+    value = tree.get(key, default)
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where}{key} is {words}, not {value!r}")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if value is not None and not isinstance(value, list):
+        raise ConfigError(f"{where} is a list, not {value!r}")
+    return value or []
+
+
+def _check_keys(tree: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in tree:
+        if key not in known:
+            raise ConfigError(f"{where}there is no key {key!r}.{did_you_mean(key, known)} Keys: {', '.join(known)}")
