@@ -5,15 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from train_helpers import settings, write_text
+from train_helpers import settings
 
 from elman_core.training.start import start
 from elman_core.training.step import OneProcess, TrainStep, Windows
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("data") / "text")
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from elman_core.registry import CheckpointError, ConfigError
+from elman_core.storage import require_text, storage_errors, write_json, write_text
 from elman_core.training.settings import TUNABLE, from_dict
-from elman_core.training.storage import require_text, storage_errors, write_json, write_text
 
 from . import tuning
 from .job import Job, now, read_state

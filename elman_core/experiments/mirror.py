@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from elman_core.training.storage import remove_folder, sync
+from elman_core.storage import remove_folder, sync
 
 MANIFEST, CHECKPOINTS = "manifest.json", "checkpoints"  # of `elman_core.training.run`, which needs torch
 _CHECKPOINT = re.compile(r"step-\d{8,}")

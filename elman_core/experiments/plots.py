@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from elman_core.registry import ConfigError
-from elman_core.training.storage import storage_errors
+from elman_core.storage import storage_errors
 
 from .compare import Contender, contenders, rank
 from .curves import Curve, curve, smooth, thin, visible_range

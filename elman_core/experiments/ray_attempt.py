@@ -18,7 +18,7 @@ from typing import Any
 
 from elman_core.data import ByteFile
 from elman_core.registry.errors import DataError, ElmanError
-from elman_core.training.storage import storage_errors, write_text
+from elman_core.storage import storage_errors, write_text
 
 from .job import LOST, Ending, Job, Slot
 from .mirror import CHECKPOINTS, MANIFEST, PIECE, Piece, Receiver, Sender

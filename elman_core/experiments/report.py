@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elman_core.registry import ConfigError
-from elman_core.training.storage import write_text
+from elman_core.storage import write_text
 
 from .charts import SERIES
 from .compare import Comparison, compare, contenders, rank

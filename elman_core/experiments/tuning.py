@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from elman_core.registry import ConfigError
+from elman_core.storage import write_json, write_text
 from elman_core.training.settings import apply_sets, from_dict, put
-from elman_core.training.storage import write_json, write_text
 
 from .recipe import recipe
 
