@@ -8,15 +8,16 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from elman_core.nn import add_rms_norm
+
 from .auto import no_progress_bars
 from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
 from .card import model_card
 from .config import LadderConfig
-from .ladder import LadderBlock, LadderModel
+from .ladder import LadderBlock, LadderModel, RMSNorm
 from .layers import resolve_layers
 from .lm import LadderLM
 from .modeling import LadderForCausalLM, LadderForSequenceClassification, LadderForTokenClassification
-from .norms import RMSNorm, add_rms_norm
 from .pretrained import LadderPreTrainedModel
 from .tokenizer import byte_tokenizer
 
