@@ -136,7 +136,7 @@ def synchronize(device: str) -> None:
 
 def profile(model: LadderForCausalLM, samples: int) -> dict[str, Any]:
     """What a step of the loop behind `elman generate` spends its time on: microseconds, and its longest kernels."""
-    from elman_core.training.profile import profile_steps
+    from step_profile import profile_steps
 
     steps = 256
     rows = generate_bytes(

@@ -110,8 +110,7 @@ def trainer(name: str, setting: str, batch: int, length: int, device: str, text:
         try:
             yield made
         finally:
-            if made.reader is not None:
-                made.reader.close()
+            made.feed.close()
             made.folder.close()
 
 
@@ -270,7 +269,7 @@ def steady(made: Any, warm: int, steps: int) -> list[float]:
 
 
 def run_ours(name: str, setting: str, batch: int, given: argparse.Namespace, text: Path) -> dict[str, Any]:
-    from elman_core.training.profile import profile_steps
+    from step_profile import profile_steps
 
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()

@@ -40,7 +40,7 @@ MEET = """
 import os, time, torch
 import torch.distributed as dist
 from elman_core.training.distributed import join, leave
-from elman_core.training.phases import reached
+from elman_core.training.launch import reached
 ranks = join()
 device = torch.device("cuda", ranks.local) if DEVICE == "cuda" else torch.device("cpu")
 assert ranks.gather(ranks.rank) == list(range(ranks.size))

@@ -1,44 +1,25 @@
 """What can happen to a text while it is read: cut short, changed, a disk that fails, and what is no fault at all."""
 
 import errno
-import json
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from train_helpers import losses, settings, write_text
+from train_helpers import losses, manifest, settings, train_words, write_text
 
 from elman_core.cli import main
 from elman_core.data import ByteFile
 from elman_core.data import bytes as data_bytes
-from elman_core.registry import DataError, LoaderError, hookimpl, plugins
+from elman_core.registry import DataError, LoaderError
 from elman_core.training.start import start
 
 
 @pytest.fixture
 def text(tmp_path):
+    """A text of its own, which each test may change."""
     return write_text(tmp_path / "text")
-
-
-@pytest.fixture
-def at_step():
-    """Register a function that is called after a step."""
-    names = []
-
-    def register(when, act):
-        class Act:
-            @hookimpl
-            def elman_step_end(self, step):
-                if step == when:
-                    act()
-
-        names.append(plugins().manager.register(Act()))
-
-    yield register
-    for name in names:
-        plugins().manager.unregister(name=name)
 
 
 def failing(code, times, monkeypatch):
@@ -128,29 +109,27 @@ def test_touched_or_appended_is_the_same_text_and_changed_is_another(text):
         file.windows(np.array([0]), 10)
 
 
-def test_replaced_or_deleted_during_training_changes_nothing(text, tmp_path, at_step):
+def test_replaced_or_deleted_during_training_changes_nothing(text, tmp_path, after_step):
     """The file that was opened stays open: another that takes its name is not read."""
     start(settings(text, "train.steps=6"), tmp_path / "whole", quiet=True).fit()
-    at_step(2, text.unlink)
-    at_step(4, lambda: text.write_bytes(b"another text" * 100))
+    after_step(2, lambda _: text.unlink())
+    after_step(4, lambda _: text.write_bytes(b"another text" * 100))
     start(settings(text, "train.steps=6"), tmp_path / "run", quiet=True).fit()
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
 def test_a_text_cut_short_during_training_ends_the_run_with_a_line_and_keeps_the_checkpoint(
-    text, tmp_path, at_step, capsys
+    text, tmp_path, after_step, capsys
 ):
     """Touched in the mapping, these bytes would be SIGBUS: a dead process and no word."""
-    at_step(3, lambda: os.truncate(text, 10))
-    words = ["train", "e42@16x1", "--data", str(text), "--out", str(tmp_path / "run"), "--steps", "6"]
-    sets = ["train.chunk_size=16", "train.batch_size=4", "train.save_every=2", "train.device=cpu"]
-    assert main([*words, *(w for s in sets for w in ("--set", s))]) == 2
+    after_step(3, lambda _: os.truncate(text, 10))
+    assert main(train_words(text, tmp_path / "run", "train.steps=6", "train.save_every=2")) == 2
     said = capsys.readouterr().err
     assert f"{text} was cut short while it was read: nothing at byte" in said
     assert said.count("\n") == 1
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert manifest["status"] == "crashed"
-    assert "was cut short" in manifest["error"]
+    found = manifest(tmp_path / "run")
+    assert found["status"] == "crashed"
+    assert "was cut short" in found["error"]
     assert [p.name for p in sorted((tmp_path / "run" / "checkpoints").iterdir())] == ["step-00000002", "step-00000003"]
 
 

@@ -36,11 +36,12 @@ def both(model, prompt, **settings):
     return found
 
 
-@pytest.mark.parametrize("variant", ["e1", "e42", "e88"])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    ("variant", "settings"), [*(("e42", s) for s in SETTINGS), ("e1", SETTINGS[3]), ("e88", SETTINGS[3])], ids=str
+)
 def test_tokens_are_those_of_generate(variant, settings, device):
-    plain, burst = both(ladder(variant).to(device), PROMPT.to(device), max_new_tokens=70, **settings)
-    assert plain.shape[1] == 79
+    plain, burst = both(ladder(variant).to(device), PROMPT.to(device), max_new_tokens=30, **settings)
+    assert plain.shape[1] == 39
     assert torch.equal(plain, burst)
 
 

@@ -98,9 +98,9 @@ def test_weights_are_as_saved_on_a_cpu_in_bf16_on_a_gpu_or_as_asked(run, capsys,
         assert elman(capsys, "generate", run, "-p", "x", "-n", 3, *words)[0] == 0
     assert asked == [None, "bfloat16", "float32"]
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    assert command._storage(None, "cuda:1") == "bfloat16"
+    assert command._storage(None, torch.device("cuda:1")) == "bfloat16"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
-    assert command._storage(None, "cuda") is None
+    assert command._storage(None, torch.device("cuda")) is None
 
 
 def test_several_samples_are_numbered(run, capsys):
@@ -129,7 +129,7 @@ def test_a_stop_byte_ends_the_text(run, capsys):
         (("RUN", "extra"), "unexpected 'extra'"),
         (("RUN", "-", "-p", "x"), "give one prompt"),
         (("RUN", "-f", "none-such"), "none-such cannot be read"),
-        (("RUN", "--device", "tpu9"), "there is no device 'tpu9'"),
+        (("RUN", "--device", "tpu9"), "the device must be auto, cpu, cuda or cuda:N, not 'tpu9'"),
         (("RUN", "--num", "0"), "num"),
     ],
 )

@@ -42,8 +42,9 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize("how", SAMPLINGS)
-@pytest.mark.parametrize(("variant", "num"), [("e42", 3), ("e1", 1), ("e88", 2)])
+@pytest.mark.parametrize(
+    ("variant", "num", "how"), [("e42", 3, SAMPLINGS[1]), ("e1", 1, SAMPLINGS[0]), ("e88", 2, SAMPLINGS[2])]
+)
 def test_the_recorded_step_gives_the_bytes_of_the_plain_loop(variant, num, how, recorded):
     model = ladder(variant)
     settings = {"max_new_bytes": 45, "num": num, "how": Sampling(**how), "seed": 3}
@@ -55,7 +56,7 @@ def test_the_recorded_step_gives_the_bytes_of_the_plain_loop(variant, num, how, 
     assert (made[0].records, made[0].replays) == (1, ceil((44 - decoder.WARM) / decoder.BURST))
 
 
-@pytest.mark.parametrize("budget", [0, 1, 2, 3, 4, 19, 20])
+@pytest.mark.parametrize("budget", [0, 1, 3, 4, 20])
 def test_no_more_bytes_come_than_asked_for(budget, recorded):
     model = ladder("e42")
     recorded(False)
@@ -106,7 +107,7 @@ def test_what_cannot_be_recorded_runs_on_as_it_is(recorded, caplog):
     model.model.norm.register_forward_hook(lambda _m, _i, out: float(out[0].sum()) and None)
     recorded(True)
     assert list(generate_bytes(model, PROMPT, max_new_bytes=30, seed=3)) == plain
-    assert "decoding is not captured as a CUDA graph, and runs eager" in caplog.text
+    assert "decoding cannot be captured as a CUDA graph and runs eager" in caplog.text
 
 
 def test_a_normalised_weight_is_scaled_once_in_a_generation_and_anew_in_the_next(monkeypatch):
@@ -200,7 +201,7 @@ def test_generate_with_a_static_cache_gives_the_bytes_of_the_plain_loop_in_16_bi
     settings = {"max_new_tokens": 100, "do_sample": False, "pad_token_id": 0}
     for cache in ("static", None):
         assert model.generate(tokens, cache_implementation=cache, **settings)[0, len(PROMPT) :].tolist() == graph
-    assert "not captured" not in caplog.text
+    assert "cannot be captured" not in caplog.text
 
 
 def test_the_memory_that_a_graph_reads_stays_as_long_as_the_graph_and_no_longer(monkeypatch):

@@ -1,14 +1,11 @@
 """Streamers: text appears character by character, whole, and in linear time."""
 
 import io
-import threading
 
 import pytest
 import torch
-import toy_mixers
 
-from elman_core.generation import ByteIteratorStreamer, ByteTextStreamer
-from elman_core.model import LadderLM
+from elman_core.generation import ByteTextStreamer
 from elman_core.registry import ConfigError
 
 TEXT = "naïve 日本語 👩‍👩‍👧 ÿĞ\x1e\x00\nend"
@@ -78,28 +75,3 @@ def test_work_is_linear_in_the_length(monkeypatch):
 def test_batches_are_refused():
     with pytest.raises(ConfigError, match="batch of 1"):
         ByteTextStreamer().put(torch.zeros(2, 3, dtype=torch.long))
-
-
-@pytest.fixture
-def model():
-    toy_mixers.install()
-    torch.manual_seed(0)
-    yield LadderLM("toy", dim=16, depth=1).eval()
-    toy_mixers.uninstall()
-
-
-def test_generate_streams_what_it_returns(model):
-    out = io.StringIO()
-    ids = model.generate(torch.tensor([[65, 66]]), max_new_tokens=30, do_sample=False, streamer=ByteTextStreamer(out))
-    assert out.getvalue() == bytes(ids[0].tolist()).decode("utf-8", "replace") + "\n"
-
-
-def test_an_iterator_streams_from_another_thread(model):
-    streamer = ByteIteratorStreamer(skip_prompt=True, timeout=60)
-    result = []
-    arguments = {"max_new_tokens": 30, "do_sample": False, "streamer": streamer}
-    thread = threading.Thread(target=lambda: result.append(model.generate(torch.tensor([[65, 66]]), **arguments)))
-    thread.start()
-    shown = "".join(streamer)
-    thread.join()
-    assert shown == bytes(result[0][0, 2:].tolist()).decode("utf-8", "replace")

@@ -45,7 +45,11 @@ def hf_losses(model, folder, data, rows, **arguments):
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
-@every_variant
+# Trainer sees a module: a dense one with buffers, a matrix state and a state that grows stand for all.
+few_variants = pytest.mark.parametrize("variant", ["e42", "e88", "transformer"])
+
+
+@few_variants
 def test_trainer_has_the_losses_of_our_trainer_on_the_same_batches(variant, tmp_path):
     """Also with accumulation and recomputed activations: three optimizer steps, so a wrong gradient would show."""
     ours = settings(
@@ -68,7 +72,7 @@ def test_trainer_has_the_losses_of_our_trainer_on_the_same_batches(variant, tmp_
         assert got == pytest.approx(expected, rel=2e-5), extra
 
 
-@every_variant
+@few_variants
 def test_trainer_resumes_and_its_checkpoints_load_with_and_without_the_package(variant, tmp_path):
     data, model = examples(16), tiny(variant, dtype=torch.float32)
     start_of = {n: t.clone() for n, t in model.state_dict().items()}
@@ -152,3 +156,22 @@ def test_packed_batches_are_refused(variant):
     batch = DataCollatorWithFlattening(return_tensors="pt")(examples(2))
     with pytest.raises(ConfigError, match="packed sequences would leak state"):
         tiny(variant)(**batch)
+
+
+def test_a_padded_row_is_classified_as_the_row_alone(tmp_path):
+    tiny("e42", dtype=torch.float32).save_pretrained(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3).eval()
+    rows = torch.tensor([[0, 0, 0, 97, 98, 99], list(b"abcdef")])
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1], [1] * 6])
+    with torch.no_grad():
+        both, alone = model(rows, attention_mask=mask).logits, model(rows[:1, 3:]).logits
+    torch.testing.assert_close(both[0], alone[0])
+
+
+def test_embeddings_are_resized_with_the_head():
+    model = tiny("e42")
+    model.resize_token_embeddings(260)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    tokens = torch.tensor([[257, 258]])
+    assert model(tokens).logits.shape == (1, 2, 260)
+    assert torch.isfinite(model(tokens, labels=tokens).loss)

@@ -20,8 +20,8 @@ from elman_core.model.checkpoint import (
     use_last_weights,
 )
 from elman_core.registry import CheckpointError, ConfigError
+from elman_core.storage import CHECKSUMS, checksums
 from elman_core.training.start import start
-from elman_core.training.storage import CHECKSUMS, checksums
 
 toys = toy_mixers.toys  # for every test here
 
@@ -85,7 +85,7 @@ def test_a_damaged_file_is_named(damage, checksums, saved):
 def test_a_flipped_bit_is_found_by_the_checksums_alone(saved):
     _flip(saved / WEIGHTS, -3)
     check_checkpoint(saved, checksums=False)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated or altered"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has been altered"):
         load_checkpoint(saved)
 
 
@@ -125,13 +125,13 @@ def test_a_run_means_its_newest_good_checkpoint(saved, caplog):
     for step in (5, 10, 100):
         shutil.copytree(saved, run / "checkpoints" / f"step-{step:08d}")
     shutil.copytree(saved, run / "checkpoints" / "step-00000200.partial")
-    assert [p.name for p in list_checkpoints(run)] == ["step-00000100", "step-00000010", "step-00000005"]
+    assert [p.name for p in list_checkpoints(run / "checkpoints")] == [f"step-{n:08d}" for n in (5, 10, 100)]
     assert find_checkpoint(run).name == "step-00000100"
     _cut(run / "checkpoints" / "step-00000100" / WEIGHTS, 300)
     assert find_checkpoint(run).name == "step-00000010"
     assert "step-00000100/model.safetensors is truncated" in caplog.text
     assert "using step-00000010" in caplog.text
-    for path in list_checkpoints(run):
+    for path in list_checkpoints(run / "checkpoints"):
         (path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"no good checkpoint: .*step-00000100/config\.json is missing"):
         find_checkpoint(run)
@@ -211,5 +211,5 @@ def test_what_training_writes_is_checked_loaded_and_has_both_its_weights(tmp_pat
         assert torch.equal(p, last[name]), name
     assert not torch.equal(average["model.layers.0.mixer.rec"], last["model.layers.0.mixer.rec"])
     _flip(find_checkpoint(run) / "state" / "optimizer.safetensors", -3)
-    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is truncated or altered"):
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors has been altered"):
         load_checkpoint(run)

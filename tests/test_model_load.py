@@ -10,9 +10,9 @@ import pytest
 import torch
 import toy_mixers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM
 
-from elman_core.model import LadderConfig, LadderForCausalLM, LadderForSequenceClassification, LadderLM, LadderModel
+from elman_core.model import LadderForCausalLM, LadderForSequenceClassification, LadderLM
 from elman_core.registry import ConfigError, PluginError
 
 VARIANTS = ("toy", "toysum", "toypair")
@@ -37,8 +37,10 @@ def logits(model):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_loaded_models_are_bit_equal_twice(variant, dtype, tmp_path):
-    LadderLM(variant, dim=16, depth=2).save_pretrained(tmp_path / "a")
+    made = LadderLM(variant, dim=16, depth=2)
+    made.save_pretrained(tmp_path / "a")
     first = LadderForCausalLM.from_pretrained(tmp_path / "a", dtype=dtype)
+    assert dtype != torch.float32 or torch.equal(logits(made), logits(first))
     first.save_pretrained(tmp_path / "b")
     second = LadderForCausalLM.from_pretrained(tmp_path / "b", dtype="auto")
     assert second.dtype == dtype
@@ -47,12 +49,6 @@ def test_loaded_models_are_bit_equal_twice(variant, dtype, tmp_path):
         assert tensor.dtype == second.state_dict()[name].dtype, name
         assert torch.equal(tensor, second.state_dict()[name]), name
     assert torch.equal(logits(first), logits(second))
-
-
-def test_loading_in_32_bits_changes_nothing(tmp_path):
-    model = LadderLM(["toy", "toysum", "toypair"], dim=16, depth=3)
-    model.save_pretrained(tmp_path)
-    assert torch.equal(logits(model), logits(AutoModelForCausalLM.from_pretrained(tmp_path)))
 
 
 def test_declared_parameters_stay_in_32_bits(tmp_path):
@@ -211,8 +207,6 @@ def test_an_option_that_is_new_since_a_checkpoint_takes_its_default(tmp_path):
 @pytest.mark.parametrize(
     "imports",
     [
-        "import elman_core, transformers",
-        "import transformers, elman_core",
         "from transformers import AutoModelForCausalLM; import elman_core",
         "import elman_core; from transformers import LlamaForCausalLM",  # reaches the Auto classes half way
     ],
@@ -232,11 +226,6 @@ print(type(config).__module__, type(model).__name__)
 print(*[f for f in sys.meta_path if type(f).__module__.startswith("elman_core")])
 """
     assert python(code, str(tmp_path)).split() == ["elman_core.model.config", "LadderForCausalLM"]
-
-
-def test_importing_the_package_imports_neither_torch_nor_transformers():
-    code = "import elman_core, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    assert python(code).strip() == "[]"
 
 
 TRUST = """
@@ -292,10 +281,3 @@ except ImportError as error:
 """
     said = python(code, str(tmp_path), env={"HF_MODULES_CACHE": str(tmp_path / "modules")})
     assert "pip install elman_core" in said
-
-
-def test_auto_classes_give_the_package_classes(tmp_path):
-    LadderLM("toy", dim=16, depth=1).save_pretrained(tmp_path)
-    assert type(AutoConfig.from_pretrained(tmp_path)) is LadderConfig
-    assert type(AutoModel.from_pretrained(tmp_path)) is LadderModel
-    assert AutoTokenizer.from_pretrained(tmp_path)("é\x1e").input_ids == [0xC3, 0xA9, 0x1E]

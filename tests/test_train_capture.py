@@ -5,18 +5,12 @@ import json
 import pytest
 import torch
 from cpu_graph import CpuRecorder
-from train_helpers import assert_same_bits, losses, metrics, settings, write_text
+from train_helpers import assert_same_bits, losses, manifest, metrics, settings, write_text
 
 from elman_core.registry import ConfigError, DivergedError, KernelError, hookimpl, plugins
-from elman_core.training import capture
-from elman_core.training.capture import CapturedStep
-from elman_core.training.modes import choose_mode
+from elman_core.training import modes
+from elman_core.training.modes import CapturedStep, choose_mode
 from elman_core.training.start import resume, start
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("data") / "text")
 
 
 def eager(text, out, *sets):
@@ -35,16 +29,17 @@ def checkpoint(run):
 
 
 SETTINGS = {
-    "chunked loss": ("train.loss_chunk=3",),
-    "checkpointing": ("train.gradient_checkpointing=true",),
-    "bf16": ("train.precision=bf16", "train.accumulate=2"),
-    "no clipping": ("train.clip=0",),
-    "dropout": ("model.options.dropout=0.3",),
-    "schedulefree": ("train.optimizer=schedulefree",),
-    "tbptt accumulate": ("data.sampling=tbptt", "train.accumulate=2", "train.batch_size=8", "train.chunk_size=400"),
+    "chunked loss, checkpointing, no clipping": (
+        "train.loss_chunk=3",
+        "train.gradient_checkpointing=true",
+        "train.clip=0",
+    ),
+    "bf16, accumulating": ("train.precision=bf16", "train.accumulate=2"),
+    "schedulefree, dropout": ("train.optimizer=schedulefree", "model.options.dropout=0.3"),
+    "tbptt, accumulating": ("data.sampling=tbptt", "train.accumulate=2", "train.batch_size=8", "train.chunk_size=100"),
     "saving and evaluating": ("train.save_every=2", "train.eval_every=3"),
     "e1": ("model.variant=e1", "data.sampling=tbptt"),
-    "e88": ("model.variant=e88", "data.sampling=tbptt"),
+    "e88": ("model.variant=e88", "model.options.n_heads=2", "model.options.n_state=4", "data.sampling=tbptt"),
 }
 
 
@@ -54,7 +49,7 @@ def test_a_captured_training_is_the_eager_one_bit_for_bit(sets, text, tmp_path):
     trainer = captured(eager(text, tmp_path / "graph", *sets))
     trainer.fit()
     recorder = trainer.compute.recorder
-    assert (recorder.records, recorder.replays) == (1, 9 - capture.WARM)
+    assert (recorder.records, recorder.replays) == (1, 9 - modes.WARM)
     one, two = metrics(tmp_path / "eager"), metrics(tmp_path / "graph")
     timed = ("tok_s", "memory", "seconds")
     assert [{k: v for k, v in m.items() if k not in timed} for m in one] == [
@@ -70,7 +65,7 @@ def test_rows_that_start_afresh_are_restarted_in_the_replay(text, tmp_path):
     sets = ("data.sampling=tbptt", "train.chunk_size=200", "data.heldout=0", "train.batch_size=4")
     eager(short, tmp_path / "eager", *sets).fit()
     trainer = captured(eager(short, tmp_path / "graph", *sets))
-    assert trainer.windows.sampler.windows_per_row < 9 - capture.WARM
+    assert trainer.windows.sampler.windows_per_row < 9 - modes.WARM
     trainer.fit()
     assert losses(tmp_path / "eager") == losses(tmp_path / "graph")
     assert_same_bits(checkpoint(tmp_path / "eager"), checkpoint(tmp_path / "graph"))
@@ -91,9 +86,7 @@ def test_a_captured_training_resumes_as_an_eager_one_and_back(text, tmp_path):
     assert_same_bits(checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "parts"))
 
 
-@pytest.mark.parametrize(
-    ("step", "sampling"), [(1, "random"), (3, "random"), (6, "random"), (3, "tbptt"), (6, "tbptt")]
-)
+@pytest.mark.parametrize(("step", "sampling"), [(1, "random"), (3, "tbptt"), (6, "random")])
 def test_divergence_is_told_of_the_right_step_and_nothing_was_updated_since(step, sampling, text, tmp_path):
     sets = ("train.save_every=1", "train.keep=0", f"data.sampling={sampling}")
     eager(text, tmp_path / "good", *sets).fit()
@@ -101,9 +94,9 @@ def test_divergence_is_told_of_the_right_step_and_nothing_was_updated_since(step
     poison(trainer, step)
     with pytest.raises(DivergedError, match=f"diverged in step {step}: loss nan"):
         trainer.fit()
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    found = manifest(tmp_path / "run")
     report = json.loads((tmp_path / "run" / "diverged.json").read_text())
-    assert manifest["status"] == f"diverged@{step}"
+    assert found["status"] == f"diverged@{step}"
     assert report["step"] == step
     assert report["batch"]["offsets"] == trainer.windows.batch(step - 1).offsets.tolist()
     assert report["first_non_finite"]["name"] == "model.embed_tokens"
@@ -123,8 +116,8 @@ def poison(trainer, step):
     )
     real = trainer.windows.batch
 
-    def batch(s):
-        found = real(s)
+    def batch(s, rows=None):
+        found = real(s, rows)
         if s == step - 1:
             found.tokens[0, 0] = 255
         return found
@@ -146,8 +139,8 @@ def test_a_failed_step_leaves_the_gradient_to_look_at_though_another_was_launche
     trainer.compute.step._backward = backward
     batch = trainer.windows.batch
 
-    def marked(s):
-        found = batch(s)
+    def marked(s, rows=None):
+        found = batch(s, rows)
         if s == 5:
             found.tokens[0, -1] = 255
         return found
@@ -168,7 +161,8 @@ def test_what_the_host_must_read_is_refused_by_name_or_said_and_run_eager(text, 
     trainer.model.model.norm.register_forward_hook(lambda m, i, o: looks(m, i, o[0]))
     trainer.fit()
     assert (
-        "not captured as a CUDA graph, and runs eager: operation not permitted when stream is capturing" in caplog.text
+        "cannot be captured as a CUDA graph and runs eager: operation not permitted when stream is capturing"
+        in caplog.text
     )
     assert losses(tmp_path / "auto") == losses(tmp_path / "eager")
     step = json.loads((tmp_path / "auto" / "manifest.json").read_text())["step"]
@@ -184,10 +178,10 @@ def test_time_to_warm_up_and_capture_is_not_training_time(text, tmp_path):
     trainer = captured(eager(text, tmp_path / "run"))
     trainer.fit()
     seconds = [line["seconds"] for line in metrics(tmp_path / "run")]
-    assert seconds[: capture.WARM + 1] == [0] * (capture.WARM + 1)
-    assert 0 < seconds[capture.WARM + 1] < seconds[-1]
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert 0 < manifest["first_step_seconds"] < manifest["warm_up_seconds"]
+    assert seconds[: modes.WARM + 1] == [0] * (modes.WARM + 1)
+    assert 0 < seconds[modes.WARM + 1] < seconds[-1]
+    found = manifest(tmp_path / "run")
+    assert 0 < found["first_step_seconds"] < found["warm_up_seconds"]
 
 
 def test_who_watches_steps_finds_the_model_as_the_step_left_it(text, tmp_path):
@@ -218,11 +212,11 @@ def test_auto_is_a_graph_on_a_gpu_and_says_what_stands_against_it(text, tmp_path
         return chosen.name, chosen.why
 
     assert mode(CUDA)[0] == "graph"
-    assert mode(torch.device("cpu")) == ("eager", "there are no CUDA graphs on cpu")
+    assert mode(torch.device("cpu")) == ("eager", "no CUDA graphs on cpu")
     assert mode(CUDA, "train.launch=eager") == ("eager", "asked for")
     assert mode(CUDA, "train.launch=compile+graph")[0] == "compile+graph"
     name, why = mode(CUDA, "data.sampling=tbptt", "data.documents=reset")
-    assert (name, why) == ("eager", "data.documents='reset' cuts each window elsewhere")
+    assert (name, why) == ("eager", "data.documents='reset' cuts each window at other places")
     assert mode(CUDA, "train.gradient_checkpointing=true")[0] == "eager"
     assert mode(CUDA, "data.sampling=tbptt")[0] == "graph"
     assert mode(CUDA, "train.optimizer=schedulefree")[0] == "graph"
@@ -251,7 +245,7 @@ def test_a_plugin_that_acts_keeps_the_step_eager_and_is_named(text, tmp_path):
     ("sets", "said"),
     [
         (["train.launch=graph"], "no CUDA graphs on cpu"),
-        (["train.launch=compile", "data.sampling=tbptt"], "a carried state is not compiled"),
+        (["train.launch=compile", "data.sampling=tbptt"], "a carried state cannot be compiled"),
     ],
 )
 def test_what_cannot_be_had_is_refused_before_anything_is_written(sets, said, text, tmp_path):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from train_helpers import assert_same_bits, losses, settings, write_text
+from train_helpers import assert_same_bits, losses, manifest, settings, write_text
 
 from elman_core.registry import DivergedError
 from elman_core.training.start import resume, start
@@ -55,7 +55,7 @@ def test_a_graph_trains_as_eager_steps_do_bit_for_bit(variant, sets, text, tmp_p
 
 def test_auto_is_a_graph(text, tmp_path):
     made(text, tmp_path / "run").fit()
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["step"]["mode"] == "graph"
+    assert manifest(tmp_path / "run")["step"]["mode"] == "graph"
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
@@ -68,7 +68,7 @@ def test_nothing_in_a_step_waits_for_the_device(variant, text, tmp_path):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     trainer._settle()
-    trainer.reader.close()
+    trainer.feed.reader.close()
     trainer.folder.close()
 
 
@@ -85,7 +85,7 @@ def test_a_graph_resumes_bit_for_bit(text, tmp_path):
     made(text, tmp_path / "whole", *sets).fit()
     trainer = made(text, tmp_path / "parts", *sets, "train.save_every=6")
     trainer.advance(6)
-    trainer.reader.close()
+    trainer.feed.reader.close()
     trainer.folder.close()
     resume(tmp_path / "parts", quiet=True).fit()
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")

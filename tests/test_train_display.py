@@ -1,5 +1,6 @@
 """What is shown: a bar on a terminal, plain lines elsewhere, all lines in console.log."""
 
+import functools
 import io
 import os
 import subprocess
@@ -10,15 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from train_helpers import settings, write_text
+from train_helpers import settings
 
 from elman_core.training.display import Display, backends
 from elman_core.training.start import start
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("data") / "text")
 
 
 @pytest.mark.parametrize("length", [{"steps": 12}, {"minutes": 0.01}])
@@ -70,19 +66,20 @@ def test_layers_that_run_the_same_are_joined_and_those_without_a_recurrence_left
     assert backends(model(none)) == []
 
 
-def test_a_training_whose_reader_has_gone_goes_on(text, tmp_path, monkeypatch):
+def closed_pipe():
+    """A file to a pipe that nobody reads."""
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as file:
-        monkeypatch.setattr("sys.stdout", file)
-        result = start(settings(text, "train.steps=3"), tmp_path / "run").fit()
-    assert (result.status, result.step) == ("ok", 3)
-    assert "step 3 " in (tmp_path / "run" / "console.log").read_text()
+    return os.fdopen(writer, "w")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
-def test_a_training_whose_output_meets_a_full_disk_goes_on(text, tmp_path, monkeypatch):
-    with open("/dev/full", "w") as file:
+NO_DEVICE = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")
+FULL = pytest.param(functools.partial(open, "/dev/full", "w"), marks=NO_DEVICE)
+
+
+@pytest.mark.parametrize("output", [closed_pipe, FULL], ids=["the reader has gone", "the disk is full"])
+def test_a_training_whose_output_fails_continues(output, text, tmp_path, monkeypatch):
+    with output() as file:
         monkeypatch.setattr("sys.stdout", file)
         result = start(settings(text, "train.steps=3"), tmp_path / "run").fit()
     assert (result.status, result.step) == ("ok", 3)

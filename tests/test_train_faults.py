@@ -7,61 +7,29 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_train_disk import files_of_at_most
-from train_helpers import TINY, losses, metrics, settings, write_text
+from train_helpers import losses, manifest, metrics, settings, train_words
 
 from elman_core.cli import main
 from elman_core.registry import (
     CheckpointError,
     ConfigError,
     DivergedError,
-    OutOfMemoryError,
     StorageError,
     hookimpl,
     plugins,
 )
-from elman_core.training import ending, memory
+from elman_core.storage import check_folder, write_json
+from elman_core.training import failures
 from elman_core.training.checkpoint import list_checkpoints, load_checkpoint
-from elman_core.training.signals import listening
+from elman_core.training.rank_signals import listening
 from elman_core.training.start import resume, start
 from elman_core.training.step import TrainStep
-from elman_core.training.storage import check_folder, write_json
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("data") / "text")
-
-
-@pytest.fixture
-def after_step():
-    """Register a function that is called after a step."""
-    names = []
-
-    def register(when, act):
-        class Act:
-            @hookimpl
-            def elman_step_end(self, run, step):
-                if step == when:
-                    act(run)
-
-        names.append(plugins().manager.register(Act()))
-
-    yield register
-    for name in names:
-        plugins().manager.unregister(name=name)
-
-
-def manifest(run):
-    return json.loads((run / "manifest.json").read_text())
-
 
 # disks ---------------------------------------------------------------------------------------------------------------
 
@@ -122,17 +90,6 @@ def test_a_checkpoint_deleted_during_training_is_not_missed(text, tmp_path, afte
     assert [p.name for p in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000006", "step-00000008"]
 
 
-def rewrite(folder, name, change):
-    """Change the tensors of a file and make its checksum match: a damage that only its content shows."""
-    path = folder / "state" / name
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path)
-    from elman_core.training.storage import CHECKSUMS, checksums
-
-    write_json(folder / CHECKSUMS, checksums(folder))
-
-
 @pytest.mark.parametrize("kind", ["adamw", "schedulefree"])
 def test_a_checkpoint_of_the_other_optimizer_is_refused_before_the_first_step(kind, text, tmp_path):
     other = {"adamw": "schedulefree", "schedulefree": "adamw"}[kind]
@@ -146,31 +103,50 @@ def test_a_checkpoint_of_the_other_optimizer_is_refused_before_the_first_step(ki
     runs[1].folder.close()
 
 
+NORM = "exp_avg/model.norm.weight"
+
+
+def without_norm(tensors):
+    for name in [n for n in tensors if n.endswith("/model.norm.weight")]:
+        del tensors[name]
+
+
+# A damage that only the content shows: its checksum matches.
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("file", "change", "said"),
     [
-        (lambda t: t.pop("seconds"), "KeyError: 'seconds'"),
-        (lambda t: t.update(step="two"), "cannot be read"),
-        (lambda t: t.update(step=1), "is of step 1"),
+        ("state/trainer.json", lambda t: t.pop("seconds"), "KeyError: 'seconds'"),
+        ("state/trainer.json", lambda t: t.update(step="two"), "cannot be read"),
+        ("state/trainer.json", lambda t: t.update(step=1), "is of step 1"),
+        (
+            "model.safetensors",
+            lambda t: t.update({"model.norm.weight": torch.zeros(1)}),
+            r"model.norm.weight is \(1,\), the model's \(16,\)",
+        ),
+        ("state/optimizer.safetensors", lambda t: t.pop(NORM), "the optimizer's state"),
+        (
+            "state/optimizer.safetensors",
+            lambda t: t.update({"exp_avg/model.norm.weight": torch.zeros(3)}),
+            "is not of the shape",
+        ),
+        (
+            "state/optimizer.safetensors",
+            lambda t: [t.pop(k) for k in list(t) if k.endswith("/model.norm.weight")],
+            "is not of this model",
+        ),
+        ("state/optimizer.safetensors", lambda t: t.update({"exp_avg/other": torch.zeros(3)}), "is not of this model"),
     ],
-    ids=["no seconds", "a step that is no number", "another step"],
 )
-def test_a_cursor_that_does_not_fit_its_checkpoint_is_an_error(change, said, text, tmp_path):
+def test_a_checkpoint_that_does_not_fit_the_model_or_its_name_is_refused(file, change, said, text, tmp_path):
     trainer = start(settings(text, "train.steps=2"), tmp_path / "run", quiet=True)
     path = trainer.fit().checkpoint
-    cursor = json.loads((path / "state/trainer.json").read_text())
-    change(cursor)
-    write_json(path / "state/trainer.json", cursor)
+    found = json.loads((path / file).read_text()) if file.endswith("json") else load_file(path / file)
+    change(found)
+    if file.endswith("json"):
+        write_json(path / file, found)
+    else:
+        save_file(found, path / file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=said):
-        load_checkpoint(path, trainer.model, trainer.optimizer)
-
-
-def test_a_weight_of_another_shape_is_not_spread_over_the_models(text, tmp_path):
-    trainer = start(settings(text, "train.steps=2"), tmp_path / "run", quiet=True)
-    path = trainer.fit().checkpoint
-    weights = load_file(path / "model.safetensors")
-    save_file(weights | {"model.norm.weight": torch.zeros(1)}, path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"model.norm.weight is \(1,\), the model's \(16,\)"):
         load_checkpoint(path, trainer.model, trainer.optimizer)
 
 
@@ -202,36 +178,18 @@ def test_lines_that_a_disk_garbled_cost_no_other_lines(text, tmp_path):
     assert sorted(losses(tmp_path / "run")) == [1, 3, 4, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda t: t.pop("exp_avg/model.norm.weight"), "the optimizer's state"),
-        (lambda t: t.update({"exp_avg/model.norm.weight": torch.zeros(3)}), "is not of the shape"),
-        (lambda t: [t.pop(k) for k in list(t) if k.endswith("/model.norm.weight")], "is not of this model"),
-        (lambda t: t.update({"exp_avg/other": torch.zeros(3)}), "is not of this model"),
-    ],
-    ids=["a moment missing", "another shape", "a parameter missing", "a parameter too many"],
-)
-def test_an_optimizer_state_of_another_model_is_named(change, said, text, tmp_path):
-    trainer = start(settings(text, "train.steps=2"), tmp_path / "run", quiet=True)
-    path = trainer.fit().checkpoint
-    rewrite(path, "optimizer.safetensors", change)
-    with pytest.raises(CheckpointError, match=said):
-        load_checkpoint(path, trainer.model, trainer.optimizer)
-
-
 def test_divergence_on_a_full_disk_is_still_divergence(text, tmp_path, monkeypatch):
     trainer = start(settings(text, "train.save_every=1"), tmp_path / "run", quiet=True)
     trainer._one_step()
     with torch.no_grad():
         trainer.model.model.norm.weight[0] = torch.nan
-    real = ending.write_json
+    real = failures.write_json
 
     def on_a_full_disk(*arguments):
         with files_of_at_most(100):
             real(*arguments)
 
-    monkeypatch.setattr(ending, "write_json", on_a_full_disk)
+    monkeypatch.setattr(failures, "write_json", on_a_full_disk)
     with pytest.raises(DivergedError, match=r"diverged in step 2: .* cannot write .*diverged\.json: File too large"):
         trainer.fit()
     assert manifest(tmp_path / "run")["status"] == "diverged@2"
@@ -327,11 +285,9 @@ def sending(*signals):
 
 
 def test_a_second_interrupt_ends_at_once(text, tmp_path, after_step, monkeypatch, capsys):
-    monkeypatch.setattr("elman_core.training.signals.AGAIN", 0.0)
+    monkeypatch.setattr("elman_core.training.rank_signals.AGAIN", 0.0)
     after_step(2, sending(signal.SIGINT, signal.SIGINT))
-    flat = [f"{table}.{k}={json.dumps(v)}" for table, values in TINY.items() for k, v in values.items()]
-    words = ["train", "e42", "--data", str(text), "--out", str(tmp_path / "run")]
-    assert main([*words, *(w for s in flat for w in ("--set", s))]) == 130
+    assert main(train_words(text, tmp_path / "run")) == 130
     assert capsys.readouterr().err == "elman: interrupted\n"
     assert manifest(tmp_path / "run")["status"] == "incomplete"
 
@@ -354,28 +310,9 @@ def test_signals_that_come_at_once_save_as_one_does(signals, status, text, tmp_p
 
 def test_handlers_are_put_back():
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)]
-    with listening(stuck=lambda _: None):
+    with listening():
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)] == before
-    assert signal.set_wakeup_fd(-1) == -1
-
-
-def test_a_signal_is_heard_while_the_main_thread_runs_no_python(monkeypatch):
-    """As in a collective operation that waits for a process that no longer is: handlers do not run there."""
-    code = (
-        "import ctypes, os, signal, threading\n"
-        "from elman_core.training import signals\n"
-        "signals.PATIENCE = 0.2\n"
-        "def stuck(signum): print('stuck', signum, flush=True); os._exit(7)\n"
-        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
-        "libc = ctypes.CDLL(None)\n"
-        "with signals.listening(stuck=stuck):\n"
-        "    for _ in range(100): libc.usleep(10_000_000)\n"
-    )
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (7, "stuck 15\n"), done.stderr
-    assert time.monotonic() - began < 60
 
 
 def test_a_clock_that_jumps_changes_no_count(text, tmp_path, monkeypatch, after_step):
@@ -388,48 +325,6 @@ def test_a_clock_that_jumps_changes_no_count(text, tmp_path, monkeypatch, after_
 
 # memory --------------------------------------------------------------------------------------------------------------
 
-LARGE = ("train.batch_size=8", "train.chunk_size=256", "model.hidden_size=32", "model.num_hidden_layers=4")
-
-
-@pytest.mark.parametrize("variant", ["e42", "e88"])
-def test_what_a_micro_batch_keeps_is_measured_from_one_short_row(variant, text, tmp_path):
-    few = ("model.options.n_heads=2", "model.options.n_state=4") if variant == "e88" else ()
-    trainer = start(settings(text, *LARGE, f"model.variant={variant}", *few), tmp_path / "run", quiet=True)
-    rows = 4
-    kept = memory.measure(trainer.model, trainer.settings.train, rows, torch.device("cpu"))
-    own = {p.untyped_storage().data_ptr() for p in trainer.model.parameters()}
-    tokens = torch.zeros((rows, 256), dtype=torch.long)
-    true = memory._saved(lambda: trainer.model.model(input_ids=tokens, use_cache=False).last_hidden_state, own)
-    assert kept.layers == pytest.approx(true, rel=0.03)
-    assert kept.logits == pytest.approx(3 * rows * 256 * 256 * 4, rel=0.05)
-    assert kept.boundaries == rows * 256 * 32 * 8 * 4
-    trainer.folder.close()
-
-
-def test_each_remedy_saves_what_it_says(text, tmp_path):
-    """Against the bytes that autograd keeps of the whole micro-batch, with and without the remedy."""
-    from elman_core.training.objective import forward_loss
-
-    trainer = start(settings(text, *LARGE), tmp_path / "run", quiet=True)
-    model, train = trainer.model, trainer.settings.train
-    found = {name.partition("=")[0]: (name, saved) for name, saved, _ in memory.remedies(model, train)}
-    assert list(found) == ["train.loss_chunk", "train.accumulate", "train.gradient_checkpointing"]
-    assert found["train.accumulate"][0] == "train.accumulate=2"
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def kept(rows):
-        tokens = torch.zeros((rows, 256), dtype=torch.long)
-        return memory._saved(lambda: forward_loss(model, tokens, tokens).loss, own)
-
-    logits = 2 * 8 * 256 * 256 * 4  # the logits and their gradient are no part of what autograd keeps
-    assert found["train.accumulate"][1] == pytest.approx(kept(8) - kept(4) + logits // 2, rel=0.1)
-    whole = kept(8)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    one_layer = kept(8)  # the boundaries; in the backward one layer comes on top
-    assert found["train.gradient_checkpointing"][1] == pytest.approx((whole - one_layer) * 3 / 4, rel=0.2)
-    trainer.folder.close()
-
-
 ERRORS = [
     torch.cuda.OutOfMemoryError("CUDA out of memory"),
     RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"),
@@ -438,40 +333,26 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu", "python"])
-def test_running_out_of_memory_is_exit_3_with_three_remedies_and_their_figures(
-    error, text, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize(
+    ("sets", "advice"),
+    [
+        (("train.chunk_size=256",), "try train.loss_chunk=64, train.accumulate=2, train.gradient_checkpointing=true"),
+        (
+            ("train.loss_chunk=1", "train.accumulate=4", "train.gradient_checkpointing=true"),
+            "lower train.batch_size or train.chunk_size, or use a smaller model",
+        ),
+    ],
+    ids=["nothing in use", "all in use"],
+)
+def test_running_out_of_memory_is_exit_3_with_the_remedies_that_are_left(
+    sets, advice, error, text, tmp_path, monkeypatch, capsys
 ):
     def fail(*_):
         raise error
 
     monkeypatch.setattr(TrainStep, "forward", fail)
-    flat = [f"{table}.{k}={json.dumps(v)}" for table, values in TINY.items() for k, v in values.items()]
-    words = ["train", "e42", "--data", str(text), "--out", str(tmp_path / "run")]
-    assert main([*words, *(w for s in [*flat, *LARGE] for w in ("--set", s))]) == 3
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "out of memory on cpu in step 1" in said
-    for remedy in ("train.loss_chunk=64", "train.accumulate=2", "train.gradient_checkpointing=true"):
-        assert re.search(rf"{remedy} saves about [\d.]+ [MK]iB of", said), said
+    assert main(train_words(text, tmp_path / "run", *sets)) == 3
+    assert re.fullmatch(
+        rf"elman: out of memory on cpu in step 1, [\d,]+ MiB in use: {advice}\n", capsys.readouterr().err
+    )
     assert manifest(tmp_path / "run")["status"] == "oom"
-
-
-def test_what_is_in_use_already_is_not_advised(text, tmp_path):
-    used = ("train.accumulate=8", "train.gradient_checkpointing=true", "train.loss_chunk=1")
-    trainer = start(settings(text, *LARGE, *used), tmp_path / "run", quiet=True)
-    assert memory.advice(trainer.model, trainer.settings.train).startswith("every remedy is in use")
-    assert trainer.model.model.layers[0].gradient_checkpointing  # measuring has put it back
-    trainer.folder.close()
-
-
-def test_where_measuring_fails_too_the_remedies_are_named_without_figures(text, tmp_path, monkeypatch):
-    trainer = start(settings(text), tmp_path / "run", quiet=True)
-
-    def fail(*_, **__):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(memory, "forward_loss", fail)
-    error = memory.explain(ERRORS[0], trainer)
-    assert isinstance(error, OutOfMemoryError)
-    assert "train.accumulate" in str(error)
-    trainer.folder.close()

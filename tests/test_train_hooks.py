@@ -4,29 +4,10 @@ import json
 
 import pytest
 import torch
-from train_helpers import losses, metrics, settings, write_text
+from train_helpers import losses, manifest, metrics, settings
 
 from elman_core.registry import PluginError, hookimpl, plugins
 from elman_core.training.start import resume, start
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("data") / "text")
-
-
-@pytest.fixture
-def register():
-    names = []
-
-    def add(plugin, name="elman-test:test"):
-        names.append(plugins().manager.register(plugin, name=name))
-        return plugin
-
-    yield add
-    for name in names:
-        if plugins().manager.has_plugin(name):
-            plugins().manager.unregister(name=name)
 
 
 def run(text, out, *sets):
@@ -59,8 +40,7 @@ class Observer:
         self.seen.append(("end", error))
 
 
-def test_observers_see_everything_in_order_and_change_nothing(text, tmp_path, register):
-    run(text, tmp_path / "alone").fit()
+def test_observers_see_everything_in_order_and_change_nothing(text, good, tmp_path, register):
     observer = register(Observer())
     run(text, tmp_path / "watched").fit()
     order = [(e[0], e[1]) for e in observer.seen]
@@ -68,7 +48,7 @@ def test_observers_see_everything_in_order_and_change_nothing(text, tmp_path, re
         ("start", 0), ("step", 1), ("step", 2), ("step", 3), ("evaluation", 3), ("step", 4), ("saved", "step-00000004"),
         ("step", 5), ("step", 6), ("evaluation", 6), ("saved", "step-00000006"), ("end", None),
     ]  # fmt: skip
-    assert losses(tmp_path / "watched") == losses(tmp_path / "alone")
+    assert losses(tmp_path / "watched") == losses(good)
     assert json.loads((tmp_path / "watched" / "manifest.json").read_text())["act_hooks"] == {}
 
 
@@ -89,15 +69,13 @@ def test_loss_terms_are_logged_under_their_names_and_actors_are_in_the_manifest(
     run(text, tmp_path / "run", "train.accumulate=2").fit()
     lines = metrics(tmp_path / "run")
     assert all(line["z_loss"] > 0 and line["grad_norm"] == 0 for line in lines)
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["act_hooks"] == {
+    assert manifest(tmp_path / "run")["act_hooks"] == {
         "elman_loss_terms": ["elman-test:test"],
         "elman_before_optimizer_step": ["elman-test:test"],
     }
 
 
-def test_a_loss_term_changes_the_gradient_and_not_the_logged_loss(text, tmp_path, register):
-    run(text, tmp_path / "plain").fit()
-
+def test_a_loss_term_changes_the_gradient_and_not_the_logged_loss(text, good, tmp_path, register):
     class Term:
         @hookimpl
         def elman_loss_terms(self, run, outputs):
@@ -105,53 +83,28 @@ def test_a_loss_term_changes_the_gradient_and_not_the_logged_loss(text, tmp_path
 
     register(Term())
     run(text, tmp_path / "term").fit()
-    plain, term = metrics(tmp_path / "plain"), metrics(tmp_path / "term")
+    plain, term = metrics(good), metrics(tmp_path / "term")
     assert plain[0]["loss"] == term[0]["loss"]
     assert plain[0]["grad_norm"] != term[0]["grad_norm"]
     assert plain[-1]["loss"] != term[-1]["loss"]
 
 
-def failing(hook):
-    class StepEnd:
-        @hookimpl
-        def elman_step_end(self, run, step):
-            if step == 3:
-                raise RuntimeError("no good")
+@pytest.fixture(scope="module")
+def good(text, tmp_path_factory):
+    """A run without plugins."""
+    folder = tmp_path_factory.mktemp("hooks") / "good"
+    run(text, folder).fit()
+    return folder
 
-    class EvaluationEnd:
-        @hookimpl
-        def elman_evaluation_end(self):
+
+def failing(hook, at):
+    """A plugin whose `hook` raises after step `at`."""
+
+    def fail(self, run):
+        if run.step == at:
             raise RuntimeError("no good")
 
-    class CheckpointSaved:
-        @hookimpl
-        def elman_checkpoint_saved(self):
-            raise RuntimeError("no good")
-
-    class LossTerms:
-        @hookimpl
-        def elman_loss_terms(self, run):
-            if run.step == 2:
-                raise RuntimeError("no good")
-
-    class BeforeStep:
-        @hookimpl
-        def elman_before_optimizer_step(self, run):
-            if run.step == 2:
-                raise RuntimeError("no good")
-
-    class RunStart:
-        @hookimpl
-        def elman_run_start(self):
-            raise RuntimeError("no good")
-
-    class RunEnd:
-        @hookimpl
-        def elman_run_end(self):
-            raise RuntimeError("no good")
-
-    every = (StepEnd, EvaluationEnd, CheckpointSaved, LossTerms, BeforeStep, RunStart, RunEnd)
-    return next(kind() for kind in every if hasattr(kind, hook))
+    return type("Failing", (), {hook: hookimpl(fail)})()
 
 
 @pytest.mark.parametrize(
@@ -160,21 +113,20 @@ def failing(hook):
      ("elman_before_optimizer_step", 2), ("elman_run_start", 0), ("elman_run_end", 6)],
 )  # fmt: skip
 def test_a_failing_hook_stops_the_run_with_its_plugin_named_and_what_was_done_saved(
-    hook, last, text, tmp_path, register
+    hook, last, text, good, tmp_path, register
 ):
-    run(text, tmp_path / "good").fit()
-    plugin = register(failing(hook), name="elman-bad:bad")
+    plugin = register(failing(hook, last), name="elman-bad:bad")
     with pytest.raises(PluginError, match=f"plugin elman-bad:bad failed in {hook}: RuntimeError: no good") as raised:
         run(text, tmp_path / "run").fit()
     assert isinstance(raised.value.__cause__, RuntimeError)
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert manifest["status"] == ("ok" if hook == "elman_run_end" else "crashed")
+    found = manifest(tmp_path / "run")
+    assert found["status"] == ("ok" if hook == "elman_run_end" else "crashed")
     assert (tmp_path / "run" / "checkpoints" / f"step-{last:08d}").is_dir()
     plugins().manager.unregister(plugin)
     trainer = resume(tmp_path / "run", quiet=True)
     if trainer is not None:
         trainer.fit()
-    assert losses(tmp_path / "run") == losses(tmp_path / "good")
+    assert losses(tmp_path / "run") == losses(good)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import toy_mixers
-from torch.utils._python_dispatch import TorchDispatchMode
 from train_helpers import assert_same_bits, losses, metrics, settings, write_text
 
-from elman_core.training.objective import _head_loss
 from elman_core.training.start import start
 
 
@@ -46,36 +44,6 @@ def test_recomputation_really_happens_in_carried_windows(text, tmp_path):
     trainer.model.model.layers[0].mixer.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     trainer.fit()
     assert sum(calls) == 2  # the evaluation's calls are without gradients
-
-
-class Largest(TorchDispatchMode):
-    """The elements of the largest tensor that any operation makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, (list, tuple)) else [made]:
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return made
-
-
-@pytest.mark.parametrize("length", [16_384, 65_536])
-def test_a_loss_in_pieces_never_holds_more_logits_than_a_piece(length):
-    width, piece = 8, 256
-    head = torch.nn.Module()
-    head.lm_head = torch.nn.Linear(width, 256, bias=False)
-    hidden = torch.randn(1, length, width, requires_grad=True)
-    targets = torch.randint(0, 256, (1, length))
-    with Largest() as chunked:
-        _head_loss(head, hidden, targets, piece)[0].backward()
-    assert chunked.elements == max(length * width, piece * 256)
-    with Largest() as whole:
-        _head_loss(head, hidden, targets, 0)[0].backward()
-    assert whole.elements == length * 256
 
 
 def peak_of(code):

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from train_helpers import assert_same_bits, losses, settings, write_text
+from train_helpers import assert_same_bits, losses, settings
 
 from elman_core.data import Batch
 from elman_core.registry import LoaderError
@@ -105,14 +105,9 @@ def test_closing_ends_the_thread_while_it_reads_and_while_it_waits(reader):
     assert not waiting.is_alive()
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("data") / "text")
-
-
 def reading_ahead(trainer):
     """The trainer as on a GPU: batches in a thread, metrics one step late."""
-    trainer.reader = Prefetcher(lambda s: trainer.windows.batch(s), trainer.device)
+    trainer.feed.reader = Prefetcher(lambda s: trainer.windows.batch(s), trainer.device)
     trainer.ahead = 1
     return trainer
 
@@ -133,7 +128,7 @@ def test_a_slow_disk_drops_no_batch(text, tmp_path, monkeypatch):
     trainer.fit()
     assert losses(tmp_path / "slow") == losses(tmp_path / "quick")
     assert_same_bits(*(next((tmp_path / name / "checkpoints").iterdir()) for name in ("slow", "quick")))
-    assert trainer.reader._thread is None
+    assert trainer.feed.reader._thread is None
 
 
 def test_a_disk_that_fails_ends_the_run_at_its_step_with_the_steps_before_it_saved(text, tmp_path):

@@ -1,19 +1,13 @@
 """The step as a function: what it updates, what it must leave alone, and what several processes may replace."""
 
 import math
-from contextlib import contextmanager
 
 import pytest
 import torch
-from train_helpers import settings, write_text
+from train_helpers import settings
 
 from elman_core.training.start import start
-from elman_core.training.step import OneProcess, TrainStep, Windows
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("data") / "text")
+from elman_core.training.step import Windows
 
 
 @pytest.fixture
@@ -54,56 +48,6 @@ def test_after_a_step_that_is_not_finite_nothing_is_updated_any_more(optimizer, 
     compute.terms = lambda _: {}
     assert compute(windows(trainer, 2), 1e-3).read().finite
     assert everything(trainer) == before, "the step after a failed one, which may be on its way already, counts no more"
-
-
-def test_the_gradient_of_a_failed_step_is_left_for_who_looks_where_it_failed(made):
-    trainer = made()
-    name = "model.layers.0.mixer.out_proj.weight"
-    weight = dict(trainer.model.named_parameters())[name]
-    weight.register_hook(lambda grad: grad * math.nan)
-    done = trainer.compute(windows(trainer, 0), 1e-3).read()
-    assert math.isnan(done.grad_norm)
-    assert all(p.grad.isfinite().all() for p in trainer.model.parameters() if p is not weight)
-    found = trainer.compute.where_it_failed(windows(trainer, 0))
-    assert found == {"kind": "gradient", "name": name, "elements": "256 of 256"}
-
-
-class Recorded(OneProcess):
-    """Two processes with the same rows, as one process sees them; and what was asked of them."""
-
-    def __init__(self):
-        self.asked = []
-
-    @contextmanager
-    def micro_batch(self, last):
-        self.asked.append(("micro_batch", last))
-        yield
-
-    def reduce_gradients(self, params):
-        self.asked.append(("gradients", len(params)))
-        for p in params:
-            p.grad.mul_(2).div_(2)
-
-    def norm(self, grads):
-        self.asked.append(("norm", len(grads)))
-        return super().norm(grads)
-
-    def mean(self, values):
-        self.asked.append(("mean", values.numel()))
-        return values
-
-
-def test_what_processes_share_goes_through_one_seam(made):
-    alone, shared = made("train.accumulate=2"), made("train.accumulate=2")
-    processes = Recorded()
-    compute = TrainStep(shared.model, shared.optimizer, shared.settings.train, processes=processes)
-    one = alone.compute(windows(alone, 0), 1e-3).read()
-    two = compute(windows(shared, 0), 1e-3).read()
-    count = len(shared.optimizer.params)
-    expected = [("micro_batch", False), ("micro_batch", True), ("gradients", count), ("norm", count), ("mean", 1)]
-    assert processes.asked == expected
-    assert one == two
-    assert everything(alone) == everything(shared)
 
 
 def test_a_weight_is_cast_once_for_all_micro_batches(made):

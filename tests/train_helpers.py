@@ -38,6 +38,16 @@ def settings(text: Path, *sets: str) -> Settings:
     return from_dict(apply_sets(tree, sets))
 
 
+def train_words(text: Path, out: Path, *sets: str) -> list[str]:
+    """The command line of `elman train` for the tiny training."""
+    flat = [f"{table}.{k}={json.dumps(v)}" for table, values in TINY.items() for k, v in values.items()]
+    return ["train", "e42", "--data", str(text), "--out", str(out), *(w for s in [*flat, *sets] for w in ("--set", s))]
+
+
+def manifest(run: Path) -> dict:
+    return json.loads((run / "manifest.json").read_text())
+
+
 def metrics(run: Path, kind: str = "step") -> list[dict]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind]

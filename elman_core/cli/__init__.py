@@ -43,7 +43,7 @@ _UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "
 
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        """As ever, but an interrupt stays one: newer versions of typer make it an exit, of which nothing is said."""
+        """As the base class, but an interrupt stays an interrupt: newer versions of typer exit without a message."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
@@ -87,12 +87,12 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         code = build_app()(args=argv, standalone_mode=False, prog_name="elman")
-        sys.stdout.flush()  # here and not when Python ends, so that a reader who has gone or a full disk is met here
+        sys.stdout.flush()  # now, so that a closed pipe or a full disk is noticed here
         return code if isinstance(code, int) else 0
     except typer.Exit as leave:
         return leave.exit_code
     except _UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # nothing was said, so the whole help is the answer
+        if type(error).__name__ == "NoArgsIsHelpError":  # without arguments the whole help is shown
             print(error.format_message(), file=sys.stderr)
         else:
             _say(error.format_message())
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
             error.__context__, BrokenPipeError
         ):  # typer's exit
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say nothing more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: print nothing more
         return 0
     except Exception as error:
         code = _exit_code(error)
@@ -113,13 +113,13 @@ def main(argv: list[str] | None = None) -> int:
             raise
         rank, said = os.environ.get("RANK", "0"), _words(error, code)
         everywhere, elsewhere = getattr(error, "everywhere", False), getattr(error, "said", False)
-        if not elsewhere and (rank == "0" or not everywhere):  # what all processes raise, the first of them says
+        if not elsewhere and (rank == "0" or not everywhere):  # an error of all processes is printed by the first
             _say(said if rank == "0" or said.startswith("rank ") else f"rank {rank}: {said}")
         return code
 
 
 def _ready_to_print() -> None:
-    """Streams that the shell has closed (>&-) lead nowhere; a character that the terminal's encoding lacks is escaped."""
+    """Replace streams that the shell has closed (>&-); escape characters that the terminal's encoding lacks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -141,10 +141,10 @@ def _exit_code(error: Exception) -> int | None:
 
 
 def _ran_out(error: Exception) -> bool:
-    """Whether memory ran out where nobody has said more about it, as a training step does."""
+    """Whether memory ran out outside a training step, which has an error of its own."""
     if "torch" not in sys.modules:
         return isinstance(error, MemoryError)
-    from elman_core.training.memory import ran_out
+    from elman_core.training.failures import ran_out
 
     return ran_out(error)
 

@@ -20,14 +20,7 @@ from elman_core import __version__
 from elman_core.registry import ConfigError
 from elman_core.registry.checks import is_missing, one_line
 
-ROOMS = (
-    "README.md",
-    "tests",
-    "{package}/__init__.py",
-    "{package}/mixer.py",
-    "{package}/reference.py",
-    "{package}/op.py",
-)
+INNER = ("__init__.py", "mixer.py", "reference.py", "op.py")  # of the package of each variant
 FORBIDDEN = ("transformers", "pluggy")
 PUBLIC = ("elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry", "elman_core.testing")
 
@@ -57,27 +50,23 @@ class Plugin:
 
     def _all(self) -> list[tuple[str, Callable[[], str]]]:
         return [
-            ("same rooms as every plugin", self._rooms),
+            ("has the files of every plugin", self._files),
             ("one name everywhere", self._names),
             ("the range of the core is stated", self._core),
             ("imports public names only", self._imports),
             ("the wheel holds all sources", self._wheel),
         ]
 
-    def _rooms(self) -> str:
-        missing = [r for r in self._wanted_rooms() if not (self.folder / r).exists()]
+    def _files(self) -> str:
+        """In a package of several variants each sub-package with a mixer needs the files of a variant."""
+        package = self.folder / self.package
+        variants = [m.parent for m in sorted(package.glob("*/mixer.py"))]
+        if not variants or (package / "mixer.py").exists():
+            variants = [package]
+        wanted = [self.folder / "README.md", self.folder / "tests", package / "__init__.py"]
+        wanted += [v / name for v in variants for name in INNER]
+        missing = [p.relative_to(self.folder).as_posix() for p in dict.fromkeys(wanted) if not p.exists()]
         return f"missing: {', '.join(missing)}" if missing else ""
-
-    def _wanted_rooms(self) -> list[str]:
-        """Those of a variant; in a package of several variants, those of each sub-package that has a mixer."""
-        inner = sorted((self.folder / self.package).glob("*/mixer.py"))
-        if not inner or (self.folder / self.package / "mixer.py").exists():
-            return [r.format(package=self.package) for r in ROOMS]
-        packages = [f"{self.package}/{m.parent.name}" for m in inner]
-        return sorted(
-            {r.format(package=p) for p in [self.package, *packages] for r in ROOMS}
-            - {f"{self.package}/{room}.py" for room in ("mixer", "reference", "op")}
-        )
 
     def _names(self) -> str:
         wanted = (f"elman-{self.name}", f"elman_{self.name}")
@@ -92,14 +81,10 @@ class Plugin:
         for line in self.project.get("dependencies", []):
             wanted = Requirement(line)
             if wanted.name == "elman-core":
-                below = any(s.operator in ("<", "<=", "==", "~=") for s in wanted.specifier)
-                if not below:
+                if not any(s.operator in ("<", "<=", "==", "~=") for s in wanted.specifier):
                     return f"{line!r} has no upper end: a later core may differ"
-                return (
-                    ""
-                    if wanted.specifier.contains(__version__, prereleases=True)
-                    else f"{line!r} excludes {__version__}"
-                )
+                fits = wanted.specifier.contains(__version__, prereleases=True)
+                return "" if fits else f"{line!r} excludes {__version__}"
         return "dependencies do not name elman-core"
 
     def _imports(self) -> str:
@@ -117,7 +102,7 @@ class Plugin:
         return ""
 
     def _wheel(self) -> str:
-        """Builds it: hatchling leaves out what .gitignore matches, and a kernel without its sources is found by a user."""
+        """Builds the wheel: hatchling omits what .gitignore matches, so a kernel might be published without its sources."""
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
         if importlib.util.find_spec("hatchling") is not None:
             command += ["--no-build-isolation"]  # no network needed
@@ -144,7 +129,7 @@ def _modules(tree: ast.Module) -> Iterator[str]:
 
 
 def tests_of(folder: Path) -> tuple[int, str]:
-    """Run the plugin's own tests; (exit code of pytest, its last line; what to install if pytest is not there)."""
+    """Run the plugin's own tests: (exit code of pytest, its last line or what to install)."""
     if is_missing("pytest"):
         return 1, "pytest is not installed: pip install pytest"
     command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "tests"]

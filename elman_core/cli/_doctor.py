@@ -44,9 +44,7 @@ def _machine() -> list[Row]:
     elif torch.cuda.is_available():
         rows += _gpus()
     elif torch.version.cuda:
-        rows.append(
-            _row("GPU", "missing", f"torch is built for CUDA {torch.version.cuda} but finds no GPU", "nvidia-smi")
-        )
+        rows.append(_row("GPU", "missing", f"torch for CUDA {torch.version.cuda} finds no GPU", "nvidia-smi"))
     elif torch.backends.mps.is_available():
         rows.append(_row("GPU", "reference", "Apple MPS: models run in plain PyTorch, without our kernels"))
     else:
@@ -69,14 +67,11 @@ def _gpus() -> list[Row]:
     rows = []
     for i in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(i)
-        old = gpu.major < 8
-        rows.append(
-            _row(
-                f"GPU {i}", "too old" if old else "ok",
-                f"{gpu.name}, sm_{gpu.major}{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB, {gpu.multi_processor_count} SMs"
-                + (": kernels need sm_80 or newer, models run in plain PyTorch" if old else ""),
-            )
-        )  # fmt: skip
+        is_ = f"{gpu.name}, sm_{gpu.major}{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB, {gpu.multi_processor_count} SMs"
+        if gpu.major < 8:
+            rows.append(_row(f"GPU {i}", "too old", f"{is_}: kernels need sm_80 or newer, models run in plain PyTorch"))
+        else:
+            rows.append(_row(f"GPU {i}", "ok", is_))
     rows.append(_row("CUDA", "ok", f"torch for CUDA {torch.version.cuda}, driver {_driver()}"))
     from elman_core.registry.checks import is_missing
 
@@ -148,14 +143,8 @@ def _variants() -> list[Row]:
             rows.append(_row(name, "needs", ", ".join(entry.needs), f"pip install {' '.join(entry.needs)}"))
             continue
         faster = entry.variant.installs(is_missing)
-        rows.append(
-            _row(
-                name,
-                "ok",
-                f"backend {_backend(entry.variant)}{_stamps(name, entry.variant.kernels)}",
-                f"{'; '.join(faster)} (faster on a GPU)" if faster else "",
-            )
-        )
+        is_ = f"backend {_backend(entry.variant)}{_stamps(name, entry.variant.kernels)}"
+        rows.append(_row(name, "ok", is_, f"{'; '.join(faster)} (faster on a GPU)" if faster else ""))
     rows += [
         _row(name, "twice", "defined by " + " and ".join(i.package for i in both), f"ELMAN_PLUGINS={both[0].package}")
         for name, both in sorted(found.conflicts.items())

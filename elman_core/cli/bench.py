@@ -84,7 +84,7 @@ def _plan(
     from elman_core.cli.train import check_data
     from elman_core.data import standard_library_corpus
     from elman_core.experiments.suite.plan import Wishes, plan
-    from elman_core.training.storage import require_text
+    from elman_core.storage import require_text
 
     require_text(data)
     text = (data if data is not None else standard_library_corpus()).expanduser().resolve()

@@ -6,7 +6,7 @@ import codecs
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,19 +26,21 @@ def generate(
     ] = None,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Text to continue.")] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="File to continue, as raw bytes.")] = None,
-    count: Annotated[int, typer.Option("-n", "--bytes", min=0, help="New bytes at most.")] = 500,
+    count: Annotated[int, typer.Option("-n", "--bytes", min=0, help="Most new bytes.")] = 500,
     temperature: Annotated[float, typer.Option("-t", "--temperature", help="0 takes the most likely byte.")] = 0.8,
-    top_k: Annotated[int, typer.Option("--top-k", help="Among the k most likely; 0 for all.")] = 40,
-    top_p: Annotated[float, typer.Option("--top-p", help="Among the most likely that sum to p.")] = 0.9,
-    rep_penalty: Annotated[float, typer.Option("--rep-penalty", help="1 for none.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest bytes; 0: all.")] = 40,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Draw from the likeliest bytes, of total probability p.")
+    ] = 0.9,
+    rep_penalty: Annotated[
+        float, typer.Option("--rep-penalty", help="Penalty on bytes that have occurred; 1: none.")
+    ] = 1.0,
     stop: Annotated[
         str | None, typer.Option(help="Byte that ends a sample: 0x1e, 10, a character, or none. [default: the model's]")
     ] = None,
     num: Annotated[int, typer.Option("--num", min=1, help="Samples.")] = 1,
-    seed: Annotated[int | None, typer.Option("--seed", help="Repeats a sample.")] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, … [default: a GPU if there is one]")
-    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Makes samples repeatable.")] = None,
+    device: Annotated[str, typer.Option("--device", help="auto (a GPU if there is one), cpu, cuda, cuda:1.")] = "auto",
     dtype: Annotated[
         Precision | None,
         typer.Option(
@@ -46,15 +48,16 @@ def generate(
         ),
     ] = None,
 ) -> None:
-    """Write what a model makes of a prompt. Only the new text goes to standard output."""
+    """Continue a prompt with a model. Only the new text goes to standard output."""
     from elman_core.generation import Sampling, generate_bytes
 
     text = _prompt(source, prompt, file)
     how = Sampling(temperature, top_k, top_p, rep_penalty)
     stops = None if stop is None else _stop_bytes(stop)
-    chosen = _device(device)
     from elman_core.model.checkpoint import load_checkpoint
+    from elman_core.training.precision import pick_device
 
+    chosen = pick_device(device)
     ladder = load_checkpoint(model, device=chosen, dtype=_storage(dtype, chosen))
     if stops is None:
         eos = ladder.config.eos_token_id
@@ -76,12 +79,12 @@ def generate(
         _write(f"--- {index} of {num}\n{sample.decode('utf-8', 'replace')}\n")
 
 
-def _storage(asked: Precision | None, device: str) -> str | None:
-    """Of the weights; None for as saved."""
+def _storage(asked: Precision | None, device: Any) -> str | None:
+    """The dtype of the weights; None: as saved."""
     if asked is None:
         import torch
 
-        return "bfloat16" if device.startswith("cuda") and torch.cuda.is_bf16_supported() else None
+        return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
     return DTYPES[asked]
 
 
@@ -120,17 +123,3 @@ def _stop_bytes(text: str) -> set[int]:
     if not 0 <= value < 256:
         raise ConfigError(f"--stop is a byte such as 0x1e, 10 or a character, or none, not {text!r}")
     return {value}
-
-
-def _device(name: str | None) -> str:
-    import torch
-
-    from elman_core.registry import ConfigError
-
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"there is no device {name!r} here: {str(error).splitlines()[0]}") from error
-    return name

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ._text import dump, table
 from .inspect import Json, Sets, variant_options
-
-if TYPE_CHECKING:
-    from elman_core.experiments.size import Reference, Size
 
 SHOWN = 4  # candidates around a target; the list over all widths is shown whole
 
@@ -64,24 +61,12 @@ def size(
         facts = {"name": found.name, "options": found.options, "target": target}
         print(dump({**facts, "like": vars(other) if other else None, "candidates": found_sizes}))
         return
-    print(_heading(found.name, target, other))
-    print(table([_row(s) for s in sizes], ("width", "depth", "parameters", "off", "multiple of", "")))
+    print(f"{found.name}, {target:,} parameters" + (f", as many as {other.name}" if other is not None else ""))
+    rows = [
+        [str(s.width), str(s.depth), f"{s.parameters:,}", f"{100 * s.off:+.2f} %", str(s.aligned),
+         "" if s.fits else "more than 2 % off"]
+        for s in sizes
+    ]  # fmt: skip
+    print(table(rows, ("width", "depth", "parameters", "off", "multiple of", "")))
     if not sizes[0].fits:
         print(nothing_fits(name, options, target, sizes, multiple))
-
-
-def _heading(name: str, target: int, other: Reference | None) -> str:
-    same = f", as many as {other.name}" if other is not None else ""
-    return f"{name}, {target:,} parameters{same}"
-
-
-def _row(size: Size) -> list[str]:
-    far = "" if size.fits else "more than 2 % off"
-    return [
-        str(size.width),
-        str(size.depth),
-        f"{size.parameters:,}",
-        f"{100 * size.off:+.2f} %",
-        str(size.aligned),
-        far,
-    ]

@@ -40,7 +40,7 @@ def train(
         check_data(settings)
         return settings
 
-    settings = None if several() else read()  # before torch is imported: a wrong path is said at once
+    settings = None if several() else read()  # before torch is imported, so that a wrong path fails at once
     hush()
 
     from elman_core.training.distributed import session
@@ -56,10 +56,10 @@ def resume(
     minutes: str | None = typer.Option(None, help="A new total of minutes, or +N for N more."),
     data: str | None = typer.Option(None, help="Where the training text is now, if it was moved."),
     sets: list[str] = typer.Option(
-        [], "--set", metavar="KEY=VALUE", help="A setting of memory or output, such as train.accumulate=2."
+        [], "--set", metavar="KEY=VALUE", help="A setting that affects memory or output, such as train.accumulate=2."
     ),
 ) -> None:
-    """Go on with a run from its last good checkpoint: the same batches, and on one device the same losses bit for bit."""
+    """Continue a run from its last good checkpoint: the same batches, and on one device the same losses bit for bit."""
     from elman_core.training.launch import hush
 
     hush()
@@ -74,7 +74,7 @@ def resume(
             leave(trainer.fit())
         elif ranks.main:
             done = read_manifest(run).get("steps_done", 0)
-            print(f"{run} is finished: {done} steps. To go on: elman resume {shlex.quote(str(run))} --steps +1000")
+            print(f"{run} is finished: {done} steps. To continue: elman resume {shlex.quote(str(run))} --steps +1000")
 
 
 def read_settings(
@@ -85,7 +85,7 @@ def read_settings(
     minutes: float | None = None,
     sets: Sequence[str] = (),
 ) -> Settings:
-    """The settings that a command line means.
+    """The settings that a command line asks for.
 
     Raises:
         ConfigError: unknown or contradicting settings, a recipe that cannot be read.
@@ -100,7 +100,7 @@ def read_settings(
     recipe = find_recipe(what)
     if recipe is not None:
         tree = read_recipe(recipe)
-        from_dict(tree, f"recipe {recipe}: ")  # so that its mistakes are blamed on it
+        from_dict(tree, f"recipe {recipe}: ")  # its mistakes name it
     else:
         name, width, depth = parse_size(what)
         put(tree, "model.variant", name)

@@ -1,8 +1,8 @@
 """A file as bytes: mapped into memory, opened in no time, whatever its size, and never preprocessed.
 
-A mapped file that is cut short, or a network disk that fails, ends a process with SIGBUS and not a word. So the pages of a
-window are asked for first, which the kernel answers with an error instead (`MADV_POPULATE_READ`, Linux 5.14). Where it
-cannot, and after such an error, the window is read with `pread`, whose error names what failed and where.
+Reading a mapped file that was cut short, or lies on a failing network disk, kills a process with SIGBUS and no message. So the
+pages of a window are requested first, for which the kernel returns an error instead (`MADV_POPULATE_READ`, Linux 5.14). Without
+that call, and after such an error, the window is read with `pread`, whose error says what failed and where.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEPARATOR = 0x1E
 FINGERPRINT_BLOCK = 4096
 FINGERPRINT_BLOCKS = 64
 WAITS = (1.0, 5.0, 25.0)
-"""Seconds before each further attempt at a read that failed in a way that network disks get over."""
+"""Seconds before each retry of a read whose error is often temporary on a network disk."""
 
 _POPULATE_READ = getattr(mmap, "MADV_POPULATE_READ", 22 if sys.platform == "linux" else None)
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENETDOWN, errno.EHOSTDOWN)
@@ -114,7 +114,7 @@ class ByteFile:
             raise DataError(
                 f"{self.path} was changed while it was read: the text is not the one that the training began with"
             )
-        self._changed = stamp  # touched, appended to, or cut short, of which `read` says where
+        self._changed = stamp  # touched, appended to, or cut short, which `read` reports
 
     def _stamp(self) -> tuple[int, int]:
         try:
@@ -135,14 +135,14 @@ class ByteFile:
             self._map.madvise(mmap.MADV_RANDOM)
 
     def _mapped(self, offset: int, length: int) -> bytes | None:
-        """The bytes from the mapping; None if their pages cannot be had, or the file now ends before them."""
+        """The bytes from the mapping; None if their pages are unavailable, or the file now ends before them."""
         if _POPULATE_READ is None or length == 0:
             return None
         start = offset - offset % mmap.PAGESIZE
         try:
             self._map.madvise(_POPULATE_READ, start, offset + length - start)
             got = self._map[offset : offset + length]
-            # What lies behind a new end in its last page reads as zeros.
+            # Bytes after a new end read as zeros in its last page.
             return got if os.fstat(self._descriptor).st_size >= offset + length else None
         except OSError:
             return None

@@ -29,13 +29,13 @@ from .sampling import Sampling, choose
 log = logging.getLogger("elman_core")
 
 BURST = 4
-"""Bytes of a sample that a graph draws, between two looks of the host."""
+"""Bytes of a sample that a graph draws before the host reads them."""
 
 WARM = 2
 """Steps before the recording, which compile and warm up what it uses."""
 
 WORTH = 64
-"""Bytes from which on recording pays."""
+"""Recording pays from this number of bytes on."""
 
 
 class Decoder:
@@ -79,7 +79,7 @@ class Decoder:
             return
         underway, asked = deque([self._fetched(1)]), 1  # the first bytes follow from the prompt
         while underway:
-            if self._replay is not None and asked < budget:  # the device is not to wait for who reads
+            if self._replay is not None and asked < budget:  # keep the device busy while the host reads
                 underway.append(self._more(budget - asked))
                 asked += underway[-1].count
             yield from underway.popleft().read()
@@ -104,7 +104,7 @@ class Decoder:
         found = try_to_record(recorder, lambda: self._burst(states), [self.generator])
         if isinstance(found, RuntimeError):
             log.warning(
-                "elman: decoding is not captured as a CUDA graph, and runs eager: %s", str(found).splitlines()[0]
+                "elman: decoding cannot be captured as a CUDA graph and runs eager: %s", str(found).splitlines()[0]
             )
             self.recorder = None
         else:
@@ -155,5 +155,5 @@ class _Fetched:
 
 
 def recorder_for(model: LadderForCausalLM, budget: int) -> Recorder | None:
-    """What records the steps of a generation: a CUDA graph where that can be and pays."""
+    """The recorder of a generation's steps: a CUDA graph where one is possible and pays; else None."""
     return step_graph.recorder_for(model) if budget >= WORTH else None

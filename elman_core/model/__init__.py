@@ -8,16 +8,17 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from elman_core.nn import add_rms_norm
+
+from .auto import no_progress_bars
 from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
 from .card import model_card
 from .config import LadderConfig
-from .ladder import LadderBlock, LadderModel
+from .ladder import LadderBlock, LadderModel, RMSNorm
 from .layers import resolve_layers
 from .lm import LadderLM
 from .modeling import LadderForCausalLM, LadderForSequenceClassification, LadderForTokenClassification
-from .norms import RMSNorm, add_rms_norm
 from .pretrained import LadderPreTrainedModel
-from .quiet import no_progress_bars
 from .tokenizer import byte_tokenizer
 
 AutoConfig.register(LadderConfig.model_type, LadderConfig, exist_ok=True)

@@ -1,13 +1,26 @@
-"""A saved model as anybody loads it: the public API of transformers, and nothing of this package but its import."""
+"""Saved models through the public API of transformers, without the progress bars that it draws: commands have their own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
-from .quiet import no_progress_bars
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Inside, transformers draws no progress bars; afterwards its setting is what it was."""
+    were_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            logging.enable_progress_bar()
 
 
 def load_public(folder: Path) -> tuple[Any, Any]:

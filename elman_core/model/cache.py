@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +17,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Stati
 
 from elman_core.registry import ConfigError, State
 
+from .config import LadderConfig
 from .rollback import WINDOW, Tape, make_tape, map_state
 from .state_file import load_states, save_states
-
-if TYPE_CHECKING:
-    from .config import LadderConfig
 
 
 class RecurrentLayer(CacheLayerMixin):

@@ -6,14 +6,11 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from elman_core.registry import get_variant
 
 from .layers import resolve_layers
-
-if TYPE_CHECKING:
-    from .pretrained import LadderPreTrainedModel
 
 _CARD = """---
 library_name: transformers
@@ -56,7 +53,7 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=Tr
 UNDECIDED = "other  # yours to choose"
 
 
-def model_card(model: LadderPreTrainedModel, licence: str | None = None) -> str:
+def model_card(model: Any, licence: str | None = None) -> str:
     """The card of a model as Markdown with the Hub's metadata: equation, sizes, what its training told, how to load.
 
     Args:
@@ -84,7 +81,7 @@ def model_card(model: LadderPreTrainedModel, licence: str | None = None) -> str:
     )
 
 
-def _state_size(model: LadderPreTrainedModel) -> str:
+def _state_size(model: Any) -> str:
     """Bytes of the recurrent state of one row, from what the mixers declare."""
     total = 0
     for layer in resolve_layers(model.config):
@@ -109,6 +106,6 @@ def _indent(text: str) -> str:
     return text.strip().replace("\n", "\n    ")
 
 
-def write_card(folder: str | os.PathLike, model: LadderPreTrainedModel) -> None:
+def write_card(folder: str | os.PathLike, model: Any) -> None:
     """Write `README.md` into `folder`."""
     (Path(folder) / "README.md").write_text(model_card(model), encoding="utf-8")

@@ -7,43 +7,37 @@ has `state/`, and `checksums.json`: `{file: {"bytes": n, "sha256": hex}}`.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from elman_core.registry import CheckpointError, ConfigError, ElmanError
+from elman_core.storage import CHECKSUMS, check_folder, sync
 
+from .auto import no_progress_bars
 from .config import LadderConfig
 from .modeling import LadderForCausalLM
-from .quiet import no_progress_bars
 
-CHECKSUMS = "checksums.json"
 WEIGHTS = "model.safetensors"
 LAST = "state/last.safetensors"
+_NAME = re.compile(r"step-(\d+)")
 log = logging.getLogger("elman_core")
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def check_checkpoint(folder: str | os.PathLike, checksums: bool = True) -> None:
-    """Raise `CheckpointError` that names the first file of `folder` that is missing, truncated, altered or unreadable.
+    """Raise `CheckpointError` naming the first file of `folder` that is missing, truncated, altered or unreadable.
 
     Args:
-        checksums: also compare `checksums.json`, if there is one, which reads every file in full. README.md is left out:
-            it is for people to edit.
+        checksums: also compare `checksums.json`, if there is one, which reads every file in full.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -56,47 +50,18 @@ def check_checkpoint(folder: str | os.PathLike, checksums: bool = True) -> None:
     for path in _weight_files(root):
         check_safetensors(path)
     if checksums and (root / CHECKSUMS).exists():
-        for name, entry in _listed(root / CHECKSUMS).items():
-            path = root / name
-            if name == "README.md":
-                continue
-            if not path.is_file():
-                raise CheckpointError(f"{path} is missing")
-            if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
-                raise CheckpointError(f"{path} is truncated or altered: it is not the file that was written")
+        check_folder(root)
 
 
 def check_safetensors(path: str | os.PathLike) -> None:
-    """Raise `CheckpointError` unless the header of a safetensors file is readable and the file as long as it says."""
-    path = Path(path)
+    """Raise `CheckpointError` unless a safetensors file has a readable header and the length that it states."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-            if length > size - 8:
-                raise CheckpointError(f"{path} is truncated: {size} bytes do not hold its header")
-            header = json.loads(file.read(length))
+        with safe_open(path, framework="pt"):
+            pass
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} is damaged: its header is not readable") from error
-    try:
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: its header is not that of a safetensors file") from error
-    expected = 8 + length + max(ends, default=0)
-    if size != expected:
-        raise CheckpointError(f"{path} is truncated or altered: {size} bytes where its header says {expected}")
-
-
-def _listed(path: Path) -> dict[str, Any]:
-    listed = _read_json(path)
-    if not all(isinstance(e, dict) and {"bytes", "sha256"} <= e.keys() for e in listed.values()):
-        raise CheckpointError(f"{path} is damaged: it does not list the files")
-    return listed
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is truncated or altered: {error}") from error
 
 
 def _weight_files(root: Path) -> list[Path]:
@@ -125,20 +90,24 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def list_checkpoints(run: str | os.PathLike) -> list[Path]:
-    """The `checkpoints/step-*` folders of a run, newest first, good or not."""
-    found = [
-        (int(m[1]), p) for p in Path(run, "checkpoints").glob("step-*") if (m := re.fullmatch(r"step-(\d+)", p.name))
-    ]
-    return [path for _, path in sorted(found, reverse=True)]
+def step_of(path: Path) -> int | None:
+    """The step in a checkpoint's name, or None for another name."""
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints in `folder`, earliest first, good or not."""
+    found = [p for p in folder.iterdir() if step_of(p) is not None] if folder.is_dir() else []
+    return sorted(found, key=lambda p: step_of(p) or 0)
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:
     """The checkpoint folder that `path` means: itself, or the newest good one of a run.
 
     Raises:
-        CheckpointError: not a checkpoint or run, or no good checkpoint in it; names the files. A newer bad checkpoint that is
-            passed over is said (logged).
+        CheckpointError: not a checkpoint or run, or no good checkpoint in it; names the files. A warning names each newer bad
+            checkpoint that is skipped.
     """
     root = Path(path)
     if not root.is_dir():
@@ -149,7 +118,7 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
         check_checkpoint(root)
         return root
     problems = []
-    for candidate in list_checkpoints(root):
+    for candidate in reversed(list_checkpoints(root / "checkpoints")):
         try:
             check_checkpoint(candidate)
         except CheckpointError as error:
@@ -167,8 +136,8 @@ def load_checkpoint(
     """The model of a run, a checkpoint folder or a hub id, in evaluation mode.
 
     Args:
-        path: a folder, or what is not one: then the hub is asked, unless it would lie beside runs.
-        dtype: of the weights; None for what was saved. Tensors that their mixer keeps in float32 stay so.
+        path: a folder; anything else is looked up on the hub, unless it would lie beside runs.
+        dtype: of the weights; None for what was saved. Tensors that their mixer keeps in float32 stay in it.
 
     Raises:
         CheckpointError: truncated, altered or incomplete files (the file is named), or not found.
@@ -197,9 +166,9 @@ def load_checkpoint(
 
 @contextlib.contextmanager
 def new_folder(out: str | os.PathLike) -> Iterator[Path]:
-    """A temporary folder beside `out` that becomes `out` when the block ends, and vanishes if it raises.
+    """A temporary folder beside `out` that becomes `out` when the block ends, and is removed if the block raises.
 
-    Everything in it is on disk before the name is. An empty folder at `out` is replaced.
+    Its contents are on disk before it gets the name. An empty folder at `out` is replaced.
 
     Raises:
         ConfigError: `out` is a file or a folder with something in it.
@@ -214,29 +183,21 @@ def new_folder(out: str | os.PathLike) -> Iterator[Path]:
     try:
         yield partial
         for path in [*partial.rglob("*"), partial]:
-            _sync(path)
+            sync(path)
         if final.exists():
             final.rmdir()
         partial.rename(final)
-        _sync(final.parent)
+        sync(final.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def use_last_weights(model: LadderForCausalLM, checkpoint: str | os.PathLike) -> None:
-    """Copy into `model` the weights that training itself stood at, where they differ from the evaluation weights.
+    """Copy the weights that an averaging optimizer trains into `model`, in place of the evaluation weights.
 
-    model.safetensors holds the weights to evaluate; an averaging optimizer trains others, which are in
-    `state/last.safetensors` under the same names. Without that file the two are the same, and nothing is done.
+    model.safetensors holds the weights to evaluate, `state/last.safetensors` those in training, under the same names. Without
+    that file the two are the same, and nothing is done.
 
     Raises:
         CheckpointError: a damaged file, or one that is not of this model.

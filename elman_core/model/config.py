@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 from elman_core.registry import ConfigError
 
 from .hub import AUTO_MAP, write_shim
+from .layers import resolve_layers
 
 # What users of other libraries write for our fields; transformers would accept any of these and ignore it.
 _MEANT = {
@@ -84,8 +85,6 @@ class LadderConfig(PreTrainedConfig):
     @property
     def num_blocks(self) -> int:
         """Residual branches in the whole ladder: what a cache has one entry for. Looks the variants up."""
-        from .layers import resolve_layers
-
         return sum(layer.variant.rungs for layer in resolve_layers(self))
 
     @classmethod

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elman_core.registry import ConfigError, Mixer, Resolved, list_variants, resolve
-
-if TYPE_CHECKING:
-    from .config import LadderConfig
 
 log = logging.getLogger("elman_core")
 
 
-def resolve_layers(config: LadderConfig) -> list[Resolved]:
+def resolve_layers(config: Any) -> list[Resolved]:
     """The variant and full options of each layer.
 
     Raises:
@@ -53,7 +50,7 @@ def resolve_layers(config: LadderConfig) -> list[Resolved]:
     return [_resolve(config, name, given) for name, given in zip(names, options, strict=True)]
 
 
-def _resolve(config: LadderConfig, name: Any, options: Any) -> Resolved:
+def _resolve(config: Any, name: Any, options: Any) -> Resolved:
     if not isinstance(name, str | int) or isinstance(name, bool):
         raise ConfigError(f"a variant is a name, not {name!r}")
     if options is not None and not isinstance(options, Mapping):
@@ -67,7 +64,7 @@ def _resolve(config: LadderConfig, name: Any, options: Any) -> Resolved:
         raise ConfigError(f"{error} (the checkpoint was made with {made_with})") from error
 
 
-def expand(config: LadderConfig) -> list[Resolved]:
+def expand(config: Any) -> list[Resolved]:
     """Resolve the layers and write what they mean into `config`: names, every option, and what they were made with.
 
     A checkpoint made with another version of a plugin is used if its options are accepted, which is said once.
@@ -88,7 +85,7 @@ def expand(config: LadderConfig) -> list[Resolved]:
     return layers
 
 
-def build_mixers(config: LadderConfig) -> Iterator[tuple[Mixer, bool]]:
+def build_mixers(config: Any) -> Iterator[tuple[Mixer, bool]]:
     """Expand `config` and build the mixer of every residual branch, in order, with whether it is its layer's last.
 
     Every layer is checked against the width before anything is allocated.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,8 +12,8 @@ from safetensors.torch import save_file
 
 from elman_core.registry import CheckpointError, ConfigError, State
 
-if TYPE_CHECKING:
-    from .config import LadderConfig
+from .config import LadderConfig
+from .layers import resolve_layers
 
 FORMAT = "elman-state-1"
 
@@ -72,8 +71,6 @@ def load_states(
 
 
 def _check(path: str | os.PathLike, states: list[State | None], config: LadderConfig) -> None:
-    from .layers import resolve_layers
-
     specs = [
         layer.variant.branch(rung).state_spec(config.hidden_size, layer.config)
         for layer in resolve_layers(config)

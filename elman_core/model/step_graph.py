@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .cache import LadderStaticCache
 from .graph import CudaRecorder, Recorder, try_to_record
-
-if TYPE_CHECKING:
-    from .modeling import LadderForCausalLM
 
 log = logging.getLogger("elman_core")
 
@@ -38,7 +35,7 @@ class GraphedStep:
         model: in evaluation mode. recorder: what records the step.
     """
 
-    def __init__(self, model: LadderForCausalLM, recorder: Recorder) -> None:
+    def __init__(self, model: Any, recorder: Recorder) -> None:
         self.model, self.recorder = model, recorder
         self.steps = 0
         self._cache: Any = None
@@ -89,7 +86,7 @@ class GraphedStep:
             found = try_to_record(self.recorder, run)
         if isinstance(found, RuntimeError):
             log.warning(
-                "elman: the step of generate() is not captured as a CUDA graph, and runs eager: %s",
+                "elman: the step of generate() cannot be captured as a CUDA graph and runs eager: %s",
                 str(found).splitlines()[0],
             )
             self._failed = True
@@ -97,8 +94,8 @@ class GraphedStep:
             self._replay, self._tokens_B1 = found, held
 
 
-def recorder_for(model: LadderForCausalLM) -> Recorder | None:
-    """What records the steps of a generation: a CUDA graph, where the state has one size and the model one device."""
+def recorder_for(model: Any) -> Recorder | None:
+    """The recorder of a generation's steps: a CUDA graph where the state has a constant size and the model one device."""
     constant = all(block.mixer.state_growth == "constant" for block in model.model.layers)
     together = len({p.device for p in model.parameters()}) == 1
     return CudaRecorder(model.device) if model.device.type == "cuda" and constant and together else None

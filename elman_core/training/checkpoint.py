@@ -8,15 +8,14 @@
     state/carry.safetensors                       tbptt: the model's state at the end of the step, all rows
     checksums.json                                size and SHA-256 of every file
 
-Safetensors and JSON only: nothing that runs when it is read. It does not show how many processes trained, nor whether they
-shared the weights: the first of them writes it, from what all of them hold.
+Safetensors and JSON only: nothing that runs when it is read. The first rank writes it from what all ranks hold, so it does not
+depend on how many processes trained, nor on whether they sharded the weights.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,50 +27,38 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from elman_core.model import no_progress_bars
+from elman_core.model.checkpoint import list_checkpoints, step_of
 from elman_core.registry import CheckpointError
+from elman_core.storage import check_folder, remove_folder, remove_leftovers, storage_errors, write_folder
 
 from .distributed import Ranks
 from .optim import Optimizer
-from .sharding import gather_rows, is_sharded, like, whole
-from .storage import check_folder, remove_folder, remove_leftovers, storage_errors, write_folder
+from .rank_tensors import gather_rows, is_sharded, like, whole
 
 log = logging.getLogger("elman_core")
 
 FORMAT = 1
-_NAME = re.compile(r"step-(\d{8,})")
 
 
 @dataclass
 class Progress:
-    """Where a training is: the cursor. Batches need no more than the step, being functions of it."""
+    """The cursor of a training. Batches are functions of the step and need nothing else."""
 
     step: int = 0
     bytes_seen: int = 0
     seconds: float = 0.0
-    """Time spent in steps, without the first of each process, evaluations and checkpoints."""
+    """Time spent in steps, without the first step of each process, evaluations and checkpoints."""
 
     carry: list[dict[str, Tensor] | None] | None = field(default=None, repr=False)
-    """tbptt: the state of every residual branch, all rows of the batch that are this rank's."""
+    """tbptt: the state of every residual branch, for this rank's rows of the batch."""
 
 
 def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def step_of(path: Path) -> int | None:
-    """The step in a checkpoint's name, or None for another name."""
-    found = _NAME.fullmatch(path.name)
-    return int(found[1]) if found else None
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints in `folder`, earliest first. What has this name is complete."""
-    found = [p for p in folder.iterdir() if step_of(p) is not None] if folder.is_dir() else []
-    return sorted(found, key=lambda p: step_of(p) or 0)
-
-
 def last_good(folder: Path, say: Callable[[str], None] = log.warning) -> Path | None:
-    """The latest checkpoint whose checksums match; what is wrong with later ones is said. None if there are none at all.
+    """The latest checkpoint whose checksums match, with a warning for each later one. None if there are no checkpoints.
 
     Raises:
         CheckpointError: there are checkpoints, and every one is damaged.
@@ -82,7 +69,7 @@ def last_good(folder: Path, say: Callable[[str], None] = log.warning) -> Path | 
             check_folder(path)
         except CheckpointError as error:
             damaged.append((path, error))
-            say(f"damaged checkpoint left out: {error}")
+            say(f"damaged checkpoint skipped: {error}")
         else:
             return path
     if damaged:
@@ -91,7 +78,7 @@ def last_good(folder: Path, say: Callable[[str], None] = log.warning) -> Path | 
 
 
 def set_aside(folder: Path, after: Path | None) -> None:
-    """Rename the checkpoints later than `after` to `….damaged`: the run will come by their steps again."""
+    """Rename the checkpoints later than `after` to `….damaged`: the run will repeat their steps."""
     for path in list_checkpoints(folder):
         if after is not None and (step_of(path) or 0) > (step_of(after) or 0):
             aside = path.with_name(f"{path.name}.damaged")
@@ -104,13 +91,13 @@ def set_aside(folder: Path, after: Path | None) -> None:
 def save_checkpoint(
     folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, keep: int = 0, ranks: Ranks | None = None
 ) -> Path:
-    """Write `folder/step-…`, then delete all but the last `keep` (0: none are deleted). Returns its path.
+    """Write `folder/step-…`, then delete all but the last `keep` (0: keep all). Returns its path.
 
     Args:
-        ranks: those that train together; every one calls this, and the first writes.
+        ranks: the processes that train together; every one calls this, and the first writes.
 
     Raises:
-        StorageError: no space, or the disk failed; the checkpoints that were there still are.
+        StorageError: no space, or the disk failed; earlier checkpoints are untouched.
     """
     ranks = ranks or Ranks()
     parts = _collect(model, optimizer, progress, ranks)
@@ -131,10 +118,10 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer, ranks: Ranks | None = None) -> Progress:
-    """Put a verified checkpoint into a model and optimizer of the same shape, bit for bit, and the random generators too.
+    """Load a verified checkpoint into a model and optimizer of the same shape, bit for bit, and into the random generators.
 
     Args:
-        ranks: those that train together, which need not be as many as wrote it; every one calls this and takes its part.
+        ranks: the processes that train together, of any number; every one calls this and loads its part.
 
     Raises:
         CheckpointError: not a checkpoint of this model.
@@ -171,10 +158,10 @@ def _cursor(path: Path, trainer: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Parts:
-    """What all ranks together hold; complete on the first of them.
+    """What all ranks hold together; complete on the first rank.
 
     Attributes:
-        weights: put together, where the ranks share them; None where the model has them.
+        weights: put together, if they are sharded; else None, and the model has them.
         optimizer, rng, carry: by name.
     """
 
@@ -201,7 +188,7 @@ def _collect(model: nn.Module, optimizer: Optimizer, progress: Progress, ranks: 
 
 
 def _to_first(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """Sharded tensors put together one after the other, and kept by the first rank, on the CPU."""
+    """Sharded tensors, put together one at a time and kept on the first rank, on the CPU."""
     together = ((name, whole(tensor)) for name, tensor in tensors.items())
     return {name: tensor.cpu() for name, tensor in together if ranks.main}
 
@@ -239,7 +226,7 @@ def _size(model: nn.Module, optimizer: Optimizer) -> int:
 
 
 def _copy_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copied into the tensors that exist: their memory is aligned as in a fresh run, so sums come out the same."""
+    """Copy into the existing tensors: their memory is aligned as in a new run, so sums have the same bits."""
     own = model.state_dict()
     if missing := sorted(set(own) - set(weights) - _tied(model)):
         raise CheckpointError(f"the checkpoint lacks {', '.join(missing[:3])}")
@@ -255,7 +242,7 @@ def _copy_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def _tied(model: nn.Module) -> set[str]:
-    """Names that stand for another's tensor."""
+    """Names of tensors that are another parameter."""
     return set(getattr(model, "_tied_weights_keys", None) or {}) if model.config.tie_word_embeddings else set()  # type: ignore[union-attr]
 
 
@@ -279,7 +266,7 @@ def _load_carry(
 def _rng(ranks: Ranks) -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        # With several ranks each has one device: to ask for the others' would take memory on them.
+        # With several ranks each has one device: asking for others would allocate memory there.
         all_states = torch.cuda.get_rng_state_all() if ranks.size == 1 else [torch.cuda.get_rng_state()]
         states |= {f"cuda/{i}": state for i, state in enumerate(all_states)}
     return states
@@ -287,7 +274,7 @@ def _rng(ranks: Ranks) -> dict[str, Tensor]:
 
 def _restore_rng(states: Mapping[str, Tensor], ranks: Ranks, step: int) -> None:
     before = f"rank{ranks.rank}/" if ranks.rank else ""
-    if f"{before}cpu" not in states:  # written by fewer ranks: numbers that no other rank draws
+    if f"{before}cpu" not in states:  # written by fewer ranks: draw numbers that no other rank draws
         torch.manual_seed((int(states["cpu"].sum()) * 1_000_003 + step) * 4_099 + ranks.rank)
         return
     torch.set_rng_state(states[f"{before}cpu"])

@@ -1,10 +1,8 @@
-"""What a training says: its first lines, then a progress bar on a terminal and plain lines elsewhere. All of it but the bar
-goes to the run's console.log too."""
+"""What a training shows: a progress bar on a terminal, plain lines elsewhere. All but the bar also goes to console.log."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import shlex
@@ -12,19 +10,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from .loop import Trainer
-
 
 class _Unfailing:
-    """A stream to which writing may fail: its reader has left (`elman train … | head`), the terminal was closed, the disk of a
-    log is full. The training goes on unseen; console.log keeps every line."""
+    """A stream that may fail: its reader has gone (`elman train … | head`), the terminal was closed, or the disk of a log is
+    full. The training continues without output; console.log keeps every line."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -47,15 +42,15 @@ class _Unfailing:
             yield
         except OSError:
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._file.fileno())  # what is still buffered goes there, too
+            os.dup2(nowhere, self._file.fileno())  # buffered text goes there too
             os.close(nowhere)
 
 
 class Display:
-    """The voice of one run.
+    """The output of one run.
 
     Args:
-        log: called with every line, such as `RunFolder.log`. console: where it is shown. quiet: show nothing.
+        log: called with every line, such as `RunFolder.log`. console: shows the lines. quiet: show nothing.
     """
 
     def __init__(self, log: Callable[[str], None], console: Console | None = None, quiet: bool = False) -> None:
@@ -66,13 +61,13 @@ class Display:
         self.smooth: float | None = None
 
     def say(self, text: str) -> None:
-        """A line, shown and logged."""
+        """Show and log a line."""
         self.log(text)
         self.console.print(Text(text), soft_wrap=True)
 
     @contextmanager
-    def progress(self, run: Trainer) -> Iterator[None]:
-        """Inside, `step` moves a bar if this is a terminal."""
+    def progress(self, total: float, done: float, step: int) -> Iterator[None]:
+        """Inside, `step` moves a progress bar if this is a terminal. `total`, `done`: steps or seconds."""
         if not self.console.is_terminal or self.console.quiet:
             yield
             return
@@ -86,22 +81,21 @@ class Display:
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=self.console, expand=True) as self.bar:
-            self.task = self.bar.add_task("", total=_total(run), completed=int(_done(run)), step=run.step, figures="")
+            self.task = self.bar.add_task("", total=total, completed=int(done), step=step, figures="")
             try:
                 yield
             finally:
                 self.bar.refresh()
                 self.bar, self.task = None, None
 
-    def step(self, run: Trainer, metrics: Mapping[str, float]) -> None:
-        """One optimizer step is done."""
-        every, step = run.settings.train.log_every, int(metrics["step"])
-        loss = metrics["loss"]
+    def step(self, metrics: Mapping[str, float], done: float, every: int, last: bool) -> None:
+        """Report an optimizer step. `done`: steps or seconds so far; `every`: steps between lines; `last`: of the training."""
+        step, loss = int(metrics["step"]), metrics["loss"]
         self.smooth = loss if self.smooth is None else 0.95 * self.smooth + 0.05 * loss
         if self.bar is not None:
             figures = _figures({**metrics, "loss": self.smooth})
-            self.bar.update(self.task, completed=_done(run), step=step, figures=figures)
-        if step == 1 or step % every == 0 or run.finished:
+            self.bar.update(self.task, completed=done, step=step, figures=figures)
+        if step == 1 or step % every == 0 or last:
             line = f"step {step}  {_figures(metrics)}  lr {metrics['lr']:.2e}  norm {metrics['grad_norm']:.3g}"
             if self.bar is None:
                 self.say(line)
@@ -109,61 +103,30 @@ class Display:
                 self.log(line)
 
     def evaluation(self, result: Mapping[str, float]) -> None:
-        """A held-out evaluation is done."""
+        """Report a held-out evaluation."""
         self.say(
             f"held out at step {result['step']}: {result['bits_per_byte']:.4f} bits per byte "
             f"(loss {result['loss']:.4f}, {result['bytes']:,} bytes)"
         )
 
     def saved(self, path: Path) -> None:
-        """A checkpoint is on the disk."""
+        """Log that a checkpoint is on disk."""
         self.log(f"saved {path}")
 
-    def end(self, run: Trainer, status: str, result: Mapping[str, Any]) -> None:
-        """The last lines."""
+    def end(self, run: Path, step: int, status: str, result: Mapping[str, Any], model: Path | None) -> None:
+        """The last line. `run`: its folder. model: the last checkpoint."""
         if status != "ok":
-            self.say(f"stopped at step {run.step}, saved; continue with: elman resume {shlex.quote(str(run.path))}")
-        elif run.step == 0:
-            self.say(f"no steps asked for; the untrained model is in {run.path}")
+            self.say(f"stopped at step {step}, saved; continue with: elman resume {shlex.quote(str(run))}")
+        elif step == 0:
+            self.say(f"no steps were asked for; the untrained model is in {run}")
         else:
-            self.say(f"done: {run.step} steps, {_summary(result)}; the model is {run.saved[1] or run.path}")
-
-
-def first_lines(run: Trainer, resumed: bool) -> list[str]:
-    """What is known before the first step: settings, size, backends, data, the loss to expect, the schedule."""
-    settings, train = run.settings, run.settings.train
-    parameters = sum(p.numel() for p in run.model.parameters())
-    lines = [f"run         {run.path}" + (f" (resumed at step {run.step})" if resumed else "")]
-    for table, values in settings.to_dict().items():
-        shown = "  ".join(f"{k}={json.dumps(v)}" for k, v in values.items() if v is not None)
-        lines.append(f"{table:12}{shown}")
-    held = f", {run.split.heldout_bytes:,} held out" if settings.data.heldout else ", nothing held out"
-    lines += [
-        f"text        {run.file.size:,} bytes{held}",
-        f"parameters  {parameters:,}",
-        f"backend     {'; '.join(backends(run.model)) or 'no recurrence'} on {run.device}, {train.precision}",
-        f"steps       {run.mode.name} ({run.mode.why})",
-        *_ranks(run),
-        f"loss        expected at the start: {math.log(run.model.config.vocab_size):.4f} nats per byte "
-        f"(ln {run.model.config.vocab_size})",
-    ]
-    marks = "  ".join(f"{mark} {factor * train.lr:.2e}" for mark, factor in run.schedule.at_landmarks().items())
-    lines.append(f"schedule    {train.schedule}, warm-up {train.warmup} steps: {marks}")
-    return lines
-
-
-def _ranks(run: Trainer) -> list[str]:
-    facts = run.manifest.get("parallel", {"ranks": 1})
-    if facts["ranks"] == 1:
-        return []
-    rows = run.settings.train.batch_size // facts["ranks"]
-    return [f"ranks       {facts['ranks']}, {facts['kind']} over {facts['backend']}: {rows} rows of the batch each"]
+            self.say(f"done: {step} steps, {_summary(result)}; the model is {model or run}")
 
 
 def backends(model: Any) -> list[str]:
-    """What runs each layer's recurrence, neighbours with the same joined: `layers 0-5 X: reference`.
+    """What runs the recurrence of each layer, equal neighbours joined: `layers 0-5 X: reference`.
 
-    A layer without one is left out: `layers 0, 2, 4 Attention: sdpa`.
+    Layers without a recurrence are left out: `layers 0, 2, 4 Attention: sdpa`.
     """
     mixers = [(i, block.mixer) for i, block in enumerate(model.model.layers)]
     each = [(f"{type(mixer).__name__}: {ran}", i) for i, mixer in mixers if (ran := mixer.backend())]
@@ -173,7 +136,7 @@ def backends(model: Any) -> list[str]:
 
 
 def layers_in_words(numbers: Sequence[int]) -> str:
-    """In words: `layer 3`, `layers 0-5`, `layers 0, 2, … 28`."""
+    """`layer 3`, `layers 0-5`, `layers 0, 2, … 28`."""
     first, last = numbers[0], numbers[-1]
     if first == last:
         return f"layer {first}"
@@ -198,12 +161,3 @@ def _summary(result: Mapping[str, Any]) -> str:
         parts.append(f"loss {result['loss_last_100_steps']:.4f} over the last 100 steps")
         parts.append(f"{result['tok_s']:,.0f} tok/s")
     return ", ".join(parts)
-
-
-def _total(run: Trainer) -> float:
-    train = run.settings.train
-    return float(train.steps if train.steps is not None else 60 * (train.minutes or 0))
-
-
-def _done(run: Trainer) -> float:
-    return float(run.step if run.settings.train.steps is not None else run.progress.seconds)

@@ -1,8 +1,8 @@
-"""Several processes, one training: who is there, what they tell each other, and how the failure of one ends all.
+"""Several processes, one training: who takes part, what they tell each other, and how a failure of one ends all.
 
-A rank is a process; each has one device and its own rows of the batch. Everything that may fail on one rank alone goes through
-`together` or `first`, after which all ranks know; a rank that fails elsewhere leaves a note in the launcher's store before it
-goes, and those that wait for it in vain read it there.
+A rank is a process with one device and its own rows of the batch. Whatever may fail on one rank alone runs in `together` or
+`first`, after which all ranks know. A rank that fails elsewhere leaves a note in the launcher's store before it exits; ranks
+whose connection to it breaks read the note there.
 """
 
 from __future__ import annotations
@@ -19,22 +19,20 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from elman_core.registry import ConfigError, ElmanError, RankError
 from elman_core.registry import errors as known
 
-from .launch import place, several
-from .parting import Held, Holdings, in_time
-from .phases import reached
+from .launch import place, reached, several
+from .shutdown import Held, Holdings, in_time
 
 T = TypeVar("T")
 NOTE, SAID = "elman/failed", "elman/said"
-READING = 3.0  # seconds: how long one looks for the note of a rank that has gone
+READING = 3.0  # seconds to wait for the note of a rank that is gone
 
 
 class Ranks:
-    """The processes of one training; this is `rank` of `size`. Alone, every method does the obvious and nothing is sent."""
+    """The processes of one training; this is `rank` of `size`. With a single process nothing is sent."""
 
     def __init__(self, rank: int = 0, size: int = 1, local: int = 0, store: Any = None) -> None:
         self.rank, self.size, self.local, self.store = rank, size, local, store
@@ -43,39 +41,37 @@ class Ranks:
 
     @property
     def main(self) -> bool:
-        """Whether this one writes, shows and calls observers."""
+        """Whether this rank writes, shows and calls observers."""
         return self.rank == 0
 
     def together(self, run: Callable[[], T]) -> T:
-        """What `run` gives here, once it has worked on every rank.
+        """The result of `run` on this rank, once it has succeeded on every rank.
 
         Raises:
-            ElmanError: it failed on a rank: on all of them the error of the first that failed.
+            ElmanError: it failed on a rank; every rank raises the error of the first that failed.
         """
-        if self.size == 1:
-            return run()
-        result, error = None, None
-        try:
-            result = run()
-        except (ElmanError, OSError) as raised:
-            error = raised
+        result, error = self._attempt(run)
         self.settle(error)
         return result  # type: ignore[return-value]
 
     def first(self, run: Callable[[], T]) -> T:
-        """What `run` gives on rank 0, on every rank; it is run there alone. Raises as `together`."""
-        if self.size == 1:
-            return run()
+        """The result of `run`, which runs on rank 0 only, on every rank. Raises as `together`."""
         box: list[Any] = [None]
-        error: Exception | None = None
+        error: BaseException | None = None
         if self.main:
-            try:
-                box[0] = run()
-            except (ElmanError, OSError) as raised:
-                error = raised
+            box[0], error = self._attempt(run)
         self.settle(error)
-        dist.broadcast_object_list(box, src=0)
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def _attempt(self, run: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+        if self.size == 1:
+            return run(), None
+        try:
+            return run(), None
+        except (ElmanError, OSError) as error:
+            return None, error
 
     def settle(self, error: BaseException | None) -> None:
         """Tell the others whether something failed here. Raises on every rank if it did on any."""
@@ -88,10 +84,10 @@ class Ranks:
         if failed:
             rank, words = failed[0]
             everywhere = len(failed) == self.size and all(w == words for _, w in failed)
-            raise _said(words, "" if everywhere else f"rank {rank}: ") from error
+            raise _rebuilt(words, "" if everywhere else f"rank {rank}: ") from error
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank gives, in order, on all of them. Any object that pickles."""
+        """The values of all ranks in order, on every rank. Any object that pickles."""
         if self.size == 1:
             return [value]
         box: list[Any] = [None] * self.size
@@ -104,85 +100,66 @@ class Ranks:
         for rank, others in enumerate(told):
             for name, value in told[0].items():
                 if others[name] != value:
-                    raise _everywhere(
+                    raise everywhere(
                         ConfigError(
                             f"rank {rank} has {name} {others[name]}, rank 0 has {value}: give every rank the same"
                         )
                     )
 
     def rows(self, count: int) -> range:
-        """The rows of a batch of `count` that are this rank's: whole parts in the order of the ranks."""
+        """This rank's rows of a batch of `count`: contiguous parts in the order of the ranks."""
         each = count // self.size
         return range(self.rank * each, (self.rank + 1) * each)
 
     def hold(self, held: Held) -> None:
-        """Have it give up what it holds of the operations that ranks share, before this one parts from the others."""
+        """Have `held` release its collective operations before this rank disconnects."""
         self.holdings.add(held)
 
-    # the end of one is the end of all
+    # the failure of one ends all
 
     def leave_note(self, error: BaseException) -> None:
-        """Say what ended this rank, for those that will wait for it in vain. The first note stays."""
+        """Tell the ranks that will wait in vain what ended this one. Only the first note counts."""
         if self.store is None or self.parted or getattr(error, "everywhere", False):
             return
         try:
-            self.store.add(SAID, 1)  # this rank says it itself
+            self.store.add(SAID, 1)  # this rank prints it itself
             self.store.compare_set(NOTE, "", json.dumps({"rank": self.rank, "words": _words(error)}))
         except (RuntimeError, OSError):
-            return  # the store has gone with its launcher: the others find that out themselves
+            return  # the store is gone with its launcher: the others find that out themselves
 
-    def lost(self, error: BaseException) -> BaseException:
-        """`error`, or what lies behind it where a collective operation failed because another rank is gone."""
+    def explain(self, error: BaseException) -> BaseException:
+        """`error`; or, if a collective operation failed because another rank is gone, the error that ended that rank."""
         if self.size == 1 or isinstance(error, ElmanError) or not isinstance(error, RuntimeError):
             return error
         if not isinstance(error, dist.DistError) and not any(sign in str(error) for sign in _SIGNS):
             return error
         self.parted = True
-        note = self._note()
-        if note is None:
-            found: ElmanError = RankError(
-                f"a rank has ended or has not answered for {timeout().seconds} s: all of them stop; the launcher's lines say "
-                f"which and why"
-            )
-        else:
-            found = _said(note["words"], f"rank {note['rank']}: ")
-        found.everywhere, found.said = False, not self._speaks()
+        found: ElmanError = RankError(
+            f"a rank has ended or has not answered for {timeout().seconds} s: all ranks stop; the launcher's output says "
+            f"which rank and why"
+        )
+        speaks = True
+        try:
+            until = time.monotonic() + READING
+            while not (noted := self.store.check([NOTE])) and time.monotonic() < until:
+                time.sleep(0.1)
+            if noted:
+                note = json.loads(self.store.get(NOTE))
+                found = _rebuilt(note["words"], f"rank {note['rank']}: ")
+            speaks = self.store.add(SAID, 1) == 1  # the first rank that asks prints it
+        except (RuntimeError, OSError):
+            pass  # the store is gone with its launcher: this rank prints what it knows
+        found.everywhere, found.said = False, not speaks
         return found
 
-    def _speaks(self) -> bool:
-        """Whether this rank is the one of those left that says what happened: the first that asks."""
-        try:
-            return self.store.add(SAID, 1) == 1
-        except (RuntimeError, OSError):
-            return True
-
-    def _note(self) -> dict[str, Any] | None:
-        """What a rank that has gone left behind, if it did."""
-        until = time.monotonic() + READING
-        try:
-            while not self.store.check([NOTE]):
-                if time.monotonic() > until:
-                    return None
-                time.sleep(0.1)
-            return json.loads(self.store.get(NOTE))
-        except (RuntimeError, OSError):
-            return None
-
     def all_here(self, error: BaseException) -> bool:
-        """Whether all ranks have come to this error together, and may go on to something else together."""
+        """Whether all ranks raised this error together and can still work together."""
         return self.size == 1 or (getattr(error, "everywhere", False) and not self.parted)
 
 
 _SIGNS = (
-    "gloo",
-    "Gloo",
-    "NCCL",
-    "Connection closed by peer",
-    "Connection reset",
-    "Broken pipe",
-    "wait timeout",
-    "Timed out",
-)
+    "gloo", "Gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe", "wait timeout", "Timed out",
+)  # fmt: skip
 
 
 def timeout() -> datetime.timedelta:
@@ -197,7 +174,7 @@ def timeout() -> datetime.timedelta:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise ConfigError(f"ELMAN_RANK_TIMEOUT is a number of seconds, not {given!r}")
+        raise ConfigError(f"ELMAN_RANK_TIMEOUT must be a number of seconds above 0, not {given!r}")
     return datetime.timedelta(seconds=seconds)
 
 
@@ -205,12 +182,12 @@ _joined: Ranks | None = None
 
 
 def join() -> Ranks:
-    """This process's place among those that the launcher started; it meets them at the first call.
+    """This process among those that the launcher started; the first call connects them.
 
-    NCCL for tensors on GPUs, gloo for those on CPUs and for everything that is not a tensor.
+    Tensors on GPUs travel by NCCL, everything else by gloo.
 
     Raises:
-        ConfigError: the launcher's variables are wrong. RankError: not all ranks came within the time.
+        ConfigError: the launcher's variables are wrong. RankError: not all ranks came in time.
     """
     global _joined
     if not several():
@@ -235,10 +212,10 @@ def join() -> Ranks:
 
 
 def leave(well: bool = True, code: int = 0) -> None:
-    """Part from the other ranks. After a failure without waiting for any of them.
+    """Disconnect from the other ranks; after a failure without waiting for any of them.
 
     Args:
-        code: what the process ends with if a library that connects ranks does not come to an end with that.
+        code: exit code of the process if a library does not finish disconnecting.
     """
     global _joined
     if _joined is None or not dist.is_initialized():
@@ -256,50 +233,35 @@ def leave(well: bool = True, code: int = 0) -> None:
 
 @contextmanager
 def session() -> Iterator[Ranks]:
-    """The ranks for as long as a command runs. What ends it is noted for the others; then nobody is waited for."""
+    """The ranks, for the duration of a command. An error is noted for the others, and then nobody is waited for."""
     ranks = join()
     try:
         yield ranks
     except BaseException as error:
-        if _is_exit(error):
+        if type(error).__name__ == "Exit":  # a command that exits with a code, as after a signal: all ranks do
             leave(code=error.exit_code)  # type: ignore[attr-defined]
         elif isinstance(error, Exception) and ranks.size > 1:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's; what is left to do is to say why
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from the launcher; this rank still has to say why it ends
             ranks.leave_note(error)
             leave(well=False, code=getattr(error, "exit_code", RankError.exit_code))
         raise
     leave()
 
 
-def _is_exit(error: BaseException) -> bool:
-    """A command that leaves with a code, as after a signal: all ranks do."""
-    return type(error).__name__ == "Exit"
-
-
 def _words(error: BaseException) -> list[str]:
     return [type(error).__name__, str(error) or type(error).__name__]
 
 
-def _said(words: Iterable[str], before: str) -> ElmanError:
+def _rebuilt(words: Iterable[str], before: str) -> ElmanError:
     """An error of the same class with the same words; one that is not ours becomes a `RankError`."""
     name, text = words
     kind = getattr(known, name, None)
     if not (isinstance(kind, type) and issubclass(kind, ElmanError)):
         kind, text = RankError, f"{name}: {text}"
-    return _everywhere(kind(before + text))
+    return everywhere(kind(before + text))
 
 
-def _everywhere(error: ElmanError) -> ElmanError:
-    """Marked as one that every rank raises, so that one of them says it."""
+def everywhere(error: ElmanError) -> ElmanError:
+    """`error`, marked as raised by every rank, so that only one prints it."""
     error.everywhere = True
     return error
-
-
-def checksum(tensors: Iterable[Tensor]) -> int:
-    """A number that changes with the bits of any of these tensors, the same in whatever order a device adds."""
-    total = 0
-    for tensor in tensors:
-        flat = tensor.detach().contiguous().flatten()
-        words = flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
-        total = (total * 31 + int(words.sum(dtype=torch.int64))) % 2**63
-    return total

@@ -31,12 +31,12 @@ def on_windows(
     """Mean loss over fixed windows, each read from the initial state.
 
     Args:
-        model: evaluated in eval mode, which it is taken out of again. Autocast is the caller's.
+        model: evaluated in eval mode; its mode is restored. Autocast is up to the caller.
         offsets_N: where the windows start. length: bytes scored in each. rows: windows at a time.
         loss_chunk: time steps whose logits exist at once. 0: all.
-        ranks: processes that share the work; each scores some of the batches of `rows`, and the sum is taken in their order, so
-            that the result does not depend on how many there are.
-        forward: `forward_loss`, or what stands for it where a model is shared.
+        ranks: processes that share the work: each scores some of the batches of `rows`. Sums are taken in the order of batches,
+            so the result does not depend on the number of ranks.
+        forward: `forward_loss`, or its replacement for a sharded model.
 
     Returns:
         loss (nats per byte), bits_per_byte, bytes.
@@ -48,7 +48,7 @@ def on_windows(
         for first in range(0, len(batches), ranks.size):
             mine = first + ranks.rank
             tokens = file.windows(batches[min(mine, len(batches) - 1)], length + 1)
-            # Who has no batch left computes one for nothing: a sharded model needs every rank.
+            # A rank without a batch repeats one: a sharded model needs every rank.
             nats = _nats(model, tokens, loss_chunk=loss_chunk, forward=forward)[0]
             if mine < len(batches):
                 own[mine] = nats
@@ -59,8 +59,8 @@ def on_windows(
 def on_everything(model: Any, file: ByteFile, length: int, rows: int) -> dict[str, Any]:
     """Mean loss over every byte of the file but the first, each predicted from all bytes before it in its part.
 
-    The file is cut into `rows` parts of equal length that are read side by side, the state being carried through each; only at
-    the `rows` places where a part begins is there less to predict from.
+    The file is cut into `rows` parts of equal length, read side by side with a carried state; only at the start of each part
+    is there less context.
 
     Raises:
         ConfigError: a model whose state grows with the text.
@@ -101,7 +101,7 @@ def _nats(
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """Eval mode without gradients, and back."""
+    """Eval mode without gradients; afterwards the previous mode."""
     was_training = model.training
     model.eval()
     try:

@@ -1,19 +1,27 @@
-"""Whether this process was started as one of several, as `torchrun` does. Needs no torch."""
+"""How this process was started: alone or as one of several (`torchrun`), and how long its start takes. Needs no torch."""
 
 from __future__ import annotations
 
+import logging
 import os
+import time
+
+import psutil
 
 from elman_core.registry.errors import ConfigError
 
+log = logging.getLogger("elman_core")
+
+_reached: dict[str, float] = {}
+
 
 def several() -> bool:
-    """Whether a launcher says that there are other processes."""
+    """Whether a launcher has started other processes too."""
     return "RANK" in os.environ and place()[1] > 1
 
 
 def hush() -> None:
-    """Before torch is imported: of a rank that is gone its libraries would otherwise warn for pages, besides the error."""
+    """Call before importing torch: silences the pages of warnings that torch prints when another rank disappears."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
@@ -35,3 +43,16 @@ def place() -> tuple[int, int, int]:
             f"RANK, WORLD_SIZE and LOCAL_RANK are {', '.join(found)}: start several processes with torchrun"
         )
     return rank, size, local
+
+
+def reached(phase: str) -> dict[str, float]:
+    """Record that this process reached `phase`; if `ELMAN_PHASES` is set, every rank logs it.
+
+    Returns:
+        Seconds from the start of the process to each phase reached so far.
+    """
+    seconds = round(time.time() - psutil.Process().create_time(), 2)
+    _reached[phase] = seconds
+    if os.environ.get("ELMAN_PHASES"):
+        log.warning("elman: rank %d: %s after %.1f s", place()[0], phase, seconds)
+    return dict(_reached)

@@ -1,20 +1,33 @@
-"""How a step is run: eager, compiled, or captured; what `train.launch = "auto"` comes to, and why another way is refused."""
+"""How a step is run: eager, compiled, or recorded once and replayed as one CUDA graph, so that no kernel waits for the host.
+
+The first steps of a captured run are eager, which compiles and warms up what they use; the next is recorded. What a recorded
+step reads and writes stays at fixed addresses: windows, learning rate and carried state are copied there before each replay.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from elman_core.model.graph import CudaRecorder
-from elman_core.registry import ConfigError
+from elman_core.model.graph import CudaRecorder, Recorder, Recording, Sent, try_to_record
+from elman_core.registry import ConfigError, KernelError
 
-from .capture import CapturedStep
+from .distributed import everywhere
 from .hooks import acting
+from .objective import States, restart
 from .settings import Settings
-from .step import TrainStep
+from .step import Done, TrainStep, Windows
+
+log = logging.getLogger("elman_core")
+
+WARM = 2
+"""Steps before the recording: the first compiles and verifies kernels, the second settles the allocator."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +35,8 @@ class Mode:
     """How a run's steps are run.
 
     Attributes:
-        name: "eager", "graph", "compile" or "compile+graph". why: for the run's first lines.
-        asked: the setting.
+        name: "eager", "graph", "compile" or "compile+graph". why: the reason, for the run's first lines.
+        asked: the setting `train.launch`.
     """
 
     name: str
@@ -44,26 +57,26 @@ class Mode:
 
 
 def choose_mode(settings: Settings, model: Any, device: torch.device, sharded: bool = False) -> Mode:
-    """What `train.launch` means for this run. "auto" is a CUDA graph on a GPU where nothing stands against it.
+    """What `train.launch` means for this run. "auto" is a CUDA graph on a GPU unless something prevents it.
 
     Args:
-        sharded: whether several processes share the weights.
+        sharded: whether each rank holds only a part of the weights.
 
     Raises:
-        ConfigError: what was asked for by name cannot be had; says why.
+        ConfigError: the mode asked for by name is unavailable; says why.
     """
     asked = settings.train.launch
     against = _against_capture(settings, model, device)
     if sharded and asked == "auto":
-        return Mode("eager", "the weights are shared out among the ranks", asked)
+        return Mode("eager", "the weights are sharded over the ranks", asked)
     if sharded and asked != "eager":
-        raise ConfigError(f"train.launch={asked!r} cannot be had with train.parallel='fsdp': use 'auto'")
+        raise ConfigError(f"train.launch={asked!r} does not work with train.parallel='fsdp': use 'auto'")
     if asked == "auto":
-        return Mode("eager", against, asked) if against else Mode("graph", "on a GPU, and nothing against it", asked)
+        return Mode("eager", against, asked) if against else Mode("graph", "on a GPU, and nothing prevents it", asked)
     if asked.endswith("graph") and against:
-        raise ConfigError(f"train.launch={asked!r} cannot be had: {against}; use 'auto'")
+        raise ConfigError(f"train.launch={asked!r} is unavailable: {against}; use 'auto'")
     if asked.startswith("compile") and settings.data.sampling == "tbptt":
-        raise ConfigError(f"train.launch={asked!r} cannot be had: a carried state is not compiled; use 'auto'")
+        raise ConfigError(f"train.launch={asked!r} is unavailable: a carried state cannot be compiled; use 'auto'")
     return Mode(asked, "asked for", asked)
 
 
@@ -74,12 +87,12 @@ def _against_capture(settings: Settings, model: nn.Module, device: torch.device)
         names = sorted({name for plugins in hooks.values() for name in plugins})
         return f"{', '.join(names)} acts on every step, in {' and '.join(hooks)}"
     if settings.data.documents == "reset":
-        return "data.documents='reset' cuts each window elsewhere"
+        return "data.documents='reset' cuts each window at other places"
     drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
     if train.gradient_checkpointing and drops:
         return "train.gradient_checkpointing draws the dropout again on the host"
     if device.type != "cuda":
-        return f"there are no CUDA graphs on {device.type}"
+        return f"no CUDA graphs on {device.type}"
     return ""
 
 
@@ -91,3 +104,120 @@ def make_step(step: TrainStep, mode: Mode) -> TrainStep | CapturedStep:
     if not mode.captures:
         return step
     return CapturedStep(step, CudaRecorder(step.device), required=mode.asked != "auto")
+
+
+class CapturedStep:
+    """A `TrainStep` that is replayed. It is called in the same way and gives the same numbers, bit for bit.
+
+    Args:
+        step: forward, loss, backward, norm, clipping and update are recorded.
+        recorder: records them, such as `CudaRecorder`.
+        required: whether a step that cannot be recorded is an error; if not, it runs eager after one warning.
+
+    Attributes:
+        ready: whether the next call runs at the final speed.
+        refused: why it could not be recorded; "" if it was recorded or has yet to be.
+    """
+
+    def __init__(self, step: TrainStep, recorder: Recorder, required: bool = False) -> None:
+        self.step, self.recorder, self.required = step, recorder, required
+        self.calls, self.refused = 0, ""
+        self._replay: Recording | None = None
+        self._given: Windows | None = None
+        self._fresh_B: Tensor | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._replay is not None or (bool(self.refused) and self.calls > WARM)
+
+    def __call__(self, windows: Windows, lr: float) -> Done:
+        """As `TrainStep`; the carried states of the result are the same tensors every time.
+
+        Raises:
+            KernelError: the step cannot be recorded, and `required`.
+        """
+        with self.recorder.work():
+            self.step.optimizer.set_lr(lr)
+            if self._replay is not None:
+                self._fill(windows)
+            elif self.calls >= WARM and not self.refused:
+                self._record(windows)
+            self.calls += 1
+            if self._replay is None:
+                return self.step(windows, lr)
+            values = self._replay()
+            assert self._given is not None
+            return Done(Sent.of(values), (), self._given.carry)
+
+    def release(self) -> None:
+        """Drop the recording, which holds collective operations. The next call records again."""
+        recording, self._replay = self._replay, None
+        if recording is not None:
+            recording.release()
+
+    def where_it_failed(self, windows: Windows, again: bool) -> dict[str, str] | None:
+        return self.step.where_it_failed(windows, again)
+
+    def _record(self, windows: Windows) -> None:
+        self._given = Windows(windows.tokens.clone(), None, _clones(windows.carry))
+        if windows.carry is not None:
+            assert windows.fresh is not None
+            self._fresh_B = windows.fresh[:, 0].to(self.step.device)
+            self._restarted(windows.carry, self._fresh_B)  # compiles what it uses before the recording
+        self.step.optimizer.zero_grad()  # the recording can use their memory
+        found = try_to_record(self.recorder, self._run)
+        failed = found if isinstance(found, RuntimeError) else None
+        self.refused = self.step.processes.refusal(str(failed).splitlines()[0] if failed else "")
+        if not isinstance(found, RuntimeError):
+            self._replay = found
+            if self.refused:
+                self.release()
+        if self.refused and self.required:
+            raise everywhere(
+                KernelError(f"the step cannot be captured as a CUDA graph, use train.launch='eager': {self.refused}")
+            ) from failed
+        if self.refused:
+            log.warning("elman: the step cannot be captured as a CUDA graph and runs eager: %s", self.refused)
+            self.step.optimizer.zero_grad()
+
+    def _run(self) -> Tensor:
+        """The work to record. Everything it reads from outside has a fixed address."""
+        assert self._given is not None
+        windows = self._given
+        if windows.carry is not None:
+            assert self._fresh_B is not None
+            windows = dataclasses.replace(windows, carry=self._restarted(windows.carry, self._fresh_B))
+        values, _, carry = self.step.gradients(windows)
+        self.step.update()
+        if carry is not None and self._given.carry is not None:
+            for old, new in _pairs(self._given.carry, carry):
+                old.copy_(torch.where(self.step.failed > 0, old, new))
+        return values
+
+    def _restarted(self, carry: States, fresh_B: Tensor) -> States:
+        with self.step.autocast():
+            return restart(self.step.model, carry, fresh_B)
+
+    def _fill(self, windows: Windows) -> None:
+        given = self._given
+        assert given is not None
+        given.tokens.copy_(windows.tokens, non_blocking=True)
+        if given.carry is not None:
+            assert windows.carry is not None
+            assert windows.fresh is not None
+            assert self._fresh_B is not None
+            self._fresh_B.copy_(windows.fresh[:, 0], non_blocking=True)
+            for mine, theirs in _pairs(given.carry, windows.carry):
+                if mine is not theirs:
+                    mine.copy_(theirs)
+
+
+def _clones(carry: States | None) -> States | None:
+    return None if carry is None else [None if s is None else {n: t.clone() for n, t in s.items()} for s in carry]
+
+
+def _pairs(one: States, two: States) -> Iterator[tuple[Tensor, Tensor]]:
+    for a, b in zip(one, two, strict=True):
+        for name, tensor in (a or {}).items():
+            assert b is not None
+            yield tensor, b[name]

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 from elman_core.registry import CheckpointError, Mixer
 
+from .rank_tensors import placed
 from .schedule_free import ScheduleFree
 from .settings import TrainSettings
-from .sharding import placed
 
 _DECAY_RATES = ("A_log", "dt_bias", "decay")
 _ADAMW, _AVERAGED = {"step", "exp_avg", "exp_avg_sq"}, {"z", "exp_avg_sq"}
-"""What each optimizer keeps of a parameter."""
+"""The tensors that each optimizer keeps for a parameter."""
 
 
 def undecayed(model: nn.Module) -> set[str]:
-    """Names of parameters that weight decay leaves alone: vectors, decay rates, and what mixers name in `no_decay`."""
+    """Names of parameters without weight decay: vectors, decay rates, and those that mixers list in `no_decay`."""
     names = {n for n, p in model.named_parameters() if p.ndim < 2 or n.endswith(_DECAY_RATES)}
     for prefix, module in model.named_modules():
         if isinstance(module, Mixer):

@@ -1,8 +1,8 @@
-"""How a step is shared by several processes: weights on all of them, or cut up among them.
+"""How several processes share a step: each holds all weights, or a part of them.
 
-`ddp`: every rank holds the model; torch's DistributedDataParallel averages the gradients while the backward still runs, or,
-where the whole step is one CUDA graph, their sums follow the backward inside the graph (`sums.py`). `fsdp`: FSDP2's
-`fully_shard`; each rank holds its part of weights, gradients and optimizer state, and a block is put together while it is used.
+`ddp`: every rank holds the model; torch's DistributedDataParallel averages the gradients while the backward still runs; where
+the whole step is one CUDA graph, the graph averages them after the backward (`rank_tensors.average`). `fsdp`: FSDP2's
+`fully_shard`; each rank holds a part of weights, gradients and optimizer state, and a block is put together while it is used.
 Either way a rank computes its rows of the batch, and the mean over ranks is the mean over rows.
 """
 
@@ -25,14 +25,13 @@ from torch.nn.utils import get_total_norm
 from elman_core.data import ByteFile
 from elman_core.registry import ConfigError, RankError
 
-from .distributed import Ranks, checksum
+from .distributed import Ranks, everywhere
 from .hooks import hook_plugins
 from .objective import Outputs, forward_loss
+from .rank_tensors import average, checksum, is_sharded, whole
 from .run import versions
 from .settings import Settings
-from .sharding import is_sharded, whole
 from .step import OneProcess
-from .sums import average
 
 log = logging.getLogger("elman_core")
 
@@ -56,18 +55,18 @@ def kind_of(settings: Settings, ranks: Ranks) -> str:
     if kind == "fsdp" and train.optimizer != "adamw":
         raise ConfigError(f"train.parallel='fsdp' needs train.optimizer='adamw', not {train.optimizer!r}: use 'ddp'")
     if kind == "fsdp" and settings.data.sampling == "tbptt":
-        # Rows begin afresh at different places on different ranks, which then ask for the weights a different number of times.
-        raise ConfigError("train.parallel='fsdp' does not go with data.sampling='tbptt': use 'ddp'")
+        # Rows restart at different places on different ranks, which would gather the weights a different number of times.
+        raise ConfigError("train.parallel='fsdp' does not work with data.sampling='tbptt': use 'ddp'")
     return kind
 
 
 def make_processes(
     kind: str, ranks: Ranks, model: nn.Module, device: torch.device, captured: bool = False
 ) -> OneProcess:
-    """What stands between a step and the other ranks. `fsdp` replaces the model's parameters: make the optimizer afterwards.
+    """What connects a step to the other ranks. `fsdp` replaces the model's parameters: make the optimizer afterwards.
 
     Args:
-        captured: whether the step is to be recorded as a CUDA graph, which has no place for torch's own wrapper.
+        captured: whether the step will be recorded as a CUDA graph, which cannot use torch's own wrapper.
     """
     if kind == "none":
         return OneProcess()
@@ -77,14 +76,14 @@ def make_processes(
 
 
 def check_ranks(ranks: Ranks, settings: Settings, model: nn.Module, file: ByteFile, device: torch.device) -> None:
-    """Compare what every rank is to do, with what, on which text.
+    """Compare the settings, versions, plugins and text of all ranks.
 
     Raises:
-        ConfigError, DataError: they differ; names the rank and what it has.
+        ConfigError, DataError: they differ; names the rank and its value.
     """
     if ranks.size == 1:
         return
-    data = dataclasses.replace(settings.data, path="")  # which may be mounted elsewhere
+    data = dataclasses.replace(settings.data, path="")  # may be mounted elsewhere
     for name, value in versions(model.config.made_with or {}).items():  # type: ignore[union-attr, operator, arg-type]
         ranks.require_same({name: value})
     ranks.require_same({"settings": dataclasses.replace(settings, data=data).to_dict()})
@@ -104,12 +103,12 @@ def require_one_model(model: nn.Module, ranks: Ranks) -> None:
     sums = ranks.gather(checksum([*model.parameters(), *model.buffers()]))
     odd = [rank for rank, found in enumerate(sums) if found != sums[0]]
     if odd:
-        error = RankError(
-            f"rank {odd[0]} no longer holds the weights of rank 0: nothing was saved; a GPU that computes wrongly, or a hook "
-            f"that acts on one rank alone"
+        raise everywhere(
+            RankError(
+                f"rank {odd[0]} no longer holds the weights of rank 0: nothing was saved; check for a GPU that computes "
+                f"wrongly, or a hook that acts on one rank alone"
+            )
         )
-        error.everywhere = True
-        raise error
 
 
 def parallel_facts(ranks: Ranks, kind: str, device: torch.device) -> dict[str, Any]:
@@ -119,7 +118,7 @@ def parallel_facts(ranks: Ranks, kind: str, device: torch.device) -> dict[str, A
 
 
 class _Loss(nn.Module):
-    """The loss as a module, because that is what torch's wrappers wrap."""
+    """The loss as a module, because torch's wrappers take modules."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -130,7 +129,7 @@ class _Loss(nn.Module):
 
 
 class Shared(OneProcess):
-    """A step on several ranks. With the loss it carries notes around, numbers that are added up over the ranks.
+    """A step on several ranks. Beside the loss it sums notes, a few numbers of each rank.
 
     Attributes:
         notes: on the device; `tell` sets them before a step. heard: their sums after it.
@@ -149,7 +148,7 @@ class Shared(OneProcess):
         self.notes[: len(notes)].copy_(torch.tensor(notes, dtype=torch.float64), non_blocking=True)
 
     def refusal(self, own: str) -> str:
-        """All record the step or none does: NCCL wants an operation in a graph on every rank, or on none."""
+        """All ranks record the step or none does: NCCL requires an operation to be in a graph on every rank or on none."""
         told = self.ranks.gather(own)
         return next((why if why == own else f"rank {rank}: {why}" for rank, why in enumerate(told) if why), "")
 
@@ -165,7 +164,7 @@ class Replicated(Shared):
 
     def __init__(self, ranks: Ranks, model: nn.Module) -> None:
         super().__init__(ranks, model)
-        # Buffers are functions of weights that are the same everywhere: nothing to send. Newer torch has a new name for it.
+        # Buffers are functions of the weights, which are equal: nothing to send. Newer torch has a new name for the option.
         wrapper = nn.parallel.DistributedDataParallel
         new = "forward_sync_buffers" in inspect.signature(wrapper.__init__).parameters
         how: dict[str, Any] = {("forward_sync_buffers" if new else "broadcast_buffers"): False}
@@ -186,7 +185,7 @@ class Summed(Shared):
 
 
 class Sharded(Shared):
-    """Each rank holds its part of the model; FSDP2 puts a block together for as long as it is used."""
+    """Each rank holds a part of the model; FSDP2 gathers a block while it is used."""
 
     def __init__(self, ranks: Ranks, model: nn.Module, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh

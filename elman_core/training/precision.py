@@ -14,7 +14,7 @@ from .distributed import Ranks
 def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
     """The device of `train.device`; "auto" is the first GPU, or the CPU. Each of several ranks has the GPU of its own number.
 
-    A GPU has its number, without which torch refuses some of what it can do, such as to limit a process's memory.
+    A GPU always gets its number, because torch refuses some calls without one, such as limiting a process's memory.
 
     Raises:
         ConfigError: no such device here.
@@ -26,21 +26,21 @@ def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"train.device must be auto, cpu, cuda or cuda:N, not {name!r}") from error
+        raise ConfigError(f"the device must be auto, cpu, cuda or cuda:N, not {name!r}") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"train.device is {name!r}, but this machine has {torch.cuda.device_count()} CUDA devices")
+        raise ConfigError(f"the device is {name!r}, but this machine has {torch.cuda.device_count()} CUDA devices")
     return _numbered(device)
 
 
 def _numbered(device: torch.device) -> torch.device:
-    """A GPU with its number: the current one's if none is given. It starts no CUDA, which would take memory there."""
+    """A GPU with its number; by default the current one. Does not initialise CUDA, which would allocate memory there."""
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether bfloat16 is worth using there: on GPUs with hardware for it. CPUs compute in float32 unless told otherwise."""
+    """Whether bfloat16 is worth using: on GPUs with hardware for it. CPUs compute in float32 unless told otherwise."""
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
@@ -52,7 +52,7 @@ def compute_in(precision: str, device: torch.device) -> AbstractContextManager:
 
 
 def full_precision_in(device: torch.device) -> AbstractContextManager:
-    """Inside `compute_in`: back to the dtypes that tensors have, for what autocast is not meant for, such as a backward."""
+    """Inside `compute_in`: autocast off, for what it is not meant for, such as a backward."""
     return torch.autocast(device.type, enabled=False)
 
 
@@ -65,7 +65,7 @@ def _device_of(ranks: Ranks, name: str) -> torch.device:
         )
     if name == "cuda" and ranks.local >= torch.cuda.device_count():
         raise ConfigError(
-            f"there are {torch.cuda.device_count()} CUDA devices here, too few for the ranks on this machine: give "
-            f"--nproc-per-node as many, or train.device=cpu"
+            f"there are {torch.cuda.device_count()} CUDA devices here, too few for the ranks on this machine: lower "
+            f"--nproc-per-node, or use train.device=cpu"
         )
     return torch.device(name, ranks.local) if name == "cuda" else torch.device(name)

@@ -1,7 +1,7 @@
-"""Batches read ahead of the steps that need them, in a thread, and already on their way to the GPU.
+"""The windows of each step, read ahead in a thread and already on their way to the GPU.
 
-What a step sees does not depend on it: a batch is a function of its step. The bytes travel as they are, one each, and become
-int64 on the device. A slow disk makes a step wait; it never makes it skip.
+What a step sees does not depend on that: a batch is a function of its step. Bytes are copied as uint8 and become int64 on the
+device. A slow disk makes a step wait, never skip.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from elman_core.data import Batch
+from elman_core.data import SEPARATOR, Batch, TrainingWindows
+
+from .distributed import Ranks
+from .objective import States
+from .settings import Settings
+from .step import Windows
 
 DEPTH = 4
-"""Batches read ahead: a read may take so many steps' time before one waits for it."""
+"""Batches read ahead: a read may take as long as so many steps before one waits for it."""
 
 CLOSING = 5.0
-"""Seconds that the end of a run waits for a read under way; a disk that hangs is left to hang alone."""
+"""Seconds that the end of a run waits for a read under way; then a hanging disk is left alone."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Ready:
     """A batch, and its tokens (B, T + 1), uint8, on the device.
 
     Attributes:
-        copied: when they are there; None: now.
+        copied: when they have arrived; None: already.
     """
 
     batch: Batch
@@ -53,10 +58,10 @@ class Prefetcher:
         self._stream: torch.cuda.Stream | None = None
 
     def get(self, step: int) -> Ready:
-        """The batch of `step`, waiting for it if need be. Any step may be asked for; the next one is there already.
+        """The batch of `step`, waiting for it if needed. Any step may be asked for; only the next is read ahead.
 
         Raises:
-            what `read` raised for this step, here and not in the thread.
+            whatever `read` raised for this step.
         """
         with self._changed:
             if step != self._wanted:
@@ -126,3 +131,38 @@ class Prefetcher:
             copied = torch.cuda.Event()
             copied.record()
         return Ready(batch, tokens, copied)
+
+
+class Feed:
+    """This rank's rows of each global batch, as a step takes them: read ahead for a GPU; on a CPU that would only take time
+    from the threads that compute.
+    """
+
+    def __init__(self, windows: TrainingWindows, settings: Settings, device: torch.device, ranks: Ranks) -> None:
+        self.windows, self.device = windows, device
+        self.rows = None if ranks.size == 1 else ranks.rows(settings.train.batch_size)
+        self.carries, self.resets = settings.data.sampling == "tbptt", settings.data.documents == "reset"
+        self.reader = Prefetcher(self.read, device) if device.type == "cuda" else None
+
+    def read(self, step: int) -> Batch:
+        return self.windows.batch(step, self.rows)
+
+    def get(self, step: int, carry: States | None) -> Windows:
+        """The windows of `step`, to continue from the states `carry` (tbptt)."""
+        if self.reader is not None:
+            ready = self.reader.get(step)
+            batch, tokens = ready.batch, ready.tokens
+        else:
+            batch = self.read(step)
+            tokens = torch.from_numpy(batch.tokens).to(self.device)
+        if not self.carries:
+            return Windows(tokens)
+        inputs_BT = torch.from_numpy(batch.tokens)[:, :-1]
+        fresh_BT = inputs_BT == SEPARATOR if self.resets else torch.zeros(inputs_BT.shape, dtype=torch.bool)
+        fresh_BT[:, 0] |= torch.from_numpy(batch.fresh)
+        return Windows(tokens, fresh_BT, carry)
+
+    def close(self) -> None:
+        """End the reading thread."""
+        if self.reader is not None:
+            self.reader.close()

@@ -1,4 +1,4 @@
-"""The protocol of a run: everything that makes its numbers comparable with another run's, as one short hash."""
+"""What a run says of itself: the protocol that makes its numbers comparable, as one short hash, and rows of the model card."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from .settings import Settings, TrainSettings
@@ -49,3 +50,26 @@ def protocol_hash(protocol: Mapping[str, Any]) -> str:
     """Twelve hexadecimal digits."""
     text = json.dumps(protocol, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def card_rows(
+    settings: Settings, fingerprint: Mapping[str, Any], step: int, seen: int, evaluation: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """Rows for the model card of a checkpoint: the data, how much of it was read and how, bits per byte held out.
+
+    Args:
+        fingerprint: of the data: `size` in bytes and `blake2b`. step, seen: optimizer steps and bytes so far.
+        evaluation: the latest: `step`, `bits_per_byte` and `bytes`; None if there was none.
+    """
+    train = settings.train
+    rows = {
+        "data": f"{Path(settings.data.path or '').name}, {fingerprint['size']:,} bytes, BLAKE2b of samples "
+        f"{fingerprint['blake2b']}",
+        "trained on": f"{seen:,} bytes in {step:,} steps of {train.batch_size} windows of {train.chunk_size}",
+        "optimizer": f"{train.optimizer}, learning rate {train.lr:g}, {train.schedule} schedule, {train.precision}",
+    }
+    if evaluation is not None:
+        rows["held out"] = (
+            f"{evaluation['bits_per_byte']:.4f} bits per byte at step {evaluation['step']:,}, on {evaluation['bytes']:,} bytes"
+        )
+    return rows

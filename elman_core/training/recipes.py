@@ -31,15 +31,15 @@ def find_recipe(what: str) -> Path | None:
     """The recipe that `what` means: a path to a .toml file, or a shipped name; None if it is neither, and so a variant.
 
     Raises:
-        ConfigError: a .toml file that is not there, or a file that is no recipe.
+        ConfigError: a .toml file that does not exist, or a file that is not a recipe.
     """
     found = shipped()
     if not what.endswith(".toml"):
         if what not in found and ("." in what or "/" in what):  # no variant has such a name
             if Path(what).is_file():
-                raise ConfigError(f"{what} is a file, and no recipe (.toml): give a text with --data {what}")
+                raise ConfigError(f"{what} is a file, not a recipe (.toml): give a text with --data {what}")
             if Path(what).is_dir():
-                raise ConfigError(f"{what} is a folder, and no recipe (.toml): a run goes on with elman resume {what}")
+                raise ConfigError(f"{what} is a folder, not a recipe (.toml): continue a run with elman resume {what}")
         return found.get(what)
     path = Path(what).expanduser()
     if not path.is_file():

@@ -10,8 +10,8 @@ import os
 import platform
 import shlex
 import shutil
+import statistics
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,11 @@ import torch
 
 try:
     import fcntl
-except ImportError:  # Windows: two trainings in one folder are not noticed there
+except ImportError:  # Windows, where two trainings in one folder go unnoticed
     fcntl = None  # type: ignore[assignment]
 
-from elman_core.registry import CheckpointError, ConfigError, ElmanError, StorageError
-
-from .storage import storage_errors, write_json, write_text
+from elman_core.registry import CheckpointError, ConfigError, StorageError
+from elman_core.storage import storage_errors, write_json, write_text
 
 log = logging.getLogger("elman_core")
 
@@ -51,7 +50,7 @@ class RunFolder:
         """A new folder: `path`, or `runs/<name>-<time>`.
 
         Raises:
-            ConfigError: `path` is there and is not empty. StorageError: it cannot be made.
+            ConfigError: `path` exists and is not empty. StorageError: it cannot be created.
         """
         if path is not None:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -73,11 +72,11 @@ class RunFolder:
                 except FileExistsError:
                     continue
             return cls(path, {})
-        raise StorageError(f"cannot find a free name beside {path}")
+        raise StorageError(f"cannot find a free name like {path}")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """A folder that is there. Raises `CheckpointError` if it is not a run, `ConfigError` if a process is training in it."""
+        """An existing folder. Raises `CheckpointError` if it is not a run, `ConfigError` if a process is training in it."""
         return cls(path, read_manifest(path))
 
     @property
@@ -85,12 +84,12 @@ class RunFolder:
         return self.path / CHECKPOINTS
 
     def update(self, **facts: Any) -> None:
-        """Put facts into the manifest, on the disk in one step."""
+        """Add facts to the manifest, written to disk in one step."""
         self.manifest.update(facts)
         write_json(self.path / MANIFEST, self.manifest)
 
     def forget_end(self) -> None:
-        """Drop how an earlier process ended: the run goes on. On the disk with the next `update`."""
+        """Remove how an earlier process ended, because the run continues. Written to disk by the next `update`."""
         for fact in ("ended", "error", "steps_done", "result"):
             self.manifest.pop(fact, None)
 
@@ -101,22 +100,22 @@ class RunFolder:
             self._metrics.flush()
 
     def sync_metrics(self) -> None:
-        """Metrics on the disk: done before a checkpoint, which may never know more steps than they do."""
+        """Flush metrics to disk, before a checkpoint: it must never hold more steps than they do."""
         with storage_errors(f"cannot write {self.path / METRICS}"):
             if not (self.path / METRICS).exists():
                 self._begin_again()
             os.fsync(self._metrics.fileno())
 
     def _begin_again(self) -> None:
-        """Somebody deleted the folder's files under a training. What it has learnt is still there to be saved."""
-        log.warning("elman: %s was deleted during the training: it begins anew", self.path / METRICS)
+        """Recreate files that were deleted during the training. What the model has learnt can still be saved."""
+        log.warning("elman: %s was deleted during the training: it starts again", self.path / METRICS)
         self.path.mkdir(parents=True, exist_ok=True)
         self._metrics.close()
         self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
         write_json(self.path / MANIFEST, self.manifest)
 
     def cut_metrics(self, step: int) -> None:
-        """Drop the lines after `step` and a line that a kill cut short."""
+        """Drop the lines after `step`, and a line that a kill cut short."""
         path = self.path / METRICS
         kept = [json.dumps(line) for line in read_metrics(self.path) if line["step"] <= step]
         self._metrics.close()
@@ -130,22 +129,20 @@ class RunFolder:
             self._console.flush()
 
     def discard(self) -> None:
-        """Remove a new folder: what was to run in it cannot be built."""
+        """Remove a new folder whose training cannot be built."""
         self.close()
         shutil.rmtree(self.path)
 
     def close(self) -> None:
-        """Give the folder free."""
+        """Release the folder."""
         for opened in (self._metrics, self._console):
-            with contextlib.suppress(
-                OSError
-            ):  # lines that a full disk did not take were reported when they were written
+            with contextlib.suppress(OSError):  # a full disk was reported when the lines were written
                 opened.close()
         os.close(self._lock)
 
 
 class Elsewhere(RunFolder):
-    """The folder of a run that another process writes: facts are kept, and nothing is written."""
+    """The folder of a run that another process writes: facts are kept in memory, nothing is written."""
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
@@ -153,43 +150,10 @@ class Elsewhere(RunFolder):
     def update(self, **facts: Any) -> None:
         self.manifest.update(facts)
 
-    def record(self, **line: Any) -> None:
-        """Nothing."""
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Left to the process that writes the folder."""
 
-    def sync_metrics(self) -> None:
-        """Nothing."""
-
-    def cut_metrics(self, step: int) -> None:
-        """Nothing."""
-
-    def log(self, text: str) -> None:
-        """Nothing."""
-
-    def discard(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-def bury(path: Path, error: str, patience: float = 3.0) -> None:
-    """Write into the manifest of a run whose own process is gone that it crashed; nothing if that process lives or has said so.
-
-    Args:
-        patience: seconds to wait for the process to be gone.
-    """
-    until = time.monotonic() + patience
-    while True:
-        try:
-            folder = RunFolder.open(path)
-            break
-        except (ElmanError, OSError):
-            if time.monotonic() > until:
-                return
-            time.sleep(0.1)
-    if folder.manifest.get("status") in ("starting", "running"):
-        folder.update(status="crashed", ended=now(), error=error)
-    folder.close()
+    record = sync_metrics = cut_metrics = log = discard = close = _nothing
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -205,7 +169,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-# What a run needs to go on: they are written together, so a manifest that lacks one is another program's, or was edited.
+# What resuming needs. These are written together, so a manifest that lacks one is another program's or was edited.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "settings": ("model", "data", "train"),
     "horizon": ("steps", "minutes"),
@@ -216,19 +180,19 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 
 
 def manifest_to_resume(path: Path) -> dict[str, Any]:
-    """The manifest of a run that is to go on. Raises `CheckpointError` if it lacks something for that."""
+    """The manifest of a run to resume. Raises `CheckpointError` if something needed for that is missing."""
     manifest = read_manifest(path)
     lacking = [name for name in _NEEDED if not isinstance(manifest.get(name), dict)]
     for name, keys in _NEEDED.items():
         lacking += [f"{name}.{key}" for key in keys if name not in lacking and key not in manifest[name]]
     lacking += [name for name, kind in (("status", str), ("resumed", list)) if not isinstance(manifest.get(name), kind)]
     if lacking:
-        raise CheckpointError(f"{path} cannot go on: its {MANIFEST} has no {', '.join(lacking[:3])}")
+        raise CheckpointError(f"{path} cannot be resumed: its {MANIFEST} has no {', '.join(lacking[:3])}")
     return manifest
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl with a kind and a step; one that a kill cut short, or a disk garbled, is left out."""
+    """The lines of metrics.jsonl with a kind and a step; lines that a kill cut short or a disk garbled are left out."""
     lines = []
     file = path / METRICS
     for text in file.read_bytes().splitlines() if file.exists() else []:
@@ -239,6 +203,23 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict) and isinstance(line.get("step"), int) and "kind" in line:
             lines.append(line)
     return lines
+
+
+def summary(path: Path) -> dict[str, Any]:
+    """The figures of a run: held-out bits per byte (last), mean loss of the last 100 steps, median tok/s, peak memory."""
+    lines = read_metrics(path)
+    steps = [line for line in lines if line["kind"] == "step"]
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    figures: dict[str, Any] = {}
+    if evaluations:
+        figures["bits_per_byte"] = evaluations[-1]["bits_per_byte"]
+        figures["evaluated_at"] = evaluations[-1]["step"]
+    if steps:
+        figures["loss_last_100_steps"] = statistics.fmean(line["loss"] for line in steps[-100:])
+        figures["tok_s"] = statistics.median(line["tok_s"] for line in steps[len(steps) // 10 :])
+        figures["peak_memory"] = max(line["memory"] for line in steps)
+        figures["bytes_seen"] = steps[-1]["bytes_seen"]
+    return figures
 
 
 def _lock(path: Path) -> int:
@@ -260,7 +241,7 @@ def now() -> str:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """What the run runs on."""
+    """The machine and device of a run."""
     facts: dict[str, Any] = {
         "host": platform.node(),
         "system": platform.platform(),
@@ -279,7 +260,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of the working tree around `folder`, with "+changes" if there are any; None outside of one."""
+    """The commit of the git working tree around `folder`, with "+changes" if there are any; None outside a tree."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
@@ -304,7 +285,7 @@ def memory_in_use(device: torch.device) -> int:
 
 
 def versions(requirements: Mapping[str, str]) -> dict[str, str]:
-    """Versions of the core, the plugins and the libraries that compute."""
+    """Versions of the core, the plugins and the libraries that compute. `requirements`: by variant, `name==version`."""
     from importlib import metadata
 
     from elman_core import __version__

@@ -80,7 +80,7 @@ class TrainSettings:
         default_factory=list, metadata={"help": "settings besides train.lr that a suite tunes for each model"}
     )
     parallel: Literal["auto", "ddp", "fsdp"] = option(
-        "auto", "several processes: the model on each; or shared out among them. auto: ddp"
+        "auto", "several processes: the whole model on each (ddp), or sharded over them (fsdp). auto: ddp"
     )
     seed: int = option(42, "of the weights and of the batches", ge=0)
     device: str = option("auto", "auto, cpu, cuda, cuda:1")
@@ -119,7 +119,7 @@ TUNABLE = (
     "train.beta2",
     "train.clip",
 )
-"""What may be tuned for each model: it changes neither the text nor how much of it is read in a step."""
+"""Settings that may be tuned for each model: they change neither the text nor how much of it a step reads."""
 
 TABLES: dict[str, type] = {"model": ModelSettings, "data": DataSettings, "train": TrainSettings}
 
@@ -133,7 +133,7 @@ def from_dict(tree: Mapping[str, Any], where: str = "") -> Settings:
     """Settings from nested tables, each value checked.
 
     Args:
-        where: said in front of errors, such as the recipe's name.
+        where: prefix of errors, such as the recipe's name.
 
     Raises:
         ConfigError: unknown key (with the nearest known one), wrong type, or out of range.
@@ -162,16 +162,16 @@ RESUMABLE = (
     "train.accumulate", "train.loss_chunk", "train.gradient_checkpointing", "train.parallel", "train.device",
     "train.save_every", "train.keep", "train.eval_every", "train.log_every",
 )  # fmt: skip
-"""What may be set anew when a run goes on: it changes memory, speed and what is written, and nothing that is compared."""
+"""Settings that may change on resume: they affect memory, speed and output, and nothing that is compared."""
 
 
 def resumed_settings(stored: Mapping[str, Any], sets: Iterable[str]) -> Settings:
-    """The settings of a run, with a few set anew. Raises `ConfigError` for one that is not in `RESUMABLE`."""
+    """The settings of a run, with some changed. Raises `ConfigError` for one that is not in `RESUMABLE`."""
     given = list(sets)
     for text in given:
         key = text.partition("=")[0].strip()
         if key in known_keys() and key not in RESUMABLE:
-            raise ConfigError(f"a run keeps its {key}; when it goes on you may set {', '.join(RESUMABLE)}")
+            raise ConfigError(f"a run keeps its {key}; on resume you may set {', '.join(RESUMABLE)}")
     settings = from_dict(apply_sets(dict(stored), given))
     if settings.train.batch_size % settings.train.accumulate:
         raise _uneven(settings.train)
@@ -224,7 +224,7 @@ def put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
-    """`settings` with every None and "auto" decided, so that the manifest says what ran.
+    """`settings` with every None and "auto" decided, so that the manifest records what ran.
 
     Args:
         device_type: "cpu" or "cuda". bf16: whether it computes in bfloat16 well.
@@ -240,10 +240,12 @@ def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
     for key in train.tuned:
         if key not in TUNABLE:
             raise ConfigError(
-                f"train.tuned: {key!r} cannot be tuned apart from the protocol. Those: {', '.join(TUNABLE)}"
+                f"train.tuned: {key!r} cannot be tuned without changing the protocol; these can: {', '.join(TUNABLE)}"
             )
     if data.documents == "reset" and data.sampling != "tbptt":
-        raise ConfigError("data.documents='reset' needs data.sampling='tbptt': otherwise no state is carried to reset")
+        raise ConfigError(
+            "data.documents='reset' needs data.sampling='tbptt': otherwise there is no carried state to reset"
+        )
     steps = train.steps if train.steps is not None or train.minutes is not None else 1000
     schedule = train.schedule
     if schedule == "auto":
@@ -251,9 +253,7 @@ def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
     if train.optimizer == "schedulefree" and schedule != "constant":
         raise ConfigError(f"train.optimizer='schedulefree' needs train.schedule='constant', not {schedule!r}")
     if train.minutes is not None and schedule == "cosine":
-        raise ConfigError(
-            "under train.minutes the number of steps is not known: use train.schedule='wsd' or 'constant'"
-        )
+        raise ConfigError("under train.minutes the number of steps is unknown: use train.schedule='wsd' or 'constant'")
     warmup = train.warmup
     if warmup is None:
         warmup = 100 if steps is None else min(100, steps // 10)
@@ -278,7 +278,7 @@ def _parse(key: str, text: str) -> Any:
         raise ConfigError(f"the value of {key} is not TOML: {text!r}; write text as {key}='…'") from None
 
 
-# What the same thing is called elsewhere.
+# Names that other programs use.
 _MEANT = {
     "learning_rate": "train.lr", "max_lr": "train.lr", "bs": "train.batch_size", "batch": "train.batch_size",
     "seq_len": "train.chunk_size", "block_size": "train.chunk_size", "max_steps": "train.steps", "wd": "train.weight_decay",
@@ -294,7 +294,7 @@ def _options(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown(key: str, where: str = "", options: Iterable[str] = ()) -> ConfigError:
-    """The error of a setting that does not exist; `options`: names that stand under `model.options`."""
+    """The error for an unknown setting; `options`: names under `model.options`."""
     known = known_keys()
     table, _, name = key.partition(".")
     last = name or table

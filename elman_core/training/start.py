@@ -1,13 +1,15 @@
-"""From settings to a trainer: a new run, or one that goes on exactly where it was."""
+"""From settings to a trainer: a new run, or one that resumes exactly where it stopped."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,58 +19,28 @@ from elman_core.data import ByteFile, split
 from elman_core.data.split import Split
 from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.registry import CheckpointError, ConfigError, DataError
+from elman_core.storage import remove_leftovers, require_text
 
 from .checkpoint import Progress, last_good, load_checkpoint, set_aside
-from .display import Display, backends, first_lines
+from .display import Display, backends
 from .distributed import Ranks, join
 from .hooks import acting
+from .launch import reached
 from .loop import Trainer
 from .modes import choose_mode
 from .optim import Optimizer
 from .parallel import check_ranks, kind_of, make_processes, parallel_facts
-from .phases import reached
 from .precision import has_bf16, pick_device
 from .protocol import protocol, protocol_hash
 from .run import Elsewhere, RunFolder, git_commit, hardware, manifest_to_resume, now, read_metrics, versions
 from .schedule import Schedule
 from .settings import Settings, resolve, resumed_settings
-from .storage import remove_leftovers, require_text
 
 log = logging.getLogger("elman_core")
 
 
-def open_data(settings: Settings) -> tuple[ByteFile, Split]:
-    """The file and its split. Raises `DataError`."""
-    if not settings.data.path:
-        raise DataError("no training text: give one with --data FILE")
-    file = ByteFile(settings.data.path)
-    return file, split(file.size, settings.data.heldout)
-
-
-def build_model(settings: Settings, device: torch.device) -> Any:
-    """A new `LadderForCausalLM` in float32, drawn from `train.seed` on the CPU, so that it is the same on every device.
-
-    Raises:
-        ConfigError, PluginError: a variant, option or size that cannot be built.
-    """
-    chosen = settings.model
-    if not chosen.variant:
-        raise ConfigError("no variant to train: name one, or give --set model.variant=NAME")
-    torch.manual_seed(settings.train.seed)
-    config = LadderConfig(
-        variant=chosen.variant,
-        options=chosen.options or None,
-        hidden_size=chosen.hidden_size,
-        num_hidden_layers=chosen.num_hidden_layers,
-        norm_eps=chosen.norm_eps,
-        initializer_range=chosen.initializer_range,
-        tie_word_embeddings=chosen.tie_word_embeddings,
-    )
-    return LadderForCausalLM(config).float().to(device).train()
-
-
 def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> Trainer:
-    """A new run in the folder `out` (or a new one under runs/). The data is looked at before the model is built.
+    """A new run in the folder `out` (or a new one under runs/). The data is checked before the model is built.
 
     Under `torchrun` every process calls it, and all of them train one model; the first writes and shows.
 
@@ -76,50 +48,36 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> T
         ConfigError, DataError, PluginError, StorageError: on every rank, if it happened on any.
     """
     ranks = join()
-    ranks.together(lambda: require_text(settings.data.path, out))
-    data = ranks.together(lambda: open_data(settings))
-    device = ranks.together(lambda: pick_device(settings.train.device, ranks))
-    settings = ranks.together(lambda: resolve(settings, device.type, has_bf16(device)))
-    kind = ranks.together(lambda: kind_of(settings, ranks))
-    model = ranks.together(lambda: build_model(settings, _built_on(kind, device)))
-    reached("model")
-    check_ranks(ranks, settings, model, data[0], device)
-    where = dataclasses.replace(settings.data, path=str(data[0].path.resolve()))
-    settings = dataclasses.replace(settings, model=_expanded(settings, model), data=where)
-    name = settings.model.variant if isinstance(settings.model.variant, str) else "mixed"
+    made = ranks.together(lambda: _prepare(settings, ranks, out))
+    check_ranks(ranks, made.settings, made.model, made.file, made.device)
+    made = made.completed()
+    train, variant = made.settings.train, made.settings.model.variant
+    name = variant if isinstance(variant, str) else "mixed"
     folder = _folder(ranks, lambda: RunFolder.create(out, re.sub(r"[^A-Za-z0-9_.-]", "-", name)))
-    train = settings.train
     horizon = {"steps": train.steps, "minutes": train.minutes}
     try:
-        trainer = ranks.together(
-            lambda: _assemble(folder, settings, model, data, Progress(), horizon, quiet, ranks, kind, device)
-        )
-        comparable = protocol(settings, data[0].fingerprint(), trainer.heldout[1] if trainer.heldout else 0)
+        trainer = ranks.together(lambda: made.trainer(folder, horizon, quiet))
+        window = trainer.heldout[1] if trainer.heldout else 0
+        comparable = protocol(made.settings, made.file.fingerprint(), window)
         folder.update(
             format=1,
             status="starting",
             started=now(),
-            settings=settings.to_dict(),
             horizon=horizon,
             protocol=comparable,
             protocol_hash=protocol_hash(comparable),
-            parameters=sum(p.numel() for p in model.parameters()),
-            made_with=dict(model.config.made_with or {}),
-            versions=versions(model.config.made_with or {}),
-            hardware=hardware(device),
-            backends=backends(model),
-            act_hooks=acting(),
-            step=trainer.mode.facts(),
-            parallel=parallel_facts(ranks, kind, device),
+            parameters=sum(p.numel() for p in made.model.parameters()),
+            made_with=dict(made.model.config.made_with or {}),
             git_commit=git_commit(Path.cwd()) if ranks.main else None,
             resumed=[],
+            **_facts(trainer, made),
         )
     except BaseException:
         folder.discard()
         raise
-    if ranks.rank:  # the ranks drop out different elements
+    if ranks.rank:  # each rank drops out different elements
         torch.manual_seed(train.seed * 4_099 + ranks.rank)
-    for line in first_lines(trainer, resumed=False):
+    for line in _first_lines(trainer):
         trainer.display.say(line)
     return trainer
 
@@ -139,102 +97,171 @@ def resume(
     Args:
         path: the run. steps: a new total, or `+20` for so many more. minutes: likewise.
         data: where the text is now, if it was moved.
-        sets: further settings, of those that change no number that is compared: `RESUMABLE`.
+        sets: further settings, out of `RESUMABLE`, which change no number that is compared.
 
     Raises:
         CheckpointError: not a run, or no checkpoint is intact. DataError: the text is not the one the run began with.
         ConfigError: a setting that a run keeps. All of them on every rank, if it happened on any.
     """
     ranks = join()
-    manifest = ranks.together(lambda: manifest_to_resume(path))
-    settings = ranks.together(lambda: resumed_settings(manifest["settings"], sets))
+    settings = ranks.together(lambda: _stored_settings(path, data, sets))
     folder = _folder(ranks, lambda: RunFolder.open(path))
     try:
-        return _resume(folder, settings, steps, minutes, data, quiet, ranks)
+        return _resume(folder, settings, steps, minutes, quiet, ranks)
     except BaseException:
         folder.close()
         raise
 
 
 def _resume(
-    folder: RunFolder,
-    settings: Settings,
-    steps: str | None,
-    minutes: str | None,
-    data: str | None,
-    quiet: bool,
-    ranks: Ranks,
+    folder: RunFolder, settings: Settings, steps: str | None, minutes: str | None, quiet: bool, ranks: Ranks
 ) -> Trainer | None:
     manifest = folder.manifest
-    if data is not None:
-        moved = dataclasses.replace(settings.data, path=str(Path(data).resolve()))
-        settings = dataclasses.replace(settings, data=moved)
     checkpoint = ranks.first(lambda: _last_checkpoint(folder))
-    opened = ranks.together(lambda: _same_text(settings, manifest["protocol"]["data"]))
-    device = ranks.together(lambda: pick_device(settings.train.device, ranks))
-    _use_threads(manifest["hardware"]["cpu_threads"], device)
-    kind = ranks.together(lambda: kind_of(settings, ranks))
-    model = ranks.together(lambda: build_model(settings, _built_on(kind, device)))
-    reached("model")
-    check_ranks(ranks, settings, model, opened[0], device)
-    if ranks.main and (model.config.made_with or {}) != manifest["made_with"]:
+    made = ranks.together(lambda: _prepare(settings, ranks, manifest=manifest))
+    check_ranks(ranks, settings, made.model, made.file, made.device)
+    if ranks.main and (made.model.config.made_with or {}) != manifest["made_with"]:
         log.warning("elman: this run began with %s", ", ".join(manifest["made_with"].values()))
-    trainer = ranks.together(
-        lambda: _assemble(folder, settings, model, opened, Progress(), manifest["horizon"], quiet, ranks, kind, device)
-    )
-    if checkpoint is not None:
-        progress = ranks.together(lambda: load_checkpoint(checkpoint, model, trainer.optimizer, ranks))
-        trainer.take_up(checkpoint, progress)
+    trainer = ranks.together(lambda: made.trainer(folder, manifest["horizon"], quiet, checkpoint))
     trainer.settings = _extend(settings, trainer.progress, steps, minutes)
     done = trainer.finished and checkpoint is not None
     if done and manifest["status"] == "ok":
         folder.close()
-        return None  # otherwise it was killed after its last step: what is left is to evaluate and to say how it ended
-    if not done and (trainer.schedule.factor(trainer.step, 1.0)) == 0 and _past(trainer):
+        return None  # otherwise it was killed after its last step, and has yet to evaluate and to record its end
+    if not done and trainer.schedule.factor(trainer.step, 1.0) == 0 and _past_horizon(trainer):
         raise ConfigError("the schedule of this run ended at a learning rate of 0: more steps would change nothing")
     ranks.first(lambda: set_aside(folder.checkpoints, checkpoint))
     folder.cut_metrics(trainer.step)
     trainer.evaluated, trainer.evaluation = ranks.first(lambda: _last_evaluation(folder.path))
     folder.forget_end()
-    folder.update(
-        settings=trainer.settings.to_dict(),
-        hardware=hardware(device),
-        backends=backends(model),
-        act_hooks=acting(),
-        step=trainer.mode.facts(),
-        parallel=parallel_facts(ranks, kind, device),
-        versions=versions(model.config.made_with or {}),
-        resumed=[*manifest["resumed"], {"at_step": trainer.step, "time": now()}],
-    )
-    for line in first_lines(trainer, resumed=True):
+    again = [*manifest["resumed"], {"at_step": trainer.step, "time": now()}]
+    folder.update(resumed=again, **_facts(trainer, made))
+    for line in _first_lines(trainer, resumed=True):
         trainer.display.say(line)
     return trainer
 
 
-def _assemble(
-    folder: RunFolder,
-    settings: Settings,
-    model: Any,
-    data: tuple[ByteFile, Split],
-    progress: Progress,
-    horizon: dict[str, Any],
-    quiet: bool,
-    ranks: Ranks,
-    kind: str,
-    device: torch.device,
-) -> Trainer:
-    train = settings.train
-    captured = choose_mode(settings, model, device, sharded=kind == "fsdp").captures
-    processes = make_processes(kind, ranks, model, device, captured)
-    schedule = Schedule(train.schedule, train.warmup or 0, horizon["steps"], train.final_lr, train.decay)  # type: ignore[arg-type]
-    optimizer = Optimizer(model, train)
-    display = Display(folder.log, quiet=quiet or not ranks.main)
-    minutes = horizon["minutes"]
-    return Trainer(folder, settings, model, optimizer, schedule, data, display, progress, minutes, ranks, processes)
+@dataclass(frozen=True)
+class _Prepared:
+    """What a training needs besides its folder, as one rank holds it.
+
+    Attributes:
+        settings: resolved. kind: how ranks share the work: `none`, `ddp` or `fsdp`.
+    """
+
+    settings: Settings
+    file: ByteFile
+    parts: Split
+    device: torch.device
+    kind: str
+    model: Any
+    ranks: Ranks
+
+    def completed(self) -> _Prepared:
+        """With the text's full path, and the model's presets and defaults written out as its config has them."""
+        config, settings = self.model.config, self.settings
+        model = dataclasses.replace(settings.model, variant=config.variant, options=config.options)
+        data = dataclasses.replace(settings.data, path=str(self.file.path.resolve()))
+        return dataclasses.replace(self, settings=dataclasses.replace(settings, model=model, data=data))
+
+    def trainer(
+        self, folder: RunFolder, horizon: Mapping[str, Any], quiet: bool, checkpoint: Path | None = None
+    ) -> Trainer:
+        """The trainer, at the start or at `checkpoint`."""
+        train, ranks = self.settings.train, self.ranks
+        captured = choose_mode(self.settings, self.model, self.device, sharded=self.kind == "fsdp").captures
+        processes = make_processes(self.kind, ranks, self.model, self.device, captured)
+        schedule = Schedule(train.schedule, train.warmup or 0, horizon["steps"], train.final_lr, train.decay)  # type: ignore[arg-type]
+        optimizer = Optimizer(self.model, train)
+        display = Display(folder.log, quiet=quiet or not ranks.main)
+        data = (self.file, self.parts)
+        made = Trainer(
+            folder, self.settings, self.model, optimizer, schedule, data, display, horizon["minutes"], ranks, processes
+        )
+        if checkpoint is not None:
+            made.continue_from(checkpoint, load_checkpoint(checkpoint, self.model, optimizer, ranks))
+        return made
+
+
+def _prepare(
+    settings: Settings, ranks: Ranks, out: Path | None = None, manifest: Mapping[str, Any] | None = None
+) -> _Prepared:
+    """Open the text, choose the device and build the model, on this rank alone.
+
+    Args:
+        manifest: of the run to resume, whose text and number of CPU threads it keeps.
+    """
+    require_text(settings.data.path, out)
+    if not settings.data.path:
+        raise DataError("no training text: give one with --data FILE")
+    file = ByteFile(settings.data.path)
+    parts = split(file.size, settings.data.heldout)
+    if manifest is not None:
+        _require_same_text(file, manifest["protocol"]["data"])
+    device = pick_device(settings.train.device, ranks)
+    if manifest is None:
+        settings = resolve(settings, device.type, has_bf16(device))
+    else:
+        threads = manifest["hardware"]["cpu_threads"]
+        if device.type == "cpu" and threads <= (os.cpu_count() or 1):
+            torch.set_num_threads(threads)  # the order of sums on a CPU depends on it
+    kind = kind_of(settings, ranks)
+    # A model that is going to be sharded need not fit on one device.
+    model = build_model(settings, torch.device("cpu") if kind == "fsdp" else device)
+    reached("model")
+    return _Prepared(settings, file, parts, device, kind, model, ranks)
+
+
+def build_model(settings: Settings, device: torch.device) -> Any:
+    """A new `LadderForCausalLM` in float32, drawn from `train.seed` on the CPU, so that it is the same on every device.
+
+    Raises:
+        ConfigError, PluginError: a variant, option or size that cannot be built.
+    """
+    chosen = settings.model
+    if not chosen.variant:
+        raise ConfigError("no variant to train: name one, or give --set model.variant=NAME")
+    torch.manual_seed(settings.train.seed)
+    config = LadderConfig(**dataclasses.asdict(chosen) | {"options": chosen.options or None})
+    return LadderForCausalLM(config).float().to(device).train()
+
+
+def _facts(trainer: Trainer, made: _Prepared) -> dict[str, Any]:
+    """What the manifest records at the start and when a run is resumed."""
+    return {
+        "settings": trainer.settings.to_dict(),
+        "versions": versions(made.model.config.made_with or {}),
+        "hardware": hardware(made.device),
+        "backends": backends(made.model),
+        "act_hooks": acting(),
+        "step": trainer.mode.facts(),
+        "parallel": parallel_facts(made.ranks, made.kind, made.device),
+    }
+
+
+def _first_lines(run: Trainer, resumed: bool = False) -> Iterator[str]:
+    """What is known before the first step: settings, size, backends, data, the loss to expect, the schedule."""
+    settings, train, vocabulary = run.settings, run.settings.train, run.model.config.vocab_size
+    yield f"run         {run.path}" + (f" (resumed at step {run.step})" if resumed else "")
+    for table, values in settings.to_dict().items():
+        shown = "  ".join(f"{k}={json.dumps(v)}" for k, v in values.items() if v is not None)
+        yield f"{table:12}{shown}"
+    held = f"{run.split.heldout_bytes:,} held out" if settings.data.heldout else "nothing held out"
+    yield f"text        {run.file.size:,} bytes, {held}"
+    yield f"parameters  {sum(p.numel() for p in run.model.parameters()):,}"
+    yield f"backend     {'; '.join(backends(run.model)) or 'no recurrence'} on {run.device}, {train.precision}"
+    yield f"steps       {run.mode.name} ({run.mode.why})"
+    if run.ranks.size > 1:
+        shared = run.manifest["parallel"]
+        rows = train.batch_size // run.ranks.size
+        yield f"ranks       {run.ranks.size}, {shared['kind']} over {shared['backend']}: {rows} rows of the batch each"
+    yield f"loss        expected at the start: {math.log(vocabulary):.4f} nats per byte (ln {vocabulary})"
+    marks = "  ".join(f"{mark} {factor * train.lr:.2e}" for mark, factor in run.schedule.at_landmarks().items())
+    yield f"schedule    {train.schedule}, warm-up {train.warmup} steps: {marks}"
 
 
 def _folder(ranks: Ranks, take: Callable[[], RunFolder]) -> RunFolder:
-    """The run's folder on the first rank, and on the others what stands for it."""
+    """The run's folder on the first rank; on the others a stand-in that writes nothing."""
     taken: list[RunFolder] = []
 
     def tell() -> tuple[Path, dict[str, Any]]:
@@ -245,54 +272,44 @@ def _folder(ranks: Ranks, take: Callable[[], RunFolder]) -> RunFolder:
     return taken[0] if taken else Elsewhere(path, manifest)
 
 
-def _built_on(kind: str, device: torch.device) -> torch.device:
-    """A model that is going to be shared out need not fit on one device."""
-    return torch.device("cpu") if kind == "fsdp" else device
+def _stored_settings(path: Path, data: str | None, sets: Sequence[str]) -> Settings:
+    """The settings of the run at `path`, with some set again, and the text at `data` if it was moved."""
+    settings = resumed_settings(manifest_to_resume(path)["settings"], sets)
+    if data is None:
+        return settings
+    return dataclasses.replace(settings, data=dataclasses.replace(settings.data, path=str(Path(data).resolve())))
 
 
 def _last_checkpoint(folder: RunFolder) -> Path | None:
-    """The checkpoint to go on from; None if the run was stopped before its first.
+    """The checkpoint to continue from; None if the run was stopped before its first.
 
     Raises:
-        CheckpointError: none is intact, or the run is finished and has none: beginning anew would cut its metrics to nothing.
+        CheckpointError: none is intact, or the run is finished and has none: starting again would delete its metrics.
     """
     remove_leftovers(folder.checkpoints)
     found = last_good(folder.checkpoints)
     if found is None and folder.manifest.get("status") == "ok":
         done = folder.manifest.get("steps_done", 0)
         raise CheckpointError(
-            f"{folder.path} is finished, {done} steps, and has no checkpoint to go on from: put its checkpoints back, or train "
-            "anew into another folder"
+            f"{folder.path} is finished, {done} steps, and has no checkpoint to continue from: restore its checkpoints, or "
+            "train again into another folder"
         )
     return found
 
 
 def _last_evaluation(path: Path) -> tuple[int, dict[str, Any] | None]:
-    """Its step and what it found; (-1, None) if there was none that found a number."""
+    """Its step and result; (-1, None) if there was none with a finite loss."""
     lines = [line for line in read_metrics(path) if line["kind"] == "evaluation" and math.isfinite(line["loss"])]
     return (lines[-1]["step"], {k: v for k, v in lines[-1].items() if k != "kind"}) if lines else (-1, None)
 
 
-def _same_text(settings: Settings, expected: Mapping[str, Any]) -> tuple[ByteFile, Split]:
-    opened = open_data(settings)
-    found = opened[0].fingerprint()
+def _require_same_text(file: ByteFile, expected: Mapping[str, Any]) -> None:
+    found = file.fingerprint()
     if found != expected:
         raise DataError(
-            f"{settings.data.path} is not the text of this run: {found['size']} bytes, fingerprint {found['blake2b']}, instead "
+            f"{file.path} is not the text of this run: {found['size']} bytes, fingerprint {found['blake2b']}, instead "
             f"of {expected['size']}, {expected['blake2b']}; give the right one with --data FILE"
         )
-    return opened
-
-
-def _use_threads(count: int, device: torch.device) -> None:
-    """As many threads as the run began with, if there are as many here: the order of sums on a CPU depends on it."""
-    if device.type == "cpu" and count <= (os.cpu_count() or 1):
-        torch.set_num_threads(count)
-
-
-def _expanded(settings: Settings, model: Any) -> Any:
-    """The model's table with presets and defaults written out, as its config has them."""
-    return dataclasses.replace(settings.model, variant=model.config.variant, options=model.config.options)
 
 
 def _extend(settings: Settings, progress: Progress, steps: str | None, minutes: str | None) -> Settings:
@@ -301,12 +318,11 @@ def _extend(settings: Settings, progress: Progress, steps: str | None, minutes: 
     train = settings.train
     if steps is not None:
         more = _number("--steps", steps, int)
-        total = progress.step + more if steps.startswith("+") else more
-        train = dataclasses.replace(train, steps=int(total), minutes=None)
+        train = dataclasses.replace(train, steps=more + progress.step * steps.startswith("+"), minutes=None)
     if minutes is not None:
         more = _number("--minutes", minutes, float)
-        total = progress.seconds / 60 + more if minutes.startswith("+") else more
-        train = dataclasses.replace(train, steps=None, minutes=float(total))
+        done = progress.seconds / 60 if minutes.startswith("+") else 0.0
+        train = dataclasses.replace(train, steps=None, minutes=done + more)
     return dataclasses.replace(settings, train=train)
 
 
@@ -316,12 +332,11 @@ def _number(flag: str, text: str, kind: type) -> Any:
     except ValueError:
         value = -1
     if not 0 < value < math.inf:
-        raise ConfigError(f"{flag} takes a total, or +N for so many more, not {text!r}")
+        raise ConfigError(f"{flag} takes a total, or +N for N more, not {text!r}")
     return value
 
 
-def _past(trainer: Trainer) -> bool:
-    """Whether the schedule's horizon lies behind."""
+def _past_horizon(trainer: Trainer) -> bool:
     if trainer.schedule.horizon is not None:
         return trainer.step >= trainer.schedule.horizon
     return trainer.progress.seconds >= 60 * (trainer.minutes_horizon or 0)

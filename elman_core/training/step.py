@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from elman_core.model.graph import Sent
 
-from .divergence import first_bad
+from .failures import first_bad
 from .objective import Outputs, States, detached, forward_loss
 from .optim import Optimizer
 from .precision import compute_in, full_precision_in
@@ -239,7 +239,7 @@ class TrainStep:
         """Nothing: operations that processes share are over with each call."""
 
     def where_it_failed(self, windows: Windows, again: bool = False) -> dict[str, str] | None:
-        """The first tensor that is not finite in a step that failed, as `divergence.first_bad`.
+        """The first tensor that is not finite in a step that failed, as `failures.first_bad`.
 
         Args:
             again: compute its gradient again, because another step was under way when its values were read.

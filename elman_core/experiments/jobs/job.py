@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elman_core.registry.errors import CheckpointError, ConfigError
-from elman_core.training.storage import write_json
+from elman_core.storage import write_json
 
 WAITING, RUNNING, OK = "waiting", "running", "ok"
 DIVERGED, OOM, CRASHED, TIMEOUT = "diverged", "oom", "crashed", "timeout"

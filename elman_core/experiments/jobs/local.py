@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from elman_core.training.storage import storage_errors
+from elman_core.storage import storage_errors
 
 from .gpus import GpuLostError, Monitor
 from .job import Attempt, Ending, Job, Slot

@@ -23,7 +23,7 @@ from typing import Any
 
 from elman_core.registry.errors import ConfigError, ElmanError
 from elman_core.registry.plugins import GROUP
-from elman_core.training.storage import storage_errors
+from elman_core.storage import storage_errors
 
 from .gpus import choose, monitor
 from .job import LOST, Attempt, Ending, Job, Slot

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from elman_core.training.storage import storage_errors
+from elman_core.storage import storage_errors
 
 from .job import CRASHED, DIVERGED, LOST, OK, OOM, OUTSIDE, RUNNING, TIMEOUT, Attempt, Ending, Job, status_of
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from elman_core.registry import ConfigError
-from elman_core.training.storage import storage_errors
+from elman_core.storage import storage_errors
 
 from .collect import collect
 from .compare import Comparison, Contender, contenders, rank

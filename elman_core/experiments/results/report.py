@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 
 from elman_core.registry import ConfigError
-from elman_core.training.storage import write_text
+from elman_core.storage import write_text
 
 from . import plots
 from .collect import collect

@@ -15,8 +15,8 @@ from elman_core.experiments.jobs.job import Job, now, read_state
 from elman_core.experiments.jobs.locks import Lock, is_locked, lock_soon
 from elman_core.experiments.results.identity import flatten
 from elman_core.registry import CheckpointError, ConfigError
+from elman_core.storage import require_text, storage_errors, write_json, write_text
 from elman_core.training.settings import TUNABLE, from_dict
-from elman_core.training.storage import require_text, storage_errors, write_json, write_text
 
 from . import trials
 from .plan import Plan

@@ -9,8 +9,8 @@ from typing import Any
 
 from elman_core.experiments.results.runs import read_run
 from elman_core.registry import ConfigError
+from elman_core.storage import write_json, write_text
 from elman_core.training.settings import Settings, apply_sets, from_dict, put
-from elman_core.training.storage import write_json, write_text
 
 SCORES = ("bits_per_byte", "loss_last_100_steps")
 """The results that decide, lowest best: held-out bits per byte, or the last losses if nothing is held out."""

@@ -1,4 +1,4 @@
-"""The end of a process among several: connections are closed in an order that ends, and within a time."""
+"""How a process leaves the other ranks: connections close in an order that terminates, and within a time limit."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ import torch
 log = logging.getLogger("elman_core")
 
 PARTING = 60.0
-"""Seconds that libraries may take to close their connections; they need less than one."""
+"""Seconds that libraries may take to close their connections; they normally need less than one."""
 
 
 class Held(Protocol):
-    """What holds operations that several processes share."""
+    """An object that holds collective operations."""
 
     def release(self) -> None:
         """Give them up."""
 
 
 class Holdings:
-    """Whatever holds operations of the libraries that connect processes, and has to give them up before those part.
+    """All objects that hold collective operations and must release them before the ranks disconnect.
 
-    NCCL closes a communicator only when every CUDA graph that holds one of its operations is destroyed, and waits for that
-    without an end (`commDestroySync` in its src/init.cc, version 2.28; to abort it waits likewise).
+    NCCL closes or aborts a communicator only after every CUDA graph with one of its operations is destroyed, and waits for that
+    without a limit (`commDestroySync` in its src/init.cc, version 2.28).
     """
 
     def __init__(self) -> None:
         self._held: WeakSet[Held] = WeakSet()
 
     def add(self, held: Held) -> None:
-        """Remember it for as long as others do."""
+        """Register `held`, without keeping it alive."""
         self._held.add(held)
 
     def release(self, wait: bool) -> None:
-        """Give all of it up. `wait`: until the device has done what was under way, which a rank that is gone may be part of."""
+        """Release all. `wait`: first let the device finish, which never happens if a rank it waits for is gone."""
         if wait and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         for held in list(self._held):
@@ -51,16 +51,16 @@ class Holdings:
 
 @contextmanager
 def in_time(code: int, seconds: float = PARTING, leave: Callable[[int], object] = os._exit) -> Iterator[None]:
-    """Inside, a library closes its connections. If that takes longer than `seconds`, say so and end the process with `code`."""
+    """End the process with exit code `code` if the block, in which a library disconnects, takes longer than `seconds`."""
     over = threading.Event()
 
     def watch() -> None:
         if not over.wait(seconds):
-            log.error("elman: the connections to the other ranks did not close within %.0f s: left without", seconds)
+            log.error("elman: connections to the other ranks did not close within %.0f s; exiting anyway", seconds)
             sys.stdout.flush()
             leave(code)
 
-    threading.Thread(target=watch, name="elman-parting", daemon=True).start()
+    threading.Thread(target=watch, name="elman-shutdown", daemon=True).start()
     try:
         yield
     finally:

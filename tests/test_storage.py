@@ -13,9 +13,9 @@ from collections import namedtuple
 
 import pytest
 
+from elman_core import storage
 from elman_core.registry import CheckpointError, StorageError
-from elman_core.training import storage
-from elman_core.training.storage import (
+from elman_core.storage import (
     CHECKSUMS,
     check_folder,
     remove_folder,
@@ -24,7 +24,7 @@ from elman_core.training.storage import (
     write_text,
 )
 
-KILLS = 50
+KILLS = 25
 
 
 def fill(folder):
@@ -123,7 +123,7 @@ def test_leftovers_of_a_killed_writer_are_cleared_and_nothing_else(tmp_path):
 WRITER = """
     import os, sys
     from pathlib import Path
-    from elman_core.training.storage import remove_folder, remove_leftovers, write_folder
+    from elman_core.storage import remove_folder, remove_leftovers, write_folder
     folder, first = Path(sys.argv[1]), int(sys.argv[2])
 
     def fill(partial, step):

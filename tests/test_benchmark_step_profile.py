@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-
-from elman_core.training.profile import profile_steps, summarize
+from step_profile import profile_steps, summarize
 
 
 def test_overlap_counts_once_as_busy_and_gaps_are_idle():

@@ -10,8 +10,8 @@ from cpu_graph import CpuRecorder
 from train_helpers import losses, settings, write_text
 
 from elman_core.model.graph import CudaRecorder
-from elman_core.training.capture import WARM, CapturedStep
-from elman_core.training.parting import Holdings, in_time
+from elman_core.training.modes import WARM, CapturedStep
+from elman_core.training.shutdown import Holdings, in_time
 from elman_core.training.start import start
 
 
@@ -63,15 +63,6 @@ def test_a_captured_step_that_was_given_up_is_recorded_anew(tmp_path):
     made.fit()
     assert recorder.records == 2
     assert losses(tmp_path / "captured") == losses(tmp_path / "eager")
-
-
-def test_the_recording_of_a_trainer_is_given_up_with_its_ranks(tmp_path):
-    made = start(settings(write_text(tmp_path / "text"), "train.steps=2"), tmp_path / "run", quiet=True)
-    released = []
-    made.compute.release = lambda: released.append(1)
-    made.ranks.holdings.release(wait=True)
-    assert released == [1]
-    made.fit()
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -1,0 +1,177 @@
+"""What ends a training badly: where a tensor stopped being finite, what to do when memory runs out, what the manifest says.
+
+`run` is the `Trainer`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elman_core.registry import DivergedError, ElmanError, OutOfMemoryError, RankError, StorageError
+from elman_core.storage import write_json
+
+from .run import memory_in_use, now
+
+log = logging.getLogger("elman_core")
+
+
+def first_bad(model: nn.Module, forward: Callable[[], Any], gradients: bool = True) -> dict[str, str] | None:
+    """The first tensor that is not finite, in the order of computation: weights, activations, then gradients.
+
+    Args:
+        model: holds the gradients of the step that failed. forward: runs that step's forward again; its result is not used.
+        gradients: whether those are of a step that failed.
+
+    Returns:
+        kind (`weight`, `buffer`, `activation` or `gradient`), name of the module or parameter, and how many elements are bad;
+        None if everything is finite.
+    """
+    for kind, named in (("weight", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in named:
+            if bad := _bad(tensor):
+                return {"kind": kind, "name": name, "elements": bad}
+    found: list[dict[str, str]] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def look(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            for tensor in _tensors(output):
+                if not found and (bad := _bad(tensor)):
+                    found.append({"kind": "activation", "name": name or "loss", "elements": bad})
+
+        return look
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    try:
+        with torch.no_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if found:
+        return found[0]
+    # The backward runs from the head to the embedding, so it met the last parameter with a bad gradient first.
+    for name, p in reversed(list(model.named_parameters())) if gradients else ():
+        if p.grad is not None and (bad := _bad(p.grad)):
+            return {"kind": "gradient", "name": name, "elements": bad}
+    return None
+
+
+def _bad(tensor: Tensor) -> str:
+    if not tensor.is_floating_point():
+        return ""
+    count = int((~torch.isfinite(tensor)).sum())
+    return f"{count} of {tensor.numel()}" if count else ""
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [t for item in value for t in _tensors(item)]
+
+
+def diverged(run: Any, windows: Any, values: Any) -> DivergedError:
+    """The error for a step of the trainer `run` whose values are not finite. Every rank calls it, with the same values."""
+    with run.uncompiled():
+        here = run.compute.where_it_failed(windows, again=bool(run.launched))
+    run.launched.clear()  # they updated nothing
+    step, loss, norm = run.step + 1, values.loss, values.grad_norm
+    batch = {"offsets": run.windows.offsets(run.step).tolist(), "chunk_size": run.settings.train.chunk_size}
+    what = f"training diverged in step {step}: loss {loss}, gradient norm {norm}"
+    return _reported(run, step, what, here, "a loss term", loss=str(loss), grad_norm=str(norm), batch=batch)
+
+
+def bad_evaluation(run: Any, result: Mapping[str, Any]) -> DivergedError:
+    """The error for weights whose held-out loss is not finite. Every rank calls it, with the same result."""
+    here = first_bad(run.model, lambda: None, gradients=False)
+    if not any(run.ranks.gather(here)):  # an evaluation needs every rank, so all look further or none does
+        here = first_bad(run.model, run.evaluate, gradients=False)
+    what = f"training diverged by step {run.step}: held-out loss {result['loss']}"
+    return _reported(run, run.step, what, here, "the loss", held_out_loss=str(result["loss"]))
+
+
+def _reported(
+    run: Any, step: int, what: str, here: dict[str, str] | None, otherwise: str, **facts: Any
+) -> DivergedError:
+    """The error, with its details in diverged.json. `here`: what this rank found; `otherwise`: if no rank found anything."""
+    found = next(filter(None, run.ranks.gather(here)), None)
+    where = f"{found['kind']} {found['name']}" if found else otherwise
+    path = run.path / "diverged.json"
+    report = {
+        "step": step,
+        **facts,
+        "first_non_finite": found,
+        "history": [{k: v if math.isfinite(v) else str(v) for k, v in h.items()} for h in run.history],
+        "last_checkpoint": str(run.saved[1]) if run.saved[1] else None,
+    }
+    details = f"{path} has the details"
+    try:
+        run.ranks.first(lambda: write_json(path, report))
+    except StorageError as second:  # the divergence matters more
+        details = str(second)
+    error = DivergedError(f"{what}; first not finite: {where}. {details}; try a lower train.lr or more train.warmup")
+    error.everywhere, error.step = run.ranks.size > 1, step
+    return error
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether `error` says that the memory of a device or of the machine is full."""
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return not isinstance(error, ElmanError)
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def out_of_memory(run: Any, error: BaseException) -> OutOfMemoryError:
+    """The error to raise instead of `error`, with remedies, cheapest first. Frees the memory of the failed step."""
+    used, train, ranks = memory_in_use(run.device), run.settings.train, run.ranks.size
+    traceback.clear_frames(error.__traceback__)
+    run.optimizer.zero_grad()
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
+    rows = train.batch_size // ranks
+    more = next((n for n in range(train.accumulate + 1, rows + 1) if rows % n == 0), None)
+    remedies = {
+        "train.loss_chunk=64": not train.loss_chunk and train.chunk_size > 64,
+        f"train.accumulate={more}": more is not None,
+        "train.gradient_checkpointing=true": not train.gradient_checkpointing,
+        "train.parallel=fsdp": ranks > 1 and train.parallel != "fsdp",
+    }
+    left = [setting for setting, helps in remedies.items() if helps]
+    words = f"try {', '.join(left)}" if left else "lower train.batch_size or train.chunk_size, or use a smaller model"
+    return OutOfMemoryError(
+        f"out of memory on {run.device} in step {run.step + 1}, {used / 2**20:,.0f} MiB in use: {words}"
+    )
+
+
+def record(run: Any, error: BaseException) -> None:
+    """Write to the manifest what ended the run. If that fails too, the caller still hears of the first error."""
+    status = "incomplete" if isinstance(error, KeyboardInterrupt) else "crashed"
+    if isinstance(error, DivergedError):
+        status = f"diverged@{error.step or run.step + 1}"
+    elif isinstance(error, OutOfMemoryError):
+        status = "oom"
+    try:
+        run.folder.update(status=status, ended=now(), steps_done=run.step, error=str(error) or type(error).__name__)
+        run.folder.log(f"{status}: {error}")
+    except (ElmanError, OSError) as second:
+        error.add_note(f"and the manifest could not be written: {second}")
+
+
+def stalled(run: Any, seconds: float) -> None:
+    """End this process, from another thread: it waits inside a library for a rank that is gone."""
+    error = RankError(
+        f"no step, evaluation or checkpoint has ended for {seconds:.0f} s: a rank is gone or does not answer"
+    )
+    record(run, error)
+    log.error("elman: %s", error)
+    os._exit(error.exit_code)

@@ -1,0 +1,44 @@
+"""Fixtures that several test files share."""
+
+import pytest
+from train_helpers import write_text
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """The text of the tiny trainings. Tests read it only."""
+    return write_text(tmp_path_factory.mktemp("data") / "text")
+
+
+@pytest.fixture
+def register():
+    """Registers a plugin object for one test."""
+    from elman_core.registry import plugins
+
+    names = []
+
+    def add(plugin, name="elman-test:test"):
+        names.append(plugins().manager.register(plugin, name=name))
+        return plugin
+
+    yield add
+    for name in names:
+        if plugins().manager.has_plugin(name):
+            plugins().manager.unregister(name=name)
+
+
+@pytest.fixture
+def after_step(register):
+    """Registers a function that is called with the run after one of its steps."""
+    from elman_core.registry import hookimpl
+
+    def add(when, act):
+        class Act:
+            @hookimpl
+            def elman_step_end(self, run, step):
+                if step == when:
+                    act(run)
+
+        register(Act(), f"elman-test:{when}")
+
+    return add
