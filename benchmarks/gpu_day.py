@@ -112,7 +112,7 @@ def training(name: str, usual: int, *words: str) -> Step:
     return Step(name, "training", script("training_step.py", *words), usual, 3 * usual, rows_counted)
 
 
-DENSE_TESTS, E88_TESTS = "tests/test_kernels_dense_gpu.py", "plugins/e88/tests/test_e88_kernel.py"
+DENSE_TESTS, E88_TESTS = "tests/test_kernels_dense_gpu.py", "tests/test_kernels_matrix.py"
 SANITIZED_TESTS = "tests/test_kernels_sanitized.py"
 ELSEWHERE = [word for tests in (DENSE_TESTS, E88_TESTS, SANITIZED_TESTS) for word in ("--ignore", tests)]
 OURS = ("--settings", "eager,graph", "--only", "e1,e42,e88")

@@ -15,7 +15,6 @@ from transformers import (
 )
 
 from elman_core.model import byte_tokenizer
-from elman_core.registry import ConfigError
 from elman_core.training.start import build_model, start
 
 
@@ -151,11 +150,15 @@ def test_sequences_and_tokens_are_classified(variant, tmp_path):
             assert torch.equal(again(PROMPT).logits, model(PROMPT).logits)
 
 
-@every_variant
-def test_packed_batches_are_refused(variant):
-    batch = DataCollatorWithFlattening(return_tensors="pt")(examples(2))
-    with pytest.raises(ConfigError, match="packed sequences would leak state"):
-        tiny(variant)(**batch)
+@pytest.mark.parametrize("variant", ["e42", "transformer"])
+def test_batches_of_transformers_packing_collator_have_the_loss_of_single_rows(variant):
+    model, texts = tiny(variant).eval(), examples(2)
+    batch = DataCollatorWithFlattening(return_tensors="pt", return_flash_attn_kwargs=True, return_seq_idx=True)(texts)
+    with torch.no_grad():
+        logits = [model(torch.tensor([text["input_ids"]])).logits[0, :-1] for text in texts]
+        targets = [torch.tensor(text["input_ids"][1:]) for text in texts]
+        expected = torch.nn.functional.cross_entropy(torch.cat(logits).float(), torch.cat(targets))
+        torch.testing.assert_close(model(**batch).loss, expected)
 
 
 def test_a_padded_row_is_classified_as_the_row_alone(tmp_path):

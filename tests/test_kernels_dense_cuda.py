@@ -53,7 +53,7 @@ def problem(kernel, masked):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["given", "found", "e1", "e42"])
 def test_a_launch_is_given_and_gives_what_the_host_build_does(no_gpu, kernels, name, masked):
-    kernel = kernels[name] if name in kernels else pytest.importorskip(f"elman_{name}.op").dense
+    kernel = kernels[name] if name in kernels else pytest.importorskip(f"elman_{name}.op").__dict__[name]
     (u, extras, w, h0, mask), (gy, g_last) = problem(kernel, masked)
     y, last, history, multiplied, a = dense_cuda.forward(kernel, u, extras, w, h0, mask)
     expected = dense_host.forward(kernel, u, extras, w, h0, mask)

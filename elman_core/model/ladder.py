@@ -145,8 +145,7 @@ class LadderModel(LadderPreTrainedModel):
             raise ConfigError(_no_tokens(past_key_values))
         cache = adopt(past_key_values, len(self.layers)) if use_cache or past_key_values is not None else None
         mask_BT = _token_mask(attention_mask, n_tokens)
-        fresh = cache is None or not cache.get_seq_length()
-        starts_BT = document_starts(kwargs, (x_BTD.shape[0], n_tokens), mask_BT, fresh)
+        starts_BT = document_starts(kwargs, (x_BTD.shape[0], n_tokens), mask_BT, cache)
 
         hidden: list[Any] = [x_BTD]
         residual_BTD: Tensor | None = None
@@ -193,13 +192,13 @@ def _no_tokens(past: Any) -> str:
 
 
 def document_starts(
-    packing: Mapping[str, Any], shape: tuple[int, int], mask_BT: Tensor | None, fresh: bool
+    packing: Mapping[str, Any], shape: tuple[int, int], mask_BT: Tensor | None, cache: Cache | None
 ) -> Tensor | None:
     """(B, T) booleans, True where a document begins behind another text; None where none does, which is looked at.
 
     Args:
         packing: keyword arguments, of which `position_ids`, `seq_idx` or `cu_seq_lens_q`, the first that is given, counts.
-        fresh: whether nothing came before these tokens.
+        cache: what came before these tokens.
     """
     positions, number, ends = (packing.get(name) for name in ("position_ids", "seq_idx", "cu_seq_lens_q"))
     rows, steps = shape
@@ -217,7 +216,7 @@ def document_starts(
         return None
     real_BT = torch.ones_like(starts_BT) if mask_BT is None else mask_BT
     starts_BT = starts_BT & real_BT
-    if fresh:  # what begins a row begins with the initial state anyway
+    if cache is None or not cache.get_seq_length():  # what begins a row begins with the initial state anyway
         starts_BT = starts_BT & (real_BT.cumsum(1) > 1)
     return starts_BT if torch.compiler.is_compiling() or bool(starts_BT.any()) else None
 
