@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from elman_core.kernels import build, policy, toolchain
+from elman_core.kernels import build, runtime, toolchain
 from elman_core.kernels.build import Extension
 from elman_core.registry import ConfigError, KernelError
 from elman_core.testing.kernel import need_host_compiler, need_nvcc
@@ -295,7 +295,7 @@ def test_without_a_compiler_host_tests_are_skipped_unless_they_are_required(monk
 
 def test_auto_warns_once_says_why_and_goes_on(monkeypatch, caplog):
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
-    monkeypatch.setattr(policy, "_warned", set())
+    monkeypatch.setattr(runtime, "_warned", set())
     attempts = []
 
     def load() -> None:
@@ -303,8 +303,8 @@ def test_auto_warns_once_says_why_and_goes_on(monkeypatch, caplog):
         raise KernelError("no CUDA compiler: type `pip install nvidia-cuda-nvcc`")
 
     with caplog.at_level(logging.WARNING, logger="elman"):
-        assert policy.load_or_warn("thing", load) is None
-        assert policy.load_or_warn("thing", load) is None
+        assert runtime.load_or_warn("thing", load) is None
+        assert runtime.load_or_warn("thing", load) is None
     [record] = caplog.records
     assert "NO KERNEL for thing" in record.getMessage()
     assert "pip install nvidia-cuda-nvcc" in record.getMessage()
@@ -316,12 +316,12 @@ def test_require_raises_and_off_does_not_even_try(monkeypatch):
 
     monkeypatch.setenv("ELMAN_KERNELS", "require")
     with pytest.raises(KernelError, match="broken"):
-        policy.load_or_warn("thing", load)
+        runtime.load_or_warn("thing", load)
     monkeypatch.setenv("ELMAN_KERNELS", "off")
-    assert policy.load_or_warn("thing", lambda: pytest.fail("off must not load")) is None
+    assert runtime.load_or_warn("thing", lambda: pytest.fail("off must not load")) is None
     monkeypatch.setenv("ELMAN_KERNELS", "maybe")
     with pytest.raises(ConfigError, match="auto, off or require"):
-        policy.mode()
+        runtime.mode()
 
 
 def test_a_pybind11_module_of_a_plugin_is_built_and_called(project: Path) -> None:

@@ -88,7 +88,7 @@ def _driver() -> str:
 
 
 def _kernels() -> list[Row]:
-    from elman_core.kernels import policy, toolchain
+    from elman_core.kernels import runtime, toolchain
     from elman_core.registry import ElmanError
 
     rows = []
@@ -99,7 +99,7 @@ def _kernels() -> list[Row]:
             what_is, _, fix = str(error).partition("; ")
             rows.append(_row(what, "missing", what_is, fix))
     try:
-        rows.append(_row("ELMAN_KERNELS", "ok", policy.mode()))
+        rows.append(_row("ELMAN_KERNELS", "ok", runtime.mode()))
     except ElmanError as error:
         rows.append(_row("ELMAN_KERNELS", "broken", str(error), "unset ELMAN_KERNELS"))
     return rows + _decoding()

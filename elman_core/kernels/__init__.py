@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from .few_rows_step import Step
     from .first_use import ensure_verified, used
     from .matrix_state import MatrixKernel
-    from .policy import load_or_warn, warn_of_packed_rows
+    from .runtime import load_or_warn, warn_of_packed_rows
     from .spec import Case, KernelSpec
     from .stamps import Stamp, stamp
     from .verify import Report
 
 _HOME = {
     "Case": "spec", "DenseKernel": "dense", "Extension": "build", "KernelSpec": "spec", "MatrixKernel": "matrix_state",
-    "Report": "verify", "Stamp": "stamps", "Step": "few_rows_step", "ensure_verified": "first_use", "load_or_warn": "policy",
-    "Tied": "dense_tied", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "policy",
+    "Report": "verify", "Stamp": "stamps", "Step": "few_rows_step", "ensure_verified": "first_use", "load_or_warn": "runtime",
+    "Tied": "dense_tied", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
     "Case", "DenseKernel", "Extension", "KernelError", "KernelSpec", "MatrixKernel",

@@ -31,16 +31,21 @@ from torch.library import Library, register_autograd
 from elman_core.registry.errors import ConfigError, KernelError
 
 from . import dense_cuda, dense_host, dense_sums, dense_torch
-from .autocast import without_autocast
 from .build import Extension
 from .dense_check import check_tensors
 from .dense_tied import Tied
 from .few_rows_step import MOST_EXTRAS, Step
 from .first_use import ensure_verified
-from .operators import implement
-from .policy import load_or_warn, mode, warn_of_packed_rows
+from .runtime import (
+    implement,
+    load_or_warn,
+    mode,
+    refuse_transforms,
+    transformed,
+    warn_of_packed_rows,
+    without_autocast,
+)
 from .spec import VERIFIED_STEPS, Backend, Case, KernelSpec, Target
-from .transforms import refuse_transforms, transformed
 
 _library = Library("elman", "FRAGMENT")
 _kernels: dict[str, DenseKernel] = {}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from elman_core.registry.errors import ConfigError, KernelError
 
-from .native import open_module
+from .runtime import open_module
 
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 _MOST_EXTRAS = 4

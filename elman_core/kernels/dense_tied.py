@@ -28,15 +28,12 @@ from torch.library import Library, register_autograd
 from elman_core.registry.errors import ConfigError, KernelError
 
 from . import dense_cuda, dense_plan, dense_spec, dense_sums
-from .autocast import autocast_dtype, without_autocast
 from .build import Extension
 from .dense_check import check_tensors
 from .dense_plan import Plan
 from .first_use import ensure_verified
-from .operators import implement
-from .policy import load_or_warn, mode
+from .runtime import autocast_dtype, implement, load_or_warn, mode, refuse_transforms, transformed, without_autocast
 from .spec import VERIFIED_STEPS, Backend, Case, Grid, Inputs, KernelSpec, Outputs, Target
-from .transforms import refuse_transforms, transformed
 
 if TYPE_CHECKING:
     from .dense import DenseKernel

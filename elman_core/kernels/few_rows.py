@@ -27,7 +27,7 @@ from . import few_rows_run
 from .few_rows_native import make_call, rows, whole
 from .few_rows_run import MOST_ROWS, NARROW, Problem, alone, launch, most_rows, ready
 from .few_rows_step import Step
-from .policy import mode
+from .runtime import mode
 
 __all__ = [
     "MOST_CLASSES", "MOST_LINEARS", "MOST_ROWS", "WIDEST_NORM", "Step",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .native import open_module
+from .runtime import open_module
 
 _ALIGNMENT = 16  # bytes: the widest load of a kernel
 

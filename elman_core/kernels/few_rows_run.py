@@ -17,8 +17,7 @@ from . import build
 from .build import Extension
 from .few_rows_native import open_library
 from .first_use import ensure_verified
-from .policy import load_or_warn
-from .transforms import transformed
+from .runtime import load_or_warn, transformed
 
 if TYPE_CHECKING:
     from .dense import DenseKernel
@@ -73,7 +72,7 @@ def fewest_rows(most: int) -> int:
 
 
 def alone(x: Tensor) -> bool:
-    """Whether nobody else has a say in it: neither autograd, in any of its modes, nor autocast."""
+    """True when neither autograd, in any of its modes, nor autocast is active."""
     gradients = torch.is_grad_enabled() or transformed()
     return x.is_cuda and x.dtype in DTYPES and not gradients and not torch.is_autocast_enabled("cuda")
 

@@ -13,7 +13,7 @@ from elman_core.registry.errors import KernelError
 
 from . import few_rows_run
 from .few_rows_native import make_call, rows, whole
-from .policy import mode
+from .runtime import mode
 from .spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ class Step:
 
         return make_step_spec(self)
 
-    def takes(self, x_TBK: Tensor, w_dd: Tensor, mask_TB: Tensor | None = None) -> bool:
-        """Whether this is a single step that runs here. Compiles and verifies it at the first use of a size.
+    def takes(self, x_TBK: Tensor, w_dd: Tensor, *flags_TB: Tensor | None) -> bool:
+        """True for a single step without mask and start that runs here. Compiles and verifies it at the first use of a size.
 
         Raises:
             KernelError: verified, and found wrong.
         """
-        if x_TBK.shape[0] != 1 or mask_TB is not None or w_dd.shape[0] % 8 or x_TBK.shape[-1] % 8:
+        if x_TBK.shape[0] != 1 or any(f is not None for f in flags_TB) or w_dd.shape[0] % 8 or x_TBK.shape[-1] % 8:
             return False
         if not few_rows_run.alone(x_TBK) or x_TBK.dtype not in few_rows_run.NARROW:
             return False

@@ -35,9 +35,8 @@ from .first_use import ensure_verified
 from .matrix_build import Maps, Size
 from .matrix_check import check_tensors
 from .matrix_native import wide
-from .policy import load_or_warn, mode, warn_of_packed_rows
+from .runtime import load_or_warn, mode, refuse_transforms, transformed, warn_of_packed_rows
 from .spec import Backend, KernelSpec, Target
-from .transforms import refuse_transforms, transformed
 
 Reference = Callable[..., tuple[Tensor, Tensor]]
 _kernels: dict[str, MatrixKernel] = {}

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .autocast import without_autocast
 from .matrix_build import Maps
+from .runtime import without_autocast
 
 _NORM_EPS = 1e-12
 

@@ -24,18 +24,6 @@ Outputs = dict[str, Tensor]
 VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
 
 
-def _nothing_hidden(_inputs: Inputs) -> Outputs:
-    return {}
-
-
-def _nothing_known(_target: Target, _cases: Sequence[Case]) -> list[Extension]:
-    return []
-
-
-def _nothing_to_check(_device: torch.device) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Case:
     """One problem of a grid.
@@ -100,9 +88,9 @@ class KernelSpec:
     targets: tuple[Target, ...] = ("host",)
     portable: tuple[str, ...] = ()
     builds: Callable[[Target, str, Sequence[int], Sequence[torch.dtype]], Sequence[Extension]] | None = None
-    needs: Callable[[Target, Sequence[Case]], Sequence[Extension]] = _nothing_known
-    visible: Callable[[Inputs], Outputs] = _nothing_hidden
-    after: Callable[[torch.device], None] = _nothing_to_check
+    needs: Callable[[Target, Sequence[Case]], Sequence[Extension]] = lambda _target, _cases: []
+    visible: Callable[[Inputs], Outputs] = lambda _inputs: {}
+    after: Callable[[torch.device], None] = lambda _device: None
     python: tuple[Path, ...] = ()
     rounded: str = "reference"
     differentiable: bool = True

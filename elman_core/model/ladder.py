@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from elman_core.kernels.autocast import autocast_dtype
+from elman_core.kernels.runtime import autocast_dtype
 from elman_core.nn import add_rms_norm
 from elman_core.registry import ConfigError, Mixer, State
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
 
 from elman_core.kernels import few_rows
-from elman_core.kernels.transforms import transformed
+from elman_core.kernels.runtime import transformed
 
 from .functional import without_autocast
 

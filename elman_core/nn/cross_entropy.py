@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
 
-from elman_core.kernels.transforms import transformed
+from elman_core.kernels.runtime import transformed
 
 from .add_norm import triton_runs
 from .functional import compute_dtype, without_autocast

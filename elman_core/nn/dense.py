@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -68,18 +68,13 @@ class DenseMixer(WrapperMixer):
         return w if self.spectral is None else self.spectral(w)
 
     def cell(
-        self,
-        x_TBI: Tensor,
-        z_TBI: Tensor | None,
-        state: State | None,
-        mask_TB: Tensor | None,
-        starts_TB: Tensor | None,
+        self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags_TB: Tensor | None
     ) -> tuple[Tensor, State]:
         extras = () if z_TBI is None else (z_TBI,)
         w, h_BI = self.effective(), self.vector(state, "h", x_TBI)
-        step = self.kernel.step if starts_TB is None else None
+        step = self.kernel.step
         known = self.input == "tied" or (self.input == "projected" and is_bare(self.w_x))
-        if known and step is not None and step.takes(x_TBI, w, mask_TB):  # decoding: one launch
+        if known and step is not None and step.takes(x_TBI, w, *flags_TB):  # decoding: one launch
             v, b = (w, self.b) if self.input == "tied" else (self.w_x.weight, self.w_x.bias)
             y_TBI, h_BI = step(x_TBI, v, b, *extras, w, h_BI)
             return y_TBI, {"h": h_BI}
@@ -87,23 +82,16 @@ class DenseMixer(WrapperMixer):
             u_TBI = self.w_x(x_TBI)
         else:
             u_TBI = F.linear(x_TBI, w, self.b) if self.input == "tied" else x_TBI
-        y_TBI, h_BI = self.kernel(u_TBI, *extras, w, h_BI, mask_TB, starts_TB)
+        y_TBI, h_BI = self.kernel(u_TBI, *extras, w, h_BI, *flags_TB)
         return y_TBI, {"h": h_BI}
 
-    def cell_of_silu(
-        self,
-        u_TBI: Tensor,
-        z_TBI: Tensor | None,
-        state: State | None,
-        mask_TB: Tensor | None,
-        starts_TB: Tensor | None,
-    ) -> tuple[Tensor, State]:
+    def cell_of_silu(self, u_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:
         tied = self.kernel.tied
         if tied is None or u_TBI.shape[0] == 1:  # a single step has a launch of its own
-            return self.cell(F.silu(u_TBI), z_TBI, state, mask_TB, starts_TB)
+            return self.cell(F.silu(u_TBI), *rest)
+        z_TBI, state, *flags = rest
         extras = () if z_TBI is None else (z_TBI,)
-        h_BI = self.vector(state, "h", u_TBI)
-        y_TBI, h_BI = tied(u_TBI, *extras, self.effective(), self.b, h_BI, mask_TB, starts_TB)
+        y_TBI, h_BI = tied(u_TBI, *extras, self.effective(), self.b, self.vector(state, "h", u_TBI), *flags)
         return y_TBI, {"h": h_BI}
 
     def backend(self) -> str:

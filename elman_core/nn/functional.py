@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.autocast import without_autocast
+from elman_core.kernels.runtime import without_autocast
 
 Function = TypeVar("Function", bound=Callable[..., tuple[Any, ...]])
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_core.kernels.autocast import autocast_dtype
+from elman_core.kernels.runtime import autocast_dtype
 
 ROWS = 4096
 """Rows of x from which on a copy of the weights, one behind the other or with rows of zeros, costs less than what it spares."""

@@ -72,14 +72,9 @@ class WrapperMixer(Mixer):
         raise NotImplementedError(f"{cls.__name__}.cell_params")
 
     def cell(
-        self,
-        x_TBI: Tensor,
-        z_TBI: Tensor | None,
-        state: State | None,
-        mask_TB: Tensor | None,
-        starts_TB: Tensor | None,
+        self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags_TB: Tensor | None
     ) -> tuple[Tensor, State]:
-        """The recurrence over time: (y_TBI in the dtype of x, the cell's new state)."""
+        """The recurrence over time: (y_TBI in the dtype of x, the cell's new state). flags: mask and starts."""
         raise NotImplementedError(f"{type(self).__name__}.cell")
 
     def cell_of_silu(self, u_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:

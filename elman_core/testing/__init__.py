@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import pytest
 
-MODULES = ("equation_contract", "guard", "harness", "kernel", "mixer_contract", "model_contract", "variant")
+MODULES = ("equation_contract", "harness", "kernel", "mixer_contract", "model_contract", "variant")
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in MODULES))
 
 from .kernel import KernelContract  # noqa: E402

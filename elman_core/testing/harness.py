@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from elman_core.registry import Mixer, State, Variant, resolve
 
-from .guard import Guarded
-
+CONTRACTS = __name__.rpartition(".")[0] + "."
 EXACT = 1e-10
 """Relative to the largest element: float64 keeps 1e-16, and the shortest chain of roundings here loses three digits."""
 
@@ -53,6 +52,30 @@ def stir_(module: nn.Module) -> None:
     for p in module.parameters():
         size = p.float().square().mean().sqrt().item()
         p.add_(torch.randn_like(p), alpha=0.3 * size or 0.1)
+
+
+class Guarded:
+    """Base of the contracts: a plugin sets the knobs (what a contract annotates) and replaces nothing else.
+
+    A test may be replaced only by one marked `xfail(reason=...)`.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "test_contract_is_not_weakened" in vars(cls):
+            raise TypeError(f"{cls.__name__} replaces test_contract_is_not_weakened")
+
+    def test_contract_is_not_weakened(self) -> None:
+        contract = [c for c in type(self).__mro__ if c.__module__.startswith(CONTRACTS)]
+        knobs = {name for c in contract for name in vars(c).get("__annotations__", {})}
+        for owner in type(self).__mro__:
+            if owner in contract or owner is object:
+                continue
+            for name, value in vars(owner).items():
+                if name in knobs or name.startswith("__") or not any(name in vars(c) for c in contract):
+                    continue
+                marks = [m for m in getattr(value, "pytestmark", ()) if m.name == "xfail" and m.kwargs.get("reason")]
+                assert marks, f"{owner.__name__}.{name} replaces a part of the contract without xfail(reason=...)"
 
 
 class Harness(Guarded):

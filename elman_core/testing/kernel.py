@@ -19,7 +19,7 @@ from elman_core.kernels.spec import Case, Inputs, KernelSpec, Target
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import KernelError
 
-from .guard import Guarded
+from .harness import Guarded
 
 
 def need_host_compiler() -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from elman_core.kernels.autocast import autocast_dtype
+from elman_core.kernels.runtime import autocast_dtype
 from elman_core.model import LadderCache
 from elman_core.nn import linear_cross_entropy
 from elman_core.registry import ConfigError, State

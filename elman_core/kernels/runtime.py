@@ -1,0 +1,160 @@
+"""What kernels of every family share: `ELMAN_KERNELS`, operators of `torch.library`, compiled modules, autocast, transforms.
+
+`ELMAN_KERNELS` says what happens on a GPU. auto (the default): use the kernel; without one, run plain PyTorch after one loud
+warning that says why and what to type. off: run plain PyTorch and compile nothing. require: use the kernel or raise an error;
+benchmarks and kernel tests always run so.
+
+Under forward-mode derivatives and torch.func, which the operators of kernels do not know (an operator drops a tangent without a
+word, and stops under `torch.func.grad`), "auto" takes plain PyTorch, and whoever names a kernel is told.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.library import Library, register_fake
+
+from elman_core.registry.errors import ConfigError, KernelError
+
+Mode = Literal["auto", "off", "require"]
+Loaded = TypeVar("Loaded")
+_MODES = ("auto", "off", "require")
+_log = logging.getLogger("elman")
+_warned: set[str] = set()
+
+
+def mode() -> Mode:
+    """The value of ELMAN_KERNELS.
+
+    Raises:
+        ConfigError: it is something else than auto, off or require.
+    """
+    value = os.environ.get("ELMAN_KERNELS", "auto")
+    if value not in _MODES:
+        raise ConfigError(f"ELMAN_KERNELS must be auto, off or require, not {value!r}")
+    return cast(Mode, value)
+
+
+def warn_of_packed_rows(name: str, like: Tensor) -> None:
+    """Say once for each kernel that no kernel of a GPU takes packed rows yet; ELMAN_KERNELS=require makes it an error."""
+    if like.is_cuda and not torch.compiler.is_compiling():
+        load_or_warn(f"packed rows of {name}", _no_packed_rows)
+
+
+def _no_packed_rows() -> None:
+    raise KernelError("no kernel takes starts of documents yet; pad the rows and give attention_mask")
+
+
+def load_or_warn(name: str, load: Callable[[], Loaded]) -> Loaded | None:
+    """What `load()` returns, or None where plain PyTorch is to run instead.
+
+    Args:
+        name: of the kernel; each name warns once in a process.
+        load: raises `KernelError` if the kernel cannot be had.
+
+    Raises:
+        KernelError: from `load`, when ELMAN_KERNELS=require.
+    """
+    chosen = mode()
+    if chosen == "off":
+        return None
+    try:
+        return load()
+    except KernelError as error:
+        if chosen == "require":
+            raise
+        if name not in _warned:
+            _warned.add(name)
+            _log.warning(
+                "elman: NO KERNEL for %s, running plain PyTorch, many times slower: %s "
+                "(ELMAN_KERNELS=require makes this an error, ELMAN_KERNELS=off silences it)",
+                name,
+                error,
+            )
+        return None
+
+
+def implement(library: Library, name: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `elman::name`, which `library` has defined, its code for tensors on any device, and for FakeTensors.
+
+    Returns:
+        The operator.
+    """
+    library.impl(name, run, "CompositeExplicitAutograd")
+    register_fake(f"elman::{name}", fake, lib=library)
+    made: Callable[..., Any] = getattr(torch.ops.elman, name).default
+    return made
+
+
+@cache
+def open_module(path: Path, family: str, call: type[ctypes.Structure]) -> Any:
+    """The compiled module, if it means the same structure by a call as Python does.
+
+    Args:
+        family: as in its functions, `elman_FAMILY_call_bytes`.
+
+    Raises:
+        KernelError: it does not load, or was made from other sources than this Python.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelError(f"kernel {path.name} does not load: {error}; delete {path} to build it again") from error
+    size = getattr(library, f"elman_{family}_call_bytes")
+    if size() != ctypes.sizeof(call):
+        raise KernelError(f"kernel {path.name} was made from other sources than this elman-core: update elman-csrc")
+    return library
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which autocast is off for the device of x."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if has_autocast(kind) else nullcontext()
+
+
+def autocast_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype in which a product with `weight` is computed: autocast's where that is on for the device, else its own."""
+    kind = weight.device.type
+    if weight.dtype != torch.float64 and has_autocast(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype
+
+
+@torch.compiler.assume_constant_result  # `torch.compile` cannot trace the question before torch 2.12
+def has_autocast(kind: str) -> bool:
+    """Whether devices of this kind have autocast."""
+    return torch.amp.is_autocast_available(kind)
+
+
+def transformed() -> bool:
+    """Whether derivatives are being taken otherwise than by `backward`: torch.func.grad, jvp and what is made of them, or
+    `torch.autograd.forward_ad`. Not under vmap alone, of which an operator is a loop."""
+    if torch.compiler.is_compiling():
+        return False
+    if forward_ad._current_level >= 0:
+        return True
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    kinds = (functorch.TransformType.Grad, functorch.TransformType.Jvp)
+    return any(level.key() in kinds for level in functorch.get_interpreter_stack() or ())
+
+
+def refuse_transforms(name: str, otherwise: str) -> None:
+    """Raise where a kernel was named and `transformed`.
+
+    Raises:
+        NotImplementedError: names the kernel and what to take instead.
+    """
+    if transformed():
+        raise NotImplementedError(
+            f"{name}: torch.func and forward-mode derivatives exist only with {otherwise}; backward() exists with all"
+        )
