@@ -148,16 +148,6 @@ def test_what_cannot_be_tied_is_refused():
         KernelError, match=r"e42_tied_silu: this operator is a kernel of a GPU, and the tensors are on cpu"
     ):
         tied.op(x, w, b, h0, None)
-    two = DenseKernel(
-        "test_two_factors",
-        header=dense.header,
-        cell=dense.cell,
-        reference=lambda u, left, right, h0, mask=None: e42_reference(u, left @ right, h0, mask),
-        readout=lambda h, _h: h,
-        factors=("left", "right"),
-    )
-    with pytest.raises(KernelError, match=r"test_two_factors: tied weights are one matrix, not 2 factors"):
-        Tied(two)
 
 
 def test_a_bias_of_another_size_is_refused(launched, monkeypatch):

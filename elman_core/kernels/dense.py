@@ -61,8 +61,6 @@ class DenseKernel:
         readout: `readout(h, h_prev, *extras) -> y` in PyTorch, pointwise, for any number of leading dimensions.
         update: `update(a, h_prev, *extras) -> h` likewise; None for h = a.
         extras: names of the tensors (T, B, d) that the cell reads beside u.
-        factors: names of the matrices whose product is W. One is W itself; a W of low rank is two, (d, r) and (r, d), of which
-            each step multiplies by one after the other. Only "torch" does that so far.
         uses_a: whether the cell's backward is given a; as the header says.
         tied: whether W projects the input too: u = W x + b.
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
@@ -81,28 +79,27 @@ class DenseKernel:
         readout: Callable[..., Tensor],
         update: Callable[..., Tensor] | None = None,
         extras: Sequence[str] = (),
-        factors: Sequence[str] = ("w",),
         uses_a: bool = False,
         tied: bool = False,
         cell: str | None = None,
     ) -> None:
         self.name, self.header, self.reference = name, Path(header), reference
         self.cell = cell or f"elman::{name}::Cell"
-        self.readout, self.update, self.extras, self.factors = readout, update, tuple(extras), tuple(factors)
+        self.readout, self.update, self.extras = readout, update, tuple(extras)
         self.uses_a = uses_a
         self.chosen: dict[tuple[Any, ...], Backend] = {}  # by device, dtype, sizes: what "auto" came to
         self.op, self._backward = self._register()
         _kernels[name] = self
-        self.step = Step(self) if len(self.factors) == 1 and len(self.extras) <= MOST_EXTRAS else None
+        self.step = Step(self) if len(self.extras) <= MOST_EXTRAS else None
         self.tied = Tied(self, silu=True) if tied else None
 
     def __call__(self, u_TBd: Tensor, *rest: Tensor | None, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
-        """`kernel(u, *extras, *factors, h0, mask=None, starts=None) -> (y, h_T)`.
+        """`kernel(u, *extras, w, h0, mask=None, starts=None) -> (y, h_T)`.
 
         Args:
             u_TBd: what does not depend on the state, float32, bfloat16, float16 or float64; any strides.
             extras: (T, B, d) each, in the dtype of u.
-            factors: W (d, d), rows are outputs, or the matrices whose product it is; in the dtype of u or in float32.
+            w_dd: W, rows are outputs; in the dtype of u or in float32.
             h0_Bd: initial state.
             mask_TB: bool; where False the state is held, y is 0, and nothing flows back but through the state.
             starts_TB: bool; where True the state is set to 0 before the step, masked or not. Plain PyTorch alone does that so
@@ -117,26 +114,26 @@ class DenseKernel:
             KernelError: a back end asked for that cannot run this.
             NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
         """
-        extras, factors, others = self._parts(rest)
+        extras, (w_dd, *others) = self._parts((*rest, None) if len(rest) <= len(self.extras) else rest)
         if not 1 <= len(others) <= 3:
-            expected = ", ".join(("u", *self.extras, *self.factors, "h0", "mask=None", "starts=None"))
+            expected = ", ".join(("u", *self.extras, "w", "h0", "mask=None", "starts=None"))
             raise TypeError(f"{self.name} takes ({expected}), not {1 + len(rest)} tensors")
         h0_Bd, mask_TB, starts_TB = (*others, None, None)[:3]
-        check_tensors(self.name, (self.extras, self.factors), u_TBd, extras, factors, h0_Bd, mask_TB, starts_TB)
+        check_tensors(self.name, self.extras, u_TBd, extras, w_dd, h0_Bd, mask_TB, starts_TB)
         if backend == "auto":
             backend = "reference" if transformed() else "torch"
             if starts_TB is not None:
                 warn_of_packed_rows(self.name, u_TBd)
-            elif backend == "torch" and u_TBd.is_cuda and len(factors) == 1:
+            elif backend == "torch" and u_TBd.is_cuda:
                 # Sizes as numbers: a compiled function is compiled anew for another batch or width.
                 backend = _choose(self.name, u_TBd.device.index, u_TBd.dtype, int(u_TBd.shape[1]), int(u_TBd.shape[2]))
         elif backend != "reference":
             refuse_transforms(self.name, "backend='auto' or 'reference'")
         if backend == "reference":
-            return self.reference(u_TBd, *extras, *factors, h0_Bd, mask_TB, starts_TB)
+            return self.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
         assert h0_Bd is not None  # checked above
         state = torch.float64 if u_TBd.dtype == torch.float64 else torch.float32
-        y_TBd, last_Bd, _, _ = self.op(u_TBd, *extras, *factors, h0_Bd.to(state), mask_TB, starts_TB, backend)
+        y_TBd, last_Bd, _, _ = self.op(u_TBd, *extras, w_dd, h0_Bd.to(state), mask_TB, starts_TB, backend)
         return y_TBd, last_Bd
 
     def extension(self, target: Target) -> Extension:
@@ -166,8 +163,8 @@ class DenseKernel:
         return tuple(replace(bare, binding=bare.binding.with_name("dense_cuda_steps.cu")).sources())
 
     def targets(self) -> tuple[Target, ...]:
-        """Where `elman_csrc` has a binding of the dense skeleton; nowhere if it is not installed, or for W in factors."""
-        if importlib.util.find_spec("elman_csrc") is None or len(self.factors) > 1:
+        """Where `elman_csrc` has a binding of the dense skeleton; nowhere if it is not installed."""
+        if importlib.util.find_spec("elman_csrc") is None:
             return ()
         found: tuple[Target, ...] = ("host", "cuda")
         return tuple(t for t in found if self.extension(t).binding.is_file())
@@ -193,28 +190,24 @@ class DenseKernel:
             return "torch"
         if mode() == "off":
             return "torch (ELMAN_KERNELS=off)"
-        if len(self.factors) > 1:
-            return f"torch (W in {len(self.factors)} factors has no persistent launch)"
         index = torch.cuda.current_device() if device.index is None else device.index
         made = {backend for (on, _, _, d, *_), backend in self.chosen.items() if (on, d) == (index, width)}
         return " and ".join(sorted(made)) or "cuda, compiled at its first use"
 
-    def _parts(self, rest: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """What follows u in a call, or a gradient in a backward: (extras, factors of W, what follows those)."""
-        first, end = len(self.extras), len(self.extras) + len(self.factors)
-        return list(rest[:first]), list(rest[first:end]), list(rest[end:])
+    def _parts(self, rest: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """What follows u in a call, or the gradients in a backward: (extras, what follows those)."""
+        return list(rest[: len(self.extras)]), list(rest[len(self.extras) :])
 
     def _register(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         count = len(self.extras)
         op, op_backward = f"dense_{self.name}", f"dense_{self.name}_backward"
         es = "".join(f"Tensor e{i}, " for i in range(count))
-        ws = ", ".join(f"Tensor {name}" for name in self.factors)
         _library.define(
-            f"{op}(Tensor u, {es}{ws}, Tensor h0, Tensor? mask, Tensor? starts, str backend)"
+            f"{op}(Tensor u, {es}Tensor w, Tensor h0, Tensor? mask, Tensor? starts, str backend)"
             " -> (Tensor, Tensor, Tensor, Tensor)"
         )
         _library.define(
-            f"{op_backward}(Tensor gy, Tensor g_last, {es}{ws}, Tensor history, Tensor a, Tensor? mask,"
+            f"{op_backward}(Tensor gy, Tensor g_last, {es}Tensor w, Tensor history, Tensor a, Tensor? mask,"
             f" Tensor? starts, str backend) -> ({', '.join(['Tensor'] * (2 + count))})"
         )
         made = implement(_library, op, self._run_forward, self._fake_forward)
@@ -224,16 +217,15 @@ class DenseKernel:
     # Outputs of the op: y (T, B, d), h_T (B, d), and, for the backward alone, history (T+1, B, d) and a (T, B, d) or empty.
 
     def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        extras, factors, (h0, mask, starts, backend) = self._parts(rest)
+        extras, (w, h0, mask, starts, backend) = self._parts(rest)
         if backend == "torch":
             with without_autocast(u):
-                u_, *others = (x.to(h0.dtype) for x in (u, *extras, *factors))
+                u_, w_, *others = (x.to(h0.dtype) for x in (u, w, *extras))
                 y, history, a = dense_torch.forward(
-                    self.update, self.readout, u_, others[: len(extras)], others[len(extras) :], h0, mask, starts
+                    self.update, self.readout, u_, others, w_, h0, mask, starts
                 )  # fmt: skip
             return y.to(u.dtype), history[-1].clone(), history, a
         self._check_native(backend, u, starts)
-        [w] = factors
         if backend == "cuda":
             y, last, history, _, a = dense_cuda.forward(self, u, extras, w.to(u.dtype), h0, mask)
         else:
@@ -241,21 +233,11 @@ class DenseKernel:
         return y, last, history, a
 
     def _run_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        extras, factors, (history, a, mask, starts, backend) = self._parts(rest)
-        w = factors[0]
+        extras, (w, history, a, mask, starts, backend) = self._parts(rest)
         if backend == "torch":
-            gy_, *others = (x.to(history.dtype) for x in (gy, *extras, *factors))
+            gy_, w_, *others = (x.to(history.dtype) for x in (gy, w, *extras))
             da, dextras, dh0 = dense_torch.backward(
-                self.update,
-                self.readout,
-                gy_,
-                g_last,
-                others[: len(extras)],
-                others[len(extras) :],
-                history,
-                a,
-                mask,
-                starts,
+                self.update, self.readout, gy_, g_last, others, w_, history, a, mask, starts
             )
         elif backend == "cuda":
             da, dextras, dh0, *_ = dense_cuda.backward(self, gy, g_last, extras, w.to(history.dtype), history, a, mask)
@@ -277,7 +259,7 @@ class DenseKernel:
         )
 
     def _fake_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        extras, _, (history, *_rest) = self._parts(rest)
+        extras, (_w, history, *_rest) = self._parts(rest)
         return (
             history.new_empty(gy.shape),
             g_last.new_empty(g_last.shape),
@@ -286,10 +268,10 @@ class DenseKernel:
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         u, *rest = inputs
-        extras, factors, (_h0, mask, starts, backend) = self._parts(rest)
+        extras, (w, _h0, mask, starts, backend) = self._parts(rest)
         _, last, history, a = output
         ctx.set_materialize_grads(False)  # a gradient of the history, which nobody sees, need not be filled with zeros
-        ctx.save_for_backward(*extras, *factors, history, a, mask, starts)
+        ctx.save_for_backward(*extras, w, history, a, mask, starts)
         ctx.backend, ctx.dtype, ctx.state_dtype = backend, u.dtype, last.dtype
 
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -297,30 +279,24 @@ class DenseKernel:
             raise NotImplementedError(
                 f"{self.name}: gradients of gradients (create_graph=True) exist only with backend='reference'"
             )
-        extras, factors, (history, a, mask, starts) = self._parts(ctx.saved_tensors)
+        extras, (w, history, a, mask, starts) = self._parts(ctx.saved_tensors)
         steps, (rows, width) = history.shape[0] - 1, history.shape[1:]
         if gy is None:
             gy = history.new_zeros(steps, rows, width, dtype=ctx.dtype)
         if g_last is None:
             g_last = history.new_zeros(rows, width, dtype=ctx.state_dtype)
-        da, dh0, *dextras = self._backward(gy, g_last, *extras, *factors, history, a, mask, starts, ctx.backend)
-        wanted = ctx.needs_input_grad[1 + len(extras) : 1 + len(extras) + len(factors)]
-        dfactors: Sequence[Tensor | None] = [None] * len(factors)
-        if any(wanted):
+        da, dh0, *dextras = self._backward(gy, g_last, *extras, w, history, a, mask, starts, ctx.backend)
+        dw = None
+        if ctx.needs_input_grad[1 + len(extras)]:
             before = dense_torch.restarted(history[:-1], starts).reshape(steps * rows, width)
             flat = da.reshape(steps * rows, width)
             with without_autocast(da):  # a backward may be called inside autocast
-                dfactors = dense_sums.factor_gradients(flat, before, factors, wanted)
-        return da.to(ctx.dtype), *dextras, *dfactors, dh0, None, None, None
+                dw = dense_sums.product(flat.t(), before, w.dtype)
+        return da.to(ctx.dtype), *dextras, dw, dh0, None, None, None
 
     def _check_native(self, backend: str, like: Tensor, starts: Tensor | None) -> None:
         if backend not in ("host", "cuda"):
             raise ConfigError(f"{self.name}: backend must be auto, torch, cuda, host or reference, not {backend!r}")
-        if len(self.factors) > 1:
-            raise KernelError(
-                f"{self.name}: W in {len(self.factors)} factors ({', '.join(self.factors)}) has no persistent launch and no "
-                "host build: each step is a product for each factor; use backend='torch'"
-            )
         if starts is not None:
             raise KernelError(f"{self.name}: backend {backend!r} takes no starts of documents; use backend='torch'")
         if like.device.type != ("cpu" if backend == "host" else "cuda"):

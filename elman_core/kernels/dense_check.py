@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -15,10 +14,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 def check_tensors(
     kernel: str,
-    names: tuple[Sequence[str], Sequence[str]],
+    names: Sequence[str],
     u: Tensor,
     extras: Sequence[Tensor | None],
-    factors: Sequence[Tensor | None],
+    w: Tensor | None,
     h0: Tensor | None,
     mask: Tensor | None,
     starts: Tensor | None = None,
@@ -26,7 +25,7 @@ def check_tensors(
     """Compare what was given with what stands beside u.
 
     Args:
-        kernel: its name. names: of the extras, and of the matrices whose product is W.
+        kernel: its name. names: of the extras.
 
     Raises:
         ConfigError: the first that does not fit.
@@ -39,11 +38,8 @@ def check_tensors(
     state = torch.float64 if u.dtype == torch.float64 else torch.float32
     same = {u.dtype}
     wanted: list[tuple[str, Tensor | None, tuple[int, ...], set[torch.dtype]]] = [
-        *((name, e, (steps, rows, width), same) for name, e in zip(names[0], extras, strict=True)),
-        *(
-            (name, w, shape, same | {state})
-            for name, w, shape in zip(names[1], factors, chain(factors, width), strict=True)
-        ),
+        *((name, e, (steps, rows, width), same) for name, e in zip(names, extras, strict=True)),
+        ("w", w, (width, width), same | {state}),
         ("h0", h0, (rows, width), same | {state}),
     ]
     flags = (("mask", mask), ("starts", starts))
@@ -58,10 +54,3 @@ def check_tensors(
             raise ConfigError(f"{kernel}: {name} must be {wanted_dtypes} beside u in {u.dtype}, not {x.dtype}")
         if x.device != u.device:
             raise ConfigError(f"{kernel}: {name} is on {x.device}, u on {u.device}; move them together")
-
-
-def chain(factors: Sequence[Tensor | None], width: int) -> list[tuple[int, int]]:
-    """The shapes that matrices must have whose product is (width, width), by the inner sizes that they bring."""
-    inner = [w.shape[1] if isinstance(w, Tensor) and w.dim() == 2 else width for w in factors[:-1]]
-    sizes = [width, *inner, width]
-    return list(pairwise(sizes))

@@ -38,7 +38,7 @@ CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def make_spec(kernel: DenseKernel) -> KernelSpec:
     """What `verify` knows of a dense kernel."""
-    names = ("u", *kernel.extras, *kernel.factors, "h0")
+    names = ("u", *kernel.extras, "w", "h0")
     streams = ("u", *kernel.extras)
 
     def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -48,10 +48,8 @@ def make_spec(kernel: DenseKernel) -> KernelSpec:
             return torch.randn(shape, generator=generator, dtype=torch.float32).to(case.dtype)
 
         inputs: Inputs = {name: random(steps, rows, width) for name in streams}
-        # The largest singular value of a random (m, n) matrix is about sqrt(m) + sqrt(n): W has norm 0.9 or less.
-        inner = [max(1, width // 2)] * (len(kernel.factors) - 1)
-        for name, m, n in zip(kernel.factors, [width, *inner], [*inner, width], strict=True):
-            inputs[name] = random(m, n) * (0.9 ** (1 / len(kernel.factors)) / (m**0.5 + n**0.5))
+        # The largest singular value of a random (d, d) matrix is about 2 sqrt(d): W has norm 0.9 or less.
+        inputs["w"] = random(width, width) * (0.45 / width**0.5)
         h0 = torch.zeros(rows, width) if case.bare else torch.randn((rows, width), generator=generator)
         inputs["h0"] = h0.to(state_dtype(case.dtype))
         inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None

@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 LONGEST_SUM = 16384  # places (time steps times rows) of one float32 product
-
-
-def factor_gradients(
-    da: Tensor, before: Tensor, factors: Sequence[Tensor], wanted: Sequence[bool]
-) -> list[Tensor | None]:
-    """dL/dW_i of a = W_1 ... W_n h over all places at once: one product each, two more for each inner size.
-
-    Args:
-        da, before: (places, d): gradients of a, and h.
-    """
-    after = [before]  # what each factor is given, the last one's first
-    for w in reversed(factors[1:]):
-        after.append(after[-1] @ w.to(before.dtype).t())
-    found: list[Tensor | None] = []
-    for i, w in enumerate(factors):
-        found.append(product(da.t(), after[len(factors) - 1 - i], w.dtype) if wanted[i] else None)
-        if i + 1 < len(factors):
-            da = da @ w.to(da.dtype)
-    return found
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -48,16 +48,11 @@ class Tied:
     Where a persistent launch holds W, this is one launch each way; elsewhere it is the product and the kernel.
 
     Args:
-        kernel: whose cell it runs; its W has one factor.
+        kernel: whose cell it runs.
         silu: whether it is given u for x = silu(u).
-
-    Raises:
-        KernelError: W has several factors.
     """
 
     def __init__(self, kernel: DenseKernel, *, silu: bool = False) -> None:
-        if len(kernel.factors) > 1:
-            raise KernelError(f"{kernel.name}: tied weights are one matrix, not {len(kernel.factors)} factors")
         self.kernel, self.silu = kernel, silu
         self.name = f"{kernel.name}_tied_silu" if silu else f"{kernel.name}_tied"
         self.uses_a, self.kept_a = kernel.uses_a, kernel.kept_a
@@ -88,8 +83,7 @@ class Tied:
         if starts_TB is not None or not self._in_one(narrow_TBd, backend):
             u_TBd = F.linear(self._activated(x_TBd), w_dd, b_d.to(w_dd.dtype))
             return self.kernel(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB, backend=backend)
-        names = (self.kernel.extras, self.kernel.factors)
-        check_tensors(self.name, names, narrow_TBd, extras, (w_dd,), h0_Bd, mask_TB)
+        check_tensors(self.name, self.kernel.extras, narrow_TBd, extras, w_dd, h0_Bd, mask_TB)
         assert h0_Bd is not None  # checked above
         if b_d.shape != w_dd.shape[:1] or b_d.device != w_dd.device:
             raise ConfigError(
@@ -212,7 +206,7 @@ class Tied:
         wants_w, wants_b = ctx.needs_input_grad[1 + len(extras) : 3 + len(extras)]
         flat, before = da.reshape(steps * rows, width), sums[:-1].reshape(steps * rows, width)
         with without_autocast(da):  # a backward may be called inside autocast
-            [dw] = dense_sums.factor_gradients(flat, before, (w,), (wants_w,))
+            dw = dense_sums.product(flat.t(), before, w.dtype) if wants_w else None
         return dx, *dextras, dw, db.to(ctx.bias_dtype) if wants_b else None, dh0, None
 
 

@@ -28,31 +28,27 @@ def forward(
     readout: Pointwise,
     u_TBd: Tensor,
     extras: Sequence[Tensor],
-    factors: Sequence[Tensor],
+    w_dd: Tensor,
     h0_Bd: Tensor,
     mask_TB: Tensor | None,
     starts_TB: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y (T, B, d), history (T+1, B, d), a (T, B, d)); a is empty where `update` is None, that is h = a.
 
-    factors: matrices whose product is W; a step multiplies by each in turn, the last one first.
     starts_TB: where True, a step begins from 0 and not from the state before it, which the history holds all the same.
     """
     a_TBd = u_TBd.new_empty(0 if update is None else u_TBd.shape)
     steps, h_Bd = u_TBd.shape[0], h0_Bd
-    w_t, *inner = (w.t() for w in factors)
+    w_t = w_dd.t()
     states, a_s = [h0_Bd], a_TBd.unbind(0)
     per_step = list(zip(*(e.unbind(0) for e in extras), strict=True)) if extras else [()] * steps
     for t, u_Bd in enumerate(u_TBd.unbind(0)):
         if starts_TB is not None:
             h_Bd = restarted(h_Bd, starts_TB[t])
-        x_Br = h_Bd
-        for w in reversed(inner):
-            x_Br = x_Br @ w
         if update is None:
-            new_Bd = torch.addmm(u_Bd, x_Br, w_t)
+            new_Bd = torch.addmm(u_Bd, h_Bd, w_t)
         else:
-            new_Bd = update(torch.addmm(u_Bd, x_Br, w_t, out=a_s[t]), h_Bd, *per_step[t])
+            new_Bd = update(torch.addmm(u_Bd, h_Bd, w_t, out=a_s[t]), h_Bd, *per_step[t])
         h_Bd = new_Bd if mask_TB is None else torch.where(mask_TB[t, :, None], new_Bd, h_Bd)
         states.append(h_Bd)
     history = torch.stack(states)
@@ -70,7 +66,7 @@ def backward(
     gy_TBd: Tensor,
     g_last_Bd: Tensor,
     extras: Sequence[Tensor],
-    factors: Sequence[Tensor],
+    w_dd: Tensor,
     history: Tensor,
     a_TBd: Tensor,
     mask_TB: Tensor | None,
@@ -78,7 +74,6 @@ def backward(
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """(da (T, B, d), the gradients of the extras, dh_0 (B, d))."""
     steps, count = gy_TBd.shape[0], len(extras)
-    *outer, last = factors
     keep = None if mask_TB is None else mask_TB[..., None]
     if keep is not None:
         gy_TBd = torch.where(keep, gy_TBd, 0.0)
@@ -107,10 +102,7 @@ def backward(
         if slopes is not None:
             torch.mul(totals[t], slopes[t], out=deltas[t])
         earlier = totals[t - 1] if t else dh0_Bd
-        x_Br = deltas[t] if starts_TB is None else restarted(deltas[t], starts_TB[t])
-        for w in outer:
-            x_Br = x_Br @ w
-        earlier.addmm_(x_Br, last)
+        earlier.addmm_(deltas[t] if starts_TB is None else restarted(deltas[t], starts_TB[t]), w_dd)
         if carries is not None:
             earlier.addcmul_(carries[t], totals[t])
     d_extras = []

@@ -28,15 +28,15 @@ class Step:
     """a = x Vᵀ + b + h Wᵀ,  (h, y) = cell(a, h, e). Make one at module level, beside the kernel.
 
     Args:
-        kernel: whose cell it runs; its W has one factor.
+        kernel: whose cell it runs.
 
     Raises:
-        KernelError: W has several factors, or the cell reads more than four extras.
+        KernelError: the cell reads more than four extras.
     """
 
     def __init__(self, kernel: DenseKernel) -> None:
-        if len(kernel.factors) > 1 or len(kernel.extras) > MOST_EXTRAS:
-            raise KernelError(f"{kernel.name}: a step in one launch has one W and up to {MOST_EXTRAS} extras")
+        if len(kernel.extras) > MOST_EXTRAS:
+            raise KernelError(f"{kernel.name}: a step in one launch has up to {MOST_EXTRAS} extras")
         self.kernel = kernel
         name, count = f"dense_{kernel.name}_step", len(kernel.extras)
         extras = "".join(f", Tensor e{i}" for i in range(count))
