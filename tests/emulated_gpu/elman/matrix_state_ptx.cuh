@@ -63,17 +63,5 @@ inline unsigned transposed(unsigned x) {
   const int shift = g % 2 * 16;
   return (all[2 * t * 4 + g / 2][0] >> shift & 0xffff) | (all[(2 * t + 1) * 4 + g / 2][0] >> shift & 0xffff) << 16;
 }
-inline void ldsm_x4_trans(unsigned (&r)[4], const void* p) {
-  const emulated::Words* all = emulated::exchange(&p, sizeof(p));
-  const void* rows[32];
-  for (int i = 0; i < 32; i++) std::memcpy(&rows[i], all[i], sizeof(p));
-  const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;
-  for (int i = 0; i < 4; i++) {
-    unsigned short low, high;
-    std::memcpy(&low, static_cast<const char*>(rows[i * 8 + 2 * t]) + 2 * g, 2);
-    std::memcpy(&high, static_cast<const char*>(rows[i * 8 + 2 * t + 1]) + 2 * g, 2);
-    r[i] = low | unsigned(high) << 16;
-  }
-}
 
 }  // namespace elman::matrix

@@ -40,19 +40,19 @@ struct Recur {
   __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
       : x(x), out(out[0] + at.lane), lines(&x.line[0][0][at.column(0)]), rg(at.rg), S(S) {
     load_rows<P>(kc, x.kq[0], rg);
-    line_products<P, false>(sum, S, kc);
+    line_products<P, 1>(sum, S, kc);
   }
   __device__ __forceinline__ void readout(int s) { out[s * pitch] = read.c[0][0]; }
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
     float kn[P::R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M], q[P::R];
-    load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], rg);
+    load_rows<P>(kn, x.kq[s + 1 < P::interval ? s + 1 : s], rg);
     step_inputs<P>(in, c, lines, x, s);
     advance<P, MayHold>(S, sum, kc, in, c, MayHold && x.hold[s] != 0.f, r, write);
-    line_products<P, false>(sum, S, kn);
+    line_products<P, 1>(sum, S, kn);
     if (s > 0) readout(s - 1);
     load_rows<P>(q, x.kq[s] + P::NP, rg);
-    line_products<P, false>(read, S, q);
+    line_products<P, 1>(read, S, q);
 #pragma unroll
     for (int i = 0; i < P::R; i++) kc[i] = kn[i];
   }
@@ -62,7 +62,7 @@ struct Recur {
 template <class P>
 struct Recur<P, true> {
   static constexpr int pitch = P::C + 4;
-  static constexpr int to_r = P::buffers * P::WPH * kInterval * pitch;  // from o
+  static constexpr int to_r = P::buffers * P::WPH * P::interval * pitch;  // from o
   const Ready<P>& x;
   float* out;
   const float* lines;
@@ -82,7 +82,7 @@ struct Recur<P, true> {
         S(S) {
     float k[P::R];
     load_rows<P>(k, x.kq[0], rg);
-    line_products<P, true>(sum, S, k);
+    line_products<P, 1>(sum, S, k);
   }
   __device__ __forceinline__ void give(int s, const float (&r)[P::M], bool has_r) {
     float x[P::M];
@@ -110,16 +110,16 @@ struct Recur<P, true> {
     advance<P, MayHold>(S, sum, k, in, c, MayHold && x.hold[s] != 0.f, r, write);
     if constexpr (P::keeps_r) give(s, r, true);
     else if (s > 0) readout(s - 1);
-    line_products<P, true>(sum, S, both);
+    line_products<P, 1>(sum, S, both);
   }
 };
 template <class P, class Halfway>
 __device__ __forceinline__ void recur(Recur<P> run, int count, bool masked, Halfway halfway) {
-  if (count == kInterval && !masked) {
+  if (count == P::interval && !masked) {
 #pragma unroll
-    for (int s = 0; s < kInterval; s++) {
+    for (int s = 0; s < P::interval; s++) {
       run.template step<false>(s);
-      if (s == kInterval / 2) halfway();
+      if (s == P::interval / 2) halfway();
     }
   } else {
 #pragma unroll 1
@@ -129,20 +129,20 @@ __device__ __forceinline__ void recur(Recur<P> run, int count, bool masked, Half
   run.readout(count - 1);
 }
 
-// A number of each of a warp's lines, [T,H,V] from row `row` on: lane = (step, half of the lines).
+// A number of each of a warp's lines, [T,H,V] from row `row` on: lane = (step, share of the lines).
 template <class P>
 __device__ __forceinline__ void finish(const float (*out)[Recur<P>::pitch], typename P::Store* row, float scale, const Sizes& n,
                                        const Place<P>& at, int t0) {
-  constexpr int PL = P::C / 2, L = P::L;
-  const int s = at.lane / 2, half = at.lane % 2, line = at.line0 + at.tw * P::C + half * PL;
+  constexpr int per = 32 / P::interval, PL = P::C / per, L = P::L;  // lanes a step
+  const int s = at.lane / per, share = at.lane % per, line = at.line0 + at.tw * P::C + share * PL;
   float y[PL];
   if constexpr (P::tensor) {
-    load<PL>(y, &out[s][half * PL]);
+    load<PL>(y, &out[s][share * PL]);
 #pragma unroll
     for (int j = 0; j < PL; j++) y[j] *= scale;
   } else {
     float x[16];
-    load<16>(x, &out[s][half * 16]);
+    load<16>(x, &out[s][share * 16]);
 #pragma unroll
     for (int j = 0; j < PL; j++) {
       y[j] = x[j * L];
@@ -168,10 +168,10 @@ __device__ __forceinline__ typename P::Store* output(const ForwardArgs& a, const
 }
 template <class P>
 __device__ __forceinline__ void finish_segment(const ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int seg) {
-  finish<P>(sm.out[seg & 1][at.tw], output<P>(a, at), kUncut, a.n, at, seg * kInterval);
+  finish<P>(sm.out[seg & 1][at.tw], output<P>(a, at), kUncut, a.n, at, seg * P::interval);
   if (P::keeps_r && a.saved) {
     typename P::Store* retrieved = static_cast<typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b);
-    finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved, 1.f, a.n, at, seg * kInterval);
+    finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved, 1.f, a.n, at, seg * P::interval);
   }
 }
 // What the helpers of a team do, always a segment before or behind it.
@@ -179,12 +179,12 @@ template <class P>
 __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h);
   auto bring = [&](int seg) {
-    if (seg < segments) stage<P>(sm.raw[seg & 1], a.in, a.n, at.b, at.h, at.line0, seg * kInterval, at.tl);
+    if (seg < segments) stage<P>(sm.raw[seg & 1], a.in, a.n, at.b, at.h, at.line0, seg * P::interval, at.tl);
     __pipeline_commit();
   };
   auto ready = [&](int seg) {
     if (seg < segments) make_ready<P, P::forward_ready>(sm.x[seg & 1], sm.raw[seg & 1], sc, at.tl);
-    if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * kInterval, at.tl);
+    if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::interval, at.tl);
   };
   sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);
   bring(0);
@@ -210,7 +210,7 @@ __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const Forward
   team_sync<P>(at.team);
   for (int seg = 0; seg < segments; seg++) {
     save_state<P>(a, at, seg, S);
-    recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, S}, min(kInterval, a.n.T - seg * kInterval), a.in.mask, [] {});
+    recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, S}, min(P::interval, a.n.T - seg * P::interval), a.in.mask, [] {});
     team_sync<P>(at.team);
   }
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);
@@ -222,7 +222,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
   read_state<P>(S, a.s0, at, a.state_line, a.state_row);
   Scalars<P> sc(a.in, at.h);
   auto bring = [&](int seg) {
-    if (seg < segments) stage<P>(sm.raw[0], a.in, a.n, at.b, at.h, at.line0, seg * kInterval, at.tl);
+    if (seg < segments) stage<P>(sm.raw[0], a.in, a.n, at.b, at.h, at.line0, seg * P::interval, at.tl);
     __pipeline_commit();
   };
   sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);
@@ -234,11 +234,11 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
     team_sync<P>(at.team);
     bring(seg + 1);
     save_state<P>(a, at, seg, S);
-    recur<P>({sm.x[0], sm.out[0][at.tw], at, S}, min(kInterval, a.n.T - seg * kInterval), a.in.mask, [&] {
-      if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * kInterval, at.tl);
+    recur<P>({sm.x[0], sm.out[0][at.tw], at, S}, min(P::interval, a.n.T - seg * P::interval), a.in.mask, [&] {
+      if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::interval, at.tl);
     });
     __syncwarp();
-    finish<P>(sm.out[0][at.tw], output<P>(a, at), 1.f, a.n, at, seg * kInterval);
+    finish<P>(sm.out[0][at.tw], output<P>(a, at), 1.f, a.n, at, seg * P::interval);
     if constexpr (P::WPH == 1) __syncwarp();
   }
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(P::threads, P::forward_blocks) forward_kernel(
   const Place<P> at(a.n);
   if (!at.active) return;
   ForwardShared<P>& sm = reinterpret_cast<ForwardShared<P>*>(shared_bytes)[at.team];
-  const int segments = (a.n.T + kInterval - 1) / kInterval;
+  const int segments = (a.n.T + P::interval - 1) / P::interval;
   clear(&sm, at.tl + (at.helper ? P::TL : 0), P::helped ? 2 * P::TL : P::TL);
   team_sync<P>(at.team);
   if constexpr (!P::helped) recur_alone<P>(sm, a, at, segments);

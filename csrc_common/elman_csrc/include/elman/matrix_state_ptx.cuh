@@ -41,12 +41,6 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], float a0, float a1, floa
                  "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-__device__ __forceinline__ void ldsm_x4_trans(unsigned (&r)[4], const void* p) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(unsigned(__cvta_generic_to_shared(p)))
-               : "memory");
-}
 // 8 x 8 elements of 16 bits: lane (g, t) gives row g, columns 2t and 2t + 1, and gets rows 2t and 2t + 1 of column g.
 __device__ __forceinline__ unsigned transposed(unsigned x) {
   unsigned y;

@@ -16,41 +16,60 @@ __device__ __forceinline__ void load_rows(float (&f)[P::R], const float* vec, in
   }
 }
 
+// S += a x^T, x: a number of each line, a: a vector in shared memory.
+template <class P>
+__device__ __forceinline__ void add_rows(float (&S)[P::E], const float* vec, int rg, const float (&x)[P::M]) {
+#pragma unroll
+  for (int n = 0; n < P::RV; n++) {
+    float a[P::VW];
+    load<P::VW>(a, vec + (n * P::L + rg) * P::VW);
+#pragma unroll
+    for (int i = 0; i < P::VW; i++)
+#pragma unroll
+      for (int m = 0; m < P::M; m++) {
+        float& y = S[P::element(m, n * P::VW + i)];
+        y = fmaf(a[i], x[m], y);
+      }
+  }
+}
+
 // Sums over the elements of a line. Products are issued by `line_products` and collected by `line_sums`, so that other work can stand between.
 // Tensor form: four elements are an A fragment, what a lane gives for B is k at its own rows.
 //   two lines a lane: rows g and g + 8 of A; columns of B may carry different vectors: c[2 m] is of even columns, c[2 m + 1] of odd ones
 //   one: its odd rows are where the fragment has lines g + 8, and odd columns of B carry their k (as_b)
-// chained: into one sum, for a state, whose elements come from tanh one after another; else each product has its own.
+// chains: sums that products are added to, by turns. One for a state, whose elements come from tanh one after another; else each product has its own,
+// unless that takes too many registers.
 template <class P>
 struct Products {
-  float c[P::tensor ? P::E / 4 : 1][4];
+  static constexpr int all = P::tensor ? P::E / 4 : 1, chains = P::large ? 4 : all;
+  float c[all][4];
 };
 template <class P>
 __device__ __forceinline__ void as_b(float (&b)[P::R], const float (&k)[P::R], bool odd) {
 #pragma unroll
   for (int i = 0; i < P::R; i++) b[i] = P::M == 2 ? k[i] : i < P::R / 2 ? (odd ? k[2 * i + 1] : k[2 * i]) : 0.f;
 }
-template <class P, bool chained>
+template <class P, int chains>
 __device__ __forceinline__ void line_products(Products<P>& x, const float (&S)[P::E], const float (&b)[P::R]) {
   if constexpr (P::tensor) {
 #pragma unroll
     for (int q = 0; q < P::E / 4; q++) {
-      float (&c)[4] = x.c[chained ? 0 : q];
-      if (!chained || q == 0) c[0] = c[1] = c[2] = c[3] = 0;
+      float (&c)[4] = x.c[q % chains];
+      if (q < chains) c[0] = c[1] = c[2] = c[3] = 0;
       mma_tf32(c, S[4 * q], S[4 * q + 1], S[4 * q + 2], S[4 * q + 3], b[2 * q], b[2 * q + 1]);
     }
   } else {
     x.c[0][0] = dot<P::R>(b, S);
   }
 }
-template <class P, bool chained>
+template <class P, int chains>
 __device__ __forceinline__ void line_sums(float (&r)[P::M], const Products<P>& x) {
   if constexpr (P::tensor) {
 #pragma unroll
     for (int m = 0; m < P::M; m++) {
       float sum = P::M == 2 ? x.c[0][2 * m] : x.c[0][0] + x.c[0][3];
 #pragma unroll
-      for (int q = 1; q < (chained ? 1 : P::E / 4); q++) sum += P::M == 2 ? x.c[q][2 * m] : x.c[q][0] + x.c[q][3];
+      for (int q = 1; q < chains; q++) sum += P::M == 2 ? x.c[q][2 * m] : x.c[q][0] + x.c[q][3];
       r[m] = P::Cell::backward_uses_r ? __fmul_rn(sum, kUncut) : sum * kUncut;  // contracted in all places or in none
     }
   } else {
@@ -63,9 +82,9 @@ __device__ __forceinline__ void state_products(Products<P>& x, const float (&S)[
   if constexpr (P::tensor && P::M == 1) {
     float b[P::R];
     as_b<P>(b, k, odd);
-    line_products<P, false>(x, S, b);
+    line_products<P, Products<P>::all>(x, S, b);
   } else {
-    line_products<P, P::M == 2>(x, S, k);
+    line_products<P, P::M == 2 ? 1 : Products<P>::all>(x, S, k);
   }
 }
 
@@ -94,7 +113,7 @@ __device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum
                                         const float (&in)[P::M][P::NL], const float (&c)[P::NS], bool hold, float (&r)[P::M],
                                         float (&write)[P::M]) {
   if constexpr (P::Cell::retrieves) {
-    line_sums<P, P::M == 2>(r, sum);
+    line_sums<P, P::M == 2 ? 1 : Products<P>::all>(r, sum);
   } else {
 #pragma unroll
     for (int m = 0; m < P::M; m++) r[m] = 0;

@@ -1,0 +1,183 @@
+// Backward over a segment of a large head, N > 32: as matrix_state_walk_tensor.cuh, but with the states of the segment in shared memory, in the storage type.
+// A lane reads what it wrote itself, so that nobody waits for anybody. The replay starts from a state of the storage type and has no products: the
+// forward kept what every step retrieved.
+#pragma once
+
+#include "matrix_state_walk_tensor.cuh"
+
+namespace elman::matrix {
+
+template <class P>
+using Packed = unsigned[P::M][P::R / 2];  // two rows of a line to a word
+
+template <class P>
+__device__ __forceinline__ void pack_state(Packed<P>& to, const float (&S)[P::E]) {
+#pragma unroll
+  for (int m = 0; m < P::M; m++)
+#pragma unroll
+    for (int j = 0; j < P::R / 2; j++) to[m][j] = pack_stored<P>(S[P::element(m, 2 * j)], S[P::element(m, 2 * j + 1)]);
+}
+template <class P>
+__device__ __forceinline__ float unpacked(const Packed<P>& S, int e) {
+  const int i = P::k_of(e);
+  return unpack(S[P::line_of(e)][i / 2], i % 2, typename P::Store());
+}
+
+// Saved states go to registers, asked for well before they are used.
+template <class P>
+__device__ __forceinline__ void fetch_state(Packed<P>& S, const BackwardArgs& a, const Place<P>& at, int seg) {
+  const Saved<P> saved(a.n);
+#pragma unroll
+  for (int m = 0; m < P::M; m++) {
+    const typename P::Store* from = static_cast<const typename P::Store*>(a.saved) + saved.state(at, seg, at.line(m));
+#pragma unroll
+    for (int n = 0; n < P::RV; n++) {
+      const int i = (n * P::L + at.rg) * P::VW;
+      Vec<P::VW / 2, unsigned> x{};
+      if (at.mine(m) && i < P::N) x = *reinterpret_cast<const Vec<P::VW / 2, unsigned>*>(from + i);
+#pragma unroll
+      for (int j = 0; j < P::VW / 2; j++) S[m][n * P::VW / 2 + j] = x.x[j];
+    }
+  }
+}
+template <class P>
+__device__ __forceinline__ void keep_state(History<P>& to, int s, const Place<P>& at, const Packed<P>& S) {
+  using H = History<P>;
+#pragma unroll
+  for (int w = 0; w < H::words; w += H::piece) {
+    Vec<H::piece, unsigned> x;
+#pragma unroll
+    for (int i = 0; i < H::piece; i++) x.x[i] = S[(w + i) / (P::R / 2)][(w + i) % (P::R / 2)];
+    *reinterpret_cast<Vec<H::piece, unsigned>*>(to.x[s][at.tw][w / H::piece][at.lane]) = x;
+  }
+}
+template <class P>
+__device__ __forceinline__ void kept_state(Packed<P>& S, const History<P>& from, int s, const Place<P>& at) {
+  using H = History<P>;
+#pragma unroll
+  for (int w = 0; w < H::words; w += H::piece) {
+    const auto x = *reinterpret_cast<const Vec<H::piece, unsigned>*>(from.x[s][at.tw][w / H::piece][at.lane]);
+#pragma unroll
+    for (int i = 0; i < H::piece; i++) S[(w + i) / (P::R / 2)][(w + i) % (P::R / 2)] = x.x[i];
+  }
+}
+
+// From the state before a segment to the one after it, in place.
+template <class P, bool MayHold>
+__device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, Packed<P>& state) {
+  const Ready<P>& x = sm.x[buf];
+  const float* lines = &x.line[0][0][at.column(0)];
+  const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
+  float S[P::E];
+#pragma unroll
+  for (int e = 0; e < P::E; e++) S[e] = unpacked<P>(state, e);
+#pragma unroll(MayHold ? 1 : P::interval)
+  for (int s = 0; s < P::interval; s++) {
+    float k[P::R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M];
+    keep_state<P>(sm.states, s, at, state);
+    load<P::M>(r, rs + s * P::CB);
+    load_rows<P>(k, x.kq[s], at.rg);
+    step_inputs<P>(in, c, lines, x, s);
+    update<P, MayHold>(S, r, k, in, c, MayHold && x.hold[s] != 0.f, write);
+    pack_state<P>(state, S);
+  }
+}
+
+// `state`: the one after the segment.
+template <class P>
+__device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, Packed<P>& state,
+                                           float (&dS)[P::E]) {
+  constexpr int R = P::R, M = P::M, E = P::E, NP = P::NP, last = P::interval - 1;
+  using Sums = LineSums<P>;
+  const int g = at.cg, t = at.rg;
+  const Ready<P>& x = sm.x[buf];
+  const float* lines = &x.line[0][0][at.column(0)];
+  const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
+  const typename P::Store* dys = &sm.dy[raw][0][at.column(0)];
+  auto* sums = sm.dkq[0][at.tw];
+  float* dlines = &sm.dline[0][0][0][at.column(0)];
+  float dy[M];
+  unsigned weights[M];
+  Sums y;
+  load<M>(dy, dys + last * P::CB);
+  add_rows<P>(dS, x.kq[last] + NP, t, dy);
+#pragma unroll
+  for (int m = 0; m < M; m++) weights[m] = transposed(pack_stored<P>(dy[m], 0.f));
+  y.clear();
+  y.add(state, weights);
+#pragma unroll 1
+  for (int s = last; s >= 0; s--) {
+    const int before = s > 0 ? s - 1 : 0;
+    float in[M][P::NL], c[P::NS], r[M], dr[M], dwrite[M], dkeep[M] = {}, din[P::NL][M], dscalar[P::NS] = {};
+    load<M>(dy, dys + before * P::CB);
+#pragma unroll
+    for (int m = 0; m < M; m++) dy[m] = s > 0 ? dy[m] : 0.f, dr[m] = 0;
+#pragma unroll
+    for (int l = 0; l < P::NL; l++)
+#pragma unroll
+      for (int m = 0; m < M; m++) din[l][m] = 0;
+    y.give(sums[s + 1], g, t);
+    y.clear();
+    if (x.hold[s] == 0.f) {
+      MatrixLine<float> w[M];
+      Products<P> sum;
+      load<M>(r, rs + s * P::CB);
+      step_inputs<P>(in, c, lines, x, s);
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        w[m] = P::Cell::template line<typename P::Math>(r[m], in[m], c);
+        weights[m] = transposed(pack_stored<P>(0.f, w[m].write));
+      }
+      if constexpr (P::Cell::squashes) {
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+          const float S = unpacked<P>(state, e);
+          dS[e] *= fmaf(-S, S, 1.f);  // from here on P
+        }
+      }
+      {
+        float k[R];
+        load_rows<P>(k, x.kq[s], t);
+        line_products<P, Products<P>::chains>(sum, dS, k);
+      }
+      pack_state<P>(state, dS);
+      y.add(state, weights);
+      kept_state<P>(state, sm.states, s, at);
+#pragma unroll
+      for (int e = 0; e < E; e++) {
+        const int m = P::line_of(e);
+        dkeep[m] = fmaf(dS[e], unpacked<P>(state, e), dkeep[m]);
+        dS[e] *= w[m].keep;
+      }
+      add_rows<P>(dS, x.kq[before] + NP, t, dy);
+      line_sums<P, Products<P>::chains>(dwrite, sum);
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
+        const auto d = P::Cell::template line_backward<typename P::Math>(dkeep[m], dwrite[m], r[m], in[m], c);
+        dr[m] = d.dr;
+#pragma unroll
+        for (int i = 0; i < P::NS; i++) dscalar[i] += (i == 0 && P::Cell::scalar_keep) || t == 0 ? d.dc[i] : 0.f;
+#pragma unroll
+        for (int l = 0; l < P::NL; l++) din[l][m] = d.din[l];
+      }
+      add_rows<P>(dS, x.kq[s], t, dr);
+    } else {
+      add_rows<P>(dS, x.kq[before] + NP, t, dy);
+    }
+#pragma unroll
+    for (int m = 0; m < M; m++) weights[m] = transposed(pack_stored<P>(dy[m], dr[m]));
+    y.add(state, weights);
+#pragma unroll
+    for (int l = 0; l < P::NL; l++)
+      if (t == 0) store<M>(dlines + (l * P::interval + s) * P::CB, din[l]);
+#pragma unroll
+    for (int i = 0; i < P::NS; i++) {
+      dscalar[i] = line_sum<32>(dscalar[i]);
+      if (at.lane == 0) sm.dscalar[0][i][s][at.tw] = dscalar[i];
+    }
+  }
+  y.give(sums[0], g, t);
+}
+
+}  // namespace elman::matrix
