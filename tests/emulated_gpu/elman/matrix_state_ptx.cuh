@@ -48,6 +48,15 @@ inline void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, floa
       c, mine, [](const emulated::Words* w, int r, int k) { return tf32(w[r % 8 * 4 + k % 4][r / 8 + k / 4 * 2]); },
       [](const emulated::Words* w, int k, int n) { return tf32(w[n * 4 + k % 4][4 + k / 4]); });
 }
+inline void mma_tf32(float& c0, float& c1, float& c2, float& c3, float a0, float a1, float b) {
+  float c[4] = {c0, c1, c2, c3};
+  const unsigned mine[3] = {__float_as_uint(a0), __float_as_uint(a1), __float_as_uint(b)};
+  multiply<4>(
+      c, mine, [](const emulated::Words* w, int r, int k) { return tf32(w[r % 8 * 4 + k][r / 8]); },
+      [](const emulated::Words* w, int k, int n) { return tf32(w[n * 4 + k][2]); });
+  c0 = c[0], c1 = c[1], c2 = c[2], c3 = c[3];
+}
+inline float cut_off(float x) { return x - tf32(__float_as_uint(x)); }
 template <class Elem>
 inline void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   using Element = std::conditional_t<std::is_same_v<Elem, __half>, Half, Bfloat>;

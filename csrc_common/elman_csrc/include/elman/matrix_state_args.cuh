@@ -57,9 +57,10 @@ struct Staging {
   alignas(16) typename P::Store q[P::interval][P::N];
   alignas(16) typename P::Store line[P::NL][P::interval][P::CB];
 };
-template <class P>
+template <class P, int q = P::NP>
 struct Ready {
-  alignas(16) float kq[P::interval + P::tensor][2 * P::NP];  // tensor: the k that would follow is read, and not used
+  static constexpr int Q = q;  // where q begins, after k
+  alignas(16) float kq[P::interval + P::tensor][2 * Q];  // tensor: the k that would follow is read, and not used
   alignas(16) float line[P::NL][P::interval][P::CB];
   float scalar[P::NS][P::interval];
   float hold[P::interval];
@@ -68,7 +69,9 @@ struct Ready {
 };
 template <class P>
 struct ForwardShared {
-  Ready<P> x[P::buffers];
+  // In a large head q of a step and k of the next, which are read at once, begin in different banks.
+  using Inputs = Ready<P, P::large ? (P::NP + 47) / 32 * 32 - 16 : P::NP>;
+  Inputs x[P::buffers];
   Staging<P> raw[P::buffers];
   alignas(16) float out[(P::keeps_r ? 2 : 1) * P::buffers][P::WPH][P::interval][P::tensor ? P::C + 4 : 36];  // o, then r
 };

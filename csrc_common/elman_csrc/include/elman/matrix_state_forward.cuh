@@ -63,20 +63,23 @@ template <class P>
 struct Recur<P, true> {
   static constexpr int pitch = P::C + 4;
   static constexpr int to_r = P::buffers * P::WPH * P::interval * pitch;  // from o
-  const Ready<P>& x;
+  using Inputs = typename ForwardShared<P>::Inputs;
+  const Inputs& x;
   float* out;
   const float* lines;
+  const Place<P>& at;
   int rg, odd;
   float (&S)[P::E];
   Products<P> sum;
 
-  __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
+  __device__ __forceinline__ Recur(const Inputs& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
       : x(x),
         out(out[0] + at.cg * P::M +
             (!P::keeps_r  ? 0
              : at.rg == 1 ? to_r
                           : -pitch)),
         lines(&x.line[0][0][at.column(0)]),
+        at(at),
         rg(at.rg),
         odd(at.cg & 1),
         S(S) {
@@ -102,12 +105,21 @@ struct Recur<P, true> {
   }
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
-    float k[P::R], both[P::R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M];
-    load_rows<P>(k, x.kq[s], rg);
-    load_rows<P>(both, x.kq[0] + (odd ? P::NP : 2 * P::NP) + s * 2 * P::NP,
-                 rg);  // even columns: k of the next step, odd: q of this
-    step_inputs<P>(in, c, lines, x, s);
-    advance<P, MayHold>(S, sum, k, in, c, MayHold && x.hold[s] != 0.f, r, write);
+    constexpr int Q = Inputs::Q;
+    float both[P::R], in[P::M][P::NL], c[P::NS], r[P::M];
+    const bool hold = MayHold && x.hold[s] != 0.f;
+    if constexpr (P::large) {
+      step_inputs<P>(in, c, lines, x, s);
+      retrieved<P>(r, sum);
+      update<P, MayHold>(S, r, x.kq[s], in, c, hold, at);
+      load_rows<P>(both, x.kq[0] + (odd ? Q : 2 * Q) + s * 2 * Q, rg);
+    } else {
+      float k[P::R], write[P::M];
+      load_rows<P>(k, x.kq[s], rg);
+      load_rows<P>(both, x.kq[0] + (odd ? Q : 2 * Q) + s * 2 * Q, rg);  // even columns: k of the next step, odd: q of this
+      step_inputs<P>(in, c, lines, x, s);
+      advance<P, MayHold>(S, sum, k, in, c, hold, r, write);
+    }
     if constexpr (P::keeps_r) give(s, r, true);
     else if (s > 0) readout(s - 1);
     line_products<P, 1>(sum, S, both);
@@ -249,13 +261,24 @@ __global__ void __launch_bounds__(P::threads, P::forward_blocks) forward_kernel(
   static_assert(P::M == 2 || !P::tensor, "retrieval and readout are two columns of a product");
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const Place<P> at(a.n);
-  if (!at.active) return;
-  ForwardShared<P>& sm = reinterpret_cast<ForwardShared<P>*>(shared_bytes)[at.team];
+  ForwardShared<P>& sm = reinterpret_cast<ForwardShared<P>*>(shared_bytes)[at.active ? at.team : 0];
   const int segments = (a.n.T + P::interval - 1) / P::interval;
+  if constexpr (P::large) {  // the two ways never meet again, so that each may have its own number of registers
+    if (at.helper) {
+      give_registers<P::forward_registers[1]>();
+      if (!at.active) return;
+      clear(&sm, P::TL + at.tl, 2 * P::TL);
+      team_sync<P>(at.team);
+      help<P>(sm, a, at, segments);
+      return;
+    }
+    take_registers<P::forward_registers[0]>();
+  }
+  if (!at.active) return;
   clear(&sm, at.tl + (at.helper ? P::TL : 0), P::helped ? 2 * P::TL : P::TL);
   team_sync<P>(at.team);
   if constexpr (!P::helped) recur_alone<P>(sm, a, at, segments);
-  else if (at.helper) help<P>(sm, a, at, segments);
+  else if (!P::large && at.helper) help<P>(sm, a, at, segments);
   else recur_helped<P>(sm, a, at, segments);
 }
 

@@ -65,6 +65,7 @@ struct Plan {
   static constexpr int forward_blocks = !helped ? 1 : large ? (N > 64 ? 512 : 768) / threads : N > 16 ? 3 : 2;
   static constexpr int backward_blocks = helped ? (!ELMAN_REGISTERS_MOVE || own > group ? 1 : 2) : threads <= 128 ? 2 : 1;
   static constexpr int own_registers = 208, helper_registers = 48;  // of the backward, where registers move
+  static constexpr int forward_registers[2] = {N > 64 ? 208 : 112, 48};  // the same of the forward of a large head
   // Of loops outside the recurrence. Helpers' code shall leave room in the instruction cache: the forward has more of it.
   static constexpr int unroll = helped ? 1 : 8, forward_ready = 8, backward_ready = helped ? (N > 16 ? 1 : 2) : 8;
   static constexpr int buffers = helped ? 2 : 1, raw_buffers = helped ? 3 : 2;

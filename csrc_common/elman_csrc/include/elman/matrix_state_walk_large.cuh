@@ -23,6 +23,25 @@ __device__ __forceinline__ float unpacked(const Packed<P>& S, int e) {
   return unpack(S[P::line_of(e)][i / 2], i % 2, typename P::Store());
 }
 
+// For each line of a lane the sum of products of two lines, in one of the four lanes of a line, the others getting 0: a diagonal of a product.
+template <class P>
+__device__ __forceinline__ void line_by_line(float (&sum)[P::M], const Packed<P>& X, const Packed<P>& Y, const Place<P>& at) {
+  constexpr int pairs = P::R / 2;
+#pragma unroll
+  for (int m = 0; m < P::M; m++) {
+    float c[4] = {};
+#pragma unroll
+    for (int j = 0; j < pairs; j += 2) {
+      const int o = j + 1 < pairs ? j + 1 : j;
+      const bool whole = j + 1 < pairs;
+      const unsigned a[4] = {X[0][j], X[1][j], whole ? X[0][o] : 0u, whole ? X[1][o] : 0u};
+      mma_16x8x16<typename P::Store>(c, a, Y[m][j], whole ? Y[m][o] : 0u);
+    }
+    const float mine = at.cg % 2 ? c[2 * m + 1] : c[2 * m];
+    sum[m] = at.rg == at.cg / 2 ? mine : 0.f;
+  }
+}
+
 // Saved states go to registers, asked for well before they are used.
 template <class P>
 __device__ __forceinline__ void fetch_state(Packed<P>& S, const BackwardArgs& a, const Place<P>& at, int seg) {
@@ -73,12 +92,11 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
   for (int e = 0; e < P::E; e++) S[e] = unpacked<P>(state, e);
 #pragma unroll(MayHold ? 1 : P::interval)
   for (int s = 0; s < P::interval; s++) {
-    float k[P::R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M];
+    float in[P::M][P::NL], c[P::NS], r[P::M];
     keep_state<P>(sm.states, s, at, state);
     load<P::M>(r, rs + s * P::CB);
-    load_rows<P>(k, x.kq[s], at.rg);
     step_inputs<P>(in, c, lines, x, s);
-    update<P, MayHold>(S, r, k, in, c, MayHold && x.hold[s] != 0.f, write);
+    update<P, MayHold>(S, r, x.kq[s], in, c, MayHold && x.hold[s] != 0.f, at);
     pack_state<P>(state, S);
   }
 }
@@ -96,13 +114,13 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
   const typename P::Store* dys = &sm.dy[raw][0][at.column(0)];
   auto* sums = sm.dkq[0][at.tw];
   float* dlines = &sm.dline[0][0][0][at.column(0)];
-  float dy[M];
+  float dy[M], outer[M];
   unsigned weights[M];
   Sums y;
   load<M>(dy, dys + last * P::CB);
-  add_rows<P>(dS, x.kq[last] + NP, t, dy);
 #pragma unroll
-  for (int m = 0; m < M; m++) weights[m] = transposed(pack_stored<P>(dy[m], 0.f));
+  for (int m = 0; m < M; m++) weights[m] = transposed(pack_stored<P>(dy[m], 0.f)), outer[m] = t == 0 ? dy[m] : 0.f;
+  add_outer<P>(dS, outer, x.kq[last] + NP, g);
   y.clear();
   y.add(state, weights);
 #pragma unroll 1
@@ -140,16 +158,13 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
         load_rows<P>(k, x.kq[s], t);
         line_products<P, Products<P>::chains>(sum, dS, k);
       }
-      pack_state<P>(state, dS);
-      y.add(state, weights);
+      Packed<P> packed;
+      pack_state<P>(packed, dS);
+      y.add(packed, weights);
       kept_state<P>(state, sm.states, s, at);
+      line_by_line<P>(dkeep, packed, state, at);
 #pragma unroll
-      for (int e = 0; e < E; e++) {
-        const int m = P::line_of(e);
-        dkeep[m] = fmaf(dS[e], unpacked<P>(state, e), dkeep[m]);
-        dS[e] *= w[m].keep;
-      }
-      add_rows<P>(dS, x.kq[before] + NP, t, dy);
+      for (int e = 0; e < E; e++) dS[e] *= w[P::line_of(e)].keep;
       line_sums<P, Products<P>::chains>(dwrite, sum);
 #pragma unroll
       for (int m = 0; m < M; m++) {
@@ -161,12 +176,14 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
 #pragma unroll
         for (int l = 0; l < P::NL; l++) din[l][m] = d.din[l];
       }
-      add_rows<P>(dS, x.kq[s], t, dr);
-    } else {
-      add_rows<P>(dS, x.kq[before] + NP, t, dy);
     }
 #pragma unroll
-    for (int m = 0; m < M; m++) weights[m] = transposed(pack_stored<P>(dy[m], dr[m]));
+    for (int m = 0; m < M; m++) {
+      weights[m] = transposed(pack_stored<P>(dy[m], dr[m]));
+      const float rest = cut_off(dr[m]), part = t == 1 ? dr[m] : rest, any = t == 0 ? dy[m] : part;
+      outer[m] = t < 3 ? any : 0.f;
+    }
+    add_outer<P>(dS, outer, t == 0 ? x.kq[before] + NP : x.kq[s], g);
     y.add(state, weights);
 #pragma unroll
     for (int l = 0; l < P::NL; l++)
