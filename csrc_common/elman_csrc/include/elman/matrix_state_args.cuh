@@ -53,19 +53,19 @@ struct BackwardArgs {
 
 template <class P>
 struct Staging {
-  alignas(16) typename P::Store k[P::interval][P::N];
-  alignas(16) typename P::Store q[P::interval][P::N];
-  alignas(16) typename P::Store line[P::NL][P::interval][P::CB];
+  alignas(16) typename P::Store k[P::steps][P::N];
+  alignas(16) typename P::Store q[P::steps][P::N];
+  alignas(16) typename P::Store line[P::NL][P::steps][P::CB];
 };
 template <class P, int q = P::NP>
 struct Ready {
   static constexpr int Q = q;  // where q begins, after k
-  alignas(16) float kq[P::interval + P::tensor][2 * Q];  // tensor: the k that would follow is read, and not used
-  alignas(16) float line[P::NL][P::interval][P::CB];
-  float scalar[P::NS][P::interval];
-  float hold[P::interval];
-  float rho[2][P::interval];
-  float raw[P::NS][P::interval];
+  alignas(16) float kq[P::steps + P::tensor][2 * Q];  // tensor: the k that would follow is read, and not used
+  alignas(16) float line[P::NL][P::steps][P::CB];
+  float scalar[P::NS][P::steps];
+  float hold[P::steps];
+  float rho[2][P::steps];
+  float raw[P::NS][P::steps];
 };
 template <class P>
 struct ForwardShared {
@@ -73,19 +73,19 @@ struct ForwardShared {
   using Inputs = Ready<P, P::large ? (P::NP + 47) / 32 * 32 - 16 : P::NP>;
   Inputs x[P::buffers];
   Staging<P> raw[P::buffers];
-  alignas(16) float out[(P::keeps_r ? 2 : 1) * P::buffers][P::WPH][P::interval][P::tensor ? P::C + 4 : 36];  // o, then r
+  alignas(16) float out[(P::keeps_r ? 2 : 1) * P::buffers][P::WPH][P::steps][P::tensor ? P::C + 4 : 36];  // o, then r
 };
 template <class P, bool tensor = P::tensor>
 struct Sums {  // what a walk leaves for the sums over lines
-  alignas(16) float s[P::interval + 1][P::CB][P::NP];
-  alignas(16) float p[P::interval][P::CB][P::NP];
-  alignas(16) float dr[P::interval + 1][P::CB];
-  alignas(16) float write[P::interval][P::CB];
-  alignas(16) float dkq[P::interval][2 * P::NP];
+  alignas(16) float s[P::steps + 1][P::CB][P::NP];
+  alignas(16) float p[P::steps][P::CB][P::NP];
+  alignas(16) float dr[P::steps + 1][P::CB];
+  alignas(16) float write[P::steps][P::CB];
+  alignas(16) float dkq[P::steps][2 * P::NP];
 };
 template <class P>
 struct Sums<P, true> {
-  alignas(16) float dkq[P::result_buffers][P::WPH][P::interval + 1][2 * P::NP];  // of each warp, over its lines: dk, and dq of the step before
+  alignas(16) float dkq[P::result_buffers][P::WPH][P::steps + 1][2 * P::NP];  // of each warp, over its lines: dk, and dq of the step before
 };
 template <class P>
 struct SavedState {  // as each lane reads it
@@ -94,16 +94,16 @@ struct SavedState {  // as each lane reads it
 template <class P>
 struct History {  // the states before the steps of a segment: what each lane has of one, in words of two rows of a line
   static constexpr int words = P::E / 2, piece = words % 4 ? 2 : 4;
-  alignas(16) unsigned x[P::interval][P::WPH][words / piece][32][piece];
+  alignas(16) unsigned x[P::steps][P::WPH][words / piece][32][piece];
 };
 template <class P>
 struct BackwardShared : Sums<P> {
   Ready<P> x[P::buffers];
-  alignas(16) float dline[P::result_buffers][P::NL][P::interval][P::CB];
-  alignas(16) float dscalar[P::result_buffers][P::NS][P::interval][P::shares + 8];  // 8: so that rows start in different banks
+  alignas(16) float dline[P::result_buffers][P::NL][P::steps][P::CB];
+  alignas(16) float dscalar[P::result_buffers][P::NS][P::steps][P::shares + 8];  // 8: so that rows start in different banks
   Staging<P> raw[P::raw_buffers];
-  alignas(16) typename P::Store dy[P::raw_buffers][P::interval][P::CB];
-  alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? P::interval : 1][P::CB];
+  alignas(16) typename P::Store dy[P::raw_buffers][P::steps][P::CB];
+  alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? P::steps : 1][P::CB];
   std::conditional_t<P::large, History<P>, SavedState<P>> states;
 };
 

@@ -10,14 +10,14 @@ namespace elman::matrix {
 
 template <class P>
 __device__ __forceinline__ void bring_inputs(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int seg, int raw) {
-  const int t0 = seg * P::interval;
+  const int t0 = seg * P::steps;
   stage<P>(sm.raw[raw], a.in, a.n, at.b, at.h, at.line0, t0, at.tl);
-  stage_rows<P::interval, P::piece_line, P::CB, P::TL>(
+  stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
       &sm.dy[raw][0][0], P::CB,
       static_cast<const typename P::Store*>(a.dy) + (int64_t(at.b) * a.n.T * a.n.H + at.h) * P::V + at.line0, int64_t(a.n.H) * P::V,
       t0, a.n.T, P::V - at.line0, at.tl);
   if constexpr (P::keeps_r)
-    stage_rows<P::interval, P::piece_line, P::CB, P::TL>(
+    stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
         &sm.r[raw][0][0], P::CB,
         static_cast<const typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b) + at.h * P::V + at.line0,
         int64_t(a.n.H) * P::V, t0, a.n.T, P::V - at.line0, at.tl);
@@ -63,9 +63,9 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
   };
   auto ready = [&](int j, int raw) {
     if (j < segments) make_ready<P, P::backward_ready>(sm.x[j & 1], sm.raw[raw], sc, at.tl);
-    if (j + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 2 - j) * P::interval, at.tl);
+    if (j + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 2 - j) * P::steps, at.tl);
   };
-  sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * P::interval, at.tl);
+  sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * P::steps, at.tl);
   bring(0, 0);
   bring(1, 1);
   state(0);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void walk_helped(BackwardShared<P>& sm, const Backwar
   for (int j = 0, raw = 0; j < segments; j++) {
     float S0[P::E];
     read_saved<P>(S0, sm, at, j & 1);
-    if (a.in.mask || (segments - j) * P::interval > a.n.T) walk_tensor<P, true>(sm, j & 1, raw, at, S0, dS);
+    if (a.in.mask || (segments - j) * P::steps > a.n.T) walk_tensor<P, true>(sm, j & 1, raw, at, S0, dS);
     else walk_tensor<P, false>(sm, j & 1, raw, at, S0, dS);
     team_sync<P>(at.team);
     raw = raw == 2 ? 0 : raw + 1;
@@ -116,7 +116,7 @@ __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const B
   fetch_state<P>(state, a, at, segments - 1);
   team_sync<P>(at.team);
   for (int j = 0, raw = 0; j < segments; j++) {
-    if (a.in.mask || (segments - j) * P::interval > a.n.T) replay<P, true>(sm, j & 1, raw, at, state);
+    if (a.in.mask || (segments - j) * P::steps > a.n.T) replay<P, true>(sm, j & 1, raw, at, state);
     else replay<P, false>(sm, j & 1, raw, at, state);
     team_sync<P>(at.team);
     walk_large<P>(sm, j & 1, raw, at, state, dS);
@@ -136,7 +136,7 @@ __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const Backward
     bring_state<P>(sm, a, at, seg, 0);
     __pipeline_commit();
   };
-  sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * P::interval, at.tl);
+  sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * P::steps, at.tl);
   bring(segments - 1);
   for (int seg = segments - 1; seg >= 0; seg--) {
     float S0[P::E];
@@ -147,9 +147,9 @@ __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const Backward
     team_sync<P>(at.team);
     if (seg > 0) {
       bring(seg - 1);
-      sc.fetch(a.in, a.n, at.b, at.h, (seg - 1) * P::interval, at.tl);
+      sc.fetch(a.in, a.n, at.b, at.h, (seg - 1) * P::steps, at.tl);
     }
-    if (a.in.mask || (seg + 1) * P::interval > a.n.T) walk<P, true>(sm, seg & 1, at, S0, dS);
+    if (a.in.mask || (seg + 1) * P::steps > a.n.T) walk<P, true>(sm, seg & 1, at, S0, dS);
     else walk<P, false>(sm, seg & 1, at, S0, dS);
     team_sync<P>(at.team);
     sums_over_lines<P>(sm, seg & 1, at);
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(P::threads, P::backward_blocks) backward_kerne
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const Place<P> at(a.n);
   BackwardShared<P>& sm = reinterpret_cast<BackwardShared<P>*>(shared_bytes)[at.active ? at.team : 0];
-  const int segments = (a.n.T + P::interval - 1) / P::interval;
+  const int segments = (a.n.T + P::steps - 1) / P::steps;
   if constexpr (P::helped) {
     if (at.helper) {  // the two ways never meet again, so that each may have its own number of registers
       give_registers<P::helper_registers>();

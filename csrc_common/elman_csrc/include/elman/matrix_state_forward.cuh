@@ -46,7 +46,7 @@ struct Recur {
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
     float kn[P::R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M], q[P::R];
-    load_rows<P>(kn, x.kq[s + 1 < P::interval ? s + 1 : s], rg);
+    load_rows<P>(kn, x.kq[s + 1 < P::steps ? s + 1 : s], rg);
     step_inputs<P>(in, c, lines, x, s);
     advance<P, MayHold>(S, sum, kc, in, c, MayHold && x.hold[s] != 0.f, r, write);
     line_products<P, 1>(sum, S, kn);
@@ -62,7 +62,7 @@ struct Recur {
 template <class P>
 struct Recur<P, true> {
   static constexpr int pitch = P::C + 4;
-  static constexpr int to_r = P::buffers * P::WPH * P::interval * pitch;  // from o
+  static constexpr int to_r = P::buffers * P::WPH * P::steps * pitch;  // from o
   using Inputs = typename ForwardShared<P>::Inputs;
   const Inputs& x;
   float* out;
@@ -125,17 +125,27 @@ struct Recur<P, true> {
     line_products<P, 1>(sum, S, both);
   }
 };
-template <class P, class Halfway>
-__device__ __forceinline__ void recur(Recur<P> run, int count, bool masked, Halfway halfway) {
-  if (count == P::interval && !masked) {
+// A segment; a state to be saved before each of its steps that is a multiple of `interval`.
+template <class P, class Save, class Halfway>
+__device__ __forceinline__ void recur(Recur<P> run, int count, bool masked, Save save, Halfway halfway) {
+  constexpr bool more = P::interval < P::steps;
+  if (!more) save(0);
+  if (count == P::steps && !masked) {
+#pragma unroll 1
+    for (int first = 0; first < P::steps; first += P::interval) {
+      if (more) save(first);
 #pragma unroll
-    for (int s = 0; s < P::interval; s++) {
-      run.template step<false>(s);
-      if (s == P::interval / 2) halfway();
+      for (int s = 0; s < P::interval; s++) {
+        run.template step<false>(first + s);
+        if (s == P::interval / 2) halfway();
+      }
     }
   } else {
 #pragma unroll 1
-    for (int s = 0; s < count; s++) run.template step<true>(s);
+    for (int s = 0; s < count; s++) {
+      if (more && s % P::interval == 0) save(s);
+      run.template step<true>(s);
+    }
     halfway();
   }
   run.readout(count - 1);
@@ -145,7 +155,7 @@ __device__ __forceinline__ void recur(Recur<P> run, int count, bool masked, Half
 template <class P>
 __device__ __forceinline__ void finish(const float (*out)[Recur<P>::pitch], typename P::Store* row, float scale, const Sizes& n,
                                        const Place<P>& at, int t0) {
-  constexpr int per = 32 / P::interval, PL = P::C / per, L = P::L;  // lanes a step
+  constexpr int per = 32 / P::steps, PL = P::C / per, L = P::L;  // lanes a step
   const int s = at.lane / per, share = at.lane % per, line = at.line0 + at.tw * P::C + share * PL;
   float y[PL];
   if constexpr (P::tensor) {
@@ -180,10 +190,10 @@ __device__ __forceinline__ typename P::Store* output(const ForwardArgs& a, const
 }
 template <class P>
 __device__ __forceinline__ void finish_segment(const ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int seg) {
-  finish<P>(sm.out[seg & 1][at.tw], output<P>(a, at), kUncut, a.n, at, seg * P::interval);
+  finish<P>(sm.out[seg & 1][at.tw], output<P>(a, at), kUncut, a.n, at, seg * P::steps);
   if (P::keeps_r && a.saved) {
     typename P::Store* retrieved = static_cast<typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b);
-    finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved, 1.f, a.n, at, seg * P::interval);
+    finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved, 1.f, a.n, at, seg * P::steps);
   }
 }
 // What the helpers of a team do, always a segment before or behind it.
@@ -191,12 +201,12 @@ template <class P>
 __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h);
   auto bring = [&](int seg) {
-    if (seg < segments) stage<P>(sm.raw[seg & 1], a.in, a.n, at.b, at.h, at.line0, seg * P::interval, at.tl);
+    if (seg < segments) stage<P>(sm.raw[seg & 1], a.in, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
     __pipeline_commit();
   };
   auto ready = [&](int seg) {
     if (seg < segments) make_ready<P, P::forward_ready>(sm.x[seg & 1], sm.raw[seg & 1], sc, at.tl);
-    if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::interval, at.tl);
+    if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::steps, at.tl);
   };
   sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);
   bring(0);
@@ -221,8 +231,8 @@ __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const Forward
   read_state<P>(S, a.s0, at, a.state_line, a.state_row);
   team_sync<P>(at.team);
   for (int seg = 0; seg < segments; seg++) {
-    save_state<P>(a, at, seg, S);
-    recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, S}, min(P::interval, a.n.T - seg * P::interval), a.in.mask, [] {});
+    const auto save = [&](int s) { save_state<P>(a, at, (seg * P::steps + s) / P::interval, S); };
+    recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, S}, min(P::steps, a.n.T - seg * P::steps), a.in.mask, save, [] {});
     team_sync<P>(at.team);
   }
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);
@@ -234,7 +244,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
   read_state<P>(S, a.s0, at, a.state_line, a.state_row);
   Scalars<P> sc(a.in, at.h);
   auto bring = [&](int seg) {
-    if (seg < segments) stage<P>(sm.raw[0], a.in, a.n, at.b, at.h, at.line0, seg * P::interval, at.tl);
+    if (seg < segments) stage<P>(sm.raw[0], a.in, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
     __pipeline_commit();
   };
   sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);
@@ -245,12 +255,12 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
     make_ready<P, P::forward_ready>(sm.x[0], sm.raw[0], sc, at.tl);
     team_sync<P>(at.team);
     bring(seg + 1);
-    save_state<P>(a, at, seg, S);
-    recur<P>({sm.x[0], sm.out[0][at.tw], at, S}, min(P::interval, a.n.T - seg * P::interval), a.in.mask, [&] {
-      if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::interval, at.tl);
+    const auto save = [&](int) { save_state<P>(a, at, seg, S); };
+    recur<P>({sm.x[0], sm.out[0][at.tw], at, S}, min(P::steps, a.n.T - seg * P::steps), a.in.mask, save, [&] {
+      if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::steps, at.tl);
     });
     __syncwarp();
-    finish<P>(sm.out[0][at.tw], output<P>(a, at), 1.f, a.n, at, seg * P::interval);
+    finish<P>(sm.out[0][at.tw], output<P>(a, at), 1.f, a.n, at, seg * P::steps);
     if constexpr (P::WPH == 1) __syncwarp();
   }
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);
@@ -262,7 +272,7 @@ __global__ void __launch_bounds__(P::threads, P::forward_blocks) forward_kernel(
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const Place<P> at(a.n);
   ForwardShared<P>& sm = reinterpret_cast<ForwardShared<P>*>(shared_bytes)[at.active ? at.team : 0];
-  const int segments = (a.n.T + P::interval - 1) / P::interval;
+  const int segments = (a.n.T + P::steps - 1) / P::steps;
   if constexpr (P::large) {  // the two ways never meet again, so that each may have its own number of registers
     if (at.helper) {
       give_registers<P::forward_registers[1]>();

@@ -33,16 +33,16 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
                                           int raw, float* part, int64_t part_step) {
   using Store = typename P::Store;
   constexpr int N = P::N, KL = P::KL, E = N / KL;
-  const int t0 = seg * P::interval, count = min(P::interval, a.n.T - t0);
+  const int t0 = seg * P::steps, count = min(P::steps, a.n.T - t0);
   const int64_t token = int64_t(at.b) * a.n.T + t0;
   const Ready<P>& x = sm.x[buf];
   const int sub = at.tl % KL, w = at.tl / KL % 2;
   const int64_t step = w ? a.dq_step : a.dk_step;
   Store* to = static_cast<Store*>(w ? a.dq : a.dk) + (token + at.tl / (2 * KL)) * step + at.h * N + sub * E;
 #pragma unroll(P::unroll)
-  for (int it = 0; it < (2 * P::interval * KL + P::TL - 1) / P::TL; it++, to += step * (P::TL / (2 * KL))) {
+  for (int it = 0; it < (2 * P::steps * KL + P::TL - 1) / P::TL; it++, to += step * (P::TL / (2 * KL))) {
     const int s = it * (P::TL / (2 * KL)) + at.tl / (2 * KL);
-    if ((2 * P::interval * KL) % P::TL && s >= P::interval) break;
+    if ((2 * P::steps * KL) % P::TL && s >= P::steps) break;
     float g[E], f[E];
     sum_of_keys<P, E>(g, sm, buf, w, s, sub * E);
     if (P::Opt::l2) {
@@ -75,16 +75,16 @@ __device__ __forceinline__ void give_lines(const BackwardArgs& a, const Backward
                                            int raw) {
   using Store = typename P::Store;
   constexpr int EV = P::EV, per = P::CB / EV, V = P::V;
-  const int t0 = seg * P::interval, count = min(P::interval, a.n.T - t0);
+  const int t0 = seg * P::steps, count = min(P::steps, a.n.T - t0);
   const int64_t token = int64_t(at.b) * a.n.T + t0;
 #pragma unroll
   for (int l = 0; l < P::NL; l++) {
     Store* first = static_cast<Store*>(a.dline[l]) + token * a.dline_step[l] + at.h * V + at.line0;
 #pragma unroll(P::unroll)
-    for (int it = 0; it < (P::interval * per + P::TL - 1) / P::TL; it++) {
+    for (int it = 0; it < (P::steps * per + P::TL - 1) / P::TL; it++) {
       const Item at_it = item<P::TL, per>(it, at.tl);
       const int s = at_it.s, e0 = at_it.e * EV, line = at.line0 + e0;
-      if ((P::interval * per) % P::TL && s >= P::interval) break;
+      if ((P::steps * per) % P::TL && s >= P::steps) break;
       float g[EV], f[EV];
       load<EV>(g, &sm.dline[buf % P::result_buffers][l][s][e0]);
       if (P::Opt::silu && l == 0) {
@@ -109,12 +109,12 @@ template <class P>
 __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
                                              int buf, const Scalars<P>& sc, HeadSums& sums, float* part, int64_t part_step) {
   constexpr int G = P::SL, VW = P::shares % (4 * G) ? 1 : 4;  // lanes a scalar, each for 1 / G of the shares; which are read at once
-  const int t0 = seg * P::interval, count = min(P::interval, a.n.T - t0);
+  const int t0 = seg * P::steps, count = min(P::steps, a.n.T - t0);
   const Ready<P>& x = sm.x[buf];
 #pragma unroll(P::unroll)
-  for (int it = 0; it < (P::NS * P::interval * G + P::TL - 1) / P::TL; it++) {
-    const int i = it * P::TL + at.tl, w = i / (P::interval * G), s = i / G % P::interval, sub = i % G;
-    if ((P::NS * P::interval * G) % P::TL && i >= P::NS * P::interval * G) break;
+  for (int it = 0; it < (P::NS * P::steps * G + P::TL - 1) / P::TL; it++) {
+    const int i = it * P::TL + at.tl, w = i / (P::steps * G), s = i / G % P::steps, sub = i % G;
+    if ((P::NS * P::steps * G) % P::TL && i >= P::NS * P::steps * G) break;
     float d = 0;
 #pragma unroll
     for (int j = 0; j < P::shares / (VW * G); j++) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const Backwa
 template <class P>
 __device__ __forceinline__ void give_gradients(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
                                                int buf, int raw, const Scalars<P>& sc, HeadSums& sums) {
-  const int64_t part_step = int64_t(a.n.H) * (2 * P::N + 2), token = int64_t(at.b) * a.n.T + seg * P::interval;
+  const int64_t part_step = int64_t(a.n.H) * (2 * P::N + 2), token = int64_t(at.b) * a.n.T + seg * P::steps;
   float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * (2 * P::N + 2) : nullptr;
   give_keys<P>(a, sm, at, seg, buf, raw, part, part_step);
   give_lines<P>(a, sm, at, seg, buf, raw);

@@ -99,7 +99,7 @@ struct Scalars {
   }
   __device__ __forceinline__ void fetch(const Inputs& in, const Sizes& n, int b, int h, int t0, int tl) {
     if (tl >= 32) return;
-    const int s = tl % P::interval, w = tl / P::interval, t = min(t0 + s, n.T - 1);
+    const int s = tl % P::steps, w = tl / P::steps, t = min(t0 + s, n.T - 1);
     if (w < P::NS) {
       const void* from = w ? in.scalar[1] : in.scalar[0];
       const int64_t i = (int64_t(b) * n.T + t) * (w ? in.scalar_step[1] : in.scalar_step[0]) + h;
@@ -114,13 +114,13 @@ template <class P>
 __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Sizes& n, int b, int h, int line0, int t0, int tl) {
   using S = typename P::Store;
   const int64_t first = int64_t(b) * n.T;
-  stage_rows<P::interval, P::piece_kq, P::N, P::TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::N, in.k_step, t0,
+  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::N, in.k_step, t0,
                                        n.T, P::N, tl);
-  stage_rows<P::interval, P::piece_kq, P::N, P::TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::N, in.q_step, t0,
+  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::N, in.q_step, t0,
                                        n.T, P::N, tl);
 #pragma unroll
   for (int l = 0; l < P::NL; l++)
-    stage_rows<P::interval, P::piece_line, P::CB, P::TL>(&d.line[l][0][0], P::CB,
+    stage_rows<P::steps, P::piece_line, P::CB, P::TL>(&d.line[l][0][0], P::CB,
                                             static_cast<const S*>(in.line[l]) + first * in.line_step[l] + h * P::V + line0,
                                             in.line_step[l], t0, n.T, P::V - line0, tl);
 }
@@ -130,9 +130,9 @@ template <class P, int unroll, int Q>
 __device__ __forceinline__ void make_ready(Ready<P, Q>& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
   constexpr int KL = P::KL, E = P::N / KL;
 #pragma unroll(unroll)
-  for (int it = 0; it < (2 * P::interval * KL + P::TL - 1) / P::TL; it++) {
+  for (int it = 0; it < (2 * P::steps * KL + P::TL - 1) / P::TL; it++) {
     const int sub = tl % KL, w = tl / KL % 2, s = it * (P::TL / (2 * KL)) + tl / (2 * KL);
-    if ((2 * P::interval * KL) % P::TL && s >= P::interval) break;
+    if ((2 * P::steps * KL) % P::TL && s >= P::steps) break;
     float f[E];
     load<E>(f, (w ? raw.q[s] : raw.k[s]) + sub * E);
     float sum = 0;
@@ -162,10 +162,10 @@ __device__ __forceinline__ void make_ready(Ready<P, Q>& x, const Staging<P>& raw
 #pragma unroll
   for (int l = 0; l < P::NL; l++)
 #pragma unroll(unroll)
-    for (int it = 0; it < (P::interval * P::CB / P::EV + P::TL - 1) / P::TL; it++) {
+    for (int it = 0; it < (P::steps * P::CB / P::EV + P::TL - 1) / P::TL; it++) {
       const Item at = item<P::TL, P::CB / P::EV>(it, tl);
       const int s = at.s, e0 = at.e * P::EV;
-      if ((P::interval * P::CB / P::EV) % P::TL && s >= P::interval) break;
+      if ((P::steps * P::CB / P::EV) % P::TL && s >= P::steps) break;
       float f[P::EV];
       load<P::EV>(f, &raw.line[l][s][e0]);
       if (P::Opt::silu && l == 0) {
@@ -174,13 +174,13 @@ __device__ __forceinline__ void make_ready(Ready<P, Q>& x, const Staging<P>& raw
       }
       store<P::EV>(&x.line[l][s][e0], f);
     }
-  if (tl < P::interval * P::NS) {
-    const int w = tl / P::interval, s = tl % P::interval;
+  if (tl < P::steps * P::NS) {
+    const int w = tl / P::steps, s = tl % P::steps;
     const ScalarKind kind = w ? P::kind1 : P::kind0;
     x.raw[w][s] = sc.x;
     x.scalar[w][s] = scalar_map<typename P::Math>(kind, sc.x, sc.rate, sc.bias);
   }
-  if (tl < P::interval) x.hold[tl] = sc.hold ? 1.f : 0.f;
+  if (tl < P::steps) x.hold[tl] = sc.hold ? 1.f : 0.f;
 }
 
 }  // namespace elman::matrix

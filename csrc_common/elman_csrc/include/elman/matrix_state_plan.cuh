@@ -24,7 +24,7 @@ constexpr bool kMuchShared = true, kRoomy = true;
 //
 // There a team, the warps of a head, has as many helpers again. They bring the inputs of the next segment and take away the results of the
 // one before, while the team's own warps do nothing but recur: tanh and the chain of a step leave half of the cycles to them.
-template <int N_, int V_, class Store_, class Cell_, class Options_, int lines_ = 1>
+template <int N_, int V_, class Store_, class Cell_, class Options_, int lines_ = 1, int steps_ = kInterval>
 struct Plan {
   static constexpr int N = N_, V = V_;
   using Store = Store_;
@@ -40,7 +40,8 @@ struct Plan {
   static constexpr bool helped = tensor;
   // Where registers do not hold the states of a segment, the backward has them in shared memory, in the storage type, and segments are shorter.
   static constexpr bool large = tensor && N > 32;
-  static constexpr int interval = !large ? kInterval : N <= 64 ? 8 : 4;  // steps of a segment, between saved states
+  static constexpr int interval = !large ? kInterval : N <= 64 ? 8 : 4;  // steps between saved states
+  static constexpr int steps = steps_;  // of a segment, whose inputs travel together: of a backward `interval`, of a forward 16
   // Where a line is long the forward keeps, for the backward, what every step retrieved, which spares the replay its products; then also states in
   // the storage type, which makes room for that. In short lines it is not worth what helpers have to bring and to take.
   static constexpr bool keeps_r = tensor && N > 24;

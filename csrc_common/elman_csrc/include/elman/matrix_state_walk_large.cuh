@@ -90,8 +90,8 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
   float S[P::E];
 #pragma unroll
   for (int e = 0; e < P::E; e++) S[e] = unpacked<P>(state, e);
-#pragma unroll(MayHold ? 1 : P::interval)
-  for (int s = 0; s < P::interval; s++) {
+#pragma unroll(MayHold ? 1 : P::steps)
+  for (int s = 0; s < P::steps; s++) {
     float in[P::M][P::NL], c[P::NS], r[P::M];
     keep_state<P>(sm.states, s, at, state);
     load<P::M>(r, rs + s * P::CB);
@@ -105,7 +105,7 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
 template <class P>
 __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, Packed<P>& state,
                                            float (&dS)[P::E]) {
-  constexpr int R = P::R, M = P::M, E = P::E, NP = P::NP, last = P::interval - 1;
+  constexpr int R = P::R, M = P::M, E = P::E, NP = P::NP, last = P::steps - 1;
   using Sums = LineSums<P>;
   const int g = at.cg, t = at.rg;
   const Ready<P>& x = sm.x[buf];
@@ -187,7 +187,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
     y.add(state, weights);
 #pragma unroll
     for (int l = 0; l < P::NL; l++)
-      if (t == 0) store<M>(dlines + (l * P::interval + s) * P::CB, din[l]);
+      if (t == 0) store<M>(dlines + (l * P::steps + s) * P::CB, din[l]);
 #pragma unroll
     for (int i = 0; i < P::NS; i++) {
       dscalar[i] = line_sum<32>(dscalar[i]);
