@@ -14,6 +14,7 @@ template <int>
 inline void take_registers() {}
 template <int>
 inline void give_registers() {}
+inline void prefetch_to_l2(const void*) {}
 inline void team_barrier(int number, int threads) { emulated::wait(emulated::block->named[number], threads); }
 
 inline float tf32(unsigned x) { return __uint_as_float(x & 0xffffe000u); }

@@ -57,10 +57,9 @@ struct Staging {
   alignas(16) typename P::Store q[P::steps][P::N];
   alignas(16) typename P::Store line[P::NL][P::steps][P::CB];
 };
-template <class P, int q = P::NP>
+template <class P>
 struct Ready {
-  static constexpr int Q = q;  // where q begins, after k
-  alignas(16) float kq[P::steps + P::tensor][2 * Q];  // tensor: the k that would follow is read, and not used
+  alignas(16) float kq[P::steps + P::looks_ahead][2 * P::Q];  // the k that would follow is read, and not used
   alignas(16) float line[P::NL][P::steps][P::CB];
   float scalar[P::NS][P::steps];
   float hold[P::steps];
@@ -69,9 +68,7 @@ struct Ready {
 };
 template <class P>
 struct ForwardShared {
-  // In a large head q of a step and k of the next, which are read at once, begin in different banks.
-  using Inputs = Ready<P, P::large ? (P::NP + 47) / 32 * 32 - 16 : P::NP>;
-  Inputs x[P::buffers];
+  Ready<P> x[P::buffers];
   Staging<P> raw[P::buffers];
   alignas(16) float out[(P::keeps_r ? 2 : 1) * P::buffers][P::WPH][P::steps][P::tensor ? P::C + 4 : 36];  // o, then r
 };
@@ -99,13 +96,32 @@ struct History {  // the states before the steps of a segment: what each lane ha
 template <class P>
 struct BackwardShared : Sums<P> {
   Ready<P> x[P::buffers];
-  alignas(16) float dline[P::result_buffers][P::NL][P::steps][P::CB];
+  alignas(16) float dline[P::large ? 0 : P::buffers][P::NL][P::steps][P::CB];  // large: in place of `line` in `x`
   alignas(16) float dscalar[P::result_buffers][P::NS][P::steps][P::shares + 8];  // 8: so that rows start in different banks
   Staging<P> raw[P::raw_buffers];
   alignas(16) typename P::Store dy[P::raw_buffers][P::steps][P::CB];
   alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? P::steps : 1][P::CB];
   std::conditional_t<P::large, History<P>, SavedState<P>> states;
+  __device__ __forceinline__ float* line_gradients(int buf, int l) {
+    if constexpr (P::large) return x[buf].line[l][0];
+    else return dline[buf][l][0];
+  }
 };
+
+// `lines`: the first of this lane's, of step 0.
+template <class P>
+__device__ __forceinline__ void step_inputs(float (&in)[P::M][P::NL], float (&c)[P::NS], const float* lines, const Ready<P>& x,
+                                            int s) {
+#pragma unroll
+  for (int l = 0; l < P::NL; l++) {
+    float v[P::M];
+    load<P::M>(v, lines + (l * P::steps + s) * P::CB);
+#pragma unroll
+    for (int m = 0; m < P::M; m++) in[m][l] = v[m];
+  }
+#pragma unroll
+  for (int i = 0; i < P::NS; i++) c[i] = x.scalar[i][s];
+}
 
 // All threads that work on a head, helpers too.
 template <class P>

@@ -58,8 +58,9 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
     if (j < segments) bring_inputs<P>(sm, a, at, segments - 1 - j, raw);
   };
   auto state = [&](int j) {
-    if constexpr (!P::large)
-      if (j < segments) bring_state<P>(sm, a, at, segments - 1 - j, j & 1);
+    if (j >= segments) return;
+    if constexpr (P::large) announce_state<P>(a, at, segments - 1 - j);
+    else bring_state<P>(sm, a, at, segments - 1 - j, j & 1);
   };
   auto ready = [&](int j, int raw) {
     if (j < segments) make_ready<P, P::backward_ready>(sm.x[j & 1], sm.raw[raw], sc, at.tl);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "matrix_state_inputs.cuh"
+#include "matrix_state_large.cuh"
 #include "matrix_state_step.cuh"
 
 namespace elman::matrix {
@@ -40,7 +41,7 @@ struct Recur {
   __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
       : x(x), out(out[0] + at.lane), lines(&x.line[0][0][at.column(0)]), rg(at.rg), S(S) {
     load_rows<P>(kc, x.kq[0], rg);
-    line_products<P, 1>(sum, S, kc);
+    line_products<P, false>(sum, S, kc);
   }
   __device__ __forceinline__ void readout(int s) { out[s * pitch] = read.c[0][0]; }
   template <bool MayHold>
@@ -49,10 +50,10 @@ struct Recur {
     load_rows<P>(kn, x.kq[s + 1 < P::steps ? s + 1 : s], rg);
     step_inputs<P>(in, c, lines, x, s);
     advance<P, MayHold>(S, sum, kc, in, c, MayHold && x.hold[s] != 0.f, r, write);
-    line_products<P, 1>(sum, S, kn);
+    line_products<P, false>(sum, S, kn);
     if (s > 0) readout(s - 1);
     load_rows<P>(q, x.kq[s] + P::NP, rg);
-    line_products<P, 1>(read, S, q);
+    line_products<P, false>(read, S, q);
 #pragma unroll
     for (int i = 0; i < P::R; i++) kc[i] = kn[i];
   }
@@ -63,29 +64,26 @@ template <class P>
 struct Recur<P, true> {
   static constexpr int pitch = P::C + 4;
   static constexpr int to_r = P::buffers * P::WPH * P::steps * pitch;  // from o
-  using Inputs = typename ForwardShared<P>::Inputs;
-  const Inputs& x;
+  const Ready<P>& x;
   float* out;
   const float* lines;
-  const Place<P>& at;
   int rg, odd;
   float (&S)[P::E];
   Products<P> sum;
 
-  __device__ __forceinline__ Recur(const Inputs& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
+  __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
       : x(x),
         out(out[0] + at.cg * P::M +
             (!P::keeps_r  ? 0
              : at.rg == 1 ? to_r
                           : -pitch)),
         lines(&x.line[0][0][at.column(0)]),
-        at(at),
         rg(at.rg),
         odd(at.cg & 1),
         S(S) {
     float k[P::R];
     load_rows<P>(k, x.kq[0], rg);
-    line_products<P, 1>(sum, S, k);
+    line_products<P, true>(sum, S, k);
   }
   __device__ __forceinline__ void give(int s, const float (&r)[P::M], bool has_r) {
     float x[P::M];
@@ -105,29 +103,23 @@ struct Recur<P, true> {
   }
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
-    constexpr int Q = Inputs::Q;
-    float both[P::R], in[P::M][P::NL], c[P::NS], r[P::M];
-    const bool hold = MayHold && x.hold[s] != 0.f;
-    if constexpr (P::large) {
-      step_inputs<P>(in, c, lines, x, s);
-      retrieved<P>(r, sum);
-      update<P, MayHold>(S, r, x.kq[s], in, c, hold, at);
-      load_rows<P>(both, x.kq[0] + (odd ? Q : 2 * Q) + s * 2 * Q, rg);
-    } else {
-      float k[P::R], write[P::M];
-      load_rows<P>(k, x.kq[s], rg);
-      load_rows<P>(both, x.kq[0] + (odd ? Q : 2 * Q) + s * 2 * Q, rg);  // even columns: k of the next step, odd: q of this
-      step_inputs<P>(in, c, lines, x, s);
-      advance<P, MayHold>(S, sum, k, in, c, hold, r, write);
-    }
+    float k[P::R], both[P::R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M];
+    load_rows<P>(k, x.kq[s], rg);
+    load_rows<P>(both, x.kq[0] + (odd ? P::NP : 2 * P::NP) + s * 2 * P::NP,
+                 rg);  // even columns: k of the next step, odd: q of this
+    step_inputs<P>(in, c, lines, x, s);
+    advance<P, MayHold>(S, sum, k, in, c, MayHold && x.hold[s] != 0.f, r, write);
     if constexpr (P::keeps_r) give(s, r, true);
     else if (s > 0) readout(s - 1);
-    line_products<P, 1>(sum, S, both);
+    line_products<P, true>(sum, S, both);
   }
 };
+template <class P>
+using Recurrence = std::conditional_t<P::large, RecurLarge<P>, Recur<P>>;
+
 // A segment; a state to be saved before each of its steps that is a multiple of `interval`.
 template <class P, class Save, class Halfway>
-__device__ __forceinline__ void recur(Recur<P> run, int count, bool masked, Save save, Halfway halfway) {
+__device__ __forceinline__ void recur(Recurrence<P> run, int count, bool masked, Save save, Halfway halfway) {
   constexpr bool more = P::interval < P::steps;
   if (!more) save(0);
   if (count == P::steps && !masked) {
@@ -153,7 +145,7 @@ __device__ __forceinline__ void recur(Recur<P> run, int count, bool masked, Save
 
 // A number of each of a warp's lines, [T,H,V] from row `row` on: lane = (step, share of the lines).
 template <class P>
-__device__ __forceinline__ void finish(const float (*out)[Recur<P>::pitch], typename P::Store* row, float scale, const Sizes& n,
+__device__ __forceinline__ void finish(const float (*out)[Recurrence<P>::pitch], typename P::Store* row, float scale, const Sizes& n,
                                        const Place<P>& at, int t0) {
   constexpr int per = 32 / P::steps, PL = P::C / per, L = P::L;  // lanes a step
   const int s = at.lane / per, share = at.lane % per, line = at.line0 + at.tw * P::C + share * PL;
@@ -268,7 +260,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
 
 template <class P>
 __global__ void __launch_bounds__(P::threads, P::forward_blocks) forward_kernel(const __grid_constant__ ForwardArgs a) {
-  static_assert(P::M == 2 || !P::tensor, "retrieval and readout are two columns of a product");
+  static_assert(P::M >= 2 || !P::tensor, "retrieval and readout are two columns of a product");
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const Place<P> at(a.n);
   ForwardShared<P>& sm = reinterpret_cast<ForwardShared<P>*>(shared_bytes)[at.active ? at.team : 0];

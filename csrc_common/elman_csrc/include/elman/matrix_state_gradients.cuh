@@ -46,7 +46,7 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
     float g[E], f[E];
     sum_of_keys<P, E>(g, sm, buf, w, s, sub * E);
     if (P::Opt::l2) {
-      const float* unit = x.kq[s] + w * P::NP + sub * E;
+      const float* unit = x.kq[s] + w * P::Q + sub * E;
       float along = 0;
 #pragma unroll
       for (int e = 0; e < E; e++) along = fmaf(g[e], unit[e], along);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
 }
 
 template <class P>
-__device__ __forceinline__ void give_lines(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
+__device__ __forceinline__ void give_lines(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
                                            int raw) {
   using Store = typename P::Store;
   constexpr int EV = P::EV, per = P::CB / EV, V = P::V;
@@ -86,7 +86,7 @@ __device__ __forceinline__ void give_lines(const BackwardArgs& a, const Backward
       const int s = at_it.s, e0 = at_it.e * EV, line = at.line0 + e0;
       if ((P::steps * per) % P::TL && s >= P::steps) break;
       float g[EV], f[EV];
-      load<EV>(g, &sm.dline[buf % P::result_buffers][l][s][e0]);
+      load<EV>(g, sm.line_gradients(buf, l) + s * P::CB + e0);
       if (P::Opt::silu && l == 0) {
         load<EV>(f, &sm.raw[raw].line[l][s][e0]);
 #pragma unroll
@@ -141,7 +141,7 @@ __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const Backwa
 
 // All gradients of segment `seg`. buf, raw: where it lies in shared memory.
 template <class P>
-__device__ __forceinline__ void give_gradients(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
+__device__ __forceinline__ void give_gradients(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg,
                                                int buf, int raw, const Scalars<P>& sc, HeadSums& sums) {
   const int64_t part_step = int64_t(a.n.H) * (2 * P::N + 2), token = int64_t(at.b) * a.n.T + seg * P::steps;
   float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * (2 * P::N + 2) : nullptr;

@@ -126,8 +126,8 @@ __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Siz
 }
 
 // Storage type to fp32, with SiLU, norm and scalar maps.
-template <class P, int unroll, int Q>
-__device__ __forceinline__ void make_ready(Ready<P, Q>& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
+template <class P, int unroll>
+__device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
   constexpr int KL = P::KL, E = P::N / KL;
 #pragma unroll(unroll)
   for (int it = 0; it < (2 * P::steps * KL + P::TL - 1) / P::TL; it++) {
@@ -152,8 +152,8 @@ __device__ __forceinline__ void make_ready(Ready<P, Q>& x, const Staging<P>& raw
 #pragma unroll
       for (int e = 0; e < E; e++) f[e] = to_tf32(f[e]);
     }
-    float* to = x.kq[s] + w * Q + sub * E;
-    if constexpr (Q % E == 0) store<E>(to, f);
+    float* to = x.kq[s] + w * P::Q + sub * E;
+    if constexpr (P::Q % E == 0) store<E>(to, f);
     else {
 #pragma unroll
       for (int e = 0; e < E; e++) to[e] = f[e];

@@ -20,7 +20,8 @@ constexpr bool kMuchShared = true, kRoomy = true;
 
 // Options: struct with `static constexpr bool silu, l2;  static constexpr ScalarKind kind0, kind1` (kinds of the scalar inputs).
 // lines: of a lane, where the tensor cores do the sums: 1, or 2 (2 g and 2 g + 1): half as many warps, each with twice the work, and products
-// that are used to the full. The forward has 2, the backward only where the registers hold the states of a segment (`most_lines`).
+// that are used to the full; or 4, two chains in a warp (matrix_state_large.cuh). The backward has 2 where registers hold the states of a segment (N <= 16),
+// or shared memory does (N > 32).
 //
 // There a team, the warps of a head, has as many helpers again. They bring the inputs of the next segment and take away the results of the
 // one before, while the team's own warps do nothing but recur: tanh and the chain of a step leave half of the cycles to them.
@@ -42,16 +43,17 @@ struct Plan {
   static constexpr bool large = tensor && N > 32;
   static constexpr int interval = !large ? kInterval : N <= 64 ? 8 : 4;  // steps between saved states
   static constexpr int steps = steps_;  // of a segment, whose inputs travel together: of a backward `interval`, of a forward 16
+  static constexpr bool looks_ahead = tensor && !(large && steps == interval);  // the next k is read with this q
   // Where a line is long the forward keeps, for the backward, what every step retrieved, which spares the replay its products; then also states in
   // the storage type, which makes room for that. In short lines it is not worth what helpers have to bring and to take.
   static constexpr bool keeps_r = tensor && N > 24;
   using Kept = std::conditional_t<keeps_r, Store, float>;
   static constexpr int L = tensor ? 4 : N <= 8 ? 4 : N <= 16 ? 2 : N <= 32 ? 4 : N <= 64 ? 8 : 16;
   static constexpr int M = tensor ? lines_ : 1;  // lines a lane
-  static_assert(M == 1 || M == 2);
-  static constexpr int R = tensor ? (M == 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows a lane
+  static_assert(M == 1 || M == 2 || (large && M == 4));
+  static constexpr int R = tensor ? (M >= 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows a lane
   static constexpr int E = R * M;                                                   // elements a lane
-  static constexpr int VW = R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;  // rows come in groups of VW, groups interleaved
+  static constexpr int VW = large && R % 8 == 0 ? 8 : R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;  // rows come in groups of VW, groups interleaved
   static constexpr int C = 32 / L * M;
   static constexpr int warps = (V + C - 1) / C;  // of a head
   static constexpr int group = !helped || kRoomy ? 4 : 2;  // warps that a block recurs with; 4 is a warpgroup
@@ -71,6 +73,7 @@ struct Plan {
   static constexpr int unroll = helped ? 1 : 8, forward_ready = 8, backward_ready = helped ? (N > 16 ? 1 : 2) : 8;
   static constexpr int buffers = helped ? 2 : 1, raw_buffers = helped ? 3 : 2;
   static constexpr int result_buffers = large ? 1 : buffers;  // of what a walk leaves
+  static constexpr int Q = large ? NP + ((VW == 8 ? 4 : 16) + 32 - NP % 32) % 32 : NP;  // where q begins: in other banks than the next k, read with it
   static constexpr int CB = WPH * C;
   static constexpr int sz = sizeof(Store);
   // Lanes that convert a row of k or q, and that add up a scalar's shares, of which each lane of the others has one, a large plan's warp.
@@ -84,7 +87,7 @@ struct Plan {
   static ELMAN_HD constexpr int element(int m, int i) { return i * M + m; }  // row i of line m
   static ELMAN_HD constexpr int line_of(int e) { return e % M; }
   static ELMAN_HD constexpr int k_of(int e) { return e / M; }
-  static constexpr int most_lines = large || (tensor && N <= 16) ? 2 : 1;  // of a lane in the backward: registers hold a segment of 2 up to N = 16
+  static constexpr int forward_lines = 2, backward_lines = large || (tensor && N <= 16) ? 2 : 1;  // of a lane
   static constexpr ScalarKind kind0 = Opt::kind0, kind1 = Opt::kind1;
   static constexpr bool mamba = kind0 == ScalarKind::mamba;
   static_assert(kind1 != ScalarKind::mamba, "only scalar 0 is a decay");

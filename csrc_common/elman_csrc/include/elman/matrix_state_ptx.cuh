@@ -13,6 +13,8 @@ __device__ __forceinline__ void team_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+__device__ __forceinline__ void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // Registers move from helpers to the warps that recur, where the architecture can do that. Each is said by all warps of a warpgroup.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL)
 #define ELMAN_REGISTERS_MOVE 1

@@ -50,7 +50,7 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
 #pragma unroll
     for (int i = 0; i < R; i++) hist[s + 1][i] = hist[s][i];
     Products<P> sum;
-    line_products<P, 1>(sum, hist[s], kc);
+    line_products<P, false>(sum, hist[s], kc);
     advance<P, MayHold>(hist[s + 1], sum, kc, in, c, MayHold && x.hold[s] != 0.f, rs[s], write);
     if (at.rg == 0) sm.write[s][j] = write[0];
     keep_rows<P>(sm.s[s + 1], hist[s + 1], j, at.rg);

@@ -3,6 +3,7 @@
 // forward kept what every step retrieved.
 #pragma once
 
+#include "matrix_state_large.cuh"
 #include "matrix_state_walk_tensor.cuh"
 
 namespace elman::matrix {
@@ -42,7 +43,13 @@ __device__ __forceinline__ void line_by_line(float (&sum)[P::M], const Packed<P>
   }
 }
 
-// Saved states go to registers, asked for well before they are used.
+// Saved states go to registers. Helpers ask for them well before.
+template <class P>
+__device__ __forceinline__ void announce_state(const BackwardArgs& a, const Place<P>& at, int seg) {
+  constexpr int piece = 128 / P::sz;
+  const typename P::Store* from = static_cast<const typename P::Store*>(a.saved) + Saved<P>(a.n).state(at, seg, at.line0);
+  for (int i = at.tl * piece; i < min(P::CB, P::V - at.line0) * P::N; i += P::TL * piece) prefetch_to_l2(from + i);
+}
 template <class P>
 __device__ __forceinline__ void fetch_state(Packed<P>& S, const BackwardArgs& a, const Place<P>& at, int seg) {
   const Saved<P> saved(a.n);
@@ -93,10 +100,12 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
 #pragma unroll(MayHold ? 1 : P::steps)
   for (int s = 0; s < P::steps; s++) {
     float in[P::M][P::NL], c[P::NS], r[P::M];
-    keep_state<P>(sm.states, s, at, state);
+    Columns<P> k;
     load<P::M>(r, rs + s * P::CB);
     step_inputs<P>(in, c, lines, x, s);
-    update<P, MayHold>(S, r, x.kq[s], in, c, MayHold && x.hold[s] != 0.f, at);
+    load_columns<P>(k, x.kq[s], at.cg);
+    keep_state<P>(sm.states, s, at, state);
+    update<P, MayHold>(S, r, k, in, c, MayHold && x.hold[s] != 0.f, at.rg, 0);
     pack_state<P>(state, S);
   }
 }
@@ -105,7 +114,7 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
 template <class P>
 __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, Packed<P>& state,
                                            float (&dS)[P::E]) {
-  constexpr int R = P::R, M = P::M, E = P::E, NP = P::NP, last = P::steps - 1;
+  constexpr int R = P::R, M = P::M, E = P::E, last = P::steps - 1;
   using Sums = LineSums<P>;
   const int g = at.cg, t = at.rg;
   const Ready<P>& x = sm.x[buf];
@@ -113,20 +122,32 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
   const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
   const typename P::Store* dys = &sm.dy[raw][0][at.column(0)];
   auto* sums = sm.dkq[0][at.tw];
-  float* dlines = &sm.dline[0][0][0][at.column(0)];
+  float* dlines = sm.line_gradients(buf, 0) + at.column(0);
   float dy[M], outer[M];
   unsigned weights[M];
+  Columns<P> a;
   Sums y;
+  float dscalar[P::NS] = {};  // of the step before, as sums not yet given: those of a step are, like dq and dk, where the next has other work
+  float* scalars = &sm.dscalar[0][0][0][at.tw];
+  const auto give = [&](int s) {
+    y.give(sums[s], g, t);
+#pragma unroll
+    for (int i = 0; i < P::NS; i++) {
+      const float d = line_sum<32>(dscalar[i]);
+      if (at.lane == 0 && s < P::steps) scalars[(i * P::steps + s) * (P::shares + 8)] = d;
+    }
+  };
   load<M>(dy, dys + last * P::CB);
 #pragma unroll
   for (int m = 0; m < M; m++) weights[m] = transposed(pack_stored<P>(dy[m], 0.f)), outer[m] = t == 0 ? dy[m] : 0.f;
-  add_outer<P>(dS, outer, x.kq[last] + NP, g);
+  load_columns<P>(a, x.kq[last] + P::Q, g);
+  add_outer<P>(dS, outer, a, 0);
   y.clear();
   y.add(state, weights);
 #pragma unroll 1
   for (int s = last; s >= 0; s--) {
     const int before = s > 0 ? s - 1 : 0;
-    float in[M][P::NL], c[P::NS], r[M], dr[M], dwrite[M], dkeep[M] = {}, din[P::NL][M], dscalar[P::NS] = {};
+    float in[M][P::NL], c[P::NS], r[M], dr[M], dwrite[M], dkeep[M] = {}, din[P::NL][M];
     load<M>(dy, dys + before * P::CB);
 #pragma unroll
     for (int m = 0; m < M; m++) dy[m] = s > 0 ? dy[m] : 0.f, dr[m] = 0;
@@ -134,11 +155,14 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
     for (int l = 0; l < P::NL; l++)
 #pragma unroll
       for (int m = 0; m < M; m++) din[l][m] = 0;
-    y.give(sums[s + 1], g, t);
+    load_columns<P>(a, t == 0 ? x.kq[before] + P::Q : x.kq[s], g);
+    give(s + 1);
     y.clear();
+#pragma unroll
+    for (int i = 0; i < P::NS; i++) dscalar[i] = 0;
     if (x.hold[s] == 0.f) {
       MatrixLine<float> w[M];
-      Products<P> sum;
+      float sum[2][4];
       load<M>(r, rs + s * P::CB);
       step_inputs<P>(in, c, lines, x, s);
 #pragma unroll
@@ -156,7 +180,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       {
         float k[R];
         load_rows<P>(k, x.kq[s], t);
-        line_products<P, Products<P>::chains>(sum, dS, k);
+        line_products<P, 2>(sum, dS, k, 0);
       }
       Packed<P> packed;
       pack_state<P>(packed, dS);
@@ -165,9 +189,9 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       line_by_line<P>(dkeep, packed, state, at);
 #pragma unroll
       for (int e = 0; e < E; e++) dS[e] *= w[P::line_of(e)].keep;
-      line_sums<P, Products<P>::chains>(dwrite, sum);
 #pragma unroll
       for (int m = 0; m < M; m++) {
+        dwrite[m] = (sum[0][2 * m] + sum[1][2 * m]) * kUncut;
         if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
         const auto d = P::Cell::template line_backward<typename P::Math>(dkeep[m], dwrite[m], r[m], in[m], c);
         dr[m] = d.dr;
@@ -183,18 +207,14 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       const float rest = cut_off(dr[m]), part = t == 1 ? dr[m] : rest, any = t == 0 ? dy[m] : part;
       outer[m] = t < 3 ? any : 0.f;
     }
-    add_outer<P>(dS, outer, t == 0 ? x.kq[before] + NP : x.kq[s], g);
+    add_outer<P>(dS, outer, a, 0);
     y.add(state, weights);
+    __syncwarp();  // all lanes of a line have read it
 #pragma unroll
     for (int l = 0; l < P::NL; l++)
       if (t == 0) store<M>(dlines + (l * P::steps + s) * P::CB, din[l]);
-#pragma unroll
-    for (int i = 0; i < P::NS; i++) {
-      dscalar[i] = line_sum<32>(dscalar[i]);
-      if (at.lane == 0) sm.dscalar[0][i][s][at.tw] = dscalar[i];
-    }
   }
-  y.give(sums[0], g, t);
+  give(0);
 }
 
 }  // namespace elman::matrix

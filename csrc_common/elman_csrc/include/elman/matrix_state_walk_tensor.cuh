@@ -175,9 +175,9 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     if constexpr (M == 1) {
       float b[R];
       as_b<P>(b, kc, g & 1);
-      line_products<P, Products<P>::all>(sum, Pm, b);
+      line_products<P, false>(sum, Pm, b);
     } else {
-      line_products<P, Products<P>::all>(sum, Pm, kc);
+      line_products<P, false>(sum, Pm, kc);
     }
     Sums y;
     y.set(turned, wrote, turned_before, weights);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       base[e] = fmaf(q[P::k_of(e)], dy[m], rest);
       dkeep[m] = e < M ? Pm[e] * Sp[e] : fmaf(Pm[e], Sp[e], dkeep[m]);
     }
-    line_sums<P, Products<P>::all>(dwrite, sum);
+    line_sums<P, false>(dwrite, sum);
 #pragma unroll
     for (int m = 0; m < M; m++) {
       if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
