@@ -52,7 +52,8 @@ PROGRAMS = [
     matrix(32, 24, bf16, GATED, write=True),  # several warps, the last of them with few lines
     matrix(16, 16, f16),
     matrix(32, 20, f32, write=True),
-    matrix(64, 72, bf16),  # without tensor cores in the recurrence
+    matrix(64, 72, bf16),  # a large head
+    matrix(96, 20, f16, GATED, write=True),
     matrix(4, 260, bf16, FUSED),  # more lines than a block takes
     few_rows(bf16),
     few_rows(f16),

@@ -17,8 +17,8 @@ struct Options {
 };
 template <int lines, int steps>
 using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options, lines, steps>;
-using Forward = Plan<Plan<2, 16>::forward_lines, 16>;  // lines a lane, steps a segment
-using Backward = Plan<Forward::backward_lines, Forward::interval>;
+using Forward = Plan<2, 16>;  // lines a lane, steps a segment
+using Backward = Plan<Forward::most_lines, Forward::interval>;
 
 matrix::Sizes sizes(const MatrixCall& c) {
   return {static_cast<int>(c.batch), static_cast<int>(c.steps), static_cast<int>(c.heads), 0};

@@ -260,7 +260,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
 
 template <class P>
 __global__ void __launch_bounds__(P::threads, P::forward_blocks) forward_kernel(const __grid_constant__ ForwardArgs a) {
-  static_assert(P::M >= 2 || !P::tensor, "retrieval and readout are two columns of a product");
+  static_assert(P::M == 2 || !P::tensor, "retrieval and readout are two columns of a product");
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const Place<P> at(a.n);
   ForwardShared<P>& sm = reinterpret_cast<ForwardShared<P>*>(shared_bytes)[at.active ? at.team : 0];

@@ -1,8 +1,8 @@
-// A step of a large head, N > 32, where the tensor cores also do the updates of rank one: S = keep S + k write^T comes as an accumulator, with the
-// state itself in fp32. Neither k nor q then has to be in every lane, and few instructions are left beside tanh.
+// A step of a large head, N > 32, whose update is on the tensor cores, too: S = keep S + k write^T is a product of rank one added to an fp32
+// accumulator. Not every lane then needs its rows of k, and little is left beside tanh, which is the bound.
 //
-// A lane has lines in pairs, 2 m and 2 m + 1 of it being rows g and g + 8 of a *tile* of 16 lines. Tiles recur by themselves: while the tanh of one are
-// computed, the sums of another arrive. A product takes 8 rows of the state, two of each lane: as A at columns t and t + 4, as C at 2t and 2t + 1.
+// A lane has lines 2 g and 2 g + 1, which are rows g and g + 8 of A and C. A product takes 8 rows of the state, two of a lane: columns t and t + 4 of
+// A, 2t and 2t + 1 of C.
 #pragma once
 
 #include "matrix_state_step.cuh"
@@ -15,7 +15,7 @@ __device__ __forceinline__ constexpr int row_at(int q, int h) {
   constexpr int W = P::VW / 2;
   return q / W * P::VW + q % W + h * W;
 }
-// A vector as an update takes it, an element a product. Sums take the lane's own rows.
+// A vector as an update takes it, an element a product.
 template <class P>
 using Columns = float[P::R / 2];
 template <class P>
@@ -29,69 +29,60 @@ __device__ __forceinline__ void load_columns(Columns<P>& b, const float* vec, in
     for (int i = 0; i < W; i++) b[n * W + i] = x[i];
   }
 }
-
-// S += a x^T in a tile, a sum of up to four such products: lane t of a line has the t-th vector a, and its x, tf32, of each line.
+// S += a x^T, a sum of up to four such products: lane t of a line has the t-th vector a, and its x, tf32, of both lines.
 template <class P>
-__device__ __forceinline__ void add_outer(float (&S)[P::E], const float (&x)[P::M], const Columns<P>& a, int tile) {
-  const int m = 2 * tile;
+__device__ __forceinline__ void add_outer(float (&S)[P::E], const float (&x)[P::M], const Columns<P>& a) {
 #pragma unroll
   for (int q = 0; q < P::R / 2; q++) {
     const int low = row_at<P>(q, 0), high = row_at<P>(q, 1);
-    mma_tf32(S[P::element(m, low)], S[P::element(m, high)], S[P::element(m + 1, low)], S[P::element(m + 1, high)], x[m], x[m + 1],
-             a[q]);
+    mma_tf32(S[P::element(0, low)], S[P::element(0, high)], S[P::element(1, low)], S[P::element(1, high)], x[0], x[1], a[q]);
   }
 }
-// Sums over the lines of a tile, in `chains` shares: c[0], c[2] with the vector of even columns g, c[1], c[3] with that of odd ones.
+// Sums over lines, in `chains` shares: c[2 m] of line m with the vector of even columns of B, c[2 m + 1] with that of odd ones.
 template <class P, int chains>
-__device__ __forceinline__ void line_products(float (&c)[chains][4], const float (&S)[P::E], const float (&b)[P::R], int tile) {
-  const int m = 2 * tile;
+__device__ __forceinline__ void line_products(float (&c)[chains][4], const float (&S)[P::E], const float (&b)[P::R]) {
 #pragma unroll
   for (int q = 0; q < P::R / 2; q++) {
     float (&to)[4] = c[q % chains];
     if (q < chains) to[0] = to[1] = to[2] = to[3] = 0;
     const int low = row_at<P>(q, 0), high = row_at<P>(q, 1);
-    mma_tf32(to, S[P::element(m, low)], S[P::element(m + 1, low)], S[P::element(m, high)], S[P::element(m + 1, high)], b[low],
-             b[high]);
+    mma_tf32(to, S[P::element(0, low)], S[P::element(1, low)], S[P::element(0, high)], S[P::element(1, high)], b[low], b[high]);
   }
 }
 
-// A step of a tile from what it retrieved, the same code for the forward and for the replay. The tensor cores get `write` in two numbers, so that
-// nothing is cut.
+// A step from what it retrieved, the same code for the forward and for the replay. The tensor cores get `write` in two numbers, so that nothing is cut.
 template <class P, bool MayHold>
 __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const Columns<P>& k, const float (&in)[P::M][P::NL],
-                                       const float (&c)[P::NS], bool hold, int t, int tile) {
-  float x[P::E], write[P::M], keep[P::M];
+                                       const float (&c)[P::NS], bool hold, int t) {
+  float x[P::E], write[P::M];
 #pragma unroll
-  for (int m = 2 * tile; m < 2 * tile + 2; m++) {
+  for (int m = 0; m < P::M; m++) {
     const auto w = P::Cell::template line<typename P::Math>(r[m], in[m], c);
     const float rest = cut_off(w.write), part = t == 0 ? w.write : rest;
-    keep[m] = w.keep, write[m] = t < 2 ? part : 0.f;
+    write[m] = t < 2 ? part : 0.f;
 #pragma unroll
-    for (int i = 0; i < P::R; i++) x[P::element(m, i)] = keep[m] * S[P::element(m, i)];
+    for (int i = 0; i < P::R; i++) x[P::element(m, i)] = w.keep * S[P::element(m, i)];
   }
-  add_outer<P>(x, write, k, tile);
+  add_outer<P>(x, write, k);
 #pragma unroll
-  for (int i = 0; i < P::R; i++)
-#pragma unroll
-    for (int m = 2 * tile; m < 2 * tile + 2; m++) {
-      const int e = P::element(m, i);
-      if (P::Cell::squashes) x[e] = P::Math::tanh(x[e]);
-      S[e] = MayHold && hold ? S[e] : x[e];
-    }
+  for (int e = 0; e < P::E; e++) {
+    if (P::Cell::squashes) x[e] = P::Math::tanh(x[e]);
+    S[e] = MayHold && hold ? S[e] : x[e];
+  }
 }
 
 // The steps of a forward's segment, as Recur: retrieval of the next step and readout of this one are two columns of one product. Lane 0 of a line gives
 // the last step's o, which still wants kUncut, and lane 1 this step's r.
 template <class P>
 struct RecurLarge {
-  static constexpr int pitch = P::C + 4, tiles = P::M / 2;
+  static constexpr int pitch = P::C + 4;
   static constexpr int to_r = P::buffers * P::WPH * P::steps * pitch;  // from o
   const Ready<P>& x;
   float* out;
   const float* lines;
   int g, t;
   float (&S)[P::E];
-  float sum[tiles][1][4], in[P::M][P::NL], c[P::NS];  // the last two: of the step to come
+  float sum[1][4], in[P::M][P::NL], c[P::NS];  // the last two: of the step to come, since its chain begins with them
 
   __device__ __forceinline__ RecurLarge(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
       : x(x),
@@ -103,41 +94,33 @@ struct RecurLarge {
     float k[P::R];
     load_rows<P>(k, x.kq[0], t);
     step_inputs<P>(in, c, lines, x, 0);
-#pragma unroll
-    for (int i = 0; i < tiles; i++) line_products<P, 1>(sum[i], S, k, i);
+    line_products<P, 1>(sum, S, k);
   }
-  __device__ __forceinline__ void give(int s, const float (&r)[P::M], int tile, bool has_r) {
-    float y[2];
+  __device__ __forceinline__ void give(int s, const float (&r)[P::M], bool has_r) {
+    float y[P::M];
 #pragma unroll
-    for (int j = 0; j < 2; j++) y[j] = t == 1 ? r[2 * tile + j] : sum[tile][0][2 * j + 1];
-    if (t == 0 ? s > 0 : t == 1 && has_r) store<2>(out + s * pitch + 2 * tile, y);
+    for (int m = 0; m < P::M; m++) y[m] = t == 1 ? r[m] : sum[0][2 * m + 1];
+    if (t == 0 ? s > 0 : t == 1 && has_r) store<P::M>(out + s * pitch, y);
   }
-  __device__ __forceinline__ void readout(int s) {
-    float none[P::M] = {};
-#pragma unroll
-    for (int i = 0; i < tiles; i++) give(s + 1, none, i, false);
-  }
+  __device__ __forceinline__ void readout(int s) { give(s + 1, {}, false); }
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
-    float both[P::R], now[P::M][P::NL], scalar[P::NS], r[P::M] = {};
+    float both[P::R], now[P::M][P::NL], scalar[P::NS], r[P::M];
     Columns<P> k;
-    const bool hold = MayHold && x.hold[s] != 0.f;
     load_columns<P>(k, x.kq[s], g);
-    load_rows<P>(both, x.kq[0] + (g & 1 ? P::Q : 2 * P::Q) + s * 2 * P::Q, t);  // even columns: k of the next step, odd: q of this
 #pragma unroll
-    for (int m = 0; m < P::M; m++)
+    for (int m = 0; m < P::M; m++) {
+      r[m] = P::Cell::retrieves ? sum[0][2 * m] * kUncut : 0.f;
 #pragma unroll
       for (int l = 0; l < P::NL; l++) now[m][l] = in[m][l];
+    }
 #pragma unroll
     for (int i = 0; i < P::NS; i++) scalar[i] = c[i];
     step_inputs<P>(in, c, lines, x, min(s + 1, P::steps - 1));
-#pragma unroll
-    for (int i = 0; i < tiles; i++) {
-      if constexpr (P::Cell::retrieves) r[2 * i] = sum[i][0][0] * kUncut, r[2 * i + 1] = sum[i][0][2] * kUncut;
-      give(s, r, i, true);
-      update<P, MayHold>(S, r, k, now, scalar, hold, t, i);
-      line_products<P, 1>(sum[i], S, both, i);
-    }
+    update<P, MayHold>(S, r, k, now, scalar, MayHold && x.hold[s] != 0.f, t);
+    give(s, r, true);
+    load_rows<P>(both, x.kq[0] + (g & 1 ? P::Q : 2 * P::Q) + s * 2 * P::Q, t);  // even columns: k of the next step, odd: q of this
+    line_products<P, 1>(sum, S, both);
   }
 };
 

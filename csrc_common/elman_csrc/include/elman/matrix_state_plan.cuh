@@ -20,8 +20,7 @@ constexpr bool kMuchShared = true, kRoomy = true;
 
 // Options: struct with `static constexpr bool silu, l2;  static constexpr ScalarKind kind0, kind1` (kinds of the scalar inputs).
 // lines: of a lane, where the tensor cores do the sums: 1, or 2 (2 g and 2 g + 1): half as many warps, each with twice the work, and products
-// that are used to the full; or 4, two chains in a warp (matrix_state_large.cuh). The backward has 2 where registers hold the states of a segment (N <= 16),
-// or shared memory does (N > 32).
+// that are used to the full. The forward has 2, the backward where registers (N <= 16) or shared memory (N > 32) hold the states of a segment.
 //
 // There a team, the warps of a head, has as many helpers again. They bring the inputs of the next segment and take away the results of the
 // one before, while the team's own warps do nothing but recur: tanh and the chain of a step leave half of the cycles to them.
@@ -50,8 +49,8 @@ struct Plan {
   using Kept = std::conditional_t<keeps_r, Store, float>;
   static constexpr int L = tensor ? 4 : N <= 8 ? 4 : N <= 16 ? 2 : N <= 32 ? 4 : N <= 64 ? 8 : 16;
   static constexpr int M = tensor ? lines_ : 1;  // lines a lane
-  static_assert(M == 1 || M == 2 || (large && M == 4));
-  static constexpr int R = tensor ? (M >= 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows a lane
+  static_assert(M == 1 || M == 2);
+  static constexpr int R = tensor ? (M == 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows a lane
   static constexpr int E = R * M;                                                   // elements a lane
   static constexpr int VW = large && R % 8 == 0 ? 8 : R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;  // rows come in groups of VW, groups interleaved
   static constexpr int C = 32 / L * M;
@@ -87,7 +86,7 @@ struct Plan {
   static ELMAN_HD constexpr int element(int m, int i) { return i * M + m; }  // row i of line m
   static ELMAN_HD constexpr int line_of(int e) { return e % M; }
   static ELMAN_HD constexpr int k_of(int e) { return e / M; }
-  static constexpr int forward_lines = 2, backward_lines = large || (tensor && N <= 16) ? 2 : 1;  // of a lane
+  static constexpr int most_lines = large || (tensor && N <= 16) ? 2 : 1;  // of a lane in the backward
   static constexpr ScalarKind kind0 = Opt::kind0, kind1 = Opt::kind1;
   static constexpr bool mamba = kind0 == ScalarKind::mamba;
   static_assert(kind1 != ScalarKind::mamba, "only scalar 0 is a decay");

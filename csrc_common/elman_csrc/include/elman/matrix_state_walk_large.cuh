@@ -105,7 +105,7 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
     step_inputs<P>(in, c, lines, x, s);
     load_columns<P>(k, x.kq[s], at.cg);
     keep_state<P>(sm.states, s, at, state);
-    update<P, MayHold>(S, r, k, in, c, MayHold && x.hold[s] != 0.f, at.rg, 0);
+    update<P, MayHold>(S, r, k, in, c, MayHold && x.hold[s] != 0.f, at.rg);
     pack_state<P>(state, S);
   }
 }
@@ -141,7 +141,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
 #pragma unroll
   for (int m = 0; m < M; m++) weights[m] = transposed(pack_stored<P>(dy[m], 0.f)), outer[m] = t == 0 ? dy[m] : 0.f;
   load_columns<P>(a, x.kq[last] + P::Q, g);
-  add_outer<P>(dS, outer, a, 0);
+  add_outer<P>(dS, outer, a);
   y.clear();
   y.add(state, weights);
 #pragma unroll 1
@@ -180,7 +180,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       {
         float k[R];
         load_rows<P>(k, x.kq[s], t);
-        line_products<P, 2>(sum, dS, k, 0);
+        line_products<P, 2>(sum, dS, k);
       }
       Packed<P> packed;
       pack_state<P>(packed, dS);
@@ -207,7 +207,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       const float rest = cut_off(dr[m]), part = t == 1 ? dr[m] : rest, any = t == 0 ? dy[m] : part;
       outer[m] = t < 3 ? any : 0.f;
     }
-    add_outer<P>(dS, outer, a, 0);
+    add_outer<P>(dS, outer, a);
     y.add(state, weights);
     __syncwarp();  // all lanes of a line have read it
 #pragma unroll
