@@ -38,7 +38,7 @@ struct Plan {
   // Sums over a line and over lines by the tensor cores: tf32 and bf16 operands are within the limits of 16-bit storage.
   static constexpr bool tensor = !std::is_same_v<Store, float>;
   static constexpr bool helped = tensor;
-  // Where registers do not hold the states of a segment, the backward has them in shared memory, in the storage type, and segments are shorter.
+  // Where registers do not hold the states of a segment, the backward has them in shared memory, in the storage type, and its segments are shorter.
   static constexpr bool large = tensor && N > 32;
   static constexpr int interval = !large ? kInterval : N <= 64 ? 8 : 4;  // steps between saved states
   static constexpr int steps = steps_;  // of a segment, whose inputs travel together: of a backward `interval`, of a forward 16
@@ -52,7 +52,8 @@ struct Plan {
   static_assert(M == 1 || M == 2);
   static constexpr int R = tensor ? (M == 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows a lane
   static constexpr int E = R * M;                                                   // elements a lane
-  static constexpr int VW = large && R % 8 == 0 ? 8 : R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;  // rows come in groups of VW, groups interleaved
+  // Rows come in groups of VW, groups interleaved.
+  static constexpr int VW = large && R % 8 == 0 ? 8 : R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;
   static constexpr int C = 32 / L * M;
   static constexpr int warps = (V + C - 1) / C;  // of a head
   static constexpr int group = !helped || kRoomy ? 4 : 2;  // warps that a block recurs with; 4 is a warpgroup
@@ -72,10 +73,11 @@ struct Plan {
   static constexpr int unroll = helped ? 1 : 8, forward_ready = 8, backward_ready = helped ? (N > 16 ? 1 : 2) : 8;
   static constexpr int buffers = helped ? 2 : 1, raw_buffers = helped ? 3 : 2;
   static constexpr int result_buffers = large ? 1 : buffers;  // of what a walk leaves
-  static constexpr int Q = large ? NP + ((VW == 8 ? 4 : 16) + 32 - NP % 32) % 32 : NP;  // where q begins: in other banks than the next k, read with it
+  // Where q begins, after k: in other banks than the next k, which is read with it.
+  static constexpr int Q = large ? NP + ((VW == 8 ? 4 : 16) + 32 - NP % 32) % 32 : NP;
   static constexpr int CB = WPH * C;
   static constexpr int sz = sizeof(Store);
-  // Lanes that convert a row of k or q, and that add up a scalar's shares, of which each lane of the others has one, a large plan's warp.
+  // Lanes that convert a row of k or q; lanes that add up the shares of a scalar, one of each lane, in a large head of each warp.
   static constexpr int KL = N > 64 && N % 16 == 0 ? 16 : N > 32 && N % 8 == 0 && tensor ? 8 : 4;
   static constexpr int SL = large ? 1 : TL >= 128 ? 8 : TL >= 64 ? 4 : 2, shares = large ? WPH : TL;
   static constexpr int piece_kq = largest_power(N * sz, 16);
