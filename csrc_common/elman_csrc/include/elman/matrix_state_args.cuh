@@ -82,7 +82,8 @@ struct Sums {  // what a walk leaves for the sums over lines
 };
 template <class P>
 struct Sums<P, true> {
-  alignas(16) float dkq[P::result_buffers][P::WPH][P::steps + 1][2 * P::NP];  // of each warp, over its lines: dk, and dq of the step before
+  alignas(16) float dkq[P::result_buffers][P::WPH][P::steps + 1]
+                       [2 * P::NP];  // of each warp, over its lines: dk, and dq of the step before
 };
 template <class P>
 struct SavedState {  // as each lane reads it

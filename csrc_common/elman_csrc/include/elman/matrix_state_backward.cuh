@@ -32,7 +32,8 @@ __device__ __forceinline__ void bring_state(BackwardShared<P>& sm, const Backwar
 #pragma unroll
       for (int n = 0; n < P::RV; n++) {
         const int i = (n * P::L + at.rg) * P::VW;
-        if (i < P::N) __pipeline_memcpy_async(&sm.states.x[buf][at.tw][m][n][at.lane][0], from + i, P::VW * sizeof(typename P::Kept));
+        if (i < P::N)
+          __pipeline_memcpy_async(&sm.states.x[buf][at.tw][m][n][at.lane][0], from + i, P::VW * sizeof(typename P::Kept));
       }
   }
 }

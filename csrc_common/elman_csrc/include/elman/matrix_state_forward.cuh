@@ -145,8 +145,8 @@ __device__ __forceinline__ void recur(Recurrence<P> run, int count, bool masked,
 
 // A number of each of a warp's lines, [T,H,V] from row `row` on: lane = (step, share of the lines).
 template <class P>
-__device__ __forceinline__ void finish(const float (*out)[Recurrence<P>::pitch], typename P::Store* row, float scale, const Sizes& n,
-                                       const Place<P>& at, int t0) {
+__device__ __forceinline__ void finish(const float (*out)[Recurrence<P>::pitch], typename P::Store* row, float scale,
+                                       const Sizes& n, const Place<P>& at, int t0) {
   constexpr int per = 32 / P::steps, PL = P::C / per, L = P::L;  // lanes a step
   const int s = at.lane / per, share = at.lane % per, line = at.line0 + at.tw * P::C + share * PL;
   float y[PL];

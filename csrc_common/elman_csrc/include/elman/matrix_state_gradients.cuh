@@ -108,7 +108,8 @@ __device__ __forceinline__ void give_lines(const BackwardArgs& a, BackwardShared
 template <class P>
 __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
                                              int buf, const Scalars<P>& sc, HeadSums& sums, float* part, int64_t part_step) {
-  constexpr int G = P::SL, VW = P::shares % (4 * G) ? 1 : 4;  // lanes a scalar, each for 1 / G of the shares; which are read at once
+  constexpr int G = P::SL,
+                VW = P::shares % (4 * G) ? 1 : 4;  // lanes a scalar, each for 1 / G of the shares; which are read at once
   const int t0 = seg * P::steps, count = min(P::steps, a.n.T - t0);
   const Ready<P>& x = sm.x[buf];
 #pragma unroll(P::unroll)
@@ -141,8 +142,8 @@ __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const Backwa
 
 // All gradients of segment `seg`. buf, raw: where it lies in shared memory.
 template <class P>
-__device__ __forceinline__ void give_gradients(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg,
-                                               int buf, int raw, const Scalars<P>& sc, HeadSums& sums) {
+__device__ __forceinline__ void give_gradients(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
+                                               int raw, const Scalars<P>& sc, HeadSums& sums) {
   const int64_t part_step = int64_t(a.n.H) * (2 * P::N + 2), token = int64_t(at.b) * a.n.T + seg * P::steps;
   float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * (2 * P::N + 2) : nullptr;
   give_keys<P>(a, sm, at, seg, buf, raw, part, part_step);

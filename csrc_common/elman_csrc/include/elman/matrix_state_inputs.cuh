@@ -114,15 +114,15 @@ template <class P>
 __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Sizes& n, int b, int h, int line0, int t0, int tl) {
   using S = typename P::Store;
   const int64_t first = int64_t(b) * n.T;
-  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::N, in.k_step, t0,
-                                       n.T, P::N, tl);
-  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::N, in.q_step, t0,
-                                       n.T, P::N, tl);
+  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::N,
+                                                 in.k_step, t0, n.T, P::N, tl);
+  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::N,
+                                                 in.q_step, t0, n.T, P::N, tl);
 #pragma unroll
   for (int l = 0; l < P::NL; l++)
-    stage_rows<P::steps, P::piece_line, P::CB, P::TL>(&d.line[l][0][0], P::CB,
-                                            static_cast<const S*>(in.line[l]) + first * in.line_step[l] + h * P::V + line0,
-                                            in.line_step[l], t0, n.T, P::V - line0, tl);
+    stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
+        &d.line[l][0][0], P::CB, static_cast<const S*>(in.line[l]) + first * in.line_step[l] + h * P::V + line0, in.line_step[l],
+        t0, n.T, P::V - line0, tl);
 }
 
 // Storage type to fp32, with SiLU, norm and scalar maps.

@@ -52,8 +52,8 @@ __device__ __forceinline__ void line_products(float (&c)[chains][4], const float
 
 // A step from what it retrieved, the same code for the forward and for the replay. The tensor cores get `write` in two numbers, so that nothing is cut.
 template <class P, bool MayHold>
-__device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const Columns<P>& k, const float (&in)[P::M][P::NL],
-                                       const float (&c)[P::NS], bool hold, int t) {
+__device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const Columns<P>& k,
+                                       const float (&in)[P::M][P::NL], const float (&c)[P::NS], bool hold, int t) {
   float x[P::E], write[P::M];
 #pragma unroll
   for (int m = 0; m < P::M; m++) {

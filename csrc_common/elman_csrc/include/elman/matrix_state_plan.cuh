@@ -51,7 +51,7 @@ struct Plan {
   static constexpr int M = tensor ? lines_ : 1;  // lines a lane
   static_assert(M == 1 || M == 2);
   static constexpr int R = tensor ? (M == 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows a lane
-  static constexpr int E = R * M;                                                   // elements a lane
+  static constexpr int E = R * M;  // elements a lane
   // Rows come in groups of VW, groups interleaved.
   static constexpr int VW = large && R % 8 == 0 ? 8 : R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;
   static constexpr int C = 32 / L * M;

@@ -127,7 +127,8 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
   unsigned weights[M];
   Columns<P> a;
   Sums y;
-  float dscalar[P::NS] = {};  // of the step before, as sums not yet given: those of a step are, like dq and dk, where the next has other work
+  float dscalar[P::NS] =
+      {};  // of the step before, as sums not yet given: those of a step are, like dq and dk, where the next has other work
   float* scalars = &sm.dscalar[0][0][0][at.tw];
   const auto give = [&](int s) {
     y.give(sums[s], g, t);
