@@ -68,7 +68,7 @@ void give(MatrixCall& call, const Variant& variant) {
 }
 
 void take(MatrixCall& call, const Variant& variant, Outputs& outputs) {
-  constexpr int interval = elman::matrix::kInterval, segments = (T + interval - 1) / interval;
+  constexpr int segments = (T + Backward::interval - 1) / Backward::interval;
   call.s1 = address(outputs.make<float>("last state", states)), call.ds0 = address(outputs.make<float>("its gradient", states));
   call.o = address(outputs.make<Elem>("o", places * V));
   if constexpr (Backward::keeps_r) {

@@ -33,12 +33,16 @@ PROBLEMS = [
     case((1, 18, 1, 16, 16), torch.float16, maps=FUSED),
     case((1, 1, 2, 4, 4), torch.float16),  # two keys of four numbers: bf16 operands would be seen
     case((2, 31, 2, 8, 8), torch.float16, maps=GATED, write=True, masked=True),  # the terms of d A_log cancel
-    case((1, 18, 2, 32, 20), torch.float32, write=True, masked=True),  # without tensor cores, as is N > 32
-    case((1, 17, 1, 64, 72), bf16),
+    case((1, 18, 2, 32, 20), torch.float32, write=True, masked=True),  # without tensor cores
+    case((1, 17, 1, 64, 72), bf16),  # large heads: states in shared memory, segments of 8 steps or of 4
+    case((2, 21, 2, 48, 24), torch.float16, maps=GATED, write=True, masked=True),
+    case((1, 18, 1, 128, 20), bf16, maps=FUSED),
+    case((1, 9, 1, 36, 5), bf16, linear=True, bare=True),
 ]
 SMALL = [  # where a block has 99 KB of shared memory
     case((1, 35, 3, 16, 16), bf16, maps=FUSED),
     case((1, 18, 1, 32, 32), bf16, maps=GATED, write=True, masked=True),
+    case((1, 18, 1, 64, 40), bf16),
 ]
 
 

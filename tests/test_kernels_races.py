@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from emulated import HERE, compile_detector, compile_to_find_races, find_races
-from gpu_programs import FUSED, GATED, Program, bf16, f32, matrix, name_of
+from gpu_programs import FUSED, GATED, Program, bf16, f16, f32, matrix, name_of
 
 from elman_core.kernels.build import Extension
 from elman_core.testing.kernel import need_host_compiler
@@ -30,7 +30,8 @@ PROGRAMS = {  # to numbers of heads
     matrix(32, 32, bf16): 1,
     GATED_32X24: 3,
     matrix(4, 260, bf16, FUSED): 1,
-    matrix(64, 72, bf16): 1,
+    matrix(64, 72, bf16): 1,  # large heads
+    matrix(96, 20, f16, GATED, write=True): 2,
     matrix(16, 16, f32, FUSED): 3,  # no helpers, a warp a team
 }
 SOUND = ("barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy")

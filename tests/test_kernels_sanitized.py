@@ -3,12 +3,12 @@
 Each program is a `*_gpu_driver.cu`, compiled with the binding and the flags of a module that ships. Some of them also run on
 emulated threads under AddressSanitizer, on any machine: it sees what lies beyond a buffer as memcheck does.
 
-racecheck is not asked for three programs of the matrix-state kernels (`MISCOUNTED`): those in which the helpers of a team are
+racecheck is not asked for the programs of the matrix-state kernels (`MISCOUNTED`) in which the helpers of a team are
 several warps, which meet at a named barrier of their own. On an H200 it reports reads of the warps that recur against writes of
 the helpers to the other buffer of `x`. Where helpers are one warp, and the same code meets by __syncwarp, it reports nothing.
 It loses count of such barriers: it also reports a hazard in a program of twenty lines that has none, where two warps meet once
 by themselves before all meet (racecheck_named_barriers.cu; there it depends on how the barrier's number is given to the
-assembler, which makes the same machine code of both). That no two accesses in the three programs are without an order is what
+assembler, which makes the same machine code of both). That no two accesses in these programs are without an order is what
 test_kernels_races.py finds, from which threads each barrier orders.
 """
 
@@ -52,17 +52,25 @@ PROGRAMS = [
     matrix(32, 24, bf16, GATED, write=True),  # several warps, the last of them with few lines
     matrix(16, 16, f16),
     matrix(32, 20, f32, write=True),
-    matrix(64, 72, bf16),  # without tensor cores in the recurrence
+    matrix(64, 72, bf16),  # a large head
+    matrix(96, 20, f16, GATED, write=True),
     matrix(4, 260, bf16, FUSED),  # more lines than a block takes
     few_rows(bf16),
     few_rows(f16),
     few_rows(f32),  # norm and draw alone
     *(few_rows(dtype, cell) for cell in ("e1", "e42") for dtype in (bf16, f16)),
 ]
-MISCOUNTED = [matrix(32, 32, bf16), matrix(32, 24, bf16, GATED, write=True), matrix(4, 260, bf16, FUSED)]
+MISCOUNTED = [
+    matrix(32, 32, bf16),
+    matrix(32, 24, bf16, GATED, write=True),
+    matrix(64, 72, bf16),
+    matrix(96, 20, f16, GATED, write=True),
+    matrix(4, 260, bf16, FUSED),
+]
 EMULATED = [
     matrix(32, 24, bf16, GATED, write=True),
     matrix(4, 72, bf16, FUSED),
+    matrix(64, 40, bf16),
     few_rows(bf16),
     few_rows(f16, "e1"),
 ]

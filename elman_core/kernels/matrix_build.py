@@ -13,7 +13,6 @@ from elman_core.registry.errors import KernelError
 from .build import Extension
 from .spec import Target
 
-INTERVAL = 16  # steps between saved states
 SUPPORTED = "rows N: multiples of 4 from 4 to 128; columns V: 1 to 4096; float32, bfloat16, float16"
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -49,6 +48,11 @@ class Size:
     linear: bool
     write: bool
     maps: str
+
+
+def interval(rows: int, bits: int, backend: str) -> int:
+    """Steps between saved states, as `Plan::interval` of `elman/matrix_state_plan.cuh` of `elman_csrc`."""
+    return 16 if rows <= 32 or bits > 16 or backend == "host" else 8 if rows <= 64 else 4
 
 
 def installed() -> bool:

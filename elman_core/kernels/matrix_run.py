@@ -13,7 +13,7 @@ from torch import Tensor
 from elman_core.registry.errors import KernelError
 
 from . import matrix_native as native
-from .matrix_build import INTERVAL, Maps, Size
+from .matrix_build import Maps, Size, interval
 from .matrix_native import address, wide
 from .spec import Target
 
@@ -149,13 +149,14 @@ def backward(
 
 
 def _saved(q: Tensor, sizes: tuple[int, int, int, int, int], backend: str) -> Tensor:
-    """Room for the states before every 16th step, (B, H, ceil(T/16), V, N) in float32 or float64.
+    """Room for the states before every segment of `interval` steps, (B, H, segments, V, N) in float32 or float64.
 
-    With 16-bit storage and 24 < N <= 32 on a GPU: a row for each of the batch, in the dtype of q, of
+    With 16-bit storage and N > 24 on a GPU: a row for each of the batch, in the dtype of q, of
     these states and of what every step retrieved, (T, H, V), to a multiple of 8.
     """
-    (B, T, H, N, V), segments = sizes, (sizes[1] + INTERVAL - 1) // INTERVAL
-    if backend == "cuda" and q.element_size() == 2 and 24 < N <= 32:
+    B, T, H, N, V = sizes
+    segments = -(-T // interval(N, 8 * q.element_size(), backend))
+    if backend == "cuda" and q.element_size() == 2 and N > 24:
         return q.new_empty(B, (H * V * (segments * N + T) + 7) // 8 * 8)
     return q.new_empty(B, H, segments, V, N, dtype=wide(q.dtype))
 

@@ -238,7 +238,7 @@ def _cuda_cases(grid: Grid) -> Iterator[Case]:
                 yield case((1, 47, 2, rows, rows), dtype, masked=True)
             for rows, columns in ((16, 32), (32, 64), (8, 3), (32, 17), (48, 24)):
                 yield case((2, 33, 2, rows, columns), dtype)
-            for rows in (8, 16, 32):
+            for rows in (8, 16, 32, 64, 128):
                 yield case((2, 31, 2, rows, rows), dtype, maps=_GATED, write=True, masked=True)
                 yield case((2, 31, 2, rows, rows), dtype, maps=_FUSED, linear=True)
                 yield case((2, 31, 2, rows, rows), dtype, maps=str(Maps(False, True, "sigmoid", "given")), strided=True)

@@ -12,8 +12,9 @@
 // host every tensor is contiguous, in double or float as the storage is. On the GPU:
 //   k, q [B,T,H,N], line [B,T,H,V], o, dy and the gradients of k, q, line: storage type; o and dy contiguous
 //   scalar, dscalar [B,T,H]: float if given, else storage type;   a_log, dt_bias [H], s0, s1, ds0, ds1 [B,H,N V]: float
-//   saved: with 16-bit storage and 24 < N <= 32, rows [B] of the storage type: states [H,ceil(T/16),V,N], then what was retrieved [T,H,V], to a
-//          multiple of 8; else states alone, [B,H,ceil(T/16),V,N] float;   mask [B,T] bytes, 0 = hold the state
+//   saved: with 16-bit storage and N > 24, rows [B] of the storage type: states [H,ceil(T/I),V,N], then what was retrieved [T,H,V], to a
+//          multiple of 8; else states alone, [B,H,ceil(T/16),V,N] float. I: 16, with N > 32 8, with N > 64 4 steps
+//   mask [B,T] bytes, 0 = hold the state
 //   dhead [parts,2,B,H] float: shares of the gradients of a_log and dt_bias, to be added over parts and B
 //   parts [parts, B T H, 2 N + 2] float if parts > 1, else 0: workspace
 #pragma once

@@ -15,10 +15,10 @@ struct Options {
   static constexpr elman::ScalarKind kind0 = static_cast<elman::ScalarKind>(ELMAN_KIND0),
                                      kind1 = static_cast<elman::ScalarKind>(ELMAN_KIND1);
 };
-template <int lines>
-using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options, lines>;
-using Forward = Plan<2>;  // lines a lane
-using Backward = Plan<Forward::most_lines>;
+template <int lines, int steps>
+using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options, lines, steps>;
+using Forward = Plan<2, 16>;  // lines a lane, steps a segment
+using Backward = Plan<Forward::most_lines, Forward::interval>;
 
 matrix::Sizes sizes(const MatrixCall& c) {
   return {static_cast<int>(c.batch), static_cast<int>(c.steps), static_cast<int>(c.heads), 0};

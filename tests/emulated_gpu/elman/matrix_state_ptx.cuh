@@ -14,6 +14,7 @@ template <int>
 inline void take_registers() {}
 template <int>
 inline void give_registers() {}
+inline void prefetch_to_l2(const void*) {}
 inline void team_barrier(int number, int threads) { emulated::wait(emulated::block->named[number], threads); }
 
 inline float tf32(unsigned x) { return __uint_as_float(x & 0xffffe000u); }
@@ -48,6 +49,15 @@ inline void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, floa
       c, mine, [](const emulated::Words* w, int r, int k) { return tf32(w[r % 8 * 4 + k % 4][r / 8 + k / 4 * 2]); },
       [](const emulated::Words* w, int k, int n) { return tf32(w[n * 4 + k % 4][4 + k / 4]); });
 }
+inline void mma_tf32(float& c0, float& c1, float& c2, float& c3, float a0, float a1, float b) {
+  float c[4] = {c0, c1, c2, c3};
+  const unsigned mine[3] = {__float_as_uint(a0), __float_as_uint(a1), __float_as_uint(b)};
+  multiply<4>(
+      c, mine, [](const emulated::Words* w, int r, int k) { return tf32(w[r % 8 * 4 + k][r / 8]); },
+      [](const emulated::Words* w, int k, int n) { return tf32(w[n * 4 + k][2]); });
+  c0 = c[0], c1 = c[1], c2 = c[2], c3 = c[3];
+}
+inline float cut_off(float x) { return x - tf32(__float_as_uint(x)); }
 template <class Elem>
 inline void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   using Element = std::conditional_t<std::is_same_v<Elem, __half>, Half, Bfloat>;
@@ -62,18 +72,6 @@ inline unsigned transposed(unsigned x) {
   const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;
   const int shift = g % 2 * 16;
   return (all[2 * t * 4 + g / 2][0] >> shift & 0xffff) | (all[(2 * t + 1) * 4 + g / 2][0] >> shift & 0xffff) << 16;
-}
-inline void ldsm_x4_trans(unsigned (&r)[4], const void* p) {
-  const emulated::Words* all = emulated::exchange(&p, sizeof(p));
-  const void* rows[32];
-  for (int i = 0; i < 32; i++) std::memcpy(&rows[i], all[i], sizeof(p));
-  const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;
-  for (int i = 0; i < 4; i++) {
-    unsigned short low, high;
-    std::memcpy(&low, static_cast<const char*>(rows[i * 8 + 2 * t]) + 2 * g, 2);
-    std::memcpy(&high, static_cast<const char*>(rows[i * 8 + 2 * t + 1]) + 2 * g, 2);
-    r[i] = low | unsigned(high) << 16;
-  }
 }
 
 }  // namespace elman::matrix

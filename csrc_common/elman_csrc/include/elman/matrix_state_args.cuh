@@ -53,49 +53,76 @@ struct BackwardArgs {
 
 template <class P>
 struct Staging {
-  alignas(16) typename P::Store k[kInterval][P::N];
-  alignas(16) typename P::Store q[kInterval][P::N];
-  alignas(16) typename P::Store line[P::NL][kInterval][P::CBP];
+  alignas(16) typename P::Store k[P::steps][P::N];
+  alignas(16) typename P::Store q[P::steps][P::N];
+  alignas(16) typename P::Store line[P::NL][P::steps][P::CB];
 };
 template <class P>
 struct Ready {
-  alignas(16) float kq[kInterval + P::tensor][2 * P::NP];  // tensor: the k that would follow is read, and not used
-  alignas(16) float line[P::NL][kInterval][P::CB];
-  float scalar[P::NS][kInterval];
-  float hold[kInterval];
-  float rho[2][kInterval];
-  float raw[P::NS][kInterval];
+  alignas(16) float kq[P::steps + P::looks_ahead][2 * P::Q];  // the k that would follow is read, and not used
+  alignas(16) float line[P::NL][P::steps][P::CB];
+  float scalar[P::NS][P::steps];
+  float hold[P::steps];
+  float rho[2][P::steps];
+  float raw[P::NS][P::steps];
 };
 template <class P>
 struct ForwardShared {
   Ready<P> x[P::buffers];
   Staging<P> raw[P::buffers];
-  alignas(16) float out[(P::keeps_r ? 2 : 1) * P::buffers][P::WPH][kInterval][P::tensor ? P::C + 4 : 36];  // o, then r
+  alignas(16) float out[(P::keeps_r ? 2 : 1) * P::buffers][P::WPH][P::steps][P::tensor ? P::C + 4 : 36];  // o, then r
 };
 template <class P, bool tensor = P::tensor>
 struct Sums {  // what a walk leaves for the sums over lines
-  using Hist = std::conditional_t<P::mma, bf16, float>;
-  alignas(16) Hist s[kInterval + 1][P::CBP][P::ROW];
-  alignas(16) Hist p[kInterval][P::CBP][P::ROW];
-  alignas(16) Hist dr[kInterval + 1][P::CBP];
-  alignas(16) Hist write[kInterval][P::CBP];
-  alignas(16) Hist zero[P::CBP];
-  alignas(16) float dkq[kInterval][2 * P::NP];
+  alignas(16) float s[P::steps + 1][P::CB][P::NP];
+  alignas(16) float p[P::steps][P::CB][P::NP];
+  alignas(16) float dr[P::steps + 1][P::CB];
+  alignas(16) float write[P::steps][P::CB];
+  alignas(16) float dkq[P::steps][2 * P::NP];
 };
 template <class P>
-struct Sums<P, true> {  // of each warp, over its lines: dk, and dq of the step before
-  alignas(16) float dkq[2][P::WPH][kInterval + 1][2 * P::NP];
+struct Sums<P, true> {
+  alignas(16) float dkq[P::result_buffers][P::WPH][P::steps + 1]
+                       [2 * P::NP];  // of each warp, over its lines: dk, and dq of the step before
+};
+template <class P>
+struct SavedState {  // as each lane reads it
+  alignas(16) typename P::Kept x[P::buffers][P::WPH][P::M][P::RV][32][P::VW];
+};
+template <class P>
+struct History {  // the states before the steps of a segment: what each lane has of one, in words of two rows of a line
+  static constexpr int words = P::E / 2, piece = words % 4 ? 2 : 4;
+  alignas(16) unsigned x[P::steps][P::WPH][words / piece][32][piece];
 };
 template <class P>
 struct BackwardShared : Sums<P> {
   Ready<P> x[P::buffers];
-  alignas(16) float dline[P::buffers][P::NL][kInterval][P::CB];
-  alignas(16) float dscalar[P::buffers][P::NS][kInterval][P::TL + 8];  // 8: so that rows start in different banks
+  alignas(16) float dline[P::large ? 0 : P::buffers][P::NL][P::steps][P::CB];  // large: in place of `line` in `x`
+  alignas(16) float dscalar[P::result_buffers][P::NS][P::steps][P::shares + 8];  // 8: so that rows start in different banks
   Staging<P> raw[P::raw_buffers];
-  alignas(16) typename P::Store dy[P::raw_buffers][kInterval][P::CBP];
-  alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? kInterval : 1][P::CBP];
-  alignas(16) typename P::Kept saved[P::buffers][P::WPH][P::M][P::RV][32][P::VW];
+  alignas(16) typename P::Store dy[P::raw_buffers][P::steps][P::CB];
+  alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? P::steps : 1][P::CB];
+  std::conditional_t<P::large, History<P>, SavedState<P>> states;
+  __device__ __forceinline__ float* line_gradients(int buf, int l) {
+    if constexpr (P::large) return x[buf].line[l][0];
+    else return dline[buf][l][0];
+  }
 };
+
+// `lines`: the first of this lane's, of step 0.
+template <class P>
+__device__ __forceinline__ void step_inputs(float (&in)[P::M][P::NL], float (&c)[P::NS], const float* lines, const Ready<P>& x,
+                                            int s) {
+#pragma unroll
+  for (int l = 0; l < P::NL; l++) {
+    float v[P::M];
+    load<P::M>(v, lines + (l * P::steps + s) * P::CB);
+#pragma unroll
+    for (int m = 0; m < P::M; m++) in[m][l] = v[m];
+  }
+#pragma unroll
+  for (int i = 0; i < P::NS; i++) c[i] = x.scalar[i][s];
+}
 
 // All threads that work on a head, helpers too.
 template <class P>
@@ -138,14 +165,14 @@ struct Place {
   __device__ __forceinline__ bool mine(int m) const { return line(m) < P::V; }
 };
 
-// What a forward leaves to a backward: states before every 16th step, [B,H,ceil(T/16),V,N] float. Where P::keeps_r, a row of memory for each of
-// the batch, of the storage type: these states [H,ceil(T/16),V,N] and what was retrieved, [T,H,V], to a multiple of 8 elements.
+// What a forward leaves to a backward: the state before every segment, [B,H,segments,V,N] float. Where P::keeps_r, a row of memory for each of
+// the batch, of the storage type: these states [H,segments,V,N] and what was retrieved, [T,H,V], to a multiple of 8 elements.
 template <class P>
 struct Saved {
   int64_t states, row;
   int segments;
   __device__ __forceinline__ explicit Saved(const Sizes& n) {
-    segments = (n.T + kInterval - 1) / kInterval;
+    segments = (n.T + P::interval - 1) / P::interval;
     states = int64_t(n.H) * segments * P::V * P::N;
     row = (states + int64_t(n.T) * n.H * P::V + 7) / 8 * 8;
   }

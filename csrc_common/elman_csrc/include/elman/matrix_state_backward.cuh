@@ -3,21 +3,22 @@
 
 #include "matrix_state_gradients.cuh"
 #include "matrix_state_walk.cuh"
+#include "matrix_state_walk_large.cuh"
 #include "matrix_state_walk_tensor.cuh"
 
 namespace elman::matrix {
 
 template <class P>
 __device__ __forceinline__ void bring_inputs(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int seg, int raw) {
-  const int t0 = seg * kInterval;
+  const int t0 = seg * P::steps;
   stage<P>(sm.raw[raw], a.in, a.n, at.b, at.h, at.line0, t0, at.tl);
-  stage_rows<P::piece_line, P::CB, P::TL>(
-      &sm.dy[raw][0][0], P::CBP,
+  stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
+      &sm.dy[raw][0][0], P::CB,
       static_cast<const typename P::Store*>(a.dy) + (int64_t(at.b) * a.n.T * a.n.H + at.h) * P::V + at.line0, int64_t(a.n.H) * P::V,
       t0, a.n.T, P::V - at.line0, at.tl);
   if constexpr (P::keeps_r)
-    stage_rows<P::piece_line, P::CB, P::TL>(
-        &sm.r[raw][0][0], P::CBP,
+    stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
+        &sm.r[raw][0][0], P::CB,
         static_cast<const typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b) + at.h * P::V + at.line0,
         int64_t(a.n.H) * P::V, t0, a.n.T, P::V - at.line0, at.tl);
 }
@@ -31,7 +32,8 @@ __device__ __forceinline__ void bring_state(BackwardShared<P>& sm, const Backwar
 #pragma unroll
       for (int n = 0; n < P::RV; n++) {
         const int i = (n * P::L + at.rg) * P::VW;
-        if (i < P::N) __pipeline_memcpy_async(&sm.saved[buf][at.tw][m][n][at.lane][0], from + i, P::VW * sizeof(typename P::Kept));
+        if (i < P::N)
+          __pipeline_memcpy_async(&sm.states.x[buf][at.tw][m][n][at.lane][0], from + i, P::VW * sizeof(typename P::Kept));
       }
   }
 }
@@ -42,7 +44,7 @@ __device__ __forceinline__ void read_saved(float (&S)[P::E], const BackwardShare
 #pragma unroll
     for (int n = 0; n < P::RV; n++) {
       float g[P::VW];
-      load<P::VW>(g, &sm.saved[buf][at.tw][m][n][at.lane][0]);
+      load<P::VW>(g, &sm.states.x[buf][at.tw][m][n][at.lane][0]);
 #pragma unroll
       for (int e = 0; e < P::VW; e++) S[P::element(m, n * P::VW + e)] = g[e];
     }
@@ -57,13 +59,15 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
     if (j < segments) bring_inputs<P>(sm, a, at, segments - 1 - j, raw);
   };
   auto state = [&](int j) {
-    if (j < segments) bring_state<P>(sm, a, at, segments - 1 - j, j & 1);
+    if (j >= segments) return;
+    if constexpr (P::large) announce_state<P>(a, at, segments - 1 - j);
+    else bring_state<P>(sm, a, at, segments - 1 - j, j & 1);
   };
   auto ready = [&](int j, int raw) {
     if (j < segments) make_ready<P, P::backward_ready>(sm.x[j & 1], sm.raw[raw], sc, at.tl);
-    if (j + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 2 - j) * kInterval, at.tl);
+    if (j + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 2 - j) * P::steps, at.tl);
   };
-  sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * kInterval, at.tl);
+  sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * P::steps, at.tl);
   bring(0, 0);
   bring(1, 1);
   state(0);
@@ -77,6 +81,7 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
     state(j + 1);
     __pipeline_commit();
     if (j > 0) give_gradients<P>(a, sm, at, segments - j, (j - 1) & 1, before, sc, sums);
+    if constexpr (P::large) team_sync<P>(at.team);
     __pipeline_wait_prior(1);  // the inputs of j + 1, which have had all of the last round
     helpers_sync<P>(at.team);
     bring(j + 2, before);
@@ -88,7 +93,8 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
     next = before, before = now;
   }
   give_gradients<P>(a, sm, at, 0, (segments - 1) & 1, before, sc, sums);
-  give_heads<P>(a, at, sums, &sm.dscalar[segments & 1][0][0][0], [&] { helpers_sync<P>(at.team); });
+  float* room = P::large ? &sm.dkq[0][0][0][0] : &sm.dscalar[segments & (P::result_buffers - 1)][0][0][0];
+  give_heads<P>(a, at, sums, room, [&] { helpers_sync<P>(at.team); });
 }
 
 template <class P>
@@ -98,8 +104,25 @@ __device__ __forceinline__ void walk_helped(BackwardShared<P>& sm, const Backwar
   for (int j = 0, raw = 0; j < segments; j++) {
     float S0[P::E];
     read_saved<P>(S0, sm, at, j & 1);
-    if (a.in.mask || (segments - j) * kInterval > a.n.T) walk_tensor<P, true>(sm, j & 1, raw, at, S0, dS);
+    if (a.in.mask || (segments - j) * P::steps > a.n.T) walk_tensor<P, true>(sm, j & 1, raw, at, S0, dS);
     else walk_tensor<P, false>(sm, j & 1, raw, at, S0, dS);
+    team_sync<P>(at.team);
+    raw = raw == 2 ? 0 : raw + 1;
+  }
+}
+// The same where helpers have to give a segment's gradients away before the next is walked over: they have time until it is replayed.
+template <class P>
+__device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
+                                                  float (&dS)[P::E]) {
+  Packed<P> state;
+  fetch_state<P>(state, a, at, segments - 1);
+  team_sync<P>(at.team);
+  for (int j = 0, raw = 0; j < segments; j++) {
+    if (a.in.mask || (segments - j) * P::steps > a.n.T) replay<P, true>(sm, j & 1, raw, at, state);
+    else replay<P, false>(sm, j & 1, raw, at, state);
+    team_sync<P>(at.team);
+    walk_large<P>(sm, j & 1, raw, at, state, dS);
+    if (j + 1 < segments) fetch_state<P>(state, a, at, segments - 2 - j);
     team_sync<P>(at.team);
     raw = raw == 2 ? 0 : raw + 1;
   }
@@ -115,7 +138,7 @@ __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const Backward
     bring_state<P>(sm, a, at, seg, 0);
     __pipeline_commit();
   };
-  sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * kInterval, at.tl);
+  sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * P::steps, at.tl);
   bring(segments - 1);
   for (int seg = segments - 1; seg >= 0; seg--) {
     float S0[P::E];
@@ -126,9 +149,9 @@ __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const Backward
     team_sync<P>(at.team);
     if (seg > 0) {
       bring(seg - 1);
-      sc.fetch(a.in, a.n, at.b, at.h, (seg - 1) * kInterval, at.tl);
+      sc.fetch(a.in, a.n, at.b, at.h, (seg - 1) * P::steps, at.tl);
     }
-    if (a.in.mask || (seg + 1) * kInterval > a.n.T) walk<P, true>(sm, seg & 1, at, S0, dS);
+    if (a.in.mask || (seg + 1) * P::steps > a.n.T) walk<P, true>(sm, seg & 1, at, S0, dS);
     else walk<P, false>(sm, seg & 1, at, S0, dS);
     team_sync<P>(at.team);
     sums_over_lines<P>(sm, seg & 1, at);
@@ -143,7 +166,7 @@ __global__ void __launch_bounds__(P::threads, P::backward_blocks) backward_kerne
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const Place<P> at(a.n);
   BackwardShared<P>& sm = reinterpret_cast<BackwardShared<P>*>(shared_bytes)[at.active ? at.team : 0];
-  const int segments = (a.n.T + kInterval - 1) / kInterval;
+  const int segments = (a.n.T + P::steps - 1) / P::steps;
   if constexpr (P::helped) {
     if (at.helper) {  // the two ways never meet again, so that each may have its own number of registers
       give_registers<P::helper_registers>();
@@ -160,7 +183,8 @@ __global__ void __launch_bounds__(P::threads, P::backward_blocks) backward_kerne
   float dS[P::E];
   read_state<P>(dS, a.ds1, at, a.state_line, a.state_row);
   team_sync<P>(at.team);
-  if constexpr (P::helped) walk_helped<P>(sm, a, at, segments, dS);
+  if constexpr (P::large) walk_large_helped<P>(sm, a, at, segments, dS);
+  else if constexpr (P::helped) walk_helped<P>(sm, a, at, segments, dS);
   else walk_alone<P>(sm, a, at, segments, dS);
   write_state<P>(a.ds0, dS, at, a.state_line, a.state_row);
 }

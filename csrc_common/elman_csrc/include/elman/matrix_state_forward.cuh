@@ -2,6 +2,7 @@
 #pragma once
 
 #include "matrix_state_inputs.cuh"
+#include "matrix_state_large.cuh"
 #include "matrix_state_step.cuh"
 
 namespace elman::matrix {
@@ -46,7 +47,7 @@ struct Recur {
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
     float kn[P::R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M], q[P::R];
-    load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], rg);
+    load_rows<P>(kn, x.kq[s + 1 < P::steps ? s + 1 : s], rg);
     step_inputs<P>(in, c, lines, x, s);
     advance<P, MayHold>(S, sum, kc, in, c, MayHold && x.hold[s] != 0.f, r, write);
     line_products<P, false>(sum, S, kn);
@@ -62,7 +63,7 @@ struct Recur {
 template <class P>
 struct Recur<P, true> {
   static constexpr int pitch = P::C + 4;
-  static constexpr int to_r = P::buffers * P::WPH * kInterval * pitch;  // from o
+  static constexpr int to_r = P::buffers * P::WPH * P::steps * pitch;  // from o
   const Ready<P>& x;
   float* out;
   const float* lines;
@@ -113,36 +114,49 @@ struct Recur<P, true> {
     line_products<P, true>(sum, S, both);
   }
 };
-template <class P, class Halfway>
-__device__ __forceinline__ void recur(Recur<P> run, int count, bool masked, Halfway halfway) {
-  if (count == kInterval && !masked) {
+template <class P>
+using Recurrence = std::conditional_t<P::large, RecurLarge<P>, Recur<P>>;
+
+// A segment; a state to be saved before each of its steps that is a multiple of `interval`.
+template <class P, class Save, class Halfway>
+__device__ __forceinline__ void recur(Recurrence<P> run, int count, bool masked, Save save, Halfway halfway) {
+  constexpr bool more = P::interval < P::steps;
+  if (!more) save(0);
+  if (count == P::steps && !masked) {
+#pragma unroll 1
+    for (int first = 0; first < P::steps; first += P::interval) {
+      if (more) save(first);
 #pragma unroll
-    for (int s = 0; s < kInterval; s++) {
-      run.template step<false>(s);
-      if (s == kInterval / 2) halfway();
+      for (int s = 0; s < P::interval; s++) {
+        run.template step<false>(first + s);
+        if (s == P::interval / 2) halfway();
+      }
     }
   } else {
 #pragma unroll 1
-    for (int s = 0; s < count; s++) run.template step<true>(s);
+    for (int s = 0; s < count; s++) {
+      if (more && s % P::interval == 0) save(s);
+      run.template step<true>(s);
+    }
     halfway();
   }
   run.readout(count - 1);
 }
 
-// A number of each of a warp's lines, [T,H,V] from row `row` on: lane = (step, half of the lines).
+// A number of each of a warp's lines, [T,H,V] from row `row` on: lane = (step, share of the lines).
 template <class P>
-__device__ __forceinline__ void finish(const float (*out)[Recur<P>::pitch], typename P::Store* row, float scale, const Sizes& n,
-                                       const Place<P>& at, int t0) {
-  constexpr int PL = P::C / 2, L = P::L;
-  const int s = at.lane / 2, half = at.lane % 2, line = at.line0 + at.tw * P::C + half * PL;
+__device__ __forceinline__ void finish(const float (*out)[Recurrence<P>::pitch], typename P::Store* row, float scale,
+                                       const Sizes& n, const Place<P>& at, int t0) {
+  constexpr int per = 32 / P::steps, PL = P::C / per, L = P::L;  // lanes a step
+  const int s = at.lane / per, share = at.lane % per, line = at.line0 + at.tw * P::C + share * PL;
   float y[PL];
   if constexpr (P::tensor) {
-    load<PL>(y, &out[s][half * PL]);
+    load<PL>(y, &out[s][share * PL]);
 #pragma unroll
     for (int j = 0; j < PL; j++) y[j] *= scale;
   } else {
     float x[16];
-    load<16>(x, &out[s][half * 16]);
+    load<16>(x, &out[s][share * 16]);
 #pragma unroll
     for (int j = 0; j < PL; j++) {
       y[j] = x[j * L];
@@ -168,10 +182,10 @@ __device__ __forceinline__ typename P::Store* output(const ForwardArgs& a, const
 }
 template <class P>
 __device__ __forceinline__ void finish_segment(const ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int seg) {
-  finish<P>(sm.out[seg & 1][at.tw], output<P>(a, at), kUncut, a.n, at, seg * kInterval);
+  finish<P>(sm.out[seg & 1][at.tw], output<P>(a, at), kUncut, a.n, at, seg * P::steps);
   if (P::keeps_r && a.saved) {
     typename P::Store* retrieved = static_cast<typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b);
-    finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved, 1.f, a.n, at, seg * kInterval);
+    finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved, 1.f, a.n, at, seg * P::steps);
   }
 }
 // What the helpers of a team do, always a segment before or behind it.
@@ -179,12 +193,12 @@ template <class P>
 __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h);
   auto bring = [&](int seg) {
-    if (seg < segments) stage<P>(sm.raw[seg & 1], a.in, a.n, at.b, at.h, at.line0, seg * kInterval, at.tl);
+    if (seg < segments) stage<P>(sm.raw[seg & 1], a.in, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
     __pipeline_commit();
   };
   auto ready = [&](int seg) {
     if (seg < segments) make_ready<P, P::forward_ready>(sm.x[seg & 1], sm.raw[seg & 1], sc, at.tl);
-    if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * kInterval, at.tl);
+    if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::steps, at.tl);
   };
   sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);
   bring(0);
@@ -209,8 +223,8 @@ __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const Forward
   read_state<P>(S, a.s0, at, a.state_line, a.state_row);
   team_sync<P>(at.team);
   for (int seg = 0; seg < segments; seg++) {
-    save_state<P>(a, at, seg, S);
-    recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, S}, min(kInterval, a.n.T - seg * kInterval), a.in.mask, [] {});
+    const auto save = [&](int s) { save_state<P>(a, at, (seg * P::steps + s) / P::interval, S); };
+    recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, S}, min(P::steps, a.n.T - seg * P::steps), a.in.mask, save, [] {});
     team_sync<P>(at.team);
   }
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);
@@ -222,7 +236,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
   read_state<P>(S, a.s0, at, a.state_line, a.state_row);
   Scalars<P> sc(a.in, at.h);
   auto bring = [&](int seg) {
-    if (seg < segments) stage<P>(sm.raw[0], a.in, a.n, at.b, at.h, at.line0, seg * kInterval, at.tl);
+    if (seg < segments) stage<P>(sm.raw[0], a.in, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
     __pipeline_commit();
   };
   sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);
@@ -233,12 +247,12 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
     make_ready<P, P::forward_ready>(sm.x[0], sm.raw[0], sc, at.tl);
     team_sync<P>(at.team);
     bring(seg + 1);
-    save_state<P>(a, at, seg, S);
-    recur<P>({sm.x[0], sm.out[0][at.tw], at, S}, min(kInterval, a.n.T - seg * kInterval), a.in.mask, [&] {
-      if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * kInterval, at.tl);
+    const auto save = [&](int) { save_state<P>(a, at, seg, S); };
+    recur<P>({sm.x[0], sm.out[0][at.tw], at, S}, min(P::steps, a.n.T - seg * P::steps), a.in.mask, save, [&] {
+      if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::steps, at.tl);
     });
     __syncwarp();
-    finish<P>(sm.out[0][at.tw], output<P>(a, at), 1.f, a.n, at, seg * kInterval);
+    finish<P>(sm.out[0][at.tw], output<P>(a, at), 1.f, a.n, at, seg * P::steps);
     if constexpr (P::WPH == 1) __syncwarp();
   }
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);
@@ -249,13 +263,24 @@ __global__ void __launch_bounds__(P::threads, P::forward_blocks) forward_kernel(
   static_assert(P::M == 2 || !P::tensor, "retrieval and readout are two columns of a product");
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const Place<P> at(a.n);
+  ForwardShared<P>& sm = reinterpret_cast<ForwardShared<P>*>(shared_bytes)[at.active ? at.team : 0];
+  const int segments = (a.n.T + P::steps - 1) / P::steps;
+  if constexpr (P::large) {  // the two ways never meet again, so that each may have its own number of registers
+    if (at.helper) {
+      give_registers<P::forward_registers[1]>();
+      if (!at.active) return;
+      clear(&sm, P::TL + at.tl, 2 * P::TL);
+      team_sync<P>(at.team);
+      help<P>(sm, a, at, segments);
+      return;
+    }
+    take_registers<P::forward_registers[0]>();
+  }
   if (!at.active) return;
-  ForwardShared<P>& sm = reinterpret_cast<ForwardShared<P>*>(shared_bytes)[at.team];
-  const int segments = (a.n.T + kInterval - 1) / kInterval;
   clear(&sm, at.tl + (at.helper ? P::TL : 0), P::helped ? 2 * P::TL : P::TL);
   team_sync<P>(at.team);
   if constexpr (!P::helped) recur_alone<P>(sm, a, at, segments);
-  else if (at.helper) help<P>(sm, a, at, segments);
+  else if (!P::large && at.helper) help<P>(sm, a, at, segments);
   else recur_helped<P>(sm, a, at, segments);
 }
 

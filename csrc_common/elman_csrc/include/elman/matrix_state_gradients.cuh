@@ -14,11 +14,11 @@ struct HeadSums {
 template <class P, int E>
 __device__ __forceinline__ void sum_of_keys(float (&g)[E], const BackwardShared<P>& sm, int buf, int w, int s, int n) {
   if constexpr (P::tensor) {
-    load<E>(g, sm.dkq[buf][0][s + w] + w * P::NP + n);
+    load<E>(g, sm.dkq[buf % P::result_buffers][0][s + w] + w * P::NP + n);
 #pragma unroll
     for (int i = 1; i < P::WPH; i++) {
       float more[E];
-      load<E>(more, sm.dkq[buf][i][s + w] + w * P::NP + n);
+      load<E>(more, sm.dkq[buf % P::result_buffers][i][s + w] + w * P::NP + n);
 #pragma unroll
       for (int e = 0; e < E; e++) g[e] += more[e];
     }
@@ -32,26 +32,25 @@ template <class P>
 __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
                                           int raw, float* part, int64_t part_step) {
   using Store = typename P::Store;
-  constexpr int N = P::N, E = N / 4;
-  const int t0 = seg * kInterval, count = min(kInterval, a.n.T - t0);
+  constexpr int N = P::N, KL = P::KL, E = N / KL;
+  const int t0 = seg * P::steps, count = min(P::steps, a.n.T - t0);
   const int64_t token = int64_t(at.b) * a.n.T + t0;
   const Ready<P>& x = sm.x[buf];
-  const int sub = at.tl & 3, w = (at.tl >> 2) & 1;  // four lanes a row
+  const int sub = at.tl % KL, w = at.tl / KL % 2;
   const int64_t step = w ? a.dq_step : a.dk_step;
-  Store* to = static_cast<Store*>(w ? a.dq : a.dk) + (token + (at.tl >> 3)) * step + at.h * N + sub * E;
+  Store* to = static_cast<Store*>(w ? a.dq : a.dk) + (token + at.tl / (2 * KL)) * step + at.h * N + sub * E;
 #pragma unroll(P::unroll)
-  for (int it = 0; it < (2 * kInterval * 4 + P::TL - 1) / P::TL; it++, to += step * (P::TL / 8)) {
-    const int s = it * (P::TL / 8) + (at.tl >> 3);
-    if ((2 * kInterval * 4) % P::TL && s >= kInterval) break;
+  for (int it = 0; it < (2 * P::steps * KL + P::TL - 1) / P::TL; it++, to += step * (P::TL / (2 * KL))) {
+    const int s = it * (P::TL / (2 * KL)) + at.tl / (2 * KL);
+    if ((2 * P::steps * KL) % P::TL && s >= P::steps) break;
     float g[E], f[E];
     sum_of_keys<P, E>(g, sm, buf, w, s, sub * E);
     if (P::Opt::l2) {
-      const float* unit = x.kq[s] + w * P::NP + sub * E;
+      const float* unit = x.kq[s] + w * P::Q + sub * E;
       float along = 0;
 #pragma unroll
       for (int e = 0; e < E; e++) along = fmaf(g[e], unit[e], along);
-      along += __shfl_xor_sync(~0u, along, 1);
-      along += __shfl_xor_sync(~0u, along, 2);
+      along = line_sum<KL>(along);
       const float rho = x.rho[w][s];
 #pragma unroll
       for (int e = 0; e < E; e++) g[e] = rho * fmaf(-unit[e], along, g[e]);
@@ -72,22 +71,22 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
 }
 
 template <class P>
-__device__ __forceinline__ void give_lines(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
+__device__ __forceinline__ void give_lines(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
                                            int raw) {
   using Store = typename P::Store;
   constexpr int EV = P::EV, per = P::CB / EV, V = P::V;
-  const int t0 = seg * kInterval, count = min(kInterval, a.n.T - t0);
+  const int t0 = seg * P::steps, count = min(P::steps, a.n.T - t0);
   const int64_t token = int64_t(at.b) * a.n.T + t0;
 #pragma unroll
   for (int l = 0; l < P::NL; l++) {
     Store* first = static_cast<Store*>(a.dline[l]) + token * a.dline_step[l] + at.h * V + at.line0;
 #pragma unroll(P::unroll)
-    for (int it = 0; it < (kInterval * per + P::TL - 1) / P::TL; it++) {
+    for (int it = 0; it < (P::steps * per + P::TL - 1) / P::TL; it++) {
       const Item at_it = item<P::TL, per>(it, at.tl);
       const int s = at_it.s, e0 = at_it.e * EV, line = at.line0 + e0;
-      if ((kInterval * per) % P::TL && s >= kInterval) break;
+      if ((P::steps * per) % P::TL && s >= P::steps) break;
       float g[EV], f[EV];
-      load<EV>(g, &sm.dline[buf][l][s][e0]);
+      load<EV>(g, sm.line_gradients(buf, l) + s * P::CB + e0);
       if (P::Opt::silu && l == 0) {
         load<EV>(f, &sm.raw[raw].line[l][s][e0]);
 #pragma unroll
@@ -109,19 +108,20 @@ __device__ __forceinline__ void give_lines(const BackwardArgs& a, const Backward
 template <class P>
 __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
                                              int buf, const Scalars<P>& sc, HeadSums& sums, float* part, int64_t part_step) {
-  constexpr int G = P::TL >= 128 ? 8 : P::TL >= 64 ? 4 : 2;  // lanes a scalar, each for TL / G shares
-  const int t0 = seg * kInterval, count = min(kInterval, a.n.T - t0);
+  constexpr int G = P::SL,
+                VW = P::shares % (4 * G) ? 1 : 4;  // lanes a scalar, each for 1 / G of the shares; which are read at once
+  const int t0 = seg * P::steps, count = min(P::steps, a.n.T - t0);
   const Ready<P>& x = sm.x[buf];
 #pragma unroll(P::unroll)
-  for (int it = 0; it < (P::NS * kInterval * G + P::TL - 1) / P::TL; it++) {
-    const int i = it * P::TL + at.tl, w = i / (kInterval * G), s = i / G % kInterval, sub = i % G;
-    if ((P::NS * kInterval * G) % P::TL && i >= P::NS * kInterval * G) break;
+  for (int it = 0; it < (P::NS * P::steps * G + P::TL - 1) / P::TL; it++) {
+    const int i = it * P::TL + at.tl, w = i / (P::steps * G), s = i / G % P::steps, sub = i % G;
+    if ((P::NS * P::steps * G) % P::TL && i >= P::NS * P::steps * G) break;
     float d = 0;
 #pragma unroll
-    for (int j = 0; j < P::TL / (4 * G); j++) {
-      float y[4];
-      load<4>(y, &sm.dscalar[buf][w][s][(j * G + sub) * 4]);
-      d += (y[0] + y[1]) + (y[2] + y[3]);
+    for (int j = 0; j < P::shares / (VW * G); j++) {
+      float y[VW];
+      load<VW>(y, &sm.dscalar[buf % P::result_buffers][w][s][(j * G + sub) * VW]);
+      d += VW == 4 ? (y[0] + y[1]) + (y[VW - 2] + y[VW - 1]) : y[0];
     }
     d = line_sum<G>(d);
     if (sub != 0 || s >= count) continue;
@@ -142,9 +142,9 @@ __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const Backwa
 
 // All gradients of segment `seg`. buf, raw: where it lies in shared memory.
 template <class P>
-__device__ __forceinline__ void give_gradients(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
-                                               int buf, int raw, const Scalars<P>& sc, HeadSums& sums) {
-  const int64_t part_step = int64_t(a.n.H) * (2 * P::N + 2), token = int64_t(at.b) * a.n.T + seg * kInterval;
+__device__ __forceinline__ void give_gradients(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
+                                               int raw, const Scalars<P>& sc, HeadSums& sums) {
+  const int64_t part_step = int64_t(a.n.H) * (2 * P::N + 2), token = int64_t(at.b) * a.n.T + seg * P::steps;
   float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * (2 * P::N + 2) : nullptr;
   give_keys<P>(a, sm, at, seg, buf, raw, part, part_step);
   give_lines<P>(a, sm, at, seg, buf, raw);

@@ -17,17 +17,17 @@ __device__ __forceinline__ Item item(int it, int tl) {
   else return {(it * TL + tl) / per, (it * TL + tl) % per};
 }
 
-// Rows of `COUNT` elements for 16 steps, global to shared; steps beyond T become zero. Asynchronous where the size allows it.
-template <int PIECE, int COUNT, int TL, class T>
+// Rows of `COUNT` elements for STEPS steps, global to shared; steps beyond T become zero. Asynchronous where the size allows it.
+template <int STEPS, int PIECE, int COUNT, int TL, class T>
 __device__ __forceinline__ void stage_rows(T* dst, int dst_step, const T* src, int64_t step, int t0, int T_, int count, int tl) {
   constexpr int E = PIECE / int(sizeof(T)) > 0 ? PIECE / int(sizeof(T)) : 1, per = (COUNT + E - 1) / E;
   src += t0 * step;
-  if (t0 + kInterval <= T_) {  // the usual case, without a look at every row
+  if (t0 + STEPS <= T_) {  // the usual case, without a look at every row
 #pragma unroll(2)
-    for (int it = 0; it < (kInterval * per + TL - 1) / TL; it++) {
+    for (int it = 0; it < (STEPS * per + TL - 1) / TL; it++) {
       const Item at = item<TL, per>(it, tl);
       const int s = at.s, e = at.e * E;
-      if ((kInterval * per) % TL && s >= kInterval) break;
+      if ((STEPS * per) % TL && s >= STEPS) break;
       if (e >= count) continue;
       if constexpr (PIECE >= 4) __pipeline_memcpy_async(dst + s * dst_step + e, src + s * step + e, PIECE);
       else dst[s * dst_step + e] = src[s * step + e];
@@ -35,10 +35,10 @@ __device__ __forceinline__ void stage_rows(T* dst, int dst_step, const T* src, i
     return;
   }
 #pragma unroll 1
-  for (int it = 0; it < (kInterval * per + TL - 1) / TL; it++) {
+  for (int it = 0; it < (STEPS * per + TL - 1) / TL; it++) {
     const Item at = item<TL, per>(it, tl);
     const int s = at.s, e = at.e * E;
-    if ((kInterval * per) % TL && s >= kInterval) break;
+    if ((STEPS * per) % TL && s >= STEPS) break;
     if (e >= count) continue;
     const bool in = t0 + s < T_;
     const T* from = src + int64_t(in ? s : T_ - 1 - t0) * step + e;
@@ -89,7 +89,7 @@ __device__ __forceinline__ float silu_slope(float x) {
 // x to 10 bits of mantissa, to nearest; what is not finite stays so.
 __device__ __forceinline__ float to_tf32(float x) { return fmaf(x, -8192.f, __fmul_rn(x, 8193.f)); }
 
-// Scalars and the mask of the next segment wait in a register until it starts: lanes 0-15 hold scalar 0, 16-31 scalar 1.
+// Scalars and the mask of the next segment wait in a register until it starts: the first lanes hold scalar 0, the next scalar 1.
 template <class P>
 struct Scalars {
   float x = 0, rate = 0, bias = 0;  // of mamba: exp(A_log), dt_bias
@@ -99,7 +99,7 @@ struct Scalars {
   }
   __device__ __forceinline__ void fetch(const Inputs& in, const Sizes& n, int b, int h, int t0, int tl) {
     if (tl >= 32) return;
-    const int s = tl & 15, w = tl >> 4, t = min(t0 + s, n.T - 1);
+    const int s = tl % P::steps, w = tl / P::steps, t = min(t0 + s, n.T - 1);
     if (w < P::NS) {
       const void* from = w ? in.scalar[1] : in.scalar[0];
       const int64_t i = (int64_t(b) * n.T + t) * (w ? in.scalar_step[1] : in.scalar_step[0]) + h;
@@ -114,25 +114,25 @@ template <class P>
 __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Sizes& n, int b, int h, int line0, int t0, int tl) {
   using S = typename P::Store;
   const int64_t first = int64_t(b) * n.T;
-  stage_rows<P::piece_kq, P::N, P::TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::N, in.k_step, t0,
-                                       n.T, P::N, tl);
-  stage_rows<P::piece_kq, P::N, P::TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::N, in.q_step, t0,
-                                       n.T, P::N, tl);
+  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::N,
+                                                 in.k_step, t0, n.T, P::N, tl);
+  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::N,
+                                                 in.q_step, t0, n.T, P::N, tl);
 #pragma unroll
   for (int l = 0; l < P::NL; l++)
-    stage_rows<P::piece_line, P::CB, P::TL>(&d.line[l][0][0], P::CBP,
-                                            static_cast<const S*>(in.line[l]) + first * in.line_step[l] + h * P::V + line0,
-                                            in.line_step[l], t0, n.T, P::V - line0, tl);
+    stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
+        &d.line[l][0][0], P::CB, static_cast<const S*>(in.line[l]) + first * in.line_step[l] + h * P::V + line0, in.line_step[l],
+        t0, n.T, P::V - line0, tl);
 }
 
 // Storage type to fp32, with SiLU, norm and scalar maps.
 template <class P, int unroll>
 __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
-  constexpr int E = P::N / 4;
+  constexpr int KL = P::KL, E = P::N / KL;
 #pragma unroll(unroll)
-  for (int it = 0; it < (2 * kInterval * 4 + P::TL - 1) / P::TL; it++) {
-    const int sub = tl & 3, w = (tl >> 2) & 1, s = it * (P::TL / 8) + (tl >> 3);
-    if ((2 * kInterval * 4) % P::TL && s >= kInterval) break;
+  for (int it = 0; it < (2 * P::steps * KL + P::TL - 1) / P::TL; it++) {
+    const int sub = tl % KL, w = tl / KL % 2, s = it * (P::TL / (2 * KL)) + tl / (2 * KL);
+    if ((2 * P::steps * KL) % P::TL && s >= P::steps) break;
     float f[E];
     load<E>(f, (w ? raw.q[s] : raw.k[s]) + sub * E);
     float sum = 0;
@@ -142,8 +142,7 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
       sum = fmaf(f[e], f[e], sum);
     }
     if (P::Opt::l2) {
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      sum = line_sum<KL>(sum);
       const float rho = rsqrtf(sum + float(kNormEps));
 #pragma unroll
       for (int e = 0; e < E; e++) f[e] *= rho;
@@ -153,8 +152,8 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
 #pragma unroll
       for (int e = 0; e < E; e++) f[e] = to_tf32(f[e]);
     }
-    float* to = x.kq[s] + w * P::NP + sub * E;
-    if constexpr (P::NP % E == 0) store<E>(to, f);
+    float* to = x.kq[s] + w * P::Q + sub * E;
+    if constexpr (P::Q % E == 0) store<E>(to, f);
     else {
 #pragma unroll
       for (int e = 0; e < E; e++) to[e] = f[e];
@@ -163,10 +162,10 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
 #pragma unroll
   for (int l = 0; l < P::NL; l++)
 #pragma unroll(unroll)
-    for (int it = 0; it < (kInterval * P::CB / P::EV + P::TL - 1) / P::TL; it++) {
+    for (int it = 0; it < (P::steps * P::CB / P::EV + P::TL - 1) / P::TL; it++) {
       const Item at = item<P::TL, P::CB / P::EV>(it, tl);
       const int s = at.s, e0 = at.e * P::EV;
-      if ((kInterval * P::CB / P::EV) % P::TL && s >= kInterval) break;
+      if ((P::steps * P::CB / P::EV) % P::TL && s >= P::steps) break;
       float f[P::EV];
       load<P::EV>(f, &raw.line[l][s][e0]);
       if (P::Opt::silu && l == 0) {
@@ -175,13 +174,13 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
       }
       store<P::EV>(&x.line[l][s][e0], f);
     }
-  if (tl < 16 * P::NS) {
-    const int w = tl >> 4, s = tl & 15;
+  if (tl < P::steps * P::NS) {
+    const int w = tl / P::steps, s = tl % P::steps;
     const ScalarKind kind = w ? P::kind1 : P::kind0;
     x.raw[w][s] = sc.x;
     x.scalar[w][s] = scalar_map<typename P::Math>(kind, sc.x, sc.rate, sc.bias);
   }
-  if (tl < 16) x.hold[tl] = sc.hold ? 1.f : 0.f;
+  if (tl < P::steps) x.hold[tl] = sc.hold ? 1.f : 0.f;
 }
 
 }  // namespace elman::matrix

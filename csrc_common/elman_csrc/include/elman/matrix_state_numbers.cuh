@@ -59,6 +59,11 @@ __device__ __forceinline__ unsigned pack(float low, float high, __half) {
   const __half2 x = __floats2half2_rn(low, high);
   return *reinterpret_cast<const unsigned*>(&x);
 }
+__device__ __forceinline__ float unpack(unsigned x, int upper, bf16) { return __uint_as_float(upper ? x & 0xffff0000u : x << 16); }
+__device__ __forceinline__ float unpack(unsigned x, int upper, __half) {
+  const __half2 both = *reinterpret_cast<const __half2*>(&x);
+  return __half2float(upper ? both.y : both.x);
+}
 template <int E, class T>
 __device__ __forceinline__ void store(T* p, const float (&f)[E]) {
   if constexpr (sizeof(T) == 2 && E % 2 == 0) {  // in words: the compiler has been seen to store their halves one by one

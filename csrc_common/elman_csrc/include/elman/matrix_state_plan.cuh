@@ -12,18 +12,19 @@ namespace elman::matrix {
 // The one architecture that a module is built for. Those not `roomy` have 99 KB of shared memory for a block: half as many heads fit.
 #if defined(__CUDA_ARCH_LIST__)
 constexpr int kArchitecture = __CUDA_ARCH_LIST__;
-constexpr bool kRoomy = kArchitecture == 800 || kArchitecture == 870 || (kArchitecture >= 900 && kArchitecture < 1200);
+constexpr bool kMuchShared = kArchitecture >= 900 && kArchitecture < 1200;  // 227 KB
+constexpr bool kRoomy = kMuchShared || kArchitecture == 800 || kArchitecture == 870;
 #else
-constexpr bool kRoomy = true;
+constexpr bool kMuchShared = true, kRoomy = true;
 #endif
 
 // Options: struct with `static constexpr bool silu, l2;  static constexpr ScalarKind kind0, kind1` (kinds of the scalar inputs).
 // lines: of a lane, where the tensor cores do the sums: 1, or 2 (2 g and 2 g + 1): half as many warps, each with twice the work, and products
-// that are used to the full. The forward has 2, the backward only where the registers hold the states of a segment (`most_lines`).
+// that are used to the full. The forward has 2, the backward where registers (N <= 16) or shared memory (N > 32) hold the states of a segment.
 //
 // There a team, the warps of a head, has as many helpers again. They bring the inputs of the next segment and take away the results of the
 // one before, while the team's own warps do nothing but recur: tanh and the chain of a step leave half of the cycles to them.
-template <int N_, int V_, class Store_, class Cell_, class Options_, int lines_ = 1>
+template <int N_, int V_, class Store_, class Cell_, class Options_, int lines_ = 1, int steps_ = kInterval>
 struct Plan {
   static constexpr int N = N_, V = V_;
   using Store = Store_;
@@ -35,41 +36,50 @@ struct Plan {
   static constexpr int NL = Cell::lines, NS = Cell::scalars;
   static_assert(NS >= 1 && NS <= 2);
   // Sums over a line and over lines by the tensor cores: tf32 and bf16 operands are within the limits of 16-bit storage.
-  static constexpr bool tensor = N <= 32 && !std::is_same_v<Store, float>;
+  static constexpr bool tensor = !std::is_same_v<Store, float>;
   static constexpr bool helped = tensor;
+  // Where registers do not hold the states of a segment, the backward has them in shared memory, in the storage type, and its segments are shorter.
+  static constexpr bool large = tensor && N > 32;
+  static constexpr int interval = !large ? kInterval : N <= 64 ? 8 : 4;  // steps between saved states
+  static constexpr int steps = steps_;  // of a segment, whose inputs travel together: of a backward `interval`, of a forward 16
+  static constexpr bool looks_ahead = tensor && !(large && steps == interval);  // the next k is read with this q
   // Where a line is long the forward keeps, for the backward, what every step retrieved, which spares the replay its products; then also states in
   // the storage type, which makes room for that. In short lines it is not worth what helpers have to bring and to take.
   static constexpr bool keeps_r = tensor && N > 24;
   using Kept = std::conditional_t<keeps_r, Store, float>;
-  static constexpr bool mma = std::is_same_v<Store, bf16> && !tensor;  // only the sums over lines, through shared memory
   static constexpr int L = tensor ? 4 : N <= 8 ? 4 : N <= 16 ? 2 : N <= 32 ? 4 : N <= 64 ? 8 : 16;
   static constexpr int M = tensor ? lines_ : 1;  // lines a lane
   static_assert(M == 1 || M == 2);
   static constexpr int R = tensor ? (M == 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows a lane
-  static constexpr int E = R * M;                                                   // elements a lane
-  static constexpr int VW = R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;  // rows come in groups of VW, groups interleaved
+  static constexpr int E = R * M;  // elements a lane
+  // Rows come in groups of VW, groups interleaved.
+  static constexpr int VW = large && R % 8 == 0 ? 8 : R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;
   static constexpr int C = 32 / L * M;
   static constexpr int warps = (V + C - 1) / C;  // of a head
   static constexpr int group = !helped || kRoomy ? 4 : 2;  // warps that a block recurs with; 4 is a warpgroup
-  static constexpr int most = mma ? 8 : group;
+  static constexpr int most = large && kMuchShared ? 8 : group;
   static constexpr int PARTS = (warps + most - 1) / most;
   static constexpr int WPH = (warps + PARTS - 1) / PARTS;
   static constexpr int TL = WPH * 32;
   static constexpr int HB = WPH >= group ? 1 : group / WPH;  // heads of a block
-  static constexpr int own = helped ? group : HB * WPH;      // some of a group may have nothing to do
+  static constexpr int own = helped ? (HB * WPH + group - 1) / group * group : HB * WPH;  // some of a group may have nothing to do
   static constexpr int threads = own * 32 * (helped ? 2 : 1);
   // Blocks that a multiprocessor shall hold, which bounds the registers of a thread.
-  static constexpr int forward_blocks = !helped ? 1 : N > 16 ? 3 : 2;
-  static constexpr int backward_blocks = helped ? (ELMAN_REGISTERS_MOVE ? 2 : 1) : threads <= 128 ? 2 : 1;
+  static constexpr int forward_blocks = !helped ? 1 : large ? (N > 64 ? 512 : 768) / threads : N > 16 ? 3 : 2;
+  static constexpr int backward_blocks = helped ? (!ELMAN_REGISTERS_MOVE || own > group ? 1 : 2) : threads <= 128 ? 2 : 1;
   static constexpr int own_registers = 208, helper_registers = 48;  // of the backward, where registers move
+  static constexpr int forward_registers[2] = {N > 64 ? 208 : 112, 48};  // the same of the forward of a large head
   // Of loops outside the recurrence. Helpers' code shall leave room in the instruction cache: the forward has more of it.
   static constexpr int unroll = helped ? 1 : 8, forward_ready = 8, backward_ready = helped ? (N > 16 ? 1 : 2) : 8;
   static constexpr int buffers = helped ? 2 : 1, raw_buffers = helped ? 3 : 2;
+  static constexpr int result_buffers = large ? 1 : buffers;  // of what a walk leaves
+  // Where q begins, after k: in other banks than the next k, which is read with it.
+  static constexpr int Q = large ? NP + ((VW == 8 ? 4 : 16) + 32 - NP % 32) % 32 : NP;
   static constexpr int CB = WPH * C;
   static constexpr int sz = sizeof(Store);
-  // Rows of shared memory that the tensor cores read: 8 elements a lane, 16-byte chunks swizzled.
-  static constexpr int CBP = mma ? (CB + 15) / 16 * 16 : CB;
-  static constexpr int ROW = mma ? L * 8 : NP;
+  // Lanes that convert a row of k or q; lanes that add up the shares of a scalar, one of each lane, in a large head of each warp.
+  static constexpr int KL = N > 64 && N % 16 == 0 ? 16 : N > 32 && N % 8 == 0 && tensor ? 8 : 4;
+  static constexpr int SL = large ? 1 : TL >= 128 ? 8 : TL >= 64 ? 4 : 2, shares = large ? WPH : TL;
   static constexpr int piece_kq = largest_power(N * sz, 16);
   static constexpr int piece_line = largest_power(largest_power(V * sz, 16) < 4 ? 2 : V * sz, largest_power(CB* sz, 16));
   static constexpr int EV = CB % 4 == 0 ? 4 : 2;  // lines handled at once outside the loop
@@ -78,7 +88,7 @@ struct Plan {
   static ELMAN_HD constexpr int element(int m, int i) { return i * M + m; }  // row i of line m
   static ELMAN_HD constexpr int line_of(int e) { return e % M; }
   static ELMAN_HD constexpr int k_of(int e) { return e / M; }
-  static constexpr int most_lines = tensor && N <= 16 ? 2 : 1;  // of a lane in the backward: the registers hold a segment of them
+  static constexpr int most_lines = large || (tensor && N <= 16) ? 2 : 1;  // of a lane in the backward
   static constexpr ScalarKind kind0 = Opt::kind0, kind1 = Opt::kind1;
   static constexpr bool mamba = kind0 == ScalarKind::mamba;
   static_assert(kind1 != ScalarKind::mamba, "only scalar 0 is a decay");

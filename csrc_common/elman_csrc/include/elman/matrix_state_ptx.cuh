@@ -13,6 +13,8 @@ __device__ __forceinline__ void team_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+__device__ __forceinline__ void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // Registers move from helpers to the warps that recur, where the architecture can do that. Each is said by all warps of a warpgroup.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL)
 #define ELMAN_REGISTERS_MOVE 1
@@ -41,12 +43,14 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], float a0, float a1, floa
                  "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-__device__ __forceinline__ void ldsm_x4_trans(unsigned (&r)[4], const void* p) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(unsigned(__cvta_generic_to_shared(p)))
-               : "memory");
+// C[16,8] += A[16,4] B[4,8], likewise. Lane (g, t) holds A(g, t), A(g+8, t); B(t, g); C as above.
+__device__ __forceinline__ void mma_tf32(float& c0, float& c1, float& c2, float& c3, float a0, float a1, float b) {
+  asm volatile("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+               : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
+               : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(b)));
 }
+// What the tensor cores cut off a number.
+__device__ __forceinline__ float cut_off(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 // 8 x 8 elements of 16 bits: lane (g, t) gives row g, columns 2t and 2t + 1, and gets rows 2t and 2t + 1 of column g.
 __device__ __forceinline__ unsigned transposed(unsigned x) {
   unsigned y;

@@ -123,19 +123,5 @@ __device__ __forceinline__ void write_state(float* to, const float (&S)[P::E], c
       if (at.mine(m) && n < P::N) to[at.bh * (int64_t(P::N) * P::V) + at.line(m) * line + n * row] = S[P::element(m, i)];
     }
 }
-// `lines`: the first of this lane's, of step 0.
-template <class P>
-__device__ __forceinline__ void step_inputs(float (&in)[P::M][P::NL], float (&c)[P::NS], const float* lines, const Ready<P>& x,
-                                            int s) {
-#pragma unroll
-  for (int l = 0; l < P::NL; l++) {
-    float v[P::M];
-    load<P::M>(v, lines + (l * kInterval + s) * P::CB);
-#pragma unroll
-    for (int m = 0; m < P::M; m++) in[m][l] = v[m];
-  }
-#pragma unroll
-  for (int i = 0; i < P::NS; i++) c[i] = x.scalar[i][s];
-}
 
 }  // namespace elman::matrix

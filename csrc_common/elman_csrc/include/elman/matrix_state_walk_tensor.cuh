@@ -70,6 +70,23 @@ struct LineSums {
       }
     }
   }
+  // The same for one X, in words of two rows, added to what is there.
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int q = 0; q < tiles; q++) c[q][0] = c[q][1] = c[q][2] = c[q][3] = 0;
+  }
+  __device__ __forceinline__ void add(const unsigned (&X)[P::M][pairs], const unsigned (&x)[P::M]) {
+#pragma unroll
+    for (int q = 0; q < tiles; q++) {
+      unsigned a[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int j = 2 * q + i % 2;
+        a[i] = j < pairs ? transposed(X[i / 2 % P::M][j < pairs ? j : 0]) : 0u;
+      }
+      mma_16x8x16<typename P::Store>(c[q], a, x[0], x[P::M - 1]);
+    }
+  }
   // To a row of shared memory, all columns t being alike: lane t gives dk (t odd) or dq of row g, of the lower half of a tile or (t >= 2) the upper.
   __device__ __forceinline__ void give(float* to, int g, int t) const {
     to += t & 1 ? 0 : P::NP;
@@ -103,7 +120,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     for (int s = 0; s < kInterval; s++) {
       float kn[R], in[M][P::NL], c[P::NS], write[M];
       Products<P> sum;
-      if constexpr (P::keeps_r) load<M>(retrieved[s], rs + s * P::CBP);
+      if constexpr (P::keeps_r) load<M>(retrieved[s], rs + s * P::CB);
       else state_products<P>(sum, S, kc, g & 1);
       load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], t);
       step_inputs<P>(in, c, lines, x, s);
@@ -121,7 +138,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   const typename P::Store* dys = &sm.dy[raw][0][at.column(0)];
   float* dlines = &sm.dline[buf][0][0][at.column(0)];
   float dy[M], kc[R];
-  load<M>(dy, dys + (kInterval - 1) * P::CBP);
+  load<M>(dy, dys + (kInterval - 1) * P::CB);
   // The sums of a step are issued in the step after it, where nothing waits for them: fragments and weights stay until then.
   typename Sums::Fragments turned, turned_before;
   unsigned wrote[M] = {}, weights[M];
@@ -147,7 +164,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     load_rows<P>(q, x.kq[before] + NP, t);
     step_inputs<P>(in, c, lines, x, s);
     const bool hold = MayHold && x.hold[s] != 0.f;
-    load<M>(dy, dys + before * P::CBP);
+    load<M>(dy, dys + before * P::CB);
 #pragma unroll
     for (int m = 0; m < M; m++) dy[m] = s > 0 ? dy[m] : 0.f;
 #pragma unroll
@@ -168,7 +185,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     Sums::turn(turned, Pm);
     Sums::turn(turned_before, Sp);
     MatrixLine<float> w[M];
-    if constexpr (P::keeps_r && P::Cell::backward_uses_r) load<M>(retrieved[s], rs + s * P::CBP);
+    if constexpr (P::keeps_r && P::Cell::backward_uses_r) load<M>(retrieved[s], rs + s * P::CB);
 #pragma unroll
     for (int m = 0; m < M; m++) {
       if constexpr (!P::Cell::backward_uses_r) retrieved[s][m] = 0.f;

@@ -1,0 +1,127 @@
+// A step of a large head, N > 32, whose update is on the tensor cores, too: S = keep S + k write^T is a product of rank one added to an fp32
+// accumulator. Not every lane then needs its rows of k, and little is left beside tanh, which is the bound.
+//
+// A lane has lines 2 g and 2 g + 1, which are rows g and g + 8 of A and C. A product takes 8 rows of the state, two of a lane: columns t and t + 4 of
+// A, 2t and 2t + 1 of C.
+#pragma once
+
+#include "matrix_state_step.cuh"
+
+namespace elman::matrix {
+
+// Row of a lane in product q. In C, column g of VW / 2 products is as many adjacent elements of a vector.
+template <class P>
+__device__ __forceinline__ constexpr int row_at(int q, int h) {
+  constexpr int W = P::VW / 2;
+  return q / W * P::VW + q % W + h * W;
+}
+// A vector as an update takes it, an element a product.
+template <class P>
+using Columns = float[P::R / 2];
+template <class P>
+__device__ __forceinline__ void load_columns(Columns<P>& b, const float* vec, int g) {
+  constexpr int W = P::VW / 2;
+#pragma unroll
+  for (int n = 0; n < P::RV; n++) {
+    float x[W];
+    load<W>(x, vec + (n * 8 + g) * W);
+#pragma unroll
+    for (int i = 0; i < W; i++) b[n * W + i] = x[i];
+  }
+}
+// S += a x^T, a sum of up to four such products: lane t of a line has the t-th vector a, and its x, tf32, of both lines.
+template <class P>
+__device__ __forceinline__ void add_outer(float (&S)[P::E], const float (&x)[P::M], const Columns<P>& a) {
+#pragma unroll
+  for (int q = 0; q < P::R / 2; q++) {
+    const int low = row_at<P>(q, 0), high = row_at<P>(q, 1);
+    mma_tf32(S[P::element(0, low)], S[P::element(0, high)], S[P::element(1, low)], S[P::element(1, high)], x[0], x[1], a[q]);
+  }
+}
+// Sums over lines, in `chains` shares: c[2 m] of line m with the vector of even columns of B, c[2 m + 1] with that of odd ones.
+template <class P, int chains>
+__device__ __forceinline__ void line_products(float (&c)[chains][4], const float (&S)[P::E], const float (&b)[P::R]) {
+#pragma unroll
+  for (int q = 0; q < P::R / 2; q++) {
+    float (&to)[4] = c[q % chains];
+    if (q < chains) to[0] = to[1] = to[2] = to[3] = 0;
+    const int low = row_at<P>(q, 0), high = row_at<P>(q, 1);
+    mma_tf32(to, S[P::element(0, low)], S[P::element(1, low)], S[P::element(0, high)], S[P::element(1, high)], b[low], b[high]);
+  }
+}
+
+// A step from what it retrieved, the same code for the forward and for the replay. The tensor cores get `write` in two numbers, so that nothing is cut.
+template <class P, bool MayHold>
+__device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const Columns<P>& k,
+                                       const float (&in)[P::M][P::NL], const float (&c)[P::NS], bool hold, int t) {
+  float x[P::E], write[P::M];
+#pragma unroll
+  for (int m = 0; m < P::M; m++) {
+    const auto w = P::Cell::template line<typename P::Math>(r[m], in[m], c);
+    const float rest = cut_off(w.write), part = t == 0 ? w.write : rest;
+    write[m] = t < 2 ? part : 0.f;
+#pragma unroll
+    for (int i = 0; i < P::R; i++) x[P::element(m, i)] = w.keep * S[P::element(m, i)];
+  }
+  add_outer<P>(x, write, k);
+#pragma unroll
+  for (int e = 0; e < P::E; e++) {
+    if (P::Cell::squashes) x[e] = P::Math::tanh(x[e]);
+    S[e] = MayHold && hold ? S[e] : x[e];
+  }
+}
+
+// The steps of a forward's segment, as Recur: retrieval of the next step and readout of this one are two columns of one product. Lane 0 of a line gives
+// the last step's o, which still wants kUncut, and lane 1 this step's r.
+template <class P>
+struct RecurLarge {
+  static constexpr int pitch = P::C + 4;
+  static constexpr int to_r = P::buffers * P::WPH * P::steps * pitch;  // from o
+  const Ready<P>& x;
+  float* out;
+  const float* lines;
+  int g, t;
+  float (&S)[P::E];
+  float sum[1][4], in[P::M][P::NL], c[P::NS];  // the last two: of the step to come, since its chain begins with them
+
+  __device__ __forceinline__ RecurLarge(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
+      : x(x),
+        out(out[0] + at.cg * P::M + (at.rg == 1 ? to_r : -pitch)),
+        lines(&x.line[0][0][at.column(0)]),
+        g(at.cg),
+        t(at.rg),
+        S(S) {
+    float k[P::R];
+    load_rows<P>(k, x.kq[0], t);
+    step_inputs<P>(in, c, lines, x, 0);
+    line_products<P, 1>(sum, S, k);
+  }
+  __device__ __forceinline__ void give(int s, const float (&r)[P::M], bool has_r) {
+    float y[P::M];
+#pragma unroll
+    for (int m = 0; m < P::M; m++) y[m] = t == 1 ? r[m] : sum[0][2 * m + 1];
+    if (t == 0 ? s > 0 : t == 1 && has_r) store<P::M>(out + s * pitch, y);
+  }
+  __device__ __forceinline__ void readout(int s) { give(s + 1, {}, false); }
+  template <bool MayHold>
+  __device__ __forceinline__ void step(int s) {
+    float both[P::R], now[P::M][P::NL], scalar[P::NS], r[P::M];
+    Columns<P> k;
+    load_columns<P>(k, x.kq[s], g);
+#pragma unroll
+    for (int m = 0; m < P::M; m++) {
+      r[m] = P::Cell::retrieves ? sum[0][2 * m] * kUncut : 0.f;
+#pragma unroll
+      for (int l = 0; l < P::NL; l++) now[m][l] = in[m][l];
+    }
+#pragma unroll
+    for (int i = 0; i < P::NS; i++) scalar[i] = c[i];
+    step_inputs<P>(in, c, lines, x, min(s + 1, P::steps - 1));
+    update<P, MayHold>(S, r, k, now, scalar, MayHold && x.hold[s] != 0.f, t);
+    give(s, r, true);
+    load_rows<P>(both, x.kq[0] + (g & 1 ? P::Q : 2 * P::Q) + s * 2 * P::Q, t);  // even columns: k of the next step, odd: q of this
+    line_products<P, 1>(sum, S, both);
+  }
+};
+
+}  // namespace elman::matrix

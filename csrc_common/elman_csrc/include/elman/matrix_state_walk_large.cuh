@@ -1,0 +1,221 @@
+// Backward over a segment of a large head, N > 32: as matrix_state_walk_tensor.cuh, but with the states of the segment in shared memory, in the storage type.
+// A lane reads what it wrote itself, so that nobody waits for anybody. The replay starts from a state of the storage type and has no products: the
+// forward kept what every step retrieved.
+#pragma once
+
+#include "matrix_state_large.cuh"
+#include "matrix_state_walk_tensor.cuh"
+
+namespace elman::matrix {
+
+template <class P>
+using Packed = unsigned[P::M][P::R / 2];  // two rows of a line to a word
+
+template <class P>
+__device__ __forceinline__ void pack_state(Packed<P>& to, const float (&S)[P::E]) {
+#pragma unroll
+  for (int m = 0; m < P::M; m++)
+#pragma unroll
+    for (int j = 0; j < P::R / 2; j++) to[m][j] = pack_stored<P>(S[P::element(m, 2 * j)], S[P::element(m, 2 * j + 1)]);
+}
+template <class P>
+__device__ __forceinline__ float unpacked(const Packed<P>& S, int e) {
+  const int i = P::k_of(e);
+  return unpack(S[P::line_of(e)][i / 2], i % 2, typename P::Store());
+}
+
+// For each line of a lane the sum of products of two lines, in one of the four lanes of a line, the others getting 0: a diagonal of a product.
+template <class P>
+__device__ __forceinline__ void line_by_line(float (&sum)[P::M], const Packed<P>& X, const Packed<P>& Y, const Place<P>& at) {
+  constexpr int pairs = P::R / 2;
+#pragma unroll
+  for (int m = 0; m < P::M; m++) {
+    float c[4] = {};
+#pragma unroll
+    for (int j = 0; j < pairs; j += 2) {
+      const int o = j + 1 < pairs ? j + 1 : j;
+      const bool whole = j + 1 < pairs;
+      const unsigned a[4] = {X[0][j], X[1][j], whole ? X[0][o] : 0u, whole ? X[1][o] : 0u};
+      mma_16x8x16<typename P::Store>(c, a, Y[m][j], whole ? Y[m][o] : 0u);
+    }
+    const float mine = at.cg % 2 ? c[2 * m + 1] : c[2 * m];
+    sum[m] = at.rg == at.cg / 2 ? mine : 0.f;
+  }
+}
+
+// Saved states go to registers. Helpers ask for them well before.
+template <class P>
+__device__ __forceinline__ void announce_state(const BackwardArgs& a, const Place<P>& at, int seg) {
+  constexpr int piece = 128 / P::sz;
+  const typename P::Store* from = static_cast<const typename P::Store*>(a.saved) + Saved<P>(a.n).state(at, seg, at.line0);
+  for (int i = at.tl * piece; i < min(P::CB, P::V - at.line0) * P::N; i += P::TL * piece) prefetch_to_l2(from + i);
+}
+template <class P>
+__device__ __forceinline__ void fetch_state(Packed<P>& S, const BackwardArgs& a, const Place<P>& at, int seg) {
+  const Saved<P> saved(a.n);
+#pragma unroll
+  for (int m = 0; m < P::M; m++) {
+    const typename P::Store* from = static_cast<const typename P::Store*>(a.saved) + saved.state(at, seg, at.line(m));
+#pragma unroll
+    for (int n = 0; n < P::RV; n++) {
+      const int i = (n * P::L + at.rg) * P::VW;
+      Vec<P::VW / 2, unsigned> x{};
+      if (at.mine(m) && i < P::N) x = *reinterpret_cast<const Vec<P::VW / 2, unsigned>*>(from + i);
+#pragma unroll
+      for (int j = 0; j < P::VW / 2; j++) S[m][n * P::VW / 2 + j] = x.x[j];
+    }
+  }
+}
+template <class P>
+__device__ __forceinline__ void keep_state(History<P>& to, int s, const Place<P>& at, const Packed<P>& S) {
+  using H = History<P>;
+#pragma unroll
+  for (int w = 0; w < H::words; w += H::piece) {
+    Vec<H::piece, unsigned> x;
+#pragma unroll
+    for (int i = 0; i < H::piece; i++) x.x[i] = S[(w + i) / (P::R / 2)][(w + i) % (P::R / 2)];
+    *reinterpret_cast<Vec<H::piece, unsigned>*>(to.x[s][at.tw][w / H::piece][at.lane]) = x;
+  }
+}
+template <class P>
+__device__ __forceinline__ void kept_state(Packed<P>& S, const History<P>& from, int s, const Place<P>& at) {
+  using H = History<P>;
+#pragma unroll
+  for (int w = 0; w < H::words; w += H::piece) {
+    const auto x = *reinterpret_cast<const Vec<H::piece, unsigned>*>(from.x[s][at.tw][w / H::piece][at.lane]);
+#pragma unroll
+    for (int i = 0; i < H::piece; i++) S[(w + i) / (P::R / 2)][(w + i) % (P::R / 2)] = x.x[i];
+  }
+}
+
+// From the state before a segment to the one after it, in place.
+template <class P, bool MayHold>
+__device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, Packed<P>& state) {
+  const Ready<P>& x = sm.x[buf];
+  const float* lines = &x.line[0][0][at.column(0)];
+  const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
+  float S[P::E];
+#pragma unroll
+  for (int e = 0; e < P::E; e++) S[e] = unpacked<P>(state, e);
+#pragma unroll(MayHold ? 1 : P::steps)
+  for (int s = 0; s < P::steps; s++) {
+    float in[P::M][P::NL], c[P::NS], r[P::M];
+    Columns<P> k;
+    load<P::M>(r, rs + s * P::CB);
+    step_inputs<P>(in, c, lines, x, s);
+    load_columns<P>(k, x.kq[s], at.cg);
+    keep_state<P>(sm.states, s, at, state);
+    update<P, MayHold>(S, r, k, in, c, MayHold && x.hold[s] != 0.f, at.rg);
+    pack_state<P>(state, S);
+  }
+}
+
+// `state`: the one after the segment.
+template <class P>
+__device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, Packed<P>& state,
+                                           float (&dS)[P::E]) {
+  constexpr int R = P::R, M = P::M, E = P::E, last = P::steps - 1;
+  using Sums = LineSums<P>;
+  const int g = at.cg, t = at.rg;
+  const Ready<P>& x = sm.x[buf];
+  const float* lines = &x.line[0][0][at.column(0)];
+  const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
+  const typename P::Store* dys = &sm.dy[raw][0][at.column(0)];
+  auto* sums = sm.dkq[0][at.tw];
+  float* dlines = sm.line_gradients(buf, 0) + at.column(0);
+  float dy[M], outer[M];
+  unsigned weights[M];
+  Columns<P> a;
+  Sums y;
+  float dscalar[P::NS] =
+      {};  // of the step before, as sums not yet given: those of a step are, like dq and dk, where the next has other work
+  float* scalars = &sm.dscalar[0][0][0][at.tw];
+  const auto give = [&](int s) {
+    y.give(sums[s], g, t);
+#pragma unroll
+    for (int i = 0; i < P::NS; i++) {
+      const float d = line_sum<32>(dscalar[i]);
+      if (at.lane == 0 && s < P::steps) scalars[(i * P::steps + s) * (P::shares + 8)] = d;
+    }
+  };
+  load<M>(dy, dys + last * P::CB);
+#pragma unroll
+  for (int m = 0; m < M; m++) weights[m] = transposed(pack_stored<P>(dy[m], 0.f)), outer[m] = t == 0 ? dy[m] : 0.f;
+  load_columns<P>(a, x.kq[last] + P::Q, g);
+  add_outer<P>(dS, outer, a);
+  y.clear();
+  y.add(state, weights);
+#pragma unroll 1
+  for (int s = last; s >= 0; s--) {
+    const int before = s > 0 ? s - 1 : 0;
+    float in[M][P::NL], c[P::NS], r[M], dr[M], dwrite[M], dkeep[M] = {}, din[P::NL][M];
+    load<M>(dy, dys + before * P::CB);
+#pragma unroll
+    for (int m = 0; m < M; m++) dy[m] = s > 0 ? dy[m] : 0.f, dr[m] = 0;
+#pragma unroll
+    for (int l = 0; l < P::NL; l++)
+#pragma unroll
+      for (int m = 0; m < M; m++) din[l][m] = 0;
+    load_columns<P>(a, t == 0 ? x.kq[before] + P::Q : x.kq[s], g);
+    give(s + 1);
+    y.clear();
+#pragma unroll
+    for (int i = 0; i < P::NS; i++) dscalar[i] = 0;
+    if (x.hold[s] == 0.f) {
+      MatrixLine<float> w[M];
+      float sum[2][4];
+      load<M>(r, rs + s * P::CB);
+      step_inputs<P>(in, c, lines, x, s);
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        w[m] = P::Cell::template line<typename P::Math>(r[m], in[m], c);
+        weights[m] = transposed(pack_stored<P>(0.f, w[m].write));
+      }
+      if constexpr (P::Cell::squashes) {
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+          const float S = unpacked<P>(state, e);
+          dS[e] *= fmaf(-S, S, 1.f);  // from here on P
+        }
+      }
+      {
+        float k[R];
+        load_rows<P>(k, x.kq[s], t);
+        line_products<P, 2>(sum, dS, k);
+      }
+      Packed<P> packed;
+      pack_state<P>(packed, dS);
+      y.add(packed, weights);
+      kept_state<P>(state, sm.states, s, at);
+      line_by_line<P>(dkeep, packed, state, at);
+#pragma unroll
+      for (int e = 0; e < E; e++) dS[e] *= w[P::line_of(e)].keep;
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        dwrite[m] = (sum[0][2 * m] + sum[1][2 * m]) * kUncut;
+        if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
+        const auto d = P::Cell::template line_backward<typename P::Math>(dkeep[m], dwrite[m], r[m], in[m], c);
+        dr[m] = d.dr;
+#pragma unroll
+        for (int i = 0; i < P::NS; i++) dscalar[i] += (i == 0 && P::Cell::scalar_keep) || t == 0 ? d.dc[i] : 0.f;
+#pragma unroll
+        for (int l = 0; l < P::NL; l++) din[l][m] = d.din[l];
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+      weights[m] = transposed(pack_stored<P>(dy[m], dr[m]));
+      const float rest = cut_off(dr[m]), part = t == 1 ? dr[m] : rest, any = t == 0 ? dy[m] : part;
+      outer[m] = t < 3 ? any : 0.f;
+    }
+    add_outer<P>(dS, outer, a);
+    y.add(state, weights);
+    __syncwarp();  // all lanes of a line have read it
+#pragma unroll
+    for (int l = 0; l < P::NL; l++)
+      if (t == 0) store<M>(dlines + (l * P::steps + s) * P::CB, din[l]);
+  }
+  give(0);
+}
+
+}  // namespace elman::matrix
