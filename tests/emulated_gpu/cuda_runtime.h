@@ -212,6 +212,12 @@ inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
 inline void __syncwarp() { emulated::wait(emulated::block->warps[emulated::block->current / 32].barrier, 32); }
 inline void __syncthreads() { emulated::wait(emulated::block->named[16], static_cast<int>(blockDim.x)); }
+inline unsigned __ballot_sync(unsigned, int yes) {
+  const emulated::Words* all = emulated::exchange(&yes, 4);
+  unsigned found = 0;
+  for (int i = 0; i < 32; i++) found |= unsigned(all[i][0] != 0) << i;
+  return found;
+}
 inline float __shfl_xor_sync(unsigned, float x, int mask) {
   const int lane = emulated::block->current % 32;
   return __uint_as_float(emulated::exchange(&x, 4)[lane ^ mask][0]);

@@ -30,6 +30,8 @@ struct Storage<__half> {
 template <>
 struct Storage<float> {
   using Math = Exact;
+  static void unpack(unsigned v, float* x) { x[0] = __uint_as_float(v); }
+  static unsigned pack(const float* x) { return __float_as_uint(x[0]); }
 };
 
 namespace few {

@@ -1,0 +1,58 @@
+// Launches of causal_conv.cuh and causal_conv_backward.cuh.
+#pragma once
+
+#include "causal_conv_backward.cuh"
+
+namespace elman::conv {
+
+// Channels of a lane: as far as the registers go.
+template <int K>
+constexpr int kChannels = K > 8   ? 1
+                          : K > 4 ? 2
+                                  : 4;
+
+template <class Elem, int K, int V, bool silu, bool marked>
+__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ Args<Elem> g) {
+  forward<Elem, K, V, silu, marked>(g, reinterpret_cast<char*>(dynamic_shared()));
+}
+template <class Elem, int K, int V, bool silu, bool marked>
+__global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ Args<Elem> g) {
+  backward<Elem, K, V, silu, marked>(g, reinterpret_cast<char*>(dynamic_shared()));
+}
+
+// Steps of a warp: as many as leave each multiprocessor 32 warps, so that few steps are read twice.
+inline int chunk_of(long long T, long long B, long long C, int channels) {
+  const long long rows = B * ((C + kLanes * channels - 1) / (kLanes * channels)), wanted = 32LL * multiprocessors();
+  int chunk = 256;
+  while (chunk > 16 && rows * ((T + chunk - 1) / chunk) < wanted) chunk /= 2;
+  return chunk;
+}
+inline long long units(long long T, long long B, int chunk) { return (B * ((T + chunk - 1) / chunk) + kWarps - 1) / kWarps; }
+
+template <class Elem, int K>
+long long shares(long long T, long long B, long long C) {
+  return units(T, B, chunk_of(T, B, C, kChannels<K>));
+}
+
+template <class Elem, int K, int V, bool back, bool silu, bool marked>
+cudaError_t launch(const Args<Elem>& g, bool early, cudaStream_t stream) {
+  const long long blocks = units(g.T, g.B, g.chunk) * ((g.C + kLanes * V - 1) / (kLanes * V));
+  constexpr int bytes = Ahead < Elem, V, back ? 2 : 1 > ::bytes;
+  static_assert(bytes >= kThreads * V * int(sizeof(float)), "sums of the warps take the same place");
+  if constexpr (back) return start(backward_kernel<Elem, K, V, silu, marked>, g, blocks, kThreads, bytes, false, stream);
+  else return start(forward_kernel<Elem, K, V, silu, marked>, g, blocks, kThreads, bytes, early, stream);
+}
+template <class Elem, int K, int V, bool back>
+cudaError_t launch(const Args<Elem>& g, bool silu, bool early, cudaStream_t stream) {
+  if (g.mask || g.starts)
+    return silu ? launch<Elem, K, V, back, true, true>(g, early, stream) : launch<Elem, K, V, back, false, true>(g, early, stream);
+  return silu ? launch<Elem, K, V, back, true, false>(g, early, stream) : launch<Elem, K, V, back, false, false>(g, early, stream);
+}
+// `pieces`: all rows can be moved by pieces of 16 bytes.
+template <class Elem, int K, bool back>
+cudaError_t launch(Args<Elem> g, bool pieces, bool silu, bool early, cudaStream_t stream) {
+  g.chunk = chunk_of(g.T, g.B, g.C, kChannels<K>);
+  return pieces ? launch<Elem, K, kChannels<K>, back>(g, silu, early, stream) : launch<Elem, K, 1, back>(g, silu, early, stream);
+}
+
+}  // namespace elman::conv

@@ -1,0 +1,66 @@
+// The C interface of the elementwise modules, host and CUDA: what one call is given.
+//
+//   elman_elementwise_call_bytes() -> sizeof(ElementwiseCall)   whether both sides mean the same structure
+//   elman_elementwise_info(int64 out[4])                       streams, vectors and states of the cell; steps between checkpoints, S
+//   elman_elementwise_forward(call), _backward(call), _step(call): null, or what went wrong
+//
+// On the host these three end in _float32 or _float64. Streams and what stands in for them (y, gy, dstream) are in the storage type; all
+// else is float, or double beside double. A view is a [T,B,d] tensor of adjacent channels whose strides count elements: it may be a slice of
+// a wider one. What has no strides is contiguous. What one direction does not use is 0. Outputs hold anything before the call.
+//
+//   forward   reads stream, vector, h0, mask, starts, initial; writes y, last and, unless it is 0, checkpoints: the states before steps 0,
+//             S, 2S, ... On the host there are none.
+//   backward  reads stream, vector, gy, g_last, checkpoints (on the host h0), mask, starts, initial; writes dstream, dh0, and shares of
+//             rows, to be added up over B: dvector and dinitial
+//   step      one time step: stream, vector, h0, mask, starts, initial; writes y and last, which may be h0. CUDA alone.
+//
+// mask [T,B]: 0 holds the state, y is 0 there, and nothing flows back but through the state; null: nothing is masked. starts [T,B]: where
+// it is 1, the state before that step is `initial` (null: zero), whether or not the step is held. Rows with 16-byte addresses and strides
+// are read fastest; what is float has 16-byte addresses.
+#pragma once
+
+#include "call.h"
+#include "elementwise_cell.h"
+
+struct ElementwiseView {
+  std::uint64_t address;
+  std::int64_t t, b;
+};
+struct ElementwiseCall {
+  std::int64_t steps, batch, width;
+  ElementwiseView stream[elman::elementwise::kMostStreams], y;
+  std::uint64_t vector[elman::elementwise::kMostVectors];  // [d] each
+  std::uint64_t h0, last, checkpoints;  // [states,B,d], [states,B,d], [ceil(T/S),states,B,d]
+  std::uint64_t mask, starts, initial;  // [T,B] bytes, [T,B] bytes, [states,d]
+  ElementwiseView gy, dstream[elman::elementwise::kMostStreams];
+  std::uint64_t g_last, dh0, dvector, dinitial;  // [states,B,d], [states,B,d], [vectors,B,d], [states,B,d]
+  std::int64_t early;  // step: whether it may begin before the kernel in front of it has ended, and waits for that itself
+  std::uint64_t cuda_stream;
+};
+
+namespace elman::elementwise {
+
+enum class Direction { forward, backward, step };
+
+// What is missing or too large, in words; null where nothing is.
+template <class Cell>
+const char* refuse(const ElementwiseCall& call, Direction direction, bool checkpoints) {
+  const bool back = direction == Direction::backward;
+  if (call.steps < 1 || call.batch < 1 || call.width < 1) return "a size is below 1";
+  if (call.steps > (1 << 30) || call.batch > (1 << 30) || call.width > (1 << 30)) return "a size is above 2^30";
+  if (direction == Direction::step && call.steps != 1) return "a step is one time step";
+  for (int k = 0; k < Cell::streams; ++k) {
+    if (!call.stream[k].address) return "a stream is missing";
+    if (back && !call.dstream[k].address) return "the gradient of a stream is missing";
+  }
+  for (int k = 0; k < Cell::vectors; ++k)
+    if (!call.vector[k]) return "a vector is missing";
+  if (!back && !(call.h0 && call.y.address && call.last)) return "h0, y or last is missing";
+  if (back && !(call.gy.address && call.g_last && call.dh0)) return "gy, g_last or dh0 is missing";
+  if (back && !(checkpoints ? call.checkpoints : call.h0)) return checkpoints ? "the checkpoints are missing" : "h0 is missing";
+  if (back && Cell::vectors && !call.dvector) return "the place of the vectors' gradient is missing";
+  if (back && call.starts && call.initial && !call.dinitial) return "the place of the initial state's gradient is missing";
+  return nullptr;
+}
+
+}  // namespace elman::elementwise
