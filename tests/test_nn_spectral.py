@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from elman_core.nn import SpectralNorm
+from elman_core.nn import SpectralNorm, scaled_once
 
 
 class Scaled(nn.Module):
@@ -214,3 +214,12 @@ def test_vectors_that_come_from_the_meta_device_are_looked_at_again():
     for name, buffer in module.spectral.named_buffers():
         setattr(other.spectral, name, buffer)
     assert torch.equal(other(x), expected)
+
+
+def test_a_computed_weight_is_scaled_under_inference_mode_too():
+    scaled, left, right = Scaled(), torch.randn(32, 4), torch.randn(4, 32)
+    with torch.no_grad():
+        expected = scaled.eval().spectral(left @ right)
+    with torch.inference_mode(), scaled_once(scaled):
+        for _ in range(2):
+            assert torch.equal(scaled.spectral(left @ right), expected)
