@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.cli import main
-from elman_core.kernels import Case, DenseKernel, Extension, KernelSpec, dense_sums, first_use, stamps
+from elman_core.kernels import Case, DenseKernel, Extension, KernelSpec, build, dense_sums, first_use, stamps
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
 from elman_core.registry import KernelError
@@ -311,8 +311,6 @@ def test_a_back_end_that_is_not_there_is_named(leaky):
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache of its own for stamps, with the compiled kernels of the common one behind it."""
-    from elman_core.kernels import build
-
     common = build.cache_dirs()
     monkeypatch.setenv("ELMAN_CACHE", ":".join(map(str, [tmp_path / "stamps", *common])))
     return tmp_path / "stamps"
