@@ -9,6 +9,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -52,6 +53,12 @@ class Launcher:
     def run(self, ranks: int, words: list[str], prelude: str = "", limit: float = 90, **environment: str) -> Ended:
         self.start(ranks, words, prelude, limit, **environment)
         return self.wait()
+
+    def expect(self, codes: list[int], words: list[str], prelude: str = "", **more: Any) -> Ended:
+        """Run as many ranks as there are codes, which must be those that they end with."""
+        ended = self.run(len(codes), words, prelude, **more)
+        assert ended.codes == codes, ended.err
+        return ended
 
     def close(self) -> None:
         self.process.stdin.close()

@@ -1,5 +1,6 @@
 """Files of bytes: what can be wrong with them, how fast they open, what identifies them."""
 
+import json
 import os
 import time
 
@@ -90,8 +91,6 @@ def test_the_fingerprint_sees_the_size_the_start_and_the_end(write):
 
 
 def test_data_info_prints_json(write, capsys):
-    import json
-
     path = write(b"document one\x1edocument two\x1e" * 4000)
     assert main(["data", "info", str(path), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

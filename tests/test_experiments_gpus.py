@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from fake_gpus import FakeMonitor
@@ -171,66 +172,28 @@ def test_a_lock_for_all_users_is_writable_by_all_in_a_sticky_folder(tmp_path):
 # the driver's library
 
 
-class NvmlError(Exception):
-    def __init__(self, value: int) -> None:
-        super().__init__(f"error {value}")
-        self.value = value
-
-
-class Library:
-    """As much of pynvml as is used; `real` checks that the real one has the same names."""
-
-    NVMLError = NvmlError
-
-    def __init__(self, real) -> None:
-        self.real, self.lost, self.unsupported = real, False, set()
-        self.compute, self.display = [], []
-
-    def __getattr__(self, name: str):
-        value = getattr(self.real, name)
-        assert not callable(value), f"{name} is not faked"
-        return value
-
-    def _answer(self, name, value):
-        assert callable(getattr(self.real, name))
-        if self.lost:
-            raise NvmlError(self.real.NVML_ERROR_GPU_IS_LOST)
-        if name in self.unsupported:
-            raise NvmlError(self.real.NVML_ERROR_NOT_SUPPORTED)
-        return value
-
-    def nvmlDeviceGetCount(self):
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return self._answer("nvmlDeviceGetHandleByIndex", "handle")
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return self._answer("nvmlDeviceGetHandleByUUID", "handle")
-
-    def nvmlDeviceGetUUID(self, handle):
-        return self._answer("nvmlDeviceGetUUID", b"GPU-1")
-
-    def nvmlDeviceGetName(self, handle):
-        return self._answer("nvmlDeviceGetName", "H")
-
-    def nvmlDeviceGetMemoryInfo(self, handle, version=None):
-        memory = SimpleNamespace(total=1000, used=600 if version else 900)
-        return self._answer("nvmlDeviceGetMemoryInfo", memory)
-
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        return self._answer("nvmlDeviceGetUtilizationRates", SimpleNamespace(gpu=7))
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return self._answer("nvmlDeviceGetComputeRunningProcesses", self.compute)
-
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle):
-        return self._answer("nvmlDeviceGetGraphicsRunningProcesses", self.display)
-
-
 @pytest.fixture
-def library():
-    return Library(pytest.importorskip("pynvml"))
+def library(monkeypatch):
+    """pynvml, whose functions answer for one GPU."""
+    real = pytest.importorskip("pynvml")
+
+    def memory(_handle, version=None):
+        return SimpleNamespace(total=1000, used=600 if version else 900)
+
+    answers = {
+        "nvmlDeviceGetCount": 1,
+        "nvmlDeviceGetHandleByIndex": "handle",
+        "nvmlDeviceGetHandleByUUID": "handle",
+        "nvmlDeviceGetUUID": b"GPU-1",
+        "nvmlDeviceGetName": "H",
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=7),
+        "nvmlDeviceGetComputeRunningProcesses": [process(5), process(6, 50)],
+        "nvmlDeviceGetGraphicsRunningProcesses": [process(6, 50), process(9, 100)],
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(real, name, Mock(return_value=answer))
+    monkeypatch.setattr(real, "nvmlDeviceGetMemoryInfo", memory)
+    return real
 
 
 def process(pid, memory=None):
@@ -238,17 +201,19 @@ def process(pid, memory=None):
 
 
 def test_what_the_driver_says_is_read(library):
-    library.compute, library.display = [process(5), process(6, 50)], [process(6, 50), process(9, 100)]
     gpu = gpus_module.Nvml(library)
     assert gpu.gpus() == [Gpu(0, "GPU-1", "H", 1000)]
     assert gpu.look("GPU-1") == Look(500, 7, frozenset({5, 6})), "the memory of a display is not counted"
-    library.unsupported = {"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetGraphicsRunningProcesses"}
+    unsupported = library.NVMLError(library.NVML_ERROR_NOT_SUPPORTED)
+    library.nvmlDeviceGetUtilizationRates.side_effect = unsupported
+    library.nvmlDeviceGetGraphicsRunningProcesses.side_effect = unsupported
     assert gpu.look("GPU-1") == Look(600, None, frozenset({5, 6}))
 
 
 def test_a_lost_gpu_is_not_listed_and_not_free(library):
     gpu = gpus_module.Nvml(library)
-    library.lost = True
+    lost = library.NVMLError(library.NVML_ERROR_GPU_IS_LOST)
+    library.nvmlDeviceGetHandleByIndex.side_effect = library.nvmlDeviceGetHandleByUUID.side_effect = lost
     assert gpu.gpus() == []
     with pytest.raises(GpuLostError, match="is lost"):
         gpu.look("GPU-1")
@@ -265,13 +230,9 @@ def test_strangers_are_told_apart_from_the_jobs_processes(library, monkeypatch):
     assert gpu.strangers(Look(0, 0, frozenset({9})), {5}) == []
 
 
-def test_without_a_driver_there_are_no_gpus(monkeypatch):
-    real = pytest.importorskip("pynvml")
-
-    def fail():
-        raise real.NVMLError(real.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(real, "nvmlInit", fail)
+def test_without_a_driver_there_are_no_gpus(library, monkeypatch):
+    missing = library.NVMLError(library.NVML_ERROR_LIBRARY_NOT_FOUND)
+    monkeypatch.setattr(library, "nvmlInit", Mock(side_effect=missing))
     assert gpus_module.monitor.__wrapped__().gpus() == []
 
 

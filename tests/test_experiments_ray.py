@@ -15,6 +15,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -189,18 +190,11 @@ class TestCluster:
 # the parts, without a cluster
 
 
-@pytest.fixture
-def _at_home() -> Iterator[None]:
-    before = Path.cwd()
-    yield
-    os.chdir(before)  # a node goes where the driver works
-
-
-@pytest.mark.usefixtures("_at_home")
-def test_a_node_that_does_not_see_the_folders_is_one_line(tmp_path: Path) -> None:
+def test_a_node_that_does_not_see_the_folders_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path.cwd())  # a node goes where the driver works: the test comes back at its end
     token = tmp_path / ".shared-1"
-    for folder, gone in ((tmp_path / "nowhere", tmp_path / "nowhere"), (tmp_path, tmp_path)):
-        with pytest.raises(ConfigError, match=rf"does not see {gone}: with --on ray, .* a disk that all nodes share"):
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ConfigError, match=rf"does not see {folder}: with --on ray, .* a disk that all nodes share"):
             RayNode().take(0, "a test", str(folder), str(token), software())
     token.touch()
     place = RayNode().take(0, "a test", str(tmp_path), str(token), software())
@@ -263,10 +257,8 @@ def test_software_names_what_must_be_the_same() -> None:
 
 
 def test_without_ray_or_a_cluster_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: Any) -> None:
-        raise ConnectionError("Could not find any running Ray instance.")
-
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False, init=fail))
+    fail = Mock(side_effect=ConnectionError("Could not find any running Ray instance."))
+    monkeypatch.setitem(sys.modules, "ray", Mock(is_initialized=lambda: False, init=fail))
     with pytest.raises(
         ConfigError, match=r"no Ray cluster answers at 10.0.0.1:6379: Could not find .* ray start --head"
     ):

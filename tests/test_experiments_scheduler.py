@@ -177,13 +177,10 @@ def test_a_job_killed_by_another_is_run_again_but_not_for_ever(tmp_path):
 
 
 def test_a_gpu_that_fails_is_left_and_its_job_goes_elsewhere(tmp_path, fake):
-    def act(text):
-        if text == "a: started on gpu 0":
-            fake.plant(0, lost=True)
-
+    act = Recorder(lambda text: fake.plant(0, lost=True) if text == "a: started on gpu 0" else None)
     shell = f"touch '{tmp_path}'/$CUDA_VISIBLE_DEVICES; sleep 0.2; test $CUDA_VISIBLE_DEVICES != GPU-0000"
     jobs = [shell_job(tmp_path, "a", shell)]
-    statuses, _ = schedule(jobs, gpu_executor(fake), Recorder(act))
+    statuses, _ = schedule(jobs, gpu_executor(fake), act)
     assert statuses == {"a": "ok"}
     first, second = state(jobs[0]).attempts
     assert (first.cause, first.exit_code, second.gpu_uuid) == ("gpu lost: GPU GPU-0000 is lost", 1, "GPU-0001")
@@ -213,11 +210,8 @@ def test_a_process_that_outlives_its_group_does_not_hold_up_the_next_attempt(tmp
 
 def test_cancelling_stops_one_job_and_keeps_another_from_starting(tmp_path):
     slow = f"trap 'exit 143' TERM; touch '{tmp_path}/started'; sleep 60 & wait"
-    jobs = [
-        shell_job(tmp_path, "slow", slow),
-        shell_job(tmp_path, "later", "true"),
-        shell_job(tmp_path, "last", "true"),
-    ]
+    shells = {"slow": slow, "later": "true", "last": "true"}
+    jobs = [shell_job(tmp_path, id, shell) for id, shell in shells.items()]
 
     def cancel():
         wait_for((tmp_path / "started").exists)
@@ -407,17 +401,18 @@ def test_several_processes_leave_with_1_and_the_manifest_says_why(tmp_path):
     )
 
 
-def test_the_last_word_of_a_failed_job_is_said(tmp_path):
-    job = shell_job(tmp_path, "a", "echo one; echo 'elman: no such text'; echo; exit 2")
-    _, said = schedule([job], cpu_executor())
-    assert f": no such text; see {tmp_path}/logs/a.1.log" in said.events[-1]
-
-
-def test_a_job_that_was_killed_is_not_explained_by_what_it_said_before(tmp_path):
-    job = shell_job(tmp_path, "a", "echo all is well; kill -9 $$")
-    _, said = schedule([job], cpu_executor(), retries=0)
+@pytest.mark.parametrize(
+    ("shell", "why"),
+    [
+        ("echo one; echo 'elman: no such text'; echo; exit 2", "no such text"),
+        ("echo all is well; kill -9 $$", "ended by SIGKILL: by a user, or by the system because memory ran out"),
+    ],
+)
+def test_the_last_word_of_a_failed_job_is_said_unless_it_was_killed(tmp_path, shell, why):
+    _, said = schedule([shell_job(tmp_path, "a", shell)], cpu_executor(), retries=0)
+    assert f": {why}" in said.events[-1]
+    assert said.events[-1].endswith(f"; see {tmp_path}/logs/a.1.log")
     assert "all is well" not in said.events[-1]
-    assert "ended by SIGKILL: by a user, or by the system because memory ran out" in said.events[-1]
 
 
 @pytest.mark.parametrize("manifest", [[1], {"result": 3}, {"result": {"bits_per_byte": "low", "tok_s": 1e3}}])

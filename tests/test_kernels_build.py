@@ -12,10 +12,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from scheduler_helpers import wait_for
 
 from elman_core.kernels import build, runtime, toolchain
 from elman_core.kernels.build import Extension
@@ -56,7 +57,7 @@ print(build.load(extension).answer())
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an extension's sources; the cache is a folder of its own."""
     (tmp_path / "include" / "answers").mkdir(parents=True)
     (tmp_path / "answering.cpp").write_text(SOURCE)
@@ -65,6 +66,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "include" / "answers" / "inner.h").write_text("#define ANSWER 42\n")
     monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "cache"))
     return tmp_path
+
+
+@pytest.fixture
+def project(sources: Path) -> Path:
+    """The same, where they can be compiled."""
+    need_host_compiler()
+    return sources
 
 
 def extension(project: Path, suffix: str = ".cpp") -> Extension:
@@ -87,12 +95,12 @@ def start(project: Path, **environment: str) -> subprocess.Popen[str]:
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        start_new_session=True,
         text=True,
     )
 
 
 def test_a_module_is_compiled_and_its_making_recorded(project):
-    need_host_compiler()
     module = build.load(extension(project))
     assert module.answer() == 42
     path = build.find(extension(project), toolchain.host_architecture())
@@ -104,7 +112,6 @@ def test_a_module_is_compiled_and_its_making_recorded(project):
 
 
 def test_the_second_use_needs_no_compiler(project):
-    need_host_compiler()
     build.load(extension(project))
     second = start(project, PATH="", CXX="/nonexistent/compiler")
     out, errors = second.communicate(timeout=60)
@@ -112,7 +119,6 @@ def test_the_second_use_needs_no_compiler(project):
 
 
 def test_processes_that_ask_at_once_compile_once(project):
-    need_host_compiler()
     compiler = counting_compiler(project, before="sleep 0.5")
     asking = [start(project, CXX=str(compiler)) for _ in range(4)]
     for process in asking:
@@ -122,27 +128,17 @@ def test_processes_that_ask_at_once_compile_once(project):
 
 
 def test_a_build_that_was_killed_is_taken_up_by_the_next(project):
-    need_host_compiler()
     slow = counting_compiler(project, before="sleep 60")
-    killed = subprocess.Popen(
-        [sys.executable, "-c", ASK, str(project)],
-        env={**os.environ, "CXX": str(slow)},
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 60
-    while not (project / "runs").exists():
-        assert time.monotonic() < deadline, "the first build never started"
-        time.sleep(0.02)
+    killed = start(project, CXX=str(slow))
+    wait_for((project / "runs").exists, 60)
     os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    killed.communicate()
     assert build.find(extension(project), toolchain.host_architecture()) is None
     assert build.load(extension(project)).answer() == 42
 
 
-def test_the_key_covers_headers_of_headers_flags_and_architecture_but_not_the_compiler(project, monkeypatch):
-    first = extension(project)
+def test_the_key_covers_headers_of_headers_flags_and_architecture_but_not_the_compiler(sources, monkeypatch):
+    first = extension(sources)
     key = first.key("x86_64")
     monkeypatch.setenv("CXX", "clang++")
     assert first.key("x86_64") == key
@@ -155,19 +151,17 @@ def test_the_key_covers_headers_of_headers_flags_and_architecture_but_not_the_co
     assert first.key("x86_64") != key
     assert plain.key("x86_64") == plain_key, "a shared library serves every Python"
     monkeypatch.undo()
-    (project / "include" / "answers" / "inner.h").write_text("#define ANSWER 43\n")
+    (sources / "include" / "answers" / "inner.h").write_text("#define ANSWER 43\n")
     assert first.key("x86_64") != key
 
 
 def test_a_changed_header_gives_a_new_module(project):
-    need_host_compiler()
     assert build.load(extension(project)).answer() == 42
     (project / "include" / "answers" / "inner.h").write_text("#define ANSWER 43\n")
     assert build.load(extension(project)).answer() == 43
 
 
 def test_a_later_cache_folder_is_read_and_the_first_writable_one_is_written(project, monkeypatch):
-    need_host_compiler()
     made = build.build(extension(project), toolchain.host_architecture(), out=project / "prebuilt")
     (project / "a-file").write_text("")
     unwritable, writable = project / "a-file" / "cache", project / "writable"
@@ -179,15 +173,14 @@ def test_a_later_cache_folder_is_read_and_the_first_writable_one_is_written(proj
     assert build.build(extension(project), toolchain.host_architecture()).parent == writable
 
 
-def test_without_a_writable_folder_the_error_names_them(project, monkeypatch):
-    (project / "a-file").write_text("")
-    monkeypatch.setenv("ELMAN_CACHE", str(project / "a-file" / "cache"))
+def test_without_a_writable_folder_the_error_names_them(sources, monkeypatch):
+    (sources / "a-file").write_text("")
+    monkeypatch.setenv("ELMAN_CACHE", str(sources / "a-file" / "cache"))
     with pytest.raises(KernelError, match=r"no cache folder can be written .*a-file/cache.*ELMAN_CACHE"):
-        build.build(extension(project), "x86_64")
+        build.build(extension(sources), "x86_64")
 
 
 def test_a_compile_error_gives_its_first_line_and_a_command_that_repeats_it(project):
-    need_host_compiler()
     (project / "include" / "answers" / "inner.h").write_text("#define ANSWER undeclared_name\n")
     with pytest.raises(KernelError) as caught:
         build.load(extension(project))
@@ -202,7 +195,6 @@ def test_a_compile_error_gives_its_first_line_and_a_command_that_repeats_it(proj
 
 
 def test_a_damaged_module_is_named(project):
-    need_host_compiler()
     path = build.build(extension(project), toolchain.host_architecture())
     path.write_bytes(path.read_bytes()[:100])
     failed = start(project)
@@ -211,21 +203,21 @@ def test_a_damaged_module_is_named(project):
     assert f"delete {path}" in errors.splitlines()[-1]
 
 
-def test_missing_sources_are_named(project):
+def test_missing_sources_are_named(sources):
     with pytest.raises(KernelError, match=r"cannot read its source .*nowhere\.cpp"):
-        Extension("gone", project / "nowhere.cpp").sources()
+        Extension("gone", sources / "nowhere.cpp").sources()
 
 
-def test_without_a_compiler_the_error_says_what_to_install(project, monkeypatch):
+def test_without_a_compiler_the_error_says_what_to_install(sources, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setattr(toolchain, "_pip_toolkit", list)
     with pytest.raises(KernelError, match=r"no C\+\+ compiler.*install g\+\+"):
-        build.build(extension(project), "x86_64")
+        build.build(extension(sources), "x86_64")
     with pytest.raises(KernelError, match=r"no CUDA compiler.*pip install nvidia-cuda-nvcc"):
-        build.build(extension(project, ".cu"), "sm_90")
+        build.build(extension(sources, ".cu"), "sm_90")
 
 
 def test_nvcc_is_looked_for_in_cuda_home_then_path_then_pip_packages(tmp_path, monkeypatch):
@@ -254,9 +246,9 @@ def test_nvcc_is_looked_for_in_cuda_home_then_path_then_pip_packages(tmp_path, m
         toolchain.find_nvcc()
 
 
-def test_cuda_code_is_cross_built_without_a_gpu(project):
+def test_cuda_code_is_cross_built_without_a_gpu(sources):
     need_nvcc()
-    made = {build.build(extension(project, ".cu"), arch, project / "out") for arch in ("sm_80", "sm_90")}
+    made = {build.build(extension(sources, ".cu"), arch, sources / "out") for arch in ("sm_80", "sm_90")}
     assert {p.name.split("-")[1] for p in made} == {"sm_80", "sm_90"}
     flags = [json.loads(p.with_suffix(".json").read_text())["command"] for p in made]
     assert {f for command in flags for f in command if "gencode" in f} == {
@@ -265,14 +257,13 @@ def test_cuda_code_is_cross_built_without_a_gpu(project):
     }
 
 
-def test_an_architecture_that_is_none_is_refused(project):
+def test_an_architecture_that_is_none_is_refused(sources):
     for arch in ("sm_70", "hopper", "90"):
         with pytest.raises(KernelError, match="is not an architecture"):
-            extension(project, ".cu").key(arch)
+            extension(sources, ".cu").key(arch)
 
 
 def test_many_are_compiled_at_once_and_the_first_error_is_told(project):
-    need_host_compiler()
     arch = toolchain.host_architecture()
     right = [dataclasses.replace(extension(project), name=f"answering_{i}") for i in range(3)]
     paths = build.build_all([(e, arch) for e in right])
@@ -296,12 +287,7 @@ def test_without_a_compiler_host_tests_are_skipped_unless_they_are_required(monk
 def test_auto_warns_once_says_why_and_goes_on(monkeypatch, caplog):
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
     monkeypatch.setattr(runtime, "_warned", set())
-    attempts = []
-
-    def load() -> None:
-        attempts.append(1)
-        raise KernelError("no CUDA compiler: type `pip install nvidia-cuda-nvcc`")
-
+    load = Mock(side_effect=KernelError("no CUDA compiler: type `pip install nvidia-cuda-nvcc`"))
     with caplog.at_level(logging.WARNING, logger="elman"):
         assert runtime.load_or_warn("thing", load) is None
         assert runtime.load_or_warn("thing", load) is None
@@ -311,12 +297,9 @@ def test_auto_warns_once_says_why_and_goes_on(monkeypatch, caplog):
 
 
 def test_require_raises_and_off_does_not_even_try(monkeypatch):
-    def load() -> None:
-        raise KernelError("broken")
-
     monkeypatch.setenv("ELMAN_KERNELS", "require")
     with pytest.raises(KernelError, match="broken"):
-        runtime.load_or_warn("thing", load)
+        runtime.load_or_warn("thing", Mock(side_effect=KernelError("broken")))
     monkeypatch.setenv("ELMAN_KERNELS", "off")
     assert runtime.load_or_warn("thing", lambda: pytest.fail("off must not load")) is None
     monkeypatch.setenv("ELMAN_KERNELS", "maybe")
@@ -325,7 +308,6 @@ def test_require_raises_and_off_does_not_even_try(monkeypatch):
 
 
 def test_a_pybind11_module_of_a_plugin_is_built_and_called(project: Path) -> None:
-    need_host_compiler()
     binding = project / "scaling.cpp"
     binding.write_text(PYBIND11_SOURCE)
     module = build.load(Extension("scaling", binding))

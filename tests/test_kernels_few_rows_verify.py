@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import elman_e1.op
 import elman_e42.op
@@ -38,7 +41,8 @@ def emulated(compiled, monkeypatch):
 
 @pytest.fixture
 def taken(emulated, monkeypatch, tmp_path):
-    """`takes…` say so for tensors of the CPU too; the list of what is then verified at first use, in a cache of its own."""
+    """`takes…` say so for tensors of the CPU too; the list of what is then verified at first use, in a cache of its own.
+    A test with it runs in inference mode."""
     verified = []
 
     def on_cpu(spec, _target, cases, opcheck):
@@ -61,7 +65,8 @@ def taken(emulated, monkeypatch, tmp_path):
     right = stamps.stamp
     monkeypatch.setattr(stamps, "stamp", lambda spec, target="cuda", arch="sm_90": right(spec, target, arch))
     monkeypatch.delenv("ELMAN_VERIFY", raising=False)
-    return verified
+    with torch.inference_mode():
+        yield verified
 
 
 def verify_emulated(spec, cases=None, opcheck=False, call=None):
@@ -178,9 +183,6 @@ def test_first_uses_on_a_gpu_pass_and_are_stamped_without_a_compiler(monkeypatch
     x, h = torch.zeros(1, 1536, dtype=bf16, device="cuda"), torch.zeros(1, 1536, device="cuda")
     w, weight = torch.zeros(1536, 1536, dtype=bf16, device="cuda"), torch.ones(1536, dtype=bf16, device="cuda")
 
-    def no_compiler(*_):
-        raise AssertionError("compiled again")
-
     def use():
         assert few_rows.takes(x, w)
         assert few_rows.takes(x, w[:256])
@@ -195,7 +197,7 @@ def test_first_uses_on_a_gpu_pass_and_are_stamped_without_a_compiler(monkeypatch
             if folder == "verifies":
                 for stamped in (tmp_path / "compiles" / "verified").iterdir():
                     stamped.unlink()
-                monkeypatch.setattr(build, "_compile", no_compiler)
+                monkeypatch.setattr(build, "_compile", Mock(side_effect=AssertionError("compiled again")))
             use()
     assert all(stamps.stamp(s).passed for s in specs() if s.name != "e1_step")
 
@@ -205,20 +207,17 @@ def test_first_uses_on_a_gpu_pass_and_are_stamped_without_a_compiler(monkeypatch
 
 def test_a_size_is_verified_once_with_the_fewest_and_the_most_rows(taken):
     x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
-    with torch.inference_mode():
-        assert few_rows.takes(x, w)
-        assert few_rows.takes(x[:1], w)
+    assert few_rows.takes(x, w)
+    assert few_rows.takes(x[:1], w)
     [(name, cases)] = taken
     assert (name, [c.sizes for c in cases]) == ("few_rows", [{"B": b, "K": 40, "N": 24} for b in (1, 8)])
-    with torch.inference_mode():
-        assert few_rows.takes(torch.zeros(9, 40, dtype=bf16), w)
+    assert few_rows.takes(torch.zeros(9, 40, dtype=bf16), w)
     assert [c.sizes["B"] for c in taken[1][1]] == [9, 16]
     found = stamps.stamp(few_rows_spec.spec())
     assert found is not None
     assert (found.passed, len(found.extra)) == (True, 4)
     few_rows_run._verified.clear()  # as another process
-    with torch.inference_mode():
-        assert few_rows.takes(x, w)
+    assert few_rows.takes(x, w)
     assert len(taken) == 2
     assert all(not use["skipped"] and use["stamp"]["passed"] for use in first_use.used().values())
 
@@ -226,11 +225,10 @@ def test_a_size_is_verified_once_with_the_fewest_and_the_most_rows(taken):
 def test_every_kind_has_a_first_use_that_passes(taken):
     x, weight = torch.zeros(1, 40, dtype=bf16), torch.ones(40, dtype=bf16)
     w = torch.zeros(40, 40, dtype=bf16)
-    with torch.inference_mode():
-        assert few_rows.takes(x, w, w[:9], w[:20])
-        assert few_rows.takes_norm(x, None, weight, bf16)
-        assert few_rows.takes_draw(torch.zeros(1, 256, dtype=f32))
-        assert elman_e42.op.e42.step.takes(x[None], w)
+    assert few_rows.takes(x, w, w[:9], w[:20])
+    assert few_rows.takes_norm(x, None, weight, bf16)
+    assert few_rows.takes_draw(torch.zeros(1, 256, dtype=f32))
+    assert elman_e42.op.e42.step.takes(x[None], w)
     assert [name for name, _ in taken] == ["few_rows"] * 3 + ["e42_step"]
     assert [c.options["tied"] for c in taken[-1][1]] == [True, False]
     assert all(stamps.stamp(spec).passed for spec in specs() if spec.name != "e1_step")
@@ -245,21 +243,18 @@ def test_a_wrong_kernel_is_refused_unless_told_otherwise(taken, monkeypatch):
     monkeypatch.setitem(few_rows_spec._CALLS, "norm", wrong)
     x, weight = torch.zeros(1, 40, dtype=bf16), torch.ones(40, dtype=bf16)
     for _ in range(2):
-        with torch.inference_mode(), pytest.raises(KernelError, match=r"wrong numbers .*`elman verify few_rows`"):
+        with pytest.raises(KernelError, match=r"wrong numbers .*`elman verify few_rows`"):
             few_rows.takes_norm(x, None, weight, bf16)
     monkeypatch.setenv("ELMAN_VERIFY", "skip")
-    with torch.inference_mode():
-        assert few_rows.takes_norm(x, None, weight, bf16)
+    assert few_rows.takes_norm(x, None, weight, bf16)
     assert all(use["skipped"] for use in first_use.used().values())
 
 
 def test_a_cache_that_cannot_be_written_stops_nobody(taken, monkeypatch, caplog):
-    def full():
-        raise KernelError("no cache folder can be written")
-
-    monkeypatch.setattr(stamps.build, "writable_cache", full)
+    full = KernelError("no cache folder can be written")
+    monkeypatch.setattr(stamps.build, "writable_cache", Mock(side_effect=full))
     x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
-    with torch.inference_mode(), caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING):
         assert few_rows.takes(x, w)
         assert few_rows.takes(x, w)
     assert len(taken) == 1
@@ -269,21 +264,15 @@ def test_a_cache_that_cannot_be_written_stops_nobody(taken, monkeypatch, caplog)
 
 
 def test_a_compiler_that_fails_is_asked_once(taken, monkeypatch, caplog):
-    asked = []
-
-    def fails(*which):
-        asked.append(which)
-        raise KernelError("no nvcc")
-
-    monkeypatch.setattr(few_rows_run, "_module", fails)
+    compiler = Mock(side_effect=KernelError("no nvcc"))
+    monkeypatch.setattr(few_rows_run, "_module", compiler)
     monkeypatch.setenv("ELMAN_KERNELS", "auto")
     x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
-    with torch.inference_mode(), caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING):
         assert not any(few_rows.takes(x, w[:n]) for n in (8, 16, 8, 16))
-    assert asked == [("", bf16, None)]
+    compiler.assert_called_once_with("", bf16, None)
     monkeypatch.setenv("ELMAN_KERNELS", "off")
-    with torch.inference_mode():
-        assert not few_rows.takes(x, w)
+    assert not few_rows.takes(x, w)
 
 
 def test_nothing_is_verified_for_the_first_time_while_a_step_is_recorded(taken):
@@ -359,16 +348,15 @@ def test_one_graph_for_torch_compile_whatever_is_dynamic(dynamic, taken):
 def test_tensors_that_do_not_fit_are_left_to_torch(taken):
     x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
     bias = torch.zeros(24, dtype=bf16)
-    with torch.inference_mode():
-        assert few_rows.takes(x, w, bias=bias)
-        assert not few_rows.takes(x[:, :32], w), "fewer columns than the weight has"
-        assert not few_rows.takes(x, w, bias=bias.float())
-        assert not few_rows.takes(x, w, bias=bias[:8])
-        assert not few_rows.takes(x, *[w] * 6)
-        assert not few_rows.takes_norm(x, None, torch.ones(39, dtype=bf16), bf16)
-        assert not few_rows.takes_norm(x, torch.zeros(40), torch.ones(40, dtype=bf16), bf16), "a stream of one row"
-        with pytest.raises(RuntimeError, match="mat1 and mat2"):
-            few_rows_linear(nn.Linear(40, 8, dtype=bf16), x[:, :32]) or nn.Linear(40, 8, dtype=bf16)(x[:, :32])
+    assert few_rows.takes(x, w, bias=bias)
+    assert not few_rows.takes(x[:, :32], w), "fewer columns than the weight has"
+    assert not few_rows.takes(x, w, bias=bias.float())
+    assert not few_rows.takes(x, w, bias=bias[:8])
+    assert not few_rows.takes(x, *[w] * 6)
+    assert not few_rows.takes_norm(x, None, torch.ones(39, dtype=bf16), bf16)
+    assert not few_rows.takes_norm(x, torch.zeros(40), torch.ones(40, dtype=bf16), bf16), "a stream of one row"
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        few_rows_linear(nn.Linear(40, 8, dtype=bf16), x[:, :32]) or nn.Linear(40, 8, dtype=bf16)(x[:, :32])
 
 
 @pytest.mark.parametrize(
@@ -425,21 +413,20 @@ def test_a_quantised_weight_is_left_to_its_module():
 def test_noise_and_logits_of_any_layout_draw_the_same(emulated):
     random = torch.Generator().manual_seed(0)
     logits, waits = torch.randn(5, 64, generator=random), torch.empty(5, 64).exponential_(generator=random)
+    draw = partial(few_rows.draw, temperature=1.0, top_p=1.0)
     drawn = []
     for turn in (lambda t: t, lambda t: t.T.contiguous().T):
         seen = torch.zeros(5, 64, dtype=torch.bool)
         into, shown = torch.empty(5, dtype=torch.long), torch.empty(5, dtype=torch.long)
-        few_rows.draw(
-            turn(logits), turn(waits), seen, into, shown, penalty=1.0, temperature=1.0, top_k=2**40, top_p=1.0
-        )
+        draw(turn(logits), turn(waits), seen, into, shown, penalty=1.0, top_k=2**40)
         drawn.append(into)
     assert torch.equal(*drawn)
     with pytest.raises(KernelError, match="must be contiguous"):
-        few_rows.draw(logits, waits, seen, into.repeat(2)[::2], shown, penalty=1.0, temperature=1.0, top_k=0, top_p=1.0)
+        draw(logits, waits, seen, into.repeat(2)[::2], shown, penalty=1.0, top_k=0)
     with pytest.raises(KernelError, match=r"belongs \(5, 64\) in torch.bool"):
-        few_rows.draw(logits, waits, seen[:1], into, shown, penalty=1.1, temperature=1.0, top_k=0, top_p=1.0)
+        draw(logits, waits, seen[:1], into, shown, penalty=1.1, top_k=0)
     with pytest.raises(KernelError, match="needs waits"):
-        few_rows.draw(logits, None, seen, into, shown, penalty=1.0, temperature=1.0, top_k=0, top_p=1.0)
+        draw(logits, None, seen, into, shown, penalty=1.0, top_k=0)
 
 
 def test_a_weight_that_is_new_or_has_changed_is_not_read_before_the_kernel_in_front_has_ended():
@@ -459,12 +446,11 @@ def test_weights_that_stay_are_read_early(emulated, monkeypatch):
     monkeypatch.setattr(few_rows_run, "_may_begin_early", lambda _device: True)
     module = emulated("", bf16)
 
-    class Spy:
-        def elman_few_rows_linear(self, call):
-            early.append(bool(call._obj.early))
-            return module.elman_few_rows_linear(call)
+    def linear(call):
+        early.append(bool(call._obj.early))
+        return module.elman_few_rows_linear(call)
 
-    monkeypatch.setattr(few_rows_run, "_module", lambda *_: Spy())
+    monkeypatch.setattr(few_rows_run, "_module", lambda *_: SimpleNamespace(elman_few_rows_linear=linear))
     x, w = torch.zeros(1, 16, dtype=bf16), nn.Parameter(torch.zeros(8, 16, dtype=bf16))
     with torch.inference_mode():
         for _ in range(2):

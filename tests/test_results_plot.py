@@ -14,6 +14,7 @@ import train_helpers
 from results_helpers import example_suite, losses, write_run, write_suite
 
 from elman_core.cli import main
+from elman_core.experiments.results import plots
 from elman_core.experiments.results.compare import against_best
 from elman_core.experiments.results.curves import curve, smooth, thin, visible_range
 from elman_core.experiments.results.runs import find_runs
@@ -89,8 +90,6 @@ def test_a_suite_is_drawn_at_the_chosen_learning_rates(matplotlib, tmp_path, cap
 
 
 def test_the_trials_that_chose_a_value_stand_in_no_picture(matplotlib, tmp_path, monkeypatch):
-    from elman_core.experiments.results import plots
-
     trials = [("b-trial", "train.lr=0.1"), ("a-trial", "train.lr=0.2")]
     made = {id: write_job(id, sets, "train.steps=40") for id, sets in trials}
     finals = [write_job("a", "train.lr=0.1", "train.steps=120"), write_job("b", "train.lr=0.2", "train.steps=120")]
@@ -117,8 +116,6 @@ def write_job(id: str, *sets: str) -> dict:
 
 
 def test_lines_hold_the_losses_and_no_two_look_alike(matplotlib, tmp_path, monkeypatch):
-    from elman_core.experiments.results import plots
-
     figures: dict = {}
     monkeypatch.setattr(plots, "_save", lambda _, found: figures.update(found))
     plots.plot(find_runs([example_suite(tmp_path / "s", seeds=(1, 2), steps=120)]), tmp_path, "tokens")
@@ -140,8 +137,6 @@ def test_lines_hold_the_losses_and_no_two_look_alike(matplotlib, tmp_path, monke
 
 
 def test_a_run_shows_loss_speed_memory(matplotlib, tmp_path, monkeypatch):
-    from elman_core.experiments.results import plots
-
     figures: dict = {}
     monkeypatch.setattr(plots, "_save", lambda _, found: figures.update(found))
     plots.plot(find_runs([write_run(tmp_path / "a", "train.steps=400")]), tmp_path)
@@ -156,8 +151,6 @@ def test_a_run_shows_loss_speed_memory(matplotlib, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("what", ["one step", "no evaluation", "a gap"])
 def test_little_is_drawn_too(matplotlib, tmp_path, what, monkeypatch):
-    from elman_core.experiments.results import plots
-
     figures: dict = {}
     monkeypatch.setattr(plots, "_save", lambda _, found: figures.update(found) or [])
     run = tmp_path / "a"
@@ -206,8 +199,6 @@ def test_real_runs_are_read_paired_drawn_and_reported(tmp_path, capsys):
     for name, lr in (("a", 1e-2), ("b", 1e-3)):
         start(train_helpers.settings(text, f"train.lr={lr}"), tmp_path / "runs" / name, quiet=True).fit()
     assert main(["results", str(tmp_path / "runs"), "--json"]) == 0
-    import json
-
     (group,) = json.loads(capsys.readouterr().out)["groups"]
     by_name = {Path(row["runs"][0]).name: row for row in group["rows"]}
     for name, row in by_name.items():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -19,12 +19,14 @@ import pytest
 from results_helpers import example_suite, losses, write_run, write_suite
 
 from elman_core.cli import main
-from elman_core.experiments.results.collect import collect
-from elman_core.experiments.results.identity import labels, named, spelled
+from elman_core.experiments.jobs.locks import Lock, is_locked
+from elman_core.experiments.results.collect import collect, summarise
+from elman_core.experiments.results.identity import identity, labels, named, spelled
 from elman_core.experiments.results.metrics import read_metrics
 from elman_core.experiments.results.runs import find_runs
 from elman_core.experiments.results.tables import as_data, columns, render
 from elman_core.registry import ConfigError
+from elman_core.training.settings import TUNABLE, known_keys
 
 
 def rows(*paths: Path, **options):
@@ -83,8 +85,6 @@ def test_the_figures_of_a_row(tmp_path):
 
 def test_a_run_in_progress_has_the_same_figures_as_its_summary_would_have(tmp_path):
     """The summary in the manifest and what is computed from the metrics are one thing."""
-    from elman_core.experiments.results.collect import summarise
-
     (run,) = find_runs([write_run(tmp_path / "run", "train.steps=250")])
     wanted = dict(run.manifest["result"])
     del wanted["evaluated_at"]
@@ -142,34 +142,19 @@ def test_sorting(tmp_path, sort, first):
 
 # statuses ------------------------------------------------------------------------------------------------------------
 
-HOLD = """
-import fcntl, sys, time
-held = open(sys.argv[1])
-fcntl.flock(held, fcntl.LOCK_EX)
-print("held", flush=True)
-time.sleep(60)
-"""
-
 
 def test_a_running_run_is_told_from_one_whose_process_is_gone(tmp_path):
-    import platform
-
     here = {"host": platform.node(), "device": "cpu"}
     run = write_run(tmp_path / "run", status="running", steps=100, hardware=here)
     (row,) = rows(run)
     assert row.status == "killed"
     assert "process is gone" in row.remark
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(run / ".lock")], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout.readline() == "held\n"
-        (row,) = rows(run)
-        assert row.status == "running"
-        assert row.value("last_100") == pytest.approx(losses(300, 1.4, 42)[:100].mean())
-        with open(run / ".lock") as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # looking took nothing from the process
-    finally:
-        holder.kill()
-        holder.wait()
+    held = Lock(run / ".lock")
+    (row,) = rows(run)
+    assert row.status == "running"
+    assert row.value("last_100") == pytest.approx(losses(300, 1.4, 42)[:100].mean())
+    assert is_locked(run / ".lock"), "looking took nothing from the process"
+    held.close()
     assert rows(run)[0].status == "killed"
 
 
@@ -202,19 +187,16 @@ def test_the_run_and_its_job_give_one_status(tmp_path, said, state, wanted):
     assert rows(tmp_path / "s" / "runs" / "a")[0].status == wanted  # by itself, it still knows its job
 
 
-def test_a_job_that_has_not_begun_waits(tmp_path):
-    jobs = [{"id": "a", "model": "toy"}, {"id": "b", "model": "toy2", "begun": False, "state": {"status": "waiting"}}]
+@pytest.mark.parametrize(
+    ("state", "wanted", "said"),
+    [("waiting", "waiting", "–"), ("ok", "incomplete", "b: incomplete: it has no manifest.json")],
+)
+def test_a_job_without_a_run_waits_or_has_lost_it(tmp_path, state, wanted, said, capsys):
+    jobs = [{"id": "a", "model": "toy"}, {"id": "b", "model": "toy2", "begun": False, "state": {"status": state}}]
     found = rows(write_suite(tmp_path / "s", jobs))
-    assert [(row.model, row.status) for row in found] == [("toy", "ok"), ("toy2", "waiting")]
-    assert "–" in render(collect(find_runs([tmp_path / "s"])), "terminal")
-
-
-def test_a_job_that_ended_well_and_whose_run_was_deleted_is_not_ok(tmp_path, capsys):
-    jobs = [{"id": "a", "model": "toy"}, {"id": "b", "model": "toy2", "begun": False, "state": {"status": "ok"}}]
-    found = rows(write_suite(tmp_path / "s", jobs))
-    assert [(row.model, row.status) for row in found] == [("toy", "ok"), ("toy2", "incomplete")]
+    assert [(row.model, row.status) for row in found] == [("toy", "ok"), ("toy2", wanted)]
     assert main(["results", str(tmp_path / "s")]) == 0
-    assert "b: incomplete: it has no manifest.json" in capsys.readouterr().out
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"status": "running"}', '{"settings": {}}'])
@@ -293,8 +275,6 @@ def test_a_run_that_was_extended_stands_apart(tmp_path):
 
 
 def test_every_entry_of_a_protocol_has_a_setting_s_name(tmp_path):
-    from elman_core.training.settings import known_keys
-
     (run,) = find_runs([write_run(tmp_path / "a")])
     extra = {"data.size", "data.blake2b", "evaluation window"}
     assert set(named(run.manifest["protocol"])) - extra <= set(known_keys())
@@ -302,20 +282,14 @@ def test_every_entry_of_a_protocol_has_a_setting_s_name(tmp_path):
 
 def test_runs_of_one_identity_have_one_protocol(tmp_path):
     """Whatever the protocol holds, and the model, sets runs apart; memory, speed and what is written do not."""
-    from elman_core.experiments.results.identity import identity
-    from elman_core.training.settings import TUNABLE, known_keys
-
     (base,) = find_runs([write_run(tmp_path / "base")])
     held = {k for k in named(base.manifest["protocol"]) if k in known_keys()} | {k for k in TUNABLE if k != "train.lr"}
     apart = {**dict.fromkeys(held, "other"), "train.lr": 0.5, "model.hidden_size": 1, "model.options": {"a": 1}}
-    for key, value in apart.items():
+    alike = ("train.seed", "train.accumulate", "train.device", "train.save_every", "train.launch", "data.path")
+    for key, value in {**apart, **dict.fromkeys(alike, "other")}.items():
         table, name = key.split(".")
         tree = {**base.settings, table: {**base.settings[table], name: value}}
-        assert identity(replace(base, manifest={"settings": tree})) != identity(base), key
-    for key in ("train.seed", "train.accumulate", "train.device", "train.save_every", "train.launch", "data.path"):
-        table, name = key.split(".")
-        tree = {**base.settings, table: {**base.settings[table], name: "other"}}
-        assert identity(replace(base, manifest={"settings": tree})) == identity(base), key
+        assert (identity(replace(base, manifest={"settings": tree})) == identity(base)) == (key in alike), key
 
 
 def test_notes_say_what_the_hash_does_not(tmp_path):
@@ -400,33 +374,29 @@ def test_seeds_that_did_not_end_well_are_left_out_of_the_mean_and_named(tmp_path
     assert row.seeds == (1,)
 
 
+def tried(lr, level, **rest):
+    tuned = {"sets": (f"train.lr={lr}",), "tuned": {"train.lr": lr}}
+    return {"id": f"lr{lr}", "model": "toy", "level": level, **tuned, **rest}
+
+
 def test_a_learning_rate_without_a_run_that_ended_well_is_not_chosen(tmp_path):
-    jobs = [
-        {
-            "id": "a",
-            "model": "toy",
-            "sets": ("train.lr=0.1",),
-            "tuned": {"train.lr": 0.1},
-            "level": 0.5,
-            "status": "oom",
-        },
-        {"id": "b", "model": "toy", "sets": ("train.lr=0.2",), "tuned": {"train.lr": 0.2}, "level": 1.5},
-    ]
-    assert [row.runs[0].path.name for row in rows(write_suite(tmp_path / "s", jobs), everything=False)] == ["b"]
+    suite = write_suite(tmp_path / "s", [tried(0.1, 0.5, status="oom"), tried(0.2, 1.5)])
+    assert [row.runs[0].path.name for row in rows(suite, everything=False)] == ["lr0.2"]
 
 
-def test_a_best_value_at_the_edge_of_those_tried_is_noted(tmp_path):
-    def notes(levels):
-        jobs = [
-            {"id": f"a{lr}", "model": "toy", "sets": (f"train.lr={lr}",), "tuned": {"train.lr": lr}, "level": level}
-            for lr, level in levels.items()
-        ]
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        return " ".join(collect(find_runs([write_suite(folder, jobs)])).groups[0].notes)
-
-    assert "toy: the best train.lr, 0.03, is the largest that was tried" in notes({0.01: 1.5, 0.02: 1.4, 0.03: 1.3})
-    assert "is the smallest that was tried" in notes({0.01: 1.2, 0.02: 1.4, 0.03: 1.3})
-    assert "was tried" not in notes({0.01: 1.5, 0.02: 1.2, 0.03: 1.3})
+@pytest.mark.parametrize(
+    ("levels", "note"),
+    [
+        ((1.5, 1.4, 1.3), "toy: the best train.lr, 0.03, is the largest that was tried"),
+        ((1.2, 1.4, 1.3), "toy: the best train.lr, 0.01, is the smallest that was tried"),
+        ((1.5, 1.2, 1.3), ""),
+    ],
+)
+def test_a_best_value_at_the_edge_of_those_tried_is_noted(tmp_path, levels, note):
+    jobs = [tried(lr, level) for lr, level in zip((0.01, 0.02, 0.03), levels, strict=True)]
+    notes = " ".join(collect(find_runs([write_suite(tmp_path / "s", jobs)])).groups[0].notes)
+    assert note in notes
+    assert ("was tried" in notes) == bool(note)
 
 
 def test_how_far_a_run_in_progress_is(tmp_path):

@@ -7,8 +7,9 @@ import torch
 from cpu_graph import CpuRecorder
 from train_helpers import assert_same_bits, losses, manifest, metrics, settings, write_text
 
-from elman_core.registry import ConfigError, DivergedError, KernelError, hookimpl, plugins
+from elman_core.registry import ConfigError, DivergedError, KernelError, hookimpl
 from elman_core.training import modes
+from elman_core.training.hooks import watched
 from elman_core.training.modes import CapturedStep, choose_mode
 from elman_core.training.start import resume, start
 
@@ -51,10 +52,10 @@ def test_a_captured_training_is_the_eager_one_bit_for_bit(sets, text, tmp_path):
     recorder = trainer.compute.recorder
     assert (recorder.records, recorder.replays) == (1, 9 - modes.WARM)
     one, two = metrics(tmp_path / "eager"), metrics(tmp_path / "graph")
-    timed = ("tok_s", "memory", "seconds")
-    assert [{k: v for k, v in m.items() if k not in timed} for m in one] == [
-        {k: v for k, v in m.items() if k not in timed} for m in two
-    ]
+    for line in (*one, *two):
+        for timed in ("tok_s", "memory", "seconds"):
+            del line[timed]
+    assert one == two
     assert metrics(tmp_path / "eager", "evaluation") == metrics(tmp_path / "graph", "evaluation")
     assert_same_bits(checkpoint(tmp_path / "eager"), checkpoint(tmp_path / "graph"))
 
@@ -91,7 +92,10 @@ def test_divergence_is_told_of_the_right_step_and_nothing_was_updated_since(step
     sets = ("train.save_every=1", "train.keep=0", f"data.sampling={sampling}")
     eager(text, tmp_path / "good", *sets).fit()
     trainer = captured(eager(text, tmp_path / "run", *sets))
-    poison(trainer, step)
+    trainer.model.model.embed_tokens.register_forward_hook(
+        lambda _module, inputs, out: out.where((inputs[0] != 255).unsqueeze(-1), torch.nan)
+    )
+    mark(trainer, step, column=0)
     with pytest.raises(DivergedError, match=f"diverged in step {step}: loss nan"):
         trainer.fit()
     found = manifest(tmp_path / "run")
@@ -108,18 +112,15 @@ def test_divergence_is_told_of_the_right_step_and_nothing_was_updated_since(step
         assert_same_bits(tmp_path / "good/checkpoints" / f"step-{step - 1:08d}", checkpoint(tmp_path / "run"))
 
 
-def poison(trainer, step):
-    """One byte whose embedding is not a number, in the windows of one step alone."""
+def mark(trainer, step, column):
+    """A byte 255, which the text does not have, in the windows of one step alone."""
     assert not (trainer.windows.batch(step - 1).tokens == 255).any()
-    trainer.model.model.embed_tokens.register_forward_hook(
-        lambda _module, inputs, out: out.where((inputs[0] != 255).unsqueeze(-1), torch.nan)
-    )
     real = trainer.windows.batch
 
     def batch(s, rows=None):
         found = real(s, rows)
         if s == step - 1:
-            found.tokens[0, 0] = 255
+            found.tokens[0, column] = 255
         return found
 
     trainer.windows.batch = batch
@@ -128,24 +129,15 @@ def poison(trainer, step):
 def test_a_failed_step_leaves_the_gradient_to_look_at_though_another_was_launched(text, tmp_path):
     trainer = captured(eager(text, tmp_path / "run"))
     name = "model.layers.0.mixer.out_proj.weight"
-    weight, real, seen = dict(trainer.model.named_parameters())[name], trainer.compute.step._backward, []
+    weight, real = trainer.model.get_parameter(name), trainer.compute.step._backward
 
     def backward(windows):
         out = real(windows)
         weight.grad.masked_fill_((windows.tokens == 255).any(), torch.nan)
-        seen.append(windows)
         return out
 
     trainer.compute.step._backward = backward
-    batch = trainer.windows.batch
-
-    def marked(s, rows=None):
-        found = batch(s, rows)
-        if s == 5:
-            found.tokens[0, -1] = 255
-        return found
-
-    trainer.windows.batch = marked
+    mark(trainer, 6, column=-1)
     with pytest.raises(
         DivergedError, match=f"step 6: loss [0-9.]+, gradient norm nan; first not finite: gradient {name}"
     ):
@@ -154,22 +146,22 @@ def test_a_failed_step_leaves_the_gradient_to_look_at_though_another_was_launche
 
 def test_what_the_host_must_read_is_refused_by_name_or_said_and_run_eager(text, tmp_path, caplog):
     def looks(_module, _inputs, out):
-        assert float(out.detach().sum()) < 1e9
+        assert float(out[0].detach().sum()) < 1e9
 
     eager(text, tmp_path / "eager").fit()
     trainer = captured(eager(text, tmp_path / "auto"), required=False)
-    trainer.model.model.norm.register_forward_hook(lambda m, i, o: looks(m, i, o[0]))
+    trainer.model.model.norm.register_forward_hook(looks)
     trainer.fit()
     assert (
         "cannot be captured as a CUDA graph and runs eager: operation not permitted when stream is capturing"
         in caplog.text
     )
     assert losses(tmp_path / "auto") == losses(tmp_path / "eager")
-    step = json.loads((tmp_path / "auto" / "manifest.json").read_text())["step"]
+    step = manifest(tmp_path / "auto")["step"]
     assert step["mode"] == "eager"
     assert "reads a value on the host" in step["why"]
     strict = captured(eager(text, tmp_path / "graph"))
-    strict.model.model.norm.register_forward_hook(lambda m, i, o: looks(m, i, o[0]))
+    strict.model.model.norm.register_forward_hook(looks)
     with pytest.raises(KernelError, match=r"use train\.launch='eager'"):
         strict.fit()
 
@@ -184,20 +176,10 @@ def test_time_to_warm_up_and_capture_is_not_training_time(text, tmp_path):
     assert 0 < found["first_step_seconds"] < found["warm_up_seconds"]
 
 
-def test_who_watches_steps_finds_the_model_as_the_step_left_it(text, tmp_path):
-    from elman_core.training.hooks import watched
-
-    class Watcher:
-        @hookimpl
-        def elman_step_end(self, run, step):
-            assert run.step == step
-
+def test_who_watches_steps_is_noticed(after_step):
     assert not watched()
-    name = plugins().manager.register(Watcher(), name="elman-test:watch")
-    try:
-        assert watched()
-    finally:
-        plugins().manager.unregister(name=name)
+    after_step(1, lambda _: None)
+    assert watched()
 
 
 CUDA = torch.device("cuda")
@@ -215,8 +197,8 @@ def test_auto_is_a_graph_on_a_gpu_and_says_what_stands_against_it(text, tmp_path
     assert mode(torch.device("cpu")) == ("eager", "no CUDA graphs on cpu")
     assert mode(CUDA, "train.launch=eager") == ("eager", "asked for")
     assert mode(CUDA, "train.launch=compile+graph")[0] == "compile+graph"
-    name, why = mode(CUDA, "data.sampling=tbptt", "data.documents=reset")
-    assert (name, why) == ("eager", "data.documents='reset' cuts each window at other places")
+    cut = mode(CUDA, "data.sampling=tbptt", "data.documents=reset")
+    assert cut == ("eager", "data.documents='reset' cuts each window at other places")
     assert mode(CUDA, "train.gradient_checkpointing=true")[0] == "eager"
     assert mode(CUDA, "data.sampling=tbptt")[0] == "graph"
     assert mode(CUDA, "train.optimizer=schedulefree")[0] == "graph"
@@ -228,17 +210,14 @@ class Actor:
         pass
 
 
-def test_a_plugin_that_acts_keeps_the_step_eager_and_is_named(text, tmp_path):
+def test_a_plugin_that_acts_keeps_the_step_eager_and_is_named(text, tmp_path, register):
     trainer = eager(text, tmp_path / "run")
     trainer.folder.close()
-    name = plugins().manager.register(Actor(), name="elman-test:actor")
-    try:
-        mode = choose_mode(settings(text), trainer.model, CUDA)
-        assert (mode.name, mode.why) == ("eager", "elman-test:actor acts on every step, in elman_before_optimizer_step")
-        with pytest.raises(ConfigError, match="elman-test:actor acts on every step"):
-            choose_mode(settings(text, "train.launch=graph"), trainer.model, CUDA)
-    finally:
-        plugins().manager.unregister(name=name)
+    register(Actor(), "elman-test:actor")
+    mode = choose_mode(settings(text), trainer.model, CUDA)
+    assert (mode.name, mode.why) == ("eager", "elman-test:actor acts on every step, in elman_before_optimizer_step")
+    with pytest.raises(ConfigError, match="elman-test:actor acts on every step"):
+        choose_mode(settings(text, "train.launch=graph"), trainer.model, CUDA)
 
 
 @pytest.mark.parametrize(

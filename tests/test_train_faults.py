@@ -16,14 +16,7 @@ from test_train_disk import files_of_at_most
 from train_helpers import losses, manifest, metrics, settings, train_words
 
 from elman_core.cli import main
-from elman_core.registry import (
-    CheckpointError,
-    ConfigError,
-    DivergedError,
-    StorageError,
-    hookimpl,
-    plugins,
-)
+from elman_core.registry import CheckpointError, ConfigError, DivergedError, StorageError, hookimpl
 from elman_core.storage import check_folder, write_json
 from elman_core.training import failures
 from elman_core.training.checkpoint import list_checkpoints, load_checkpoint
@@ -103,12 +96,7 @@ def test_a_checkpoint_of_the_other_optimizer_is_refused_before_the_first_step(ki
     runs[1].folder.close()
 
 
-NORM = "exp_avg/model.norm.weight"
-
-
-def without_norm(tensors):
-    for name in [n for n in tensors if n.endswith("/model.norm.weight")]:
-        del tensors[name]
+NORM, OPTIMIZER = "model.norm.weight", "state/optimizer.safetensors"
 
 
 # A damage that only the content shows: its checksum matches.
@@ -120,21 +108,13 @@ def without_norm(tensors):
         ("state/trainer.json", lambda t: t.update(step=1), "is of step 1"),
         (
             "model.safetensors",
-            lambda t: t.update({"model.norm.weight": torch.zeros(1)}),
+            lambda t: t.update({NORM: torch.zeros(1)}),
             r"model.norm.weight is \(1,\), the model's \(16,\)",
         ),
-        ("state/optimizer.safetensors", lambda t: t.pop(NORM), "the optimizer's state"),
-        (
-            "state/optimizer.safetensors",
-            lambda t: t.update({"exp_avg/model.norm.weight": torch.zeros(3)}),
-            "is not of the shape",
-        ),
-        (
-            "state/optimizer.safetensors",
-            lambda t: [t.pop(k) for k in list(t) if k.endswith("/model.norm.weight")],
-            "is not of this model",
-        ),
-        ("state/optimizer.safetensors", lambda t: t.update({"exp_avg/other": torch.zeros(3)}), "is not of this model"),
+        (OPTIMIZER, lambda t: t.pop(f"exp_avg/{NORM}"), "the optimizer's state"),
+        (OPTIMIZER, lambda t: t.update({f"exp_avg/{NORM}": torch.zeros(3)}), "is not of the shape"),
+        (OPTIMIZER, lambda t: [t.pop(k) for k in list(t) if k.endswith(f"/{NORM}")], "is not of this model"),
+        (OPTIMIZER, lambda t: t.update({"exp_avg/other": torch.zeros(3)}), "is not of this model"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_the_model_or_its_name_is_refused(file, change, said, text, tmp_path):
@@ -262,17 +242,14 @@ def test_a_closed_terminal_saves_and_one_that_nohup_keeps_away_does_nothing(text
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_signal_during_the_last_evaluation_stops_nothing(text, tmp_path):
+def test_a_signal_during_the_last_evaluation_stops_nothing(text, tmp_path, register):
     class Stop:
         @hookimpl
         def elman_evaluation_end(self):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    name = plugins().manager.register(Stop())
-    try:
-        result = start(settings(text, "train.steps=3"), tmp_path / "run", quiet=True).fit()
-    finally:
-        plugins().manager.unregister(name=name)
+    register(Stop())
+    result = start(settings(text, "train.steps=3"), tmp_path / "run", quiet=True).fit()
     assert (result.status, result.signal) == ("ok", 0)
 
 

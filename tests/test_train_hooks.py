@@ -6,7 +6,7 @@ import pytest
 import torch
 from train_helpers import losses, manifest, metrics, settings
 
-from elman_core.registry import PluginError, hookimpl, plugins
+from elman_core.registry import DivergedError, PluginError, hookimpl, plugins
 from elman_core.training.start import resume, start
 
 
@@ -146,8 +146,6 @@ def test_a_loss_term_that_is_not_a_named_scalar_is_an_error(given, text, tmp_pat
 
 
 def test_a_term_that_is_not_finite_ends_the_run(text, tmp_path, register):
-    from elman_core.registry import DivergedError
-
     class Infinite:
         @hookimpl
         def elman_loss_terms(self, run, outputs):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from train_helpers import assert_same_bits, losses, settings
 
-from elman_core.data import Batch
+from elman_core.data import Batch, ByteFile
 from elman_core.registry import LoaderError
 from elman_core.training.prefetch import Prefetcher
 from elman_core.training.start import resume, start
@@ -113,8 +113,6 @@ def reading_ahead(trainer):
 
 
 def test_a_slow_disk_drops_no_batch(text, tmp_path, monkeypatch):
-    from elman_core.data import ByteFile
-
     sets = ("train.steps=8", "train.warmup=2", "train.save_every=0")
     start(settings(text, *sets), tmp_path / "quick", quiet=True).fit()
     real, waits = ByteFile.windows, iter([0.0, 0.2, 0.0, 0.0, 0.3, 0.1])

@@ -1,16 +1,14 @@
 """A run that was stopped and resumed is the run that was never stopped: same batches, same bits."""
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
-from train_helpers import assert_same_bits, losses, manifest, metrics, settings, train_words, write_text
+from train_helpers import assert_same_bits, losses, manifest, metrics, settings, train_words, wait_for_step, write_text
 
 from elman_core.cli import main
 from elman_core.registry import CheckpointError, ConfigError, DataError, StorageError
@@ -54,17 +52,6 @@ def process(words):
     code = "import sys; from elman_core.cli import main; sys.exit(main())"
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     return subprocess.Popen([sys.executable, "-c", code, *words], env=environment, stdout=subprocess.DEVNULL)
-
-
-def wait_for_step(run, step, deadline=120):
-    started = time.monotonic()
-    while not (run / "metrics.jsonl").exists() or not any(m["step"] >= step for m in metrics_so_far(run)):
-        assert time.monotonic() - started < deadline
-        time.sleep(0.01)
-
-
-def metrics_so_far(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n")[:-1]]
 
 
 @pytest.mark.slow
@@ -181,17 +168,13 @@ def test_more_steps_keep_the_schedule_that_the_run_began_with(finished):
 
 def test_metrics_are_cut_back_to_the_checkpoint(finished):
     (finished / "checkpoints" / "step-00000006" / "model.safetensors").write_bytes(b"")
+    before = losses(finished)
     with (finished / "metrics.jsonl").open("a") as out:
         out.write('{"kind": "step", "st')  # cut short by a kill
-    before = losses_until(finished, 6)
     resume(finished, quiet=True).fit()
     assert losses(finished) == before
     names = sorted(p.name for p in (finished / "checkpoints").iterdir())
     assert names == ["step-00000002", "step-00000004", "step-00000006", "step-00000006.damaged"]
-
-
-def losses_until(run, step):
-    return {m["step"]: m["loss"] for m in metrics_so_far(run) if m["kind"] == "step" and m["step"] <= step}
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(finished, caplog):

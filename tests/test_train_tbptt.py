@@ -6,7 +6,7 @@ import pytest
 import torch
 from train_helpers import metrics, settings, write_text
 
-from elman_core.registry import ConfigError
+from elman_core.registry import ConfigError, get_variant
 from elman_core.training.objective import forward_loss
 from elman_core.training.start import start
 
@@ -68,8 +68,6 @@ def test_the_carried_state_has_no_history_and_all_rows(text, tmp_path):
 
 
 def test_a_state_that_grows_is_not_carried(text, tmp_path, monkeypatch):
-    from elman_core.registry import get_variant
-
     monkeypatch.setattr(get_variant("e42").mixer, "state_growth", "per_token")
     with pytest.raises(ConfigError, match="needs a state of constant size"):
         start(settings(text, "data.sampling=tbptt"), tmp_path / "run", quiet=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.torch import load_file
+from scheduler_helpers import wait_for
 
 from elman_core.training.settings import Settings, apply_sets, from_dict
 
@@ -51,6 +52,16 @@ def manifest(run: Path) -> dict:
 def metrics(run: Path, kind: str = "step") -> list[dict]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind]
+
+
+def wait_for_step(run: Path, step: int, seconds: float = 120) -> None:
+    """Wait until another process that trains in `run` has written the line of a step. Its last line may be half written."""
+
+    def written() -> bool:
+        lines = (run / "metrics.jsonl").read_text().split("\n")[:-1] if (run / "metrics.jsonl").exists() else []
+        return any(json.loads(line)["step"] >= step for line in lines)
+
+    wait_for(written, seconds)
 
 
 def losses(run: Path) -> dict[int, float]:
