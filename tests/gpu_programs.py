@@ -12,7 +12,7 @@ from elman_core.kernels import dense_cuda, few_rows_run
 from elman_core.kernels.build import Extension
 from elman_core.kernels.matrix_build import Maps, Size
 
-e1, e42, e88 = (pytest.importorskip(f"elman_{name}.op") for name in ("e1", "e42", "e88"))
+e1, e42, e88 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e1", "e42", "e88"))
 HERE = Path(__file__).parent
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 PLAIN, FUSED, GATED = Maps(), Maps(True, True, "mamba", "given"), Maps(True, True, "mamba", "sigmoid")
@@ -31,7 +31,7 @@ class Program:
 
 
 def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int, tied: bool = False) -> Program:
-    bare = (e42.tied if tied else e42.dense).extension("cuda")
+    bare = (e42.tied if tied else e42).extension("cuda")
     macros = {"DTYPE": dense_cuda.DTYPE_CODES[dtype], "WIDTH": width, "KIND": kind, "SPILL": spill, "WIDE": wide}
     name = f"dense_{'tied_' if tied else ''}{kind}{spill}{wide}_{str(dtype).removeprefix('torch.')}_{width}"
     defines = tuple((f"ELMAN_{key}", str(value)) for key, value in macros.items())
@@ -40,7 +40,7 @@ def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int, tied
 
 def matrix(rows: int, columns: int, dtype: torch.dtype, maps: Maps = PLAIN, write: bool = False) -> Program:
     size = Size(rows, columns, dtype, False, write, str(maps))
-    return Program("matrix_state", e88.matrix.extension_for("cuda", size))
+    return Program("matrix_state", e88.extension_for("cuda", size))
 
 
 def few_rows(dtype: torch.dtype, cell: str | None = None) -> Program:
