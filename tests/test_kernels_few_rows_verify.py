@@ -111,7 +111,7 @@ FAULTS = {
 def test_a_deliberate_fault_is_caught_in_its_tensor(fault, emulated):
     tensor, spoil = FAULTS[fault]
     right = few_rows_spec.spec()
-    cases = [c for c in right.cases("host", "quick") if c.sizes["B"] < 10]
+    cases = [c for c in right.cases("host", "quick") if c.sizes["B"] < 10 and c.dtype == bf16]
 
     def call(backend, inputs, options):
         made = right.call(backend, inputs, options)

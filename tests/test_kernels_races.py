@@ -116,10 +116,10 @@ def test_a_race_is_found_in_either_order(kernel: str, places: int, backwards: bo
     assert "emulated_races.cu:" in said  # where
 
 
-@ORDERS
 @pytest.mark.parametrize(("program", "heads"), PROGRAMS.items(), ids=map(name_of, PROGRAMS))
-def test_the_matrix_state_kernels_do_not_race(program: Program, heads: int, backwards: bool, compiled: Compile) -> None:
-    count, said = races(compile_driver(compiled, program, heads), backwards=backwards)
+def test_the_matrix_state_kernels_do_not_race(program: Program, heads: int, compiled: Compile) -> None:
+    """In one order of the warps: the detector finds a race in either."""
+    count, said = races(compile_driver(compiled, program, heads))
     assert count == 0, said
     assert "every output was written" in said
 

@@ -96,10 +96,9 @@ def test_the_sum_is_that_of_the_layer(masked: bool) -> None:
     torch.testing.assert_close(window, expected["last"])
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_it_compiles_for_a_gpu(arch: str, tmp_path: Path) -> None:
+def test_it_compiles_for_a_gpu(tmp_path: Path) -> None:
     need_nvcc()
-    assert build(extension(4, bf16), arch, tmp_path).is_file()
+    assert build(extension(4, bf16), "sm_80", tmp_path).is_file()
 
 
 @pytest.mark.gpu
