@@ -114,11 +114,11 @@ class DenseKernel:
             KernelError: a back end asked for that cannot run this.
             NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
         """
-        extras, (w_dd, *others) = self._parts((*rest, None) if len(rest) <= len(self.extras) else rest)
-        if not 1 <= len(others) <= 3:
+        extras, others = self._parts(rest)
+        if not 2 <= len(others) <= 4:
             expected = ", ".join(("u", *self.extras, "w", "h0", "mask=None", "starts=None"))
             raise TypeError(f"{self.name} takes ({expected}), not {1 + len(rest)} tensors")
-        h0_Bd, mask_TB, starts_TB = (*others, None, None)[:3]
+        w_dd, h0_Bd, mask_TB, starts_TB = (*others, None, None)[:4]
         check_tensors(self.name, self.extras, u_TBd, extras, w_dd, h0_Bd, mask_TB, starts_TB)
         if backend == "auto":
             backend = "reference" if transformed() else "torch"
