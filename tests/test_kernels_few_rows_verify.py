@@ -468,6 +468,8 @@ def test_without_a_gpu_there_is_nothing_to_verify_of_decoding(capsys):
         pytest.skip("there is a GPU")
     for name in ("few_rows", "e42_step"):
         assert main(["verify", name]) == 5
+        assert "nothing was checked" in capsys.readouterr().err
+        assert main(["verify", name, "--backend", "host"]) == 5
         assert f"{name} has no back end 'host'; it has: cuda" in capsys.readouterr().err
         assert main(["verify", name, "--backend", "cuda"]) == 5
         assert f"{name}: no GPU here, and it runs nowhere else" in capsys.readouterr().err

@@ -64,57 +64,93 @@ def verify(
     ] = "quick",
     dtype: Annotated[str, typer.Option(help="Only these: fp32, bf16, fp16, fp64, with commas.")] = "",
     backend: Annotated[
-        Literal["auto", "host", "cuda"], typer.Option(help="auto: cuda where there is a GPU, else host.")
+        Literal["auto", "torch", "host", "cuda"],
+        typer.Option(help="auto: what this machine runs: cuda with a GPU; torch, and the C++ build host, without."),
     ] = "auto",
     all_: Annotated[bool, typer.Option("--all", help="Every kernel that is installed.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write the errors of a full grid on this GPU into the kernel's package.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Compare kernels with a float64 reference: every output, every gradient it has. Leaves with 5 if one is wrong."""
+    """Compare kernels with a float64 reference: every output and every gradient. Exits with 5 if one is wrong."""
     import torch
 
-    from elman_core.kernels import stamps
+    from elman_core.kernels import records, stamps
     from elman_core.kernels.verify import verify as run
     from elman_core.registry import ConfigError, KernelError
 
     if not names and not all_:
         raise ConfigError("name a variant, or type `elman verify --all`")
-    target: Literal["host", "cuda"] = (
-        ("cuda" if torch.cuda.is_available() else "host") if backend == "auto" else backend
-    )
+    here: Literal["host", "cuda"] = "cuda" if torch.cuda.is_available() else "host"
+    if record:
+        grid, backend = "full", "cuda"
     dtypes = _dtypes(dtype)
     reports = []
-    specs = _specs(names or [], target)
-    for spec in [
-        s for s in specs if _has(s, target, grid, dtypes)
-    ] or specs:  # `verify` says it of what has no such case
-        report = run(spec, target, grid, dtypes, progress=_progress(spec.name) if not json else None)
-        stamps.write(spec, report)
+    pairs = []
+    for spec in _specs(names or [], None if backend == "auto" else backend):
+        targets = _targets(spec, here) if backend == "auto" else [backend]
+        if not targets and not json:
+            print(f"{spec.name}: not checked: it runs on NVIDIA GPUs only, and there is none here")
+        pairs += [(spec, target) for target in targets]
+    for spec, target in [
+        p for p in pairs if _has(*p, grid, dtypes)
+    ] or pairs:  # `verify` says it of what has no such case
+        progress = None if json else _progress(spec.name)
+        report = run(spec, target, grid, dtypes, progress=progress, recorded=not record)
         reports.append(report)
         if not json:
             _print(report)
+        if target in spec.targets:
+            stamps.write(spec, report)
+        if record and report.passed:
+            for tensor, (was, now) in records.write(spec, report).items():
+                print(f"  {tensor}: the recorded error grew from {was:.2e} to {now:.2e}", file=sys.stderr)
     if json:
         print(dump([_as_dict(report) for report in reports]))
-    wrong = [report.name for report in reports if not report.passed]
+    if not reports:
+        raise KernelError("nothing was checked: none of these kernels runs on this machine")
+    wrong = [f"{report.name} ({report.target})" for report in reports if not report.passed]
     if wrong:
-        raise KernelError(f"wrong numbers from the {target} kernel of {', '.join(wrong)}")
+        raise KernelError(f"wrong numbers from {', '.join(wrong)}")
 
 
-def _specs(names: list[str], target: Literal["host", "cuda"], shared: bool = False) -> list[KernelSpec]:
-    """The kernels of these names; all that are installed for the target if no name is given.
+def _targets(spec: KernelSpec, here: Literal["host", "cuda"]) -> list[str]:
+    """The back ends of a kernel that this machine can run: its GPU's, or plain PyTorch's and the host build."""
+    from elman_core.kernels import toolchain
+    from elman_core.registry import KernelError
+
+    if here == "cuda" and "cuda" in spec.targets:
+        return ["cuda"]
+    found = list(spec.portable)
+    if "host" in spec.targets:
+        try:
+            toolchain.find_host_compiler()
+            found.append("host")
+        except KernelError as error:
+            print(f"{spec.name}: the host build is not checked: {error}", file=sys.stderr)
+    return found
+
+
+def _specs(names: list[str], target: str | None, shared: bool = False) -> list[KernelSpec]:
+    """The kernels of these names, or all that are installed if no name is given.
 
     Args:
-        names: of variants, for all of their kernels that the target has, or of single kernels.
+        names: of variants, for all of their kernels that have the target, or of single kernels.
+        target: a back end; None for kernels of any.
         shared: whether those that every model decodes with belong to a variant's.
     """
     from elman_core.kernels.few_rows_spec import spec as shared_spec
     from elman_core.registry import KernelError, get_variant, list_variants
 
     variants = list_variants()
-    common = [s for s in (shared_spec(),) if target in s.targets]
+    common = [s for s in (shared_spec(),) if _runs(s, target)]
     if not names:
-        found = [s for name in variants for s in get_variant(name).kernels if target in s.targets] + common
+        found = [s for name in variants for s in get_variant(name).kernels if _runs(s, target)] + common
         if not found:
-            raise KernelError(f"no installed variant has a {target} kernel; `elman list` shows what is installed")
+            raise KernelError(
+                f"no installed variant has a {target or 'compiled'} kernel; `elman list` shows what is installed"
+            )
         return found
     chosen: dict[str, KernelSpec] = {}
     for name in names:
@@ -126,9 +162,13 @@ def _specs(names: list[str], target: Literal["host", "cuda"], shared: bool = Fal
     return list(chosen.values())
 
 
-def _has(spec: KernelSpec, target: Literal["host", "cuda"], grid: Literal["quick", "full"], dtypes: list[Any]) -> bool:
+def _runs(spec: KernelSpec, target: str | None) -> bool:
+    return target is None or target in (*spec.targets, *spec.portable)
+
+
+def _has(spec: KernelSpec, target: str, grid: Literal["quick", "full"], dtypes: list[Any]) -> bool:
     """Whether the kernel has a case of one of these dtypes; a variant's kernels do not all take the same."""
-    return not dtypes or any(case.dtype in dtypes for case in spec.cases(target, grid))
+    return not dtypes or any(case.dtype in dtypes for case in spec.cases("cuda" if target == "cuda" else "host", grid))
 
 
 def _kernel(name: str) -> KernelSpec | None:
@@ -140,13 +180,13 @@ def _kernel(name: str) -> KernelSpec | None:
     return next((s for s in (shared_spec(), *installed) if s.name == name), None)
 
 
-def _of_variant(name: str, target: Literal["host", "cuda"]) -> list[KernelSpec]:
+def _of_variant(name: str, target: str | None) -> list[KernelSpec]:
     from elman_core.registry import ConfigError, get_variant
 
     variant = get_variant(name)
     if not variant.kernels:
         raise ConfigError(f"variant {variant.name!r} has no kernel of its own: its reference is what runs")
-    return [s for s in variant.kernels if target in s.targets] or list(variant.kernels)
+    return [s for s in variant.kernels if _runs(s, target)] or list(variant.kernels)
 
 
 def _dtypes(text: str) -> list[Any]:
@@ -188,13 +228,19 @@ def _print(report: Report) -> None:
         f"{report.name} on {report.target}, {report.grid} grid, {report.cases} cases: {verdict}; worst case of each tensor:"
     )
     rows = [_cells(row) for row in report.worst()]
-    print(table(rows, ("dtype", "tensor", "error", "largest", "same dtype", "limit", "of limit", "verdict", "case")))
+    print(
+        table(
+            rows,
+            ("dtype", "tensor", "error", "largest", "same dtype", "recorded", "limit", "of limit", "verdict", "case"),
+        )
+    )
     for line in list(failures(report))[:10]:
         print(f"  {line}")
 
 
 def _cells(row: Row) -> list[str]:
-    numbers = [f"{x:.1e}" for x in (row.error, row.worst, row.reference, row.limit)]
+    given = (row.error, row.worst, row.reference, row.recorded, row.limit)
+    numbers = ["-" if x is None else f"{x:.1e}" for x in given]
     return [row.dtype, row.tensor, *numbers, f"{row.ratio:.2f}", "ok" if row.passed else "WRONG", row.case]
 
 

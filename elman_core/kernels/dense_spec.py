@@ -81,6 +81,7 @@ def make_spec(kernel: DenseKernel) -> KernelSpec:
         op=op,
         targets=kernel.targets(),
         portable=("torch",),
+        record=kernel.header.with_name("errors.json"),
         needs=lambda target, cases: _needs(kernel, target, cases),
         builds=lambda target, arch, widths, dtypes: builds(kernel, target, arch, widths, dtypes),
         visible=visible,

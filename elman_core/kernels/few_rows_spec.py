@@ -39,6 +39,7 @@ def spec() -> KernelSpec:
         builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), None),
         needs=lambda _target, cases: _extensions([c.dtype for c in cases], None),
         python=_sources(),
+        record=Path(__file__).with_name("errors.json"),
         differentiable=False,
     )
 
@@ -85,6 +86,7 @@ def make_step_spec(step: Step) -> KernelSpec:
         builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), step),
         needs=lambda _target, cases: _extensions([c.dtype for c in cases], step),
         python=(*_sources(), *((Path(reference),) if reference else ())),
+        record=kernel.header.with_name("errors.json"),
         differentiable=False,
     )
 

@@ -96,6 +96,7 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
         builds=lambda target, _arch, rows, dtypes: _builds(kernel, target, rows, dtypes),
         visible=visible,
         rounded="stored",
+        record=kernel.header.with_name("errors.json"),
         python=(
             *((Path(reference),) if reference else ()),
             Path(__file__).with_name("matrix_state.py"),

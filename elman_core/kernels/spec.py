@@ -76,6 +76,7 @@ class KernelSpec:
         visible: `visible(inputs)`: for outputs that are arbitrary at some positions, a bool tensor that broadcasts.
         after: `after(device)` is called once the device is idle, and raises `KernelError` if a launch failed there.
         python: further files that the stamp covers: the reference, and what calls the kernel.
+        record: the file of recorded errors in the kernel's package (see records.py); None if it keeps none.
     """
 
     name: str
@@ -92,6 +93,7 @@ class KernelSpec:
     visible: Callable[[Inputs], Outputs] = lambda _inputs: {}
     after: Callable[[torch.device], None] = lambda _device: None
     python: tuple[Path, ...] = ()
+    record: Path | None = None
     rounded: str = "reference"
     differentiable: bool = True
 

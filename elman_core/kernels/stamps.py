@@ -125,7 +125,8 @@ def _path(spec: KernelSpec, target: Target, arch: str) -> Path:
     digest = hashlib.sha256()
     for part in (spec.extension(target).key(arch), torch.__version__, str(torch.version.cuda)):
         digest.update(part.encode() + b"\0")
-    for path in spec.python:
+    record = () if spec.record is None or not spec.record.is_file() else (spec.record,)  # it sets limits
+    for path in (*spec.python, *record):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return Path("verified") / f"{spec.name}-{target}-{arch}-{digest.hexdigest()[:20]}.json"
 

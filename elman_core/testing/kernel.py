@@ -51,8 +51,7 @@ def need_gpu() -> None:
 class KernelContract(Guarded):
     """Part of `VariantContract`, for every kernel that the variant declares; or subclass it and set `kernels`.
 
-    The cases are those of `elman verify` and so are the limits: for every output and gradient, 2 times (bf16: 3 times) the
-    error of the reference in the same dtype plus 4 eps, and 1e-12 in float64; with memory poisoned, twice the same bits.
+    Cases and limits are those of `elman verify` (see `elman_core.kernels.verify`), recorded errors among them.
     """
 
     kernels: ClassVar[Sequence[KernelSpec] | None] = None

@@ -1,0 +1,69 @@
+"""Recorded errors: how far each kernel was from float64 where it was measured, so that a verification can hold it to that.
+
+A plugin ships one JSON file with what `elman verify --record` found on the full grid:
+`{"sm_90": {"device", "torch", "cuda", "errors": {KERNEL: {"bfloat16 d w": 1.9e-3}}}}`. On that architecture `verify` allows
+twice those errors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elman_core.registry.errors import KernelError
+
+from . import build
+from .spec import KernelSpec
+from .verify import Report
+
+
+def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
+    """Record the worst error of each dtype and tensor for this machine's architecture, in place of what was recorded.
+
+    Returns:
+        the errors that grew: `{"bfloat16 d w": (before, now)}`.
+
+    Raises:
+        KernelError: the report is not that of a compiled kernel's full grid, or it failed; or the file cannot be written.
+    """
+    target = report.target
+    if target not in spec.targets or report.grid != "full" or not report.passed or spec.record is None:
+        raise KernelError(f"{spec.name}: only a full grid that a compiled kernel passed is recorded")
+    errors: dict[str, float] = {}
+    for row in report.rows:
+        key = f"{row.dtype} {row.tensor}"
+        errors[key] = max(errors.get(key, 0.0), _rounded_up(row.error))
+    arch = build.local_arch(spec.extension(target))
+    known = _read(spec.record)
+    before = known.get(arch, {}).get("errors", {})
+    known[arch] = {
+        "device": torch.cuda.get_device_name() if target == "cuda" else arch,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "errors": {**before, spec.name: dict(sorted(errors.items()))},
+    }
+    unfinished = spec.record.with_suffix(".partial")
+    try:
+        unfinished.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, spec.record)
+    except OSError as error:
+        raise KernelError(f"cannot write the record {spec.record}: {error.strerror}") from error
+    was = before.get(spec.name, {})
+    return {key: (was[key], now) for key, now in errors.items() if key in was and now > was[key]}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _rounded_up(error: float) -> float:
+    """To three digits, never down."""
+    if error == 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(error)) - 2)
+    return float(f"{math.ceil(error / unit) * unit:.3g}")
