@@ -36,7 +36,9 @@ from machine import commit, facts, said
 from timing import captured, milliseconds
 from torch import Tensor
 
-from elman_core.kernels import DenseKernel, Tied, dense_cuda, dense_native
+from elman_core.kernels import DenseKernel, Tied
+from elman_core.kernels.dense import cuda as dense_cuda
+from elman_core.kernels.dense import native as dense_native
 
 HERE = Path(__file__).parent
 SHAPES = [(512, 32), (512, 64), (768, 32), (1024, 32), (1024, 64), (1280, 32), (1536, 32), (1536, 64), (2048, 32)]

@@ -123,7 +123,7 @@ DECODING = script("generation.py", "--device", "cuda", "--decode", "e42@1536x6",
 STEPS = (
     *(
         verify(v, d, 120 if v == "e88" else 40)
-        for v in ("e88", "e1", "e42", "few_rows")
+        for v in ("e88", "e1", "e42", "decode")
         for d in ("bf16", "fp16", "fp32")
     ),
     gpu_tests("dense", DENSE_TESTS, usual=120, timed=True),  # among them, how long a kernel may wait

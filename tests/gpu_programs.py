@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from elman_core.kernels import dense_cuda, few_rows_run
 from elman_core.kernels.build import Extension
-from elman_core.kernels.matrix_build import Maps, Size
+from elman_core.kernels.decode import run as decode_run
+from elman_core.kernels.dense import cuda as dense_cuda
+from elman_core.kernels.matrix.modules import Maps, Size
 
 e1, e42, e88 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e1", "e42", "e88"))
 HERE = Path(__file__).parent
@@ -43,8 +44,8 @@ def matrix(rows: int, columns: int, dtype: torch.dtype, maps: Maps = PLAIN, writ
     return Program("matrix_state", e88.extension_for("cuda", size))
 
 
-def few_rows(dtype: torch.dtype, cell: str | None = None) -> Program:
-    return Program("few_rows", few_rows_run.extension(dtype, few_rows_run.kernels[cell] if cell else None))
+def decode(dtype: torch.dtype, cell: str | None = None) -> Program:
+    return Program("decode", decode_run.extension(dtype, decode_run.kernels[cell] if cell else None))
 
 
 def name_of(program: Program) -> str:

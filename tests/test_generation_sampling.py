@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import few_rows_helpers
+import emulated_decode
 import pytest
 import torch
 
 from elman_core.generation import Sampling, sampling
-from elman_core.kernels import few_rows
+from elman_core.kernels.decode import ops as decode
 
 SAMPLINGS = [
     Sampling(),
@@ -19,7 +19,7 @@ SAMPLINGS = [
     Sampling(top_p=0.001),
 ]
 
-compiled, device = few_rows_helpers.compiled, few_rows_helpers.device
+compiled, device = emulated_decode.compiled, emulated_decode.device
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def drawn(device, monkeypatch):
     """`drawn(logits, how, seen, seed, fused)`: (bytes, bytes as shown, seen after it) by the kernel or by plain PyTorch."""
 
     def run(logits, how, seen, seed, fused):
-        monkeypatch.setattr(few_rows, "takes_draw", lambda _: fused)
+        monkeypatch.setattr(decode, "takes_draw", lambda _: fused)
         generator = torch.Generator(device).manual_seed(seed)
         next_B, row_B = (torch.full((len(logits),), -7, device=device) for _ in range(2))
         seen = seen.clone()
@@ -76,7 +76,7 @@ def test_the_kernel_draws_from_the_distribution():
     seen = torch.zeros(count, 256, dtype=torch.bool, device="cuda")
     generator = torch.Generator("cuda").manual_seed(0)
     with torch.inference_mode():
-        assert few_rows.takes_draw(logits[None])
+        assert decode.takes_draw(logits[None])
         sampling.choose(logits.expand(count, -1).contiguous(), how, seen, generator, next_B, row_B)
     scores, order = (logits.double() / 0.8).sort(descending=True)
     shares = scores[:12].softmax(0)

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from elman_core.kernels import DenseKernel, dense_sums
-from elman_core.kernels import dense as dense_module
+from elman_core.kernels import DenseKernel
+from elman_core.kernels.dense import op as dense_module
+from elman_core.kernels.dense import products
 from elman_core.registry import ConfigError, KernelError
 
 T, B, D = 6, 3, 8
@@ -242,10 +243,10 @@ def test_an_empty_sequence_is_refused():
 def test_a_long_product_in_float32_is_a_sum_of_short_ones(places, monkeypatch):
     generator = torch.Generator().manual_seed(places)
     a, b = torch.randn(3, places, generator=generator), torch.randn(places, 4, generator=generator)
-    monkeypatch.setattr(dense_sums, "LONGEST_SUM", 7)
+    monkeypatch.setattr(products, "LONGEST_SUM", 7)
     taken = []
     monkeypatch.setattr(torch, "addmm", lambda c, x, y: taken.append(x.shape[1]) or c + x @ y)
-    made = dense_sums.product(a, b, torch.float32)
+    made = products.product(a, b, torch.float32)
     torch.testing.assert_close(made, (a.double() @ b.double()).float())
     assert sum(taken) == max(0, places - 7)
     assert max(taken, default=0) <= 7
@@ -257,7 +258,7 @@ def test_a_size_is_verified_before_it_is_used_trained_or_not(kernel, training, m
     """With stand-ins for the GPU, the compiler and the checker."""
     asked = []
     monkeypatch.setattr(dense_module.torch.cuda, "device", lambda _index: nullcontext())
-    monkeypatch.setattr(dense_module.dense_cuda, "prepare", lambda *_: "a plan")
+    monkeypatch.setattr(dense_module.cuda, "prepare", lambda *_: "a plan")
     monkeypatch.setattr(
         dense_module, "ensure_verified", lambda spec, case, plan: asked.append((spec.name, str(case), plan))
     )

@@ -9,8 +9,11 @@ import pytest
 import torch
 from gated_cells import make_both
 
-from elman_core.kernels import build, dense_cuda, dense_host, dense_native
-from elman_core.kernels.dense_plan import Plan
+from elman_core.kernels import build
+from elman_core.kernels.dense import cuda as dense_cuda
+from elman_core.kernels.dense import host as dense_host
+from elman_core.kernels.dense import native as dense_native
+from elman_core.kernels.dense.plan import Plan
 from elman_core.testing.kernel import need_host_compiler
 
 T, B, D = 6, 3, 16

@@ -15,8 +15,10 @@ from time import monotonic
 import pytest
 import torch
 
-from elman_core.kernels import build, dense_cuda, dense_native
-from elman_core.kernels.dense_plan import plan, shared_bytes
+from elman_core.kernels import build
+from elman_core.kernels.dense import cuda as dense_cuda
+from elman_core.kernels.dense import native as dense_native
+from elman_core.kernels.dense.plan import plan, shared_bytes
 from elman_core.registry.errors import KernelError
 
 pytestmark = [

@@ -7,7 +7,7 @@ from math import ceil
 import pytest
 import torch
 
-from elman_core.kernels.dense_plan import Device, plan, shared_bytes
+from elman_core.kernels.dense.plan import Device, plan, shared_bytes
 from elman_core.registry.errors import KernelError
 
 H200 = Device(132, 232448, (9, 0))

@@ -10,9 +10,11 @@ import torch
 from elman_e42.op import e42 as dense
 from elman_e88.op import e88 as matrix
 
-from elman_core.kernels import dense_cuda, matrix_run, matrix_state
-from elman_core.kernels.dense_plan import Plan
-from elman_core.kernels.matrix_build import Maps, Size
+from elman_core.kernels.dense import cuda as dense_cuda
+from elman_core.kernels.dense.plan import Plan
+from elman_core.kernels.matrix import op as matrix_op
+from elman_core.kernels.matrix import run as matrix_run
+from elman_core.kernels.matrix.modules import Maps, Size
 from elman_core.nn import add_norm, cross_entropy
 
 
@@ -59,16 +61,16 @@ class OnGPU1:
 
 def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     monkeypatch.setattr("elman_core.kernels.build.build", lambda _extension, arch: arch)
-    for family in (dense_cuda, matrix_state.matrix_native):
+    for family in (dense_cuda, matrix_op.native):
         monkeypatch.setattr(family, "open_library", lambda arch: arch)
-    monkeypatch.setattr(matrix_state.matrix_native, "info", lambda _: (1, 0, 0, 16))
+    monkeypatch.setattr(matrix_op.native, "info", lambda _: (1, 0, 0, 16))
     monkeypatch.setattr(dense_cuda, "require_same", lambda *_: None)
     size = Size(16, 16, torch.bfloat16, False, False, str(Maps()))
     for index, arch in enumerate(("sm_80", "sm_90")):
         with torch.cuda.device(index):
             assert dense_cuda._library(dense, Plan("grid"), torch.bfloat16, 48) == arch
             assert matrix.load("cuda", size) == arch
-    for family in (dense_cuda, matrix_state):
+    for family in (dense_cuda, matrix_op):
         family._module.cache_clear()
 
 

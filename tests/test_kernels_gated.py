@@ -8,7 +8,8 @@ import pytest
 import torch
 from gated_cells import make, make_both
 
-from elman_core.kernels import Case, dense_host
+from elman_core.kernels import Case
+from elman_core.kernels.dense import host as dense_host
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import ConfigError
 from elman_core.testing.kernel import need_host_compiler

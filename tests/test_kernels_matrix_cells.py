@@ -10,10 +10,12 @@ import torch
 from emulated import LIBRARY, compile_emulated, emulated_spec
 from torch import Tensor
 
-from elman_core.kernels import MatrixKernel, matrix_native, matrix_state
+from elman_core.kernels import MatrixKernel
 from elman_core.kernels.build import build
-from elman_core.kernels.matrix_build import Maps
-from elman_core.kernels.matrix_spec import case
+from elman_core.kernels.matrix import native as matrix_native
+from elman_core.kernels.matrix import op as matrix_op
+from elman_core.kernels.matrix.modules import Maps
+from elman_core.kernels.matrix.spec import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.nn import full_precision
@@ -126,7 +128,7 @@ def test_the_gpu_source_equals_the_reference(
             compile_emulated(extension, extension.binding, made, *LIBRARY, "-D__CUDA_ARCH_LIST__=900")
         return matrix_native.open_library(made)
 
-    monkeypatch.setattr(matrix_state, "_load", load)
+    monkeypatch.setattr(matrix_op, "_load", load)
     report = verify(emulated_spec(kernel), "emulated", cases=[problem], opcheck=False)
     assert report.passed, "\n".join(failures(report))
 

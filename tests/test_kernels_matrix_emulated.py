@@ -13,9 +13,10 @@ import pytest
 import torch
 from emulated import LIBRARY, compile_emulated, emulated_spec
 
-from elman_core.kernels import matrix_native, matrix_state
-from elman_core.kernels.matrix_build import Maps, Size
-from elman_core.kernels.matrix_spec import case
+from elman_core.kernels.matrix import native as matrix_native
+from elman_core.kernels.matrix import op as matrix_op
+from elman_core.kernels.matrix.modules import Maps, Size
+from elman_core.kernels.matrix.spec import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.testing.kernel import need_host_compiler
@@ -71,7 +72,7 @@ def compiled_for(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_gpu_source_equals_the_float64_reference(
     architecture: int, problem: Case, backwards: bool, compiled_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matrix_state, "_load", compiled_for(architecture))
+    monkeypatch.setattr(matrix_op, "_load", compiled_for(architecture))
     if backwards:
         monkeypatch.setenv("EMULATED_BACKWARDS", "1")
     report = verify(emulated_spec(matrix), "emulated", cases=[problem], opcheck=False)

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 from emulated import compile_emulated
-from gpu_programs import FUSED, GATED, Program, bf16, dense, f16, f32, few_rows, matrix, name_of
+from gpu_programs import FUSED, GATED, Program, bf16, decode, dense, f16, f32, matrix, name_of
 
 from elman_core.kernels import build, toolchain
 from elman_core.testing.kernel import need_host_compiler
@@ -55,10 +55,10 @@ PROGRAMS = [
     matrix(64, 72, bf16),  # a large head
     matrix(96, 20, f16, GATED, write=True),
     matrix(4, 260, bf16, FUSED),  # more lines than a block takes
-    few_rows(bf16),
-    few_rows(f16),
-    few_rows(f32),  # norm and draw alone
-    *(few_rows(dtype, cell) for cell in ("e1", "e42") for dtype in (bf16, f16)),
+    decode(bf16),
+    decode(f16),
+    decode(f32),  # norm and draw alone
+    *(decode(dtype, cell) for cell in ("e1", "e42") for dtype in (bf16, f16)),
 ]
 MISCOUNTED = [
     matrix(32, 32, bf16),
@@ -71,8 +71,8 @@ EMULATED = [
     matrix(32, 24, bf16, GATED, write=True),
     matrix(4, 72, bf16, FUSED),
     matrix(64, 40, bf16),
-    few_rows(bf16),
-    few_rows(f16, "e1"),
+    decode(bf16),
+    decode(f16, "e1"),
 ]
 
 

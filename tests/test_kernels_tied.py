@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from elman_core.kernels import DenseKernel, Tied, dense_cuda, dense_tied
-from elman_core.kernels.dense_plan import Plan
+from elman_core.kernels import DenseKernel, Tied
+from elman_core.kernels.dense import cuda as dense_cuda
+from elman_core.kernels.dense import tied as dense_tied
+from elman_core.kernels.dense.plan import Plan
 from elman_core.registry.errors import ConfigError, KernelError
 
 elman_e42 = pytest.importorskip("elman_e42")

@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.cli import main
-from elman_core.kernels import Case, DenseKernel, Extension, KernelSpec, build, dense_sums, first_use, records, stamps
+from elman_core.kernels import Case, DenseKernel, Extension, KernelSpec, build, first_use, records, stamps
+from elman_core.kernels.dense import products
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
 from elman_core.registry import KernelError
@@ -223,8 +224,8 @@ def test_garbage_at_a_masked_position_is_caught(report_of):
 def _transposed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of W is transposed."""
     need_host_compiler()
-    right = dense_sums.product
-    monkeypatch.setattr(dense_sums, "product", lambda a, b, dtype: right(a, b, dtype).T)
+    right = products.product
+    monkeypatch.setattr(products, "product", lambda a, b, dtype: right(a, b, dtype).T)
 
 
 @pytest.mark.usefixtures("_transposed")
@@ -518,4 +519,4 @@ def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_her
     tied = {(b["arch"], b["module"].split("_")[5]) for b in built if b["kernel"] == "e42_tied_silu"}
     assert tied == kinds
     decoding = {(b["kernel"], b["module"]) for b in built if b["kernel"] not in ("e42", "e42_tied_silu")}
-    assert decoding == {("e42_step", "e42_step_few_rows_bfloat16"), ("few_rows", "linear_few_rows_bfloat16")}
+    assert decoding == {("e42_step", "e42_step_decode_bfloat16"), ("decode", "linear_decode_bfloat16")}

@@ -107,7 +107,7 @@ def _kernels() -> list[Row]:
 
 def _decoding() -> list[Row]:
     """Whether the kernels that every model decodes with were verified; there are none without a GPU."""
-    from elman_core.kernels.few_rows_spec import spec
+    from elman_core.kernels.decode.spec import spec
 
     words = _stamps("", (spec(),))
     return [_row("decoding", "ok", words.removeprefix(", "))] if words else []

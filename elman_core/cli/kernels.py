@@ -18,7 +18,7 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME]...",
-        help="Variants, or kernels as `verify` names them (few_rows: what all decode with); all if none.",
+        help="Variants, or kernels as `verify` names them (decode: kernels shared by all models); all if none.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -140,7 +140,7 @@ def _specs(names: list[str], target: str | None, shared: bool = False) -> list[K
         target: a back end; None for kernels of any.
         shared: whether those that every model decodes with belong to a variant's.
     """
-    from elman_core.kernels.few_rows_spec import spec as shared_spec
+    from elman_core.kernels.decode.spec import spec as shared_spec
     from elman_core.registry import KernelError, get_variant, list_variants
 
     variants = list_variants()
@@ -173,7 +173,7 @@ def _has(spec: KernelSpec, target: str, grid: Literal["quick", "full"], dtypes: 
 
 def _kernel(name: str) -> KernelSpec | None:
     """The kernel of that name, of whatever variant or of none."""
-    from elman_core.kernels.few_rows_spec import spec as shared_spec
+    from elman_core.kernels.decode.spec import spec as shared_spec
     from elman_core.registry import get_variant, list_variants
 
     installed = (s for variant in list_variants() for s in get_variant(variant).kernels)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from elman_core.kernels import few_rows, few_rows_torch
+from elman_core.kernels.decode import ops as decode
+from elman_core.kernels.decode import portable as decode_portable
 from elman_core.registry import ConfigError
 
 
@@ -59,11 +60,11 @@ def sample(
     """
     if how.repetition_penalty != 1.0 and seen_BV is None:
         raise ConfigError("a repetition penalty needs the bytes seen so far")
-    scores_BV = few_rows_torch.kept_scores(
+    scores_BV = decode_portable.kept_scores(
         logits_BV.float(), seen_BV,
         penalty=how.repetition_penalty, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
     )  # fmt: skip
-    return few_rows_torch.race(scores_BV, _waits(logits_BV, how, generator)).argmax(-1)
+    return decode_portable.race(scores_BV, _waits(logits_BV, how, generator)).argmax(-1)
 
 
 def _waits(logits_BV: Tensor, how: Sampling, generator: torch.Generator | None) -> Tensor | None:
@@ -86,8 +87,8 @@ def choose(
         seen_BV: bool, the bytes that have occurred; changed where a penalty reads it.
         next_B: int64, becomes the bytes. row_B: int64, becomes the bytes, or -1 where logits are not finite.
     """
-    if few_rows.takes_draw(logits_BV):
-        few_rows.draw(
+    if decode.takes_draw(logits_BV):
+        decode.draw(
             logits_BV, _waits(logits_BV, how, generator), seen_BV, next_B, row_B,
             penalty=how.repetition_penalty, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
         )  # fmt: skip

@@ -13,20 +13,20 @@ from elman_core.registry.errors import KernelError
 
 if TYPE_CHECKING:
     from .build import Extension
-    from .dense import DenseKernel
-    from .dense_tied import Tied
-    from .few_rows_step import Step
+    from .decode.step import Step
+    from .dense.op import DenseKernel
+    from .dense.tied import Tied
     from .first_use import ensure_verified, used
-    from .matrix_state import MatrixKernel
+    from .matrix.op import MatrixKernel
     from .runtime import load_or_warn, warn_of_packed_rows
     from .spec import Case, KernelSpec
     from .stamps import Stamp, stamp
     from .verify import Report
 
 _HOME = {
-    "Case": "spec", "DenseKernel": "dense", "Extension": "build", "KernelSpec": "spec", "MatrixKernel": "matrix_state",
-    "Report": "verify", "Stamp": "stamps", "Step": "few_rows_step", "ensure_verified": "first_use", "load_or_warn": "runtime",
-    "Tied": "dense_tied", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
+    "Case": "spec", "DenseKernel": "dense.op", "Extension": "build", "KernelSpec": "spec", "MatrixKernel": "matrix.op",
+    "Report": "verify", "Stamp": "stamps", "Step": "decode.step", "ensure_verified": "first_use", "load_or_warn": "runtime",
+    "Tied": "dense.tied", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
     "Case", "DenseKernel", "Extension", "KernelError", "KernelSpec", "MatrixKernel",

@@ -6,7 +6,7 @@
 The stream is float32 (float64 for float64) whatever x and n are. Written apart, these are seven passes forward and ten
 backward with bfloat16 branches, 36 and 40 bytes an element; together 12 and 16. Two operators carry it, known to
 `torch.compile` and CUDA graphs: on a GPU one Triton kernel each way (add_norm_triton.py), elsewhere plain PyTorch. The few rows
-of decoding have a kernel of their own (`elman_core.kernels.few_rows`).
+of decoding have a kernel of their own (`elman_core.kernels.decode`).
 
 Shapes: D width; any number of leading dimensions, usually (B batch, T time), N of them in all.
 """
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
 
-from elman_core.kernels import few_rows
+from elman_core.kernels.decode import ops as decode
 from elman_core.kernels.runtime import transformed
 
 from .functional import without_autocast
@@ -50,8 +50,8 @@ def add_rms_norm(
         n in `out_dtype`, and the stream in float32 (float64 if `x` or the stream is), whatever the compute dtype.
     """
     out_dtype = weight.dtype if out_dtype is None else out_dtype
-    if few_rows.takes_norm(x, residual, weight, out_dtype):
-        return few_rows.norm(x, residual, weight, eps)
+    if decode.takes_norm(x, residual, weight, out_dtype):
+        return decode.norm(x, residual, weight, eps)
     double = x.dtype == torch.float64 or (residual is not None and residual.dtype == torch.float64)
     wide = torch.float64 if double else torch.float32
     if transformed():

@@ -7,7 +7,7 @@ from typing import TypeGuard
 
 from torch import Tensor, nn
 
-from elman_core.kernels import few_rows
+from elman_core.kernels.decode import ops as decode
 
 from .joined import ALIGN, joined, joins, many_rows, padded
 
@@ -32,9 +32,9 @@ def few_rows_linear(module: nn.Module, x: Tensor, activated: int = 0) -> Tensor 
     Args:
         module: an `nn.Linear`, or what an adapter has put in its place. x: (..., K).
     """
-    if not is_bare(module) or not few_rows.takes(x, module.weight, bias=module.bias):
+    if not is_bare(module) or not decode.takes(x, module.weight, bias=module.bias):
         return None
-    return few_rows.linear(x, module.weight, module.bias, activated)
+    return decode.linear(x, module.weight, module.bias, activated)
 
 
 def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
@@ -42,8 +42,8 @@ def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     bare = [module for module in modules if is_bare(module)]
     if len(bare) == len(modules) and all(module.bias is None for module in bare):
         weights = [module.weight for module in bare]
-        if few_rows.takes(x, *weights):
-            return few_rows.linears(x, weights)
+        if decode.takes(x, *weights):
+            return decode.linears(x, weights)
         if joins(bare, x):
             return joined(bare, x)
     return [module(x) for module in modules]

@@ -4,7 +4,7 @@
 //   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d
 //   -DELMAN_KIND=cluster | grid | tiles  -DELMAN_SPILL=chunks of W in shared memory  -DELMAN_WIDE=1 | 2: tiles of up to 8 or
 //   16 rows  -DELMAN_INPUT=Projected | Tied | TiedSilu
-// Which kind runs a shape is decided in Python (elman_core/kernels/dense_plan.py).
+// Which kind runs a shape is decided in Python (elman_core/kernels/dense/plan.py).
 #include <elman/dense.cuh>
 
 #include "dense_cuda_common.h"

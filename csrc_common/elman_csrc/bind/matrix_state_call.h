@@ -1,4 +1,4 @@
-// The C interface of the matrix-state modules, called by elman_core/kernels/matrix_native.py through ctypes. Compiled with
+// The C interface of the matrix-state modules, called by elman_core/kernels/matrix/native.py through ctypes. Compiled with
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=elman::e88::Cell (a template of two bools:)  -DELMAN_LINEAR=0|1  -DELMAN_WRITE=0|1
 //   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_ROWS=N  -DELMAN_LINES=V
 //   -DELMAN_SILU=0|1  -DELMAN_L2=0|1  -DELMAN_KIND0, -DELMAN_KIND1 = 0 given, 1 sigmoid, 2 mamba (what the scalars are)
@@ -27,7 +27,7 @@
 
 #include ELMAN_CELL_HEADER
 
-// The same as the ctypes.Structure in matrix_native.py.
+// The same as the ctypes.Structure in matrix/native.py.
 struct MatrixCall {
   std::int64_t batch, steps, heads;
   std::uint64_t k, q, line[4], scalar[2];

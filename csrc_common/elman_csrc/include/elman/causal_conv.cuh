@@ -169,10 +169,10 @@ struct Walk {
 
 template <class Elem, int K, int V, bool silu, bool marked>
 __device__ void forward(const Args<Elem>& g, char* shared) {
-  few::let_next_begin();
+  decode::let_next_begin();
   Walk<Elem, K, V, 1, marked> walk(g, shared);
   if (!walk.there) return;
-  few::wait_for_previous();
+  decode::wait_for_previous();
   walk.begin(walk.t1);
   // `plain`: steps of the chunk without marks, which is code without a branch.
   const auto steps = [&](int t, auto plain) {

@@ -1,4 +1,4 @@
-// The C interface of the dense modules, host and CUDA: what one call is given. elman_core/kernels/dense_native.py has the same structure
+// The C interface of the dense modules, host and CUDA: what one call is given. elman_core/kernels/dense/native.py has the same structure
 // in ctypes.
 //
 //   elman_dense_call_bytes() -> sizeof(DenseCall)            whether both sides mean the same structure

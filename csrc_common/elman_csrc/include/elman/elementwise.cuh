@@ -215,26 +215,26 @@ __device__ void backward(const Args<Elem, Cell>& g, char* shared) {
 // One time step, a channel of a row a thread. `last` may be `h0`.
 template <class Elem, class Cell>
 __device__ void step(const Args<Elem, Cell>& g) {
-  few::let_next_begin();
+  decode::let_next_begin();
   const std::ptrdiff_t plane = std::ptrdiff_t(g.B) * g.d, i = std::ptrdiff_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= plane) return;
   const int b = static_cast<int>(i / g.d), c = static_cast<int>(i % g.d);
   float p[kVectors<Cell>] = {}, h[Cell::states], x[Cell::streams], y = 0.f;
 #pragma unroll
   for (int k = 0; k < Cell::vectors; ++k) p[k] = g.p[k][c];
-  few::wait_for_previous();
+  decode::wait_for_previous();
 #pragma unroll
-  for (int k = 0; k < Cell::streams; ++k) x[k] = few::load_fresh(g.x[k].at(0, b) + c);
+  for (int k = 0; k < Cell::streams; ++k) x[k] = decode::load_fresh(g.x[k].at(0, b) + c);
 #pragma unroll
-  for (int k = 0; k < Cell::states; ++k) h[k] = few::load_fresh(g.h0 + k * plane + i);
-  if (g.starts && few::load_fresh(g.starts + b)) load_initial<Cell>(g.initial, g.d, c, h);
-  if (!g.mask || few::load_fresh(g.mask + b)) {
+  for (int k = 0; k < Cell::states; ++k) h[k] = decode::load_fresh(g.h0 + k * plane + i);
+  if (g.starts && decode::load_fresh(g.starts + b)) load_initial<Cell>(g.initial, g.d, c, h);
+  if (!g.mask || decode::load_fresh(g.mask + b)) {
     const ElementwiseOut<Cell, float> made = Cell::template forward<typename Storage<Elem>::Math>(h, x, p);
     y = made.y;
 #pragma unroll
     for (int k = 0; k < Cell::states; ++k) h[k] = made.h[k];
   }
-  g.y.at(0, b)[c] = few::narrow<Elem>(y);
+  g.y.at(0, b)[c] = decode::narrow<Elem>(y);
 #pragma unroll
   for (int k = 0; k < Cell::states; ++k) g.last[k * plane + i] = h[k];
 }

@@ -18,7 +18,7 @@ inline int multiprocessors() {
   return count;
 }
 
-// `early`: it may begin before the kernel in front of it has ended, and waits for that itself (few::wait_for_previous).
+// `early`: it may begin before the kernel in front of it has ended, and waits for that itself (decode::wait_for_previous).
 template <class Args>
 cudaError_t start(void (*function)(Args), const Args& g, long long blocks, int threads, int shared_bytes, bool early,
                   cudaStream_t stream) {

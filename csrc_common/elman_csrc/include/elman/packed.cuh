@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include <elman/few_rows_ptx.cuh>
+#include <elman/decode_ptx.cuh>
 
 namespace elman {
 
@@ -36,7 +36,7 @@ struct Packed {
     if constexpr (words == 0) {
       Elem value;
       memcpy(&value, &raw, sizeof(value));
-      x[0] = few::wide(value);
+      x[0] = decode::wide(value);
     } else {
       unsigned w[words > 0 ? words : 1];
       memcpy(w, &raw, bytes);
@@ -46,7 +46,7 @@ struct Packed {
   }
   static __device__ __forceinline__ void store(Elem* p, const float* x) {
     if constexpr (words == 0) {
-      *p = few::narrow<Elem>(x[0]);
+      *p = decode::narrow<Elem>(x[0]);
     } else {
       unsigned w[words > 0 ? words : 1];
 #pragma unroll

@@ -1,0 +1,112 @@
+// From logits to the class drawn: penalty, temperature, top-k, top-p, and a race of exponentials, a block for each row, four threads
+// for each class. Nothing is sorted: whether a class is among the k most likely, how much lies at or below it and whether it wins are
+// counts and sums over all classes, of which a thread takes a quarter, the same for every class: so all find the same sum.
+#pragma once
+
+#include <elman/decode_ptx.cuh>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+namespace elman::decode {
+
+constexpr int kMostClasses = 256, kParts = 4, kDrawThreads = kMostClasses * kParts;
+
+template <class Elem>
+struct DrawArgs {
+  const Elem* logits;
+  const float* waits;
+  unsigned char* seen;
+  std::int64_t *drawn, *shown;
+  std::ptrdiff_t step;
+  int classes, top_k;
+  float penalty, temperature, below;
+};
+
+struct DrawShared {
+  alignas(16) float score[kMostClasses], share[kMostClasses];
+  int wrong;
+};
+
+// act(j, value) for a quarter of all, four to a load.
+template <class Act>
+__device__ __forceinline__ void each_class(const float* values, Act&& act) {
+#pragma unroll 4
+  for (int j = threadIdx.x % kParts * 4; j < kMostClasses; j += 4 * kParts) {
+    const float4 v = *reinterpret_cast<const float4*>(values + j);
+    act(j, v.x), act(j + 1, v.y), act(j + 2, v.z), act(j + 3, v.w);
+  }
+}
+// Of the four quarters. Counts are floats: they are small.
+__device__ __forceinline__ float together(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ __forceinline__ float largest(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+template <class Elem>
+__device__ __forceinline__ void draw_block(const DrawArgs<Elem>& g, DrawShared& shared) {
+  const int mine = threadIdx.x / kParts;
+  const bool inside = mine < g.classes, writes = threadIdx.x % kParts == 0;
+  const std::ptrdiff_t row = blockIdx.x, at = row * g.classes + mine;
+  let_next_begin();
+  wait_for_previous();
+  float score = inside ? load_fresh(g.logits + row * g.step + mine) : -INFINITY;
+  const float wait = inside && g.temperature > 0.f ? load_fresh(g.waits + at) : 1.f;
+  const bool had = g.penalty != 1.f && inside && load_fresh(g.seen + at);
+  if (threadIdx.x == 0) shared.wrong = 0;
+  __syncthreads();
+  if (inside && !(fabsf(score) < INFINITY)) shared.wrong = 1;
+  if (had) score = score < 0.f ? score * g.penalty : score / g.penalty;
+  if (g.temperature > 0.f) score /= g.temperature;
+  if (writes) shared.score[mine] = score;
+  __syncthreads();
+
+  float most = -INFINITY, above = 0.f, before = 0.f, behind = 0.f;  // equals before and behind
+  each_class(shared.score, [&](int j, float v) {
+    most = fmaxf(most, v);
+    above += v > score ? 1.f : 0.f;
+    before += v == score && j < mine ? 1.f : 0.f;
+    behind += v == score && j > mine ? 1.f : 0.f;
+  });
+  most = largest(most), above = together(above), before = together(before), behind = together(behind);
+  if (g.temperature > 0.f) {
+    float share = g.top_k > 0 && above >= g.top_k ? 0.f : expf(score - most);
+    if (writes) shared.share[mine] = share;
+    __syncthreads();
+    float all = 0.f, upto = 0.f;
+    each_class(shared.share, [&](int, float v) { all += v; });
+    all = together(all);
+    if (g.below >= 0.f) {
+      each_class(shared.score, [&](int j, float v) { upto += v < score || (v == score && j <= mine) ? shared.share[j] : 0.f; });
+      if (together(upto) / all <= g.below && above + behind > 0.f) share = 0.f;  // the most likely always stays
+      __syncthreads();
+      if (writes) shared.share[mine] = share;
+      __syncthreads();
+      all = 0.f;
+      each_class(shared.share, [&](int, float v) { all += v; });
+      all = together(all);
+    }
+    share = share / all / wait;
+    __syncthreads();
+    if (writes) shared.share[mine] = share;
+    __syncthreads();
+    above = before = 0.f;
+    each_class(shared.share, [&](int j, float v) {
+      above += v > share ? 1.f : 0.f;
+      before += v == share && j < mine ? 1.f : 0.f;
+    });
+    above = together(above), before = together(before);
+  }
+  const bool wrong = shared.wrong;
+  if (!writes || (wrong ? mine != 0 : !inside || above + before > 0.f)) return;
+  g.drawn[row] = mine;
+  g.shown[row] = wrong ? -1 : mine;
+  if (g.penalty != 1.f) g.seen[at] = 1;
+}
+
+}  // namespace elman::decode

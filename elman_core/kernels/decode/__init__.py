@@ -1,0 +1,1 @@
+"""Kernels shared by all models: what decoding does with few rows."""

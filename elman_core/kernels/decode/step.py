@@ -1,0 +1,107 @@
+"""`Step`: one time step of a dense cell and the projection in front of it, in one launch. T time, B rows, K inputs, d width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.library import Library, register_fake
+
+from elman_core.kernels.runtime import mode
+from elman_core.kernels.spec import KernelSpec
+from elman_core.registry.errors import KernelError
+
+from . import run
+from .native import make_call, rows, whole
+
+if TYPE_CHECKING:
+    from elman_core.kernels.dense.op import DenseKernel
+
+MOST_EXTRAS = 4
+_library = Library("elman", "FRAGMENT")
+steps: dict[str, Step] = {}
+
+
+class Step:
+    """a = x Vᵀ + b + h Wᵀ,  (h, y) = cell(a, h, e). Make one at module level, beside the kernel.
+
+    Args:
+        kernel: whose cell it runs.
+
+    Raises:
+        KernelError: the cell reads more than four extras.
+    """
+
+    def __init__(self, kernel: DenseKernel) -> None:
+        if len(kernel.extras) > MOST_EXTRAS:
+            raise KernelError(f"{kernel.name}: a step in one launch has up to {MOST_EXTRAS} extras")
+        self.kernel = kernel
+        name, count = f"dense_{kernel.name}_step", len(kernel.extras)
+        extras = "".join(f", Tensor e{i}" for i in range(count))
+        _library.define(f"{name}(Tensor x, Tensor v, Tensor? bias{extras}, Tensor w, Tensor h) -> (Tensor, Tensor)")
+        _library.impl(name, self._run, "CompositeExplicitAutograd")
+        register_fake(f"elman::{name}", _fake_step, lib=_library)
+        self.op: Callable[..., tuple[Tensor, Tensor]] = getattr(torch.ops.elman, name).default
+        run.kernels[kernel.name] = kernel
+        steps[kernel.name] = self
+
+    def spec(self) -> KernelSpec:
+        """What `elman verify` checks: give it beside the kernel's own as `Variant(kernels=(….spec(), ….spec()))`."""
+        from .spec import make_step_spec
+
+        return make_step_spec(self)
+
+    def takes(self, x_TBK: Tensor, w_dd: Tensor, *flags_TB: Tensor | None) -> bool:
+        """True for a single step without mask and start that runs here. Compiles and verifies it at the first use of a size.
+
+        Raises:
+            KernelError: verified, and found wrong.
+        """
+        if x_TBK.shape[0] != 1 or any(f is not None for f in flags_TB) or w_dd.shape[0] % 8 or x_TBK.shape[-1] % 8:
+            return False
+        if not run.alone(x_TBK) or x_TBK.dtype not in run.NARROW:
+            return False
+        if w_dd.dtype != x_TBK.dtype or w_dd.device != x_TBK.device or not 0 < x_TBK.shape[1] <= run.MOST_ROWS:
+            return False
+        problem = ("step", run.most_rows(x_TBK.shape[1]), int(x_TBK.shape[2]), int(w_dd.shape[0]))
+        return run.ready(self.kernel.name, x_TBK.device.index, x_TBK.dtype, mode(), *problem)
+
+    def __call__(self, x_1BK: Tensor, v_dK: Tensor, bias_d: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        """`step(x, v, bias, *extras, w, h) -> (y (1, B, d) in the dtype of x, h (B, d) in float32)`.
+
+        Args:
+            x_1BK: the cell's input before its projection. v_dK, bias_d: that projection; v may be w itself, which is then
+                read once. extras: (1, B, d) each. w: (d, d), rows are outputs. h: (B, d), float32.
+
+        Raises:
+            KernelError: not on such a GPU, too many rows, or tensors that do not fit together: ask `takes` first.
+        """
+        *extras, w_dd, h_Bd = rest
+        y_Bd, last_Bd = self.op(x_1BK[0], v_dK, bias_d, *(e[0] for e in extras), w_dd, h_Bd)
+        return y_Bd[None], last_Bd
+
+    def _run(self, x: Tensor, v: Tensor, bias: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        *extras, w, h = rest
+        name, d = f"{self.kernel.name} step", len(w)
+        run.check(name, x, (v, (d, x.shape[1])), (bias, (d,)), (w, (d, d)), *((e, (len(x), d)) for e in extras))
+        if tuple(h.shape) != (len(x), d) or h.device != x.device or d % 8:
+            raise KernelError(f"{name}: the state is {(len(x), d)}, d a multiple of 8, not {tuple(h.shape)}")
+        tied = v.data_ptr() == w.data_ptr() and (v.shape, v.stride()) == (w.shape, w.stride())
+        x, w, h = rows(x), whole(w), whole(h.float())
+        v = w if tied else whole(v)
+        bias = None if bias is None else bias.contiguous()
+        extras = [e if e.stride(1) == 1 else e.contiguous() for e in extras]
+        y, last = x.new_empty(len(x), d), torch.empty_like(h)
+        call = make_call(x, d, v, bias, y)
+        call.w, call.h, call.last, call.extras = w.data_ptr(), h.data_ptr(), last.data_ptr(), len(extras)
+        for i, e in enumerate(extras):
+            call.extra[i], call.extra_step[i] = e.data_ptr(), e.stride(0)
+        run.launch(self.kernel.name, "step", call, x, v, w)
+        return y, last
+
+
+def _fake_step(x_BK: Tensor, _v: Tensor, _bias: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
+    w, h = rest[-2:]
+    return x_BK.new_empty(x_BK.shape[0], w.shape[0]), h.new_empty(h.shape, dtype=torch.float32)

@@ -1,0 +1,1 @@
+"""Dense recurrences: h_t = cell(W h_{t-1} + u_t, …)."""

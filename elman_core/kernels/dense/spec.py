@@ -1,0 +1,188 @@
+"""The problems on which dense kernels are verified. T time, B batch, d width."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels.build import Extension
+from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask, state_dtype
+from elman_core.registry.errors import KernelError
+
+from . import cuda, host, native, plan, portable, products
+from .plan import Device
+
+if TYPE_CHECKING:
+    from .op import DenseKernel
+
+_USUAL_WIDTHS = (512, 768, 1024, 1280, 1536, 2048)
+_USUAL_BATCHES = (1, 8, 16, 32, 64, 128, 256, 512)
+# The largest GPU of each architecture: multiprocessors, shared memory a block may have, compute capability.
+_GPUS = {
+    "sm_80": Device(108, 163 * 1024, (8, 0)),
+    "sm_86": Device(84, 99 * 1024, (8, 6)),
+    "sm_89": Device(142, 99 * 1024, (8, 9)),
+    "sm_90": Device(132, 227 * 1024, (9, 0)),
+    "sm_100": Device(148, 227 * 1024, (10, 0)),
+    "sm_120": Device(188, 99 * 1024, (12, 0)),
+}
+_HOST_DTYPES = (torch.float64, torch.float32)
+CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def make_spec(kernel: DenseKernel) -> KernelSpec:
+    """What `verify` knows of a dense kernel."""
+    names = ("u", *kernel.extras, "w", "h0")
+    streams = ("u", *kernel.extras)
+
+    def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
+        steps, rows, width = (case.sizes[k] for k in "TBd")
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float32).to(case.dtype)
+
+        inputs: Inputs = {name: random(steps, rows, width) for name in streams}
+        # The largest singular value of a random (d, d) matrix is about 2 sqrt(d): W has norm 0.9 or less.
+        inputs["w"] = random(width, width) * (0.45 / width**0.5)
+        h0 = torch.zeros(rows, width) if case.bare else torch.randn((rows, width), generator=generator)
+        inputs["h0"] = h0.to(state_dtype(case.dtype))
+        inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
+        return inputs
+
+    def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
+        y, last = kernel(*(inputs[n] for n in names), inputs["mask"], backend=backend)  # type: ignore[arg-type]
+        return {"y": y, "h_T": last}
+
+    def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+        return kernel.op, (*(inputs[n] for n in names), inputs["mask"], None, backend)
+
+    def visible(inputs: Inputs) -> Outputs:
+        mask = inputs["mask"]
+        return {} if mask is None else {"y": mask[..., None]}
+
+    def cases(target: Target, grid: Grid) -> list[Case]:
+        return list(_host_cases(grid) if target == "host" else _cuda_cases(grid))
+
+    reference = inspect.getsourcefile(inspect.unwrap(kernel.reference))
+    here = Path(__file__).parent
+    return KernelSpec(
+        name=kernel.name,
+        cases=cases,
+        make_inputs=make_inputs,
+        call=call,
+        states=("h_T",),
+        extension=kernel.extension,
+        op=op,
+        targets=kernel.targets(),
+        portable=("torch",),
+        record=kernel.header.with_name("errors.json"),
+        needs=lambda target, cases: _needs(kernel, target, cases),
+        builds=lambda target, arch, widths, dtypes: builds(kernel, target, arch, widths, dtypes),
+        visible=visible,
+        after=native.check_errors,
+        python=(
+            *((Path(reference),) if reference else ()),
+            *kernel.steps_sources(),
+            here / "op.py",
+            Path(products.__file__),
+            Path(native.__file__),
+            Path(host.__file__),
+            Path(cuda.__file__),
+            Path(plan.__file__),
+            Path(portable.__file__),
+        ),
+    )
+
+
+def _needs(kernel: DenseKernel, target: Target, cases: Sequence[Case]) -> list[Extension]:
+    if target == "host":
+        return [kernel.extension("host")]
+    found = []
+    device = cuda._device(torch.cuda.current_device())
+    for case in cases:
+        sizes = (case.sizes["T"], case.sizes["B"], case.sizes["d"])
+        with contextlib.suppress(KernelError):  # the case itself reports what is not supported
+            chosen = plan.plan(sizes, case.dtype, device)
+            found.append(cuda.extension(kernel, chosen, case.dtype, case.sizes["d"]))
+    return found
+
+
+def builds(
+    kernel: cuda.Op, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype]
+) -> list[Extension]:
+    """A module for each width, dtype and kind of launch that some batch takes on a GPU of that architecture.
+
+    Raises:
+        KernelError: no GPU of that architecture is known, or a width or dtype that is not supported.
+    """
+    if target == "host":
+        return [kernel.extension("host")]
+    if arch not in _GPUS:
+        raise KernelError(f"{arch!r} is not an architecture dense kernels are built for: {', '.join(_GPUS)}")
+    found: dict[str, Extension] = {}
+    for width in widths or _USUAL_WIDTHS:
+        for dtype in dtypes or (torch.bfloat16,):
+            for batch in _USUAL_BATCHES:
+                chosen = plan.plan((1, batch, width), dtype, _GPUS[arch])
+                extension = cuda.extension(kernel, chosen, dtype, width)
+                found[extension.file_name(arch)] = extension
+    return list(found.values())
+
+
+def _case(shape: tuple[int, int, int], dtype: torch.dtype, **special: Any) -> Case:
+    return Case(dict(zip("TBd", shape, strict=True)), dtype, **special)
+
+
+def _host_cases(grid: Grid) -> Iterator[Case]:
+    for dtype in _HOST_DTYPES:
+        yield _case((1, 2, 4), dtype)
+        yield _case((1, 3, 16), dtype)
+        yield _case((7, 3, 5), dtype)
+        yield _case((7, 3, 5), dtype, masked=True)
+        yield _case((8, 2, 16), dtype, strided=True)
+        yield _case((9, 4, 12), dtype, masked=True, strided=True)
+        yield _case((5, 70, 8), dtype)
+        yield _case((6, 2, 64), dtype, bare=True)
+        yield _case((33, 2, 96), dtype)
+        yield _case((1001, 1, 8), dtype)
+        if grid == "full":
+            # Odd and tiny widths are a matter of indices, which float64 shows exactly; in float32 the relative error of a dW of
+            # nine elements is a matter of luck.
+            widths = (3, 7, 32) if dtype == torch.float64 else (16, 32, 64)
+            for steps in (1, 2, 13, 50):
+                for rows in (1, 5, 33):
+                    for width in widths:
+                        yield _case((steps, rows, width), dtype, bare=rows == 33)
+                        yield _case((steps, rows, width), dtype, masked=True, strided=rows == 5)
+            for width in (48, 128, 200):
+                for special in ("masked", "strided", "bare"):
+                    yield _case((21, 3, width), dtype, **{special: True})
+            yield _case((5, 4, 1), dtype)
+            yield _case((16384, 1, 8), dtype)
+
+
+def _cuda_cases(grid: Grid) -> Iterator[Case]:
+    for dtype in CUDA_DTYPES:
+        yield _case((1, 1, 512), dtype)
+        yield _case((17, 3, 64), dtype)
+        yield _case((9, 5, 272), dtype, masked=True)
+        yield _case((33, 8, 768), dtype, masked=True, strided=True)
+        yield _case((64, 32, 1024), dtype)
+        yield _case((128, 70, 256), dtype, strided=True)
+        yield _case((515, 4, 512), dtype, bare=True)
+        if grid == "full":
+            for width in (16, 32, 64, 128, 208, 256, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096):
+                yield _case((1, 2, width), dtype)
+                yield _case((7, 3, width), dtype, masked=True)
+                yield _case((40, 32, width), dtype)
+                yield _case((33, 72, width), dtype, strided=True, bare=width % 512 == 0)
+            yield _case((12, 512, 512), dtype)
+            yield _case((9, 300, 1280), dtype, masked=True)
+            yield _case((4096, 8, 256), dtype)
+            yield _case((65536, 2, 64), dtype)

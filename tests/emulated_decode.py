@@ -1,0 +1,43 @@
+"""The modules of few rows on emulated threads."""
+
+from functools import cache
+
+import pytest
+import torch
+from emulated import LIBRARY, compile_emulated
+
+from elman_core.kernels.decode import native as decode_native
+from elman_core.kernels.decode import run as decode_run
+from elman_core.testing.kernel import need_host_compiler
+
+
+def emulated_modules(folder):
+    """What `decode.run._module` is to be, with modules compiled into `folder`."""
+    need_host_compiler()
+
+    @cache
+    def module(name, dtype, _index=None):
+        extension = decode_run.extension(dtype, decode_run.kernels[name] if name else None)
+        made = folder / f"{extension.name}.so"
+        compile_emulated(extension, extension.binding, made, *LIBRARY)
+        return decode_native.open_library(made)
+
+    return module
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    return emulated_modules(tmp_path_factory.mktemp("emulated"))
+
+
+on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=on_a_gpu)])
+def device(request, monkeypatch):
+    """Where a test runs: on emulated threads, or on a GPU. A module that wants it names it and `compiled` as its own."""
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    if request.param == "cuda":
+        return "cuda"
+    monkeypatch.setattr(decode_run, "_module", request.getfixturevalue("compiled"))
+    return "cpu"

@@ -1,0 +1,128 @@
+"""Products of few rows: the GPU source on emulated threads (emulated_gpu/) and on a GPU, against float64."""
+
+from __future__ import annotations
+
+import emulated_decode
+import pytest
+import torch
+import torch.nn.functional as F
+
+from elman_core.kernels.decode import ops as decode
+from elman_core.kernels.decode import step as decode_step
+from elman_core.kernels.dense.op import _kernels
+from elman_core.nn import add_rms_norm
+from elman_core.registry import KernelError
+
+bf16, f16 = torch.bfloat16, torch.float16
+ROUNDING = {
+    bf16: 2**-8,
+    f16: 2**-10,
+    torch.float32: 2**-20,
+}  # of an output; sums are float32, a few roundings of which are far below
+TANH = 2**-10  # what the hardware's tanh may be off by
+
+
+compiled, device = emulated_decode.compiled, emulated_decode.device
+
+
+def draw(*shape, dtype, seed=0, scale=1.0):
+    return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def close(got, wanted, dtype, more=0.0):
+    error = (got.double().cpu() - wanted).abs()
+    limit = (ROUNDING[dtype] + more) * (wanted.abs() + 0.05)
+    assert bool((error <= limit).all()), f"{error.max():.2e}, {(error / limit).max():.2f} of the limit"
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "dtype", "bias", "activated"),
+    [
+        (1, 64, 32, bf16, False, 0),
+        (3, 72, 40, bf16, True, 24),  # no multiple of a chunk of columns, nor of a block of outputs
+        (8, 2600, 16, f16, True, 16),  # more chunks than are loaded together
+        (9, 64, 24, bf16, False, 24),
+        (17, 136, 16, f16, True, 0),
+        (64, 1096, 24, bf16, True, 8),
+    ],
+)
+def test_linear(rows, inputs, outputs, dtype, bias, activated, device):
+    x, w = draw(rows, inputs, dtype=dtype), draw(outputs, inputs, dtype=dtype, seed=1, scale=inputs**-0.5)
+    b = draw(outputs, dtype=dtype, seed=2) if bias else None
+    wanted = F.linear(x.double(), w.double(), None if b is None else b.double())
+    wanted[:, :activated] = F.silu(wanted[:, :activated])
+    got = decode.linear(x.to(device), w.to(device), None if b is None else b.to(device), activated)
+    assert got.dtype == dtype
+    close(got, wanted, dtype, ROUNDING[dtype])  # what passes SiLU is rounded before it
+    wide = draw(rows, inputs + 8, dtype=dtype).to(device)
+    wide[:, 8:] = x.to(device)
+    assert torch.equal(decode.linear(wide[:, 8:], w.to(device), None if b is None else b.to(device), activated), got)
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_several_linear_maps_of_one_input(rows, device):
+    x = draw(rows, 1, 72, dtype=bf16)
+    weights = [draw(n, 72, dtype=bf16, seed=n, scale=0.1) for n in (40, 7, 16, 1, 33)]
+    outputs = decode.linears(x.to(device), [w.to(device) for w in weights])
+    for w, y in zip(weights, outputs, strict=True):
+        assert y.shape == (rows, 1, len(w))
+        close(y, F.linear(x.double(), w.double()), bf16)
+    with pytest.raises(KernelError, match="up to 5 linear maps at once, not 6"):
+        decode.linears(x, [weights[0]] * 6)
+
+
+@pytest.mark.parametrize("name", ["e1", "e42"])
+@pytest.mark.parametrize(("rows", "width", "dtype"), [(1, 40, bf16), (5, 96, f16), (20, 64, bf16), (64, 32, bf16)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_is_projection_product_and_cell(name, rows, width, dtype, tied, device):
+    pytest.importorskip(f"elman_{name}.op")
+    kernel, step = _kernels[name], decode_step.steps[name]
+    x, h = draw(1, rows, width, dtype=dtype), draw(rows, width, dtype=torch.float32, seed=1)
+    w = draw(width, width, dtype=dtype, seed=2, scale=width**-0.5)
+    v, b = w if tied else draw(width, width, dtype=dtype, seed=3, scale=width**-0.5), draw(width, dtype=dtype, seed=4)
+    gates = draw(1, rows, 2 * width, dtype=dtype, seed=5).to(device)
+    extras = [gates[..., width:] for _ in kernel.extras]  # rows that lie apart, as halves of a projection do
+    on = [t.to(device) for t in (x, v, b, w, h)]
+    y, last = step(*on[:2], on[2], *extras, on[1] if tied else on[3], on[4])
+    u = F.linear(x.double(), v.double(), b.double())
+    rounded = h.to(dtype).double()  # as it is where it is multiplied
+    a = u + rounded @ w.double().T
+    others = [e.double().cpu() for e in extras]
+    h_new = a if kernel.update is None else kernel.update(a, h.double(), *others)
+    close(last, h_new[0], dtype, TANH)
+    close(y, kernel.readout(h_new, h.double(), *others), dtype, TANH)
+    assert (y.dtype, last.dtype) == (dtype, torch.float32)
+
+
+@pytest.mark.parametrize(("rows", "width", "dtype"), [(1, 40, bf16), (3, 1537, torch.float32), (64, 264, f16)])
+@pytest.mark.parametrize("adds", [True, False])
+def test_norm_is_that_of_every_other_layer(rows, width, dtype, adds, device):
+    x, weight = draw(rows, 1, width, dtype=dtype), 1 + draw(width, dtype=dtype, seed=1, scale=0.1)
+    residual = draw(rows, 1, width, dtype=torch.float32, seed=2) if adds else None
+    n, stream = decode.norm(x.to(device), None if residual is None else residual.to(device), weight.to(device), 1e-5)
+    wanted_n, wanted_stream = add_rms_norm(
+        x.double(), None if residual is None else residual.double(), weight.double(), 1e-5
+    )
+    assert (n.dtype, stream.dtype, n.shape) == (dtype, torch.float32, x.shape)
+    close(n, wanted_n, dtype)
+    torch.testing.assert_close(stream.double().cpu(), wanted_stream, rtol=2**-23, atol=2**-23)
+
+
+def test_who_asks_is_told_when_it_cannot_run(monkeypatch):
+    w = torch.zeros(16, 16, dtype=bf16)
+    assert not decode.takes(w[:1], w), "not on this device"
+    with pytest.raises(KernelError, match="few rows are up to 64 in bfloat16 or float16, not 65"):
+        decode.linear(torch.zeros(65, 16, dtype=bf16), w)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_it_is_taken_for_few_rows_in_16_bits_without_gradients():
+    w = torch.zeros(16, 16, dtype=bf16, device="cuda")
+    with torch.inference_mode():
+        assert decode.takes(w[:1], w)
+        assert not decode.takes(w.new_zeros(65, 16), w)
+        assert not decode.takes(w.float(), w.float())
+        with torch.autocast("cuda", torch.float16):
+            assert not decode.takes(w[:1], w)
+    assert not decode.takes(w[:1], w)

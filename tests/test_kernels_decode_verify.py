@@ -1,0 +1,504 @@
+"""Verification of the kernels of few rows: their grids on emulated threads, faults, first use, stamps, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import elman_e1.op
+import elman_e42.op
+import emulated_decode
+import pytest
+import torch
+from cpu_graph import CpuRecorder
+from torch import nn
+
+from elman_core.cli import _doctor, main
+from elman_core.generation import Sampling
+from elman_core.generation.decoder import WARM, Decoder
+from elman_core.generation.loop import prefill
+from elman_core.kernels import build, first_use, stamps
+from elman_core.kernels.decode import grids as decode_grids
+from elman_core.kernels.decode import ops as decode
+from elman_core.kernels.decode import run as decode_run
+from elman_core.kernels.decode import spec as decode_spec
+from elman_core.kernels.verify import Report, failures, verify
+from elman_core.model import LadderLM
+from elman_core.nn import few_rows_linear, is_bare, scaled_once
+from elman_core.registry import KernelError
+
+bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
+
+
+compiled = emulated_decode.compiled
+
+
+@pytest.fixture
+def emulated(compiled, monkeypatch):
+    """The kernels run on tensors of the CPU, wherever they would on a GPU."""
+    monkeypatch.setattr(decode_run, "_module", compiled)
+    return compiled
+
+
+@pytest.fixture
+def taken(emulated, monkeypatch, tmp_path):
+    """`takes…` say so for tensors of the CPU too; the list of what is then verified at first use, in a cache of its own.
+    A test with it runs in inference mode."""
+    verified = []
+
+    def on_cpu(spec, _target, cases, opcheck):
+        verified.append((spec.name, cases))
+        assert not opcheck
+        return dataclasses.replace(verify_emulated(spec, cases), target="cuda")
+
+    def alone(x):
+        return x.dtype in decode_run.DTYPES and not torch.is_grad_enabled()
+
+    for module in (decode, decode_run):
+        monkeypatch.setattr(module, "alone", alone)
+    monkeypatch.setattr(first_use, "verify", on_cpu)
+    monkeypatch.setattr(first_use, "_used", {})
+    monkeypatch.setattr(decode_run, "_there", {})
+    monkeypatch.setattr(decode_run, "_verified", set())
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+    monkeypatch.setattr(stamps.build, "local_arch", lambda _extension: "sm_90")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "emulated threads")
+    right = stamps.stamp
+    monkeypatch.setattr(stamps, "stamp", lambda spec, target="cuda", arch="sm_90": right(spec, target, arch))
+    monkeypatch.delenv("ELMAN_VERIFY", raising=False)
+    with torch.inference_mode():
+        yield verified
+
+
+def verify_emulated(spec, cases=None, opcheck=False, call=None):
+    spec = dataclasses.replace(spec, portable=("emulated",), call=call or spec.call)
+    return verify(spec, "emulated", cases=cases, opcheck=opcheck)
+
+
+def specs():
+    return [decode_spec.spec(), elman_e1.op.e1.step.spec(), elman_e42.op.e42.step.spec()]
+
+
+@pytest.mark.parametrize("spec", specs(), ids=lambda s: s.name)
+def test_every_kernel_passes_its_grid_on_emulated_threads(spec, emulated):
+    report = verify_emulated(spec, opcheck=True)
+    assert report.passed, list(failures(report))
+    assert not any(row.tensor.startswith("d ") for row in report.rows), "there are no gradients"
+    wanted = {"linear", "linears 0", "linears 4", "n", "stream", "drawn", "shown", "marked"}
+    assert {row.tensor for row in report.rows} >= (wanted if spec.name == "decode" else {"y", "h"})
+
+
+@pytest.mark.parametrize("spec", specs(), ids=lambda s: s.name)
+def test_grids_are_fixed_lists_without_repeats(spec):
+    for target, grid, low, high in (("host", "quick", 4, 40), ("cuda", "quick", 15, 60), ("cuda", "full", 100, 500)):
+        cases = [str(c) for c in spec.cases(target, grid)]
+        assert len(set(cases)) == len(cases)
+        assert low <= len(cases) <= high, len(cases)
+
+
+# Each spoils what the kernel gave; and the output in which the checker must see it.
+FAULTS = {
+    "a column beside its place": ("linear", lambda y: y.roll(1, 1)),
+    "one row left out": ("linear", lambda y: y * (torch.arange(len(y)) != 1)[:, None]),
+    "the second map is the first": ("linears 1", lambda y: y * 0),
+    "a stream that is not added to": ("stream", lambda r: r * 0.5),
+    "one wrong class": ("drawn", lambda d: torch.cat((d[:1].roll(1, 1), d[1:]))),
+    "one mark too many": ("marked", lambda m: torch.cat((~m[:1], m[1:]))),
+    "a row that claims not to be finite": ("shown", lambda s: s - (torch.arange(len(s)) == 2).long()),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_deliberate_fault_is_caught_in_its_tensor(fault, emulated):
+    tensor, spoil = FAULTS[fault]
+    right = decode_spec.spec()
+    cases = [c for c in right.cases("host", "quick") if c.sizes["B"] < 10 and c.dtype == bf16]
+
+    def call(backend, inputs, options):
+        made = right.call(backend, inputs, options)
+        return {k: spoil(x) if backend == "emulated" and k == tensor else x for k, x in made.items()}
+
+    report = verify_emulated(right, cases, call=call)
+    assert {row.tensor for row in report.rows if not row.passed} == {tensor}
+
+
+# What the step of E1 is given instead of the right thing; and the outputs in which the checker must see it.
+MISTAKEN = {
+    "a transposed W": ("w", lambda w: w.T.contiguous(), {"y", "h"}),
+    "a transposed projection": ("v", lambda v: v.T.contiguous(), {"y", "h"}),
+    "a forgotten state": ("h", torch.zeros_like, {"y", "h"}),
+    "a forgotten bias": ("bias", torch.zeros_like, {"y", "h"}),
+    "a dropped gate": ("z", torch.ones_like, {"y"}),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKEN)
+def test_a_step_that_computes_something_else_is_caught(mistake, emulated):
+    name, spoil, spoiled = MISTAKEN[mistake]
+    right = elman_e1.op.e1.step.spec()
+
+    def call(backend, inputs, options):
+        wrong = inputs | {name: spoil(inputs[name])} if backend == "emulated" else inputs
+        return right.call(backend, wrong, options)
+
+    for dtype in (bf16, f16):
+        report = verify_emulated(right, [decode_grids._step((3, 64, 64), dtype)], call=call)
+        assert {row.tensor for row in report.rows if not row.passed} == spoiled
+
+
+def test_an_output_that_is_not_written_is_caught(emulated, monkeypatch):
+    monkeypatch.setattr(decode, "launch", lambda *_: None)
+    report = verify_emulated(decode_spec.spec(), [decode_grids._linear((3, 64, 16), bf16)])
+    assert any("linear is not finite" in fault for fault in report.faults)
+    report = verify_emulated(decode_spec.spec(), [decode_grids._draw(3, 64, bf16, decode_grids._PLAIN)])
+    assert not report.passed
+
+
+def test_rows_too_wide_for_shared_memory_take_the_kernel_that_does_not_hold_them(emulated):
+    case = decode_grids._linear((8, 14400, 8), bf16, bias=True)
+    report = verify_emulated(decode_spec.spec(), [case])
+    assert report.passed, list(failures(report))
+
+
+def cuda_cases():
+    for spec in specs():
+        for case in spec.cases("cuda", "quick"):
+            yield pytest.param(spec, case, id=f"{spec.name} {case}")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(("spec", "case"), list(cuda_cases()))
+def test_every_kernel_passes_its_grid_on_a_gpu(spec, case, monkeypatch):
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    report = verify(spec, "cuda", cases=[case])
+    assert report.passed, list(failures(report))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_first_uses_on_a_gpu_pass_and_are_stamped_without_a_compiler(monkeypatch, tmp_path):
+    """All of a model's; the compiler is asked before, and what it made is found in a folder that was another's."""
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    monkeypatch.delenv("ELMAN_VERIFY", raising=False)
+    x, h = torch.zeros(1, 1536, dtype=bf16, device="cuda"), torch.zeros(1, 1536, device="cuda")
+    w, weight = torch.zeros(1536, 1536, dtype=bf16, device="cuda"), torch.ones(1536, dtype=bf16, device="cuda")
+
+    def use():
+        assert decode.takes(x, w)
+        assert decode.takes(x, w[:256])
+        assert decode.takes_norm(x, h, weight, bf16)
+        assert decode.takes_draw(x[:, :256])
+        assert elman_e42.op.e42.step.takes(x[None], w)
+
+    with torch.inference_mode():
+        for folder in ("compiles", "verifies"):
+            monkeypatch.setattr(decode_run, "_verified", set())
+            monkeypatch.setenv("ELMAN_CACHE", ":".join(map(str, [tmp_path / folder, tmp_path / "compiles"])))
+            if folder == "verifies":
+                for stamped in (tmp_path / "compiles" / "verified").iterdir():
+                    stamped.unlink()
+                monkeypatch.setattr(build, "_compile", Mock(side_effect=AssertionError("compiled again")))
+            use()
+    assert all(stamps.stamp(s).passed for s in specs() if s.name != "e1_step")
+
+
+# First use ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_size_is_verified_once_with_the_fewest_and_the_most_rows(taken):
+    x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
+    assert decode.takes(x, w)
+    assert decode.takes(x[:1], w)
+    [(name, cases)] = taken
+    assert (name, [c.sizes for c in cases]) == ("decode", [{"B": b, "K": 40, "N": 24} for b in (1, 8)])
+    assert decode.takes(torch.zeros(9, 40, dtype=bf16), w)
+    assert [c.sizes["B"] for c in taken[1][1]] == [9, 16]
+    found = stamps.stamp(decode_spec.spec())
+    assert found is not None
+    assert (found.passed, len(found.extra)) == (True, 4)
+    decode_run._verified.clear()  # as another process
+    assert decode.takes(x, w)
+    assert len(taken) == 2
+    assert all(not use["skipped"] and use["stamp"]["passed"] for use in first_use.used().values())
+
+
+def test_every_kind_has_a_first_use_that_passes(taken):
+    x, weight = torch.zeros(1, 40, dtype=bf16), torch.ones(40, dtype=bf16)
+    w = torch.zeros(40, 40, dtype=bf16)
+    assert decode.takes(x, w, w[:9], w[:20])
+    assert decode.takes_norm(x, None, weight, bf16)
+    assert decode.takes_draw(torch.zeros(1, 256, dtype=f32))
+    assert elman_e42.op.e42.step.takes(x[None], w)
+    assert [name for name, _ in taken] == ["decode"] * 3 + ["e42_step"]
+    assert [c.options["tied"] for c in taken[-1][1]] == [True, False]
+    assert all(stamps.stamp(spec).passed for spec in specs() if spec.name != "e1_step")
+
+
+def test_a_wrong_kernel_is_refused_unless_told_otherwise(taken, monkeypatch):
+    right = decode_spec._norm
+
+    def wrong(backend, inputs, options):
+        return {k: x if backend == "reference" else x * 1.1 for k, x in right(backend, inputs, options).items()}
+
+    monkeypatch.setitem(decode_spec._CALLS, "norm", wrong)
+    x, weight = torch.zeros(1, 40, dtype=bf16), torch.ones(40, dtype=bf16)
+    for _ in range(2):
+        with pytest.raises(KernelError, match=r"wrong numbers .*`elman verify decode`"):
+            decode.takes_norm(x, None, weight, bf16)
+    monkeypatch.setenv("ELMAN_VERIFY", "skip")
+    assert decode.takes_norm(x, None, weight, bf16)
+    assert all(use["skipped"] for use in first_use.used().values())
+
+
+def test_a_cache_that_cannot_be_written_stops_nobody(taken, monkeypatch, caplog):
+    full = KernelError("no cache folder can be written")
+    monkeypatch.setattr(stamps.build, "writable_cache", Mock(side_effect=full))
+    x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
+    with caplog.at_level(logging.WARNING):
+        assert decode.takes(x, w)
+        assert decode.takes(x, w)
+    assert len(taken) == 1
+    assert [r.message for r in caplog.records] == [
+        "elman: no cache folder can be written; without it every process verifies again"
+    ]
+
+
+def test_a_compiler_that_fails_is_asked_once(taken, monkeypatch, caplog):
+    compiler = Mock(side_effect=KernelError("no nvcc"))
+    monkeypatch.setattr(decode_run, "_module", compiler)
+    monkeypatch.setenv("ELMAN_KERNELS", "auto")
+    x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
+    with caplog.at_level(logging.WARNING):
+        assert not any(decode.takes(x, w[:n]) for n in (8, 16, 8, 16))
+    compiler.assert_called_once_with("", bf16, None)
+    monkeypatch.setenv("ELMAN_KERNELS", "off")
+    assert not decode.takes(x, w)
+
+
+def test_nothing_is_verified_for_the_first_time_while_a_step_is_recorded(taken):
+    torch.manual_seed(0)
+    model = LadderLM("e42", dim=32, depth=1).eval().to(bf16)
+    counts = []
+
+    class Watching(CpuRecorder):
+        def record(self, run, generators=()):
+            counts.append(len(taken))
+            made = super().record(run, generators)
+            counts.append(len(taken))
+            return made
+
+    seen = torch.zeros(1, 256, dtype=torch.bool)
+    with scaled_once(model):
+        cache, logits = prefill(model, b"a long enough prompt, " * 4)
+        generator, recorder = torch.Generator().manual_seed(0), Watching()
+        decoder = Decoder(model, cache, logits, seen, Sampling(), generator, recorder)
+        for number, _ in enumerate(decoder.bytes(20)):
+            assert number or taken, "the first byte was drawn by the kernel"
+    assert recorder.replays > 0
+    assert counts[0] == counts[1] > WARM
+    assert {name for name, _ in taken} == {"decode", "e42_step"}
+
+
+def test_first_uses_of_a_usual_model_are_drawn_in_no_time():
+    """What the host draws for the largest problem of a usual model; the rest is on the device."""
+    problems = [("linear", 8, 1536, (3072,)), ("linear", 8, 1536, (256,)), ("norm", 1536), ("draw", 256)]
+    elements = 0
+    for problem in problems:
+        for case in decode_spec.first_use_cases(bf16, problem):
+            made = decode_grids.make_inputs(case, torch.Generator().manual_seed(0))
+            elements += sum(x.numel() for x in made.values() if x is not None)
+    assert elements < 2_500_000, "a map is verified on some of its outputs"
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        random = torch.Generator().manual_seed(0)
+        self.w, self.v = (nn.Parameter(torch.randn(n, 40, generator=random).to(bf16) / 8) for n in (40, 24))
+        self.gains, self.bias = nn.Parameter(torch.ones(40, dtype=bf16)), nn.Parameter(torch.ones(24, dtype=bf16))
+
+    def forward(self, x, h):
+        step = elman_e42.op.e42.step
+        assert decode.takes(x, self.v, bias=self.bias)
+        assert decode.takes(x, self.w, self.v)
+        assert decode.takes_norm(x, None, self.gains, bf16)
+        first, second = decode.linears(x, [self.w, self.v])
+        n, _ = decode.norm(first, None, self.gains, 1e-5)
+        assert step.takes(n[None], self.w)
+        y, last = step(n[None], self.w, None, self.w, h)
+        return decode.linear(x, self.v, self.bias, 8), second, y, last
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_one_graph_for_torch_compile_whatever_is_dynamic(dynamic, taken):
+    torch._dynamo.reset()
+    model = Model()
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=dynamic)
+    with torch.no_grad():
+        for rows in (3, 5, 12):
+            x, h = torch.randn(rows, 40).to(bf16), torch.randn(rows, 40)
+            for made, wanted in zip(compiled(x, h), model(x, h), strict=True):
+                assert torch.equal(made, wanted)
+    assert len({str(cases) for _, cases in taken}) == len(taken), "each size once"
+
+
+# What is refused, or left to another way --------------------------------------------------------------------------------
+
+
+def test_tensors_that_do_not_fit_are_left_to_torch(taken):
+    x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
+    bias = torch.zeros(24, dtype=bf16)
+    assert decode.takes(x, w, bias=bias)
+    assert not decode.takes(x[:, :32], w), "fewer columns than the weight has"
+    assert not decode.takes(x, w, bias=bias.float())
+    assert not decode.takes(x, w, bias=bias[:8])
+    assert not decode.takes(x, *[w] * 6)
+    assert not decode.takes_norm(x, None, torch.ones(39, dtype=bf16), bf16)
+    assert not decode.takes_norm(x, torch.zeros(40), torch.ones(40, dtype=bf16), bf16), "a stream of one row"
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        few_rows_linear(nn.Linear(40, 8, dtype=bf16), x[:, :32]) or nn.Linear(40, 8, dtype=bf16)(x[:, :32])
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda x, w, b: decode.linear(x, w[:, :32], b), r"belongs \(24, 40\), not \(24, 32\)"),
+        (lambda x, w, b: decode.linear(x, w, b.float()), "in torch.float32"),
+        (lambda x, w, b: decode.linear(x[:, :36], w[:, :36].contiguous(), b), "36 columns, which is no multiple of 8"),
+        (lambda x, w, _: decode.linears(x, [w, w.half()]), "in torch.float16"),
+    ],
+)  # fmt: skip
+def test_an_operator_does_not_read_beyond_its_tensors(call, says, emulated):
+    x, w, b = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16), torch.zeros(24, dtype=bf16)
+    with pytest.raises(KernelError, match=says):
+        call(x, w, b)
+
+
+def test_a_step_refuses_a_state_or_projection_that_does_not_fit(emulated):
+    step = elman_e42.op.e42.step
+    x, w, h = torch.zeros(1, 2, 40, dtype=bf16), torch.zeros(40, 40, dtype=bf16), torch.zeros(2, 40)
+    with pytest.raises(KernelError, match=r"the state is \(2, 40\)"):
+        step(x, w, None, w, h[:1])
+    with pytest.raises(KernelError, match="e42 step: beside x"):
+        step(x, w.float(), None, w, h)
+
+
+def test_a_strided_bias_and_a_slice_of_a_weight_are_read_as_they_are(emulated):
+    random = torch.Generator().manual_seed(0)
+    x, wide = (torch.randn(n, 48, generator=random).to(bf16) for n in (3, 50))
+    bias = torch.randn(64, generator=random).to(bf16)
+    w, b = wide[1:33], bias[::2]
+    assert torch.equal(decode.linear(x, w, b), decode.linear(x, w.clone(), b.clone()))
+    assert torch.equal(decode.linear(x[:, 8:], w[:, 8:]), decode.linear(x[:, 8:].clone(), w[:, 8:].clone()))
+
+
+def test_v_that_begins_where_w_does_is_not_taken_for_w(emulated):
+    random = torch.Generator().manual_seed(0)
+    step, w = elman_e42.op.e42.step, torch.randn(40, 40, generator=random).to(bf16)
+    v, x, h = w.T, torch.randn(1, 2, 40, generator=random).to(bf16), torch.zeros(2, 40)
+    assert v.data_ptr() == w.data_ptr()
+    assert torch.equal(step(x, v, None, w, h)[0], step(x, v.clone(), None, w, h)[0])
+
+
+def test_a_quantised_weight_is_left_to_its_module():
+    class Quantised(torch.Tensor):
+        pass
+
+    module = nn.Linear(8, 8)
+    assert is_bare(module)
+    module.weight = nn.Parameter(module.weight.detach().as_subclass(Quantised))
+    assert not is_bare(module)
+
+
+def test_noise_and_logits_of_any_layout_draw_the_same(emulated):
+    random = torch.Generator().manual_seed(0)
+    logits, waits = torch.randn(5, 64, generator=random), torch.empty(5, 64).exponential_(generator=random)
+    draw = partial(decode.draw, temperature=1.0, top_p=1.0)
+    drawn = []
+    for turn in (lambda t: t, lambda t: t.T.contiguous().T):
+        seen = torch.zeros(5, 64, dtype=torch.bool)
+        into, shown = torch.empty(5, dtype=torch.long), torch.empty(5, dtype=torch.long)
+        draw(turn(logits), turn(waits), seen, into, shown, penalty=1.0, top_k=2**40)
+        drawn.append(into)
+    assert torch.equal(*drawn)
+    with pytest.raises(KernelError, match="must be contiguous"):
+        draw(logits, waits, seen, into.repeat(2)[::2], shown, penalty=1.0, top_k=0)
+    with pytest.raises(KernelError, match=r"belongs \(5, 64\) in torch.bool"):
+        draw(logits, waits, seen[:1], into, shown, penalty=1.1, top_k=0)
+    with pytest.raises(KernelError, match="needs waits"):
+        draw(logits, None, seen, into, shown, penalty=1.0, top_k=0)
+
+
+def test_a_weight_that_is_new_or_has_changed_is_not_read_before_the_kernel_in_front_has_ended():
+    one, other = torch.zeros(3), torch.zeros(3)
+    assert [decode_run._rest((one,)) for _ in range(3)] == [False, True, True]
+    assert not decode_run._rest((one, other))
+    assert decode_run._rest((one, other))
+    one.add_(1)
+    assert [decode_run._rest((one, other)) for _ in range(2)] == [False, True]
+    with torch.inference_mode():
+        inferred = torch.zeros(3)
+    assert [decode_run._rest((inferred,)) for _ in range(2)] == [False, True]
+
+
+def test_weights_that_stay_are_read_early(emulated, monkeypatch):
+    early = []
+    monkeypatch.setattr(decode_run, "_may_begin_early", lambda _device: True)
+    module = emulated("", bf16)
+
+    def linear(call):
+        early.append(bool(call._obj.early))
+        return module.elman_decode_linear(call)
+
+    monkeypatch.setattr(decode_run, "_module", lambda *_: SimpleNamespace(elman_decode_linear=linear))
+    x, w = torch.zeros(1, 16, dtype=bf16), nn.Parameter(torch.zeros(8, 16, dtype=bf16))
+    with torch.inference_mode():
+        for _ in range(2):
+            decode.linear(x, w)
+        for _ in range(2):
+            decode.linear(x, w.view(16, 8).T.contiguous().T.reshape(8, 16)[:, :16].clone())
+    assert early == [False, True, False, False]
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_there_is_nothing_to_verify_of_decoding(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    for name in ("decode", "e42_step"):
+        assert main(["verify", name]) == 5
+        assert "nothing was checked" in capsys.readouterr().err
+        assert main(["verify", name, "--backend", "host"]) == 5
+        assert f"{name} has no back end 'host'; it has: cuda" in capsys.readouterr().err
+        assert main(["verify", name, "--backend", "cuda"]) == 5
+        assert f"{name}: no GPU here, and it runs nowhere else" in capsys.readouterr().err
+
+
+def test_the_doctor_names_kernels_of_this_machine_only(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    main(["doctor"])
+    said = capsys.readouterr().out
+    assert "host kernel" in said
+    assert "e42_step" not in said
+
+
+def test_the_doctor_says_of_each_kernel_of_decoding_whether_it_was_verified(taken, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    [row] = _doctor._decoding()
+    assert row["is"] == "cuda kernel decode not verified: elman verify decode"
+    stamps.write(decode_spec.spec(), Report("decode", "cuda", "quick", cases=1))
+    assert _doctor._decoding()[0]["is"].startswith("cuda kernel decode verified, quick grid")
+    said = _doctor._stamps("e42", [elman_e42.op.e42.spec(), elman_e42.op.e42.step.spec()])
+    assert (
+        said == ", cuda kernel not verified: elman verify e42, cuda kernel e42_step not verified: elman verify e42_step"
+    )
+
+
+def test_a_report_of_no_compiled_kernel_is_not_stamped():
+    with pytest.raises(KernelError, match="only compiled kernels are stamped"):
+        stamps.write(decode_spec.spec(), Report("decode", "host", "quick"))
