@@ -33,32 +33,36 @@ class RecurrentMatrixConfig(WrapperConfig):
 class DenseMixer(WrapperMixer):
     """A wrapper around h_t = cell(W h_{t-1} + u_t, …), W square: parameters, spectral norm, initialisation, and the calls.
 
-    A subclass names the kernel and says where u comes from. State: h (B, I), zeros at the start.
+    A subclass names the kernel and says where u comes from. Where W is not that of `RecurrentMatrixConfig`, the config inherits
+    from `WrapperConfig` alone: there is no spectral norm then, and `reset_matrix` draws W. State: h (B, I), zeros at the start.
 
     Attributes:
-        kernel: the recurrence. If the wrapper is `gated`, the cell reads z beside u.
+        kernel: the recurrence; `build_cell` may choose another by the options. What its cell reads beside u, `extras` gives.
         matrix: the name of W's parameter.
         input: "projected" u = W_x x + b, with the module `w_x`; "tied" u = W x + b, with the parameter `b` and the same W;
             "plain" u = x.
+        orthogonal, s4d: with `mamba2_init`, the size of an orthogonal W, or the eigenvalues of a symmetric one.
     """
 
-    kernel: ClassVar[DenseKernel]
+    kernel: DenseKernel
     matrix: ClassVar[str] = "w_h"
     input: ClassVar[Literal["projected", "tied", "plain"]] = "projected"
+    orthogonal: ClassVar[float] = 0.999
+    s4d: ClassVar[tuple[float, float]] = (0.99, 0.9999)
     fp32_params = ("spectral.u", "spectral.v")
     config: RecurrentMatrixConfig
+    b: Tensor | None
 
     def build_cell(self, inner: int) -> None:
         if self.input == "projected":
             self.w_x = nn.Linear(inner, inner)
         self.register_parameter(self.matrix, nn.Parameter(torch.empty(inner, inner)))
-        if self.input == "tied":
-            self.b = nn.Parameter(torch.empty(inner))
-        spectral = self.config.r_h_mode == "spectral_norm"
+        self.register_parameter("b", nn.Parameter(torch.empty(inner)) if self.input == "tied" else None)
+        spectral = getattr(self.config, "r_h_mode", "none") == "spectral_norm"
         self.spectral = SpectralNorm(inner, self.config.spectral_radius) if spectral else None
 
     @classmethod
-    def cell_params(cls, inner: int, config: RecurrentMatrixConfig) -> int:
+    def cell_params(cls, inner: int, config: WrapperConfig) -> int:
         square = inner * inner
         return square + {"projected": square + inner, "tied": inner, "plain": 0}[cls.input]
 
@@ -67,22 +71,31 @@ class DenseMixer(WrapperMixer):
         w = getattr(self, self.matrix)
         return w if self.spectral is None else self.spectral(w)
 
+    def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
+        """What the cell reads beside u, (T, B, I) each: z of a `gated` wrapper unless overridden."""
+        return () if z_TBI is None else (z_TBI,)
+
+    def projection(self, w_II: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """(V, b) of u = V x + b, for the step of decoding; None where there is none, or where an adapter has its place."""
+        if self.input == "projected":
+            return (self.w_x.weight, self.w_x.bias) if is_bare(self.w_x) else None
+        return (w_II, self.b) if self.input == "tied" else None
+
+    def drive(self, x_TBI: Tensor, w_II: Tensor) -> Tensor:
+        """u, all that does not depend on h."""
+        if self.input == "plain":
+            return x_TBI if self.b is None else x_TBI + self.b
+        return self.w_x(x_TBI) if self.input == "projected" else F.linear(x_TBI, w_II, self.b)
+
     def cell(
         self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags_TB: Tensor | None
     ) -> tuple[Tensor, State]:
-        extras = () if z_TBI is None else (z_TBI,)
-        w, h_BI = self.effective(), self.vector(state, "h", x_TBI)
-        step = self.kernel.step
-        known = self.input == "tied" or (self.input == "projected" and is_bare(self.w_x))
-        if known and step is not None and step.takes(x_TBI, w, *flags_TB):  # decoding: one launch
-            v, b = (w, self.b) if self.input == "tied" else (self.w_x.weight, self.w_x.bias)
-            y_TBI, h_BI = step(x_TBI, v, b, *extras, w, h_BI)
-            return y_TBI, {"h": h_BI}
-        if self.input == "projected":
-            u_TBI = self.w_x(x_TBI)
+        w, h_BI, extras = self.effective(), self.vector(state, "h", x_TBI), self.extras(x_TBI, z_TBI)
+        step, projection = self.kernel.step, self.projection(w)
+        if projection is not None and step is not None and step.takes(x_TBI, w, *flags_TB):  # decoding: one launch
+            y_TBI, h_BI = step(x_TBI, *projection, *extras, w, h_BI)
         else:
-            u_TBI = F.linear(x_TBI, w, self.b) if self.input == "tied" else x_TBI
-        y_TBI, h_BI = self.kernel(u_TBI, *extras, w, h_BI, *flags_TB)
+            y_TBI, h_BI = self.kernel(self.drive(x_TBI, w), *extras, w, h_BI, *flags_TB)
         return y_TBI, {"h": h_BI}
 
     def cell_of_silu(self, u_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:
@@ -99,20 +112,24 @@ class DenseMixer(WrapperMixer):
         return runs.backend(self.out_proj.weight.device, self.inner)
 
     def reset_cell(self) -> None:
-        init, w = self.config.mamba2_init, getattr(self, self.matrix)
-        if self.input == "tied":
+        if self.b is not None:
             nn.init.zeros_(self.b)
-        elif self.input == "projected":
+        if self.input == "projected":
             nn.init.zeros_(self.w_x.bias)
-            if init:
+            if isinstance(self.config, RecurrentMatrixConfig) and self.config.mamba2_init:
                 nn.init.normal_(self.w_x.weight, std=0.02)
             else:
                 xavier_uniform_(self.w_x.weight)
-        if init == "s4d":
-            s4d_(w)
-        elif init:
-            orthogonal_(w, 0.999)
-        else:
-            xavier_uniform_(w, self.config.r_h_init_gain)
+        self.reset_matrix(getattr(self, self.matrix))
         if self.spectral is not None:
             self.spectral.reset()
+
+    def reset_matrix(self, w: nn.Parameter) -> None:
+        """Draw W."""
+        init = self.config.mamba2_init
+        if init == "s4d":
+            s4d_(w, *self.s4d)
+        elif init:
+            orthogonal_(w, self.orthogonal)
+        else:
+            xavier_uniform_(w, self.config.r_h_init_gain)

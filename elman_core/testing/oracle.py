@@ -32,6 +32,16 @@ def silu_slope(a: Array) -> Array:
     return sigmoid(a) * (1 + a * (1 - sigmoid(a)))
 
 
+def self_gate(h: Array) -> Array:
+    """h silu(h)."""
+    return h * h * sigmoid(h)
+
+
+def self_gate_slope(h: Array) -> Array:
+    """The derivative of `self_gate`."""
+    return h * sigmoid(h) * (2 + h * (1 - sigmoid(h)))
+
+
 class Cell(Protocol):
     """What a plugin writes: one time step of one row.
 
