@@ -1,0 +1,20 @@
+"""E36: everything a variant promises, and its equation in NumPy."""
+
+import numpy as np
+
+from elman_core.testing import VariantContract, self_gate, self_gate_slope
+
+
+class TestE36(VariantContract):
+    variant = "e36"
+    options = ({}, {"use_conv": True, "mamba2_init": True}, {"r_h_mode": "none", "mamba2_init": "s4d"})
+
+    def step(self, o, p, s, x, z):
+        h = p["w_x.weight"] @ x + p["w_h"] @ s["h"] + p["w_x.bias"]
+        return self_gate(h), {"h": h}
+
+    def step_gradient(self, o, p, s, x, z, gy, gs):
+        h = p["w_x.weight"] @ x + p["w_h"] @ s["h"] + p["w_x.bias"]
+        da = gy * self_gate_slope(h) + gs["h"]
+        dp = {"w_x.weight": np.outer(da, x), "w_h": np.outer(da, s["h"]), "w_x.bias": da}
+        return dp, {"h": p["w_h"].T @ da}, p["w_x.weight"].T @ da, None
