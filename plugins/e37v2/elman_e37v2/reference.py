@@ -1,0 +1,13 @@
+"""E37v2 in plain PyTorch: the truth that kernels are compared with."""
+
+import torch
+from torch import Tensor
+
+from elman_core.nn import dense_reference, self_gate
+
+
+@dense_reference
+def e37v2_reference(a: Tensor, _h: Tensor) -> tuple[Tensor, Tensor]:
+    """h_t = tanh(W h_{t-1} + u_t), y_t = h_t silu(h_t), with u_t = W x_t + b and a = W h_{t-1} + u_t."""
+    h = torch.tanh(a)
+    return h, self_gate(h)
