@@ -1,0 +1,20 @@
+"""E39: everything a variant promises, and its equation in NumPy."""
+
+import numpy as np
+
+from elman_core.testing import VariantContract, self_gate, self_gate_slope
+
+
+class TestE39(VariantContract):
+    variant = "e39"
+    options = ({}, {"bias": True, "use_conv": True, "mamba2_init": True}, {"r_h_mode": "none", "mamba2_init": "s4d"})
+
+    def step(self, o, p, s, x, z):
+        h = np.tanh(x + p["w_h"] @ s["h"] + p.get("b", 0))
+        return self_gate(h), {"h": h}
+
+    def step_gradient(self, o, p, s, x, z, gy, gs):
+        h = np.tanh(x + p["w_h"] @ s["h"] + p.get("b", 0))
+        da = (gy * self_gate_slope(h) + gs["h"]) * (1 - h * h)
+        dp = {"w_h": np.outer(da, s["h"])} | ({"b": da} if o["bias"] else {})
+        return dp, {"h": p["w_h"].T @ da}, da, None
