@@ -68,7 +68,7 @@ def test_finer_widths_are_tried_when_no_multiple_of_128_fits() -> None:
 
 def test_options_and_an_untied_head_count() -> None:
     options = {"expansion": 2.0}
-    size = candidates("e42", options, 10_000_000, depth=3, tied=False)[0]
+    size = candidates("e42", options, 10_000_000, depth=3, tie_word_embeddings=False)[0]
     assert size.parameters == built("e42", size.width, 3, options, tied=False)
     assert size.parameters - built("e42", size.width, 3, options) == 256 * size.width
 
@@ -215,3 +215,10 @@ def test_numbers_of_parameters_are_read(text: str, number: int) -> None:
 def test_other_numbers_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="a number of parameters is written"):
         parse_parameters(text)
+
+
+def test_an_mlp_counts() -> None:
+    size = candidates("e1", None, 10_000_000, depth=4, mlp_ratio=1.5)[0]
+    more = 4 * (3 * size.width * (3 * size.width // 2) + size.width)
+    assert size.width % 128 == 0
+    assert size.parameters == built("e1", size.width, 4) + more

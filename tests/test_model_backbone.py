@@ -242,3 +242,54 @@ def test_a_model_without_data_has_shapes_and_gradients(variant, options):
     loss.backward()
     assert loss.is_meta
     assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+
+
+# A SwiGLU after each layer ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["toy", "toypair"])
+def test_mlp_ratio_puts_a_swiglu_after_each_layer(variant):
+    """Width: 16 · 5 rounded up to a multiple of 64. Every other branch is the variant's, in its own order."""
+    model, plain = ladder(variant, mlp_ratio=5.0), ladder(variant)
+    rungs = len(plain.model.layers) // 3
+    assert len(model.model.layers) == len(plain.model.layers) + 3
+    assert [block.ends_layer for block in model.model.layers] == ([False] * rungs + [True]) * 3
+    more = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
+    assert more == 3 * (3 * 16 * 128 + 16)
+    with torch.no_grad():
+        stream = model.model.embed_tokens.weight[TOKENS]
+        for i, block in enumerate(model.model.layers):
+            x, mixer = rms(stream, block.norm.weight), block.mixer
+            if i % (rungs + 1) == rungs:
+                gate, up, down = (m.weight for m in (mixer.gate_proj, mixer.up_proj, mixer.down_proj))
+                stream = stream + (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+            else:
+                stream = stream + mixer(x)[0]
+        expected = rms(stream, model.model.norm.weight) @ model.model.embed_tokens.weight.T
+        torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_ladder_with_an_mlp_keeps_its_text_its_state_and_its_checkpoint(tmp_path):
+    model = ladder(mlp_ratio=1.5)
+    with torch.no_grad():
+        cache = model(TOKENS[:, :6], use_cache=True).past_key_values
+        cache.save(tmp_path / "state")
+        again = type(cache).load(tmp_path / "state", config=model.config)
+        expected = model(TOKENS).logits[:, 6:]
+        torch.testing.assert_close(model(TOKENS[:, 6:], past_key_values=again).logits, expected, rtol=1e-12, atol=1e-12)
+        model.save_pretrained(tmp_path / "model")
+        loaded = LadderForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float64)
+        assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
+        assert loaded.config.mlp_ratio == 1.5
+        assert model.generate(TOKENS[:, :3], max_new_tokens=4, do_sample=False).shape == (2, 7)
+
+
+@pytest.mark.parametrize("ratio", [-1.0, 17.0])
+def test_an_mlp_ratio_out_of_range_is_refused(ratio):
+    with pytest.raises(ConfigError, match="mlp_ratio must be from 0"):
+        LadderLM("toy", dim=16, depth=1, mlp_ratio=ratio)
+
+
+def test_an_option_of_the_variant_is_no_field_of_the_ladder():
+    model = LadderLM("transformer", dim=64, depth=1, mlp_ratio=2.0, mlp_multiple=64)
+    assert (model.config.mlp_ratio, model.config.options["mlp_ratio"]) == (0, 2.0)

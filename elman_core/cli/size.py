@@ -29,6 +29,7 @@ def size(
     depth: Annotated[int | None, typer.Option(min=1, help="Layers; the width is found.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Width; the depth is found.")] = None,
     multiple: Annotated[int, typer.Option(min=1, help="What the width should be a multiple of.")] = 128,
+    mlp_ratio: Annotated[float, typer.Option(min=0, max=16, help="Width / D of a SwiGLU after each layer.")] = 0.0,
     sets: Sets = None,
     json: Json = False,
 ) -> None:
@@ -53,7 +54,7 @@ def size(
     if other is not None:
         target = other.parameters
         depth = other.depth if depth is None and dim is None else depth
-    sizes = candidates(name, options, target, depth=depth, width=dim, multiple=multiple)
+    sizes = candidates(name, options, target, depth=depth, width=dim, multiple=multiple, mlp_ratio=mlp_ratio)
     if depth is not None or dim is not None:
         sizes = sizes[:SHOWN]
     if json:
@@ -69,4 +70,4 @@ def size(
     ]  # fmt: skip
     print(table(rows, ("width", "depth", "parameters", "off", "multiple of", "")))
     if not sizes[0].fits:
-        print(nothing_fits(name, options, target, sizes, multiple))
+        print(nothing_fits(name, options, target, sizes, multiple, mlp_ratio=mlp_ratio))

@@ -70,19 +70,18 @@ def parse_parameters(text: str) -> int:
     return round(value)
 
 
-def count(found: Resolved, width: int, depth: int, tied: bool = True) -> int:
+def count(found: Resolved, width: int, depth: int, **backbone: Any) -> int:
     """Number of parameters of the whole model, built on the meta device.
 
     Args:
-        tied: whether the head is the embedding.
+        backbone: further fields of `LadderConfig`, such as tie_word_embeddings and mlp_ratio.
 
     Raises:
         ConfigError: the variant cannot be built at this width.
     """
     found.variant.check(width, found.config)
     return _count(
-        variant=found.variant.name, options=found.options, hidden_size=width, num_hidden_layers=depth,
-        tie_word_embeddings=tied,
+        variant=found.variant.name, options=found.options, hidden_size=width, num_hidden_layers=depth, **backbone
     )  # fmt: skip
 
 
@@ -94,7 +93,7 @@ def candidates(
     depth: int | None = None,
     width: int | None = None,
     multiple: int = ALIGN,
-    tied: bool = True,
+    **backbone: Any,
 ) -> list[Size]:
     """Sizes near `parameters`, each counted exactly, the nearest first.
 
@@ -103,14 +102,14 @@ def candidates(
     at some depth up to 64, the widest first.
 
     Args:
-        variant: name or name:preset. options: of the variant, which override the preset's. tied: whether the head is the
-            embedding.
+        variant: name or name:preset. options: of the variant, which override the preset's. backbone: further fields of
+            `LadderConfig`.
 
     Raises:
         ConfigError: both `depth` and `width` are given, the variant refuses the width, or no size is near the target.
     """
     found = resolve(variant, options)
-    target = _Target(found, parameters, tied)
+    target = _Target(found, parameters, backbone)
     if depth is not None and width is not None:
         raise ConfigError("give a depth or a width, not both: the other one is computed")
     if depth is not None:
@@ -128,16 +127,16 @@ def solve_width(
     parameters: int,
     depth: int,
     multiple: int = ALIGN,
-    tied: bool = True,
+    **backbone: Any,
 ) -> int:
     """The width at which `variant` has `parameters` within 2 %: a multiple of `multiple`, or else of its half, quarter, ….
 
     Raises:
         ConfigError: there is none; names the nearest width, and a size of another depth that fits.
     """
-    sizes = candidates(variant, options, parameters, depth=depth, multiple=multiple, tied=tied)
+    sizes = candidates(variant, options, parameters, depth=depth, multiple=multiple, **backbone)
     if not sizes[0].fits:
-        raise ConfigError(nothing_fits(variant, options, parameters, sizes, multiple, tied))
+        raise ConfigError(nothing_fits(variant, options, parameters, sizes, multiple, **backbone))
     return sizes[0].width
 
 
@@ -147,7 +146,7 @@ def nothing_fits(
     parameters: int,
     sizes: Sequence[Size],
     multiple: int = ALIGN,
-    tied: bool = True,
+    **backbone: Any,
 ) -> str:
     """The line that says that none of `sizes`, nearest first, is within 2 %, and which size is."""
     best = sizes[0]
@@ -156,7 +155,7 @@ def nothing_fits(
         f"({100 * best.off:+.1f} %); equal means within 2 %"
     )
     try:
-        others = candidates(variant, options, parameters, multiple=multiple, tied=tied)
+        others = candidates(variant, options, parameters, multiple=multiple, **backbone)
     except ConfigError:
         return f"{line}: give other parameters or another depth, or take {variant}@{best.width}x{best.depth} as it is"
     near = min(others, key=lambda s: (abs(s.depth - best.depth), abs(s.off)))
@@ -196,7 +195,7 @@ def _of_checkpoint(folder: Path) -> Reference:
     config = LadderConfig.from_pretrained(folder)
     if config.model_type != LadderConfig.model_type or config.variant is None:
         raise CheckpointError(f"{folder / 'config.json'} describes no ladder")
-    backbone = {"vocab_size": config.vocab_size, "tie_word_embeddings": config.tie_word_embeddings}
+    backbone = {name: getattr(config, name) for name in ("vocab_size", "tie_word_embeddings", "mlp_ratio")}
     size = {"hidden_size": config.hidden_size, "num_hidden_layers": config.num_hidden_layers}
     total = _count(variant=config.variant, options=config.options, **size, **backbone)
     return Reference(str(folder), config.hidden_size, config.num_hidden_layers, total)
@@ -219,8 +218,8 @@ class _Target:
     finds are then counted exactly.
     """
 
-    def __init__(self, found: Resolved, parameters: int, tied: bool) -> None:
-        self.found, self.parameters, self.tied = found, parameters, tied
+    def __init__(self, found: Resolved, parameters: int, backbone: Mapping[str, Any]) -> None:
+        self.found, self.parameters, self.backbone = found, parameters, backbone
         self.parts = functools.cache(self._parts)
 
     def widths(self, depth: int, multiple: int) -> list[Size]:
@@ -265,7 +264,7 @@ class _Target:
 
     def _parts(self, width: int) -> tuple[int, int]:
         """Parameters of a model with one layer, and of a further layer."""
-        one, two = (count(self.found, width, depth, self.tied) for depth in (1, 2))
+        one, two = (count(self.found, width, depth, **self.backbone) for depth in (1, 2))
         return one, two - one
 
     def _estimate(self, width: int, depth: int) -> int:
@@ -273,7 +272,7 @@ class _Target:
         return one + (depth - 1) * layer
 
     def _size(self, width: int, depth: int) -> Size:
-        exact = count(self.found, width, depth, self.tied)
+        exact = count(self.found, width, depth, **self.backbone)
         return Size(width, depth, exact, (exact - self.parameters) / self.parameters)
 
     def _allowed(self, step: int, low: int = 1, high: int = _WIDEST) -> list[int]:

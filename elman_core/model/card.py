@@ -10,7 +10,7 @@ from typing import Any
 
 from elman_core.registry import get_variant
 
-from .layers import resolve_layers
+from .layers import branches
 
 _CARD = """---
 library_name: transformers
@@ -84,12 +84,11 @@ def model_card(model: Any, licence: str | None = None) -> str:
 def _state_size(model: Any) -> str:
     """Bytes of the recurrent state of one row, from what the mixers declare."""
     total = 0
-    for layer in resolve_layers(model.config):
-        for rung in range(layer.variant.rungs):
-            for shape, dtype in layer.variant.branch(rung).state_spec(model.config.hidden_size, layer.config).values():
-                if -1 in shape:
-                    return "grows with the text"
-                total += math.prod(shape) * dtype.itemsize
+    for mixer, options, _ in branches(model.config):
+        for shape, dtype in mixer.state_spec(model.config.hidden_size, options).values():
+            if -1 in shape:
+                return "grows with the text"
+            total += math.prod(shape) * dtype.itemsize
     return f"{total:,} bytes"
 
 

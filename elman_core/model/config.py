@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from elman_core.registry import ConfigError
 
 from .hub import AUTO_MAP, write_shim
-from .layers import resolve_layers
+from .layers import branches
 
 # What users of other libraries write for our fields; transformers would accept any of these and ignore it.
 _MEANT = {
@@ -38,6 +38,8 @@ class LadderConfig(PreTrainedConfig):
         hidden_size: width D of the residual stream.
         num_hidden_layers: depth L. A variant may yield several residual branches in one layer.
         vocab_size: 256 for bytes.
+        mlp_ratio: a SwiGLU of this width / D follows each layer as a branch of its own; the width is rounded up to a
+            multiple of 64. 0: none.
         norm_eps: epsilon of every RMS norm of the backbone.
         initializer_range: standard deviation of the embedding.
         tie_word_embeddings: the output head is the embedding.
@@ -60,6 +62,7 @@ class LadderConfig(PreTrainedConfig):
     hidden_size: int = 512
     num_hidden_layers: int = 12
     vocab_size: int = 256
+    mlp_ratio: float = 0.0
     norm_eps: float = 1e-5
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
@@ -85,7 +88,7 @@ class LadderConfig(PreTrainedConfig):
     @property
     def num_blocks(self) -> int:
         """Residual branches in the whole ladder: what a cache has one entry for. Looks the variants up."""
-        return sum(layer.variant.rungs for layer in resolve_layers(self))
+        return sum(1 for _ in branches(self))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:

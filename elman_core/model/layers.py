@@ -6,9 +6,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from elman_core.nn import SwiGLU, SwiGLUConfig
 from elman_core.registry import ConfigError, Mixer, Resolved, list_variants, resolve
 
 log = logging.getLogger("elman_core")
+MLP_MULTIPLE = 64  # the width of a ladder's SwiGLU is rounded up to a multiple of it
 
 
 def resolve_layers(config: Any) -> list[Resolved]:
@@ -85,19 +87,33 @@ def expand(config: Any) -> list[Resolved]:
     return layers
 
 
+def branches(config: Any) -> Iterator[tuple[type[Mixer], Any, bool]]:
+    """Of every residual branch, in order: the mixer's class, its options, and whether it is its layer's last.
+
+    With `mlp_ratio` a SwiGLU is the last branch of every layer.
+
+    Raises:
+        ConfigError: as `resolve_layers`, or a ratio out of range.
+    """
+    if not 0 <= config.mlp_ratio <= 16:
+        raise ConfigError(f"mlp_ratio must be from 0 (no MLP) to 16, not {config.mlp_ratio}")
+    mlp = SwiGLUConfig(config.mlp_ratio, MLP_MULTIPLE) if config.mlp_ratio else None
+    for layer in resolve_layers(config):
+        for rung in range(layer.variant.rungs):
+            yield layer.variant.branch(rung), layer.config, mlp is None and rung == layer.variant.rungs - 1
+        if mlp is not None:
+            yield SwiGLU, mlp, True
+
+
 def build_mixers(config: Any) -> Iterator[tuple[Mixer, bool]]:
     """Expand `config` and build the mixer of every residual branch, in order, with whether it is its layer's last.
 
     Every layer is checked against the width before anything is allocated.
     """
-    layers = expand(config)
     checked: set[int] = set()
-    for layer in layers:
+    for layer in expand(config):
         if id(layer) not in checked:
             layer.variant.check(config.hidden_size, layer.config)
             checked.add(id(layer))
-    index = 0
-    for layer in layers:
-        for rung in range(layer.variant.rungs):
-            yield layer.variant.branch(rung)(config.hidden_size, layer.config, index), rung == layer.variant.rungs - 1
-            index += 1
+    for index, (mixer, options, last) in enumerate(branches(config)):
+        yield mixer(config.hidden_size, options, index), last

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from elman_core.registry import ConfigError
+from elman_core.registry import ConfigError, resolve
 
 from .config import LadderConfig
 from .modeling import LadderForCausalLM
@@ -46,14 +46,17 @@ class LadderLM(LadderForCausalLM):
             return
         if (variant is None) == (level is None):
             raise ConfigError("LadderLM needs a variant, or a published level: LadderLM(variant=…, dim=…, depth=…)")
+        chosen = level if variant is None else variant
         known = {f.name for f in fields(LadderConfig)} - {"variant", "options", "made_with"}
+        if isinstance(chosen, str | int):  # what the variant calls an option is the variant's
+            known -= {f.name for f in fields(resolve(chosen).config)}
         given = options.pop("options", None)
         backbone = {k: options.pop(k) for k in list(options) if k in known}
         if given is not None and options:
             raise ConfigError("give the variant's options as keywords or as options={…}, not both")
         super().__init__(
             LadderConfig(
-                variant=level if variant is None else variant,
+                variant=chosen,
                 options=given if given is not None else (options or None),
                 hidden_size=dim,
                 num_hidden_layers=depth,

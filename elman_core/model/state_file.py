@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from elman_core.registry import CheckpointError, ConfigError, State
 
 from .config import LadderConfig
-from .layers import resolve_layers
+from .layers import branches
 
 FORMAT = "elman-state-1"
 
@@ -71,11 +71,7 @@ def load_states(
 
 
 def _check(path: str | os.PathLike, states: list[State | None], config: LadderConfig) -> None:
-    specs = [
-        layer.variant.branch(rung).state_spec(config.hidden_size, layer.config)
-        for layer in resolve_layers(config)
-        for rung in range(layer.variant.rungs)
-    ]
+    specs = [mixer.state_spec(config.hidden_size, options) for mixer, options, _ in branches(config)]
     wrong = f"{len(states)} branches where the model has {len(specs)}" if len(states) != len(specs) else None
     for index, (state, spec) in enumerate(zip(states, specs, strict=False)):
         have = {n: tuple(t.shape[1:]) for n, t in (state or {}).items()}

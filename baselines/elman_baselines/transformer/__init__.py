@@ -15,11 +15,11 @@ Best practice, and where it comes from:
 from __future__ import annotations
 
 from elman_core import Variant
+from elman_core.nn import SwiGLU
 from elman_core.registry import Published
 
 from .attention import Attention
 from .config import TransformerConfig
-from .swiglu import SwiGLU
 
 __all__ = ["Attention", "SwiGLU", "TransformerConfig", "transformer_variant"]
 

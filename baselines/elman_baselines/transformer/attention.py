@@ -13,7 +13,7 @@ from elman_core import ConfigError, Mixer, State
 from elman_core.nn import compute_dtype, without_autocast
 from elman_core.registry import StateSpec
 
-from .config import TransformerConfig, residual_scale
+from .config import TransformerConfig
 
 
 class Attention(Mixer):
@@ -42,7 +42,7 @@ class Attention(Mixer):
     def reset_parameters(self) -> None:
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             nn.init.normal_(projection.weight, std=0.02)
-        nn.init.normal_(self.o_proj.weight, std=0.02 * residual_scale(self.config.init_depth, 2))
+        nn.init.normal_(self.o_proj.weight, std=0.02 * self.config.residual_scale)
 
     def forward(
         self,

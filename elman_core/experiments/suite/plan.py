@@ -248,7 +248,8 @@ def _planned(
     put(tree, "train.seed", seed)
     chosen = from_dict(tree)
     options = dict(chosen.model.options) if isinstance(chosen.model.options, dict) else {}
-    width, parameters = _size(name, json.dumps(options), target, width, depth, chosen.model.tie_word_embeddings)
+    backbone = (("tie_word_embeddings", chosen.model.tie_word_embeddings), ("mlp_ratio", chosen.model.mlp_ratio))
+    width, parameters = _size(name, json.dumps(options), target, width, depth, backbone)
     put(tree, "model.hidden_size", width)
     put(tree, "model.num_hidden_layers", depth)
     settings = from_dict(tree)
@@ -296,12 +297,14 @@ def _trial(planned: Planned, tokens: int) -> Planned:
 
 
 @functools.cache
-def _size(name: str, options: str, target: str | None, width: int, depth: int, tied: bool) -> tuple[int, int]:
+def _size(
+    name: str, options: str, target: str | None, width: int, depth: int, backbone: tuple[tuple[str, Any], ...]
+) -> tuple[int, int]:
     """Width and exact number of parameters."""
     given = json.loads(options)
     if target is not None:
-        width = solve_width(name, given, parse_parameters(target), depth, tied=tied)
-    return width, count(resolve(name, given), width, depth, tied)
+        width = solve_width(name, given, parse_parameters(target), depth, **dict(backbone))
+    return width, count(resolve(name, given), width, depth, **dict(backbone))
 
 
 def _spelled(key: str, value: Any) -> str:
