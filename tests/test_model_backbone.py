@@ -190,6 +190,41 @@ def test_packed_rows_are_told_in_three_ways():
         assert not torch.allclose(model(tokens_BT).logits, alone)
 
 
+@pytest.mark.parametrize("masked", [[0], [4], [3, 4, 5], [9, 10], [3, 4, 8]], ids=str)
+@pytest.mark.parametrize("way", ["position_ids", "seq_idx", "cu_seq_lens_q"])
+def test_a_document_begins_at_its_first_real_token(way, masked):
+    model, tokens_BT, lengths = ladder(), TOKENS[:1], [4, 4, 3]
+    value = {
+        "position_ids": torch.cat([torch.arange(n) for n in lengths])[None],
+        "seq_idx": torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None].int(),
+        "cu_seq_lens_q": torch.tensor([0, 4, 8, 11], dtype=torch.int32),
+    }[way]
+    mask_BT = torch.ones_like(tokens_BT)
+    mask_BT[0, masked] = 0
+    with torch.no_grad():
+        packed = model(tokens_BT, attention_mask=mask_BT, **{way: value}).logits
+        for document in torch.arange(11).split(lengths):
+            real = document[mask_BT[0, document].bool()]
+            torch.testing.assert_close(packed[:, real], model(tokens_BT[:, real]).logits)
+
+
+def test_a_first_real_token_behind_a_cache_begins_a_document_only_at_position_0():
+    model, mask_BT = ladder(), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    ways = [
+        ({"position_ids": torch.tensor([[9, 0, 1, 2], [5, 6, 7, 8]])}, (True, False)),
+        ({"position_ids": torch.tensor([[0, 5, 6, 7], [0, 1, 2, 3]])}, (False, True)),
+        ({"seq_idx": torch.tensor([[0, 1, 1, 1], [2, 2, 2, 2]])}, (False, False)),
+    ]
+    for packing, anew in ways:
+        with torch.no_grad():
+            cache = model(TOKENS[:, :5], use_cache=True).past_key_values
+            logits = model(TOKENS[:, 5:9], attention_mask=mask_BT, past_key_values=cache, **packing).logits
+            for row, begins in enumerate(anew):
+                real = mask_BT[row].bool()
+                text = torch.cat([TOKENS[row, : 0 if begins else 5], TOKENS[row, 5:9][real]])
+                torch.testing.assert_close(logits[row, real], model(text[None]).logits[0, -real.sum() :])
+
+
 def test_positions_of_padded_and_continued_rows_pack_nothing():
     model, steps = ladder(), TOKENS.shape[1]
     mask_BT = (torch.arange(steps) >= torch.tensor([[0], [3]])).long()

@@ -124,6 +124,8 @@ class LadderModel(LadderPreTrainedModel):
                 arbitrary. Any pattern is exact: left padding, right padding, holes.
             position_ids: (B, T), in the keyword arguments: several documents packed into a row, each counted from 0. Each is
                 computed as if it stood in a row of its own. `seq_idx` (B, T) or `cu_seq_lens_q` (for B = 1) say the same.
+                Positions show a document only if that of its first real token is not greater than that of the real token
+                before it: where a document's first tokens may be masked, give `seq_idx`.
             past_key_values: the state so far, changed in place; an empty `DynamicCache` is accepted.
             output_hidden_states: also the residual stream before every layer; the last entry is after the final norm.
 
@@ -196,6 +198,10 @@ def document_starts(
 ) -> Tensor | None:
     """(B, T) booleans, True where a document begins behind another text; None where none does, which is looked at.
 
+    Each real token is compared with the real token before it, so a document begins at its first real token, whatever is
+    masked: its number (`seq_idx`, `cu_seq_lens_q`) is another, or its position is not greater. The first real token of a
+    row continues what came before, unless its position is 0.
+
     Args:
         packing: keyword arguments, of which `position_ids`, `seq_idx` or `cu_seq_lens_q`, the first that is given, counts.
         cache: what came before these tokens.
@@ -203,21 +209,24 @@ def document_starts(
     positions, number, ends = (packing.get(name) for name in ("position_ids", "seq_idx", "cu_seq_lens_q"))
     rows, steps = shape
     if positions is not None:
-        starts_BT = _of_shape("position_ids", positions, shape) == 0
+        told_BT = _of_shape("position_ids", positions, shape)
     elif number is not None:
-        number = _of_shape("seq_idx", number, shape)
-        starts_BT = torch.nn.functional.pad(number[:, 1:] != number[:, :-1], (1, 0))
+        told_BT = _of_shape("seq_idx", number, shape)
     elif ends is not None:
         if rows != 1 or ends[-1] != steps:
             raise ConfigError(f"cu_seq_lens_q belongs to one row and ends with its {steps} tokens; give position_ids")
-        starts_BT = torch.zeros(shape, dtype=torch.bool, device=ends.device)
-        starts_BT[0, ends[:-1].long()] = True
+        told_BT = torch.bucketize(torch.arange(steps, device=ends.device), ends[1:], right=True)[None]
     else:
         return None
-    real_BT = torch.ones_like(starts_BT) if mask_BT is None else mask_BT
+    real_BT = torch.ones_like(told_BT, dtype=torch.bool) if mask_BT is None else mask_BT
+    place_T = torch.arange(steps, device=told_BT.device)
+    latest_BT = torch.where(real_BT, place_T, -1).cummax(1).values  # the place of the last real token up to each
+    before_BT = torch.nn.functional.pad(latest_BT[:, :-1], (1, 0), value=-1)
+    previous_BT = told_BT.gather(1, before_BT.clamp(min=0))
+    starts_BT = (told_BT != previous_BT if positions is None else told_BT <= previous_BT) & (before_BT >= 0)
+    if positions is not None and cache is not None and cache.get_seq_length():
+        starts_BT = starts_BT | (told_BT == 0) & (before_BT < 0)
     starts_BT = starts_BT & real_BT
-    if cache is None or not cache.get_seq_length():  # what begins a row begins with the initial state anyway
-        starts_BT = starts_BT & (real_BT.cumsum(1) > 1)
     return starts_BT if torch.compiler.is_compiling() or bool(starts_BT.any()) else None
 
 
