@@ -1,7 +1,9 @@
 """Settings of every test process: one thread (tiny matmuls are faster so, and xdist runs a process a core); no network; signals
 as a shell's foreground has them, also where the tests are started in its background or under nohup, which ignore some.
+Nothing looks for garbage while everything is imported.
 """
 
+import gc
 import os
 import signal
 
@@ -12,6 +14,24 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+gc.disable()
+
+
+def pytest_configure(config) -> None:
+    """A file's tests run in one process, which makes once what they share."""
+    if config.getoption("dist", "no") == "load":
+        config.option.dist, config.option.loadscopereorder = "loadfile", False
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """Files with the slowest tests first, so that no process is left with one of them at the end."""
+    slow = {item.path for item in items if "slow" in item.keywords}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_xdist_auto_num_workers() -> int:

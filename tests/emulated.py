@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elman_core.kernels import MatrixKernel, toolchain
+from elman_core.kernels import MatrixKernel, build, toolchain
 from elman_core.kernels.build import Extension
 from elman_core.kernels.spec import KernelSpec
 
 HERE = Path(__file__).parent
 LIBRARY = ("-fPIC", "-shared", "-fvisibility=hidden")
+KEPT = build.cache_dirs()[0] / "emulated"  # before a test asks for a folder of its own
 RACES = HERE / "emulated_gpu" / "races.cpp"
 
 
 def compile_emulated(extension: Extension, source: Path, made: Path, *options: str) -> None:
-    """`source`, which is the binding of a CUDA extension or includes it, into `made`.
+    """`source`, which is the binding of a CUDA extension or includes it, into `made`; kept in the cache of kernels.
 
     Args:
         options: of g++; `LIBRARY` for a module.
     """
     includes = (HERE / "emulated_gpu", *extension.include, extension.binding.parent)
-    macros = [f"-D{name}={value}" for name, value in extension.defines]
-    if extension.header is not None:
-        macros.append(f'-DELMAN_CELL_HEADER="{extension.header}"')
-    _compile(source, made, "-O1", "-Wno-unknown-pragmas", *options, *(f"-I{folder}" for folder in includes), *macros)
+    options = ("-O1", "-Wno-unknown-pragmas", *options, *(f"-D{name}={value}" for name, value in extension.defines))
+    digest = hashlib.sha256("\0".join(options).encode())
+    for path in replace(extension, binding=source, include=includes).sources():
+        digest.update(path.read_bytes())
+    kept = KEPT / digest.hexdigest()[:20]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with build._lock(kept.with_suffix(".lock")):
+        if not kept.exists():
+            cell = [] if extension.header is None else [f'-DELMAN_CELL_HEADER="{extension.header}"']
+            _compile(source, made, *options, *(f"-I{folder}" for folder in includes), *cell)
+            shutil.copy(made, kept.with_suffix(".new"))
+            kept.with_suffix(".new").rename(kept)
+    made.unlink(missing_ok=True)  # a module in use keeps its file
+    shutil.copy(kept, made)
 
 
 def emulated_spec(kernel: MatrixKernel) -> KernelSpec:

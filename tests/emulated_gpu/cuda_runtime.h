@@ -3,6 +3,7 @@
 // after another. Found before CUDA's own headers, this folder replaces them.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -81,7 +82,9 @@ struct Copy {  // asynchronous; its last `zeros` bytes are zeros
   unsigned group;
 };
 struct Thread {
-  ucontext_t context;
+  ucontext_t context;  // where it begins
+  jmp_buf left;  // where it goes on
+  bool begun = false;
   std::vector<Copy> copies;  // not waited for yet
   unsigned committed = 0;  // groups of them
   unsigned calls = 0;  // collectives so far: which of the two sets of slots is in use
@@ -91,7 +94,7 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   Barrier named[17];  // 16: of the whole block
-  ucontext_t scheduler{};
+  jmp_buf scheduler;
   int current = 0;
   std::uint64_t progress = 0;
   std::function<void()> kernel;
@@ -101,7 +104,16 @@ inline std::vector<std::unique_ptr<char[]>> stacks;  // of threads, used again b
 inline bool backwards = false;
 inline Dim3 thread_index, block_index, grid_size, block_size;
 
-inline void yield() { swapcontext(&block->threads[block->current].context, &block->scheduler); }
+// swapcontext would ask the system to set the mask of signals each time, which takes longer than what a thread computes meanwhile.
+inline void yield() {
+  if (!_setjmp(block->threads[block->current].left)) _longjmp(block->scheduler, 1);
+}
+inline void go_on(Thread& thread) {
+  if (_setjmp(block->scheduler)) return;
+  if (thread.begun) _longjmp(thread.left, 1);
+  thread.begun = true;
+  setcontext(&thread.context);
+}
 // orders: what threads did before it happens before what they do after it.
 inline void wait(Barrier& b, int count, bool orders = true) {
   const unsigned mine = b.generation;
@@ -152,7 +164,7 @@ inline bool run_warp(Block& now, int warp, int threads) {
       if (now.threads[i].done) continue;
       left = true, now.current = i, thread_index.x = i;
       races::run(i);
-      swapcontext(&now.scheduler, &now.threads[i].context);
+      go_on(now.threads[i]);
     }
     if (!left || now.progress == before) return left;
   }
