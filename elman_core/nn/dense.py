@@ -84,7 +84,7 @@ class DenseMixer(WrapperMixer):
     def drive(self, x_TBI: Tensor, w_II: Tensor) -> Tensor:
         """u, all that does not depend on h."""
         if self.input == "plain":
-            return x_TBI if self.b is None else x_TBI + self.b
+            return x_TBI if self.b is None else x_TBI + self.b.to(x_TBI.dtype)
         return self.w_x(x_TBI) if self.input == "projected" else F.linear(x_TBI, w_II, self.b)
 
     def cell(
@@ -133,3 +133,36 @@ class DenseMixer(WrapperMixer):
             orthogonal_(w, self.orthogonal)
         else:
             xavier_uniform_(w, self.config.r_h_init_gain)
+
+
+class InputGatedMixer(DenseMixer):
+    """A `DenseMixer` without a SiLU in front of the cell, whose cell reads the gate input m = x + b_g, or m = W_g x + b_g where
+    the option `gate` is "projected". With `use_conv`, a SiLU follows the convolution.
+
+    Parameters: b_g (I), or w_g.weight (I, I) and w_g.bias (I) for W_g and b_g.
+    """
+
+    b_g: Tensor
+
+    def build_cell(self, inner: int) -> None:
+        super().build_cell(inner)
+        self.pre_silu = self.config.use_conv
+        self.w_g = nn.Linear(inner, inner) if self._projected(self.config) else None
+        self.register_parameter("b_g", None if self.w_g else nn.Parameter(torch.empty(inner)))
+
+    @classmethod
+    def cell_params(cls, inner: int, config: WrapperConfig) -> int:
+        return super().cell_params(inner, config) + inner + (inner * inner if cls._projected(config) else 0)
+
+    @staticmethod
+    def _projected(config: Any) -> bool:
+        return config.gate == "projected"
+
+    def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
+        return (x_TBI + self.b_g.to(x_TBI.dtype) if self.w_g is None else self.w_g(x_TBI),)
+
+    def reset_cell(self) -> None:
+        super().reset_cell()
+        if self.w_g is not None:
+            xavier_uniform_(self.w_g.weight)
+        nn.init.zeros_(self.b_g if self.w_g is None else self.w_g.bias)
