@@ -1,0 +1,30 @@
+"""E0: everything a variant promises, and its equation in NumPy."""
+
+import numpy as np
+
+from elman_core.testing import VariantContract, silu, silu_slope
+
+
+class TestE0(VariantContract):
+    variant = "e0"
+    options = (
+        {},
+        {"gate": "projected", "use_conv": True, "mamba2_init": True},
+        {"r_h_mode": "none", "mamba2_init": "s4d"},
+    )
+
+    def parts(self, o, p, s, x):
+        h = np.tanh(p["w_x.weight"] @ x + p["w_h"] @ s["h"] + p["w_x.bias"])
+        return h, p["w_g.weight"] @ x + p["w_g.bias"] if o["gate"] == "projected" else h + x + p["b_g"]
+
+    def step(self, o, p, s, x, z):
+        h, m = self.parts(o, p, s, x)
+        return h * silu(m), {"h": h}
+
+    def step_gradient(self, o, p, s, x, z, gy, gs):
+        (h, m), wgate = self.parts(o, p, s, x), o["gate"] == "projected"
+        dm = gy * h * silu_slope(m)
+        da = (gy * silu(m) + gs["h"] + (0 if wgate else dm)) * (1 - h * h)
+        dp, dx = {"w_x.weight": np.outer(da, x), "w_h": np.outer(da, s["h"]), "w_x.bias": da}, p["w_x.weight"].T @ da
+        dp |= {"w_g.weight": np.outer(dm, x), "w_g.bias": dm} if wgate else {"b_g": dm}
+        return dp, {"h": p["w_h"].T @ da}, dx + (p["w_g.weight"].T @ dm if wgate else dm), None
