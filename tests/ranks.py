@@ -2,6 +2,7 @@
 the seconds that `torchrun` and its imports take."""
 
 import faulthandler
+import gc
 import json
 import os
 import subprocess
@@ -66,6 +67,7 @@ class Launcher:
 
 
 def serve() -> None:
+    gc.disable()
     import torch.distributed
 
     import elman_core.training.loop
@@ -73,6 +75,8 @@ def serve() -> None:
     from elman_core.registry import plugins
 
     plugins()
+    gc.freeze()  # a rank that looked for garbage here would copy all of it
+    gc.enable()
     replies = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         asked = json.loads(line)

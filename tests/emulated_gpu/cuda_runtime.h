@@ -12,8 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <memory>
 #include <vector>
 
 #include "races.h"
@@ -97,10 +95,11 @@ struct Block {
   jmp_buf scheduler;
   int current = 0;
   std::uint64_t progress = 0;
-  std::function<void()> kernel;
+  void (*run)(const void*);
+  const void* kernel;  // what `run` takes
 };
 inline Block* block = nullptr;
-inline std::vector<std::unique_ptr<char[]>> stacks;  // of threads, used again by the next block
+inline std::vector<char*> stacks;  // of threads, used again by the next block
 inline bool backwards = false;
 inline Dim3 thread_index, block_index, grid_size, block_size;
 
@@ -149,7 +148,7 @@ inline void finish_copies(Thread& thread, unsigned groups) {
   copies.erase(copies.begin(), late);
 }
 inline void enter() {
-  block->kernel();
+  block->run(block->kernel);
   finish_copies(block->threads[block->current], ~0u);
   block->threads[block->current].done = true;
   block->progress++;
@@ -171,20 +170,22 @@ inline bool run_warp(Block& now, int warp, int threads) {
 }
 // The blocks of a grid, one after another. Each warp runs ahead of the later ones as far as barriers let it, or, with
 // EMULATED_BACKWARDS, of the earlier ones: what a barrier too few would spoil differs between the two. Shared memory holds anything at the start: 0xff bytes, which are NaN.
-inline void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t bytes, const std::function<void()>& kernel) {
+template <class Kernel>
+void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t bytes, const Kernel& kernel) {
   backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;
   grid_size.x = blocks, block_size.x = threads;
   for (unsigned b = 0; b < blocks; b++) {
     Block now;
-    now.threads.resize(threads), now.warps.resize((threads + 31) / 32), now.kernel = kernel;
+    now.threads.resize(threads), now.warps.resize((threads + 31) / 32);
+    now.run = [](const void* it) { (*static_cast<const Kernel*>(it))(); }, now.kernel = &kernel;
     block = &now, block_index.x = b;
     std::memset(shared, 0xff, bytes);
     races::begin(shared, bytes, threads);
-    while (stacks.size() < now.threads.size()) stacks.emplace_back(new char[kStack]);
+    while (stacks.size() < now.threads.size()) stacks.push_back(new char[kStack]);
     for (int i = 0; i < threads; i++) {
       ucontext_t& context = now.threads[i].context;
       getcontext(&context);
-      context.uc_stack.ss_sp = stacks[i].get(), context.uc_stack.ss_size = kStack, context.uc_link = nullptr;
+      context.uc_stack.ss_sp = stacks[i], context.uc_stack.ss_size = kStack, context.uc_link = nullptr;
       makecontext(&context, enter, 0);
     }
     const int warps = static_cast<int>(now.warps.size());
