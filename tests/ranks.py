@@ -1,8 +1,10 @@
 """Several ranks for the tests: a process that has imported everything once and forks them, which costs milliseconds instead of
 the seconds that `torchrun` and its imports take."""
 
+import contextlib
 import faulthandler
 import gc
+import io
 import json
 import os
 import subprocess
@@ -72,9 +74,10 @@ def serve() -> None:
 
     import elman_core.training.loop
     import elman_core.training.start  # noqa: F401
-    from elman_core.registry import plugins
+    from elman_core.cli import main
 
-    plugins()
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(["list"])  # imports what a command line needs, and the plugins
     gc.freeze()  # a rank that looked for garbage here would copy all of it
     gc.enable()
     replies = os.fdopen(os.dup(1), "w")
