@@ -36,7 +36,7 @@ from machine import commit, facts, said
 from timing import captured, milliseconds
 from torch import Tensor
 
-from elman_core.kernels import DenseKernel, Tied
+from elman_core.kernels import DenseKernel
 from elman_core.kernels.dense import cuda as dense_cuda
 from elman_core.kernels.dense import native as dense_native
 
@@ -104,19 +104,25 @@ def problem(steps: int, batch: int, width: int, extras: int, dtype: torch.dtype)
 
 
 def ours(kernel: DenseKernel, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
-    leaves = problem(steps, batch, width, len(kernel.extras), dtype)
-    plan = str(dense_cuda.plan_for(kernel, (steps, batch, width), dtype, torch.device("cuda", 0)))
+    leaves = problem(steps, batch, width, len(kernel.cell.extras), dtype)
+    plan = str(dense_cuda.plan_for(kernel.cell, (steps, batch, width), dtype, torch.device("cuda", 0)))
     found = faster(lambda: kernel(*leaves, backend="cuda"), leaves, steps, repeats, plan.startswith("steps"))
     torch.cuda.synchronize()
     dense_native.check_errors(torch.device("cuda", 0))
     return found | {"plan": plan}
 
 
-def tied(kernel: Tied, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+def tied(kernel: DenseKernel, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     x, w, h0 = problem(steps, batch, width, 0, dtype)
-    leaves = [x, w, torch.randn(width, device="cuda", requires_grad=True), h0]
-    plan = str(dense_cuda.plan_for(kernel.kernel, (steps, batch, width), dtype, torch.device("cuda", 0)))
-    found = faster(lambda: kernel(*leaves, backend="cuda"), leaves, steps, repeats, plan.startswith("steps"))
+    b = torch.randn(width, device="cuda", requires_grad=True)
+    plan = str(dense_cuda.plan_for(kernel.cell, (steps, batch, width), dtype, torch.device("cuda", 0)))
+    found = faster(
+        lambda: kernel(x, w, h0, v=w, b=b, silu=True, backend="cuda"),
+        [x, w, b, h0],
+        steps,
+        repeats,
+        plan.startswith("steps"),
+    )
     return found | {"plan": plan}
 
 
@@ -304,8 +310,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     from elman_e1.op import e1
     from elman_e42.op import e42
 
-    e42_tied = e42.tied
-
     torch.manual_seed(0)
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     steps, repeats = given.steps, given.repeats
@@ -314,7 +318,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         row: dict[str, Any] = {"d": width, "B": batch, "target": TARGETS.get((width, batch))}
         for name, kernel in (("e1", e1), ("e42", e42), ("plain", plain)):
             row[f"{name} bf16"] = ours(kernel, steps, batch, width, bf16, repeats)
-        row["e42 tied bf16"] = tied(e42_tied, steps, batch, width, bf16, repeats)
+        row["e42 tied bf16"] = tied(e42, steps, batch, width, bf16, repeats)
         if not given.quick:
             few = max(7, repeats // 3)
             row["plain fp16"] = ours(plain, steps, batch, width, fp16, repeats)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+import step_budget
+from tables import RESULTS, ROOT, markdown
+
 DENSE_COLUMNS = {
     "e1 bf16": "E1 bf16",
     "e42 bf16": "E42 bf16",
@@ -197,7 +197,6 @@ def decoding_table() -> str:
 
 def budget_table() -> str:
     """Where a step's time should go, and what was measured (`step_budget.py`)."""
-    from step_budget import table  # which needs this module
 
     dense, matrix = (json.loads((RESULTS / f"{name}_h200.json").read_text()) for name in ("dense", "matrix_state"))
     caption = (
@@ -207,7 +206,7 @@ def budget_table() -> str:
         "`elman train` measured (`training_step_h200.json`, tables of kernels beside it; `python benchmarks/training_step.py "
         "--targets --profile`)."
     )
-    return f"{caption}\n\n{table(RESULTS)}"
+    return f"{caption}\n\n{step_budget.table(RESULTS)}"
 
 
 def sums_table() -> str:
@@ -260,12 +259,6 @@ def _machine(data: dict[str, Any]) -> str:
     torch = data["torch"] if "torch" in data else data["versions"]["torch"]
     cuda = f", CUDA {data['cuda']}" if "cuda" in data else ""
     return f"one {data['gpu']}, torch {torch}{cuda}, commit {data['commit']}"
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table, its head first."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
 PAGES = {

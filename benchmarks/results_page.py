@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import commit
-from readme import RESULTS, ROOT, markdown
+from tables import RESULTS, ROOT, markdown
 
 PICTURES = {
     "loss-tokens": "Bits per byte against bytes seen",

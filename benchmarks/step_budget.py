@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from readme import RESULTS, markdown
+from tables import RESULTS, markdown
 
 PRODUCTS = 0.6 * 989e12
 MEMORY = 0.79 * 4.8e12

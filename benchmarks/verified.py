@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import commit
-from readme import markdown
+from tables import markdown
 
 HERE = Path(__file__).parent
 HEAD = ["kernel", "dtype", "tensor", "error", "error of the reference", "limit", "error / limit", "closest case"]

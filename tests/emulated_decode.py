@@ -12,12 +12,12 @@ from elman_core.testing.kernel import need_host_compiler
 
 
 def emulated_modules(folder):
-    """What `decode.run._module` is to be, with modules compiled into `folder`."""
+    """What `decode.run.module` is to be, with modules compiled into `folder`."""
     need_host_compiler()
 
     @cache
-    def module(name, dtype, _index=None):
-        extension = decode_run.extension(dtype, decode_run.kernels[name] if name else None)
+    def module(cell, dtype, _index=None):
+        extension = decode_run.extension(dtype, cell)
         made = folder / f"{extension.name}.so"
         compile_emulated(extension, extension.binding, made, *LIBRARY)
         return decode_native.open_library(made)
@@ -39,5 +39,5 @@ def device(request, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "require")
     if request.param == "cuda":
         return "cuda"
-    monkeypatch.setattr(decode_run, "_module", request.getfixturevalue("compiled"))
+    monkeypatch.setattr(decode_run, "module", request.getfixturevalue("compiled"))
     return "cpu"

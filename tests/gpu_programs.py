@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from elman_core.kernels.build import Extension
-from elman_core.kernels.decode import run as decode_run
-from elman_core.kernels.dense import cuda as dense_cuda
-from elman_core.kernels.matrix.modules import Maps, Size
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.decode import run
+from elman_core.kernels.dense import native
+from elman_core.kernels.matrix.modules import Maps, Size, extension
+from elman_core.kernels.runtime import DTYPE_CODES
 
 e1, e42, e88 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e1", "e42", "e88"))
 HERE = Path(__file__).parent
@@ -32,8 +34,8 @@ class Program:
 
 
 def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int, tied: bool = False) -> Program:
-    bare = (e42.tied if tied else e42).extension("cuda")
-    macros = {"DTYPE": dense_cuda.DTYPE_CODES[dtype], "WIDTH": width, "KIND": kind, "SPILL": spill, "WIDE": wide}
+    bare = native.extension(e42._tied.cell if tied else e42.cell, "cuda")
+    macros = {"DTYPE": DTYPE_CODES[dtype], "WIDTH": width, "KIND": kind, "SPILL": spill, "WIDE": wide}
     name = f"dense_{'tied_' if tied else ''}{kind}{spill}{wide}_{str(dtype).removeprefix('torch.')}_{width}"
     defines = tuple((f"ELMAN_{key}", str(value)) for key, value in macros.items())
     return Program("dense", replace(bare, name=name, defines=(*bare.defines, *defines)))
@@ -41,11 +43,11 @@ def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int, tied
 
 def matrix(rows: int, columns: int, dtype: torch.dtype, maps: Maps = PLAIN, write: bool = False) -> Program:
     size = Size(rows, columns, dtype, False, write, str(maps))
-    return Program("matrix_state", e88.extension_for("cuda", size))
+    return Program("matrix_state", extension(e88.cell, "cuda", size))
 
 
-def decode(dtype: torch.dtype, cell: str | None = None) -> Program:
-    return Program("decode", decode_run.extension(dtype, decode_run.kernels[cell] if cell else None))
+def decode(dtype: torch.dtype, cell: Cell | None = None) -> Program:
+    return Program("decode", run.extension(dtype, cell))
 
 
 def name_of(program: Program) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from elman_core.generation import Sampling, sampling
-from elman_core.kernels.decode import ops as decode
+from elman_core.kernels.decode import op as decode
 
 SAMPLINGS = [
     Sampling(),

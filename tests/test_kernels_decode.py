@@ -7,9 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from elman_core.kernels.decode import ops as decode
-from elman_core.kernels.decode import step as decode_step
-from elman_core.kernels.dense.op import _kernels
+from elman_core.kernels.decode import op as decode
 from elman_core.nn import add_rms_norm
 from elman_core.registry import KernelError
 
@@ -75,22 +73,22 @@ def test_several_linear_maps_of_one_input(rows, device):
 @pytest.mark.parametrize(("rows", "width", "dtype"), [(1, 40, bf16), (5, 96, f16), (20, 64, bf16), (64, 32, bf16)])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_step_is_projection_product_and_cell(name, rows, width, dtype, tied, device):
-    pytest.importorskip(f"elman_{name}.op")
-    kernel, step = _kernels[name], decode_step.steps[name]
+    kernel = vars(pytest.importorskip(f"elman_{name}.op"))[name]
+    cell, step = kernel.cell, kernel._step
     x, h = draw(1, rows, width, dtype=dtype), draw(rows, width, dtype=torch.float32, seed=1)
     w = draw(width, width, dtype=dtype, seed=2, scale=width**-0.5)
     v, b = w if tied else draw(width, width, dtype=dtype, seed=3, scale=width**-0.5), draw(width, dtype=dtype, seed=4)
     gates = draw(1, rows, 2 * width, dtype=dtype, seed=5).to(device)
-    extras = [gates[..., width:] for _ in kernel.extras]  # rows that lie apart, as halves of a projection do
+    extras = [gates[..., width:] for _ in cell.extras]  # rows that lie apart, as halves of a projection do
     on = [t.to(device) for t in (x, v, b, w, h)]
     y, last = step(*on[:2], on[2], *extras, on[1] if tied else on[3], on[4])
     u = F.linear(x.double(), v.double(), b.double())
     rounded = h.to(dtype).double()  # as it is where it is multiplied
     a = u + rounded @ w.double().T
     others = [e.double().cpu() for e in extras]
-    h_new = a if kernel.update is None else kernel.update(a, h.double(), *others)
+    h_new = a if cell.update is None else cell.update(a, h.double(), *others)
     close(last, h_new[0], dtype, TANH)
-    close(y, kernel.readout(h_new, h.double(), *others), dtype, TANH)
+    close(y, cell.readout(h_new, h.double(), *others), dtype, TANH)
     assert (y.dtype, last.dtype) == (dtype, torch.float32)
 
 

@@ -20,26 +20,27 @@ from elman_core.cli import _doctor, main
 from elman_core.generation import Sampling
 from elman_core.generation.decoder import WARM, Decoder
 from elman_core.generation.loop import prefill
-from elman_core.kernels import build, first_use, stamps
+from elman_core.kernels import build, choice, first_use, stamps
 from elman_core.kernels.decode import grids as decode_grids
-from elman_core.kernels.decode import ops as decode
+from elman_core.kernels.decode import launches
+from elman_core.kernels.decode import op as decode
 from elman_core.kernels.decode import run as decode_run
 from elman_core.kernels.decode import spec as decode_spec
 from elman_core.kernels.verify import Report, failures, verify
 from elman_core.model import LadderLM
-from elman_core.nn import few_rows_linear, is_bare, scaled_once
+from elman_core.nn import is_bare, linear, scaled_once
 from elman_core.registry import KernelError
 
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 
 
-compiled = emulated_decode.compiled
+compiled, real_module = emulated_decode.compiled, decode_run.module
 
 
 @pytest.fixture
 def emulated(compiled, monkeypatch):
     """The kernels run on tensors of the CPU, wherever they would on a GPU."""
-    monkeypatch.setattr(decode_run, "_module", compiled)
+    monkeypatch.setattr(decode_run, "module", compiled)
     return compiled
 
 
@@ -57,12 +58,10 @@ def taken(emulated, monkeypatch, tmp_path):
     def alone(x):
         return x.dtype in decode_run.DTYPES and not torch.is_grad_enabled()
 
-    for module in (decode, decode_run):
-        monkeypatch.setattr(module, "alone", alone)
+    monkeypatch.setattr(decode_run, "alone", alone)
     monkeypatch.setattr(first_use, "verify", on_cpu)
     monkeypatch.setattr(first_use, "_used", {})
-    monkeypatch.setattr(decode_run, "_there", {})
-    monkeypatch.setattr(decode_run, "_verified", set())
+    monkeypatch.setattr(choice, "_decided", {})
     monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
     monkeypatch.setattr(stamps.build, "local_arch", lambda _extension: "sm_90")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "emulated threads")
@@ -79,7 +78,7 @@ def verify_emulated(spec, cases=None, opcheck=False, call=None):
 
 
 def specs():
-    return [decode_spec.spec(), elman_e1.op.e1.step.spec(), elman_e42.op.e42.step.spec()]
+    return [decode_spec.spec(), elman_e1.op.e1._step.spec(), elman_e42.op.e42._step.spec()]
 
 
 @pytest.mark.parametrize("spec", specs(), ids=lambda s: s.name)
@@ -138,7 +137,7 @@ MISTAKEN = {
 @pytest.mark.parametrize("mistake", MISTAKEN)
 def test_a_step_that_computes_something_else_is_caught(mistake, emulated):
     name, spoil, spoiled = MISTAKEN[mistake]
-    right = elman_e1.op.e1.step.spec()
+    right = elman_e1.op.e1._step.spec()
 
     def call(backend, inputs, options):
         wrong = inputs | {name: spoil(inputs[name])} if backend == "emulated" else inputs
@@ -150,7 +149,7 @@ def test_a_step_that_computes_something_else_is_caught(mistake, emulated):
 
 
 def test_an_output_that_is_not_written_is_caught(emulated, monkeypatch):
-    monkeypatch.setattr(decode, "launch", lambda *_: None)
+    monkeypatch.setattr(launches, "launch", lambda *_: None)
     report = verify_emulated(decode_spec.spec(), [decode_grids._linear((3, 64, 16), bf16)])
     assert any("linear is not finite" in fault for fault in report.faults)
     report = verify_emulated(decode_spec.spec(), [decode_grids._draw(3, 64, bf16, decode_grids._PLAIN)])
@@ -192,11 +191,11 @@ def test_first_uses_on_a_gpu_pass_and_are_stamped_without_a_compiler(monkeypatch
         assert decode.takes(x, w[:256])
         assert decode.takes_norm(x, h, weight, bf16)
         assert decode.takes_draw(x[:, :256])
-        assert elman_e42.op.e42.step.takes(x[None], w)
+        assert elman_e42.op.e42._step.takes(x[None], w, w)
 
     with torch.inference_mode():
         for folder in ("compiles", "verifies"):
-            monkeypatch.setattr(decode_run, "_verified", set())
+            monkeypatch.setattr(choice, "_decided", {})
             monkeypatch.setenv("ELMAN_CACHE", ":".join(map(str, [tmp_path / folder, tmp_path / "compiles"])))
             if folder == "verifies":
                 for stamped in (tmp_path / "compiles" / "verified").iterdir():
@@ -220,7 +219,7 @@ def test_a_size_is_verified_once_with_the_fewest_and_the_most_rows(taken):
     found = stamps.stamp(decode_spec.spec())
     assert found is not None
     assert (found.passed, len(found.extra)) == (True, 4)
-    decode_run._verified.clear()  # as another process
+    choice._decided.clear()  # as another process
     assert decode.takes(x, w)
     assert len(taken) == 2
     assert all(not use["skipped"] and use["stamp"]["passed"] for use in first_use.used().values())
@@ -232,7 +231,7 @@ def test_every_kind_has_a_first_use_that_passes(taken):
     assert decode.takes(x, w, w[:9], w[:20])
     assert decode.takes_norm(x, None, weight, bf16)
     assert decode.takes_draw(torch.zeros(1, 256, dtype=f32))
-    assert elman_e42.op.e42.step.takes(x[None], w)
+    assert elman_e42.op.e42._step.takes(x[None], w, w)
     assert [name for name, _ in taken] == ["decode"] * 3 + ["e42_step"]
     assert [c.options["tied"] for c in taken[-1][1]] == [True, False]
     assert all(stamps.stamp(spec).passed for spec in specs() if spec.name != "e1_step")
@@ -269,12 +268,13 @@ def test_a_cache_that_cannot_be_written_stops_nobody(taken, monkeypatch, caplog)
 
 def test_a_compiler_that_fails_is_asked_once(taken, monkeypatch, caplog):
     compiler = Mock(side_effect=KernelError("no nvcc"))
-    monkeypatch.setattr(decode_run, "_module", compiler)
+    monkeypatch.setattr(decode_run, "module", real_module)
+    monkeypatch.setattr(build, "_compile", compiler)
     monkeypatch.setenv("ELMAN_KERNELS", "auto")
     x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
     with caplog.at_level(logging.WARNING):
         assert not any(decode.takes(x, w[:n]) for n in (8, 16, 8, 16))
-    compiler.assert_called_once_with("", bf16, None)
+    compiler.assert_called_once()
     monkeypatch.setenv("ELMAN_KERNELS", "off")
     assert not decode.takes(x, w)
 
@@ -308,7 +308,7 @@ def test_first_uses_of_a_usual_model_are_drawn_in_no_time():
     problems = [("linear", 8, 1536, (3072,)), ("linear", 8, 1536, (256,)), ("norm", 1536), ("draw", 256)]
     elements = 0
     for problem in problems:
-        for case in decode_spec.first_use_cases(bf16, problem):
+        for case in decode_grids.first_use(bf16, *problem):
             made = decode_grids.make_inputs(case, torch.Generator().manual_seed(0))
             elements += sum(x.numel() for x in made.values() if x is not None)
     assert elements < 2_500_000, "a map is verified on some of its outputs"
@@ -322,13 +322,13 @@ class Model(nn.Module):
         self.gains, self.bias = nn.Parameter(torch.ones(40, dtype=bf16)), nn.Parameter(torch.ones(24, dtype=bf16))
 
     def forward(self, x, h):
-        step = elman_e42.op.e42.step
+        step = elman_e42.op.e42._step
         assert decode.takes(x, self.v, bias=self.bias)
         assert decode.takes(x, self.w, self.v)
         assert decode.takes_norm(x, None, self.gains, bf16)
         first, second = decode.linears(x, [self.w, self.v])
         n, _ = decode.norm(first, None, self.gains, 1e-5)
-        assert step.takes(n[None], self.w)
+        assert step.takes(n[None], self.w, self.w)
         y, last = step(n[None], self.w, None, self.w, h)
         return decode.linear(x, self.v, self.bias, 8), second, y, last
 
@@ -360,7 +360,7 @@ def test_tensors_that_do_not_fit_are_left_to_torch(taken):
     assert not decode.takes_norm(x, None, torch.ones(39, dtype=bf16), bf16)
     assert not decode.takes_norm(x, torch.zeros(40), torch.ones(40, dtype=bf16), bf16), "a stream of one row"
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        few_rows_linear(nn.Linear(40, 8, dtype=bf16), x[:, :32]) or nn.Linear(40, 8, dtype=bf16)(x[:, :32])
+        linear(nn.Linear(40, 8, dtype=bf16), x[:, :32])
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_an_operator_does_not_read_beyond_its_tensors(call, says, emulated):
 
 
 def test_a_step_refuses_a_state_or_projection_that_does_not_fit(emulated):
-    step = elman_e42.op.e42.step
+    step = elman_e42.op.e42._step
     x, w, h = torch.zeros(1, 2, 40, dtype=bf16), torch.zeros(40, 40, dtype=bf16), torch.zeros(2, 40)
     with pytest.raises(KernelError, match=r"the state is \(2, 40\)"):
         step(x, w, None, w, h[:1])
@@ -398,7 +398,7 @@ def test_a_strided_bias_and_a_slice_of_a_weight_are_read_as_they_are(emulated):
 
 def test_v_that_begins_where_w_does_is_not_taken_for_w(emulated):
     random = torch.Generator().manual_seed(0)
-    step, w = elman_e42.op.e42.step, torch.randn(40, 40, generator=random).to(bf16)
+    step, w = elman_e42.op.e42._step, torch.randn(40, 40, generator=random).to(bf16)
     v, x, h = w.T, torch.randn(1, 2, 40, generator=random).to(bf16), torch.zeros(2, 40)
     assert v.data_ptr() == w.data_ptr()
     assert torch.equal(step(x, v, None, w, h)[0], step(x, v.clone(), None, w, h)[0])
@@ -448,13 +448,13 @@ def test_a_weight_that_is_new_or_has_changed_is_not_read_before_the_kernel_in_fr
 def test_weights_that_stay_are_read_early(emulated, monkeypatch):
     early = []
     monkeypatch.setattr(decode_run, "_may_begin_early", lambda _device: True)
-    module = emulated("", bf16)
+    module = emulated(None, bf16)
 
     def linear(call):
         early.append(bool(call._obj.early))
         return module.elman_decode_linear(call)
 
-    monkeypatch.setattr(decode_run, "_module", lambda *_: SimpleNamespace(elman_decode_linear=linear))
+    monkeypatch.setattr(decode_run, "module", lambda *_: SimpleNamespace(elman_decode_linear=linear))
     x, w = torch.zeros(1, 16, dtype=bf16), nn.Parameter(torch.zeros(8, 16, dtype=bf16))
     with torch.inference_mode():
         for _ in range(2):
@@ -493,7 +493,7 @@ def test_the_doctor_says_of_each_kernel_of_decoding_whether_it_was_verified(take
     assert row["is"] == "cuda kernel decode not verified: elman verify decode"
     stamps.write(decode_spec.spec(), Report("decode", "cuda", "quick", cases=1))
     assert _doctor._decoding()[0]["is"].startswith("cuda kernel decode verified, quick grid")
-    said = _doctor._stamps("e42", [elman_e42.op.e42.spec(), elman_e42.op.e42.step.spec()])
+    said = _doctor._stamps("e42", [elman_e42.op.e42.spec(), elman_e42.op.e42._step.spec()])
     assert (
         said == ", cuda kernel not verified: elman verify e42, cuda kernel e42_step not verified: elman verify e42_step"
     )

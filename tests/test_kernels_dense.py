@@ -14,9 +14,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from elman_core.kernels import DenseKernel
-from elman_core.kernels.dense import op as dense_module
-from elman_core.kernels.dense import products
+from elman_core.kernels import DenseKernel, choice
+from elman_core.kernels.dense import cuda, native, products
 from elman_core.registry import ConfigError, KernelError
 
 T, B, D = 6, 3, 8
@@ -27,7 +26,7 @@ def inputs(kernel: DenseKernel, dtype: torch.dtype = torch.float32, seed: int = 
     """u, extras, w, h0."""
     generator = torch.Generator().manual_seed(seed)
     state = torch.float64 if dtype == torch.float64 else torch.float32
-    shapes = [(T, B, D)] * (1 + len(kernel.extras)) + [(D, D), (B, D)]
+    shapes = [(T, B, D)] * (1 + len(kernel.cell.extras)) + [(D, D), (B, D)]
     made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     made[-2] *= 0.8 / D**0.5
     return [x.to(state if i == len(made) - 1 else dtype).requires_grad_() for i, x in enumerate(made)]
@@ -48,7 +47,7 @@ def test_gradients_agree_with_finite_differences(kernel):
 @both
 def test_a_cpu_takes_plain_pytorch_and_never_the_test_instrument(kernel, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "require")
-    monkeypatch.setattr(DenseKernel, "extension", lambda *_: pytest.fail("nothing may be compiled"))
+    monkeypatch.setattr(native, "extension", lambda *_: pytest.fail("nothing may be compiled"))
     assert kernel.backend("cpu", D) == "torch"
     made = kernel(*inputs(kernel))
     wanted = kernel(*inputs(kernel), backend="torch")
@@ -57,11 +56,11 @@ def test_a_cpu_takes_plain_pytorch_and_never_the_test_instrument(kernel, monkeyp
 
 @both
 def test_what_a_gpu_will_run_is_said_without_compiling(kernel, monkeypatch):
-    monkeypatch.setattr(DenseKernel, "extension", lambda *_: pytest.fail("nothing may be compiled"))
+    monkeypatch.setattr(native, "extension", lambda *_: pytest.fail("nothing may be compiled"))
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
-    monkeypatch.setattr(kernel, "chosen", {})
+    monkeypatch.setattr(choice, "_decided", {})
     assert kernel.backend("cuda:0", D) == "cuda, compiled at its first use"
-    kernel.chosen[0, torch.bfloat16, B, D, "auto"] = "cuda"
+    choice._decided[kernel.name, 0, torch.bfloat16, "auto", B, D] = True
     assert kernel.backend("cuda:0", D) == "cuda"
     assert kernel.backend("cuda:1", D) == "cuda, compiled at its first use"
     monkeypatch.setenv("ELMAN_KERNELS", "off")
@@ -177,16 +176,14 @@ def test_a_compiled_function_takes_sequences_of_any_length(kernel):
 def test_the_choice_of_a_kernel_is_a_constant_of_a_compiled_graph(kernel, monkeypatch):
     """What a GPU's tensors go through; here with kernels off, which needs no GPU."""
     monkeypatch.setenv("ELMAN_KERNELS", "off")
-    monkeypatch.setattr(kernel, "chosen", {})
+    monkeypatch.setattr(choice, "_decided", {})
 
     def choose(x: Tensor) -> Tensor:
-        return x + (
-            1 if dense_module._choose(kernel.name, 0, x.dtype, int(x.shape[1]), int(x.shape[2])) == "torch" else 2
-        )
+        return x + (2 if choice.runs(kernel.name, x, int(x.shape[1]), int(x.shape[2])) else 1)
 
     x = torch.zeros(T, B, D)
     assert torch.equal(torch.compile(choose, fullgraph=True, backend="aot_eager")(x), x + 1)
-    assert list(kernel.chosen) == [(0, torch.float32, B, D, "off")]
+    assert list(choice._decided) == [(kernel.name, None, torch.float32, "off", B, D)]
 
 
 @both
@@ -257,13 +254,14 @@ def test_a_long_product_in_float32_is_a_sum_of_short_ones(places, monkeypatch):
 def test_a_size_is_verified_before_it_is_used_trained_or_not(kernel, training, monkeypatch):
     """With stand-ins for the GPU, the compiler and the checker."""
     asked = []
-    monkeypatch.setattr(dense_module.torch.cuda, "device", lambda _index: nullcontext())
-    monkeypatch.setattr(dense_module.cuda, "prepare", lambda *_: "a plan")
+    monkeypatch.setattr(torch.cuda, "device", lambda _index: nullcontext())
+    monkeypatch.setattr(cuda, "prepare", lambda *_: "a plan")
     monkeypatch.setattr(
-        dense_module, "ensure_verified", lambda spec, case, plan: asked.append((spec.name, str(case), plan))
+        choice, "ensure_verified", lambda spec, cases, plan: asked.append((spec.name, *map(str, cases), plan))
     )
-    monkeypatch.setattr(kernel, "chosen", {})
+    monkeypatch.setattr(choice, "_decided", {})
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
     with torch.set_grad_enabled(training):
-        assert [dense_module._choose(kernel.name, 0, torch.bfloat16, B, D) for _ in range(2)] == ["cuda", "cuda"]
+        like = torch.empty(0, dtype=torch.bfloat16)
+        assert [choice.runs(kernel.name, like, B, D) for _ in range(2)] == [True, True]
     assert asked == [(kernel.name, f"T=64 B={B} d={D} bfloat16", "a plan")]

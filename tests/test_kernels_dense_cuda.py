@@ -33,9 +33,9 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(dense_cuda, "error_word", lambda _: 0)
     monkeypatch.setattr(dense_cuda, "plan_for", lambda *_: Plan("grid", rows=8, groups=1))
 
-    def library(kernel, _plan, dtype, _width):
-        extension = kernel.extension("host")
-        made = dense_native.open_library(build.build(extension, build.local_arch(extension)))
+    def library(cell, _plan, dtype, _width):
+        extension = dense_native.extension(cell, "host")
+        made = dense_native.open_library(build.build(extension, build.local_arch(extension)), cell)
         short = str(dtype).removeprefix("torch.")
         return types.SimpleNamespace(
             elman_dense_forward=getattr(made, f"elman_dense_forward_{short}"),
@@ -45,9 +45,9 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(dense_cuda, "_library", library)
 
 
-def problem(kernel, masked):
+def problem(cell, masked):
     draw = torch.Generator().manual_seed(0)
-    shapes = [(T, B, D)] * (1 + len(kernel.extras)) + [(D, D), (B, D), (T, B, D), (B, D)]
+    shapes = [(T, B, D)] * (1 + len(cell.extras)) + [(D, D), (B, D), (T, B, D), (B, D)]
     u, *extras, w, h0, gy, g_last = (torch.randn(s, generator=draw) / (4 if s == (D, D) else 1) for s in shapes)
     mask = torch.rand(T, B, generator=draw) > 0.3 if masked else None
     return (u.transpose(0, 1).contiguous().transpose(0, 1), extras, w, h0, mask), (gy, g_last)
@@ -56,16 +56,16 @@ def problem(kernel, masked):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["given", "found", "e1", "e42"])
 def test_a_launch_is_given_and_gives_what_the_host_build_does(no_gpu, kernels, name, masked):
-    kernel = kernels[name] if name in kernels else pytest.importorskip(f"elman_{name}.op").__dict__[name]
-    (u, extras, w, h0, mask), (gy, g_last) = problem(kernel, masked)
-    y, last, history, multiplied, a = dense_cuda.forward(kernel, u, extras, w, h0, mask)
-    expected = dense_host.forward(kernel, u, extras, w, h0, mask)
+    cell = (kernels[name] if name in kernels else pytest.importorskip(f"elman_{name}.op").__dict__[name]).cell
+    (u, extras, w, h0, mask), (gy, g_last) = problem(cell, masked)
+    y, last, history, multiplied, a = dense_cuda.forward(cell, u, extras, w, h0, mask)
+    expected = dense_host.forward(cell, u, extras, w, h0, mask)
     for mine, theirs in zip((y, last, history, a), expected, strict=True):
         assert torch.equal(mine, theirs)
     assert multiplied is history
     assert a.shape == ((T, B, D) if name == "given" else (0,))
-    da, dextras, dh0, dx, db = dense_cuda.backward(kernel, gy, g_last, extras, w, history, a, mask)
-    made = dense_host.backward(kernel, gy, g_last, extras, w, history, a, mask)
+    da, dextras, dh0, dx, db = dense_cuda.backward(cell, gy, g_last, extras, w, history, a, mask)
+    made = dense_host.backward(cell, gy, g_last, extras, w, history, a, mask)
     for mine, theirs in zip((da, *dextras, dh0), (made[0], *made[1], made[2]), strict=True):
         assert torch.equal(mine, theirs)
     assert dx is None

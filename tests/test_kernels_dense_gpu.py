@@ -44,7 +44,7 @@ def kernel():
 @pytest.fixture
 def faults(kernel):
     """The functions of dense_gpu_faults.cu, compiled with the cell."""
-    bare = dense_cuda.extension(kernel, replace(grid_plan(), spill=0), torch.bfloat16, D)
+    bare = dense_cuda.extension(kernel.cell, replace(grid_plan(), spill=0), torch.bfloat16, D)
     source = replace(
         bare,
         name="dense_gpu_faults",
@@ -135,19 +135,18 @@ def test_a_cuda_graph_replays_forward_and_backward(kernel, width):
 def test_tied_weights_are_the_product_and_the_kernel_and_a_cuda_graph_replays_them(kernel, width):
     from elman_e42.op import e42
 
-    tied = e42.tied
-
     x, w, h0 = problem(16, width)
     leaves = [t.requires_grad_() for t in (x, w, torch.randn(width, device="cuda", dtype=w.dtype), h0)]
     weights = torch.randn_like(x)
 
     def run(backend):
-        y, last = tied(*leaves, backend=backend)
+        x, w, b, h0 = leaves
+        y, last = e42(x, w, h0, v=w, b=b, silu=True, backend=backend)
         return y, last, *torch.autograd.grad((y, last), leaves, (weights, torch.ones_like(last)))
 
     for found, expected in zip(run("cuda"), run("torch"), strict=True):
         assert float((found - expected).norm() / expected.norm()) < 2e-2
-    assert (tied.plan_for((T, 16, width), x.dtype, x.device) is None) == (width == 2064)
+    assert (e42._tied.plan_for(x.dtype, 16, width, x.device) is None) == (width == 2064)
     replays_equal(lambda: run("cuda"))
 
 
@@ -182,8 +181,8 @@ def test_nan_in_the_input_comes_out_as_nan_in_its_batch_row_alone(kernel):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("batch", "width"), [(32, 512), (32, 1024), (32, D), (64, D), (300, 1280)])
 def test_the_plan_knows_the_shared_memory_and_what_fits(kernel, dtype, batch, width):
-    chosen = dense_cuda.plan_for(kernel, (T, batch, width), dtype, torch.device("cuda", 0))
-    fit, bytes_there = dense_cuda.capacity(kernel, chosen, dtype, width, chosen.tiles_each(batch))
+    chosen = dense_cuda.plan_for(kernel.cell, (T, batch, width), dtype, torch.device("cuda", 0))
+    fit, bytes_there = dense_cuda.capacity(kernel.cell, chosen, dtype, width, chosen.tiles_each(batch))
     assert bytes_there == shared_bytes(chosen, ceil(width / 256), 4 // dtype.itemsize, batch)
     assert fit >= (1 if chosen.kind == "cluster" else chosen.groups)
 
@@ -201,7 +200,7 @@ def test_a_device_that_does_not_hold_a_plan_gets_the_next_one(kernel, monkeypatc
     monkeypatch.setattr(dense_cuda, "capacity", capacity)
     for kind in ("cluster", "grid", "steps"):
         dense_cuda._settled.cache_clear()
-        assert dense_cuda.plan_for(kernel, tuple(u.shape), u.dtype, u.device).kind == kind
+        assert dense_cuda.plan_for(kernel.cell, tuple(u.shape), u.dtype, u.device).kind == kind
         y, _ = kernel(u, w, h0, backend="cuda")
         torch.testing.assert_close(y, expected, rtol=0.05, atol=0.02)
         refused.append(kind)

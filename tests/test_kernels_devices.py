@@ -62,13 +62,12 @@ class OnGPU1:
 def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     monkeypatch.setattr("elman_core.kernels.build.build", lambda _extension, arch: arch)
     for family in (dense_cuda, matrix_op.native):
-        monkeypatch.setattr(family, "open_library", lambda arch: arch)
+        monkeypatch.setattr(family, "open_library", lambda arch, *_: arch)
     monkeypatch.setattr(matrix_op.native, "info", lambda _: (1, 0, 0, 16))
-    monkeypatch.setattr(dense_cuda, "require_same", lambda *_: None)
     size = Size(16, 16, torch.bfloat16, False, False, str(Maps()))
     for index, arch in enumerate(("sm_80", "sm_90")):
         with torch.cuda.device(index):
-            assert dense_cuda._library(dense, Plan("grid"), torch.bfloat16, 48) == arch
+            assert dense_cuda._library(dense.cell, Plan("grid"), torch.bfloat16, 48) == arch
             assert matrix.load("cuda", size) == arch
     for family in (dense_cuda, matrix_op):
         family._module.cache_clear()

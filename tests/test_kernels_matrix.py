@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from elman_core.kernels.matrix import op as matrix_op
+from elman_core.kernels import choice
 from elman_core.kernels.matrix import run as matrix_run
-from elman_core.kernels.matrix.modules import Size
+from elman_core.kernels.matrix.modules import Maps, Size
 from elman_core.kernels.matrix.spec import case, make_inputs
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import ConfigError, KernelError
@@ -21,34 +21,33 @@ e88 = pytest.importorskip("elman_e88.op").e88
 
 def test_the_choice_of_a_kernel_is_a_constant_of_a_compiled_graph(monkeypatch):
     """What a GPU's tensors go through; here with kernels off, which needs no GPU."""
-    [kernel] = [k for k in matrix_op._kernels.values() if k.name == "e88"]
     monkeypatch.setenv("ELMAN_KERNELS", "off")
-    monkeypatch.setattr(kernel, "chosen", {})
-    maps = str(matrix_op.Maps())
+    monkeypatch.setattr(choice, "_decided", {})
+    maps = str(Maps())
 
     def choose(x: Tensor) -> Tensor:
-        sizes = int(x.shape[0]), int(x.shape[1])
-        return x + (2 if matrix_op._choose("e88", 0, *sizes, x.dtype, False, True, maps) else 1)
+        return x + (2 if choice.runs("e88", x, int(x.shape[0]), int(x.shape[1]), False, True, maps) else 1)
 
     x = torch.zeros(16, 8)
     assert torch.equal(torch.compile(choose, fullgraph=True, backend="aot_eager")(x), x + 1)
-    assert len(kernel.chosen) == 1
+    assert len(choice._decided) == 1
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_size_is_verified_before_it_is_used_trained_or_not(training, monkeypatch):
     """With stand-ins for the GPU, the compiler and the checker."""
-    [kernel] = [k for k in matrix_op._kernels.values() if k.name == "e88"]
     asked = []
-    monkeypatch.setattr(matrix_op.torch.cuda, "device", lambda _index: nullcontext())
-    monkeypatch.setattr(type(kernel), "load", lambda *_: "a module")
-    monkeypatch.setattr(matrix_op, "ensure_verified", lambda spec, case, _plan: asked.append((spec.name, str(case))))
-    monkeypatch.setattr(kernel, "chosen", {})
+    monkeypatch.setattr(torch.cuda, "device", lambda _index: nullcontext())
+    monkeypatch.setattr(type(e88), "load", lambda *_: "a module")
+    monkeypatch.setattr(
+        choice, "ensure_verified", lambda spec, cases, _plan: asked.append((spec.name, *map(str, cases)))
+    )
+    monkeypatch.setattr(choice, "_decided", {})
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
-    given = ("e88", 0, 16, 8, torch.bfloat16, False, True, str(matrix_op.Maps()))
+    given = ("e88", torch.empty(0, dtype=torch.bfloat16), 16, 8, False, True, str(Maps()))
     with torch.set_grad_enabled(training):
-        assert matrix_op._choose(*given)
-        assert matrix_op._choose(*given)
+        assert choice.runs(*given)
+        assert choice.runs(*given)
     [(name, case)] = asked
     assert name == "e88"
     assert "N=16 V=8" in case

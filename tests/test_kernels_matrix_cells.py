@@ -12,6 +12,8 @@ from torch import Tensor
 
 from elman_core.kernels import MatrixKernel
 from elman_core.kernels.build import build
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.matrix import modules
 from elman_core.kernels.matrix import native as matrix_native
 from elman_core.kernels.matrix import op as matrix_op
 from elman_core.kernels.matrix.modules import Maps
@@ -121,8 +123,8 @@ def test_the_gpu_source_equals_the_reference(
 ) -> None:
     need_host_compiler()
 
-    def load(kernel: MatrixKernel, _target: str, size: Any) -> Any:
-        extension = kernel.extension_for("cuda", size)
+    def load(cell: Cell, _target: str, size: Any) -> Any:
+        extension = modules.extension(cell, "cuda", size)
         made = tmp_path / f"{extension.name}.so"
         if not made.exists():
             compile_emulated(extension, extension.binding, made, *LIBRARY, "-D__CUDA_ARCH_LIST__=900")

@@ -13,6 +13,8 @@ import pytest
 import torch
 from emulated import LIBRARY, compile_emulated, emulated_spec
 
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.matrix import modules
 from elman_core.kernels.matrix import native as matrix_native
 from elman_core.kernels.matrix import op as matrix_op
 from elman_core.kernels.matrix.modules import Maps, Size
@@ -54,8 +56,8 @@ def compiled_for(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("emulated")
 
     @cache
-    def load(architecture: int, kernel: Any, target: str, size: Size) -> Any:
-        extension = kernel.extension_for("cuda", size)
+    def load(architecture: int, cell: Cell, target: str, size: Size) -> Any:
+        extension = modules.extension(cell, "cuda", size)
         made = folder / f"{extension.name}-{architecture}.so"
         architectures = f"-D__CUDA_ARCH_LIST__={architecture}"
         compile_emulated(extension, extension.binding, made, *LIBRARY, architectures)

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 from emulated import compile_emulated
-from gpu_programs import FUSED, GATED, Program, bf16, decode, dense, f16, f32, matrix, name_of
+from gpu_programs import FUSED, GATED, Program, bf16, decode, dense, e1, e42, f16, f32, matrix, name_of
 
 from elman_core.kernels import build, toolchain
 from elman_core.testing.kernel import need_host_compiler
@@ -58,7 +58,7 @@ PROGRAMS = [
     decode(bf16),
     decode(f16),
     decode(f32),  # norm and draw alone
-    *(decode(dtype, cell) for cell in ("e1", "e42") for dtype in (bf16, f16)),
+    *(decode(dtype, kernel.cell) for kernel in (e1, e42) for dtype in (bf16, f16)),
 ]
 MISCOUNTED = [
     matrix(32, 32, bf16),
@@ -72,7 +72,7 @@ EMULATED = [
     matrix(4, 72, bf16, FUSED),
     matrix(64, 40, bf16),
     decode(bf16),
-    decode(f16, "e1"),
+    decode(f16, e1.cell),
 ]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from elman_core.kernels import DenseKernel, Tied
+from elman_core.kernels import choice
 from elman_core.kernels.dense import cuda as dense_cuda
 from elman_core.kernels.dense import tied as dense_tied
 from elman_core.kernels.dense.plan import Plan
@@ -22,7 +22,13 @@ elman_e42 = pytest.importorskip("elman_e42")
 from elman_e42.op import e42 as dense  # noqa: E402
 from elman_e42.reference import e42_reference  # noqa: E402
 
-tied = dense.tied
+tied = dense._tied
+
+
+def whole(x, w, b, h0, mask_TB=None):
+    """The kernel's call, with the projection."""
+    return dense(x, w, h0, mask_TB, v=w, b=b, silu=True)
+
 
 T, B, D = 6, 3, 8
 
@@ -52,17 +58,17 @@ def by_the_reference(x, w, b, h0, mask_TB=None):
 @pytest.mark.parametrize("masked", [False, True])
 def test_without_a_gpu_it_is_the_product_and_the_kernel(masked):
     mask_TB = mask() if masked else None
-    found, expected = (results(run, problem(), mask_TB) for run in (tied, by_the_reference))
+    found, expected = (results(run, problem(), mask_TB) for run in (whole, by_the_reference))
     seen = (slice(None) if mask_TB is None else mask_TB,)
     torch.testing.assert_close(found[0][seen], expected[0][seen])
     for mine, theirs in zip(found[1:], expected[1:], strict=True):
         torch.testing.assert_close(mine, theirs)
-    assert tied.backend("cpu", D) == dense.backend("cpu", D) == "torch"
+    assert dense.backend("cpu", D) == "torch"
 
 
 def test_a_bias_in_float32_beside_weights_of_16_bits():
     x, w, b, h0 = (t.detach() for t in problem(torch.float32))
-    y, _ = tied(x.bfloat16(), w.bfloat16(), b, h0)
+    y, _ = whole(x.bfloat16(), w.bfloat16(), b, h0)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y.float(), by_the_reference(x, w, b, h0)[0], rtol=0.05, atol=0.1)
 
@@ -114,14 +120,12 @@ def test_what_the_launches_return_makes_every_gradient(launched, masked):
         assert not found[2][~mask_TB].any()  # nothing flows back into x where the state is held
 
 
-def test_without_silu_x_is_taken_as_it_is():
-    linear = DenseKernel(
-        "test_tied", header=dense.header, cell=dense.cell, reference=e42_reference, readout=dense.readout
-    )
+def test_a_projection_without_silu_or_bias_is_a_product():
     x, w, b, h0 = problem()
-    found, expected = Tied(linear)(x, w, b, h0), e42_reference(F.linear(x, w, b), w, h0)
-    torch.testing.assert_close(found, expected)
-    assert dict(Tied.extension(dense_tied._tied["test_tied_tied"], "cuda").defines)["ELMAN_INPUT"] == "Tied"
+    torch.testing.assert_close(dense(x, w, h0, v=w, b=b), e42_reference(F.linear(x, w, b), w, h0))
+    torch.testing.assert_close(dense(x, w, h0, v=w, silu=True), e42_reference(F.linear(F.silu(x), w), w, h0))
+    with pytest.raises(TypeError, match="silu and b belong to a projection v"):
+        dense(x, w, h0, b=b)
 
 
 def test_unasked_gradients_are_not_made_and_missing_ones_are_zeros(launched):
@@ -152,11 +156,10 @@ def test_what_cannot_be_tied_is_refused():
         tied.op(x, w, b, h0, None)
 
 
-def test_a_bias_of_another_size_is_refused(launched, monkeypatch):
+def test_a_bias_of_another_size_is_refused(launched):
     x, w, b, h0 = (t.detach() for t in problem())
-    monkeypatch.setattr(Tied, "_in_one", lambda *_: True)
     with pytest.raises(ConfigError, match=r"e42_tied_silu: b must be \(8,\) on cpu, not \(4,\) on cpu"):
-        tied(x, w, b[:4], h0)
+        tied(x, w, b[:4], h0, None)
 
 
 def test_a_launch_that_was_named_is_refused_under_torch_func():
@@ -167,7 +170,7 @@ def test_a_launch_that_was_named_is_refused_under_torch_func():
             return 3
 
     def loss(w):
-        tied._in_one(OnAGPU(), "cuda")
+        tied.takes(OnAGPU(), "cuda")
         return w.sum()
 
     with pytest.raises(NotImplementedError, match=r"e42_tied_silu: torch\.func .* backend='auto' or 'reference'"):
@@ -177,13 +180,14 @@ def test_a_launch_that_was_named_is_refused_under_torch_func():
 def test_auto_is_a_launch_where_there_is_a_plan_and_verifies_it_first(monkeypatch):
     verified, plans = [], {8: Plan("grid", rows=8, groups=1, parts=1), 9: None}
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(Tied, "plan_for", lambda _, sizes, *_rest: plans[sizes[2]])
-    monkeypatch.setattr(dense_tied, "ensure_verified", lambda *given: verified.append(given))
-    assert dense_tied._prepare(tied, 0, torch.bfloat16, 3, 8)
-    assert [(spec.name, str(case), plan) for spec, case, plan in verified] == [
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(type(tied), "plan_for", lambda _self, _dtype, _rows, width, _device: plans[width])
+    monkeypatch.setattr(choice, "ensure_verified", lambda *given: verified.append(given))
+    assert choice._prepare(tied, 0, torch.bfloat16, (3, 8))
+    assert [(spec.name, str(case), plan) for spec, [case], plan in verified] == [
         ("e42_tied_silu", "T=64 B=3 d=8 bfloat16", str(plans[8]))
     ]
-    assert not dense_tied._prepare(tied, 0, torch.bfloat16, 3, 9)
+    assert not choice._prepare(tied, 0, torch.bfloat16, (3, 9))
     assert len(verified) == 1
 
 

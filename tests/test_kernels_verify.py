@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.cli import main
-from elman_core.kernels import Case, DenseKernel, Extension, KernelSpec, build, first_use, records, stamps
+from elman_core.kernels import Case, DenseKernel, KernelSpec, build, first_use, records, stamps
 from elman_core.kernels.dense import products
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
@@ -127,25 +127,14 @@ SPOILS = {
 }
 
 
-class Altered(DenseKernel):
-    """A kernel compiled from a copy of the shared sources."""
-
-    copied: Path
-
-    def extension(self, target: Any) -> Extension:
-        there = super().extension(target)
-        binding, include = self.copied / "bind" / there.binding.name, self.copied / "include"
-        return dataclasses.replace(there, binding=binding, include=(include,))
-
-
 @pytest.fixture(scope="module")
-def altered(tmp_path_factory: pytest.TempPathFactory) -> KernelSpec:
-    """E1's kernel with the faults, all off."""
+def altered(tmp_path_factory: pytest.TempPathFactory) -> tuple[KernelSpec, Path]:
+    """E1's kernel with the faults, all off; and the folder of the copied sources."""
     need_host_compiler()
     folder = tmp_path_factory.mktemp("altered")
     shutil.copytree(elman_csrc.get_include(), folder / "include")
     shutil.copytree(elman_csrc.get_bindings(), folder / "bind")
-    header = Path(shutil.copy(e1_dense.header, folder / "e1_cell.h"))
+    header = Path(shutil.copy(e1_dense.cell.header, folder / "e1_cell.h"))
     portable = folder / "include" / "elman" / "portable.h"
     portable.write_text(portable.read_text().replace("#pragma once\n", "#pragma once\n" + SWITCH, 1))
     for file, old, new in EDITS:
@@ -153,26 +142,29 @@ def altered(tmp_path_factory: pytest.TempPathFactory) -> KernelSpec:
         text = path.read_text()
         assert text.count(old) == 1, f"{old!r} must occur once in {file}"
         path.write_text(text.replace(old, new))
-    kernel = Altered(
+    cell = e1_dense.cell
+    kernel = DenseKernel(
         "altered_on_purpose",
         header=header,
-        cell=e1_dense.cell,
-        reference=e1_dense.reference,
-        update=e1_dense.update,
-        readout=e1_dense.readout,
-        extras=e1_dense.extras,
+        cell=cell.type,
+        reference=cell.reference,
+        update=cell.update,
+        readout=cell.readout,
+        extras=cell.extras,
     )
-    kernel.copied = folder
-    return kernel.spec()
+    return kernel.spec(), folder
 
 
 @pytest.fixture
-def report_of(altered: KernelSpec, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+def report_of(altered: tuple[KernelSpec, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
     """`report_of(fault, *cases)`: what the checker says with that fault on."""
+    spec, folder = altered
+    monkeypatch.setattr(elman_csrc, "get_include", lambda: folder / "include")
+    monkeypatch.setattr(elman_csrc, "get_bindings", lambda: folder / "bind")
 
     def run(fault: int, *cases: Case) -> Report:
         monkeypatch.setenv("ELMAN_TEST_FAULT", str(fault))
-        return verify(altered, "host", cases=cases, opcheck=False)
+        return verify(spec, "host", cases=cases, opcheck=False)
 
     return run
 
@@ -519,4 +511,4 @@ def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_her
     tied = {(b["arch"], b["module"].split("_")[5]) for b in built if b["kernel"] == "e42_tied_silu"}
     assert tied == kinds
     decoding = {(b["kernel"], b["module"]) for b in built if b["kernel"] not in ("e42", "e42_tied_silu")}
-    assert decoding == {("e42_step", "e42_step_decode_bfloat16"), ("decode", "linear_decode_bfloat16")}
+    assert decoding == {("e42_step", "e42_step_decode_bfloat16"), ("decode", "shared_decode_bfloat16")}

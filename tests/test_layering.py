@@ -6,7 +6,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,66 @@ def test_relative_and_absolute_imports_are_both_seen() -> None:
     tree = ast.parse("from ..cli import x\nfrom . import y\nfrom elman_core import testing\nimport pytest, torch.nn")
     seen = set(imports("elman_core/model/norms.py", tree))
     assert seen >= {"elman_core.cli", "elman_core.model", "elman_core.testing", "pytest", "torch.nn"}
+
+
+def graph_of(folders: Iterable[Path]) -> dict[str, set[str]]:
+    """For every module in packages, or lying apart in a folder, the modules of the same tree that it imports anywhere.
+
+    Imports in functions and for type checkers count; that a module needs the packages that it lies in does not.
+    """
+    files: dict[str, Path] = {}
+    for folder in folders:
+        root = folder.parent if (folder / "__init__.py").is_file() else folder
+        for path in folder.rglob("*.py") if root != folder else folder.glob("*.py"):
+            if "template" not in path.parts:
+                files[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        found = graph.setdefault(name, set())
+        above = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names} & files.keys()
+            elif isinstance(node, ast.ImportFrom):
+                base = above[: len(above) - node.level + 1] if node.level else []
+                module = ".".join([*base, *([node.module] if node.module else [])])
+                for full in (f"{module}.{alias.name}" for alias in node.names):
+                    found |= {full if full in files else module} & files.keys()
+        found.discard(name)
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> str:
+    """One circle of imports, in words; an empty string if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return " imports ".join(reversed(error.args[1]))
+    return ""
+
+
+def test_the_tree_has_no_circle_of_imports() -> None:
+    packages = [
+        p.parent for d in (ROOT, *PLUGINS, ROOT / "baselines", ROOT / "csrc_common") for p in d.glob("*/__init__.py")
+    ]
+    assert len(packages) >= len(PLUGINS) + 3
+    graph = graph_of([*packages, ROOT / "benchmarks", ROOT / "tests"])
+    assert graph["elman_core.nn.linear"] >= {"elman_core.kernels.decode.op", "elman_core.nn.joined"}
+    assert not circle(graph)
+
+
+def test_a_circle_in_a_function_or_for_a_type_checker_is_found(tmp_path: Path) -> None:
+    for name, text in {
+        "__init__": "",
+        "a": "def f():\n    from . import b\n",
+        "b": "from tree.c import x",
+        "c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tree import a",
+    }.items():
+        (tmp_path / "tree").mkdir(exist_ok=True)
+        (tmp_path / "tree" / f"{name}.py").write_text(text)
+    said = circle(graph_of([tmp_path / "tree"]))
+    assert sorted(set(said.split(" imports "))) == ["tree.a", "tree.b", "tree.c"]
+    assert f" {said} ".count("tree.a imports tree.b") == 1
 
 
 def named(tree: ast.Module, plugin: str) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from elman_core.kernels.decode import ops as decode
+from elman_core.kernels.decode import op as decode
 from elman_core.kernels.decode import portable as decode_portable
 from elman_core.registry import ConfigError
 

@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING, Any
 from elman_core.registry.errors import KernelError
 
 if TYPE_CHECKING:
-    from .build import Extension
-    from .decode.step import Step
+    from .build import Extension, load
     from .dense.op import DenseKernel
-    from .dense.tied import Tied
     from .first_use import ensure_verified, used
     from .matrix.op import MatrixKernel
-    from .runtime import load_or_warn, warn_of_packed_rows
-    from .spec import Case, KernelSpec
+    from .runtime import compute_dtype, load_or_warn, warn_of_packed_rows
+    from .spec import Case, KernelSpec, padding_mask
     from .stamps import Stamp, stamp
     from .verify import Report
 
 _HOME = {
     "Case": "spec", "DenseKernel": "dense.op", "Extension": "build", "KernelSpec": "spec", "MatrixKernel": "matrix.op",
-    "Report": "verify", "Stamp": "stamps", "Step": "decode.step", "ensure_verified": "first_use", "load_or_warn": "runtime",
-    "Tied": "dense.tied", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
+    "Report": "verify", "Stamp": "stamps", "compute_dtype": "runtime", "ensure_verified": "first_use", "load": "build",
+    "load_or_warn": "runtime", "padding_mask": "spec", "stamp": "stamps", "used": "first_use",
+    "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
-    "Case", "DenseKernel", "Extension", "KernelError", "KernelSpec", "MatrixKernel",
-    "Report", "Stamp", "Step", "Tied", "ensure_verified", "load_or_warn", "stamp", "used", "warn_of_packed_rows",
+    "Case", "DenseKernel", "Extension", "KernelError", "KernelSpec", "MatrixKernel", "Report", "Stamp", "compute_dtype",
+    "ensure_verified", "load", "load_or_warn", "padding_mask", "stamp", "used", "warn_of_packed_rows",
 ]  # fmt: skip
 
 

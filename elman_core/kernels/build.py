@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 from elman_core.registry.errors import KernelError
 
@@ -35,7 +36,9 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>|(ELMA
 _COMMON_FLAGS = ("-std=c++17", "-DNDEBUG", "-shared")
 _HOST_FLAGS = (*_COMMON_FLAGS, "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 _CUDA_FLAGS = (*_COMMON_FLAGS, "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden", "--expt-relaxed-constexpr", "-lineinfo")
+Target = Literal["host", "cuda"]
 _loaded: dict[Path, ModuleType] = {}
+_failed: dict[Path, KernelError] = {}
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,31 @@ class Extension:
         return f"{self.name}-{arch}-{self.key(arch)}.so"
 
 
+def shipped(name: str, binding: str, header: Path | None = None, **defines: object) -> Extension:
+    """A plain shared library of a binding that `elman_csrc` ships, its macros (without their ELMAN_) by name.
+
+    Raises:
+        KernelError: the sources are not installed.
+    """
+    if not targets():
+        raise KernelError("the kernel sources are not installed: type `pip install elman-csrc`")
+    import elman_csrc
+
+    return Extension(
+        name=name,
+        binding=elman_csrc.get_bindings() / binding,
+        include=(elman_csrc.get_include(),),
+        header=header,
+        defines=tuple((f"ELMAN_{macro}", str(value)) for macro, value in defines.items()),
+        python=False,
+    )
+
+
+def targets() -> tuple[Target, ...]:
+    """Where the skeletons of `elman_csrc` can be compiled for; nowhere if it is not installed."""
+    return () if importlib.util.find_spec("elman_csrc") is None else ("host", "cuda")
+
+
 def cache_dirs() -> list[Path]:
     """Folders that are searched, in order: those of ELMAN_CACHE, or ~/.cache/elman. New modules go to the first writable."""
     asked = os.environ.get("ELMAN_CACHE")
@@ -173,9 +201,15 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     folder = out or writable_cache()
     _make(folder)
     target = folder / extension.file_name(arch)
+    if target in _failed:  # a compiler that failed is not asked again for every size that needs this module
+        raise _failed[target]
     with _lock(folder / f".{target.stem}.lock"):
         if not target.is_file():  # another process may have made it while this one waited
-            _compile(extension, arch, target)
+            try:
+                _compile(extension, arch, target)
+            except KernelError as error:
+                _failed[target] = error
+                raise
     return target
 
 

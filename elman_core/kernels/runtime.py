@@ -29,8 +29,16 @@ from elman_core.registry.errors import ConfigError, KernelError
 Mode = Literal["auto", "off", "require"]
 Loaded = TypeVar("Loaded")
 _MODES = ("auto", "off", "require")
+DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+"""As in elman/dtype.h: what tensors may be stored in."""
 _log = logging.getLogger("elman")
-_warned: set[str] = set()
+_warned: set[tuple[str, str]] = set()
+
+
+def compute_dtype(*of: Tensor | torch.dtype | None) -> torch.dtype:
+    """float64 if any of these tensors or dtypes is, else float32: what references compute in and states are kept in."""
+    dtypes = (x.dtype if isinstance(x, Tensor) else x for x in of)
+    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def mode() -> Mode:
@@ -59,7 +67,7 @@ def load_or_warn(name: str, load: Callable[[], Loaded]) -> Loaded | None:
     """What `load()` returns, or None where plain PyTorch is to run instead.
 
     Args:
-        name: of the kernel; each name warns once in a process.
+        name: of the kernel; each reason is said once in a process.
         load: raises `KernelError` if the kernel cannot be had.
 
     Raises:
@@ -73,8 +81,8 @@ def load_or_warn(name: str, load: Callable[[], Loaded]) -> Loaded | None:
     except KernelError as error:
         if chosen == "require":
             raise
-        if name not in _warned:
-            _warned.add(name)
+        if (name, str(error)) not in _warned:
+            _warned.add((name, str(error)))
             _log.warning(
                 "elman: NO KERNEL for %s, running plain PyTorch, many times slower: %s "
                 "(ELMAN_KERNELS=require makes this an error, ELMAN_KERNELS=off silences it)",

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from .build import Extension
+from .build import Target as Target
 
-Target = Literal["host", "cuda"]
 Backend = Literal["auto", "torch", "cuda", "host", "reference"]
 Grid = Literal["quick", "full"]
 Inputs = dict[str, Tensor | None]
 Outputs = dict[str, Tensor]
-VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,6 @@ class KernelSpec:
     record: Path | None = None
     rounded: str = "reference"
     differentiable: bool = True
-
-
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of states beside storage in `dtype`."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def padding_mask(steps: int, rows: int, generator: torch.Generator) -> Tensor:

@@ -29,7 +29,8 @@ from elman_core.registry.errors import KernelError
 
 from . import build
 from .build import Extension
-from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, state_dtype
+from .runtime import compute_dtype
+from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
 
 FACTOR = {torch.bfloat16: 3.0}
 DEFAULT_FACTOR = 2.0
@@ -236,7 +237,7 @@ def _draw_gradients(
     """What arrives at each output, drawn on the CPU; nothing at positions that are not visible."""
     incoming: Outputs = {}
     for name, x in spec.call("reference", inputs, case.options).items():
-        dtype = state_dtype(case.dtype) if name in spec.states else case.dtype
+        dtype = compute_dtype(case.dtype) if name in spec.states else case.dtype
         drawn = torch.randn(x.shape, generator=generator).to(x.device).to(dtype)
         incoming[name] = torch.where(visible[name], drawn, 0.0) if name in visible else drawn
     return incoming

@@ -21,7 +21,7 @@ from .functional import (
     without_autocast,
 )
 from .init import mamba_decay_, orthogonal_, s4d_, xavier_uniform_
-from .linear import aligned, few_rows_linear, is_bare, linear, linears
+from .linear import aligned, columns, is_bare, linear, linears
 from .norm import RMSNorm
 from .spectral import SpectralNorm, scaled_once
 from .swiglu import SwiGLU, SwiGLUConfig
@@ -29,8 +29,8 @@ from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
     "CausalConv", "DenseMixer", "InputGatedMixer", "RMSNorm", "RecurrentMatrixConfig", "SpectralNorm", "SwiGLU",
-    "SwiGLUConfig", "WrapperConfig", "WrapperMixer", "add_rms_norm", "aligned", "compute_dtype", "dense_reference",
-    "each_step", "few_rows_linear", "full_precision", "hold", "is_bare", "l2_normalize", "linear",
+    "SwiGLUConfig", "WrapperConfig", "WrapperMixer", "add_rms_norm", "aligned", "columns", "compute_dtype", "dense_reference",
+    "each_step", "full_precision", "hold", "is_bare", "l2_normalize", "linear",
     "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "orthogonal_", "restart", "s4d_", "scaled_once",
     "self_gate", "time_major", "without_autocast", "xavier_uniform_",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
 
-from elman_core.kernels.decode import ops as decode
+from elman_core.kernels.decode import op as decode
 from elman_core.kernels.runtime import transformed
 
 from .functional import without_autocast

@@ -76,40 +76,40 @@ class DenseMixer(WrapperMixer):
         return () if z_TBI is None else (z_TBI,)
 
     def projection(self, w_II: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """(V, b) of u = V x + b, for the step of decoding; None where there is none, or where an adapter has its place."""
+        """(V, b) of u = V x + b; None where there is none, or where an adapter has its place."""
         if self.input == "projected":
             return (self.w_x.weight, self.w_x.bias) if is_bare(self.w_x) else None
         return (w_II, self.b) if self.input == "tied" else None
 
     def drive(self, x_TBI: Tensor, w_II: Tensor) -> Tensor:
-        """u, all that does not depend on h."""
+        """u, all that does not depend on h, where `projection` does not say it."""
         if self.input == "plain":
             return x_TBI if self.b is None else x_TBI + self.b.to(x_TBI.dtype)
         return self.w_x(x_TBI) if self.input == "projected" else F.linear(x_TBI, w_II, self.b)
 
-    def cell(
-        self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags_TB: Tensor | None
-    ) -> tuple[Tensor, State]:
-        w, h_BI, extras = self.effective(), self.vector(state, "h", x_TBI), self.extras(x_TBI, z_TBI)
-        step, projection = self.kernel.step, self.projection(w)
-        if projection is not None and step is not None and step.takes(x_TBI, w, *flags_TB):  # decoding: one launch
-            y_TBI, h_BI = step(x_TBI, *projection, *extras, w, h_BI)
-        else:
-            y_TBI, h_BI = self.kernel(self.drive(x_TBI, w), *extras, w, h_BI, *flags_TB)
-        return y_TBI, {"h": h_BI}
+    def cell(self, x_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:
+        return self._recurrence(x_TBI, *rest)
 
     def cell_of_silu(self, u_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:
-        tied = self.kernel.tied
-        if tied is None or u_TBI.shape[0] == 1:  # a single step has a launch of its own
+        if self.input != "tied" or type(self).extras is not DenseMixer.extras:  # extras may be made of silu(u)
             return self.cell(F.silu(u_TBI), *rest)
-        z_TBI, state, *flags = rest
-        extras = () if z_TBI is None else (z_TBI,)
-        y_TBI, h_BI = tied(u_TBI, *extras, self.effective(), self.b, self.vector(state, "h", u_TBI), *flags)
+        return self._recurrence(u_TBI, *rest, silu=True)
+
+    def _recurrence(
+        self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags_TB: Tensor | None, silu: bool = False
+    ) -> tuple[Tensor, State]:
+        w = self.effective()
+        rest = (*self.extras(x_TBI, z_TBI), w, self.vector(state, "h", x_TBI), *flags_TB)
+        projection = self.projection(w)
+        if projection is None:
+            y_TBI, h_BI = self.kernel(self.drive(x_TBI, w), *rest)
+        else:
+            v, b = projection
+            y_TBI, h_BI = self.kernel(x_TBI, *rest, v=v, b=b, silu=silu)
         return y_TBI, {"h": h_BI}
 
     def backend(self) -> str:
-        runs = self.kernel.tied or self.kernel
-        return runs.backend(self.out_proj.weight.device, self.inner)
+        return self.kernel.backend(self.out_proj.weight.device, self.inner)
 
     def reset_cell(self) -> None:
         if self.b is not None:

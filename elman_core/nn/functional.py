@@ -11,14 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.runtime import without_autocast
+from elman_core.kernels.runtime import compute_dtype, without_autocast
 
 Function = TypeVar("Function", bound=Callable[..., tuple[Any, ...]])
-
-
-def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """float64 if any of the tensors is, float32 otherwise: what references compute in and what states are kept in."""
-    return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
 def full_precision(function: Function) -> Function:

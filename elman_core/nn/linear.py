@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeGuard
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_core.kernels.decode import ops as decode
+from elman_core.kernels.decode import op as decode
 
 from .joined import ALIGN, joined, joins, many_rows, padded
 
@@ -26,15 +27,16 @@ def is_bare(module: nn.Module) -> TypeGuard[nn.Linear]:
     )
 
 
-def few_rows_linear(module: nn.Module, x: Tensor, activated: int = 0) -> Tensor | None:
-    """`module(x)`, its first `activated` columns passed through SiLU, in one launch; None where another way must be taken.
+def columns(module: nn.Module, x: Tensor, width: int, silu: bool = False) -> tuple[Tensor, ...]:
+    """`module(x)` in parts of `width` columns, the first passed through SiLU if asked.
 
     Args:
         module: an `nn.Linear`, or what an adapter has put in its place. x: (..., K).
     """
-    if not is_bare(module) or not decode.takes(x, module.weight, bias=module.bias):
-        return None
-    return decode.linear(x, module.weight, module.bias, activated)
+    if is_bare(module) and decode.takes(x, module.weight, bias=module.bias):
+        return decode.linear(x, module.weight, module.bias, activated=width if silu else 0).split(width, -1)
+    first, *others = module(x).split(width, -1)
+    return (F.silu(first) if silu else first, *others)
 
 
 def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
@@ -51,8 +53,10 @@ def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
     """`module(x)`, by the kernel for few rows where it runs."""
-    y = few_rows_linear(module, x)
-    return module(x) if y is None else y
+    if is_bare(module) and decode.takes(x, module.weight, bias=module.bias):
+        return decode.linear(x, module.weight, module.bias)
+    y: Tensor = module(x)
+    return y
 
 
 def aligned(module: nn.Module, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from elman_core.registry import ConfigError, Mixer, State, StateSpec, option
 from .conv import CausalConv
 from .functional import compute_dtype, time_major
 from .init import xavier_uniform_
-from .linear import few_rows_linear, linear
+from .linear import columns, linear
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class WrapperMixer(Mixer):
         raise NotImplementedError(f"{type(self).__name__}.cell")
 
     def cell_of_silu(self, u_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:
-        """`cell` of silu(u); for a kernel to override that takes the SiLU along."""
+        """`cell` of silu(u); for a subclass to override whose recurrence takes the SiLU along."""
         return self.cell(F.silu(u_TBI), *rest)
 
     @classmethod
@@ -98,19 +98,13 @@ class WrapperMixer(Mixer):
     ) -> tuple[Tensor, State]:
         mask_TB, starts_TB = (None if x is None else time_major(x) for x in (mask_BT, starts_BT))
         x_TBD, silu = time_major(x_BTD), self.pre_silu
-        activated = self.inner if silu and self.conv is None else 0
-        u_TBI = few_rows_linear(self.in_proj, x_TBD, activated)
-        if u_TBI is None:
-            u_TBI = self.in_proj(x_TBD)
-        elif activated:
-            silu = False  # it is done
-        z_TBI = None
-        if self.gated:
-            u_TBI, z_TBI = u_TBI.chunk(2, dim=-1)
+        early = silu and self.conv is None and x_TBD.shape[0] == 1  # of one step, the projection takes the SiLU along
+        u_TBI, *gate = columns(self.in_proj, x_TBD, self.inner, silu=early)
+        z_TBI = gate[0] if self.gated else None
         new_state: State = {}
         if self.conv is not None:
             u_TBI, new_state["conv"] = self.conv(u_TBI, None if state is None else state["conv"], mask_TB, starts_TB)
-        cell = self.cell_of_silu if silu else self.cell
+        cell = self.cell_of_silu if silu and not early else self.cell
         y_TBI, cell_state = cell(u_TBI, z_TBI, state, mask_TB, starts_TB)
         out_TBD = linear(self.out_proj, self.dropout(y_TBI))
         return out_TBD.transpose(0, 1), {**new_state, **cell_state}

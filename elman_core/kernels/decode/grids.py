@@ -8,10 +8,11 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from elman_core.kernels.spec import Case, Grid, Inputs, Target, state_dtype
+from elman_core.kernels.runtime import compute_dtype
+from elman_core.kernels.spec import Case, Grid, Inputs, Target
 
 from . import portable
-from .run import DTYPES, NARROW, Problem, fewest_rows
+from .run import DTYPES, NARROW, fewest_rows
 
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64)
 _MARGIN = 1e-4  # of a threshold and of a race: far beyond what float32 leaves open
@@ -149,23 +150,19 @@ def _step_cases(target: Target, grid: Grid) -> Iterator[Case]:
             yield _step((8, 7168, 7168), dtype, tied=True)  # rows that no block can hold
 
 
-def first_use(dtype: torch.dtype, problem: Problem) -> Iterator[Case]:
-    """As `spec.first_use_cases`."""
-    kind, *sizes = problem
+def first_use(dtype: torch.dtype, kind: str, *sizes: Any) -> Iterator[Case]:
+    """What stands for a size when it is first used: the fewest and the most rows of its kernel, and each way through it.
+
+    Args:
+        kind, sizes: "linear" and most rows, K, (N, …); "norm" and D; "draw" and V.
+    """
     if kind == "norm":
-        [width] = _numbers(sizes)
-        yield from (_norm(3, width, dtype, adds) for adds in (True, False))
+        yield from (_norm(3, sizes[0], dtype, adds) for adds in (True, False))
     elif kind == "draw":
-        [classes] = _numbers(sizes)
-        yield from (_draw(3, classes, dtype, how) for how in _DRAWS[:2])
-        yield _draw(min(classes, 64), classes, dtype, _DRAWS[2])
-    elif kind == "step":
-        most, inputs, width = _numbers(sizes)
-        yield _step((fewest_rows(most), inputs, width), dtype, tied=inputs == width)
-        yield _step((most, inputs, width), dtype)
+        yield from (_draw(3, sizes[0], dtype, how) for how in _DRAWS[:2])
+        yield _draw(min(sizes[0], 64), sizes[0], dtype, _DRAWS[2])
     else:
-        (most, inputs), outputs = _numbers(sizes[:2]), sizes[2]
-        assert isinstance(outputs, tuple)
+        most, inputs, outputs = sizes
         fewer = [n if n <= _FIRST_OUTPUTS else _FIRST_OUTPUTS + n % 16 for n in outputs]
         for rows in (fewest_rows(most), most):
             if len(fewer) > 1:
@@ -174,8 +171,11 @@ def first_use(dtype: torch.dtype, problem: Problem) -> Iterator[Case]:
                 yield _linear((rows, inputs, fewer[0]), dtype, bias=True, activated=fewer[0] // 2)
 
 
-def _numbers(sizes: Sequence[Any]) -> list[int]:
-    return [int(size) for size in sizes]
+def first_step(dtype: torch.dtype, most: int, inputs: int, width: int) -> list[Case]:
+    """The same for the step of a cell."""
+    return [
+        _step((fewest_rows(most), inputs, width), dtype, tied=inputs == width), _step((most, inputs, width), dtype)
+    ]  # fmt: skip
 
 
 def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -186,7 +186,7 @@ def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
     rows = case.sizes["B"]
     if op == "norm":
         width = case.sizes["D"]
-        residual = _random(generator, state_dtype(case.dtype), rows, width) if case.options["adds"] else None
+        residual = _random(generator, compute_dtype(case.dtype), rows, width) if case.options["adds"] else None
         weight = 1 + 0.1 * _random(generator, torch.float32, width)
         return {"x": _random(generator, case.dtype, rows, width), "residual": residual, "weight": weight.to(case.dtype)}
     inputs = case.sizes["K"]
@@ -209,7 +209,7 @@ def make_step_inputs(case: Case, generator: torch.Generator, extras: Sequence[st
     found["bias"] = _random(generator, case.dtype, width) if case.options["bias"] else None
     found |= {name: _random(generator, case.dtype, rows, width) for name in extras}
     found["w"] = _random(generator, case.dtype, width, width, scale=width**-0.5)
-    found["h"] = _random(generator, state_dtype(case.dtype), rows, width)
+    found["h"] = _random(generator, compute_dtype(case.dtype), rows, width)
     return found
 
 

@@ -5,7 +5,6 @@ Shapes: B rows, K inputs, N outputs, d width of a cell, D of a norm, V classes.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.build import Extension
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
 
-from . import grids, native, ops, portable, run
-from . import step as decode_step
+from . import grids, launches, portable, run
 from .grids import DrawSettings
-from .run import DTYPES, NARROW, Problem
-from .step import Step
+from .run import DTYPES, NARROW
 
 NAME = "decode"
 EPS = 1e-5
+_SOURCES = tuple(sorted(Path(__file__).parent.glob("*.py")))
 
 
 def spec() -> KernelSpec:
@@ -40,15 +40,14 @@ def spec() -> KernelSpec:
         targets=("cuda",),
         builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), None),
         needs=lambda _target, cases: _extensions([c.dtype for c in cases], None),
-        python=_sources(),
+        python=_SOURCES,
         record=Path(__file__).with_name("errors.json"),
         differentiable=False,
     )
 
 
-def make_step_spec(step: Step) -> KernelSpec:
+def make_step_spec(cell: Cell, operator: Callable[..., tuple[Tensor, Tensor]]) -> KernelSpec:
     """What `verify` knows of the step of a dense cell."""
-    kernel = step.kernel
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
         x, bias, w, h = inputs["x"], inputs.get("bias"), inputs["w"], inputs["h"]
@@ -57,66 +56,45 @@ def make_step_spec(step: Step) -> KernelSpec:
         assert h is not None
         v = w if options.get("tied") else inputs["v"]
         assert v is not None
-        extras = [_given(inputs, name) for name in kernel.extras]
+        extras = [_given(inputs, name) for name in cell.extras]
         if backend == "reference":
-            wide = _wide(x)
+            wide = compute_dtype(x)
             u = F.linear(x.to(wide), v.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
-            y, last = kernel.reference(u[None], *(e[None] for e in extras), w, h, None)
+            y, last = cell.reference(u[None], *(e[None] for e in extras), w, h, None)
             return {"y": y[0], "h": last}
-        y, last = step.op(x, v, bias, *extras, w, h)
+        y, last = operator(x, v, bias, *extras, w, h)
         return {"y": y, "h": last}
 
     def op(_backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
         v = inputs["w"] if options.get("tied") else inputs["v"]
-        return step.op, (
-            inputs["x"], v, inputs.get("bias"), *(inputs[n] for n in kernel.extras), inputs["w"], inputs["h"]
+        return operator, (
+            inputs["x"], v, inputs.get("bias"), *(inputs[n] for n in cell.extras), inputs["w"], inputs["h"]
         )  # fmt: skip
 
     def cases(target: Target, grid: Grid) -> list[Case]:
         return grids.step_cases(target, grid)
 
-    reference = inspect.getsourcefile(inspect.unwrap(kernel.reference))
     return KernelSpec(
-        name=f"{kernel.name}_step",
+        name=f"{cell.name}_step",
         cases=cases,
-        make_inputs=lambda case, generator: grids.make_step_inputs(case, generator, kernel.extras),
+        make_inputs=lambda case, generator: grids.make_step_inputs(case, generator, cell.extras),
         call=call,
         states=("h",),
-        extension=lambda _target: run.extension(torch.bfloat16, kernel),
+        extension=lambda _target: run.extension(torch.bfloat16, cell),
         op=op,
         targets=("cuda",),
-        builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), step),
-        needs=lambda _target, cases: _extensions([c.dtype for c in cases], step),
-        python=(*_sources(), *((Path(reference),) if reference else ())),
-        record=kernel.header.with_name("errors.json"),
+        builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), cell),
+        needs=lambda _target, cases: _extensions([c.dtype for c in cases], cell),
+        python=cell.python(*map(str, _SOURCES)),
+        record=cell.header.with_name("errors.json"),
         differentiable=False,
     )
 
 
-def spec_of(name: str) -> KernelSpec:
-    """The spec of the step of that kernel; of everything else for ""."""
-    return make_step_spec(decode_step.steps[name]) if name else spec()
-
-
-def first_use_cases(dtype: torch.dtype, problem: Problem) -> list[Case]:
-    """What stands for a size when it is first used: the fewest and the most rows of its kernel, and each way through it."""
-    return list(grids.first_use(dtype, problem))
-
-
-def _extensions(dtypes: Sequence[torch.dtype], step: Step | None) -> list[Extension]:
+def _extensions(dtypes: Sequence[torch.dtype], cell: Cell | None) -> list[Extension]:
     """One for each dtype that there is a kernel for."""
-    kernel, known = (None, tuple(DTYPES)) if step is None else (step.kernel, NARROW)
-    return [run.extension(dtype, kernel) for dtype in dict.fromkeys(dtypes) if dtype in known]
-
-
-def _sources() -> tuple[Path, ...]:
-    here = Path(__file__).parent
-    mine = (native, ops, portable, run, decode_step)
-    return tuple(here / Path(inspect.getfile(module)).name for module in mine)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+    known = DTYPES if cell is None else NARROW
+    return [run.extension(dtype, cell) for dtype in dict.fromkeys(dtypes) if dtype in known]
 
 
 def _given(inputs: Inputs, name: str) -> Tensor:
@@ -128,8 +106,8 @@ def _given(inputs: Inputs, name: str) -> Tensor:
 def _linear(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
     x, w, bias, activated = _given(inputs, "x"), _given(inputs, "w"), inputs.get("bias"), options.get("activated", 0)
     if backend != "reference":
-        return {"linear": ops.linear(x, w, bias, activated)}
-    wide = _wide(x)
+        return {"linear": launches.linear(x, w, bias, activated)}
+    wide = compute_dtype(x)
     y = F.linear(x.to(wide), w.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
     return {"linear": torch.cat((F.silu(y[:, :activated].to(wide)).to(x.dtype), y[:, activated:]), 1)}
 
@@ -137,18 +115,18 @@ def _linear(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs
 def _linears(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
     x, weights = _given(inputs, "x"), list(_weights(inputs))
     if backend == "reference":
-        made = [F.linear(x.to(_wide(x)), w.to(_wide(x))).to(x.dtype) for w in weights]
+        made = [F.linear(x.to(compute_dtype(x)), w.to(compute_dtype(x))).to(x.dtype) for w in weights]
     else:
-        made = ops.linears(x, weights)
+        made = launches.linears(x, weights)
     return {f"linears {i}": y for i, y in enumerate(made)}
 
 
 def _norm(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
     x, residual, weight = _given(inputs, "x"), inputs.get("residual"), _given(inputs, "weight")
     if backend != "reference":
-        n, stream = ops.norm(x, residual, weight, EPS)
+        n, stream = launches.norm(x, residual, weight, EPS)
         return {"n": n, "stream": stream}
-    stream = x.to(_wide(x)) if residual is None else x.to(_wide(x)) + residual
+    stream = x.to(compute_dtype(x)) if residual is None else x.to(compute_dtype(x)) + residual
     scale = (stream.square().mean(-1, keepdim=True) + EPS).rsqrt()
     return {"n": (stream * scale * weight.to(stream.dtype)).to(x.dtype), "stream": stream}
 
@@ -159,7 +137,7 @@ def _draw(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
     settings: DrawSettings = {k: options[k] for k in ("penalty", "temperature", "top_k", "top_p")}  # type: ignore[assignment]
     drawn, shown = (torch.empty(len(logits), dtype=torch.int64, device=logits.device) for _ in range(2))
     if backend != "reference":
-        ops.draw(logits, waits, seen, drawn, shown, **settings)
+        launches.draw(logits, waits, seen, drawn, shown, **settings)
     else:
         drawn = portable.race(portable.kept_scores(logits, seen, **settings), waits).argmax(-1)
         if settings["penalty"] != 1:
@@ -179,11 +157,11 @@ def _op(_backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any,
     """`draw` is no operator: it is called outside of models."""
     x = inputs.get("x")
     if options["op"] == "linear":
-        return ops._linear, (x, inputs["w"], inputs.get("bias"), options.get("activated", 0))
+        return launches.linear_op, (x, inputs["w"], inputs.get("bias"), options.get("activated", 0))
     if options["op"] == "linears":
-        return ops._linears, (x, list(_weights(inputs)))
+        return launches.linears_op, (x, list(_weights(inputs)))
     if options["op"] == "norm":
-        return ops._norm, (x, inputs.get("residual"), inputs["weight"], EPS)
+        return launches.norm_op, (x, inputs.get("residual"), inputs["weight"], EPS)
     return None
 
 

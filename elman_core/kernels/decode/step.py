@@ -2,73 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, register_fake
+from torch.library import Library
 
-from elman_core.kernels.runtime import mode
-from elman_core.kernels.spec import KernelSpec
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.choice import register, runs
+from elman_core.kernels.runtime import implement
+from elman_core.kernels.spec import Case, KernelSpec
 from elman_core.registry.errors import KernelError
 
-from . import run
+from . import grids, run, spec
 from .native import make_call, rows, whole
-
-if TYPE_CHECKING:
-    from elman_core.kernels.dense.op import DenseKernel
 
 MOST_EXTRAS = 4
 _library = Library("elman", "FRAGMENT")
-steps: dict[str, Step] = {}
 
 
 class Step:
-    """a = x Vᵀ + b + h Wᵀ,  (h, y) = cell(a, h, e). Make one at module level, beside the kernel.
+    """a = x Vᵀ + b + h Wᵀ,  (h, y) = cell(a, h, e), for a cell that reads up to four extras."""
 
-    Args:
-        kernel: whose cell it runs.
-
-    Raises:
-        KernelError: the cell reads more than four extras.
-    """
-
-    def __init__(self, kernel: DenseKernel) -> None:
-        if len(kernel.extras) > MOST_EXTRAS:
-            raise KernelError(f"{kernel.name}: a step in one launch has up to {MOST_EXTRAS} extras")
-        self.kernel = kernel
-        name, count = f"dense_{kernel.name}_step", len(kernel.extras)
-        extras = "".join(f", Tensor e{i}" for i in range(count))
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.name = cell, f"{cell.name}_step"
+        extras = "".join(f", Tensor e{i}" for i in range(len(cell.extras)))
+        name = f"dense_{self.name}"
         _library.define(f"{name}(Tensor x, Tensor v, Tensor? bias{extras}, Tensor w, Tensor h) -> (Tensor, Tensor)")
-        _library.impl(name, self._run, "CompositeExplicitAutograd")
-        register_fake(f"elman::{name}", _fake_step, lib=_library)
-        self.op: Callable[..., tuple[Tensor, Tensor]] = getattr(torch.ops.elman, name).default
-        run.kernels[kernel.name] = kernel
-        steps[kernel.name] = self
+        self.op: Callable[..., tuple[Tensor, Tensor]] = implement(_library, name, self._run, _fake_step)
+        register(self)
 
     def spec(self) -> KernelSpec:
-        """What `elman verify` checks: give it beside the kernel's own as `Variant(kernels=(….spec(), ….spec()))`."""
-        from .spec import make_step_spec
+        """What `elman verify` checks."""
+        return spec.make_step_spec(self.cell, self.op)
 
-        return make_step_spec(self)
+    def prepare(self, dtype: torch.dtype, *_problem: int) -> str:
+        """As `choice.Compiled`; a problem is (most rows, K, d)."""
+        run.module(self.cell, dtype, run.here())
+        return "one launch"
 
-    def takes(self, x_TBK: Tensor, w_dd: Tensor, *flags_TB: Tensor | None) -> bool:
+    def cases(self, dtype: torch.dtype, most: int, inputs: int, width: int) -> Sequence[Case]:
+        """As `choice.Compiled`."""
+        return grids.first_step(dtype, most, inputs, width)
+
+    def takes(self, x_TBK: Tensor, v_dK: Tensor, w_dd: Tensor, *flags_TB: Tensor | None) -> bool:
         """True for a single step without mask and start that runs here. Compiles and verifies it at the first use of a size.
 
         Raises:
             KernelError: verified, and found wrong.
         """
-        if x_TBK.shape[0] != 1 or any(f is not None for f in flags_TB) or w_dd.shape[0] % 8 or x_TBK.shape[-1] % 8:
+        if x_TBK.dim() != 3 or x_TBK.shape[0] != 1 or any(f is not None for f in flags_TB):
             return False
-        if not run.alone(x_TBK) or x_TBK.dtype not in run.NARROW:
+        if not run.alone(x_TBK) or x_TBK.dtype not in run.NARROW or w_dd.shape[0] % 8 or x_TBK.shape[2] % 8:
             return False
-        if w_dd.dtype != x_TBK.dtype or w_dd.device != x_TBK.device or not 0 < x_TBK.shape[1] <= run.MOST_ROWS:
+        if any(w.dtype != x_TBK.dtype or w.device != x_TBK.device for w in (v_dK, w_dd)):
             return False
-        problem = ("step", run.most_rows(x_TBK.shape[1]), int(x_TBK.shape[2]), int(w_dd.shape[0]))
-        return run.ready(self.kernel.name, x_TBK.device.index, x_TBK.dtype, mode(), *problem)
+        rows, inputs, width = int(x_TBK.shape[1]), int(x_TBK.shape[2]), int(w_dd.shape[0])
+        return 0 < rows <= run.MOST_ROWS and runs(self.name, x_TBK, run.most_rows(rows), inputs, width)
 
-    def __call__(self, x_1BK: Tensor, v_dK: Tensor, bias_d: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x_1BK: Tensor, v_dK: Tensor, bias_d: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
         """`step(x, v, bias, *extras, w, h) -> (y (1, B, d) in the dtype of x, h (B, d) in float32)`.
 
         Args:
@@ -84,7 +77,7 @@ class Step:
 
     def _run(self, x: Tensor, v: Tensor, bias: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
         *extras, w, h = rest
-        name, d = f"{self.kernel.name} step", len(w)
+        name, d = f"{self.cell.name} step", len(w)
         run.check(name, x, (v, (d, x.shape[1])), (bias, (d,)), (w, (d, d)), *((e, (len(x), d)) for e in extras))
         if tuple(h.shape) != (len(x), d) or h.device != x.device or d % 8:
             raise KernelError(f"{name}: the state is {(len(x), d)}, d a multiple of 8, not {tuple(h.shape)}")
@@ -98,7 +91,7 @@ class Step:
         call.w, call.h, call.last, call.extras = w.data_ptr(), h.data_ptr(), last.data_ptr(), len(extras)
         for i, e in enumerate(extras):
             call.extra[i], call.extra_step[i] = e.data_ptr(), e.stride(0)
-        run.launch(self.kernel.name, "step", call, x, v, w)
+        run.launch(self.cell, "step", call, x, v, w)
         return y, last
 
 

@@ -7,40 +7,30 @@ minutes for all that there could be.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from elman_core.kernels import build
 from elman_core.kernels.build import Extension
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.runtime import DTYPE_CODES
 from elman_core.registry.errors import KernelError
 
-from .native import DTYPE_CODES, Call, address, error_word, make_call, open_library, require_same, rows, view
+from . import native
+from .native import Call, address, error_word, make_call, open_library, room_for_a, rows, view
 from .plan import Device, Kind, Plan, plan
-
-if TYPE_CHECKING:
-    from elman_core.kernels.spec import Target
 
 _WARPS = 8  # of a block: kWarps of dense_product.cuh
 TIMEOUT_NS = 2_000_000_000  # of one wait for other blocks
 
 
-class Op(Hashable, Protocol):
-    """What is run here: a `DenseKernel`, or one with tied weights."""
-
-    name: str
-    uses_a: bool
-
-    def extension(self, target: Target) -> Extension: ...
-    def kept_a(self, sizes: Sequence[int]) -> tuple[int, ...]: ...
-
-
 def forward(
-    kernel: Op,
+    cell: Cell,
     u_TBd: Tensor,
     extras: Sequence[Tensor],
     w_dd: Tensor,
@@ -57,28 +47,28 @@ def forward(
         KernelError: the size or dtype is not supported, or an earlier launch gave up waiting.
     """
     sizes = tuple(u_TBd.shape)
-    chosen = plan_for(kernel, sizes, u_TBd.dtype, u_TBd.device)
+    chosen = plan_for(cell, sizes, u_TBd.dtype, u_TBd.device)
     u_TBd, *extras = (rows(x) for x in (u_TBd, *extras))
     w_dd, h0_Bd, mask_TB = w_dd.contiguous(), h0_Bd.contiguous(), None if mask_TB is None else mask_TB.contiguous()
     history, y_TBd = u_TBd.new_empty(sizes[0] + 1, *sizes[1:]), u_TBd.new_empty(sizes)
-    multiplied, a = history if bias_d is None else torch.empty_like(history), u_TBd.new_empty(kernel.kept_a(sizes))
+    multiplied, a = history if bias_d is None else torch.empty_like(history), room_for_a(cell, u_TBd)
     bias_d = None if bias_d is None else bias_d.float().contiguous()
     call = _call(chosen, u_TBd, extras, w_dd, history, a, mask_TB)
     call.y, call.bias, call.sums = y_TBd.data_ptr(), address(bias_d), multiplied.data_ptr()
     with torch.cuda.device(u_TBd.device):
-        library = _library(kernel, chosen, u_TBd.dtype, sizes[2])
+        library = _library(cell, chosen, u_TBd.dtype, sizes[2])
         if chosen.kind != "steps":
             last_Bd = torch.empty_like(h0_Bd)
             call.h0, call.last = h0_Bd.data_ptr(), last_Bd.data_ptr()
-            _check(kernel, chosen, library.elman_dense_forward(ctypes.byref(call)))
+            _check(cell, chosen, library.elman_dense_forward(ctypes.byref(call)))
             return y_TBd, last_Bd, history, multiplied, a
-        _steps_are_untied(kernel, bias_d)
+        _steps_are_untied(cell, bias_d)
         history[0] = h0_Bd
         state_Bd, product_Bd, w_t = h0_Bd.clone(), torch.empty_like(h0_Bd), w_dd.t()
         for t in range(sizes[0]):
             _multiply(history[t], w_t, product_Bd)
             _check(
-                kernel,
+                cell,
                 chosen,
                 library.elman_dense_forward_step(ctypes.byref(call), t, product_Bd.data_ptr(), state_Bd.data_ptr()),
             )
@@ -86,7 +76,7 @@ def forward(
 
 
 def backward(
-    kernel: Op,
+    cell: Cell,
     gy_TBd: Tensor,
     g_last_Bd: Tensor,
     extras: Sequence[Tensor],
@@ -105,7 +95,7 @@ def backward(
         KernelError: as `forward`.
     """
     sizes = tuple(gy_TBd.shape)
-    chosen = plan_for(kernel, sizes, history.dtype, history.device)
+    chosen = plan_for(cell, sizes, history.dtype, history.device)
     gy_TBd, *extras = (rows(x) for x in (gy_TBd, *extras))
     w_dd, g_last_Bd = w_dd.contiguous(), g_last_Bd.contiguous()
     mask_TB = None if mask_TB is None else mask_TB.contiguous()
@@ -120,17 +110,17 @@ def backward(
         dbias_Gd = g_last_Bd.new_empty(_WARPS * chosen.groups, sizes[2])
         call.x, call.dx, call.dbias = view(x_TBd), dx_TBd.data_ptr(), dbias_Gd.data_ptr()
     with torch.cuda.device(history.device):
-        library = _library(kernel, chosen, history.dtype, sizes[2])
+        library = _library(cell, chosen, history.dtype, sizes[2])
         if chosen.kind != "steps":
             dh0_Bd = torch.empty_like(g_last_Bd)
             call.g_last, call.dh0 = g_last_Bd.data_ptr(), dh0_Bd.data_ptr()
-            _check(kernel, chosen, library.elman_dense_backward(ctypes.byref(call)))
+            _check(cell, chosen, library.elman_dense_backward(ctypes.byref(call)))
             return da_TBd, dextras, dh0_Bd, dx_TBd, None if dbias_Gd is None else dbias_Gd.sum(0)
-        _steps_are_untied(kernel, x_TBd)
+        _steps_are_untied(cell, x_TBd)
         carry_Bd, product_Bd = g_last_Bd.clone(), torch.zeros_like(g_last_Bd)
         for t in range(sizes[0] - 1, -1, -1):
             _check(
-                kernel,
+                cell,
                 chosen,
                 library.elman_dense_backward_step(ctypes.byref(call), t, product_Bd.data_ptr(), carry_Bd.data_ptr()),
             )
@@ -138,18 +128,18 @@ def backward(
     return da_TBd, dextras, product_Bd.add_(carry_Bd), None, None
 
 
-def prepare(kernel: Op, sizes: Sequence[int], dtype: torch.dtype) -> str:
+def prepare(cell: Cell, sizes: Sequence[int], dtype: torch.dtype) -> str:
     """Compile and load what the current device needs for sizes (T, B, d); the plan in words.
 
     Raises:
         KernelError: not supported, or it cannot be built.
     """
-    chosen = plan_for(kernel, tuple(sizes), dtype, torch.device("cuda", torch.cuda.current_device()))
-    _library(kernel, chosen, dtype, sizes[2])
+    chosen = plan_for(cell, tuple(sizes), dtype, torch.device("cuda", torch.cuda.current_device()))
+    _library(cell, chosen, dtype, sizes[2])
     return str(chosen)
 
 
-def plan_for(kernel: Op, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Plan:
+def plan_for(cell: Cell, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Plan:
     """The plan for sizes (T, B, d) on this GPU; compiles what it needs to ask the driver whether it fits.
 
     Raises:
@@ -157,12 +147,12 @@ def plan_for(kernel: Op, sizes: tuple[int, ...], dtype: torch.dtype, device: tor
     """
     index = device.index or 0
     _plan(sizes, dtype, _device(index))
-    return _settled(kernel, *sizes[1:], dtype, index)
+    return _settled(cell, *sizes[1:], dtype, index)
 
 
-def extension(kernel: Op, chosen: Plan, dtype: torch.dtype, width: int) -> Extension:
+def extension(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int) -> Extension:
     """What is compiled for a plan."""
-    bare = kernel.extension("cuda")
+    bare = native.extension(cell, "cuda")
     defines = [("ELMAN_DTYPE", str(DTYPE_CODES[dtype])), ("ELMAN_WIDTH", str(width))]
     binding = bare.binding
     if chosen.kind == "steps":
@@ -173,9 +163,9 @@ def extension(kernel: Op, chosen: Plan, dtype: torch.dtype, width: int) -> Exten
     return replace(bare, name=name, binding=binding, defines=(*bare.defines, *defines))
 
 
-def capacity(kernel: Op, chosen: Plan, dtype: torch.dtype, width: int, tiles: int = 1) -> tuple[int, int]:
+def capacity(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int, tiles: int = 1) -> tuple[int, int]:
     """(groups of `tiles` tiles that the current device holds together, bytes of shared memory of a block)."""
-    library = _library(kernel, chosen, dtype, width)
+    library = _library(cell, chosen, dtype, width)
     fit = min(library.elman_dense_capacity(tiles, backward) for backward in (0, 1))
     return fit, library.elman_dense_shared_bytes(tiles)
 
@@ -184,7 +174,7 @@ _plan = cache(plan)
 
 
 @cache
-def _settled(kernel: Op, batch: int, width: int, dtype: torch.dtype, index: int) -> Plan:
+def _settled(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int) -> Plan:
     """The first plan whose blocks the device holds together: a part of a GPU may hold fewer than it says."""
     without: set[Kind] = set()
     while True:
@@ -192,7 +182,7 @@ def _settled(kernel: Op, batch: int, width: int, dtype: torch.dtype, index: int)
         if chosen.kind == "steps":
             return chosen
         with torch.cuda.device(index):
-            fit, _ = capacity(kernel, chosen, dtype, width, chosen.tiles_each(batch))
+            fit, _ = capacity(cell, chosen, dtype, width, chosen.tiles_each(batch))
         if fit >= (1 if chosen.kind == "cluster" else chosen.groups):
             return chosen
         without.add(chosen.kind)
@@ -204,17 +194,15 @@ def _device(index: int) -> Device:
     return Device(found.multi_processor_count, found.shared_memory_per_block_optin, (found.major, found.minor))
 
 
-def _library(kernel: Op, chosen: Plan, dtype: torch.dtype, width: int) -> Any:
-    return _module(kernel, chosen, dtype, width, torch.cuda.current_device())
+def _library(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int) -> Any:
+    return _module(cell, chosen, dtype, width, torch.cuda.current_device())
 
 
 @cache
-def _module(kernel: Op, chosen: Plan, dtype: torch.dtype, width: int, _index: int) -> Any:
+def _module(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int, _index: int) -> Any:
     """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
-    found = extension(kernel, chosen, dtype, width)
-    library = open_library(build.build(found, build.local_arch(found)))
-    require_same(library, kernel.name, kernel.uses_a)
-    return library
+    found = extension(cell, chosen, dtype, width)
+    return open_library(build.build(found, build.local_arch(found)), cell)
 
 
 def _call(
@@ -233,15 +221,15 @@ def _call(
     return call
 
 
-def _check(kernel: Op, chosen: Plan, said: bytes | None) -> None:
+def _check(cell: Cell, chosen: Plan, said: bytes | None) -> None:
     if said is not None:
-        raise KernelError(f"kernel {kernel.name} ({chosen}): {said.decode()}")
+        raise KernelError(f"kernel {cell.name} ({chosen}): {said.decode()}")
 
 
-def _steps_are_untied(kernel: Op, tied: Tensor | None) -> None:
+def _steps_are_untied(cell: Cell, tied: Tensor | None) -> None:
     if tied is not None:
         raise KernelError(
-            f"{kernel.name}: no persistent launch holds a matrix of this size, and a step apart is not tied"
+            f"{cell.name}: no persistent launch holds a matrix of this size, and a step apart is not tied"
         )
 
 

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elman_core.kernels import build
+from elman_core.kernels.build import Extension, Target
+from elman_core.kernels.cell import Cell
 from elman_core.kernels.runtime import open_module
 from elman_core.registry.errors import ConfigError, KernelError
 
-DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 _MOST_EXTRAS = 4
 _ALIGNMENT = 16  # bytes: the widest load of a kernel
 _FUNCTIONS = ("forward", "backward", "forward_float32", "forward_float64", "backward_float32", "backward_float64")
@@ -57,14 +59,34 @@ def make_call(
     return call
 
 
+def extension(cell: Cell, target: Target) -> Extension:
+    """What is compiled of a cell, for the usual size on a GPU.
+
+    Raises:
+        KernelError: the sources are not installed.
+    """
+    input_ = {} if cell.input == "Projected" else {"INPUT": cell.input}
+    binding = "dense_host.cpp" if target == "host" else "dense_cuda.cu"
+    return build.shipped(f"{cell.name}_dense_{target}", binding, cell.header, CELL=cell.type, **input_)
+
+
+def room_for_a(cell: Cell, like_TBd: Tensor) -> Tensor:
+    """Room for what a compiled cell keeps for its backward: a (T, B, d), or nothing."""
+    return like_TBd.new_empty(like_TBd.shape if cell.uses_a else 0)
+
+
 @cache
-def open_library(path: Path) -> Any:
+def open_library(path: Path, cell: Cell) -> Any:
     """The compiled module, its functions typed.
 
     Raises:
-        KernelError: as `native.open_module`.
+        ConfigError: the cell header and the kernel made of it differ in what the backward is given.
+        KernelError: as `runtime.open_module`.
     """
     library = open_module(path, "dense", Call)
+    if bool(library.elman_dense_uses_a()) != cell.uses_a:
+        said = f"its cell says uses_a = {str(not cell.uses_a).lower()} and its DenseKernel uses_a={cell.uses_a}"
+        raise ConfigError(f"{cell.name}: {said}: they must agree")
     for name in _FUNCTIONS:
         if (function := getattr(library, f"elman_dense_{name}", None)) is not None:
             function.restype = ctypes.c_char_p
@@ -73,18 +95,6 @@ def open_library(path: Path) -> Any:
             function.restype = ctypes.c_char_p
             function.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
     return library
-
-
-def require_same(library: Any, name: str, uses_a: bool) -> None:
-    """Raise where the cell header and the `DenseKernel` made of it differ in what the backward is given.
-
-    Raises:
-        ConfigError: they do.
-    """
-    if bool(library.elman_dense_uses_a()) != uses_a:
-        raise ConfigError(
-            f"{name}: its cell says uses_a = {str(not uses_a).lower()} and its DenseKernel uses_a={uses_a}: they must agree"
-        )
 
 
 def check_errors(device: torch.device) -> None:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from elman_core.kernels import build
 from elman_core.kernels.build import Extension
-from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask, state_dtype
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.runtime import compute_dtype
+from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask
 from elman_core.registry.errors import KernelError
 
-from . import cuda, host, native, plan, portable, products
+from . import cuda, native, plan
 from .plan import Device
 
-if TYPE_CHECKING:
-    from .op import DenseKernel
-
+VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
 _USUAL_WIDTHS = (512, 768, 1024, 1280, 1536, 2048)
 _USUAL_BATCHES = (1, 8, 16, 32, 64, 128, 256, 512)
 # The largest GPU of each architecture: multiprocessors, shared memory a block may have, compute capability.
@@ -36,10 +38,14 @@ _HOST_DTYPES = (torch.float64, torch.float32)
 CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def make_spec(kernel: DenseKernel) -> KernelSpec:
-    """What `verify` knows of a dense kernel."""
-    names = ("u", *kernel.extras, "w", "h0")
-    streams = ("u", *kernel.extras)
+def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Any) -> KernelSpec:
+    """What `verify` knows of a dense kernel.
+
+    Args:
+        kernel: `kernel(u, *extras, w, h0, mask, backend=…)`. operator: of `torch.library`.
+    """
+    names = ("u", *cell.extras, "w", "h0")
+    streams = ("u", *cell.extras)
 
     def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
         steps, rows, width = (case.sizes[k] for k in "TBd")
@@ -51,16 +57,16 @@ def make_spec(kernel: DenseKernel) -> KernelSpec:
         # The largest singular value of a random (d, d) matrix is about 2 sqrt(d): W has norm 0.9 or less.
         inputs["w"] = random(width, width) * (0.45 / width**0.5)
         h0 = torch.zeros(rows, width) if case.bare else torch.randn((rows, width), generator=generator)
-        inputs["h0"] = h0.to(state_dtype(case.dtype))
+        inputs["h0"] = h0.to(compute_dtype(case.dtype))
         inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
         return inputs
 
     def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
-        y, last = kernel(*(inputs[n] for n in names), inputs["mask"], backend=backend)  # type: ignore[arg-type]
+        y, last = kernel(*(inputs[n] for n in names), inputs["mask"], backend=backend)
         return {"y": y, "h_T": last}
 
     def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-        return kernel.op, (*(inputs[n] for n in names), inputs["mask"], None, backend)
+        return operator, (*(inputs[n] for n in names), inputs["mask"], None, backend)
 
     def visible(inputs: Inputs) -> Outputs:
         mask = inputs["mask"]
@@ -69,52 +75,108 @@ def make_spec(kernel: DenseKernel) -> KernelSpec:
     def cases(target: Target, grid: Grid) -> list[Case]:
         return list(_host_cases(grid) if target == "host" else _cuda_cases(grid))
 
-    reference = inspect.getsourcefile(inspect.unwrap(kernel.reference))
-    here = Path(__file__).parent
     return KernelSpec(
-        name=kernel.name,
+        name=cell.name,
         cases=cases,
         make_inputs=make_inputs,
         call=call,
         states=("h_T",),
-        extension=kernel.extension,
+        extension=lambda target: native.extension(cell, target),
         op=op,
-        targets=kernel.targets(),
+        targets=build.targets(),
         portable=("torch",),
-        record=kernel.header.with_name("errors.json"),
-        needs=lambda target, cases: _needs(kernel, target, cases),
-        builds=lambda target, arch, widths, dtypes: builds(kernel, target, arch, widths, dtypes),
+        record=cell.header.with_name("errors.json"),
+        needs=lambda target, cases: _needs(cell, target, cases),
+        builds=lambda target, arch, widths, dtypes: builds(cell, target, arch, widths, dtypes),
         visible=visible,
         after=native.check_errors,
-        python=(
-            *((Path(reference),) if reference else ()),
-            *kernel.steps_sources(),
-            here / "op.py",
-            Path(products.__file__),
-            Path(native.__file__),
-            Path(host.__file__),
-            Path(cuda.__file__),
-            Path(plan.__file__),
-            Path(portable.__file__),
-        ),
+        python=(*_python(cell), *_steps_sources(cell)),
     )
 
 
-def _needs(kernel: DenseKernel, target: Target, cases: Sequence[Case]) -> list[Extension]:
+def make_tied_spec(
+    cell: Cell, bare: KernelSpec, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Any
+) -> KernelSpec:
+    """What `verify` knows of a dense kernel with tied weights: its problems are those of `bare`, with x and b for u.
+
+    Args:
+        kernel: as of `make_spec`, also with v, b and silu. operator: of `torch.library`.
+    """
+
+    def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
+        inputs = bare.make_inputs(case, generator)
+        inputs["x"] = inputs.pop("u")
+        inputs["b"] = torch.randn(case.sizes["d"], generator=generator).to(compute_dtype(case.dtype))
+        return inputs
+
+    def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
+        x, w, b = inputs["x"], inputs["w"], inputs["b"]
+        if backend == "cuda":
+            rest = (inputs[n] for n in (*cell.extras, "w", "h0", "mask"))
+            y, last = kernel(x, *rest, v=w, b=b, silu=True, backend="cuda")
+            return {"y": y, "h_T": last}
+        assert x is not None
+        assert w is not None
+        wide = compute_dtype(b)
+        return bare.call(backend, {**inputs, "u": F.linear(F.silu(x.to(wide)), w.to(wide), b).to(x.dtype)}, options)
+
+    def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+        names = ("x", *cell.extras, "w", "b", "h0", "mask")
+        return (operator, tuple(inputs[n] for n in names)) if backend == "cuda" else None
+
+    def persistent(extensions: Sequence[Extension], wanted: bool = True) -> list[Extension]:
+        return [e for e in extensions if ("ELMAN_KIND" in dict(e.defines)) == wanted]
+
+    def needs(target: Target, cases: Sequence[Case]) -> list[Extension]:
+        return persistent(_needs(cell, target, cases)) + persistent(bare.needs(target, cases), False)
+
+    return replace(
+        bare,
+        name=cell.name,
+        make_inputs=make_inputs,
+        call=call,
+        extension=lambda target: native.extension(cell, target),
+        op=op,
+        targets=tuple(t for t in bare.targets if t == "cuda"),
+        portable=(),
+        needs=needs,
+        builds=lambda target, arch, widths, dtypes: persistent(builds(cell, target, arch, widths, dtypes)),
+        python=_python(cell),
+    )
+
+
+def _python(cell: Cell) -> tuple[Path, ...]:
+    return cell.python(*map(str, sorted(Path(__file__).parent.glob("*.py"))))
+
+
+def _steps_sources(cell: Cell) -> tuple[Path, ...]:
+    """The sources of the per-step fallback on a GPU, beside those of the persistent launch."""
+    if not build.targets():
+        return ()
+    bare = native.extension(cell, "cuda")
+    return tuple(replace(bare, binding=bare.binding.with_name("dense_cuda_steps.cu")).sources())
+
+
+def first_use(dtype: torch.dtype, rows: int, width: int) -> list[Case]:
+    """By which a batch and width are verified when they are first used."""
+    return [_case((VERIFIED_STEPS, rows, width), dtype)]
+
+
+def _needs(cell: Cell, target: Target, cases: Sequence[Case]) -> list[Extension]:
     if target == "host":
-        return [kernel.extension("host")]
+        return [native.extension(cell, "host")]
     found = []
     device = cuda._device(torch.cuda.current_device())
     for case in cases:
         sizes = (case.sizes["T"], case.sizes["B"], case.sizes["d"])
         with contextlib.suppress(KernelError):  # the case itself reports what is not supported
             chosen = plan.plan(sizes, case.dtype, device)
-            found.append(cuda.extension(kernel, chosen, case.dtype, case.sizes["d"]))
+            found.append(cuda.extension(cell, chosen, case.dtype, case.sizes["d"]))
     return found
 
 
 def builds(
-    kernel: cuda.Op, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype]
+    cell: Cell, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype]
 ) -> list[Extension]:
     """A module for each width, dtype and kind of launch that some batch takes on a GPU of that architecture.
 
@@ -122,7 +184,7 @@ def builds(
         KernelError: no GPU of that architecture is known, or a width or dtype that is not supported.
     """
     if target == "host":
-        return [kernel.extension("host")]
+        return [native.extension(cell, "host")]
     if arch not in _GPUS:
         raise KernelError(f"{arch!r} is not an architecture dense kernels are built for: {', '.join(_GPUS)}")
     found: dict[str, Extension] = {}
@@ -130,7 +192,7 @@ def builds(
         for dtype in dtypes or (torch.bfloat16,):
             for batch in _USUAL_BATCHES:
                 chosen = plan.plan((1, batch, width), dtype, _GPUS[arch])
-                extension = cuda.extension(kernel, chosen, dtype, width)
+                extension = cuda.extension(cell, chosen, dtype, width)
                 found[extension.file_name(arch)] = extension
     return list(found.values())
 

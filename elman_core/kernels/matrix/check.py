@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from elman_core.kernels.runtime import DTYPE_CODES
 from elman_core.registry.errors import ConfigError
-
-from .modules import DTYPE_CODES
 
 
 def check_tensors(

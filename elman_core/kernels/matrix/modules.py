@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from elman_core.kernels import build
 from elman_core.kernels.build import Extension
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.runtime import DTYPE_CODES
 from elman_core.kernels.spec import Target
 from elman_core.registry.errors import KernelError
 
 SUPPORTED = "rows N: multiples of 4 from 4 to 128; columns V: 1 to 4096; float32, bfloat16, float16"
-DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HOST_DTYPES = (torch.float64, torch.float32)
 KINDS = {"given": 0, "sigmoid": 1, "mamba": 2}
@@ -54,46 +54,37 @@ def interval(rows: int, bits: int, backend: str) -> int:
     return 16 if rows <= 32 or bits > 16 or backend == "host" else 8 if rows <= 64 else 4
 
 
-def installed() -> bool:
-    """Whether the sources of the kernels are there."""
-    return importlib.util.find_spec("elman_csrc") is not None
-
-
-def extension(name: str, header: Path, cell: str, target: Target, size: Size) -> Extension:
+def extension(cell: Cell, target: Target, size: Size) -> Extension:
     """What `kernels.build` compiles.
-
-    Args:
-        name: of the variant. header, cell: as of `MatrixKernel`.
 
     Raises:
         KernelError: the sources are not installed.
     """
-    if not installed():
-        raise KernelError("the kernel sources are not installed: type `pip install elman-csrc`")
-    import elman_csrc
-
     short = str(size.dtype).removeprefix("torch.")
-    words = [name, "matrix", target, short, f"{size.rows}x{size.columns}"]
+    words = [cell.name, "matrix", target, short, f"{size.rows}x{size.columns}"]
     words.append(f"{int(size.linear)}{int(size.write)}{size.maps}")
-    return Extension(
-        name="_".join(words),
-        binding=elman_csrc.get_bindings() / ("matrix_state_host.cpp" if target == "host" else "matrix_state_cuda.cu"),
-        include=(elman_csrc.get_include(),),
-        header=header,
-        defines=(
-            ("ELMAN_CELL", cell),
-            ("ELMAN_LINEAR", str(int(size.linear))),
-            ("ELMAN_WRITE", str(int(size.write))),
-            ("ELMAN_DTYPE", str(DTYPE_CODES[size.dtype])),
-            ("ELMAN_ROWS", str(size.rows)),
-            ("ELMAN_LINES", str(size.columns)),
-            ("ELMAN_SILU", size.maps[0]),
-            ("ELMAN_L2", size.maps[1]),
-            ("ELMAN_KIND0", size.maps[2]),
-            ("ELMAN_KIND1", size.maps[3]),
-        ),
-        python=False,
+    silu, l2, kind0, kind1 = tuple(size.maps)
+    return build.shipped(
+        "_".join(words),
+        "matrix_state_host.cpp" if target == "host" else "matrix_state_cuda.cu",
+        cell.header,
+        CELL=cell.type,
+        LINEAR=int(size.linear),
+        WRITE=int(size.write),
+        DTYPE=DTYPE_CODES[size.dtype],
+        ROWS=size.rows,
+        LINES=size.columns,
+        SILU=silu,
+        L2=l2,
+        KIND0=kind0,
+        KIND1=kind1,
     )
+
+
+def usual(cell: Cell, target: Target) -> Extension:
+    """The same where no size is named."""
+    dtype = torch.float64 if target == "host" else torch.bfloat16
+    return extension(cell, target, Size(32, 32, dtype, False, False, str(Maps())))
 
 
 def check(name: str, target: Target, size: Size) -> None:

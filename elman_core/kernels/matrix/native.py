@@ -113,10 +113,6 @@ def part(x: Tensor | None, rows: slice) -> Tensor | None:
     return None if x is None else x[rows]
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 

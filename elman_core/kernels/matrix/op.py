@@ -19,7 +19,7 @@ Shapes: B batch, T time, H heads, N rows, V columns, C = 2 H N + H V.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,19 +28,18 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import build
-from elman_core.kernels.build import Extension
-from elman_core.kernels.first_use import ensure_verified
-from elman_core.kernels.runtime import load_or_warn, mode, refuse_transforms, transformed, warn_of_packed_rows
-from elman_core.kernels.spec import Backend, KernelSpec, Target
+from elman_core.kernels.build import Extension, Target
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.choice import in_words, register, runs
+from elman_core.kernels.runtime import compute_dtype, refuse_transforms, transformed, warn_of_packed_rows
+from elman_core.kernels.spec import Backend, Case, KernelSpec
 from elman_core.registry.errors import ConfigError, KernelError
 
-from . import modules, native, portable, schema
+from . import modules, native, portable, schema, spec
 from .check import check_tensors
 from .modules import Maps, Size
-from .native import wide
 
 Reference = Callable[..., tuple[Tensor, Tensor]]
-_kernels: dict[str, MatrixKernel] = {}
 
 
 class MatrixKernel:
@@ -54,11 +53,10 @@ class MatrixKernel:
     """
 
     def __init__(self, name: str, *, header: Path, reference: Reference, cell: str | None = None) -> None:
-        self.name, self.header, self.reference = name, Path(header), reference
-        self.cell = cell or f"elman::{name}::Cell"
-        self.chosen: dict[tuple[Any, ...], bool] = {}
+        self.name, self.reference = name, reference
+        self.cell = Cell(name, Path(header), cell or f"elman::{name}::Cell", reference)
         self.op = schema.register(name, self.load)
-        _kernels[name] = self
+        register(self)
 
     def __call__(
         self,
@@ -107,7 +105,7 @@ class MatrixKernel:
             return self.reference(
                 q_BTHN, k_BTHN, v_BTHV, decay_BTH, write_BTH, state_BHNV, mask_BT, starts_BT, linear_state=linear_state
             )
-        full = wide(q_BTHN.dtype)
+        full = compute_dtype(q_BTHN)
         given = [None if x is None else x.to(full) for x in (decay_BTH, write_BTH, state_BHNV)]
         inputs = (q_BTHN, k_BTHN.to(q_BTHN.dtype), v_BTHV.to(q_BTHN.dtype), *given, mask_BT, None, None)
         return self._run(inputs, wanted)
@@ -165,7 +163,7 @@ class MatrixKernel:
                 self.reference, qkv_BTC, decay_BTH, write_BTH, state_BHNV, mask_BT, starts_BT, n_state=n_state, maps=maps,
                 a_log_H=a_log_H, dt_bias_H=dt_bias_H, linear_state=linear_state,
             )  # fmt: skip
-        narrow, full = qkv_BTC.dtype, wide(qkv_BTC.dtype)
+        narrow, full = qkv_BTC.dtype, compute_dtype(qkv_BTC)
         scalars = (
             decay_BTH.to(full if decay == "given" else narrow),
             None if write_BTH is None else write_BTH.to(narrow),
@@ -176,44 +174,23 @@ class MatrixKernel:
 
     def backend(self, device: torch.device | str, rows: int, columns: int) -> str:
         """What "auto" runs at this size, in words; compiles nothing, so before the first use it is what will be tried."""
-        device = torch.device(device)
-        if device.type != "cuda":
-            return "reference"
-        if mode() == "off":
-            return "reference (ELMAN_KERNELS=off)"
-        index = torch.cuda.current_device() if device.index is None else device.index
-        made = {
-            "cuda" if runs else "reference"
-            for (on, size, *_), runs in self.chosen.items()
-            if (on, size.rows, size.columns) == (index, rows, columns)
-        }
-        return " and ".join(sorted(made)) or "cuda, compiled at its first use"
+        return in_words(self.name, device, "reference", lambda *size: size[:2] == (rows, columns))
 
     def extension(self, target: Target) -> Extension:
-        """What `kernels.build` compiles, for the size in its header's defaults.
+        """What `kernels.build` compiles where no size is named.
 
         Raises:
             KernelError: the sources are not installed.
         """
-        size = Size(32, 32, torch.float64 if target == "host" else torch.bfloat16, False, False, str(Maps()))
-        return self.extension_for(target, size)
-
-    def extension_for(self, target: Target, size: Size) -> Extension:
-        """The same for one size."""
-        return modules.extension(self.name, self.header, self.cell, target, size)
-
-    def targets(self) -> tuple[Target, ...]:
-        """Where `elman_csrc` has a binding of the skeleton; nowhere if it is not installed."""
-        if not modules.installed():
-            return ()
-        found: tuple[Target, ...] = ("host", "cuda")
-        return tuple(t for t in found if self.extension(t).binding.is_file())
+        return modules.usual(self.cell, target)
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks of the recurrence."""
-        from .spec import make_spec
+        return spec.make_spec(self.cell, self, self.fused, self.op)
 
-        return make_spec(self)
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """What `elman verify` checks: give it as `Variant(kernels=….specs())`."""
+        return (self.spec(),)
 
     def load(self, target: Target, size: Size) -> Any:
         """The compiled module, built if need be.
@@ -222,11 +199,16 @@ class MatrixKernel:
             KernelError: the size or dtype is not supported (the message names what is), or it cannot be built or loaded.
         """
         modules.check(self.name, target, size)
-        return _load(self, target, size)
+        return _load(self.cell, target, size)
 
-    def specs(self) -> tuple[KernelSpec, ...]:
-        """What `elman verify` checks: give it as `Variant(kernels=….specs())`."""
-        return (self.spec(),)
+    def prepare(self, dtype: torch.dtype, rows: int, columns: int, *form: Any) -> str:
+        """As `choice.Compiled`."""
+        self.load("cuda", Size(rows, columns, dtype, *form))
+        return "cuda"
+
+    def cases(self, dtype: torch.dtype, rows: int, columns: int, *form: Any) -> Sequence[Case]:
+        """As `choice.Compiled`."""
+        return [spec.first_use_case(Size(rows, columns, dtype, *form))]
 
     def _backend(self, asked: Backend, like: Tensor, size: Size, starts: Tensor | None) -> Backend:
         if asked == "auto":
@@ -235,8 +217,8 @@ class MatrixKernel:
                 return "reference"
             if not like.is_cuda or size.dtype == torch.float64 or transformed():
                 return "reference"
-            plain = (size.rows, size.columns, size.dtype, size.linear, size.write, size.maps)
-            return "cuda" if _choose(self.name, like.device.index, *plain) else "reference"
+            form = (size.linear, size.write, size.maps)
+            return "cuda" if runs(self.name, like, size.rows, size.columns, *form) else "reference"
         if asked not in ("cuda", "host", "reference"):
             raise ConfigError(f"{self.name}: backend must be auto, cuda, host or reference, not {asked!r}")
         if asked != "reference" and like.device.type != ("cpu" if asked == "host" else "cuda"):
@@ -254,44 +236,21 @@ class MatrixKernel:
         return o, last
 
 
-@torch.compiler.assume_constant_result
-def _choose(
-    name: str, index: int, rows: int, columns: int, dtype: torch.dtype, linear: bool, write: bool, maps: str
-) -> bool:
-    """Whether the kernel runs for "auto"; verified at its first use.
-
-    `torch.compile` evaluates this while it traces, and takes only plain values as arguments.
-    """
-    kernel, size = _kernels[name], Size(rows, columns, dtype, linear, write, maps)
-    key = (index, size, mode())
-    if key not in kernel.chosen:
-        found = None
-        if mode() != "off":
-            with torch.cuda.device(index):
-                found = load_or_warn(f"{kernel.name} N={size.rows} V={size.columns}", lambda: kernel.load("cuda", size))
-                if found is not None:
-                    from .spec import first_use_case
-
-                    ensure_verified(kernel.spec(), first_use_case(size), "cuda")
-        kernel.chosen[key] = found is not None
-    return kernel.chosen[key]
-
-
-def _load(kernel: MatrixKernel, target: Target, size: Size) -> Any:
-    return _module(kernel, target, size, torch.cuda.current_device() if target == "cuda" else None)
+def _load(cell: Cell, target: Target, size: Size) -> Any:
+    return _module(cell, target, size, torch.cuda.current_device() if target == "cuda" else None)
 
 
 @cache
-def _module(kernel: MatrixKernel, target: Target, size: Size, index: int | None) -> Any:
+def _module(cell: Cell, target: Target, size: Size, index: int | None) -> Any:
     """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
-    extension = kernel.extension_for(target, size)
+    extension = modules.extension(cell, target, size)
     library = native.open_library(build.build(extension, build.local_arch(extension)))
     if index is not None:
         most: Any = torch.cuda.get_device_properties(index)
         need = max(native.info(library)[1:3])
         if need > most.shared_memory_per_block_optin:
             raise KernelError(
-                f"{kernel.name}: N={size.rows} V={size.columns} in {size.dtype} needs {need} bytes of shared memory a block, "
+                f"{cell.name}: N={size.rows} V={size.columns} in {size.dtype} needs {need} bytes of shared memory a block, "
                 f"this GPU has {most.shared_memory_per_block_optin}; smaller N or 16-bit storage need less"
             )
     return library

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Target
 from elman_core.registry.errors import KernelError
 
 from . import native
 from .modules import Maps, Size, interval
-from .native import address, wide
+from .native import address
 
 WORKSPACE = 256 << 20  # bytes: what the shares of a head's parts may take; larger batches are walked in slices
 Load = Callable[[Target, Size], Any]
@@ -87,7 +88,7 @@ def forward(load: Load, form: Form, state: Tensor | None, keep: bool, *given: An
     """
     module, inputs = _prepare(load, form, *given)
     q, (B, T, H, N, V) = inputs.q, inputs.sizes
-    o, last = q.new_empty(B, T, H, V), q.new_empty(B, H, N, V, dtype=wide(q.dtype))
+    o, last = q.new_empty(B, T, H, V), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     saved = _saved(q, (B, T, H, N, V), form.backend) if keep else q.new_empty(0)
     state = None if state is None else state.contiguous()
     call = inputs.call()
@@ -115,7 +116,7 @@ def backward(
     ds1 = None if ds1 is None else ds1.contiguous()
     packed, (dq, dk, dv, ddecay) = _room(form, module, inputs)
     dwrite = None if inputs.write is None else torch.empty_like(inputs.write, memory_format=torch.contiguous_format)
-    ds0 = q.new_empty(B, H, N, V, dtype=wide(q.dtype))
+    ds0 = q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     parts = native.info(module)[0] if form.backend == "cuda" else 1
     shares = []
     for batch in _slices(B, parts * T * H * (2 * N + 2) * 4 if parts > 1 else 0):
@@ -158,14 +159,14 @@ def _saved(q: Tensor, sizes: tuple[int, int, int, int, int], backend: str) -> Te
     segments = -(-T // interval(N, 8 * q.element_size(), backend))
     if backend == "cuda" and q.element_size() == 2 and N > 24:
         return q.new_empty(B, (H * V * (segments * N + T) + 7) // 8 * 8)
-    return q.new_empty(B, H, segments, V, N, dtype=wide(q.dtype))
+    return q.new_empty(B, H, segments, V, N, dtype=compute_dtype(q))
 
 
 def fake_forward(q: Tensor, _k: Any, v: Any, decay: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     *_, rows, _linear, _maps, keep, _backend = rest
     (B, T, H), V = decay.shape, columns(q, v, decay, rows)
     saved = _saved(q, (B, T, H, rows, V), _backend) if keep else q.new_empty(0)
-    return q.new_empty(B, T, H, V), q.new_empty(B, H, rows, V, dtype=wide(q.dtype)), saved
+    return q.new_empty(B, T, H, V), q.new_empty(B, H, rows, V, dtype=compute_dtype(q)), saved
 
 
 def fake_backward(_dy: Tensor, _ds1: Any, q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -175,7 +176,7 @@ def fake_backward(_dy: Tensor, _ds1: Any, q: Tensor, *rest: Any) -> tuple[Tensor
     def like(x: Any) -> Tensor:
         return q.new_empty(0) if x is None else x.new_empty(x.shape)
 
-    ds0 = q.new_empty(B, H, rows, columns(q, v, decay, rows), dtype=wide(q.dtype))
+    ds0 = q.new_empty(B, H, rows, columns(q, v, decay, rows), dtype=compute_dtype(q))
     dq, ddecay = like(q), like(decay)
     if v is None and beside(q, decay):
         dq, ddecay = q.new_empty(*q.shape[:2], q.shape[2] + H), q.new_empty(0)
@@ -232,7 +233,7 @@ def _share_of_heads(form: Form, call: native.Call, q: Tensor, parts: int, count:
     if Maps.parse(form.maps).decay != "mamba":
         return None
     if form.backend == "host":
-        dhead = q.new_zeros(1, 2, 1, heads, dtype=wide(q.dtype))
+        dhead = q.new_zeros(1, 2, 1, heads, dtype=compute_dtype(q))
         call.da_log, call.ddt_bias = dhead[0, 0].data_ptr(), dhead[0, 1].data_ptr()
         return dhead
     dhead = q.new_empty(parts, 2, count, heads, dtype=torch.float32)

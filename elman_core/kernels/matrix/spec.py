@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from elman_core.kernels import build
 from elman_core.kernels.build import Extension
-from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask, state_dtype
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.runtime import compute_dtype
+from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask
 from elman_core.registry.errors import KernelError
 
-from . import modules, native, portable, schema
-from . import run as matrix_run
+from . import modules, portable
 from .modules import Maps, Size
 
-if TYPE_CHECKING:
-    from .op import MatrixKernel
-
+Run = Callable[..., tuple[Tensor, Tensor]]
 _PLAIN, _FUSED = str(Maps()), str(Maps(True, True, "mamba", "given"))
 _USUAL_ROWS = (16, 24, 32)
 _GATED = str(Maps(True, True, "mamba", "sigmoid"))
 
 
-def make_spec(kernel: MatrixKernel) -> KernelSpec:
-    """What `verify` knows of a matrix-state kernel."""
+def make_spec(cell: Cell, kernel: Run, fused: Run, operator: Any) -> KernelSpec:
+    """What `verify` knows of a matrix-state kernel: its two forms, and the operator behind both."""
 
     def arguments(inputs: Inputs, options: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         maps = Maps.parse(options.get("maps", _PLAIN))
@@ -43,7 +42,7 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
         args, named = arguments(inputs, options)
-        run: Callable[..., tuple[Tensor, Tensor]] = kernel.fused if "qkv" in inputs else kernel
+        run = fused if "qkv" in inputs else kernel
         if backend == "stored":
             if "qkv" in inputs:
                 return stored(args, named, options["maps"])
@@ -55,7 +54,7 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
         """The fused reference with q, k and v rounded to the storage dtype, as a recurrence gets them that stands alone."""
 
         def rounded(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
-            return kernel.reference(*(x.to(args[0].dtype).to(x.dtype) for x in (q, k, v)), *rest, **options)
+            return cell.reference(*(x.to(args[0].dtype).to(x.dtype) for x in (q, k, v)), *rest, **options)
 
         same = {n: named[n] for n in ("n_state", "a_log_H", "dt_bias_H", "linear_state")}
         o, state = portable.fused_reference(rounded, *args, maps=Maps.parse(maps), **same)
@@ -73,7 +72,7 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
             found = inputs["q"]
             assert found is not None
             rows = found.shape[3]
-        return kernel.op, (*tensors, rows, linear, maps, True, backend)
+        return operator, (*tensors, rows, linear, maps, True, backend)
 
     def visible(inputs: Inputs) -> Outputs:
         mask = inputs["mask"]
@@ -82,31 +81,25 @@ def make_spec(kernel: MatrixKernel) -> KernelSpec:
     def cases(target: Target, grid: Grid) -> list[Case]:
         return list(_host_cases(grid) if target == "host" else _cuda_cases(grid))
 
-    reference = inspect.getsourcefile(inspect.unwrap(kernel.reference))
-    mine = (modules, native, portable, matrix_run, schema)
     return KernelSpec(
-        name=kernel.name,
+        name=cell.name,
         cases=cases,
         make_inputs=make_inputs,
         call=call,
         states=("S",),
-        extension=kernel.extension,
+        extension=lambda target: modules.usual(cell, target),
         op=op,
-        targets=kernel.targets(),
-        needs=lambda target, cases: _needs(kernel, target, cases),
-        builds=lambda target, _arch, rows, dtypes: _builds(kernel, target, rows, dtypes),
+        targets=build.targets(),
+        needs=lambda target, cases: _needs(cell, target, cases),
+        builds=lambda target, _arch, rows, dtypes: _builds(cell, target, rows, dtypes),
         visible=visible,
         rounded="stored",
-        record=kernel.header.with_name("errors.json"),
-        python=(
-            *((Path(reference),) if reference else ()),
-            Path(__file__).with_name("op.py"),
-            *(Path(module.__file__) for module in mine if module.__file__),
-        ),
+        record=cell.header.with_name("errors.json"),
+        python=cell.python(*map(str, sorted(Path(__file__).parent.glob("*.py")))),
     )
 
 
-def _needs(kernel: MatrixKernel, target: Target, cases: Sequence[Case]) -> list[Extension]:
+def _needs(cell: Cell, target: Target, cases: Sequence[Case]) -> list[Extension]:
     """A module for each size, dtype and form among the cases."""
     found = []
     for each in cases:
@@ -115,14 +108,12 @@ def _needs(kernel: MatrixKernel, target: Target, cases: Sequence[Case]) -> list[
             each.options.get("write", False), each.options.get("maps", _PLAIN),
         )  # fmt: skip
         with contextlib.suppress(KernelError):  # the case itself reports what is not supported
-            modules.check(kernel.name, target, size)
-            found.append(kernel.extension_for(target, size))
+            modules.check(cell.name, target, size)
+            found.append(modules.extension(cell, target, size))
     return found
 
 
-def _builds(
-    kernel: MatrixKernel, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]
-) -> list[Extension]:
+def _builds(cell: Cell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
     """The form that a model runs by default, V = N, for each N (`rows`) and dtype.
 
     Raises:
@@ -132,8 +123,8 @@ def _builds(
     for count in rows or _USUAL_ROWS:
         for dtype in dtypes or ((torch.float32,) if target == "host" else (torch.bfloat16,)):
             size = Size(count, count, dtype, False, False, _FUSED)
-            modules.check(kernel.name, target, size)
-            found.append(kernel.extension_for(target, size))
+            modules.check(cell.name, target, size)
+            found.append(modules.extension(cell, target, size))
     return found
 
 
@@ -172,7 +163,7 @@ def case(
 def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
     """Keys and queries of length about 1, decays from 0.5 to 1: the state neither dies nor explodes."""
     B, T, H, N, V = (case.sizes[k] for k in "BTHNV")
-    wide = state_dtype(case.dtype)
+    wide = compute_dtype(case.dtype)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)

@@ -1,16 +1,6 @@
-"""What decoding does with few rows, one launch each: products at the speed at which weights are read, and what lies between.
+"""The launches of decoding: what checks its tensors, fills in a call and launches it. `op.py` says whether one runs.
 
-    linear   y = x Wᵀ + b, of which the first columns may pass through SiLU; `linears` several of them of one x
-    Step     a = x Vᵀ + b + h Wᵀ,  (h, y) = cell(a, h, e): a dense cell's time step with the projection in front of it
-    norm     R' = R + x,  n = w R' (mean R'² + eps)^(-1/2)
-    draw     a class from logits: penalty, temperature, top-k, top-p, and a race of exponentials
-
-All run what the `decode…` sources of `elman_csrc` compile to, on NVIDIA GPUs (sm_80 and newer), for up to 64 rows and
-without gradients: products in bfloat16 or float16, the others in float32 too. `takes…` says whether that is so; whoever asks
-has another way at hand. The first three are operators known to FakeTensor, `torch.compile` and CUDA graphs; `draw` is called
-outside of models.
-
-Shapes: B rows, K inputs, N outputs; T time, d width of a cell; V classes.
+Shapes: B rows, K inputs, N outputs, D width, V classes.
 """
 
 from __future__ import annotations
@@ -19,46 +9,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.library import Library, register_fake
+from torch.library import Library
 
-from elman_core.kernels.runtime import mode
+from elman_core.kernels.runtime import implement
 from elman_core.registry.errors import KernelError
 
-from . import run
 from .native import make_call, rows, whole
-from .run import MOST_ROWS, NARROW, Problem, alone, launch, most_rows, ready
-from .step import Step
-
-__all__ = [
-    "MOST_CLASSES", "MOST_LINEARS", "MOST_ROWS", "WIDEST_NORM", "Step",
-    "draw", "linear", "linears", "norm", "takes", "takes_draw", "takes_norm",
-]  # fmt: skip
+from .run import check, launch
 
 MOST_LINEARS = 5
-MOST_CLASSES = 256
-WIDEST_NORM = 8192
-
 _library = Library("elman", "FRAGMENT")
-
-
-def takes(x: Tensor, *weights: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether `linear` runs here, or `linears` of several weights. Compiles and verifies it at the first use of a size.
-
-    Args:
-        x: (..., K). weights: (N, K) each. bias: (N,), of the one weight.
-
-    Raises:
-        KernelError: verified, and found wrong.
-    """
-    width, fits = x.shape[-1], alone(x) and x.dtype in NARROW
-    for tensor in (*weights, *(() if bias is None else (bias,))):
-        fits = fits and tensor.dtype == x.dtype and tensor.device == x.device
-    if not fits or width % 8 or not 0 < x.numel() <= MOST_ROWS * width or not 1 <= len(weights) <= MOST_LINEARS:
-        return False
-    if any(weight.shape[1] != width for weight in weights) or (bias is not None and bias.shape != weights[0].shape[:1]):
-        return False  # whoever has another way says what is wrong
-    outputs = tuple(int(weight.shape[0]) for weight in weights)
-    return _ready(x, ("linear", most_rows(x.numel() // width), int(weights[0].shape[1]), outputs))
 
 
 def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, activated: int = 0) -> Tensor:
@@ -67,7 +27,7 @@ def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, activated
     Raises:
         KernelError: not on such a GPU, or too many rows: ask `takes` first.
     """
-    y_BN: Tensor = _linear(x.reshape(-1, x.shape[-1]), weight_NK, bias_N, activated)
+    y_BN: Tensor = linear_op(x.reshape(-1, x.shape[-1]), weight_NK, bias_N, activated)
     return y_BN.view(*x.shape[:-1], -1)
 
 
@@ -77,28 +37,8 @@ def linears(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     Raises:
         KernelError: as `linear`.
     """
-    flat: list[Tensor] = _linears(x.reshape(-1, x.shape[-1]), list(weights))
+    flat: list[Tensor] = linears_op(x.reshape(-1, x.shape[-1]), list(weights))
     return [y_BN.view(*x.shape[:-1], -1) for y_BN in flat]
-
-
-def takes_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out_dtype: torch.dtype) -> bool:
-    """Whether `norm` runs here. Compiles and verifies it at the first use of a width.
-
-    Raises:
-        KernelError: verified, and found wrong.
-    """
-    width = x.shape[-1]
-    return (
-        alone(x)
-        and x.dtype == weight.dtype == out_dtype
-        and weight.device == x.device
-        and weight.shape == x.shape[-1:]
-        and (residual is None or (residual.dtype == torch.float32 and residual.shape == x.shape))
-        and (residual is None or residual.device == x.device)
-        and width <= WIDEST_NORM
-        and 0 < x.numel() <= MOST_ROWS * width
-        and _ready(x, ("norm", int(weight.shape[0])))
-    )
 
 
 def norm(x: Tensor, residual: Tensor | None, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -108,18 +48,8 @@ def norm(x: Tensor, residual: Tensor | None, weight_D: Tensor, eps: float) -> tu
         KernelError: not on such a GPU: ask `takes_norm` first.
     """
     width = x.shape[-1]
-    n, stream = _norm(x.reshape(-1, width), None if residual is None else residual.reshape(-1, width), weight_D, eps)
+    n, stream = norm_op(x.reshape(-1, width), None if residual is None else residual.reshape(-1, width), weight_D, eps)
     return n.view(x.shape), stream.view(x.shape)
-
-
-def takes_draw(logits_BV: Tensor) -> bool:
-    """Whether `draw` runs here, for any number of rows. Compiles and verifies it at the first use of a number of classes.
-
-    Raises:
-        KernelError: verified, and found wrong.
-    """
-    classes = logits_BV.shape[1]
-    return alone(logits_BV) and 0 < classes <= MOST_CLASSES and _ready(logits_BV, ("draw", int(classes)))
 
 
 def draw(
@@ -153,7 +83,7 @@ def draw(
     call = make_call(x, x.shape[1], None, waits, drawn_B)
     call.w, call.last, call.activated = seen_BV.data_ptr(), shown_B.data_ptr(), min(top_k, x.shape[1])
     call.value[0], call.value[1], call.value[2] = penalty, temperature, 1 - top_p if top_p < 1 else -1
-    launch("", "draw", call, x)
+    launch(None, "draw", call, x)
 
 
 def _check_draw(logits: Tensor, waits: Tensor | None, seen: Tensor | None, classes: tuple[Tensor, ...]) -> None:
@@ -171,32 +101,28 @@ def _check_draw(logits: Tensor, waits: Tensor | None, seen: Tensor | None, class
         raise KernelError("draw: what it writes must be contiguous")
 
 
-def _ready(x: Tensor, problem: Problem) -> bool:
-    return ready("", x.device.index, x.dtype, mode(), *problem)
-
-
 def _run_linear(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, activated: int) -> Tensor:
-    run.check("linear", x_BK, (weight_NK, (len(weight_NK), x_BK.shape[1])), (bias_N, (len(weight_NK),)))
+    check("linear", x_BK, (weight_NK, (len(weight_NK), x_BK.shape[1])), (bias_N, (len(weight_NK),)))
     x_BK, weight_NK = rows(x_BK), whole(weight_NK)
     bias_N = None if bias_N is None else bias_N.contiguous()
     y_BN = x_BK.new_empty(len(x_BK), len(weight_NK))
     call = make_call(x_BK, len(weight_NK), weight_NK, bias_N, y_BN)
     call.activated = activated
-    launch("", "linear", call, x_BK, weight_NK)
+    launch(None, "linear", call, x_BK, weight_NK)
     return y_BN
 
 
 def _run_linears(x_BK: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     if not 1 <= len(weights) <= MOST_LINEARS:
         raise KernelError(f"few rows go through up to {MOST_LINEARS} linear maps at once, not {len(weights)}")
-    run.check("linears", x_BK, *((w, (len(w), x_BK.shape[1])) for w in weights))
+    check("linears", x_BK, *((w, (len(w), x_BK.shape[1])) for w in weights))
     x_BK, weights = rows(x_BK), [whole(w) for w in weights]
     made = [x_BK.new_empty(len(x_BK), len(w)) for w in weights]
     call = make_call(x_BK, len(weights[0]), weights[0], None, made[0])
     call.extras = len(weights) - 1
     for i, (w, y) in enumerate(zip(weights[1:], made[1:], strict=True)):
         call.extra[i], call.extra_step[i], call.extra_out[i] = w.data_ptr(), len(w), y.data_ptr()
-    launch("", "linear", call, x_BK, *weights)
+    launch(None, "linear", call, x_BK, *weights)
     return made
 
 
@@ -211,7 +137,7 @@ def _run_norm(x_BD: Tensor, residual_BD: Tensor | None, weight_D: Tensor, eps: f
     call = make_call(x_BD, x_BD.shape[1], weight_D, None, n_BD)
     call.h, call.last = 0 if residual_BD is None else residual_BD.data_ptr(), stream_BD.data_ptr()
     call.value[0] = eps
-    launch("", "norm", call, x_BD, weight_D)
+    launch(None, "norm", call, x_BD, weight_D)
     return n_BD, stream_BD
 
 
@@ -224,14 +150,8 @@ def _fake_linear(x_BK: Tensor, weight_NK: Tensor, _bias: Tensor | None, _activat
 
 
 _library.define("decode_linear(Tensor x, Tensor weight, Tensor? bias, int activated) -> Tensor")
-_library.impl("decode_linear", _run_linear, "CompositeExplicitAutograd")
-register_fake("elman::decode_linear", _fake_linear, lib=_library)
-_linear = torch.ops.elman.decode_linear.default
+linear_op = implement(_library, "decode_linear", _run_linear, _fake_linear)
 _library.define("decode_linears(Tensor x, Tensor[] weights) -> Tensor[]")
-_library.impl("decode_linears", _run_linears, "CompositeExplicitAutograd")
-register_fake("elman::decode_linears", _fake_linears, lib=_library)
-_linears = torch.ops.elman.decode_linears.default
+linears_op = implement(_library, "decode_linears", _run_linears, _fake_linears)
 _library.define("decode_norm(Tensor x, Tensor? residual, Tensor weight, float eps) -> (Tensor, Tensor)")
-_library.impl("decode_norm", _run_norm, "CompositeExplicitAutograd")
-register_fake("elman::decode_norm", _fake_norm, lib=_library)
-_norm = torch.ops.elman.decode_norm.default
+norm_op = implement(_library, "decode_norm", _run_norm, _fake_norm)

@@ -1,0 +1,41 @@
+"""`Cell`: what plans, bindings and builds must know of a cell, so that none of them needs the kernel object."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell in C++ and in PyTorch. Compiled modules are remembered by it.
+
+    Attributes:
+        name: of the kernel; lower case.
+        header: the cell header, compiled together with a binding of `elman_csrc`.
+        type: the C++ name of the cell.
+        reference: the variant's own slow, obvious function: the truth.
+        readout, update: of a dense cell, as `DenseKernel` says.
+        extras: names of the tensors that the cell reads beside its input.
+        uses_a: whether the backward of a dense cell is given a; as the header says.
+        input: what a dense cell is given: "Projected" is u, "TiedSilu" is x of u = W silu(x) + b.
+    """
+
+    name: str
+    header: Path
+    type: str
+    reference: Callable[..., tuple[Tensor, Tensor]]
+    readout: Callable[..., Tensor] = lambda h, *_rest: h
+    update: Callable[..., Tensor] | None = None
+    extras: tuple[str, ...] = ()
+    uses_a: bool = False
+    input: str = "Projected"
+
+    def python(self, *modules: str) -> tuple[Path, ...]:
+        """What a stamp covers beside the sources in C++: the file of the reference, and these files."""
+        reference = inspect.getsourcefile(inspect.unwrap(self.reference))
+        return (*((Path(reference),) if reference else ()), *map(Path, modules))
