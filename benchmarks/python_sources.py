@@ -1,9 +1,10 @@
 """A text of 100 MB or more from the Python sources that are installed here: the same bytes wherever the same files are.
 
-    python benchmarks/python_sources.py FILE [--least 100_000_000] [--from FOLDER ...]
+    python benchmarks/python_sources.py FILE [--least 100_000_000] [--from FOLDER ...] [--suffix .py ...]
 
-Every .py file of the standard library and of the installed packages: each text once, in the order of the SHA-256 of its bytes,
-so that neither paths nor file systems matter and every part of the file holds something of every package; each ended by 0x1e.
+Every .py file (or every file with a given ending) of the standard library and of the installed packages: each text once, in
+the order of the SHA-256 of its bytes, so that neither paths nor file systems matter and every part of the file holds
+something of every package; each ended by 0x1e.
 What is not UTF-8, is empty or holds a 0x1e itself is left out, and so are this repository's packages (elman*), which change
 between runs that are to be compared; install nothing else meanwhile. FILE.json says what came out: bytes, SHA-256, number of
 files, folders. Prints the same as one line of JSON. Leaves with 1 if it is less than --least bytes.
@@ -33,14 +34,14 @@ def folders() -> list[Path]:
     return list(dict.fromkeys(p.resolve() for p in found if p.is_dir()))
 
 
-def sources(where: Iterable[Path]) -> Iterator[bytes]:
-    """The bytes of every Python source below the folders. A file below two of them comes twice."""
+def sources(where: Iterable[Path], suffixes: Sequence[str] = (".py",)) -> Iterator[bytes]:
+    """The bytes of every file below the folders whose name has such an ending. A file below two of them comes twice."""
     for folder in where:
         for home, inside, names in os.walk(folder):
             if Path(home) == folder:
                 inside[:] = [name for name in inside if not name.startswith("elman")]
             for name in names:
-                if name.endswith(".py"):
+                if name.endswith(tuple(suffixes)):
                     try:
                         text = Path(home, name).read_bytes()
                         text.decode("utf-8")
@@ -53,9 +54,9 @@ def sources(where: Iterable[Path]) -> Iterator[bytes]:
                         yield text
 
 
-def write(file: Path, where: Sequence[Path]) -> dict[str, Any]:
+def write(file: Path, where: Sequence[Path], suffixes: Sequence[str] = (".py",)) -> dict[str, Any]:
     """Write the text and FILE.json; returns what that says."""
-    texts = {hashlib.sha256(text).digest(): text for text in sources(where)}
+    texts = {hashlib.sha256(text).digest(): text for text in sources(where, suffixes)}
     whole = hashlib.sha256()
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as out:
@@ -79,8 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--least", type=int, default=100_000_000, help="bytes")
     parser.add_argument("--from", dest="where", type=Path, action="append", help="instead of this Python's folders")
+    parser.add_argument("--suffix", action="append", help="an ending of the names to take, instead of .py")
     given = parser.parse_args(argv)
-    facts = write(given.file, given.where or folders())
+    facts = write(given.file, given.where or folders(), given.suffix or (".py",))
     print(json.dumps(facts))
     if facts["bytes"] < given.least:
         print(f"{facts['bytes']:,} bytes are less than {given.least:,}: install more packages", file=sys.stderr)
