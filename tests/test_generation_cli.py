@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import sys
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def elman(capsys, *words):
 def test_generate_writes_text_and_repeats_with_a_seed(run, capsys):
     first, second, other = (elman(capsys, "generate", run, "-p", "hello", "-n", 40, "--seed", s) for s in (1, 1, 2))
     assert first == second != other
-    assert (first[0], other[0]) == (0, 0)
+    assert (first[0], other[0], first[2]) == (0, 0, "")
     assert first[1].endswith("\n")
     assert len(first[1]) > 10
 
@@ -115,8 +116,16 @@ def test_a_stop_byte_ends_the_text(run, capsys):
     ids = model.generate(torch.tensor([[120]]), max_new_tokens=60, do_sample=False, eos_token_id=None)[0, 1:].tolist()
     assert whole == bytes(ids).decode("utf-8", "replace") + "\n"
     stop = ids[7]
-    _, cut, _ = elman(capsys, "generate", run, "-p", "x", "-n", 60, "-t", 0, "--stop", hex(stop))
+    _, cut, said = elman(capsys, "generate", run, "-p", "x", "-n", 60, "-t", 0, "--stop", hex(stop))
     assert cut == bytes(ids[: ids.index(stop)]).decode("utf-8", "replace") + "\n"
+    assert f"ended after {ids.index(stop)} of 60 bytes, at the stop byte 0x{stop:02x}; --stop none continues" in said
+
+
+def test_a_terminal_shows_the_prompt_too(run, capsys, monkeypatch):
+    words = ("generate", run, "-p", "x", "-n", 9, "-t", 0, "--stop", "none")
+    _, piped, _ = elman(capsys, *words)
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    assert elman(capsys, *words)[1] == "x" + piped
 
 
 @pytest.mark.parametrize(

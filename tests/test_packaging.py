@@ -31,7 +31,7 @@ def pins() -> dict[str, str]:
 def test_the_default_requirements_are_packages_of_this_repository() -> None:
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     folders = {Path(line.removeprefix("-e ")).as_posix() for line in lines if line.startswith("-e ")}
-    assert {".", "baselines", "csrc_common"} < folders <= set(PACKAGES)
+    assert {".", "baselines", "csrc_common", "checkpoints"} < folders <= set(PACKAGES)
 
 
 @pytest.mark.parametrize("folder", PACKAGES)

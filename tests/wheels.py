@@ -108,6 +108,8 @@ def main() -> None:
         strict = {**clean, "ELMAN_STRICT": "1"}
         for variant in ("e1", "e88", "gru", "lstm"):
             print(run(python, "-c", USE, variant, work / variant, ROOT, cwd=work, **strict).strip(), "from its wheel")
+        words = ("generate", "pretrained/e42-small", "-p", "def ", "-n", "20")
+        print(run(python, "-m", "elman_core", *words, cwd=work, HF_HUB_OFFLINE="1", **strict))
         run(python, "-m", "elman_core", "doctor", cwd=work, **strict)
         run(python, "-m", "elman_core", "new", "e99", "--dir", work, cwd=work, **strict)
     print("the wheels work outside the repository")

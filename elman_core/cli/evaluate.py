@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    model: str = typer.Argument(help="A run, a checkpoint folder or a hub id."),
+    model: str = typer.Argument(help="A run, a checkpoint folder, pretrained/NAME or a hub id."),
     data: Path | None = typer.Option(None, help="The text; a run's own by default."),
     everything: bool = typer.Option(False, "--all", help="Every byte of the file, with a carried state."),
     window: int | None = typer.Option(

@@ -13,6 +13,9 @@ import typer
 from .export import Precision
 from .kernels import DTYPES
 
+SMALL = 2**25
+"""Parameters below which one thread decodes faster than several: waking the others takes longer than a product."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -20,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A run, a checkpoint folder or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A run, a checkpoint folder, pretrained/NAME or a hub id.")],
     source: Annotated[
         str | None, typer.Argument(metavar="[-]", help="'-' reads the prompt from standard input.")
     ] = None,
@@ -48,7 +51,12 @@ def generate(
         ),
     ] = None,
 ) -> None:
-    """Continue a prompt with a model. Only the new text goes to standard output."""
+    """Continue a prompt with a model.
+
+    A terminal shows the prompt before the new text; a pipe or a file gets the new text alone.
+    """
+    import torch
+
     from elman_core.generation import Sampling, generate_bytes
 
     text = _prompt(source, prompt, file)
@@ -62,21 +70,32 @@ def generate(
     if stops is None:
         eos = ladder.config.eos_token_id
         stops = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
-    steps = generate_bytes(ladder, text, max_new_bytes=count, num=num, how=how, stop=stops, seed=seed)
-    if num == 1:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for (byte,) in steps:
-            if byte is not None:
-                _write(decoder.decode(bytes([byte])))
-        _write(decoder.decode(b"", final=True) + "\n")
-        return
+    if chosen.type == "cpu" and ladder.num_parameters() < SMALL:
+        torch.set_num_threads(1)
+    echo = prompt if prompt is not None and sys.stdout.isatty() else ""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     samples: list[bytearray] = [bytearray() for _ in range(num)]
-    for row in steps:
+    if num == 1:
+        _write(echo)
+    for row in generate_bytes(ladder, text, max_new_bytes=count, num=num, how=how, stop=stops, seed=seed):
         for sample, byte in zip(samples, row, strict=True):
             if byte is not None:
                 sample.append(byte)
-    for index, sample in enumerate(samples, 1):
-        _write(f"--- {index} of {num}\n{sample.decode('utf-8', 'replace')}\n")
+                if num == 1:
+                    _write(decoder.decode(bytes([byte])))
+    if num == 1:
+        _write(decoder.decode(b"", final=True) + "\n")
+    else:
+        for index, sample in enumerate(samples, 1):
+            _write(f"--- {index} of {num}\n{echo}{sample.decode('utf-8', 'replace')}\n")
+    if early := [len(sample) for sample in samples if len(sample) < count]:
+        which = "the sample" if num == 1 else f"{len(early)} of {num} samples"
+        bytes_ = " or ".join(f"0x{stop:02x}" for stop in sorted(stops))
+        print(
+            f"elman: {which} ended after {min(early):,} of {count:,} bytes, at the stop byte {bytes_}; "
+            "--stop none continues past it",
+            file=sys.stderr,
+        )
 
 
 def _storage(asked: Precision | None, device: Any) -> str | None:

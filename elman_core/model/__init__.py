@@ -13,6 +13,7 @@ from elman_core.nn import add_rms_norm
 from .auto import no_progress_bars
 from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
 from .card import model_card
+from .checkpoint import find_checkpoint
 from .config import LadderConfig
 from .ladder import LadderBlock, LadderModel, RMSNorm
 from .layers import resolve_layers
@@ -29,6 +30,7 @@ AutoModelForTokenClassification.register(LadderConfig, LadderForTokenClassificat
 
 __all__ = [
     "LadderBlock", "LadderCache", "LadderConfig", "LadderForCausalLM", "LadderForSequenceClassification",
-    "LadderForTokenClassification", "LadderLM", "LadderModel", "LadderPreTrainedModel", "LadderStaticCache", "RMSNorm",
-    "RecurrentLayer", "add_rms_norm", "adopt", "byte_tokenizer", "model_card", "no_progress_bars", "resolve_layers",
+    "LadderForTokenClassification", "LadderLM", "LadderModel", "LadderPreTrainedModel", "LadderStaticCache",
+    "RMSNorm", "RecurrentLayer", "add_rms_norm", "adopt", "byte_tokenizer", "find_checkpoint", "model_card",
+    "no_progress_bars", "resolve_layers",
 ]  # fmt: skip

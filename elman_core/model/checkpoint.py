@@ -26,6 +26,7 @@ from elman_core.storage import CHECKSUMS, check_folder, sync
 from .auto import no_progress_bars
 from .config import LadderConfig
 from .modeling import LadderForCausalLM
+from .shipped import is_shipped, shipped
 
 WEIGHTS = "model.safetensors"
 LAST = "state/last.safetensors"
@@ -103,12 +104,14 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:
-    """The checkpoint folder that `path` means: itself, or the newest good one of a run.
+    """The checkpoint folder that `path` means: itself, the newest good one of a run, or the one of `pretrained/NAME`.
 
     Raises:
         CheckpointError: not a checkpoint or run, or no good checkpoint in it; names the files. A warning names each newer bad
             checkpoint that is skipped.
     """
+    if is_shipped(path):
+        return shipped(path)
     root = Path(path)
     if not root.is_dir():
         raise CheckpointError(f"there is no folder {str(path)!r}")
@@ -133,10 +136,10 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
 def load_checkpoint(
     path: str | os.PathLike, *, device: str | torch.device = "cpu", dtype: str | torch.dtype | None = None
 ) -> LadderForCausalLM:
-    """The model of a run, a checkpoint folder or a hub id, in evaluation mode.
+    """The model of a run, a checkpoint folder, `pretrained/NAME` or a hub id, in evaluation mode.
 
     Args:
-        path: a folder; anything else is looked up on the hub, unless it would lie beside runs.
+        path: a folder or `pretrained/NAME`; anything else is looked up on the hub, unless it would lie beside runs.
         dtype: of the weights; None for what was saved. Tensors that their mixer keeps in float32 stay in it.
 
     Raises:
@@ -145,7 +148,7 @@ def load_checkpoint(
     """
     source = str(path)
     local = os.path.exists(source) or source.startswith((".", "/", "~")) or source.count("/") != 1
-    if local or any(Path(source).parent.glob("*/manifest.json")):  # a slip in the name of a run
+    if local or is_shipped(source) or any(Path(source).parent.glob("*/manifest.json")):  # a slip in the name of a run
         source = str(find_checkpoint(source))
     with no_progress_bars():
         try:

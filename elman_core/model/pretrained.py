@@ -18,6 +18,7 @@ from elman_core.registry import Mixer
 
 from .card import write_card
 from .config import LadderConfig
+from .shipped import is_shipped, shipped
 from .tokenizer import write_tokenizer
 
 ALIGNMENT = 64
@@ -78,13 +79,16 @@ class LadderPreTrainedModel(PreTrainedModel):
         module.reset_buffers()
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As transformers', with the weights in aligned memory of their own.
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *args: Any, **kwargs: Any) -> Any:
+        """As transformers', with the weights in aligned memory of their own; `pretrained/NAME` is a model of a package.
 
         The loader hands out views into the mapped file, at any multiple of 8 bytes, and matrix libraries add in another order
         where memory is not aligned: the last bits of the logits would depend on whether a model was loaded or made.
         """
-        loaded = super().from_pretrained(*args, **kwargs)
+        name = pretrained_model_name_or_path
+        if name is not None and is_shipped(name):
+            name = shipped(name)
+        loaded = super().from_pretrained(name, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         for tensor in itertools.chain(model.parameters(), model.buffers()):
             if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:

@@ -25,7 +25,7 @@ from .errors import (
 )
 from .hookspecs import hookimpl
 from .names import Resolved, get_variant, list_variants, parse_size, resolve
-from .plugins import Broken, Installed, plugins
+from .plugins import Broken, Installed, package_folders, plugins
 from .variant import Published, Variant, check_value, config_to_dict, option
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ __all__ = [
     "Broken", "CheckpointError", "ConfigError", "DataError", "DivergedError", "ElmanError", "Installed", "KernelError",
     "LoaderError", "Mixer", "OutOfMemoryError", "PluginError", "Published", "RankError", "Resolved", "State", "StateSpec",
     "StorageError", "Variant", "check_value", "config_to_dict", "did_you_mean", "get_variant", "hookimpl", "list_variants",
-    "option", "parse_size", "plugins", "resolve",
+    "option", "package_folders", "parse_size", "plugins", "resolve",
 ]  # fmt: skip
 
 

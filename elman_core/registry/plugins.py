@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -20,6 +22,13 @@ from .variant import Variant
 
 GROUP = "elman"
 log = logging.getLogger("elman_core")
+
+
+def package_folders(group: str = GROUP) -> list[Path]:
+    """The folders of the packages that have an entry point in `group`, by its name. None of them is imported."""
+    points = sorted(metadata.entry_points(group=group), key=lambda point: point.name)
+    specs = [importlib.util.find_spec(point.module.partition(".")[0]) for point in points]
+    return [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin is not None]
 
 
 @dataclass(frozen=True)

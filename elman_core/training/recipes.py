@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-from importlib import metadata
 from pathlib import Path
 
-from elman_core.registry import ConfigError, did_you_mean
-from elman_core.registry.plugins import GROUP
+from elman_core.registry import ConfigError, did_you_mean, package_folders
 
 _OWN = Path(__file__).parent.parent / "recipes"
 
 
 def folders() -> list[Path]:
     """The folders `recipes` of the core and of the installed plugins; some may not exist."""
-    found = [_OWN]
-    for point in sorted(metadata.entry_points(group=GROUP), key=lambda p: p.name):
-        spec = importlib.util.find_spec(point.module.partition(".")[0])  # a package is found without running it
-        if spec is not None and spec.origin is not None:
-            found.append(Path(spec.origin).parent / "recipes")
-    return found
+    return [_OWN, *(folder / "recipes" for folder in package_folders())]
 
 
 def shipped() -> dict[str, Path]:

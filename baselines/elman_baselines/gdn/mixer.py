@@ -41,8 +41,10 @@ class GatedDeltaNet(Mixer):
         super().__init__(dim, config, layer_idx)
         self.heads = config.heads(dim)
         self.keys, self.values = self.heads * config.head_dim, self.heads * config.values
-        for name, width in (("q", self.keys), ("k", self.keys), ("v", self.values), ("g", self.values)):
-            self.add_module(f"{name}_proj", nn.Linear(dim, width, bias=False))
+        self.q_proj = nn.Linear(dim, self.keys, bias=False)
+        self.k_proj = nn.Linear(dim, self.keys, bias=False)
+        self.v_proj = nn.Linear(dim, self.values, bias=False)
+        self.g_proj = nn.Linear(dim, self.values, bias=False)
         self.a_proj = nn.Linear(dim, self.heads, bias=False)
         self.b_proj = nn.Linear(dim, self.heads, bias=False)
         self.q_conv1d = CausalConv(self.keys, config.d_conv, bias=False, dim=1)

@@ -1,0 +1,35 @@
+"""`pretrained/NAME`: trained models that installed packages bring along, found without a network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from elman_core.registry import CheckpointError, did_you_mean, package_folders
+from elman_core.storage import check_folder
+
+GROUP = "elman.checkpoints"
+PREFIX = "pretrained/"
+
+
+def is_shipped(path: str | os.PathLike) -> bool:
+    """True for `pretrained/NAME`, unless there is such a folder here."""
+    return str(path).startswith(PREFIX) and not os.path.exists(path)
+
+
+def shipped(path: str | os.PathLike) -> Path:
+    """The folder of the model `pretrained/NAME`, after its files have been compared with their checksums.
+
+    Packages name themselves under the entry point group `elman.checkpoints`; each folder in such a package with a config.json
+    is a model.
+
+    Raises:
+        CheckpointError: no installed package has it, or a file is missing or altered.
+    """
+    name = str(path).removeprefix(PREFIX)
+    found = {file.parent.name: file.parent for home in package_folders(GROUP) for file in home.glob("*/config.json")}
+    if name not in found:
+        known = f"Installed: {', '.join(sorted(found))}" if found else "Two small models: pip install elman-checkpoints"
+        raise CheckpointError(f"no installed package has the model {PREFIX}{name}.{did_you_mean(name, found)} {known}")
+    check_folder(found[name])
+    return found[name]
