@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ import elman_csrc
 import pytest
 import torch
 from elman_e1.op import e1 as e1_dense
+from elman_e42.op import e42 as e42_dense
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.cli import main
 from elman_core.kernels import Case, DenseKernel, KernelSpec, build, first_use, records, stamps
-from elman_core.kernels.dense import products
+from elman_core.kernels.dense import portable, products
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
 from elman_core.registry import KernelError
@@ -223,6 +225,44 @@ def _transposed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_transposed")
 def test_a_transposed_weight_gradient_is_caught():
     assert wrong_tensors(verify(e1_dense.spec(), "host", cases=[SMALL], opcheck=False)) == {"d w"}
+
+
+PORTABLE_FAULTS = {
+    "the gradient of the final state": ("total[-1] += g_last_Bd", "pass", "d u"),
+    "the gradient through a held step": ("else carry, 1.0)", "else carry, 0.0)", "d h0"),
+    "the mask": ("torch.where(mask_TB[t, :, None], new_Bd, h_Bd)", "new_Bd", "h_T"),
+}
+
+
+@pytest.mark.parametrize("forgotten", PORTABLE_FAULTS)
+def test_what_plain_pytorch_forgets_is_caught(forgotten, monkeypatch):
+    right, wrong, spoiled = PORTABLE_FAULTS[forgotten]
+    source = Path(portable.__file__).read_text()
+    assert source.count(right) == 1
+    altered = types.ModuleType("altered")
+    exec(compile(source.replace(right, wrong), portable.__file__, "exec"), altered.__dict__)
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(portable, name, getattr(altered, name))
+    assert spoiled in wrong_tensors(verify(e1_dense.spec(), "torch", cases=[MASKED], opcheck=False))
+    tied = next(spec for spec in e42_dense.specs() if "tied" in spec.name)
+    assert not verify(tied, "torch", cases=[MASKED], opcheck=False).passed
+
+
+def test_an_update_in_pytorch_that_differs_from_the_cell_is_caught(tmp_path):
+    """Keep and write are swapped."""
+    (tmp_path / "cell.h").write_text(LEAKY_CELL)
+    swapped = DenseKernel(
+        "made_up_swapped",
+        header=tmp_path / "cell.h",
+        cell="leaky::Cell",
+        reference=leaky_reference,
+        update=lambda a, h, keep, _gate: keep.sigmoid() * a + (1 - keep.sigmoid()) * h,
+        readout=lambda h, before, _keep, gate: h * torch.tanh(gate) + before,
+        extras=("keep", "gate"),
+    )
+    for spec in swapped.specs():
+        case = next(c for c in spec.cases("host", "quick") if not c.bare)
+        assert not verify(spec, "torch", cases=[case], opcheck=False).passed
 
 
 def test_results_that_change_between_calls_are_caught():
@@ -434,10 +474,10 @@ def test_too_little_memory_is_not_stamped_as_a_wrong_kernel(cache, monkeypatch):
 def test_without_a_gpu_the_command_checks_what_a_cpu_runs_and_names_the_rest(cache, capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert main(["verify", "e1", "--dtype", "fp64"]) == 0
+    assert main(["verify", "e1", "decode", "--dtype", "fp64"]) == 0
     said = capsys.readouterr().out
     assert "e1 on torch, quick grid" in said
-    assert "e1_step: not checked: it runs on NVIDIA GPUs only, and there is none here" in said
+    assert "decode: not checked: it runs on NVIDIA GPUs only, and there is none here" in said
 
 
 def test_the_command_prints_a_row_for_each_tensor_and_stamps(cache, capsys):

@@ -23,7 +23,7 @@ from .verify import Report
 
 
 def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
-    """Record the worst error of each dtype and tensor for this machine's architecture, in place of what was recorded.
+    """Record the worst error of each dtype and tensor that the report has for this machine's architecture.
 
     Returns:
         the errors that grew: `{"bfloat16 d w": (before, now)}`.
@@ -41,11 +41,12 @@ def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
     arch = build.local_arch(spec.extension(target))
     known = _read(spec.record)
     before = known.get(arch, {}).get("errors", {})
+    was = before.get(spec.name, {})
     known[arch] = {
         "device": torch.cuda.get_device_name() if target == "cuda" else arch,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "errors": {**before, spec.name: dict(sorted(errors.items()))},
+        "errors": {**before, spec.name: dict(sorted({**was, **errors}.items()))},
     }
     unfinished = spec.record.with_suffix(".partial")
     try:
@@ -53,7 +54,6 @@ def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
         os.replace(unfinished, spec.record)
     except OSError as error:
         raise KernelError(f"cannot write the record {spec.record}: {error.strerror}") from error
-    was = before.get(spec.name, {})
     return {key: (was[key], now) for key, now in errors.items() if key in was and now > was[key]}
 
 

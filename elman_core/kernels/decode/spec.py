@@ -46,8 +46,14 @@ def spec() -> KernelSpec:
     )
 
 
-def make_step_spec(cell: Cell, operator: Callable[..., tuple[Tensor, Tensor]]) -> KernelSpec:
-    """What `verify` knows of the step of a dense cell."""
+def make_step_spec(
+    cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Callable[..., tuple[Tensor, Tensor]]
+) -> KernelSpec:
+    """What `verify` knows of the step of a dense cell.
+
+    Args:
+        kernel: `kernel(x, *extras, w, h, v=…, b=…, backend=…)`, what takes a step in plain PyTorch. operator: the launch.
+    """
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
         x, bias, w, h = inputs["x"], inputs.get("bias"), inputs["w"], inputs["h"]
@@ -62,10 +68,15 @@ def make_step_spec(cell: Cell, operator: Callable[..., tuple[Tensor, Tensor]]) -
             u = F.linear(x.to(wide), v.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
             y, last = cell.reference(u[None], *(e[None] for e in extras), w, h, None)
             return {"y": y[0], "h": last}
+        if backend == "torch":
+            y, last = kernel(x[None], *(e[None] for e in extras), w, h, v=v, b=bias, backend="torch")
+            return {"y": y[0], "h": last}
         y, last = operator(x, v, bias, *extras, w, h)
         return {"y": y, "h": last}
 
-    def op(_backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+        if backend == "torch":
+            return None
         v = inputs["w"] if options.get("tied") else inputs["v"]
         return operator, (
             inputs["x"], v, inputs.get("bias"), *(inputs[n] for n in cell.extras), inputs["w"], inputs["h"]
@@ -86,6 +97,7 @@ def make_step_spec(cell: Cell, operator: Callable[..., tuple[Tensor, Tensor]]) -
         builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), cell),
         needs=lambda _target, cases: _extensions([c.dtype for c in cases], cell),
         python=cell.python(*map(str, _SOURCES)),
+        portable=("torch",),
         record=cell.header.with_name("errors.json"),
         differentiable=False,
     )

@@ -23,10 +23,14 @@ _library = Library("elman", "FRAGMENT")
 
 
 class Step:
-    """a = x Vᵀ + b + h Wᵀ,  (h, y) = cell(a, h, e), for a cell that reads up to four extras."""
+    """a = x Vᵀ + b + h Wᵀ,  (h, y) = cell(a, h, e), for a cell that reads up to four extras.
 
-    def __init__(self, cell: Cell) -> None:
-        self.cell, self.name = cell, f"{cell.name}_step"
+    Args:
+        cell: of the recurrence. kernel: its `DenseKernel`, which takes such a step elsewhere.
+    """
+
+    def __init__(self, cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        self.cell, self.name, self._kernel = cell, f"{cell.name}_step", kernel
         extras = "".join(f", Tensor e{i}" for i in range(len(cell.extras)))
         name = f"dense_{self.name}"
         _library.define(f"{name}(Tensor x, Tensor v, Tensor? bias{extras}, Tensor w, Tensor h) -> (Tensor, Tensor)")
@@ -35,7 +39,7 @@ class Step:
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
-        return spec.make_step_spec(self.cell, self.op)
+        return spec.make_step_spec(self.cell, self._kernel, self.op)
 
     def prepare(self, dtype: torch.dtype, *_problem: int) -> str:
         """As `choice.Compiled`; a problem is (most rows, K, d)."""

@@ -74,7 +74,7 @@ class DenseKernel:
             name, Path(header), cell or f"elman::{name}::Cell", reference, readout, update, tuple(extras), uses_a
         )
         self.op = Recurrence(self.cell).op
-        self._step = Step(self.cell) if len(self.cell.extras) <= MOST_EXTRAS else None
+        self._step = Step(self.cell, self) if len(self.cell.extras) <= MOST_EXTRAS else None
         self._tied = Tied(self.cell, self) if tied else None
         register(self)
 

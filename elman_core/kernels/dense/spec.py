@@ -111,9 +111,9 @@ def make_tied_spec(
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
         x, w, b = inputs["x"], inputs["w"], inputs["b"]
-        if backend == "cuda":
+        if backend != "reference":
             rest = (inputs[n] for n in (*cell.extras, "w", "h0", "mask"))
-            y, last = kernel(x, *rest, v=w, b=b, silu=True, backend="cuda")
+            y, last = kernel(x, *rest, v=w, b=b, silu=True, backend=backend)
             return {"y": y, "h_T": last}
         assert x is not None
         assert w is not None
@@ -138,7 +138,6 @@ def make_tied_spec(
         extension=lambda target: native.extension(cell, target),
         op=op,
         targets=tuple(t for t in bare.targets if t == "cuda"),
-        portable=(),
         needs=needs,
         builds=lambda target, arch, widths, dtypes: persistent(builds(cell, target, arch, widths, dtypes)),
         python=_python(cell),
