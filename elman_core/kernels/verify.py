@@ -126,11 +126,8 @@ def verify(
         known = ", ".join((*spec.targets, *spec.portable)) or "none"
         raise KernelError(f"{spec.name} has no back end {target!r}; it has: {known}")
     if target == "cuda" and not torch.cuda.is_available():
-        there = (
-            f"; type `elman verify {spec.name} --backend host`"
-            if "host" in spec.targets
-            else ", and it runs nowhere else"
-        )
+        others = [*spec.portable, *(t for t in spec.targets if t != "cuda")]
+        there = f"; type `elman verify {spec.name} --backend {others[0]}`" if others else ", and it runs nowhere else"
         raise KernelError(f"{spec.name}: no GPU here{there}")
     chosen = [
         c
