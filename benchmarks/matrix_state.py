@@ -35,7 +35,10 @@ from instruction_rates import instruction_rates
 from machine import commit, facts
 from timing import milliseconds
 
+from elman_core.kernels import Maps
+
 HERE = Path(__file__).parent
+PLAIN = Maps()
 # (B, T, H, N): (forward, backward) to reach, in microseconds
 TARGETS = {(32, 512, 32, 16): (60, 140), (32, 512, 8, 32): (60, 140), (8, 512, 83, 32): (170, 450)}
 OTHERS = [(32, 512, 24, 24), (32, 512, 8, 64), (32, 512, 4, 128), (8, 2048, 32, 16), (1, 16384, 32, 16)]
@@ -66,9 +69,11 @@ def recurrence(B: int, T: int, H: int, N: int) -> dict[str, Any]:
     decay, a = leaf(1 - 0.1 * torch.rand(B, T, H, device="cuda")), leaf(torch.randn(B, T, H, **bf16))
     a_log, dt_bias = leaf(torch.randn(H, device="cuda")), leaf(torch.randn(H, device="cuda") - 4)
     row: dict[str, Any] = {"B": B, "T": T, "H": H, "N": N}
-    row["forward"], row["backward"] = both_us(lambda: matrix(q, k, v, decay, backend="cuda")[0], [q, k, v, decay])
+    row["forward"], row["backward"] = both_us(
+        lambda: matrix(q, k, v, decay, maps=PLAIN, backend="cuda")[0], [q, k, v, decay]
+    )
     with torch.no_grad():
-        row["forward_no_grad"] = time_us(lambda: matrix(q, k, v, decay, backend="cuda"))
+        row["forward_no_grad"] = time_us(lambda: matrix(q, k, v, decay, maps=PLAIN, backend="cuda"))
     named: dict[str, Any] = {"n_state": N, "a_log_H": a_log, "dt_bias_H": dt_bias, "backend": "cuda"}
     fused = both_us(lambda: matrix.fused(qkv, a, **named)[0], [qkv, a, a_log, dt_bias])
     row["fused_forward"], row["fused_backward"] = fused
@@ -76,7 +81,7 @@ def recurrence(B: int, T: int, H: int, N: int) -> dict[str, Any]:
     def pieces() -> Tensor:
         x, y, z = (p.unflatten(-1, (H, -1)) for p in F.silu(qkv).split([H * N] * 3, -1))
         x, y = (p * torch.rsqrt(p.float().square().sum(-1, keepdim=True) + 1e-12).to(p.dtype) for p in (x, y))
-        return matrix(x, y, z, torch.exp(-a_log.exp() * F.softplus(a.float() + dt_bias)), backend="cuda")[0]
+        return matrix(x, y, z, torch.exp(-a_log.exp() * F.softplus(a.float() + dt_bias)), maps=PLAIN, backend="cuda")[0]
 
     row["pieces_forward"], row["pieces_backward"] = both_us(pieces, [qkv, a, a_log, dt_bias])
     saved: dict[int, int] = {}
@@ -86,12 +91,12 @@ def recurrence(B: int, T: int, H: int, N: int) -> dict[str, Any]:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        matrix(q, k, v, decay, backend="cuda")
+        matrix(q, k, v, decay, maps=PLAIN, backend="cuda")
     row["saved_mb"] = round(sum(saved.values()) / 1e6, 1)
     with torch.no_grad():
         state = torch.zeros(B, H, N, N, device="cuda")
         one = [x[:, :1].contiguous() for x in (q, k, v, decay)]
-        row["step"] = time_us(lambda: matrix(*one, None, state, backend="cuda"))
+        row["step"] = time_us(lambda: matrix(*one, state_BHNV=state, maps=PLAIN, backend="cuda"))
     if (B, T, H, N) in TARGETS:
         row["target_forward"], row["target_backward"] = TARGETS[B, T, H, N]
     return row

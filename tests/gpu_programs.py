@@ -18,7 +18,7 @@ from elman_core.kernels.runtime import DTYPE_CODES
 e1, e42, e88 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e1", "e42", "e88"))
 HERE = Path(__file__).parent
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
-PLAIN, FUSED, GATED = Maps(), Maps(True, True, "mamba", "given"), Maps(True, True, "mamba", "sigmoid")
+PLAIN, FUSED = Maps(), e88.cell.maps[0]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int, tied
 
 
 def matrix(rows: int, columns: int, dtype: torch.dtype, maps: Maps = PLAIN, write: bool = False) -> Program:
-    size = Size(rows, columns, dtype, False, write, str(maps))
+    size = Size(rows, columns, dtype, e88.cell.form(maps, [False], int(not write)))
     return Program("matrix_state", extension(e88.cell, "cuda", size))
 
 

@@ -18,7 +18,7 @@ using Elem = elman::Stored<ELMAN_DTYPE>;
 constexpr int B = ELMAN_BATCH, T = ELMAN_STEPS, H = ELMAN_HEADS, N = ELMAN_ROWS, V = ELMAN_LINES;
 constexpr std::size_t places = std::size_t(B) * T * H, states = std::size_t(B) * H * N * V;
 constexpr int packed_step = H * (2 * N + V);
-static_assert(Cell::lines == 1, "one line of inputs: v");
+static_assert(Cell::lines == 1 && Cell::params == 0, "one line of inputs: v");
 
 struct Variant {
   bool masked, packed, carried;  // carried: a state comes in, and a gradient of the last one
@@ -53,14 +53,12 @@ constexpr elman::ScalarKind kinds[2] = {Options::kind0, Options::kind1};
 
 void give(MatrixCall& call, const Variant& variant) {
   call.batch = B, call.steps = T, call.heads = H;
+  call.lines = Cell::lines, call.scalars = Cell::scalars, call.k_head = call.q_head = N;
   unsigned seed = 1;
   const Keys in = keys(variant.packed, [&](const char*, std::size_t count) { return filled<Elem>(count, 2.f, seed++); });
-  call.q = address(in.q), call.k = address(in.k), call.line[0] = address(in.v);
-  call.q_step = call.k_step = in.key_step, call.line_step[0] = in.line_step;
-  for (int i = 0; i < Cell::scalars; ++i) {
-    call.scalar[i] = scalar(kinds[i], [&](auto like) { return filled<decltype(like)>(places, 1.f, 10 + i); });
-    call.scalar_step[i] = H;
-  }
+  call.q = {address(in.q), in.key_step}, call.k = {address(in.k), in.key_step}, call.line[0] = {address(in.v), in.line_step};
+  for (int i = 0; i < Cell::scalars; ++i)
+    call.scalar[i] = {scalar(kinds[i], [&](auto like) { return filled<decltype(like)>(places, 1.f, 10 + i); }), H};
   if (Backward::mamba) call.a_log = address(filled<float>(H, 1.f, 20)), call.dt_bias = address(filled<float>(H, 1.f, 21));
   if (variant.masked) call.mask = address(made_mask(B * T));
   call.state_line = 1, call.state_row = V;
@@ -81,12 +79,10 @@ void take(MatrixCall& call, const Variant& variant, Outputs& outputs) {
   call.dy = address(filled<Elem>(places * V, 1.f, 40));
   if (variant.carried) call.ds1 = address(filled<float>(states, 1.f, 41));
   const Keys d = keys(variant.packed, [&](const char* name, std::size_t count) { return outputs.make<Elem>(name, count); });
-  call.dq = address(d.q), call.dk = address(d.k), call.dline[0] = address(d.v);
-  call.dq_step = call.dk_step = d.key_step, call.dline_step[0] = d.line_step;
+  call.dq = {address(d.q), d.key_step}, call.dk = {address(d.k), d.key_step}, call.dline[0] = {address(d.v), d.line_step};
   for (int i = 0; i < Cell::scalars; ++i) {
     const char* name = i ? "gradient of the write strength" : "gradient of the decay";
-    call.dscalar[i] = scalar(kinds[i], [&](auto like) { return outputs.make<decltype(like)>(name, places); });
-    call.dscalar_step[i] = H;
+    call.dscalar[i] = {scalar(kinds[i], [&](auto like) { return outputs.make<decltype(like)>(name, places); }), H};
   }
   if (Backward::mamba) call.dhead = address(outputs.make<float>("dhead", std::size_t(Backward::PARTS) * 2 * B * H));
   if (Backward::PARTS > 1) call.parts = address(filled<float>(Backward::PARTS * places * (2 * N + 2), 0, 0));

@@ -14,7 +14,7 @@ from elman_core.kernels.dense import cuda as dense_cuda
 from elman_core.kernels.dense.plan import Plan
 from elman_core.kernels.matrix import op as matrix_op
 from elman_core.kernels.matrix import run as matrix_run
-from elman_core.kernels.matrix.modules import Maps, Size
+from elman_core.kernels.matrix.modules import Size
 from elman_core.nn import add_norm, cross_entropy
 
 
@@ -64,7 +64,7 @@ def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     for family in (dense_cuda, matrix_op.native):
         monkeypatch.setattr(family, "open_library", lambda arch, *_: arch)
     monkeypatch.setattr(matrix_op.native, "info", lambda _: (1, 0, 0, 16))
-    size = Size(16, 16, torch.bfloat16, False, False, str(Maps()))
+    size = Size(16, 16, torch.bfloat16, "00_0_0_0_00")
     for index, arch in enumerate(("sm_80", "sm_90")):
         with torch.cuda.device(index):
             assert dense_cuda._library(dense.cell, Plan("grid"), torch.bfloat16, 48) == arch
@@ -78,7 +78,7 @@ def test_the_op_asks_for_its_module_on_the_device_of_its_tensors(gpus):
         gpus.built.append(gpus.now)
         raise KeyError  # all that is of interest has happened
 
-    form = matrix_run.Form("e99", 4, False, str(Maps()), "cuda")
+    form = matrix_run.Form(matrix.cell, 3, 4, "00_0_0_0_00", "cuda")
     q, decay = OnGPU1(), OnGPU1()
     q.shape = decay.shape = torch.Size((1, 2, 3))
     with pytest.raises(KeyError):

@@ -17,16 +17,16 @@ from elman_core.registry import ConfigError, KernelError
 from elman_core.testing.kernel import need_gpu
 
 e88 = pytest.importorskip("elman_e88.op").e88
+PLAIN = e88.cell.form(Maps(), [False], 1)
 
 
 def test_the_choice_of_a_kernel_is_a_constant_of_a_compiled_graph(monkeypatch):
     """What a GPU's tensors go through; here with kernels off, which needs no GPU."""
     monkeypatch.setenv("ELMAN_KERNELS", "off")
     monkeypatch.setattr(choice, "_decided", {})
-    maps = str(Maps())
 
     def choose(x: Tensor) -> Tensor:
-        return x + (2 if choice.runs("e88", x, int(x.shape[0]), int(x.shape[1]), False, True, maps) else 1)
+        return x + (2 if choice.runs("e88", x, int(x.shape[0]), int(x.shape[1]), PLAIN) else 1)
 
     x = torch.zeros(16, 8)
     assert torch.equal(torch.compile(choose, fullgraph=True, backend="aot_eager")(x), x + 1)
@@ -44,7 +44,7 @@ def test_a_size_is_verified_before_it_is_used_trained_or_not(training, monkeypat
     )
     monkeypatch.setattr(choice, "_decided", {})
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
-    given = ("e88", torch.empty(0, dtype=torch.bfloat16), 16, 8, False, True, str(Maps()))
+    given = ("e88", torch.empty(0, dtype=torch.bfloat16), 16, 8, PLAIN)
     with torch.set_grad_enabled(training):
         assert choice.runs(*given)
         assert choice.runs(*given)
@@ -56,15 +56,17 @@ def test_a_size_is_verified_before_it_is_used_trained_or_not(training, monkeypat
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"decay": "exp"}, "decay must be given, sigmoid, mamba, not 'exp'"),
-        ({"n_state": 0}, "30 columns, which 2 heads of 2 x 0 keys and V values do not fill"),
-        ({"n_state": 8}, "30 columns, which 2 heads of 2 x 8 keys and V values do not fill"),
-        ({"decay": "mamba"}, "A_log and dt_bias belong to decay='mamba'"),
+        ({"maps": Maps(scalars=("exp",))}, r"maps\.scalars has one of given, sigmoid, mamba for each of its 2 scalars"),
+        ({"maps": Maps(scalars=("given", "mamba"))}, "mamba for the first alone"),
+        ({"maps": Maps(("decay",))}, r"maps\.silu has q, k, v, not 'decay'"),
+        ({"n_state": 0}, "30 columns, which 2 heads of 2 x 0 keys and 1 x V values do not fill"),
+        ({"n_state": 8}, "30 columns, which 2 heads of 2 x 8 keys and 1 x V values do not fill"),
+        ({"maps": e88.cell.maps[0]}, "A_log and dt_bias belong to the map 'mamba'"),
     ],
 )
 def test_a_fused_call_that_cannot_be_is_said_before_anything_runs(changed, said):
     with pytest.raises(ConfigError, match=said):
-        e88.fused(torch.zeros(2, 5, 30), torch.zeros(2, 5, 2), **{"n_state": 4, "decay": "given"} | changed)
+        e88.fused(torch.zeros(2, 5, 30), torch.zeros(2, 5, 2), **{"n_state": 4, "maps": Maps()} | changed)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_unsupported_sizes_raise_before_anything_is_compiled_and_name_what_there
     size: tuple[int, int, torch.dtype],
 ) -> None:
     with pytest.raises(KernelError, match="multiples of 4 from 4 to 128"):
-        e88.load("cuda", Size(*size, False, False, "0000"))
+        e88.load("cuda", Size(*size, PLAIN))
 
 
 @pytest.mark.gpu
@@ -82,11 +84,12 @@ def test_unsupported_sizes_raise_before_anything_is_compiled_and_name_what_there
 def test_a_workspace_in_slices_gives_the_same_gradients(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     need_gpu()
     problem = case((5, 33, 2, 64, columns), torch.bfloat16)
-    drawn = make_inputs(problem, torch.Generator().manual_seed(0))
+    drawn = make_inputs(e88.cell, problem, torch.Generator().manual_seed(0))
     inputs = {k: x.cuda().requires_grad_() for k, x in drawn.items() if x is not None}
 
     def gradients() -> tuple[torch.Tensor, ...]:
-        o, state = e88(*(inputs[n] for n in ("q", "k", "v", "decay")), None, inputs["S0"], backend="cuda")
+        keys = (inputs[n] for n in ("q", "k", "v", "decay"))
+        o, state = e88(*keys, state_BHNV=inputs["S0"], maps=Maps(), backend="cuda")
         return torch.autograd.grad([o, state], list(inputs.values()), [torch.ones_like(o), torch.ones_like(state)])
 
     whole = gradients()
@@ -97,15 +100,14 @@ def test_a_workspace_in_slices_gives_the_same_gradients(columns: int, monkeypatc
 @pytest.mark.gpu
 def test_a_sequence_in_pieces_equals_the_whole_on_the_gpu() -> None:
     need_gpu()
-    drawn = make_inputs(case((2, 48, 3, 16, 16), torch.bfloat16), torch.Generator().manual_seed(0))
+    drawn = make_inputs(e88.cell, case((2, 48, 3, 16, 16), torch.bfloat16), torch.Generator().manual_seed(0))
     q, k, v, decay = (drawn[n].cuda() for n in ("q", "k", "v", "decay"))  # type: ignore[union-attr]
     with torch.no_grad():
-        o, last = e88(q, k, v, decay, backend="cuda")
+        o, last = e88(q, k, v, decay, maps=Maps(), backend="cuda")
         state, pieces = None, []
         for first, end in ((0, 1), (1, 18), (18, 48)):
-            piece, state = e88(
-                q[:, first:end], k[:, first:end], v[:, first:end], decay[:, first:end], None, state, backend="cuda"
-            )
+            some = (x[:, first:end] for x in (q, k, v, decay))
+            piece, state = e88(*some, state_BHNV=state, maps=Maps(), backend="cuda")
             pieces.append(piece)
     torch.testing.assert_close(torch.cat(pieces, 1), o)
     torch.testing.assert_close(state, last)
@@ -115,7 +117,7 @@ def test_build_makes_a_module_for_each_size_and_verify_knows_what_its_cases_comp
     builds = e88.spec().builds
     assert builds is not None
     made = builds("cuda", "sm_90", (16, 48), (torch.bfloat16, torch.float16))
-    assert {e.name.rsplit("_", 1)[0] for e in made} == {
+    assert {e.name.removesuffix("_00_7_3_0_20") for e in made} == {
         f"e88_matrix_cuda_{dtype}_{size}" for dtype in ("bfloat16", "float16") for size in ("16x16", "48x48")
     }
     with pytest.raises(KernelError, match="multiples of 4"):
@@ -130,7 +132,7 @@ def test_build_makes_a_module_for_each_size_and_verify_knows_what_its_cases_comp
 def test_every_form_equals_the_float64_reference_on_the_gpu() -> None:
     need_gpu()
     cases = [
-        case((3, 50, 5, rows, rows), dtype, masked=rows == 24, maps="1120" if rows == 16 else None)
+        case((3, 50, 5, rows, rows), dtype, masked=rows == 24, maps=e88.cell.maps[0] if rows == 16 else None)
         for rows in (8, 16, 24, 32)
         for dtype in (torch.bfloat16, torch.float16)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,77 +11,154 @@ import torch
 from emulated import LIBRARY, compile_emulated, emulated_spec
 from torch import Tensor
 
-from elman_core.kernels import MatrixKernel
+from elman_core.kernels import Maps, MatrixKernel
 from elman_core.kernels.build import build
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.matrix import modules
 from elman_core.kernels.matrix import native as matrix_native
 from elman_core.kernels.matrix import op as matrix_op
-from elman_core.kernels.matrix.modules import Maps
 from elman_core.kernels.matrix.spec import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.nn import full_precision
+from elman_core.registry import ConfigError, KernelError
 from elman_core.testing.kernel import need_host_compiler, need_nvcc
 
 CELL = """
 #pragma once
 #include <elman/matrix_state_cell.h>
 namespace {name} {{
-template <bool Linear, bool WriteGate>
-struct Cell {{
-  static constexpr int lines = 1, scalars = WriteGate ? 2 : 1;
-  static constexpr bool squashes = !Linear, {flags};
+{template}
+struct Cell : elman::MatrixCell {{
+  static constexpr int {counts};
+  static constexpr bool {flags};
   template <class Math, class T>
-  static ELMAN_HD elman::MatrixLine<T> line(T r, const T* in, const T* c) {{
-    return {{c[0], (WriteGate ? c[scalars - 1] : T(1)) * ({wrong})}};
+  static ELMAN_HD elman::MatrixLine<T> line(elman::MatrixIn<T> x) {{
+    {line}
   }}
   template <class Math, class T>
-  static ELMAN_HD elman::MatrixLineGrad<T, lines, scalars> line_backward(T dkeep, T dwrite, T r, const T* in, const T* c) {{
-    elman::MatrixLineGrad<T, lines, scalars> g;
-    g.din[0] = (WriteGate ? c[scalars - 1] : T(1)) * dwrite;
-    g.dr = {dr};
-    g.dc[0] = {dkeep};
-    if (WriteGate) g.dc[scalars - 1] = dwrite * ({wrong});
-    return g;
+  static ELMAN_HD elman::MatrixGrad<Cell, T> line_backward(elman::MatrixLine<T> d, elman::MatrixIn<T> x) {{
+    {back}
   }}
 }};
 }}  // namespace {name}
 """
-# What is retrieved is read after the decay, so that the decay has two gradients; and nothing is retrieved at all.
+
+
+@dataclass(frozen=True)
+class Made:
+    """A cell, what its kernel declares, its step(S, k, inputs, linear) in PyTorch, and problems."""
+
+    counts: str
+    flags: str
+    line: str
+    back: str
+    step: Any
+    declared: dict[str, Any]
+    template: str = ""
+    host: tuple[Case, ...] = ()
+    emulated: tuple[Case, ...] = ()
+
+
+def retrieved_after_the_decay(s: Tensor, k: Tensor, x: Any, linear: bool) -> Tensor:
+    kept = x["decay"] * s
+    new = kept + k * (x["v"] - (kept * k).sum(-2, keepdim=True)) * x.get("write", 1)
+    return new if linear else new.tanh()
+
+
+def gated_by_what_is_retrieved(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:
+    a = (x["gate"] + x["slope"] * (s * k).sum(-2, keepdim=True)).sigmoid()
+    return (a * s + k * (1 - a) * x["v"]).tanh()
+
+
+def decayed_by_line(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:
+    return x["gate"].sigmoid() * s + k * x["v"]
+
+
+f64, f32, bf16 = torch.float64, torch.float32, torch.bfloat16
+GATED = Maps(("q", "k", "v"), ("q", "k"), ("mamba", "sigmoid"))
+VALUES = Maps(("v",), ("k",))  # of some inputs, and not of others
 CELLS = {
-    "made_up_after": {
-        "flags": "retrieves = true, scalar_keep = false, backward_uses_r = true",
-        "wrong": "in[0] - c[0] * r", "dr": "-c[0] * g.din[0]", "dkeep": "dkeep - g.din[0] * r",
-    },
-    "made_up_adding": {
-        "flags": "retrieves = false, scalar_keep = true, backward_uses_r = false",
-        "wrong": "in[0]", "dr": "T(0)", "dkeep": "dkeep",
-    },
-}  # fmt: skip
+    "made_up_after": Made(  # so that the decay has two gradients
+        template="template <bool Linear, bool Gated>",
+        counts="scalars = Gated ? 2 : 1",
+        flags="squashes = !Linear",
+        line="return {{x.c[0], (Gated ? x.c[scalars - 1] : T(1)) * (x.in[0] - x.c[0] * x.r)}};",
+        back="""elman::MatrixGrad<Cell, T> g{{}};
+    g.in[0] = (Gated ? x.c[scalars - 1] : T(1)) * d.write;
+    g.r = -x.c[0] * g.in[0];
+    g.c[0] = d.keep - g.in[0] * x.r;
+    if (Gated) g.c[scalars - 1] = d.write * (x.in[0] - x.c[0] * x.r);
+    return g;""",
+        step=retrieved_after_the_decay,
+        declared={
+            "scalars": ("decay", "write"),
+            "optional": ("write",),
+            "options": ("linear_state",),
+            "maps": (GATED,),
+        },
+        host=(
+            case((2, 21, 2, 8, 8), f64, maps=GATED, packed=True, on=("write",), masked=True),
+            case((1, 17, 2, 4, 3), f64, on=("linear_state",), strided=True),
+        ),
+        emulated=(
+            case((2, 35, 3, 16, 16), bf16, maps=GATED, packed=True, on=("write",), masked=True),
+            case((1, 17, 1, 64, 72), bf16, on=("linear_state",)),
+        ),
+    ),
+    "made_up_gated": Made(  # two lines and a constant, no scalar
+        counts="lines = 2, params = 1",
+        flags="retrieves = true",
+        line="const auto a = Math::gate(x.in[1] + x.par[0] * x.r);\n    return {{a.open, a.shut * x.in[0]}};",
+        back="""const auto a = Math::gate(x.in[1] + x.par[0] * x.r);
+    const T l = (d.keep - d.write * x.in[0]) * a.open * a.shut;
+    return {{l * x.par[0], {{a.shut * d.write, l}}, {{}}, {{l * x.r}}}};""",
+        step=gated_by_what_is_retrieved,
+        declared={"lines": ("gate",), "params": ("slope",), "maps": (VALUES,)},
+        host=(
+            case((2, 33, 2, 8, 12), f64, maps=VALUES, masked=True),
+            case((2, 19, 3, 8, 8), f64, packed=True),
+        ),
+        emulated=(
+            case((2, 35, 3, 16, 16), f32, maps=VALUES, masked=True),  # fewer heads a block than usual
+            case((1, 18, 2, 16, 20), bf16, maps=VALUES, packed=True, masked=True),
+            case((1, 18, 1, 32, 24), bf16, maps=VALUES),  # keeps what was retrieved
+            case((2, 17, 1, 64, 72), bf16, maps=VALUES, masked=True),
+        ),
+    ),
+    "made_up_decayed": Made(  # nothing is retrieved, and heads share their keys
+        counts="lines = 2",
+        flags="retrieves = false, squashes = false, backward_uses_r = false",
+        line="return {{Math::gate(x.in[1]).open, x.in[0]}};",
+        back="const auto a = Math::gate(x.in[1]);\n    return {{T(0), {{d.write, d.keep * a.open * a.shut}}}};",
+        step=decayed_by_line,
+        declared={"lines": ("gate",), "shared": ("q", "k")},
+        host=(case((2, 21, 3, 8, 6), f64, strided=True, masked=True),),
+        emulated=(
+            case((2, 18, 3, 24, 17), bf16, bare=True),
+            case((1, 9, 2, 36, 5), bf16),
+            case((1, 18, 2, 32, 20), f32),
+        ),
+    ),
+}
+PROBLEMS = [(name, problem) for name, made in CELLS.items() for problem in made.emulated]
 
 
-def reference_of(name: str) -> Any:
+def reference_of(made: Made) -> Any:
+    lines, scalars, params = (made.declared.get(n, ()) for n in ("lines", "scalars", "params"))
+
     @full_precision
     def reference(
-        q_BTHN: Tensor,
-        k_BTHN: Tensor,
-        v_BTHV: Tensor,
-        decay_BTH: Tensor,
-        write_BTH: Tensor | None = None,
-        state_BHNV: Tensor | None = None,
-        mask_BT: Tensor | None = None,
-        starts_BT: Tensor | None = None,
-        *,
-        linear_state: bool = False,
+        q_BTHN: Tensor, k_BTHN: Tensor, *given: Tensor | None, linear_state: bool = False
     ) -> tuple[Tensor, Tensor]:
-        s = q_BTHN.new_zeros(*q_BTHN[:, 0].shape, v_BTHV.shape[-1]) if state_BHNV is None else state_BHNV
+        *inputs, s, mask_BT, _starts = given
+        named = {n: x for n, x in zip(("v", *lines, *scalars, *params), inputs, strict=True) if x is not None}
+        s = q_BTHN.new_zeros(*q_BTHN[:, 0].shape, named["v"].shape[-1]) if s is None else s
         outputs = []
         for t in range(q_BTHN.shape[1]):
-            k, kept = k_BTHN[:, t, :, :, None], s * decay_BTH[:, t, :, None, None]
-            wrong = v_BTHV[:, t, :, None] - (kept * k).sum(-2, keepdim=True) * (name == "made_up_after")
-            new = kept + k * wrong * (1 if write_BTH is None else write_BTH[:, t, :, None, None])
-            new = new if linear_state else new.tanh()
+            x = {n: named[n][:, t, :, None] for n in ("v", *lines)} | {n: named[n][:, None] for n in params}
+            x |= {n: named[n][:, t, :, None, None] for n in scalars if n in named}
+            new = made.step(s, k_BTHN[:, t, :, :, None], x, linear_state)
             s = new if mask_BT is None else torch.where(mask_BT[:, t, None, None, None], new, s)
             outputs.append((s * q_BTHN[:, t, :, :, None]).sum(-2))
         return torch.stack(outputs, 1), s
@@ -88,38 +166,29 @@ def reference_of(name: str) -> Any:
     return reference
 
 
-@pytest.fixture(scope="module", params=CELLS)
-def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MatrixKernel:
-    name = request.param
-    header = tmp_path_factory.mktemp(name) / f"{name}_cell.h"
-    header.write_text(CELL.format(name=name, **CELLS[name]))
-    return MatrixKernel(name, header=header, cell=f"{name}::Cell", reference=reference_of(name))
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MatrixKernel]:
+    found = {}
+    for name, made in CELLS.items():
+        header = tmp_path_factory.mktemp(name) / f"{name}_cell.h"
+        parts = {n: getattr(made, n).format() for n in ("template", "counts", "flags", "line", "back")}
+        header.write_text(CELL.format(name=name, **parts))
+        found[name] = MatrixKernel(
+            name, header=header, cell=f"{name}::Cell", reference=reference_of(made), **made.declared
+        )
+    return found
 
 
-GATED = str(Maps(True, True, "mamba", "sigmoid"))
-HOST = [
-    case((2, 33, 2, 8, 12), torch.float64, write=True, masked=True),
-    case((2, 21, 2, 8, 8), torch.float64, maps=GATED, write=True, masked=True),
-    case((1, 17, 2, 4, 3), torch.float64, linear=True, strided=True),
-    case((2, 19, 3, 8, 8), torch.float32),
-]
-EMULATED = [
-    case((2, 35, 3, 16, 16), torch.bfloat16, maps=GATED, write=True, masked=True),
-    case((1, 18, 1, 32, 24), torch.bfloat16),  # keeps what was retrieved
-    case((1, 18, 2, 32, 20), torch.float32, write=True, masked=True),  # without tensor cores
-    case((1, 17, 1, 64, 72), torch.bfloat16, linear=True),
-]
-
-
-def test_the_loops_of_the_host_equal_the_reference(kernel: MatrixKernel) -> None:
+@pytest.mark.parametrize("name", CELLS)
+def test_the_loops_of_the_host_equal_the_reference(name: str, kernels: dict[str, MatrixKernel]) -> None:
     need_host_compiler()
-    report = verify(kernel.spec(), "host", cases=HOST)
+    report = verify(kernels[name].spec(), "host", cases=CELLS[name].host)
     assert report.passed, "\n".join(failures(report))
 
 
-@pytest.mark.parametrize("problem", EMULATED, ids=str)
+@pytest.mark.parametrize(("name", "problem"), PROBLEMS, ids=str)
 def test_the_gpu_source_equals_the_reference(
-    kernel: MatrixKernel, problem: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, problem: Case, kernels: dict[str, MatrixKernel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_host_compiler()
 
@@ -131,10 +200,33 @@ def test_the_gpu_source_equals_the_reference(
         return matrix_native.open_library(made)
 
     monkeypatch.setattr(matrix_op, "_load", load)
-    report = verify(emulated_spec(kernel), "emulated", cases=[problem], opcheck=False)
+    report = verify(emulated_spec(kernels[name]), "emulated", cases=[problem], opcheck=False)
     assert report.passed, "\n".join(failures(report))
 
 
-def test_it_compiles_for_a_gpu(kernel: MatrixKernel, tmp_path: Path) -> None:
+def test_it_compiles_for_a_gpu(kernels: dict[str, MatrixKernel], tmp_path: Path) -> None:
     need_nvcc()
-    assert build(kernel.extension("cuda"), "sm_90", tmp_path).is_file()
+    assert build(kernels["made_up_gated"].extension("cuda"), "sm_90", tmp_path).is_file()
+
+
+def test_other_inputs_than_the_cells_are_one_line(kernels: dict[str, MatrixKernel], tmp_path: Path) -> None:
+    """From the call, from the declaration, and from C++ where the declaration is not what the header says."""
+    need_host_compiler()
+    q, v, slope = torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 3), torch.zeros(1, 3)
+    gated = kernels["made_up_gated"]
+    for inputs, more, said in (
+        ((v, v), {}, "takes v, gate, slope beside its keys; it was called without slope"),
+        ((v, v, slope, slope), {}, "called with one more"),
+        ((v, v, slope), {"beta": v}, "called with beta"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            gated(q, q, *inputs, **more)
+    with pytest.raises(ConfigError, match="at most 3 lines beside v, 2 scalars and 4 params"):
+        MatrixKernel("many", header=gated.cell.header, reference=gated.cell.reference, lines=tuple("abcd"))
+    with pytest.raises(ConfigError, match=r"maps\.silu has q, k, v, gate, not 'slope'"):
+        gated(q, q, v, v, slope, maps=Maps(("slope",)))
+    fewer = MatrixKernel(
+        "fewer", header=gated.cell.header, cell=gated.cell.type, reference=gated.cell.reference, lines=("gate",)
+    )
+    with pytest.raises(KernelError, match=r"lines, scalars and params 2, 0, 1 \(v is a line\); the call gives 2, 0, 0"):
+        fewer(q, q, v, v, backend="host")

@@ -17,34 +17,35 @@ from elman_core.kernels.cell import Cell
 from elman_core.kernels.matrix import modules
 from elman_core.kernels.matrix import native as matrix_native
 from elman_core.kernels.matrix import op as matrix_op
-from elman_core.kernels.matrix.modules import Maps, Size
+from elman_core.kernels.matrix.modules import Size
 from elman_core.kernels.matrix.spec import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.testing.kernel import need_host_compiler
 
 matrix = pytest.importorskip("elman_e88.op").e88
-FUSED, GATED = str(Maps(True, True, "mamba", "given")), str(Maps(True, True, "mamba", "sigmoid"))
+FUSED: dict[str, Any] = {"maps": matrix.cell.maps[0], "packed": True}
+GATED = FUSED | {"on": ("write",)}
 bf16 = torch.bfloat16
 PROBLEMS = [
     case((1, 49, 3, 16, 16), bf16),
-    case((2, 35, 3, 16, 16), bf16, maps=GATED, write=True, masked=True),
-    case((1, 18, 1, 32, 24), bf16, maps=GATED, write=True, masked=True),
-    case((1, 50, 2, 32, 32), bf16, maps=FUSED),
-    *(case((1, 17, 1, rows, 11), bf16, linear=rows == 8, maps=FUSED, bare=True) for rows in (8, 24)),
+    case((2, 35, 3, 16, 16), bf16, **GATED, masked=True),
+    case((1, 18, 1, 32, 24), bf16, **GATED, masked=True),
+    case((1, 50, 2, 32, 32), bf16, **FUSED),
+    *(case((1, 17, 1, rows, 11), bf16, on=("linear_state",) * (rows == 8), **FUSED, bare=True) for rows in (8, 24)),
     case((1, 17, 1, 4, 260), bf16),  # more lines than a block takes
-    case((1, 18, 1, 16, 16), torch.float16, maps=FUSED),
+    case((1, 18, 1, 16, 16), torch.float16, **FUSED),
     case((1, 1, 2, 4, 4), torch.float16),  # two keys of four numbers: bf16 operands would be seen
-    case((2, 31, 2, 8, 8), torch.float16, maps=GATED, write=True, masked=True),  # the terms of d A_log cancel
-    case((1, 18, 2, 32, 20), torch.float32, write=True, masked=True),  # without tensor cores
+    case((2, 31, 2, 8, 8), torch.float16, **GATED, masked=True),  # the terms of d A_log cancel
+    case((1, 18, 2, 32, 20), torch.float32, on=("write",), masked=True),  # without tensor cores
     case((1, 17, 1, 64, 72), bf16),  # large heads: states in shared memory, segments of 8 steps or of 4
-    case((2, 21, 2, 48, 24), torch.float16, maps=GATED, write=True, masked=True),
-    case((1, 18, 1, 128, 20), bf16, maps=FUSED),
-    case((1, 9, 1, 36, 5), bf16, linear=True, bare=True),
+    case((2, 22, 2, 48, 24), torch.float16, **GATED, masked=True),
+    case((1, 18, 1, 128, 20), bf16, **FUSED),
+    case((1, 9, 1, 36, 5), bf16, on=("linear_state",), bare=True),
 ]
 SMALL = [  # where a block has 99 KB of shared memory
-    case((1, 35, 3, 16, 16), bf16, maps=FUSED),
-    case((1, 18, 1, 32, 32), bf16, maps=GATED, write=True, masked=True),
+    case((1, 35, 3, 16, 16), bf16, **FUSED),
+    case((1, 18, 1, 32, 32), bf16, **GATED, masked=True),
     case((1, 18, 1, 64, 40), bf16),
 ]
 

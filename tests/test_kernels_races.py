@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from emulated import HERE, compile_detector, compile_to_find_races, find_races
-from gpu_programs import FUSED, GATED, Program, bf16, f16, f32, matrix, name_of
+from gpu_programs import FUSED, Program, bf16, f16, f32, matrix, name_of
 
 from elman_core.kernels.build import Extension
 from elman_core.testing.kernel import need_host_compiler
@@ -24,14 +24,14 @@ from elman_core.testing.kernel import need_host_compiler
 Compile = Callable[..., Path]
 STEPS = 37  # three segments
 ORDERS = pytest.mark.parametrize("backwards", [False, True], ids=["first-warps-ahead", "last-warps-ahead"])
-GATED_32X24 = matrix(32, 24, bf16, GATED, write=True)
+FUSED_32X24 = matrix(32, 24, bf16, FUSED, write=True)
 PROGRAMS = {  # to numbers of heads
     matrix(16, 16, bf16, FUSED): 3,  # a warp a team
     matrix(32, 32, bf16): 1,
-    GATED_32X24: 3,
+    FUSED_32X24: 3,
     matrix(4, 260, bf16, FUSED): 1,
     matrix(64, 72, bf16): 1,  # large heads
-    matrix(96, 20, f16, GATED, write=True): 2,
+    matrix(96, 20, f16, FUSED, write=True): 2,
     matrix(16, 16, f32, FUSED): 3,  # no helpers, a warp a team
 }
 SOUND = ("barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy")
@@ -127,7 +127,7 @@ def test_the_matrix_state_kernels_do_not_race(program: Program, heads: int, comp
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_barrier_or_a_buffer_too_few_is_found(name: str, compiled: Compile, tmp_path: Path) -> None:
     file, *changes = MUTATIONS[name]
-    whole = GATED_32X24.extension
+    whole = FUSED_32X24.extension
     (include,) = whole.include
     shutil.copytree(include, tmp_path / "include")
     mutated = tmp_path / "include" / "elman" / file
@@ -137,5 +137,5 @@ def test_a_barrier_or_a_buffer_too_few_is_found(name: str, compiled: Compile, tm
         text = text.replace(old, new)
     mutated.write_text(text)
     extension = replace(whole, name=name.replace(" ", "_"), include=(tmp_path / "include",))
-    count, said = races(compile_driver(compiled, replace(GATED_32X24, extension=extension), heads=1))
+    count, said = races(compile_driver(compiled, replace(FUSED_32X24, extension=extension), heads=1))
     assert count > 0, said

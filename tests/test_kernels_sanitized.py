@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 from emulated import compile_emulated
-from gpu_programs import FUSED, GATED, Program, bf16, decode, dense, e1, e42, f16, f32, matrix, name_of
+from gpu_programs import FUSED, Program, bf16, decode, dense, e1, e42, f16, f32, matrix, name_of
 
 from elman_core.kernels import build, toolchain
 from elman_core.testing.kernel import need_host_compiler
@@ -49,11 +49,11 @@ PROGRAMS = [
     dense("tiles", 1, 2, f16, 272, tied=True),
     matrix(16, 16, bf16, FUSED),
     matrix(32, 32, bf16),
-    matrix(32, 24, bf16, GATED, write=True),  # several warps, the last of them with few lines
+    matrix(32, 24, bf16, FUSED, write=True),  # several warps, the last of them with few lines
     matrix(16, 16, f16),
     matrix(32, 20, f32, write=True),
     matrix(64, 72, bf16),  # a large head
-    matrix(96, 20, f16, GATED, write=True),
+    matrix(96, 20, f16, FUSED, write=True),
     matrix(4, 260, bf16, FUSED),  # more lines than a block takes
     decode(bf16),
     decode(f16),
@@ -62,13 +62,13 @@ PROGRAMS = [
 ]
 MISCOUNTED = [
     matrix(32, 32, bf16),
-    matrix(32, 24, bf16, GATED, write=True),
+    matrix(32, 24, bf16, FUSED, write=True),
     matrix(64, 72, bf16),
-    matrix(96, 20, f16, GATED, write=True),
+    matrix(96, 20, f16, FUSED, write=True),
     matrix(4, 260, bf16, FUSED),
 ]
 EMULATED = [
-    matrix(32, 24, bf16, GATED, write=True),
+    matrix(32, 24, bf16, FUSED, write=True),
     matrix(4, 72, bf16, FUSED),
     matrix(64, 40, bf16),
     decode(bf16),

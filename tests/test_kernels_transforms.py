@@ -9,6 +9,7 @@ from elman_e42.op import e42 as dense
 from elman_e88.op import e88 as matrix
 from torch.func import functional_call, grad, jvp, vmap
 
+from elman_core.kernels import Maps
 from elman_core.kernels.decode import run as decode_run
 from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.nn import add_rms_norm, linear_cross_entropy
@@ -62,7 +63,7 @@ def test_a_back_end_that_was_named_is_refused_and_says_what_there_is(transform):
     with pytest.raises(NotImplementedError, match=r"e42: torch\.func .* backend='auto' or 'reference'"):
         transform(lambda w: dense(u, w, h0, backend="torch")[0].sum())(w)
     with pytest.raises(NotImplementedError, match=r"e88: torch\.func .* backend='auto' or 'reference'"):
-        transform(lambda v: matrix(q, k, v, decay, backend="host")[0].sum())(v)
+        transform(lambda v: matrix(q, k, v, decay, maps=Maps(), backend="host")[0].sum())(v)
 
 
 def test_dual_tensors_outside_of_torch_func_keep_their_tangent():

@@ -98,7 +98,8 @@ class Extension:
         flags = (
             [*_HOST_FLAGS] if not self.is_cuda else [*_CUDA_FLAGS, f"-gencode=arch={_virtual(arch)},code={_real(arch)}"]
         )
-        flags += [f"-D{name}={value}" for name, value in self.defines]
+        comma = r"\," if self.is_cuda else ","  # of a list, to nvcc
+        flags += [f"-D{name}={value.replace(',', comma)}" for name, value in self.defines]
         return [*flags, f"-DELMAN_MODULE={self.name}"] if self.python else flags
 
     def key(self, arch: str) -> str:

@@ -69,7 +69,7 @@ class KernelContract(Guarded):
             "on_host": lambda spec: spec.cases("host", "quick") if "host" in spec.targets else (),
             "on_cuda": lambda spec: spec.cases("cuda", "quick") if "cuda" in spec.targets else (),
             "portable": lambda spec: spec.portable,
-            "refused": lambda spec: _inputs(spec) if "host" in spec.targets else (),
+            "refused": lambda spec: _inputs(spec)[1] if "host" in spec.targets else (),
             "kernel": lambda spec: ("",) if "host" in spec.targets else (),
         }
         for fixture in wanted.keys() & set(metafunc.fixturenames):
@@ -116,11 +116,11 @@ class KernelContract(Guarded):
     def test_a_wrong_input_is_refused_by_name(self, refused: tuple[KernelSpec, str]) -> None:
         """A wrong dtype, a wrong shape, another device."""
         spec, name = refused
-        inputs = _inputs(spec)
+        case, inputs = _inputs(spec)
         given = inputs[name]
         assert given is not None
         for wrong in (given.to(torch.int32), torch.cat([given, given]), given[..., None], given.to("meta")):
-            _assert_refused(spec, name, {**inputs, name: wrong})
+            _assert_refused(spec, name, {**inputs, name: wrong}, case)
 
 
 def _assert_passes(spec: KernelSpec, backend: str, cases: list[Case], opcheck: bool = False) -> None:
@@ -128,20 +128,20 @@ def _assert_passes(spec: KernelSpec, backend: str, cases: list[Case], opcheck: b
     assert report.passed, "\n".join(failures(report))
 
 
-def _assert_refused(spec: KernelSpec, name: str, inputs: Inputs) -> None:
+def _assert_refused(spec: KernelSpec, name: str, inputs: Inputs, case: Case) -> None:
     """On every back end, with a message that names the input, or the first one, beside which it is wrong."""
     first = next(iter(inputs))
     for backend in ("auto", *spec.targets, *spec.portable):
         with pytest.raises((ValueError, KernelError)) as caught:
-            spec.call(backend, inputs, {})
+            spec.call(backend, inputs, case.options)
         message = str(caught.value)
         assert "\n" not in message
         assert name in message or first in message, message
 
 
-def _inputs(spec: KernelSpec) -> dict[str, Tensor | None]:
-    """Small inputs of the kernel, the mask among them."""
+def _inputs(spec: KernelSpec) -> tuple[Case, dict[str, Tensor | None]]:
+    """A small case of the kernel, and its inputs, the mask among them."""
     target: Target = "host"
     cases = sorted(spec.cases(target, "quick"), key=lambda c: sum(c.sizes.values()))
     case = next(c for c in cases if c.masked and c.dtype == torch.float32)
-    return {k: x for k, x in spec.make_inputs(case, torch.Generator().manual_seed(0)).items() if x is not None}
+    return case, {k: x for k, x in spec.make_inputs(case, torch.Generator().manual_seed(0)).items() if x is not None}

@@ -10,15 +10,18 @@ namespace {
 
 namespace matrix = elman::matrix;
 
-struct Options {
-  static constexpr bool silu = ELMAN_SILU, l2 = ELMAN_L2;
-  static constexpr elman::ScalarKind kind0 = static_cast<elman::ScalarKind>(ELMAN_KIND0),
-                                     kind1 = static_cast<elman::ScalarKind>(ELMAN_KIND1);
-};
-template <int lines, int steps>
-using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options, lines, steps>;
-using Forward = Plan<2, 16>;  // lines a lane, steps a segment
-using Backward = Plan<Forward::most_lines, Forward::interval>;
+template <int lines, int steps, int heads>
+using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options, lines, steps, heads>;
+template <int heads>
+using ForwardPlan = Plan<2, 16, heads>;  // lines a lane, steps a segment
+template <int heads>
+using BackwardPlan = Plan<ForwardPlan<4>::most_lines, ForwardPlan<4>::interval, heads>;
+
+constexpr int heads_that_fit(std::size_t of_one) {
+  return 4 * of_one <= matrix::kMostShared ? 4 : 2 * of_one <= matrix::kMostShared ? 2 : 1;
+}
+using Forward = ForwardPlan<heads_that_fit(matrix::forward_shared<ForwardPlan<1>>())>;
+using Backward = BackwardPlan<heads_that_fit(matrix::backward_shared<BackwardPlan<1>>())>;
 
 matrix::Sizes sizes(const MatrixCall& c) {
   return {static_cast<int>(c.batch), static_cast<int>(c.steps), static_cast<int>(c.heads), 0};
@@ -26,9 +29,9 @@ matrix::Sizes sizes(const MatrixCall& c) {
 
 matrix::Inputs inputs(const MatrixCall& c) {
   matrix::Inputs x{};
-  x.k = at<void>(c.k), x.q = at<void>(c.q), x.k_step = c.k_step, x.q_step = c.q_step;
-  for (int i = 0; i < 4; i++) x.line[i] = at<void>(c.line[i]), x.line_step[i] = c.line_step[i];
-  for (int i = 0; i < 2; i++) x.scalar[i] = at<void>(c.scalar[i]), x.scalar_step[i] = c.scalar_step[i];
+  x.k = at<void>(c.k.address), x.q = at<void>(c.q.address), x.k_step = c.k.step, x.q_step = c.q.step;
+  for (int i = 0; i < Cell::lines; i++) x.line[i] = at<void>(c.line[i].address), x.line_step[i] = c.line[i].step;
+  for (int i = 0; i < Cell::scalars; i++) x.scalar[i] = at<void>(c.scalar[i].address), x.scalar_step[i] = c.scalar[i].step;
   x.a_log = at<float>(c.a_log), x.dt_bias = at<float>(c.dt_bias), x.mask = at<unsigned char>(c.mask);
   return x;
 }
@@ -46,21 +49,25 @@ ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) {
 }
 
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
+  if (const char* wrong = refuse(*c, false)) return wrong;
   matrix::ForwardArgs a{};
   a.n = sizes(*c), a.in = inputs(*c);
   a.s0 = at<float>(c->s0), a.s1 = at<float>(c->s1), a.state_line = c->state_line, a.state_row = c->state_row;
   a.o = at<void>(c->o), a.saved = at<void>(c->saved);
+  for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c->param[i]);
   return said(matrix::launch_forward<Forward>(a, at<CUstream_st>(c->stream)));
 }
 
 ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
+  if (const char* wrong = refuse(*c, true)) return wrong;
   matrix::BackwardArgs a{};
   a.n = sizes(*c), a.in = inputs(*c);
   a.dy = at<void>(c->dy), a.saved = at<void>(c->saved), a.ds1 = at<float>(c->ds1), a.ds0 = at<float>(c->ds0);
   a.state_line = c->state_line, a.state_row = c->state_row;
-  a.dk = at<void>(c->dk), a.dq = at<void>(c->dq), a.dk_step = c->dk_step, a.dq_step = c->dq_step;
-  for (int i = 0; i < 4; i++) a.dline[i] = at<void>(c->dline[i]), a.dline_step[i] = c->dline_step[i];
-  for (int i = 0; i < 2; i++) a.dscalar[i] = at<void>(c->dscalar[i]), a.dscalar_step[i] = c->dscalar_step[i];
+  a.dk = at<void>(c->dk.address), a.dq = at<void>(c->dq.address), a.dk_step = c->dk.step, a.dq_step = c->dq.step;
+  for (int i = 0; i < Cell::lines; i++) a.dline[i] = at<void>(c->dline[i].address), a.dline_step[i] = c->dline[i].step;
+  for (int i = 0; i < Cell::scalars; i++) a.dscalar[i] = at<void>(c->dscalar[i].address), a.dscalar_step[i] = c->dscalar[i].step;
+  for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c->param[i]), a.dparam[i] = at<float>(c->dparam[i]);
   a.dhead = at<float>(c->dhead), a.parts = at<float>(c->parts);
   return said(matrix::launch_backward<Backward>(a, at<CUstream_st>(c->stream)));
 }

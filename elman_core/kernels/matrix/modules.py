@@ -1,7 +1,8 @@
-"""What is compiled for a matrix-state kernel: one module for a size, a dtype and the maps of its inputs."""
+"""A matrix-state cell, and what is compiled for it: one module for a size, a dtype and the maps of its inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,42 +12,130 @@ from elman_core.kernels.build import Extension
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.runtime import DTYPE_CODES
 from elman_core.kernels.spec import Target
-from elman_core.registry.errors import KernelError
+from elman_core.registry.errors import ConfigError, KernelError
 
 SUPPORTED = "rows N: multiples of 4 from 4 to 128; columns V: 1 to 4096; float32, bfloat16, float16"
 CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HOST_DTYPES = (torch.float64, torch.float32)
 KINDS = {"given": 0, "sigmoid": 1, "mamba": 2}
+RESERVED = ("q", "k", "packed", "state", "mask", "starts", "a_log", "dt_bias", "maps", "backend", "n_state", "heads")
 
 
 @dataclass(frozen=True)
 class Maps:
-    """What happens to the inputs before the recurrence. `decay` and `write`: "given", "sigmoid"; `decay` also "mamba"."""
+    """What happens to the inputs before the recurrence.
 
-    silu: bool = False
-    l2: bool = False
-    decay: str = "given"
-    write: str = "given"
+    Attributes:
+        silu: names of what passes SiLU, of q, k, v and the other lines.
+        normalised: which of q and k have length 1, after it: x (sum x² + 1e-12)^(-1/2).
+        scalars: of each scalar in its order: "given", "sigmoid" of it, or, for the first alone, "mamba", which is
+            exp(-exp(A_log) softplus(x + dt_bias)). Those not named are given.
+    """
+
+    silu: tuple[str, ...] = ()
+    normalised: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
+
+    @property
+    def mamba(self) -> bool:
+        return self.scalars[:1] == ("mamba",)
+
+    def kind(self, scalar: int) -> str:
+        return self.scalars[scalar] if scalar < len(self.scalars) else "given"
 
     def __str__(self) -> str:
-        return f"{int(self.silu)}{int(self.l2)}{KINDS[self.decay]}{KINDS[self.write]}"
+        return "|".join(".".join(names) for names in (self.silu, self.normalised, self.scalars))
 
-    @staticmethod
-    def parse(text: str) -> Maps:
-        names = list(KINDS)
-        return Maps(text[0] == "1", text[1] == "1", names[int(text[2])], names[int(text[3])])
+
+@dataclass(frozen=True)
+class MatrixCell(Cell):
+    """A matrix-state cell: what it is given of a step beside q and k, by name, and what it is instantiated with.
+
+    Attributes:
+        lines: inputs per line, v first. scalars: inputs per head. params: learned constants per line.
+        optional: the scalars, the last ones, that may be None. options: bools that the cell is a template of; behind
+            them it has one for each of `optional`, whether it is given. shared: which of q and k all heads share.
+        maps: what happens to the inputs, in the ways that the variant runs it. rows: sizes that are built ahead.
+    """
+
+    lines: tuple[str, ...] = ("v",)
+    scalars: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    maps: tuple[Maps, ...] = (Maps(),)
+    rows: tuple[int, ...] = (16, 24, 32)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what no cell can have."""
+        names = (*self.names, *self.options)
+        counts = (len(self.lines) - 1, len(self.scalars), len(self.params))
+        if any(count > most for count, most in zip(counts, (3, 2, 4), strict=True)):
+            raise ConfigError(f"{self.name}: a cell has at most 3 lines beside v, 2 scalars and 4 params, not {counts}")
+        if not set(self.shared) <= {"q", "k"}:
+            raise ConfigError(f"{self.name}: heads can share q and k, not {', '.join(self.shared)}")
+        wrong = [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]
+        if wrong:
+            raise ConfigError(f"{self.name}: {wrong[0]!r} cannot be the name of an input; give each another of its own")
+        if self.optional != self.scalars[len(self.scalars) - len(self.optional) :]:
+            raise ConfigError(f"{self.name}: optional names the last scalars, of {self.scalars}, not {self.optional}")
+        for maps in self.maps:
+            self.check_maps(maps)
+
+    def check_maps(self, maps: Maps) -> None:
+        """Raises ConfigError for maps of what the cell has not."""
+        known = {"silu": ("q", "k", *self.lines), "normalised": ("q", "k")}
+        for where, names in known.items():
+            if wrong := [n for n in getattr(maps, where) if n not in names]:
+                raise ConfigError(f"{self.name}: maps.{where} has {', '.join(names)}, not {wrong[0]!r}")
+        kinds = [k for i, k in enumerate(maps.scalars) if k not in KINDS or (k == "mamba" and i > 0)]
+        if kinds or len(maps.scalars) > len(self.scalars):
+            raise ConfigError(
+                f"{self.name}: maps.scalars has one of {', '.join(KINDS)} for each of its {len(self.scalars)} scalars, mamba "
+                f"for the first alone, not {maps.scalars}"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all inputs beside q and k, in their order."""
+        return (*self.lines, *self.scalars, *self.params)
+
+    def form(self, maps: Maps, options: Sequence[bool], absent: int) -> str:
+        """What of a call decides the module, as text: the cell's template arguments, sets as bits, kinds of scalars.
+
+        Args:
+            options: of the cell. absent: how many of the optional scalars are not given.
+        """
+
+        def bits(names: Sequence[str]) -> int:
+            return sum(1 << (("k", "q", *self.lines).index(name)) for name in names)
+
+        given = [i < len(self.optional) - absent for i in range(len(self.optional))]
+        kinds = [KINDS[maps.kind(i)] for i in range(len(self.scalars) - absent)]
+        digits = ["".join(str(int(x)) for x in row) for row in ((*options, *given), (*kinds, 0, 0)[:2])]
+        return "_".join([digits[0], *(str(bits(x)) for x in (maps.silu, maps.normalised, self.shared)), digits[1]])
+
+    def read(self, form: str) -> tuple[Maps, tuple[str, ...]]:
+        """The maps of a form, and the options that are on and the optional scalars that are given."""
+        arguments, silu, normalised, _, kinds = form.split("_")
+
+        def members(bits: str) -> tuple[str, ...]:
+            return tuple(n for i, n in enumerate(("k", "q", *self.lines)) if int(bits) >> i & 1)
+
+        scalars = tuple(list(KINDS)[int(digit)] for digit in kinds[: len(self.scalars)])
+        on = [n for n, digit in zip((*self.options, *self.optional), arguments, strict=True) if digit == "1"]
+        return Maps(members(silu), members(normalised), scalars), tuple(on)
 
 
 @dataclass(frozen=True)
 class Size:
-    """What one compiled module is for; fields as in the op."""
+    """What one compiled module is for. form: as `MatrixCell.form`."""
 
     rows: int
     columns: int
     dtype: torch.dtype
-    linear: bool
-    write: bool
-    maps: str
+    form: str
 
 
 def interval(rows: int, bits: int, backend: str) -> int:
@@ -54,37 +143,34 @@ def interval(rows: int, bits: int, backend: str) -> int:
     return 16 if rows <= 32 or bits > 16 or backend == "host" else 8 if rows <= 64 else 4
 
 
-def extension(cell: Cell, target: Target, size: Size) -> Extension:
+def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
     """What `kernels.build` compiles.
 
     Raises:
         KernelError: the sources are not installed.
     """
-    short = str(size.dtype).removeprefix("torch.")
-    words = [cell.name, "matrix", target, short, f"{size.rows}x{size.columns}"]
-    words.append(f"{int(size.linear)}{int(size.write)}{size.maps}")
-    silu, l2, kind0, kind1 = tuple(size.maps)
+    arguments, silu, normalised, shared, kinds = size.form.split("_")
+    dtype = str(size.dtype).removeprefix("torch.")
     return build.shipped(
-        "_".join(words),
+        "_".join([cell.name, "matrix", target, dtype, f"{size.rows}x{size.columns}", size.form]),
         "matrix_state_host.cpp" if target == "host" else "matrix_state_cuda.cu",
         cell.header,
-        CELL=cell.type,
-        LINEAR=int(size.linear),
-        WRITE=int(size.write),
+        CELL=f"{cell.type}<{','.join(arguments)}>" if arguments else cell.type,
         DTYPE=DTYPE_CODES[size.dtype],
         ROWS=size.rows,
         LINES=size.columns,
         SILU=silu,
-        L2=l2,
-        KIND0=kind0,
-        KIND1=kind1,
+        L2=normalised,
+        SHARED=shared,
+        KIND0=kinds[0],
+        KIND1=kinds[1],
     )
 
 
-def usual(cell: Cell, target: Target) -> Extension:
+def usual(cell: MatrixCell, target: Target) -> Extension:
     """The same where no size is named."""
-    dtype = torch.float64 if target == "host" else torch.bfloat16
-    return extension(cell, target, Size(32, 32, dtype, False, False, str(Maps())))
+    form = cell.form(cell.maps[0], [False] * len(cell.options), len(cell.optional))
+    return extension(cell, target, Size(32, 32, torch.float64 if target == "host" else torch.bfloat16, form))
 
 
 def check(name: str, target: Target, size: Size) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +15,27 @@ from torch import Tensor
 from elman_core.kernels.runtime import open_module
 
 
+class View(ctypes.Structure):
+    """MatrixView: where a tensor begins, and elements from one of its time steps to the next."""
+
+    _fields_ = (("address", ctypes.c_uint64), ("step", ctypes.c_int64))
+
+
+def _addresses(*names: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, ctypes.c_uint64) for name in names)
+
+
 class Call(ctypes.Structure):
     """MatrixCall of matrix_state_call.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch", "steps", "heads")),
-        ("k", ctypes.c_uint64),
-        ("q", ctypes.c_uint64),
-        ("line", ctypes.c_uint64 * 4),
-        ("scalar", ctypes.c_uint64 * 2),
-        ("k_step", ctypes.c_int64),
-        ("q_step", ctypes.c_int64),
-        ("line_step", ctypes.c_int64 * 4),
-        ("scalar_step", ctypes.c_int64 * 2),
-        *((name, ctypes.c_uint64) for name in ("a_log", "dt_bias", "mask")),
-        ("state_line", ctypes.c_int64),
-        ("state_row", ctypes.c_int64),
-        *((name, ctypes.c_uint64) for name in ("s0", "s1", "o", "saved", "dy", "ds1", "ds0", "dk", "dq")),
-        ("dline", ctypes.c_uint64 * 4),
-        ("dscalar", ctypes.c_uint64 * 2),
-        ("dk_step", ctypes.c_int64),
-        ("dq_step", ctypes.c_int64),
-        ("dline_step", ctypes.c_int64 * 4),
-        ("dscalar_step", ctypes.c_int64 * 2),
-        *((name, ctypes.c_uint64) for name in ("dhead", "da_log", "ddt_bias", "parts", "stream")),
+        *((n, ctypes.c_int64) for n in ("batch", "steps", "heads", "lines", "scalars", "params", "k_head", "q_head")),
+        *(("k", View), ("q", View), ("line", View * 4), ("scalar", View * 2), ("param", ctypes.c_uint64 * 4)),
+        *_addresses("a_log", "dt_bias", "mask"),
+        *(("state_line", ctypes.c_int64), ("state_row", ctypes.c_int64)),
+        *_addresses("s0", "s1", "o", "saved", "dy", "ds1", "ds0"),
+        *(("dk", View), ("dq", View), ("dline", View * 4), ("dscalar", View * 2), ("dparam", ctypes.c_uint64 * 4)),
+        *_addresses("dhead", "da_log", "ddt_bias", "parts", "stream"),
     )
 
 
@@ -65,26 +64,8 @@ def info(library: Any) -> tuple[int, ...]:
     return _infos[id(library)]
 
 
-def inputs(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, write: Tensor | None, mask: Tensor | None, a_log: Tensor | None,
-    dt_bias: Tensor | None,
-) -> Call:  # fmt: skip
-    call = Call()
-    (call.batch, call.steps, call.heads), V = decay.shape, v.shape[3]
-    call.q, call.k, call.line[0], call.scalar[0] = (address(x) for x in (q, k, v, decay))
-    call.q_step, call.k_step, call.line_step[0], call.scalar_step[0] = (
-        q.stride(1),
-        k.stride(1),
-        v.stride(1),
-        decay.stride(1),
-    )
-    if write is not None:
-        call.scalar[1], call.scalar_step[1] = address(write), write.stride(1)
-    call.a_log, call.dt_bias, call.mask = address(a_log), address(dt_bias), address(mask)
-    call.state_line, call.state_row = 1, V
-    if q.is_cuda:
-        call.stream = torch.cuda.current_stream(q.device).cuda_stream
-    return call
+def view(x: Tensor) -> View:
+    return View(x.data_ptr(), x.stride(1))
 
 
 def aligned(x: Tensor, align: int) -> Tensor:
@@ -104,9 +85,10 @@ def aligned(x: Tensor, align: int) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def sliceable(columns: int, keys: int, size: int, align: int) -> bool:
-    """Whether the slices q, k, v of a (B, T, columns) tensor have rows that start aligned."""
-    return columns * size % align == 0 and keys * size % align == 0
+def sliceable(widths: Sequence[int], size: int, align: int) -> bool:
+    """Whether slices of these widths, the last for scalars, of one tensor's rows all start aligned."""
+    starts = [*accumulate(widths[:-1]), sum(widths)]
+    return all(start * size % align == 0 for start in (starts[:-2] + starts[-1:]))
 
 
 def part(x: Tensor | None, rows: slice) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 The op is the recurrence of H heads, each with a matrix S of N rows (keys) and V independent columns (lines, in C++),
 
-    r = Sᵀ k,   S = phi(keep(r) S + k write(r, v)ᵀ),   o = Sᵀ q
+    r = Sᵀ k,   S = phi(keep S + k writeᵀ),   o = Sᵀ q,   (keep, write) of a column = cell(r, its lines, scalars, params)
 
 registered with `torch.library` as `elman::matrix_NAME` (and `_backward`), so that FakeTensor, `torch.compile` and CUDA
 graphs know it. Back ends:
@@ -11,10 +11,10 @@ graphs know it. Back ends:
     host       the same cell in C++ loops, in float64 or float32: an instrument of the tests, taken only when asked for
     reference  the variant's own slow function, differentiated by autograd: the truth, the CPU's, and the fallback of a GPU
 
-Two forms share the op. Called, it takes q, k, v, decay and write as the recurrence uses them. `fused` takes projections as they
-leave their product (one tensor, sliced by address) and does SiLU, L2 norm and the decay's map inside the kernel.
+Two forms share the op. Called, it takes q, k and the cell's inputs each by itself. `fused` takes q, k and the lines as they
+leave their product (one tensor, sliced by address). SiLU, L2 norm and the maps of scalars (`Maps`) are in the kernel in both.
 
-Shapes: B batch, T time, H heads, N rows, V columns, C = 2 H N + H V.
+Shapes: B batch, T time, H heads, N rows, V columns, L lines, C = 2 H N + L H V.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from torch import Tensor
 
 from elman_core.kernels import build
 from elman_core.kernels.build import Extension, Target
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.choice import in_words, register, runs
 from elman_core.kernels.runtime import compute_dtype, refuse_transforms, transformed, warn_of_packed_rows
 from elman_core.kernels.spec import Backend, Case, KernelSpec
@@ -37,140 +36,200 @@ from elman_core.registry.errors import ConfigError, KernelError
 
 from . import modules, native, portable, schema, spec
 from .check import check_tensors
-from .modules import Maps, Size
+from .modules import Maps, MatrixCell, Size
 
 Reference = Callable[..., tuple[Tensor, Tensor]]
 
 
 class MatrixKernel:
-    """The op of one matrix-state cell with a decay and an optional write strength for each head. Make one at module level.
+    """The op of one matrix-state cell. Make one at module level.
 
     Args:
         name: of the variant; lower case.
         header: the cell header, as in `elman/matrix_state_cell.h` of `elman_csrc`.
-        reference: `reference(q, k, v, decay, write, state, mask, starts, *, linear_state) -> (o, state)`.
-        cell: the C++ template of the cell, instantiated with <linear state, write gate>; "elman::NAME::Cell" unless given.
+        reference: `reference(q, k, v, *lines, *scalars, *params, state, mask, starts, **options) -> (o, state)`, of what
+            `maps` have made of the inputs.
+        lines: names of the inputs (B, T, H, V) beside v, at most 3. scalars: of the inputs (B, T, H), at most 2.
+            params: of the learned constants (H, V), at most 4. All in the order of the cell's.
+        optional: the last scalars that may be None. options: names of bools, also keywords of the reference. The cell is a
+            template of the options, then of whether each of `optional` is given.
+        shared: which of q and k all heads share, and are (B, T, 1, N).
+        maps: what happens to the inputs before the recurrence, in the ways that the variant runs it. The first is what a call
+            does that names none, and what `elman build` compiles.
+        rows: sizes N = V that `elman build` compiles unless told which.
+        cell: the C++ type of the cell, or the name of the template; "elman::NAME::Cell" unless given.
+
+    Raises:
+        ConfigError: inputs that no cell can have.
     """
 
-    def __init__(self, name: str, *, header: Path, reference: Reference, cell: str | None = None) -> None:
-        self.name, self.reference = name, reference
-        self.cell = Cell(name, Path(header), cell or f"elman::{name}::Cell", reference)
-        self.op = schema.register(name, self.load)
+    def __init__(
+        self,
+        name: str,
+        *,
+        header: Path,
+        reference: Reference,
+        lines: Sequence[str] = (),
+        scalars: Sequence[str] = (),
+        params: Sequence[str] = (),
+        optional: Sequence[str] = (),
+        options: Sequence[str] = (),
+        shared: Sequence[str] = (),
+        maps: Sequence[Maps] = (Maps(),),
+        rows: Sequence[int] = (16, 24, 32),
+        cell: str | None = None,
+    ) -> None:
+        self.name = name
+        self.cell = MatrixCell(
+            name, Path(header), cell or f"elman::{name}::Cell", reference, lines=("v", *lines), scalars=tuple(scalars),
+            params=tuple(params), optional=tuple(optional), options=tuple(options), shared=tuple(shared), maps=tuple(maps),
+            rows=tuple(rows),
+        )  # fmt: skip
+        self.op = schema.register(self.cell, self.load)
         register(self)
 
     def __call__(
         self,
         q_BTHN: Tensor,
         k_BTHN: Tensor,
-        v_BTHV: Tensor,
-        decay_BTH: Tensor,
-        write_BTH: Tensor | None = None,
+        *inputs: Tensor | None,
         state_BHNV: Tensor | None = None,
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
-        *,
-        linear_state: bool = False,
+        a_log_H: Tensor | None = None,
+        dt_bias_H: Tensor | None = None,
+        maps: Maps | None = None,
         backend: Backend = "auto",
+        **more: Any,
     ) -> tuple[Tensor, Tensor]:
         """The recurrence, as `reference`.
 
         Args:
-            q_BTHN, k_BTHN, v_BTHV: float32, bfloat16, float16 or float64; any strides.
-            decay_BTH, write_BTH: computed with in float32 (float64 for float64). write None is 1.
+            q_BTHN, k_BTHN: float32, bfloat16, float16 or float64; any strides. (B, T, 1, N) where shared.
+            inputs: v and the other lines (B, T, H, V), scalars (B, T, H) and params (H, V), in the order of the cell's, or by
+                name. Scalars that are given and params are computed with in float32 (float64 for float64).
             state_BHNV: S_0, None is zeros. mask_BT: bool; where False the state is held and o means nothing.
             starts_BT: bool; where True the state is set to 0 before the step. The reference alone does that so far: on a GPU
                 one warning says so.
+            a_log_H, dt_bias_H: of the "mamba" map, and with it alone.
             backend: "auto" or one of the module's docstring.
+            more: the cell's options, False unless given.
 
         Returns:
             o (B, T, H, V) in the dtype of q, S_T (B, H, N, V) in float32 (float64 for float64).
 
         Raises:
+            TypeError: other inputs than the cell's.
             ConfigError: shapes or dtypes that do not fit together.
             KernelError: a back end asked for that cannot run this.
             NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
         """
-        if q_BTHN.dim() != 4 or q_BTHN.numel() == 0:
+        given, options = self._bind(self.cell.names, inputs, more)
+        v = given["v"]
+        if q_BTHN.dim() != 4 or q_BTHN.numel() == 0 or not isinstance(v, Tensor) or v.dim() != 4:
             raise ConfigError(
-                f"{self.name}: q must be (B, T, H, N) with every size at least 1, not {tuple(q_BTHN.shape)}"
+                f"{self.name}: q must be (B, T, H, N) and v (B, T, H, V), every size at least 1; q is {tuple(q_BTHN.shape)}"
             )
-        B, T, H, N = q_BTHN.shape
-        V = v_BTHV.shape[-1]
-        check_tensors(
-            self.name, q_BTHN, (B, T, H), (B, H, N, V), state_BHNV, mask_BT, starts_BT,
-            k=(k_BTHN, (B, T, H, N)), v=(v_BTHV, (B, T, H, V)), decay=(decay_BTH, (B, T, H)), write=(write_BTH, (B, T, H)),
+        B, T, H, N, V = *q_BTHN.shape[:2], v.shape[2], q_BTHN.shape[3], v.shape[3]
+        shapes: dict[str, tuple[int, ...]] = {n: (B, T, 1 if n in self.cell.shared else H, N) for n in ("q", "k")}
+        tensors = {"q": q_BTHN, "k": k_BTHN, **given}
+        return self._recur(
+            tensors, shapes, (B, T, H, N, V), (state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H),
+            maps or self.cell.maps[0], options, backend,
         )  # fmt: skip
-        wanted = Size(N, V, q_BTHN.dtype, linear_state, write_BTH is not None, str(Maps()))
-        if self._backend(backend, q_BTHN, wanted, starts_BT) == "reference":
-            return self.reference(
-                q_BTHN, k_BTHN, v_BTHV, decay_BTH, write_BTH, state_BHNV, mask_BT, starts_BT, linear_state=linear_state
-            )
-        full = compute_dtype(q_BTHN)
-        given = [None if x is None else x.to(full) for x in (decay_BTH, write_BTH, state_BHNV)]
-        inputs = (q_BTHN, k_BTHN.to(q_BTHN.dtype), v_BTHV.to(q_BTHN.dtype), *given, mask_BT, None, None)
-        return self._run(inputs, wanted)
 
     def fused(
         self,
-        qkv_BTC: Tensor,
-        decay_BTH: Tensor,
-        write_BTH: Tensor | None = None,
+        packed_BTC: Tensor,
+        *inputs: Tensor | None,
+        n_state: int,
+        heads: int | None = None,
         state_BHNV: Tensor | None = None,
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
-        *,
-        n_state: int,
-        silu: bool = True,
-        l2_norm: bool = True,
         a_log_H: Tensor | None = None,
         dt_bias_H: Tensor | None = None,
-        decay: str = "mamba",
-        linear_state: bool = False,
+        maps: Maps | None = None,
         backend: Backend = "auto",
+        **more: Any,
     ) -> tuple[Tensor, Tensor]:
-        """The recurrence from raw projections.
+        """The recurrence of q, k and lines that lie side by side, as one product leaves them.
 
         Args:
-            qkv_BTC: q, k (H n_state each) and v (H V), head-major, side by side.
-            decay_BTH: for "mamba" a in exp(-exp(A_log) softplus(a + dt_bias)); for "sigmoid" its logit; for "given" the decay.
-            write_BTH: the logit of the write strength; None is strength 1.
-            silu: of q, k and v. l2_norm: of q and k, after it, as x (sum x² + 1e-12)^(-1/2).
+            packed_BTC: q, k (H n_state each), v and the other lines (H V each), head-major.
+            inputs: scalars and params. heads: H; needed where there are no scalars.
 
         Returns, raises: as a call.
         """
-        if qkv_BTC.dim() != 3 or qkv_BTC.numel() == 0:
+        names = self.cell.names[len(self.cell.lines) :]
+        given, options = self._bind(names, inputs, more)
+        if self.cell.shared:
             raise ConfigError(
-                f"{self.name}: qkv must be (B, T, C) with every size at least 1, not {tuple(qkv_BTC.shape)}"
+                f"{self.name}: {self.cell.shared[0]} is shared by all heads; call it with q, k and v apart"
             )
-        (B, T, C), H = qkv_BTC.shape, decay_BTH.shape[-1]
-        V = C // H - 2 * n_state
-        if decay not in modules.KINDS:
-            raise ConfigError(f"{self.name}: decay must be {', '.join(modules.KINDS)}, not {decay!r}")
-        if n_state < 1 or V < 1 or H * (2 * n_state + V) != C:
+        if packed_BTC.dim() != 3 or packed_BTC.numel() == 0:
             raise ConfigError(
-                f"{self.name}: qkv has {C} columns, which {H} heads of 2 x {n_state} keys and V values do not fill"
+                f"{self.name}: packed must be (B, T, C) with every size at least 1, not {tuple(packed_BTC.shape)}"
             )
-        if (decay == "mamba") != (a_log_H is not None and dt_bias_H is not None):
-            raise ConfigError(f"{self.name}: A_log and dt_bias belong to decay='mamba', and to it alone")
-        maps = Maps(silu, l2_norm, decay, "given" if write_BTH is None else "sigmoid")
-        check_tensors(
-            self.name, qkv_BTC, (B, T, H), (B, H, n_state, V), state_BHNV, mask_BT, starts_BT,
-            decay=(decay_BTH, (B, T, H)), write=(write_BTH, (B, T, H)), a_log=(a_log_H, (H,)), dt_bias=(dt_bias_H, (H,)),
+        first = given[names[0]] if self.cell.scalars else None
+        H = heads or (0 if first is None else first.shape[-1])
+        (B, T, C), lines = packed_BTC.shape, len(self.cell.lines)
+        V = (C // H - 2 * n_state) // lines if H else 0
+        if n_state < 1 or V < 1 or H * (2 * n_state + lines * V) != C:
+            raise ConfigError(
+                f"{self.name}: packed has {C} columns, which {H} heads of 2 x {n_state} keys and {lines} x V values do not fill"
+            )
+        tensors = {"q": packed_BTC, "k": None, **dict.fromkeys(self.cell.lines), **given}
+        return self._recur(
+            tensors, {"q": (B, T, C)}, (B, T, H, n_state, V), (state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H),
+            maps or self.cell.maps[0], options, backend,
         )  # fmt: skip
-        wanted = Size(n_state, V, qkv_BTC.dtype, linear_state, write_BTH is not None, str(maps))
-        if self._backend(backend, qkv_BTC, wanted, starts_BT) == "reference":
-            return portable.fused_reference(
-                self.reference, qkv_BTC, decay_BTH, write_BTH, state_BHNV, mask_BT, starts_BT, n_state=n_state, maps=maps,
-                a_log_H=a_log_H, dt_bias_H=dt_bias_H, linear_state=linear_state,
-            )  # fmt: skip
-        narrow, full = qkv_BTC.dtype, compute_dtype(qkv_BTC)
-        scalars = (
-            decay_BTH.to(full if decay == "given" else narrow),
-            None if write_BTH is None else write_BTH.to(narrow),
-        )
-        heads = [None if x is None else x.to(full) for x in (state_BHNV, a_log_H, dt_bias_H)]
-        inputs = (qkv_BTC, None, None, *scalars, heads[0], mask_BT, heads[1], heads[2])
-        return self._run(inputs, wanted)
+
+    def _bind(
+        self, names: Sequence[str], inputs: Sequence[Tensor | None], more: dict[str, Any]
+    ) -> tuple[dict[str, Tensor | None], dict[str, bool]]:
+        """The cell's inputs by name, and its options.
+
+        Raises:
+            TypeError: one too many or too few, or of a name that it has not.
+        """
+        given = dict(zip(names, inputs, strict=False)) | {n: x for n, x in more.items() if n in names}
+        missing = [n for n in names if given.get(n) is None and n not in self.cell.optional]
+        options = {n: bool(more.get(n, False)) for n in self.cell.options}
+        unknown = [n for n in more if n not in names and n not in options]
+        if missing or unknown or len(inputs) > len(names):
+            wrong = f"without {missing[0]}" if missing else f"with {unknown[0] if unknown else 'one more'}"
+            taken = ", ".join((*names, *(f"{n}=False" for n in options))) or "no input"
+            raise TypeError(f"{self.name} takes {taken} beside its keys; it was called {wrong}")
+        return {n: given.get(n) for n in names}, options
+
+    def _recur(
+        self, tensors: dict[str, Any], keys: dict[str, tuple[int, ...]], sizes: tuple[int, int, int, int, int],
+        rest: tuple[Tensor | None, ...], maps: Maps, options: dict[str, bool], backend: Backend,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Either form. tensors: by name, q and k first. keys: shapes of those. rest: S_0, mask, starts, A_log, dt_bias."""
+        (B, T, H, N, V), cell, q = sizes, self.cell, tensors["q"]
+        state, mask, starts, a_log, dt_bias = rest
+        cell.check_maps(maps)
+        if maps.mamba != (a_log is not None and dt_bias is not None):
+            raise ConfigError(f"{self.name}: A_log and dt_bias belong to the map 'mamba', and to it alone")
+        shapes = keys | dict.fromkeys(cell.lines, (B, T, H, V)) | dict.fromkeys(cell.scalars, (B, T, H))
+        shapes |= dict.fromkeys(cell.params, (H, V)) | {"a_log": (H,), "dt_bias": (H,)}
+        named = {
+            n: (x, shapes[n]) for n, x in (*tensors.items(), ("a_log", a_log), ("dt_bias", dt_bias)) if x is not None
+        }
+        check_tensors(self.name, q, (B, T, H), (B, H, N, V), state, mask, starts, **named)
+        scalars = [tensors[n] for n in cell.scalars]
+        absent = sum(x is None for x in scalars)
+        size = Size(N, V, q.dtype, cell.form(maps, tuple(options.values()), absent))
+        if self._backend(backend, q, size, starts) == "reference":
+            return portable.recurrence(cell.reference, cell, maps, tensors, (H, N), rest, options)
+        narrow, full = q.dtype, compute_dtype(q)
+        dtypes = dict.fromkeys(cell.params, full)
+        dtypes |= {n: full if maps.kind(i) == "given" else narrow for i, n in enumerate(cell.scalars)}
+        inputs = [None if x is None else x.to(dtypes.get(n, narrow)) for n, x in tensors.items()]
+        state, a_log, dt_bias = (None if x is None else x.to(full) for x in (state, a_log, dt_bias))
+        return self._run((*inputs, state, mask, a_log, dt_bias), H, size)
 
     def backend(self, device: torch.device | str, rows: int, columns: int) -> str:
         """What "auto" runs at this size, in words; compiles nothing, so before the first use it is what will be tried."""
@@ -201,14 +260,14 @@ class MatrixKernel:
         modules.check(self.name, target, size)
         return _load(self.cell, target, size)
 
-    def prepare(self, dtype: torch.dtype, rows: int, columns: int, *form: Any) -> str:
+    def prepare(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> str:
         """As `choice.Compiled`."""
-        self.load("cuda", Size(rows, columns, dtype, *form))
+        self.load("cuda", Size(rows, columns, dtype, form))
         return "cuda"
 
-    def cases(self, dtype: torch.dtype, rows: int, columns: int, *form: Any) -> Sequence[Case]:
+    def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
         """As `choice.Compiled`."""
-        return [spec.first_use_case(Size(rows, columns, dtype, *form))]
+        return [spec.first_use_case(self.cell, Size(rows, columns, dtype, form))]
 
     def _backend(self, asked: Backend, like: Tensor, size: Size, starts: Tensor | None) -> Backend:
         if asked == "auto":
@@ -217,8 +276,7 @@ class MatrixKernel:
                 return "reference"
             if not like.is_cuda or size.dtype == torch.float64 or transformed():
                 return "reference"
-            form = (size.linear, size.write, size.maps)
-            return "cuda" if runs(self.name, like, size.rows, size.columns, *form) else "reference"
+            return "cuda" if runs(self.name, like, size.rows, size.columns, size.form) else "reference"
         if asked not in ("cuda", "host", "reference"):
             raise ConfigError(f"{self.name}: backend must be auto, cuda, host or reference, not {asked!r}")
         if asked != "reference" and like.device.type != ("cpu" if asked == "host" else "cuda"):
@@ -229,19 +287,19 @@ class MatrixKernel:
             refuse_transforms(self.name, "backend='auto' or 'reference'")
         return asked
 
-    def _run(self, inputs: tuple[Any, ...], size: Size) -> tuple[Tensor, Tensor]:
+    def _run(self, inputs: tuple[Any, ...], heads: int, size: Size) -> tuple[Tensor, Tensor]:
         keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
         backend = "cuda" if inputs[0].is_cuda else "host"
-        o, last, _ = self.op(*inputs, size.rows, size.linear, size.maps, keep, backend)
+        o, last, _ = self.op(*inputs, heads, size.rows, size.form, keep, backend)
         return o, last
 
 
-def _load(cell: Cell, target: Target, size: Size) -> Any:
+def _load(cell: MatrixCell, target: Target, size: Size) -> Any:
     return _module(cell, target, size, torch.cuda.current_device() if target == "cuda" else None)
 
 
 @cache
-def _module(cell: Cell, target: Target, size: Size, index: int | None) -> Any:
+def _module(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any:
     """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
     extension = modules.extension(cell, target, size)
     library = native.open_library(build.build(extension, build.local_arch(extension)))

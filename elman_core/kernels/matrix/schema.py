@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,63 +12,65 @@ from torch.library import Library, register_autograd, register_fake
 
 from elman_core.kernels.spec import Target
 
-from . import run
+from . import run as matrix_run
+from .modules import MatrixCell
 
 _library = Library("elman", "FRAGMENT")
-_INPUTS = "Tensor q, Tensor? k, Tensor? v, Tensor decay, Tensor? write"
 _HEADS = "Tensor? mask, Tensor? a_log, Tensor? dt_bias"
-_FORM = "int rows, bool linear, str maps"
+_FORM = "int heads, int rows, str form"
 
 
-def register(name: str, load: run.Load) -> Callable[..., Any]:
+def register(cell: MatrixCell, load: matrix_run.Load) -> Callable[..., Any]:
     """`elman::matrix_NAME` and its backward, run by the modules that `load` gives; returns the op.
 
     Its outputs: o (B, T, H, V), S_T (B, H, N, V), and, for the backward alone, the saved states, or empty.
     """
-    op = f"matrix_{name}"
+    op, names = f"matrix_{cell.name}", ("k", *cell.names)
+    inputs = "Tensor q, " + ", ".join(f"Tensor? {each}" for each in names)
     _library.define(
-        f"{op}({_INPUTS}, Tensor? state, {_HEADS}, {_FORM}, bool keep, str backend) -> (Tensor, Tensor, Tensor)"
+        f"{op}({inputs}, Tensor? state, {_HEADS}, {_FORM}, bool keep, str backend) -> (Tensor, Tensor, Tensor)"
     )
     _library.define(
-        f"{op}_backward(Tensor dy, Tensor? ds1, {_INPUTS}, {_HEADS}, Tensor saved, {_FORM}, str backend)"
-        f" -> ({', '.join(['Tensor'] * 8)})"
+        f"{op}_backward(Tensor dy, Tensor? ds1, {inputs}, {_HEADS}, Tensor saved, {_FORM}, str backend)"
+        f" -> ({', '.join(['Tensor'] * (len(names) + 4))})"
     )
 
-    def form(rows: int, linear: bool, maps: str, backend: str) -> run.Form:
-        return run.Form(name, rows, linear, maps, cast(Target, backend))
+    def form(heads: int, rows: int, text: str, backend: str) -> matrix_run.Form:
+        return matrix_run.Form(cell, heads, rows, text, cast(Target, backend))
 
     def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, decay, write, state, *heads, rows, linear, maps, keep, backend = given
-        what = form(rows, linear, maps, backend)
-        return run.forward(load, what, state, keep, q, k, v, decay, write, *heads)
+        *inputs, state, mask, a_log, dt_bias, heads, rows, text, keep, backend = given
+        what = form(heads, rows, text, backend)
+        return matrix_run.forward(load, what, state, keep, *inputs, mask, a_log, dt_bias)
 
-    def backward(*given: Any) -> tuple[Tensor, ...]:
-        dy, ds1, *inputs, saved, rows, linear, maps, backend = given
-        return run.backward(load, form(rows, linear, maps, backend), dy, ds1, saved, *inputs)
+    def backward(dy: Tensor, ds1: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
+        *inputs, saved, heads, rows, text, backend = given
+        return matrix_run.backward(load, form(heads, rows, text, backend), dy, ds1, saved, *inputs)
 
     _library.impl(op, forward, "CompositeExplicitAutograd")
     _library.impl(f"{op}_backward", backward, "CompositeExplicitAutograd")
-    register_fake(f"elman::{op}", run.fake_forward, lib=_library)
-    register_fake(f"elman::{op}_backward", run.fake_backward, lib=_library)
+    register_fake(f"elman::{op}", partial(matrix_run.fake_forward, cell), lib=_library)
+    register_fake(f"elman::{op}_backward", partial(matrix_run.fake_backward, cell), lib=_library)
     backward_op = getattr(torch.ops.elman, f"{op}_backward").default
 
     def differentiate(ctx: Any, dy: Tensor | None, ds1: Tensor | None, _saved: Any) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise NotImplementedError(
-                f"{name}: gradients of gradients (create_graph=True) exist only with backend='reference'"
+                f"{cell.name}: gradients of gradients (create_graph=True) exist only with backend='reference'"
             )
-        q, k, v, decay, write, mask, a_log, dt_bias, saved = ctx.saved_tensors
+        *inputs, mask, a_log, dt_bias, saved = ctx.saved_tensors
+        q, k, *named = inputs
         if dy is None:
             dy = q.new_zeros(ctx.o_shape)
-        dq, dk, dv, ddecay, dwrite, ds0, da_log, ddt_bias = backward_op(
-            dy, ds1, q, k, v, decay, write, mask, a_log, dt_bias, saved, *ctx.rest
-        )
-        if v is None and run.beside(q, decay):
-            dq, ddecay = dq.split([q.shape[2], decay.shape[2]], -1)
+        dq, *gradients, ds0, da_log, ddt_bias = backward_op(dy, ds1, *inputs, mask, a_log, dt_bias, saved, *ctx.rest)
+        first = len(cell.lines)
+        scalars = named[first : first + len(cell.scalars)]
+        if k is None and matrix_run.beside(q, scalars):
+            dq, gradients[1 + first] = dq.split([q.shape[2], scalars[0].shape[2]], -1)
+        of_inputs = (None if x is None else d for x, d in zip(inputs[1:], gradients, strict=True))
         return (
-            dq, None if k is None else dk, None if v is None else dv, ddecay, None if write is None else dwrite,
-            ds0 if ctx.has_state else None, None, None if a_log is None else da_log, None if dt_bias is None else ddt_bias,
-            None, None, None, None, None, None,
+            dq, *of_inputs, ds0 if ctx.has_state else None, None, None if a_log is None else da_log,
+            None if dt_bias is None else ddt_bias, *[None] * 5,
         )  # fmt: skip
 
     register_autograd(f"elman::{op}", differentiate, setup_context=_save, lib=_library)
@@ -76,7 +79,7 @@ def register(name: str, load: run.Load) -> Callable[..., Any]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, decay, write, state, mask, a_log, dt_bias, rows, linear, maps, _keep, backend = inputs
+    *given, state, mask, a_log, dt_bias, heads, rows, form, _keep, backend = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, decay, write, mask, a_log, dt_bias, output[2])
-    ctx.rest, ctx.has_state, ctx.o_shape = (rows, linear, maps, backend), state is not None, output[0].shape
+    ctx.save_for_backward(*given, mask, a_log, dt_bias, output[2])
+    ctx.rest, ctx.has_state, ctx.o_shape = (heads, rows, form, backend), state is not None, output[0].shape

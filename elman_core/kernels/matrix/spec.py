@@ -12,79 +12,74 @@ from torch import Tensor
 
 from elman_core.kernels import build
 from elman_core.kernels.build import Extension
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask
 from elman_core.registry.errors import KernelError
 
 from . import modules, portable
-from .modules import Maps, Size
+from .modules import Maps, MatrixCell, Size
 
 Run = Callable[..., tuple[Tensor, Tensor]]
-_PLAIN, _FUSED = str(Maps()), str(Maps(True, True, "mamba", "given"))
-_USUAL_ROWS = (16, 24, 32)
-_GATED = str(Maps(True, True, "mamba", "sigmoid"))
+Way = tuple[
+    Maps, bool, tuple[str, ...]
+]  # of a call: maps, whether packed, which options are on and optional scalars given
 
 
-def make_spec(cell: Cell, kernel: Run, fused: Run, operator: Any) -> KernelSpec:
+def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> KernelSpec:
     """What `verify` knows of a matrix-state kernel: its two forms, and the operator behind both."""
 
-    def arguments(inputs: Inputs, options: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        maps = Maps.parse(options.get("maps", _PLAIN))
-        linear = {"linear_state": options.get("linear_state", False)}
-        if "qkv" not in inputs:
-            return tuple(inputs.get(n) for n in ("q", "k", "v", "decay", "write", "S0", "mask")), linear
-        named = {
-            "n_state": options["n_state"], "silu": maps.silu, "l2_norm": maps.l2, "decay": maps.decay,
-            "a_log_H": inputs.get("A_log"), "dt_bias_H": inputs.get("dt_bias"),
-        }  # fmt: skip
-        return tuple(inputs.get(n) for n in ("qkv", "decay", "write", "S0", "mask")), named | linear
+    def arguments(inputs: Inputs, options: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        names = cell.names if "packed" not in inputs else cell.names[len(cell.lines) :]
+        first = ("packed",) if "packed" in inputs else ("q", "k")
+        named: dict[str, Any] = {n: options[n] for n in ("n_state", "heads", *cell.options) if n in options}
+        heads = {"state_BHNV": "S0", "mask_BT": "mask", "a_log_H": "A_log", "dt_bias_H": "dt_bias"}
+        named |= {to: inputs.get(n) for to, n in heads.items()} | {"maps": options.get("maps", Maps())}
+        return [inputs.get(n) for n in (*first, *names)], named
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
         args, named = arguments(inputs, options)
-        run = fused if "qkv" in inputs else kernel
         if backend == "stored":
-            if "qkv" in inputs:
-                return stored(args, named, options["maps"])
-            backend = "reference"
-        o, state = run(*args, backend=backend, **named)
+            o, state = stored(inputs, options)
+        else:
+            o, state = (fused if "packed" in inputs else kernel)(*args, backend=backend, **named)
         return {"o": o, "S": state}
 
-    def stored(args: tuple[Any, ...], named: dict[str, Any], maps: str) -> Outputs:
-        """The fused reference with q, k and v rounded to the storage dtype, as a recurrence gets them that stands alone."""
+    def stored(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """The reference with q, k and the lines rounded to the storage dtype, as a recurrence gets them that stands alone."""
+        like = inputs["packed" if "packed" in inputs else "q"]
+        assert like is not None
 
-        def rounded(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
-            return cell.reference(*(x.to(args[0].dtype).to(x.dtype) for x in (q, k, v)), *rest, **options)
+        def rounded(*given: Any, **more: Any) -> tuple[Tensor, Tensor]:
+            keys = 2 + len(cell.lines)
+            return cell.reference(*(x.to(like.dtype).to(x.dtype) for x in given[:keys]), *given[keys:], **more)
 
-        same = {n: named[n] for n in ("n_state", "a_log_H", "dt_bias_H", "linear_state")}
-        o, state = portable.fused_reference(rounded, *args, maps=Maps.parse(maps), **same)
-        return {"o": o, "S": state}
+        tensors = {"q": like} | {n: inputs.get(n) for n in ("k", *cell.names)}
+        heads = inputs["v"].shape[2] if "packed" not in inputs else options["heads"]  # type: ignore[union-attr]
+        rest = tuple(inputs.get(n) for n in ("S0", "mask", "starts", "A_log", "dt_bias"))
+        on = {n: options.get(n, False) for n in cell.options}
+        rows = options["n_state"] if "packed" in inputs else like.shape[3]
+        return portable.recurrence(rounded, cell, options.get("maps", Maps()), tensors, (heads, rows), rest, on)
 
     def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-        maps, linear = options.get("maps", _PLAIN), options.get("linear_state", False)
-        if "qkv" in inputs:
-            tensors = [
-                inputs[n] if n else None for n in ("qkv", "", "", "decay", "write", "S0", "mask", "A_log", "dt_bias")
-            ]
-            rows = options["n_state"]
-        else:
-            tensors = [inputs[n] if n else None for n in ("q", "k", "v", "decay", "write", "S0", "mask", "", "")]
-            found = inputs["q"]
-            assert found is not None
-            rows = found.shape[3]
-        return operator, (*tensors, rows, linear, maps, True, backend)
+        first = inputs["packed" if "packed" in inputs else "q"]
+        names = ("k", *cell.names, "S0", "mask", "A_log", "dt_bias")
+        size = _size(cell, options, 0, 0, torch.float32)
+        heads = options["heads"] if "packed" in inputs else inputs["v"].shape[2]  # type: ignore[union-attr]
+        assert first is not None
+        rows = options["n_state"] if "packed" in inputs else first.shape[3]
+        return operator, (first, *(inputs.get(n) for n in names), heads, rows, size.form, True, backend)
 
     def visible(inputs: Inputs) -> Outputs:
         mask = inputs["mask"]
         return {} if mask is None else {"o": mask[..., None, None]}
 
     def cases(target: Target, grid: Grid) -> list[Case]:
-        return list(_host_cases(grid) if target == "host" else _cuda_cases(grid))
+        return list((_host_cases if target == "host" else _cuda_cases)(cell, grid))
 
     return KernelSpec(
         name=cell.name,
         cases=cases,
-        make_inputs=make_inputs,
+        make_inputs=lambda case, generator: make_inputs(cell, case, generator),
         call=call,
         states=("S",),
         extension=lambda target: modules.usual(cell, target),
@@ -99,143 +94,149 @@ def make_spec(cell: Cell, kernel: Run, fused: Run, operator: Any) -> KernelSpec:
     )
 
 
-def _needs(cell: Cell, target: Target, cases: Sequence[Case]) -> list[Extension]:
+def _size(cell: MatrixCell, options: Mapping[str, Any], rows: int, columns: int, dtype: torch.dtype) -> Size:
+    """The module for a case of these options."""
+    on = [bool(options.get(n, False)) for n in cell.options]
+    absent = sum(not options.get(n, False) for n in cell.optional)
+    return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, absent))
+
+
+def _needs(cell: MatrixCell, target: Target, cases: Sequence[Case]) -> list[Extension]:
     """A module for each size, dtype and form among the cases."""
     found = []
     for each in cases:
-        size = Size(
-            each.sizes["N"], each.sizes["V"], each.dtype, each.options.get("linear_state", False),
-            each.options.get("write", False), each.options.get("maps", _PLAIN),
-        )  # fmt: skip
+        size = _size(cell, each.options, each.sizes["N"], each.sizes["V"], each.dtype)
         with contextlib.suppress(KernelError):  # the case itself reports what is not supported
             modules.check(cell.name, target, size)
             found.append(modules.extension(cell, target, size))
     return found
 
 
-def _builds(cell: Cell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
+def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
     """The form that a model runs by default, V = N, for each N (`rows`) and dtype.
 
     Raises:
         KernelError: an N or dtype that is not supported; names what is.
     """
     found = []
-    for count in rows or _USUAL_ROWS:
+    for count in rows or cell.rows:
         for dtype in dtypes or ((torch.float32,) if target == "host" else (torch.bfloat16,)):
-            size = Size(count, count, dtype, False, False, _FUSED)
+            size = _size(cell, {"maps": cell.maps[0]}, count, count, dtype)
             modules.check(cell.name, target, size)
             found.append(modules.extension(cell, target, size))
     return found
 
 
-def first_use_case(size: Size) -> Case:
-    """By which a size is verified when it is first trained."""
-    plain = size.maps == _PLAIN or (size.write and size.maps == _PLAIN)
-    return case(
-        (2, 49, 3, size.rows, size.columns),
-        size.dtype,
-        linear=size.linear,
-        write=size.write,
-        maps=None if plain else size.maps,
-    )
+def first_use_case(cell: MatrixCell, size: Size) -> Case:
+    """By which a size is verified when it is first used."""
+    maps, on = cell.read(size.form)
+    return case((2, 49, 3, size.rows, size.columns), size.dtype, maps=maps, on=on)
 
 
 def case(
     sizes: tuple[int, ...],
     dtype: torch.dtype,
     *,
-    linear: bool = False,
-    write: bool = False,
-    maps: str | None = None,
+    maps: Maps | None = None,
+    packed: bool = False,
+    on: Sequence[str] = (),
     **special: Any,
 ) -> Case:
-    """One problem. maps: as the string of `Maps`, for the fused form."""
-    options: dict[str, Any] = {}
-    if linear:
-        options["linear_state"] = True
-    if write:
-        options["write"] = True
-    if maps is not None:
-        options["maps"], options["n_state"] = maps, sizes[3]
+    """One problem. packed: of the fused form. on: options that are on, and optional scalars that are given."""
+    options: dict[str, Any] = dict.fromkeys(on, True)
+    if maps not in (None, Maps()):
+        options["maps"] = maps
+    if packed:
+        options |= {"n_state": sizes[3], "heads": sizes[2]}
     return Case(dict(zip("BTHNV", sizes, strict=True)), dtype, options=options, **special)
 
 
-def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """Keys and queries of length about 1, decays from 0.5 to 1: the state neither dies nor explodes."""
-    B, T, H, N, V = (case.sizes[k] for k in "BTHNV")
+def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inputs:
+    """Keys of length about 1, decays and params from 0.5 to 1: the state neither dies nor explodes."""
+    maps, (B, T, H, N, V) = case.options.get("maps", Maps()), (case.sizes[k] for k in "BTHNV")
     wide = compute_dtype(case.dtype)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    def unit(*shape: int) -> Tensor:
-        return torch.nn.functional.normalize(normal(*shape), dim=-1)
+    def share(*shape: int) -> Tensor:
+        return 1 - 0.5 * torch.rand(shape, generator=generator) ** 2
 
-    rest: Inputs = {"mask": padding_mask(T, B, generator).t().contiguous() if case.masked else None}
-    rest["S0"] = None if case.bare else (0.4 * normal(B, H, N, V)).to(wide)
-    write = case.options.get("write", False)
-    if "maps" not in case.options:
-        inputs: Inputs = {"q": unit(B, T, H, N).to(case.dtype), "k": unit(B, T, H, N).to(case.dtype)}
-        inputs["v"] = normal(B, T, H, V).to(case.dtype)
-        inputs["decay"] = (1 - 0.5 * torch.rand((B, T, H), generator=generator) ** 2).to(wide)
-        inputs["write"] = torch.rand((B, T, H), generator=generator).to(wide) if write else None
-        return inputs | rest
-    maps = Maps.parse(case.options["maps"])
-    scale = 1.0 if maps.l2 else N**-0.5
-    inputs = {"qkv": torch.cat([scale * normal(B, T, 2 * H * N), normal(B, T, H * V)], -1).to(case.dtype)}
-    raw = maps.decay != "given"
-    decay = normal(B, T, H) if raw else 1 - 0.5 * torch.rand((B, T, H), generator=generator) ** 2
-    inputs["decay"] = decay.to(case.dtype if raw else wide)
-    inputs["write"] = normal(B, T, H).to(case.dtype) if write else None
-    mamba = maps.decay == "mamba"
-    inputs["A_log"] = (0.5 * normal(H)).to(wide) if mamba else None
-    inputs["dt_bias"] = (normal(H) - 2).to(wide) if mamba else None
-    return inputs | rest
-
-
-def _host_cases(grid: Grid) -> Iterator[Case]:
-    for dtype in modules.HOST_DTYPES:
-        yield case((2, 1, 1, 4, 4), dtype)
-        yield case((2, 5, 2, 4, 3), dtype, write=True, masked=True)
-        yield case((2, 19, 3, 8, 8), dtype)
-        yield case((2, 33, 2, 8, 12), dtype, write=True, masked=True)
-        yield case((1, 16, 2, 4, 3), dtype, linear=True, strided=True)
-        yield case((2, 21, 2, 12, 8), dtype, maps=_FUSED)
-        yield case((2, 21, 2, 8, 8), dtype, maps=_GATED, write=True, masked=True)
-        yield case((1, 18, 2, 4, 8), dtype, maps=str(Maps(False, True, "sigmoid", "given")), bare=True)
-        yield case((2, 17, 1, 4, 4), dtype, maps=str(Maps(True, False, "given", "given")), linear=True)
-        if grid == "full":
-            for rows in (4, 8, 16):
-                for steps in (1, 15, 16, 17, 50):
-                    yield case((2, steps, 2, rows, rows), dtype)
-                    yield case((1, steps, 3, rows, 2 * rows), dtype, maps=_GATED, write=True, masked=True)
+    made: Inputs = {}
+    for name in ("q", "k"):
+        drawn = normal(B, T, 1 if name in cell.shared else H, N)
+        made[name] = (drawn if name in maps.normalised else torch.nn.functional.normalize(drawn, dim=-1)).to(case.dtype)
+    made |= {name: normal(B, T, H, V).to(case.dtype) for name in cell.lines}
+    if "n_state" in case.options:
+        made = {"packed": torch.cat([x.flatten(2) for x in made.values() if x is not None], -1)}
+    for i, name in enumerate(cell.scalars):
+        if name in cell.optional and not case.options.get(name, False):
+            made[name] = None
+        elif maps.kind(i) == "given":
+            made[name] = share(B, T, H).to(wide)
+        else:
+            made[name] = normal(B, T, H).to(case.dtype)
+    made |= {name: share(H, V).to(wide) for name in cell.params}
+    made["mask"] = padding_mask(T, B, generator).t().contiguous() if case.masked else None
+    made["S0"] = None if case.bare else (0.4 * normal(B, H, N, V)).to(wide)
+    made["A_log"] = (0.5 * normal(H)).to(wide) if maps.mamba else None
+    made["dt_bias"] = (normal(H) - 2).to(wide) if maps.mamba else None
+    return made
 
 
-def _cuda_cases(grid: Grid) -> Iterator[Case]:
-    for dtype in modules.CUDA_DTYPES:
-        yield case((2, 33, 3, 16, 16), dtype)
-        yield case((3, 1, 2, 16, 16), dtype)
-        yield case((2, 50, 5, 32, 32), dtype, masked=True)
-        yield case((2, 37, 3, 32, 32), dtype, write=True, maps=_GATED)
-        yield case((2, 40, 2, 24, 48), dtype, write=True, strided=True)
-        yield case((2, 35, 2, 8, 8), dtype, linear=True, bare=True)
-        yield case((1, 33, 2, 64, 64), dtype, maps=_FUSED)
-    yield case((1, 2049, 4, 16, 16), torch.bfloat16, maps=_FUSED)
-    yield case((2, 33, 2, 20, 7), torch.bfloat16, masked=True)
-    yield case((4, 512, 8, 32, 32), torch.bfloat16)
+def _ways(cell: MatrixCell) -> list[Way]:
+    """Every map, both forms, every option; not each with each."""
+    packed = not cell.shared
+    on: list[tuple[str, ...]] = [(), *((n,) for n in (*cell.options, *cell.optional))]
+    ways = [(maps, packed and i % 2 == 0, on[i % len(on)]) for i, maps in enumerate(cell.maps)]
+    ways += [(cell.maps[0], packed, each) for each in on] + [(cell.maps[-1], False, each) for each in on]
+    return list(dict.fromkeys(ways))
+
+
+def _spread(cell: MatrixCell, dtype: torch.dtype, sizes: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Case]:
+    """A case of each size, and what is special about it, in one way after the other."""
+    ways = _ways(cell)
+    for i, (each, special) in enumerate(sizes):
+        maps, packed, on = ways[i % len(ways)]
+        yield case(each, dtype, maps=maps, packed=packed, on=on, **{special: True} if special else {})
+
+
+def _host_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
+    sizes = [
+        ((2, 21, 2, 12, 8), ""), ((2, 1, 1, 4, 4), ""), ((2, 5, 2, 4, 3), "masked"), ((2, 19, 3, 8, 8), ""),
+        ((2, 33, 2, 8, 12), "masked"), ((1, 16, 2, 4, 3), "strided"), ((1, 18, 2, 4, 8), "bare"), ((2, 17, 1, 4, 4), ""),
+        ((2, 21, 2, 8, 8), "masked"),
+    ]  # fmt: skip
     if grid == "full":
-        for dtype in modules.CUDA_DTYPES:
-            for rows in (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128):
-                yield case((2, 33, 3, rows, rows), dtype)
-                yield case((1, 1, 2, rows, rows), dtype)
-                yield case((1, 47, 2, rows, rows), dtype, masked=True)
-            for rows, columns in ((16, 32), (32, 64), (8, 3), (32, 17), (48, 24)):
-                yield case((2, 33, 2, rows, columns), dtype)
-            for rows in (8, 16, 32, 64, 128):
-                yield case((2, 31, 2, rows, rows), dtype, maps=_GATED, write=True, masked=True)
-                yield case((2, 31, 2, rows, rows), dtype, maps=_FUSED, linear=True)
-                yield case((2, 31, 2, rows, rows), dtype, maps=str(Maps(False, True, "sigmoid", "given")), strided=True)
-                yield case((2, 31, 2, rows, rows), dtype, maps=str(Maps(True, False, "given", "given")))
-            yield case((1, 64, 1024, 16, 16), dtype)
-        yield case((1, 65536, 2, 16, 16), torch.bfloat16)
-        yield case((64, 128, 83, 32, 32), torch.bfloat16)
+        for rows in (4, 8, 16):
+            for steps in (1, 15, 16, 17, 50):
+                sizes += [((2, steps, 2, rows, rows), ""), ((1, steps, 3, rows, 2 * rows), "masked")]
+    for dtype in modules.HOST_DTYPES:
+        yield from _spread(cell, dtype, sizes)
+
+
+def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
+    sizes = [
+        ((2, 33, 3, 16, 16), ""), ((3, 1, 2, 16, 16), ""), ((2, 50, 5, 32, 32), "masked"), ((2, 37, 3, 32, 32), ""),
+        ((2, 40, 2, 24, 48), "strided"), ((2, 35, 2, 8, 8), "bare"), ((1, 33, 2, 64, 64), ""),
+        ((2, 33, 2, 20, 7), "masked"),
+    ]  # fmt: skip
+    for dtype in modules.CUDA_DTYPES:
+        yield from _spread(cell, dtype, sizes)
+    yield from _spread(cell, torch.bfloat16, [((1, 2049, 4, 16, 16), ""), ((4, 512, 8, 32, 32), "")])
+    if grid != "full":
+        return
+    for dtype in modules.CUDA_DTYPES:
+        for rows in (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128):
+            for maps, packed, on in _ways(cell)[-1:]:
+                yield case((2, 33, 3, rows, rows), dtype, maps=maps, packed=packed, on=on)
+                yield case((1, 1, 2, rows, rows), dtype, maps=maps, packed=packed, on=on)
+                yield case((1, 47, 2, rows, rows), dtype, maps=maps, packed=packed, on=on, masked=True)
+        shapes = ((16, 32), (32, 64), (8, 3), (32, 17), (48, 24))
+        yield from _spread(cell, dtype, [((2, 33, 2, *each), "") for each in shapes])
+        for rows in (8, 16, 32, 64, 128):
+            for i, (maps, packed, on) in enumerate(_ways(cell)):
+                special = {("masked", "strided")[i // 2]: True} if i in (0, 2) else {}
+                yield case((2, 31, 2, rows, rows), dtype, maps=maps, packed=packed, on=on, **special)
+        yield from _spread(cell, dtype, [((1, 64, 1024, 16, 16), "")])
+    yield from _spread(cell, torch.bfloat16, [((1, 65536, 2, 16, 16), ""), ((64, 128, 83, 32, 32), "")])

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core import ConfigError, Mixer, State
+from elman_core.kernels import Maps
 from elman_core.nn import CausalConv, RMSNorm, compute_dtype, linear, linears, mamba_decay_, xavier_uniform_
 from elman_core.registry import StateSpec
 
 from .config import CONV_WIDTH, E88Config
-from .op import e88
+from .op import KEYS, QKV, e88
 
 PROJECTIONS = (
     "qkv_proj",
@@ -93,15 +94,13 @@ class E88Mixer(Mixer):
             qkv_BTC,
             decay_BTH,
             projected.get("write_gate_proj"),
-            None if state is None else state["S"],
-            mask_BT,
-            starts_BT,
             n_state=config.n_state,
-            silu=config.use_silu,
-            l2_norm=config.l2_norm,
+            state_BHNV=None if state is None else state["S"],
+            mask_BT=mask_BT,
+            starts_BT=starts_BT,
             a_log_H=self.A_log if mamba else None,
             dt_bias_H=self.dt_bias if mamba else None,
-            decay=kind,
+            maps=Maps(QKV if config.use_silu else (), KEYS if config.l2_norm else (), (kind, "sigmoid")),
             linear_state=config.linear_state,
         )
         if config.value_residual:

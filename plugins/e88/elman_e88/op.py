@@ -2,8 +2,23 @@
 
 from pathlib import Path
 
-from elman_core.kernels import MatrixKernel
+from elman_core.kernels import Maps, MatrixKernel
 
 from .reference import e88_reference
 
-e88 = MatrixKernel("e88", header=Path(__file__).parent / "csrc" / "e88_cell.h", reference=e88_reference)
+QKV, KEYS = ("q", "k", "v"), ("q", "k")
+
+e88 = MatrixKernel(
+    "e88",
+    header=Path(__file__).parent / "csrc" / "e88_cell.h",
+    reference=e88_reference,
+    scalars=("decay", "write"),
+    optional=("write",),
+    options=("linear_state",),
+    maps=(
+        Maps(QKV, KEYS, ("mamba", "sigmoid")),
+        Maps((), KEYS, ("sigmoid", "sigmoid")),
+        Maps(QKV, (), ("given", "sigmoid")),
+        Maps(),
+    ),
+)

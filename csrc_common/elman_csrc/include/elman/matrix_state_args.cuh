@@ -14,41 +14,44 @@ struct Sizes {
 };
 
 struct Inputs {
-  const void* k;            // [B,T,H,N], heads and elements contiguous, `_step` elements from one time step to the next
+  const void* k;  // [B,T,H,N], heads and elements contiguous, `_step` elements from one time step to the next; [B,T,N] if shared
   const void* q;
-  const void* line[4];      // [B,T,H,V]
-  const void* scalar[2];    // [B,T,H]; fp32 if given, else storage type
-  int64_t k_step, q_step, line_step[4], scalar_step[2];
-  const float* a_log;       // [H], for ScalarKind::mamba
-  const float* dt_bias;     // [H]
+  const void* line[kMostLines];  // [B,T,H,V]
+  const void* scalar[kMostScalars];  // [B,T,H]; fp32 if given, else storage type
+  int64_t k_step, q_step, line_step[kMostLines], scalar_step[kMostScalars];
+  const float* a_log;  // [H], for ScalarKind::mamba
+  const float* dt_bias;  // [H]
   const unsigned char* mask;  // [B,T], 0 = hold the state; may be null
 };
 
 struct ForwardArgs {
   Sizes n;
   Inputs in;
-  const float* s0;          // state, may be null (zero)
+  const float* s0;  // state, may be null (zero)
   float* s1;
   int64_t state_line, state_row;  // strides of a state inside a head
-  void* o;                  // [B,T,H,V] contiguous
-  void* saved;              // of Saved, may be null
+  void* o;  // [B,T,H,V] contiguous
+  void* saved;  // of Saved, may be null
+  const float* param[kMostParams];  // [H,V]
 };
 
 struct BackwardArgs {
   Sizes n;
   Inputs in;
-  const void* dy;           // [B,T,H,V] contiguous
+  const void* dy;  // [B,T,H,V] contiguous
   const void* saved;
-  const float* ds1;         // may be null (zero)
-  float* ds0;               // may be null
+  const float* ds1;  // may be null (zero)
+  float* ds0;  // may be null
   int64_t state_line, state_row;
-  void* dk;                 // laid out as the inputs, own steps
+  void* dk;  // laid out as the inputs, own steps; of a shared vector each head's share
   void* dq;
-  void* dline[4];
-  void* dscalar[2];
-  int64_t dk_step, dq_step, dline_step[4], dscalar_step[2];
-  float* dhead;             // [PARTS,2,B,H]: sums over time of the gradients of A_log and dt_bias; mamba only
-  float* parts;             // [PARTS, B*T*H, 2N+2] if PARTS > 1: sums over lines that are not complete
+  void* dline[kMostLines];
+  void* dscalar[kMostScalars];
+  int64_t dk_step, dq_step, dline_step[kMostLines], dscalar_step[kMostScalars];
+  float* dhead;  // [PARTS,2,B,H]: sums over time of the gradients of A_log and dt_bias; mamba only
+  float* parts;  // [PARTS, B*T*H, 2N+2] if PARTS > 1: sums over lines that are not complete
+  const float* param[kMostParams];
+  float* dparam[kMostParams];  // [B,H,V]: sums over time
 };
 
 template <class P>
@@ -61,10 +64,10 @@ template <class P>
 struct Ready {
   alignas(16) float kq[P::steps + P::looks_ahead][2 * P::Q];  // the k that would follow is read, and not used
   alignas(16) float line[P::NL][P::steps][P::CB];
-  float scalar[P::NS][P::steps];
+  float scalar[P::AS][P::steps];
   float hold[P::steps];
   float rho[2][P::steps];
-  float raw[P::NS][P::steps];
+  float raw[P::AS][P::steps];
 };
 template <class P>
 struct ForwardShared {
@@ -98,7 +101,7 @@ template <class P>
 struct BackwardShared : Sums<P> {
   Ready<P> x[P::buffers];
   alignas(16) float dline[P::large ? 0 : P::buffers][P::NL][P::steps][P::CB];  // large: in place of `line` in `x`
-  alignas(16) float dscalar[P::result_buffers][P::NS][P::steps][P::shares + 8];  // 8: so that rows start in different banks
+  alignas(16) float dscalar[P::result_buffers][P::AS][P::steps][P::shares + 8];  // 8: so that rows start in different banks
   Staging<P> raw[P::raw_buffers];
   alignas(16) typename P::Store dy[P::raw_buffers][P::steps][P::CB];
   alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? P::steps : 1][P::CB];
@@ -111,7 +114,7 @@ struct BackwardShared : Sums<P> {
 
 // `lines`: the first of this lane's, of step 0.
 template <class P>
-__device__ __forceinline__ void step_inputs(float (&in)[P::M][P::NL], float (&c)[P::NS], const float* lines, const Ready<P>& x,
+__device__ __forceinline__ void step_inputs(float (&in)[P::M][P::NL], float (&c)[P::AS], const float* lines, const Ready<P>& x,
                                             int s) {
 #pragma unroll
   for (int l = 0; l < P::NL; l++) {
@@ -123,6 +126,10 @@ __device__ __forceinline__ void step_inputs(float (&in)[P::M][P::NL], float (&c)
 #pragma unroll
   for (int i = 0; i < P::NS; i++) c[i] = x.scalar[i][s];
 }
+
+// The learned constants of a lane's lines, and sums of their gradients.
+template <class P>
+using Constants = float[P::M][P::AC];
 
 // All threads that work on a head, helpers too.
 template <class P>

@@ -99,13 +99,13 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
 
 template <class P>
 __device__ __forceinline__ void walk_helped(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
-                                            float (&dS)[P::E]) {
+                                            const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
   team_sync<P>(at.team);
   for (int j = 0, raw = 0; j < segments; j++) {
     float S0[P::E];
     read_saved<P>(S0, sm, at, j & 1);
-    if (a.in.mask || (segments - j) * P::steps > a.n.T) walk_tensor<P, true>(sm, j & 1, raw, at, S0, dS);
-    else walk_tensor<P, false>(sm, j & 1, raw, at, S0, dS);
+    if (a.in.mask || (segments - j) * P::steps > a.n.T) walk_tensor<P, true>(sm, j & 1, raw, at, par, S0, dS, dpar);
+    else walk_tensor<P, false>(sm, j & 1, raw, at, par, S0, dS, dpar);
     team_sync<P>(at.team);
     raw = raw == 2 ? 0 : raw + 1;
   }
@@ -113,15 +113,15 @@ __device__ __forceinline__ void walk_helped(BackwardShared<P>& sm, const Backwar
 // The same where helpers have to give a segment's gradients away before the next is walked over: they have time until it is replayed.
 template <class P>
 __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
-                                                  float (&dS)[P::E]) {
+                                                  const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
   Packed<P> state;
   fetch_state<P>(state, a, at, segments - 1);
   team_sync<P>(at.team);
   for (int j = 0, raw = 0; j < segments; j++) {
-    if (a.in.mask || (segments - j) * P::steps > a.n.T) replay<P, true>(sm, j & 1, raw, at, state);
-    else replay<P, false>(sm, j & 1, raw, at, state);
+    if (a.in.mask || (segments - j) * P::steps > a.n.T) replay<P, true>(sm, j & 1, raw, at, par, state);
+    else replay<P, false>(sm, j & 1, raw, at, par, state);
     team_sync<P>(at.team);
-    walk_large<P>(sm, j & 1, raw, at, state, dS);
+    walk_large<P>(sm, j & 1, raw, at, par, state, dS, dpar);
     if (j + 1 < segments) fetch_state<P>(state, a, at, segments - 2 - j);
     team_sync<P>(at.team);
     raw = raw == 2 ? 0 : raw + 1;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const B
 
 template <class P>
 __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
-                                           float (&dS)[P::E]) {
+                                           const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
   Scalars<P> sc(a.in, at.h);
   HeadSums sums;
   auto bring = [&](int seg) {
@@ -151,8 +151,8 @@ __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const Backward
       bring(seg - 1);
       sc.fetch(a.in, a.n, at.b, at.h, (seg - 1) * P::steps, at.tl);
     }
-    if (a.in.mask || (seg + 1) * P::steps > a.n.T) walk<P, true>(sm, seg & 1, at, S0, dS);
-    else walk<P, false>(sm, seg & 1, at, S0, dS);
+    if (a.in.mask || (seg + 1) * P::steps > a.n.T) walk<P, true>(sm, seg & 1, at, par, S0, dS, dpar);
+    else walk<P, false>(sm, seg & 1, at, par, S0, dS, dpar);
     team_sync<P>(at.team);
     sums_over_lines<P>(sm, seg & 1, at);
     team_sync<P>(at.team);
@@ -181,12 +181,19 @@ __global__ void __launch_bounds__(P::threads, P::backward_blocks) backward_kerne
   if (!at.active) return;
   clear(&sm, at.tl, P::helped ? 2 * P::TL : P::TL);
   float dS[P::E];
+  Constants<P> par, dpar = {};
+  read_constants<P>(par, a.param, at);
   read_state<P>(dS, a.ds1, at, a.state_line, a.state_row);
   team_sync<P>(at.team);
-  if constexpr (P::large) walk_large_helped<P>(sm, a, at, segments, dS);
-  else if constexpr (P::helped) walk_helped<P>(sm, a, at, segments, dS);
-  else walk_alone<P>(sm, a, at, segments, dS);
+  if constexpr (P::large) walk_large_helped<P>(sm, a, at, segments, par, dS, dpar);
+  else if constexpr (P::helped) walk_helped<P>(sm, a, at, segments, par, dS, dpar);
+  else walk_alone<P>(sm, a, at, segments, par, dS, dpar);
   write_state<P>(a.ds0, dS, at, a.state_line, a.state_row);
+#pragma unroll
+  for (int i = 0; i < P::NC; i++)
+#pragma unroll
+    for (int m = 0; m < P::M; m++)
+      if (at.rg == 0 && at.mine(m)) a.dparam[i][at.bh * P::V + at.line(m)] = dpar[m][i];
 }
 
 // Adds up the parts of a head, in order.

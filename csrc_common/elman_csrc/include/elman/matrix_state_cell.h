@@ -1,57 +1,88 @@
 // What a matrix-state cell is. The state of one head is a set of V independent *lines* of n elements each (the columns of
 // E88, the rows of E70-E75 and E14). All lines of a head share two vectors of a step, k and q. For every line x and step t
 //
-//   r   = sum_i k_i S_i                      retrieval (only if Cell::retrieves)
-//   (keep, write) = Cell::line(r, in, c)     in: the line's own inputs (in[0] is its value v); c: the head's scalars
-//   S_i = phi(keep S_i + k_i write)          phi is tanh (Cell::squashes) or the identity
-//   o   = sum_i q_i S_i                      readout
+//   r   = sum_i k_i S_i                          retrieval (only if Cell::retrieves)
+//   (keep, write) = Cell::line({r, in, c, par})
+//   S_i = phi(keep S_i + k_i write)              phi is tanh (Cell::squashes) or the identity
+//   o   = sum_i q_i S_i                          readout
 //
-// and, walking back, with dS arriving from step t+1 and do given,
+// where `in` are the line's own inputs of this step (in[0] is its value v), `c` the head's scalars of this step, and `par` the line's
+// learned constants. Walking back, with dS arriving from step t+1 and do given,
 //
-//   dS_i += q_i do;   P_i = dS_i phi';   dkeep = sum_i P_i S'_i;   dwrite = sum_i P_i k_i        (S' is the state before)
-//   (dr, din, dc) = Cell::line_backward(dkeep, dwrite, r, in, c)
-//   dS'_i = keep P_i + k_i dr
+//   dS_i += q_i do;   P_i = dS_i phi';   d.keep = sum_i P_i S'_i;   d.write = sum_i P_i k_i        (S' is the state before)
+//   (g.r, g.in, g.c, g.par) = Cell::line_backward(d, {r, in, c, par})
+//   dS'_i = keep P_i + k_i g.r
 //
-// while dq_i = sum_x S_i do and dk_i = sum_x (P_i write + S'_i dr) are sums over lines that nothing in the recurrence waits for.
-// A cell is a struct with
+// while dq_i = sum_x S_i do and dk_i = sum_x (P_i write + S'_i g.r) are sums over lines that nothing in the recurrence waits for.
+// A cell is a struct derived from MatrixCell, whose defaults are those of a cell that is given v alone:
 //
-//   static constexpr int  lines;         inputs per line, at least 1
-//   static constexpr int  scalars;       inputs per head, at least 1, at most 2
-//   static constexpr bool retrieves, squashes;
-//   static constexpr bool scalar_keep;   keep is c[0] itself: then dkeep arrives unsummed over i, and dc[0] must be dkeep
-//   static constexpr bool backward_uses_r;  keep or line_backward depend on r
-//   template <class Math, class T> static MatrixLine<T> line(T r, const T* in, const T* c);
-//   template <class Math, class T> static MatrixLineGrad<T, lines, scalars> line_backward(T dkeep, T dwrite, T r, const T* in, const T* c);
+//   lines            inputs per line, v among them: 1 to 4, each [B,T,H,V]
+//   scalars          inputs per head: 0 to 2, each [B,T,H]
+//   params           learned constants per line: 0 to 4, each [H,V]
+//   retrieves        whether there is an r; else it is 0
+//   squashes         whether phi is tanh
+//   scalar_keep      keep is c[0] itself: then d.keep arrives unsummed over i, and g.c[0] must be d.keep
+//   backward_uses_r  keep or line_backward depend on r
+//   template <class Math, class T> static ELMAN_HD MatrixLine<T> line(MatrixIn<T> x);
+//   template <class Math, class T> static ELMAN_HD MatrixGrad<Cell, T> line_backward(MatrixLine<T> d, MatrixIn<T> x);
 //
-// T is float on the GPU and double in the host build. Arrays are indexed with constants only, so they live in registers.
+// T is float on the GPU, and double or float in the host build. Arrays are indexed with constants only, so they live in registers.
+// `Math` (portable.h) has `tanh` and `sigmoid`, which are the hardware's approximations for 16-bit storage, and `gate`, sigmoid(x) and
+// 1 - sigmoid(x), each with its digits also where a gate is nearly shut or nearly open: what multiplies `keep` step after step wants
+// `gate`. exp, log and their like come from <cmath>.
 #pragma once
 
 #include "portable.h"
 
 namespace elman {
 
+struct MatrixCell {
+  static constexpr int lines = 1, scalars = 0, params = 0;
+  static constexpr bool retrieves = true, squashes = true, scalar_keep = false, backward_uses_r = true;
+};
+
+template <class T>
+struct MatrixIn {
+  T r;
+  const T *in, *c, *par;
+};
+
 template <class T>
 struct MatrixLine {
   T keep, write;
 };
 
-template <class T, int lines, int scalars>
-struct MatrixLineGrad {
-  T dr;
-  T din[lines];
-  T dc[scalars];
+template <class Cell, class T>
+struct MatrixGrad {
+  T r;
+  T in[Cell::lines];
+  T c[Cell::scalars > 0 ? Cell::scalars : 1];
+  T par[Cell::params > 0 ? Cell::params : 1];
 };
 
 // What the inputs of the skeleton are before they reach the cell.
-//   silu    q, k and the first line input pass through SiLU
-//   l2      q and k are scaled by (|k|^2 + 1e-12)^(-1/2) afterwards
-//   scalars each is either given as it is (fp32), or raw: sigmoid(x), or exp(-exp(A_log) softplus(x + dt_bias))
+//   SiLU    of k, q and lines, as asked for each
+//   L2      k and q, as asked for each, are scaled by (|k|^2 + 1e-12)^(-1/2) afterwards
+//   scalars each is either given as it is (fp32), or raw: sigmoid(x), or, the first, exp(-exp(A_log) softplus(x + dt_bias))
+// k and q may be shared by all heads.
 enum class ScalarKind { given, sigmoid, mamba };
 
 namespace matrix {
 
+constexpr int kMostLines = 4, kMostScalars = 2, kMostParams = 4;
 constexpr int kInterval = 16;  // steps between checkpoints
 constexpr double kNormEps = 1e-12;
+
+template <class Cell>
+constexpr bool kWithinLimits =
+    Cell::lines >= 1 && Cell::lines <= kMostLines && Cell::scalars >= 0 && Cell::scalars <= kMostScalars && Cell::params >= 0 &&
+    Cell::params <= kMostParams && !(Cell::scalar_keep && Cell::scalars == 0);
+
+// Sets of inputs are bits: of k, of q, then of the lines in their order.
+constexpr unsigned kOfK = 1, kOfQ = 2;
+ELMAN_HD constexpr bool of_line(unsigned set, int line) { return set >> (2 + line) & 1; }
+// Whether k (w = 0) or q is in the set: a question at run time only where one of the two is.
+ELMAN_HD constexpr bool of_key(unsigned set, int w) { return (set & 3) == 3 || ((set & 3) != 0 && (set >> w & 1)); }
 
 template <class T>
 ELMAN_HD T softplus(T x) {

@@ -34,22 +34,24 @@ struct Recur {
   float* out;
   const float* lines;
   int rg;
+  const Constants<P>& par;
   float (&S)[P::E];
   Products<P> sum, read;
   float kc[P::R];
 
-  __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
-      : x(x), out(out[0] + at.lane), lines(&x.line[0][0][at.column(0)]), rg(at.rg), S(S) {
+  __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, const Constants<P>& par,
+                                   float (&S)[P::E])
+      : x(x), out(out[0] + at.lane), lines(&x.line[0][0][at.column(0)]), rg(at.rg), par(par), S(S) {
     load_rows<P>(kc, x.kq[0], rg);
     line_products<P, false>(sum, S, kc);
   }
   __device__ __forceinline__ void readout(int s) { out[s * pitch] = read.c[0][0]; }
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
-    float kn[P::R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M], q[P::R];
+    float kn[P::R], in[P::M][P::NL], c[P::AS], r[P::M], write[P::M], q[P::R];
     load_rows<P>(kn, x.kq[s + 1 < P::steps ? s + 1 : s], rg);
     step_inputs<P>(in, c, lines, x, s);
-    advance<P, MayHold>(S, sum, kc, in, c, MayHold && x.hold[s] != 0.f, r, write);
+    advance<P, MayHold>(S, sum, kc, in, c, par, MayHold && x.hold[s] != 0.f, r, write);
     line_products<P, false>(sum, S, kn);
     if (s > 0) readout(s - 1);
     load_rows<P>(q, x.kq[s] + P::NP, rg);
@@ -68,10 +70,12 @@ struct Recur<P, true> {
   float* out;
   const float* lines;
   int rg, odd;
+  const Constants<P>& par;
   float (&S)[P::E];
   Products<P> sum;
 
-  __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
+  __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, const Constants<P>& par,
+                                   float (&S)[P::E])
       : x(x),
         out(out[0] + at.cg * P::M +
             (!P::keeps_r  ? 0
@@ -80,6 +84,7 @@ struct Recur<P, true> {
         lines(&x.line[0][0][at.column(0)]),
         rg(at.rg),
         odd(at.cg & 1),
+        par(par),
         S(S) {
     float k[P::R];
     load_rows<P>(k, x.kq[0], rg);
@@ -103,12 +108,12 @@ struct Recur<P, true> {
   }
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
-    float k[P::R], both[P::R], in[P::M][P::NL], c[P::NS], r[P::M], write[P::M];
+    float k[P::R], both[P::R], in[P::M][P::NL], c[P::AS], r[P::M], write[P::M];
     load_rows<P>(k, x.kq[s], rg);
     load_rows<P>(both, x.kq[0] + (odd ? P::NP : 2 * P::NP) + s * 2 * P::NP,
                  rg);  // even columns: k of the next step, odd: q of this
     step_inputs<P>(in, c, lines, x, s);
-    advance<P, MayHold>(S, sum, k, in, c, MayHold && x.hold[s] != 0.f, r, write);
+    advance<P, MayHold>(S, sum, k, in, c, par, MayHold && x.hold[s] != 0.f, r, write);
     if constexpr (P::keeps_r) give(s, r, true);
     else if (s > 0) readout(s - 1);
     line_products<P, true>(sum, S, both);
@@ -220,11 +225,13 @@ __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a,
 template <class P>
 __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   float S[P::E];
+  Constants<P> par;
+  read_constants<P>(par, a.param, at);
   read_state<P>(S, a.s0, at, a.state_line, a.state_row);
   team_sync<P>(at.team);
   for (int seg = 0; seg < segments; seg++) {
     const auto save = [&](int s) { save_state<P>(a, at, (seg * P::steps + s) / P::interval, S); };
-    recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, S}, min(P::steps, a.n.T - seg * P::steps), a.in.mask, save, [] {});
+    recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, par, S}, min(P::steps, a.n.T - seg * P::steps), a.in.mask, save, [] {});
     team_sync<P>(at.team);
   }
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);
@@ -233,6 +240,8 @@ __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const Forward
 template <class P>
 __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   float S[P::E];
+  Constants<P> par;
+  read_constants<P>(par, a.param, at);
   read_state<P>(S, a.s0, at, a.state_line, a.state_row);
   Scalars<P> sc(a.in, at.h);
   auto bring = [&](int seg) {
@@ -248,7 +257,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
     team_sync<P>(at.team);
     bring(seg + 1);
     const auto save = [&](int) { save_state<P>(a, at, seg, S); };
-    recur<P>({sm.x[0], sm.out[0][at.tw], at, S}, min(P::steps, a.n.T - seg * P::steps), a.in.mask, save, [&] {
+    recur<P>({sm.x[0], sm.out[0][at.tw], at, par, S}, min(P::steps, a.n.T - seg * P::steps), a.in.mask, save, [&] {
       if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::steps, at.tl);
     });
     __syncwarp();

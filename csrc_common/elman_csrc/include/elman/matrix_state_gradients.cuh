@@ -51,11 +51,12 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
 #pragma unroll
       for (int e = 0; e < E; e++) along = fmaf(g[e], unit[e], along);
       along = line_sum<KL>(along);
+      if (!of_key(P::Opt::l2, w)) along = 0;
       const float rho = x.rho[w][s];
 #pragma unroll
       for (int e = 0; e < E; e++) g[e] = rho * fmaf(-unit[e], along, g[e]);
     }
-    if (P::Opt::silu) {
+    if (of_key(P::Opt::silu, w)) {
       load<E>(f, (w ? sm.raw[raw].q[s] : sm.raw[raw].k[s]) + sub * E);
 #pragma unroll
       for (int e = 0; e < E; e++) g[e] *= silu_slope<typename P::Math>(f[e]);
@@ -87,7 +88,7 @@ __device__ __forceinline__ void give_lines(const BackwardArgs& a, BackwardShared
       if ((P::steps * per) % P::TL && s >= P::steps) break;
       float g[EV], f[EV];
       load<EV>(g, sm.line_gradients(buf, l) + s * P::CB + e0);
-      if (P::Opt::silu && l == 0) {
+      if (of_line(P::Opt::silu, l)) {
         load<EV>(f, &sm.raw[raw].line[l][s][e0]);
 #pragma unroll
         for (int e = 0; e < EV; e++) g[e] *= silu_slope<typename P::Math>(f[e]);

@@ -17,21 +17,17 @@ struct Sizes {
   int segments() const { return (T + kInterval - 1) / kInterval; }
 };
 
-struct Options {
-  bool silu, l2;
-  ScalarKind kind[2];
-};
-
-// Every array is contiguous: k, q [B,T,H,N]; line [B,T,H,V]; scalar [B,T,H]; a_log, dt_bias [H]; mask [B,T] (0 = hold) or null.
+// Every array is contiguous: k, q [B,T,H,N], or [B,T,N] if shared; line [B,T,H,V]; scalar [B,T,H]; param [H,V]; a_log, dt_bias [H];
+// mask [B,T] (0 = hold) or null. Gradients of k and q are [B,T,H,N] always.
 template <class T>
 struct Inputs {
-  const T *k, *q, *line[4], *scalar[2], *a_log, *dt_bias;
+  const T *k, *q, *line[kMostLines], *scalar[kMostScalars], *param[kMostParams], *a_log, *dt_bias;
   const unsigned char* mask;
 };
 
 template <class T>
 struct Gradients {
-  T *k, *q, *line[4], *scalar[2], *a_log, *dt_bias;
+  T *k, *q, *line[kMostLines], *scalar[kMostScalars], *param[kMostParams], *a_log, *dt_bias;
 };
 
 // A state is [B,H,N,V] with element (i, x) of a head at i * state_row + x * state_line.
@@ -41,15 +37,16 @@ struct StateLayout {
 
 template <class T>
 struct Vectors {  // what one step of one head looks like to the cell
-  std::vector<T> k, q, in;
-  T rho_k = 1, rho_q = 1, c[2] = {0, 0}, raw[2] = {0, 0};
+  std::vector<T> k, q, in, par;
+  T rho_k = 1, rho_q = 1, c[kMostScalars] = {}, raw[kMostScalars] = {};
   bool hold = false;
 };
 
-template <class Cell, class T>
+template <class Cell, class Options, class T>
 struct Driver {
+  static_assert(kWithinLimits<Cell>, "lines: 1 to 4; scalars: 0 to 2, at least 1 with scalar_keep; params: 0 to 4");
+  static constexpr ScalarKind kind[2] = {Options::kind0, Options::kind1};
   Sizes n;
-  Options opt;
   Inputs<T> x;
   StateLayout at;
   const int64_t size = int64_t(n.N) * n.V;
@@ -57,33 +54,44 @@ struct Driver {
   Vectors<T> vectors(int b, int t, int h) const {
     Vectors<T> s;
     const int64_t head = (int64_t(b) * n.T + t) * n.H + h;
-    auto map = [&](const T* p, T& rho) {
-      std::vector<T> f(p + head * n.N, p + (head + 1) * n.N);
+    auto map = [&](const T* p, int w, T& rho) {
+      std::vector<T> f(p, p + n.N);
       T sum = 0;
       for (T& e : f) {
-        if (opt.silu) e = silu(e, Exact::sigmoid(e));
+        if (of_key(Options::silu, w)) e = silu(e, Exact::sigmoid(e));
         sum += e * e;
       }
-      if (opt.l2) {
+      if (of_key(Options::l2, w)) {
         rho = T(1) / std::sqrt(sum + T(kNormEps));
         for (T& e : f) e *= rho;
       }
       return f;
     };
-    s.k = map(x.k, s.rho_k), s.q = map(x.q, s.rho_q);
-    s.in.resize(size_t(n.V) * Cell::lines);
-    for (int v = 0; v < n.V; v++)
+    s.k = map(key(x.k, kOfK, b, t, h), 0, s.rho_k), s.q = map(key(x.q, kOfQ, b, t, h), 1, s.rho_q);
+    s.in.resize(size_t(n.V) * Cell::lines), s.par.resize(size_t(n.V) * Cell::params);
+    for (int v = 0; v < n.V; v++) {
       for (int l = 0; l < Cell::lines; l++) {
         T e = x.line[l][head * n.V + v];
-        s.in[v * Cell::lines + l] = opt.silu && l == 0 ? silu(e, Exact::sigmoid(e)) : e;
+        s.in[v * Cell::lines + l] = of_line(Options::silu, l) ? silu(e, Exact::sigmoid(e)) : e;
       }
+      for (int i = 0; i < Cell::params; i++) s.par[v * Cell::params + i] = x.param[i][int64_t(h) * n.V + v];
+    }
     for (int i = 0; i < Cell::scalars; i++) {
       s.raw[i] = x.scalar[i][head];
-      s.c[i] =
-          scalar_forward(opt.kind[i], s.raw[i], i == 0 && x.a_log ? x.a_log[h] : T(0), i == 0 && x.dt_bias ? x.dt_bias[h] : T(0));
+      s.c[i] = scalar_forward(kind[i], s.raw[i], i == 0 && x.a_log ? x.a_log[h] : T(0), i == 0 && x.dt_bias ? x.dt_bias[h] : T(0));
     }
     s.hold = x.mask && x.mask[int64_t(b) * n.T + t] == 0;
     return s;
+  }
+
+  // Row (b, t, h) of k or q.
+  const T* key(const T* p, unsigned which, int b, int t, int h) const {
+    const int64_t token = int64_t(b) * n.T + t;
+    return p + (Options::shared & which ? token : token * n.H + h) * n.N;
+  }
+  // What the cell is given of line v.
+  MatrixIn<T> given(T r, const Vectors<T>& s, int v) const {
+    return {r, &s.in[v * Cell::lines], s.c, s.par.data() + v * Cell::params};
   }
 
   T retrieve(const std::vector<T>& S, const std::vector<T>& k, int v) const {
@@ -96,7 +104,7 @@ struct Driver {
     if (s.hold) return;
     for (int v = 0; v < n.V; v++) {
       const T r = Cell::retrieves ? retrieve(S, s.k, v) : T(0);
-      const MatrixLine<T> w = Cell::template line<Exact>(r, &s.in[v * Cell::lines], s.c);
+      const MatrixLine<T> w = Cell::template line<Exact>(given(r, s, v));
       for (int i = 0; i < n.N; i++) {
         const T e = w.keep * S[v * n.N + i] + s.k[i] * w.write;
         S[v * n.N + i] = Cell::squashes ? Exact::tanh(e) : e;
@@ -135,6 +143,7 @@ struct Driver {
 
   void backward(const T* saved, const T* dy, const T* ds1, T* ds0, const Gradients<T>& g) const {
     if (g.a_log) std::fill(g.a_log, g.a_log + n.H, T(0)), std::fill(g.dt_bias, g.dt_bias + n.H, T(0));
+    for (int i = 0; i < Cell::params; i++) std::fill(g.param[i], g.param[i] + int64_t(n.H) * n.V, T(0));
     for (int b = 0; b < n.B; b++)
       for (int h = 0; h < n.H; h++) backward_head(b, h, saved, dy, ds1, ds0, g);
   }
@@ -154,7 +163,7 @@ struct Driver {
         const Vectors<T> x_ = vectors(b, t0 + s, h);
         const std::vector<T>&S = hist[s + 1], &Sp = hist[s];
         std::fill(dk.begin(), dk.end(), T(0)), std::fill(dq.begin(), dq.end(), T(0));
-        T dc[2] = {0, 0};
+        T dc[kMostScalars] = {};
         for (int v = 0; v < V; v++) {
           const T do_ = dy[head * V + v];
           T* d = &dS[v * N];
@@ -169,37 +178,38 @@ struct Driver {
             dkeep += P[i] * Sp[v * N + i], dwrite += P[i] * x_.k[i];
           }
           const T r = Cell::retrieves ? retrieve(Sp, x_.k, v) : T(0);
-          const T* in = &x_.in[v * Cell::lines];
-          const MatrixLine<T> w = Cell::template line<Exact>(r, in, x_.c);
-          const auto a = Cell::template line_backward<Exact>(dkeep, dwrite, r, in, x_.c);
+          const MatrixIn<T> in = given(r, x_, v);
+          const MatrixLine<T> w = Cell::template line<Exact>(in);
+          const auto a = Cell::template line_backward<Exact>(MatrixLine<T>{dkeep, dwrite}, in);
           for (int i = 0; i < N; i++) {
-            dk[i] += P[i] * w.write + Sp[v * N + i] * a.dr;
-            d[i] = w.keep * P[i] + x_.k[i] * a.dr;
+            dk[i] += P[i] * w.write + Sp[v * N + i] * a.r;
+            d[i] = w.keep * P[i] + x_.k[i] * a.r;
           }
           for (int l = 0; l < Cell::lines; l++) {
-            T e = a.din[l];
-            if (opt.silu && l == 0) {
-              const T raw = x.line[0][head * V + v];
+            T e = a.in[l];
+            if (of_line(Options::silu, l)) {
+              const T raw = x.line[l][head * V + v];
               e *= silu_derivative(raw, Exact::sigmoid(raw));
             }
             g.line[l][head * V + v] = e;
           }
-          for (int i = 0; i < Cell::scalars; i++) dc[i] += a.dc[i];
+          for (int i = 0; i < Cell::scalars; i++) dc[i] += a.c[i];
+          for (int i = 0; i < Cell::params; i++) g.param[i][int64_t(h) * V + v] += a.par[i];
         }
-        auto unmap = [&](const std::vector<T>& grad, const std::vector<T>& unit, T rho, const T* raw, T* to) {
+        auto unmap = [&](const std::vector<T>& grad, const std::vector<T>& unit, int w, T rho, const T* raw, T* to) {
           T along = 0;
           for (int i = 0; i < N; i++) along += grad[i] * unit[i];
           for (int i = 0; i < N; i++) {
-            T e = opt.l2 ? rho * (grad[i] - unit[i] * along) : grad[i];
-            to[i] = opt.silu ? e * silu_derivative(raw[i], Exact::sigmoid(raw[i])) : e;
+            T e = of_key(Options::l2, w) ? rho * (grad[i] - unit[i] * along) : grad[i];
+            to[i] = of_key(Options::silu, w) ? e * silu_derivative(raw[i], Exact::sigmoid(raw[i])) : e;
           }
         };
-        unmap(dk, x_.k, x_.rho_k, x.k + head * N, g.k + head * N);
-        unmap(dq, x_.q, x_.rho_q, x.q + head * N, g.q + head * N);
+        unmap(dk, x_.k, 0, x_.rho_k, key(x.k, kOfK, b, t0 + s, h), g.k + head * N);
+        unmap(dq, x_.q, 1, x_.rho_q, key(x.q, kOfQ, b, t0 + s, h), g.q + head * N);
         for (int i = 0; i < Cell::scalars; i++) {
-          const bool mamba = opt.kind[i] == ScalarKind::mamba;
+          const bool mamba = kind[i] == ScalarKind::mamba;
           const ScalarGrad<T> d =
-              scalar_backward(opt.kind[i], dc[i], x_.c[i], x_.raw[i], mamba ? x.a_log[h] : T(0), mamba ? x.dt_bias[h] : T(0));
+              scalar_backward(kind[i], dc[i], x_.c[i], x_.raw[i], mamba ? x.a_log[h] : T(0), mamba ? x.dt_bias[h] : T(0));
           g.scalar[i][head] = d.dx;
           if (mamba) g.a_log[h] += d.da_log, g.dt_bias[h] += d.dx;
         }

@@ -114,9 +114,9 @@ template <class P>
 __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Sizes& n, int b, int h, int line0, int t0, int tl) {
   using S = typename P::Store;
   const int64_t first = int64_t(b) * n.T;
-  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::N,
+  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::KH,
                                                  in.k_step, t0, n.T, P::N, tl);
-  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::N,
+  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::QH,
                                                  in.q_step, t0, n.T, P::N, tl);
 #pragma unroll
   for (int l = 0; l < P::NL; l++)
@@ -138,17 +138,17 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
     float sum = 0;
 #pragma unroll
     for (int e = 0; e < E; e++) {
-      if (P::Opt::silu) f[e] = silu_of<typename P::Math>(f[e]);
+      if (of_key(P::Opt::silu, w)) f[e] = silu_of<typename P::Math>(f[e]);
       sum = fmaf(f[e], f[e], sum);
     }
     if (P::Opt::l2) {
       sum = line_sum<KL>(sum);
-      const float rho = rsqrtf(sum + float(kNormEps));
+      const float rho = of_key(P::Opt::l2, w) ? rsqrtf(sum + float(kNormEps)) : 1.f;
 #pragma unroll
       for (int e = 0; e < E; e++) f[e] *= rho;
       if (sub == 0) x.rho[w][s] = rho;
     }
-    if (P::tensor && (P::Opt::silu || P::Opt::l2)) {  // rounded to tf32, so that sums and updates see the same k
+    if (P::tensor && ((P::Opt::silu & 3) || P::Opt::l2)) {  // rounded to tf32, so that sums and updates see the same k
 #pragma unroll
       for (int e = 0; e < E; e++) f[e] = to_tf32(f[e]);
     }
@@ -168,7 +168,7 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
       if ((P::steps * P::CB / P::EV) % P::TL && s >= P::steps) break;
       float f[P::EV];
       load<P::EV>(f, &raw.line[l][s][e0]);
-      if (P::Opt::silu && l == 0) {
+      if (of_line(P::Opt::silu, l)) {
 #pragma unroll
         for (int e = 0; e < P::EV; e++) f[e] = silu_of<typename P::Math>(f[e]);
       }

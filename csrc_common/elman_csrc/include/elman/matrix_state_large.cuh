@@ -53,11 +53,12 @@ __device__ __forceinline__ void line_products(float (&c)[chains][4], const float
 // A step from what it retrieved, the same code for the forward and for the replay. The tensor cores get `write` in two numbers, so that nothing is cut.
 template <class P, bool MayHold>
 __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const Columns<P>& k,
-                                       const float (&in)[P::M][P::NL], const float (&c)[P::NS], bool hold, int t) {
+                                       const float (&in)[P::M][P::NL], const float (&c)[P::AS], const Constants<P>& par, bool hold,
+                                       int t) {
   float x[P::E], write[P::M];
 #pragma unroll
   for (int m = 0; m < P::M; m++) {
-    const auto w = P::Cell::template line<typename P::Math>(r[m], in[m], c);
+    const auto w = P::Cell::template line<typename P::Math, float>({r[m], in[m], c, par[m]});
     const float rest = cut_off(w.write), part = t == 0 ? w.write : rest;
     write[m] = t < 2 ? part : 0.f;
 #pragma unroll
@@ -81,15 +82,18 @@ struct RecurLarge {
   float* out;
   const float* lines;
   int g, t;
+  const Constants<P>& par;
   float (&S)[P::E];
-  float sum[1][4], in[P::M][P::NL], c[P::NS];  // the last two: of the step to come, since its chain begins with them
+  float sum[1][4], in[P::M][P::NL], c[P::AS];  // the last two: of the step to come, since its chain begins with them
 
-  __device__ __forceinline__ RecurLarge(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, float (&S)[P::E])
+  __device__ __forceinline__ RecurLarge(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, const Constants<P>& par,
+                                        float (&S)[P::E])
       : x(x),
         out(out[0] + at.cg * P::M + (at.rg == 1 ? to_r : -pitch)),
         lines(&x.line[0][0][at.column(0)]),
         g(at.cg),
         t(at.rg),
+        par(par),
         S(S) {
     float k[P::R];
     load_rows<P>(k, x.kq[0], t);
@@ -105,7 +109,7 @@ struct RecurLarge {
   __device__ __forceinline__ void readout(int s) { give(s + 1, {}, false); }
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
-    float both[P::R], now[P::M][P::NL], scalar[P::NS], r[P::M];
+    float both[P::R], now[P::M][P::NL], scalar[P::AS], r[P::M];
     Columns<P> k;
     load_columns<P>(k, x.kq[s], g);
 #pragma unroll
@@ -117,7 +121,7 @@ struct RecurLarge {
 #pragma unroll
     for (int i = 0; i < P::NS; i++) scalar[i] = c[i];
     step_inputs<P>(in, c, lines, x, min(s + 1, P::steps - 1));
-    update<P, MayHold>(S, r, k, now, scalar, MayHold && x.hold[s] != 0.f, t);
+    update<P, MayHold>(S, r, k, now, scalar, par, MayHold && x.hold[s] != 0.f, t);
     give(s, r, true);
     load_rows<P>(both, x.kq[0] + (g & 1 ? P::Q : 2 * P::Q) + s * 2 * P::Q, t);  // even columns: k of the next step, odd: q of this
     line_products<P, 1>(sum, S, both);

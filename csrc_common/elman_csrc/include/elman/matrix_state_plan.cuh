@@ -1,6 +1,7 @@
 // How a matrix-state recurrence is laid over a GPU: everything that follows from the sizes at compile time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -17,14 +18,18 @@ constexpr bool kRoomy = kMuchShared || kArchitecture == 800 || kArchitecture == 
 #else
 constexpr bool kMuchShared = true, kRoomy = true;
 #endif
+constexpr std::size_t kMostShared = (kMuchShared ? 227 : kRoomy ? 163 : 99) << 10;  // bytes of a block
 
-// Options: struct with `static constexpr bool silu, l2;  static constexpr ScalarKind kind0, kind1` (kinds of the scalar inputs).
+// Options: struct with `static constexpr unsigned silu, l2, shared`, sets of inputs (matrix_state_cell.h), and `static constexpr ScalarKind
+// kind0, kind1`, the kinds of the scalar inputs.
 // lines: of a lane, where the tensor cores do the sums: 1, or 2 (2 g and 2 g + 1): half as many warps, each with twice the work, and products
 // that are used to the full. The forward has 2, the backward where registers (N <= 16) or shared memory (N > 32) hold the states of a segment.
 //
 // There a team, the warps of a head, has as many helpers again. They bring the inputs of the next segment and take away the results of the
 // one before, while the team's own warps do nothing but recur: tanh and the chain of a step leave half of the cycles to them.
-template <int N_, int V_, class Store_, class Cell_, class Options_, int lines_ = 1, int steps_ = kInterval>
+//
+// heads: of a block, at most; fewer where their shared memory does not fit.
+template <int N_, int V_, class Store_, class Cell_, class Options_, int lines_ = 1, int steps_ = kInterval, int heads_ = 4>
 struct Plan {
   static constexpr int N = N_, V = V_;
   using Store = Store_;
@@ -33,8 +38,10 @@ struct Plan {
   using Math = std::conditional_t<std::is_same_v<Store, float>, Exact, Fast>;
   static_assert(N % 4 == 0 && N >= 4 && N <= 128, "state rows: a multiple of 4 from 4 to 128");
   static_assert(V >= 1 && V <= 4096, "lines of a head: 1 to 4096");
-  static constexpr int NL = Cell::lines, NS = Cell::scalars;
-  static_assert(NS >= 1 && NS <= 2);
+  static_assert(kWithinLimits<Cell>, "lines: 1 to 4; scalars: 0 to 2, at least 1 with scalar_keep; params: 0 to 4");
+  static constexpr int NL = Cell::lines, NS = Cell::scalars, NC = Cell::params;
+  static constexpr int AS = NS > 0 ? NS : 1, AC = NC > 0 ? NC : 1;  // extents of arrays
+  static constexpr int KH = Opt::shared & kOfK ? 0 : N, QH = Opt::shared & kOfQ ? 0 : N;  // from one head's k or q to the next
   // Sums over a line and over lines by the tensor cores: tf32 and bf16 operands are within the limits of 16-bit storage.
   static constexpr bool tensor = !std::is_same_v<Store, float>;
   static constexpr bool helped = tensor;
@@ -61,7 +68,7 @@ struct Plan {
   static constexpr int PARTS = (warps + most - 1) / most;
   static constexpr int WPH = (warps + PARTS - 1) / PARTS;
   static constexpr int TL = WPH * 32;
-  static constexpr int HB = WPH >= group ? 1 : group / WPH;  // heads of a block
+  static constexpr int HB = WPH >= group ? 1 : group / WPH < heads_ ? group / WPH : heads_;  // heads of a block
   static constexpr int own = helped ? (HB * WPH + group - 1) / group * group : HB * WPH;  // some of a group may have nothing to do
   static constexpr int threads = own * 32 * (helped ? 2 : 1);
   // Blocks that a multiprocessor shall hold, which bounds the registers of a thread.

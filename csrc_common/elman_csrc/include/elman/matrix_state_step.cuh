@@ -72,11 +72,12 @@ __device__ __forceinline__ void state_products(Products<P>& x, const float (&S)[
 // One step of the recurrence from what it retrieved, the same code for the forward and for the replay.
 template <class P, bool MayHold>
 __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const float (&k)[P::R],
-                                       const float (&in)[P::M][P::NL], const float (&c)[P::NS], bool hold, float (&write)[P::M]) {
+                                       const float (&in)[P::M][P::NL], const float (&c)[P::AS], const Constants<P>& par, bool hold,
+                                       float (&write)[P::M]) {
   MatrixLine<float> w[P::M];
 #pragma unroll
   for (int m = 0; m < P::M; m++) {
-    w[m] = P::Cell::template line<typename P::Math>(r[m], in[m], c);
+    w[m] = P::Cell::template line<typename P::Math, float>({r[m], in[m], c, par[m]});
     write[m] = MayHold && hold ? 0.f : w[m].write;
   }
   float x[P::E];
@@ -91,15 +92,15 @@ __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M],
 // `sum` holds the products of S and this step's k.
 template <class P, bool MayHold>
 __device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum, const float (&k)[P::R],
-                                        const float (&in)[P::M][P::NL], const float (&c)[P::NS], bool hold, float (&r)[P::M],
-                                        float (&write)[P::M]) {
+                                        const float (&in)[P::M][P::NL], const float (&c)[P::AS], const Constants<P>& par, bool hold,
+                                        float (&r)[P::M], float (&write)[P::M]) {
   if constexpr (P::Cell::retrieves) {
     line_sums<P, P::M == 2>(r, sum);
   } else {
 #pragma unroll
     for (int m = 0; m < P::M; m++) r[m] = 0;
   }
-  update<P, MayHold>(S, r, k, in, c, hold, write);
+  update<P, MayHold>(S, r, k, in, c, par, hold, write);
 }
 template <class P>
 __device__ __forceinline__ void read_state(float (&S)[P::E], const float* from, const Place<P>& at, int64_t line, int64_t row) {
@@ -111,6 +112,13 @@ __device__ __forceinline__ void read_state(float (&S)[P::E], const float* from, 
       S[P::element(m, i)] =
           from && at.mine(m) && n < P::N ? from[at.bh * (int64_t(P::N) * P::V) + at.line(m) * line + n * row] : 0.f;
     }
+}
+template <class P>
+__device__ __forceinline__ void read_constants(Constants<P>& par, const float* const (&from)[kMostParams], const Place<P>& at) {
+#pragma unroll
+  for (int i = 0; i < P::NC; i++)
+#pragma unroll
+    for (int m = 0; m < P::M; m++) par[m][i] = at.mine(m) ? from[i][int64_t(at.h) * P::V + at.line(m)] : 0.f;
 }
 template <class P>
 __device__ __forceinline__ void write_state(float* to, const float (&S)[P::E], const Place<P>& at, int64_t line, int64_t row) {

@@ -29,8 +29,8 @@ __device__ __forceinline__ void sums_over_lines(BackwardShared<P>& sm, int buf, 
 
 // Replay 16 steps into registers and walk back over them.
 template <class P, bool MayHold>
-__device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place<P>& at, const float (&S0)[P::E],
-                                     float (&dS)[P::E]) {
+__device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place<P>& at, const Constants<P>& par,
+                                     const float (&S0)[P::E], float (&dS)[P::E], Constants<P>& dpar) {
   static_assert(P::M == 1);
   constexpr int R = P::R;
   const int j = at.column(0);
@@ -44,14 +44,14 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
   load_rows<P>(kc, x.kq[0], at.rg);
 #pragma unroll
   for (int s = 0; s < kInterval; s++) {
-    float kn[R], in[1][P::NL], c[P::NS], write[1];
+    float kn[R], in[1][P::NL], c[P::AS], write[1];
     load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], at.rg);
     step_inputs<P>(in, c, lines, x, s);
 #pragma unroll
     for (int i = 0; i < R; i++) hist[s + 1][i] = hist[s][i];
     Products<P> sum;
     line_products<P, false>(sum, hist[s], kc);
-    advance<P, MayHold>(hist[s + 1], sum, kc, in, c, MayHold && x.hold[s] != 0.f, rs[s], write);
+    advance<P, MayHold>(hist[s + 1], sum, kc, in, c, par, MayHold && x.hold[s] != 0.f, rs[s], write);
     if (at.rg == 0) sm.write[s][j] = write[0];
     keep_rows<P>(sm.s[s + 1], hist[s + 1], j, at.rg);
 #pragma unroll
@@ -63,7 +63,7 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
 #pragma unroll
   for (int s = kInterval - 1; s >= 0; s--) {
     const int b = s > 0 ? s - 1 : 0;
-    float kn[R], qn[R], in[1][P::NL], c[P::NS], Pm[R];
+    float kn[R], qn[R], in[1][P::NL], c[P::AS], Pm[R];
     load_rows<P>(kn, x.kq[b], at.rg);
     load_rows<P>(qn, x.kq[b] + P::NP, at.rg);
     const float dyn = to_float(sm.dy[buf][b][j]);
@@ -82,22 +82,25 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
 #pragma unroll
     for (int i = 0; i < R; i++) dkeep = fmaf(Pm[i], Sp[i], dkeep);
     if (!P::Cell::scalar_keep) dkeep = line_sum<P::L>(dkeep);
-    const MatrixLine<float> w = P::Cell::template line<typename P::Math>(rs[s][0], in[0], c);
-    const auto d = P::Cell::template line_backward<typename P::Math>(dkeep, dwrite, rs[s][0], in[0], c);
+    const MatrixIn<float> given{rs[s][0], in[0], c, par[0]};
+    const MatrixLine<float> w = P::Cell::template line<typename P::Math>(given);
+    const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep, dwrite}, given);
     keep_rows<P>(sm.p[s], Pm, j, at.rg);
 #pragma unroll
     for (int i = 0; i < P::NS; i++) {
       const bool whole = i == 0 && P::Cell::scalar_keep;
-      sm.dscalar[0][i][s][at.tl] = (whole || at.rg == 0) && !hold ? d.dc[i] : 0.f;
+      sm.dscalar[0][i][s][at.tl] = (whole || at.rg == 0) && !hold ? d.c[i] : 0.f;
     }
     if (at.rg == 0) {
-      sm.dr[s][j] = hold ? 0.f : d.dr;
+      sm.dr[s][j] = hold ? 0.f : d.r;
 #pragma unroll
-      for (int l = 0; l < P::NL; l++) sm.dline[0][l][s][j] = hold ? 0.f : d.din[l];
+      for (int l = 0; l < P::NL; l++) sm.dline[0][l][s][j] = hold ? 0.f : d.in[l];
     }
 #pragma unroll
+    for (int i = 0; i < P::NC; i++) dpar[0][i] += hold ? 0.f : d.par[i];
+#pragma unroll
     for (int i = 0; i < R; i++) {
-      const float back = fmaf(kc[i], d.dr, w.keep * Pm[i]);
+      const float back = fmaf(kc[i], d.r, w.keep * Pm[i]);
       dS[i] = hold ? dS[i] : back;
       kc[i] = kn[i], q[i] = qn[i];
     }

@@ -90,7 +90,8 @@ __device__ __forceinline__ void kept_state(Packed<P>& S, const History<P>& from,
 
 // From the state before a segment to the one after it, in place.
 template <class P, bool MayHold>
-__device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, Packed<P>& state) {
+__device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const Constants<P>& par,
+                                       Packed<P>& state) {
   const Ready<P>& x = sm.x[buf];
   const float* lines = &x.line[0][0][at.column(0)];
   const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
@@ -99,21 +100,21 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
   for (int e = 0; e < P::E; e++) S[e] = unpacked<P>(state, e);
 #pragma unroll(MayHold ? 1 : P::steps)
   for (int s = 0; s < P::steps; s++) {
-    float in[P::M][P::NL], c[P::NS], r[P::M];
+    float in[P::M][P::NL], c[P::AS], r[P::M];
     Columns<P> k;
     load<P::M>(r, rs + s * P::CB);
     step_inputs<P>(in, c, lines, x, s);
     load_columns<P>(k, x.kq[s], at.cg);
     keep_state<P>(sm.states, s, at, state);
-    update<P, MayHold>(S, r, k, in, c, MayHold && x.hold[s] != 0.f, at.rg);
+    update<P, MayHold>(S, r, k, in, c, par, MayHold && x.hold[s] != 0.f, at.rg);
     pack_state<P>(state, S);
   }
 }
 
 // `state`: the one after the segment.
 template <class P>
-__device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, Packed<P>& state,
-                                           float (&dS)[P::E]) {
+__device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const Constants<P>& par,
+                                           Packed<P>& state, float (&dS)[P::E], Constants<P>& dpar) {
   constexpr int R = P::R, M = P::M, E = P::E, last = P::steps - 1;
   using Sums = LineSums<P>;
   const int g = at.cg, t = at.rg;
@@ -127,7 +128,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
   unsigned weights[M];
   Columns<P> a;
   Sums y;
-  float dscalar[P::NS] =
+  float dscalar[P::AS] =
       {};  // of the step before, as sums not yet given: those of a step are, like dq and dk, where the next has other work
   float* scalars = &sm.dscalar[0][0][0][at.tw];
   const auto give = [&](int s) {
@@ -148,7 +149,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
 #pragma unroll 1
   for (int s = last; s >= 0; s--) {
     const int before = s > 0 ? s - 1 : 0;
-    float in[M][P::NL], c[P::NS], r[M], dr[M], dwrite[M], dkeep[M] = {}, din[P::NL][M];
+    float in[M][P::NL], c[P::AS], r[M], dr[M], dwrite[M], dkeep[M] = {}, din[P::NL][M];
     load<M>(dy, dys + before * P::CB);
 #pragma unroll
     for (int m = 0; m < M; m++) dy[m] = s > 0 ? dy[m] : 0.f, dr[m] = 0;
@@ -168,7 +169,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       step_inputs<P>(in, c, lines, x, s);
 #pragma unroll
       for (int m = 0; m < M; m++) {
-        w[m] = P::Cell::template line<typename P::Math>(r[m], in[m], c);
+        w[m] = P::Cell::template line<typename P::Math, float>({r[m], in[m], c, par[m]});
         weights[m] = transposed(pack_stored<P>(0.f, w[m].write));
       }
       if constexpr (P::Cell::squashes) {
@@ -194,12 +195,14 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       for (int m = 0; m < M; m++) {
         dwrite[m] = (sum[0][2 * m] + sum[1][2 * m]) * kUncut;
         if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
-        const auto d = P::Cell::template line_backward<typename P::Math>(dkeep[m], dwrite[m], r[m], in[m], c);
-        dr[m] = d.dr;
+        const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m]}, {r[m], in[m], c, par[m]});
+        dr[m] = d.r;
 #pragma unroll
-        for (int i = 0; i < P::NS; i++) dscalar[i] += (i == 0 && P::Cell::scalar_keep) || t == 0 ? d.dc[i] : 0.f;
+        for (int i = 0; i < P::NS; i++) dscalar[i] += (i == 0 && P::Cell::scalar_keep) || t == 0 ? d.c[i] : 0.f;
 #pragma unroll
-        for (int l = 0; l < P::NL; l++) din[l][m] = d.din[l];
+        for (int l = 0; l < P::NL; l++) din[l][m] = d.in[l];
+#pragma unroll
+        for (int i = 0; i < P::NC; i++) dpar[m][i] += d.par[i];
       }
     }
 #pragma unroll

@@ -100,8 +100,8 @@ struct LineSums {
 };
 
 template <class P, bool MayHold>
-__device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const float (&S0)[P::E],
-                                            float (&dS)[P::E]) {
+__device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const Constants<P>& par,
+                                            const float (&S0)[P::E], float (&dS)[P::E], Constants<P>& dpar) {
   constexpr int R = P::R, M = P::M, E = P::E, CB = P::CB, NP = P::NP;
   using Sums = LineSums<P>;
   const int g = at.cg, t = at.rg;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     load_rows<P>(kc, x.kq[0], t);
 #pragma unroll
     for (int s = 0; s < kInterval; s++) {
-      float kn[R], in[M][P::NL], c[P::NS], write[M];
+      float kn[R], in[M][P::NL], c[P::AS], write[M];
       Products<P> sum;
       if constexpr (P::keeps_r) load<M>(retrieved[s], rs + s * P::CB);
       else state_products<P>(sum, S, kc, g & 1);
@@ -127,8 +127,8 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
 #pragma unroll
       for (int e = 0; e < E; e++) hist[s][e] = S[e];
       const bool hold = MayHold && x.hold[s] != 0.f;
-      if constexpr (P::keeps_r) update<P, MayHold>(S, retrieved[s], kc, in, c, hold, write);
-      else advance<P, MayHold>(S, sum, kc, in, c, hold, retrieved[s], write);
+      if constexpr (P::keeps_r) update<P, MayHold>(S, retrieved[s], kc, in, c, par, hold, write);
+      else advance<P, MayHold>(S, sum, kc, in, c, par, hold, retrieved[s], write);
       written.set(s, write);
 #pragma unroll
       for (int i = 0; i < R; i++) kc[i] = kn[i];
@@ -158,7 +158,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   for (int s = kInterval - 1; s >= 0; s--) {
     const int before = s > 0 ? s - 1 : 0;
     const float (&Sp)[E] = hist[s];
-    float kn[R], q[R], in[M][P::NL], c[P::NS], Pm[E], base[E], dwrite[M], dkeep[M], dr[M], din[P::NL][M], dscalar[P::NS];
+    float kn[R], q[R], in[M][P::NL], c[P::AS], Pm[E], base[E], dwrite[M], dkeep[M], dr[M], din[P::NL][M], dscalar[P::AS];
     Products<P> sum;
     load_rows<P>(kn, x.kq[before], t);
     load_rows<P>(q, x.kq[before] + NP, t);
@@ -189,7 +189,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
 #pragma unroll
     for (int m = 0; m < M; m++) {
       if constexpr (!P::Cell::backward_uses_r) retrieved[s][m] = 0.f;
-      w[m] = P::Cell::template line<typename P::Math>(retrieved[s][m], in[m], c);
+      w[m] = P::Cell::template line<typename P::Math, float>({retrieved[s][m], in[m], c, par[m]});
     }
 #pragma unroll
     for (int e = 0; e < E; e++) {
@@ -202,15 +202,18 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
 #pragma unroll
     for (int m = 0; m < M; m++) {
       if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
-      const auto d = P::Cell::template line_backward<typename P::Math>(dkeep[m], dwrite[m], retrieved[s][m], in[m], c);
-      dr[m] = hold ? 0.f : d.dr;
+      const auto d =
+          P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m]}, {retrieved[s][m], in[m], c, par[m]});
+      dr[m] = hold ? 0.f : d.r;
 #pragma unroll
       for (int i = 0; i < P::NS; i++) {
-        const float y = (i == 0 && P::Cell::scalar_keep) || t == 0 ? d.dc[i] : 0.f;
+        const float y = (i == 0 && P::Cell::scalar_keep) || t == 0 ? d.c[i] : 0.f;
         dscalar[i] = m == 0 ? y : dscalar[i] + y;
       }
 #pragma unroll
-      for (int l = 0; l < P::NL; l++) din[l][m] = hold ? 0.f : d.din[l];
+      for (int l = 0; l < P::NL; l++) din[l][m] = hold ? 0.f : d.in[l];
+#pragma unroll
+      for (int i = 0; i < P::NC; i++) dpar[m][i] += hold ? 0.f : d.par[i];
     }
 #pragma unroll
     for (int e = 0; e < E; e++) dS[e] = fmaf(kc[P::k_of(e)], dr[P::line_of(e)], base[e]);

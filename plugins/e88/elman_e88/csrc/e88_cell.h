@@ -6,25 +6,23 @@
 namespace elman::e88 {
 
 template <bool Linear, bool WriteGate>
-struct Cell {
-  static constexpr int lines = 1;                    // v
+struct Cell : MatrixCell {
   static constexpr int scalars = WriteGate ? 2 : 1;  // decay, write
-  static constexpr bool retrieves = true, squashes = !Linear, scalar_keep = true;
-  static constexpr bool backward_uses_r = WriteGate;
+  static constexpr bool squashes = !Linear, scalar_keep = true, backward_uses_r = WriteGate;
 
   template <class Math, class T>
-  static ELMAN_HD MatrixLine<T> line(T r, const T* in, const T* c) {
-    const T delta = in[0] - r;
-    return {c[0], WriteGate ? c[scalars - 1] * delta : delta};
+  static ELMAN_HD MatrixLine<T> line(MatrixIn<T> x) {
+    const T delta = x.in[0] - x.r;
+    return {x.c[0], WriteGate ? x.c[scalars - 1] * delta : delta};
   }
 
   template <class Math, class T>
-  static ELMAN_HD MatrixLineGrad<T, lines, scalars> line_backward(T dkeep, T dwrite, T r, const T* in, const T* c) {
-    MatrixLineGrad<T, lines, scalars> g;
-    g.din[0] = WriteGate ? c[scalars - 1] * dwrite : dwrite;
-    g.dr = -g.din[0];
-    g.dc[0] = dkeep;
-    if (WriteGate) g.dc[scalars - 1] = dwrite * (in[0] - r);
+  static ELMAN_HD MatrixGrad<Cell, T> line_backward(MatrixLine<T> d, MatrixIn<T> x) {
+    MatrixGrad<Cell, T> g;
+    g.in[0] = WriteGate ? x.c[scalars - 1] * d.write : d.write;
+    g.r = -g.in[0];
+    g.c[0] = d.keep;
+    if (WriteGate) g.c[scalars - 1] = d.write * (x.in[0] - x.r);
     return g;
   }
 };
