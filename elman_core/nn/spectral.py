@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from .computed import ComputedWeight
 from .functional import compute_dtype, without_autocast
 
 EPS = 1e-8
@@ -16,7 +15,7 @@ FIRST_ROUND = 15  # iterations from a random start: three leave the estimate 10-
 ROUND = 3  # warm-started iterations after a change of the weight
 
 
-class SpectralNorm(nn.Module):
+class SpectralNorm(ComputedWeight):
     """W_eff = W radius / (|sigma| + 1e-8), sigma = uᵀ W v, with u, v from the power iteration and constant for the gradient.
 
     The vectors are persistent float32 buffers, so a model and its copy compute the same. They are zero until the weight is
@@ -42,8 +41,6 @@ class SpectralNorm(nn.Module):
         self.register_buffer("v", torch.zeros(width))
         self.register_buffer("seen", torch.zeros(8))  # bytes, which every floating dtype holds exactly
         self._started = False  # whether `seen` is known not to be zero; spares the host another look
-        self._holders = 0  # how many `scaled_once` are under way
-        self._held: tuple[tuple[int, int], Tensor] | None = None  # which weight, and it normalised
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -59,19 +56,8 @@ class SpectralNorm(nn.Module):
             full = _own(weight, compute_dtype(weight))
             self._store(*self._first(full), _checksum(weight))
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def compute(self, weight: Tensor) -> Tensor:  # type: ignore[override]
         """The normalised weight, in the dtype of `weight`; computed in float32 or float64 with autocast off."""
-        if not self._holders or self.training or torch.is_grad_enabled():
-            return self._normalized(weight)
-        if torch.compiler.is_compiling():  # cannot look whether it is the same weight: inside `scaled_once` it is
-            return self._normalized(weight) if self._held is None else self._held[1]
-        # A weight that was computed under inference mode has no version, and does not change.
-        which = (weight.data_ptr(), -1 if weight.is_inference() else weight._version)
-        if self._held is None or self._held[0] != which:
-            self._held = (which, self._normalized(weight))
-        return self._held[1]
-
-    def _normalized(self, weight: Tensor) -> Tensor:
         with without_autocast(weight):
             full = _own(weight, compute_dtype(weight))
             u, v = self._vectors(weight, full)
@@ -136,21 +122,6 @@ class SpectralNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.u.shape[0]}, radius={self.radius}"
-
-
-@contextmanager
-def scaled_once(model: nn.Module) -> Iterator[None]:
-    """Inside, in evaluation without gradients, every spectral norm of `model` scales its weight once and not at every use."""
-    norms = [module for module in model.modules() if isinstance(module, SpectralNorm)]
-    for norm in norms:
-        norm._holders += 1
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm._holders -= 1
-            if not norm._holders:
-                norm._held = None
 
 
 def _own(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -100,16 +100,20 @@ class Convolution:
 
 @dataclass
 class Form:
-    """What the wrapper does around the cell: the class attributes of the mixer, and the recurrent matrix under a norm."""
+    """What the wrapper does around the cell: the class attributes of the mixer, and what it makes of the recurrent matrix."""
 
     gated: bool
     pre_silu: bool
-    matrix: str | None  # name of the parameter that the spectral norm scales
+    matrix: str = ""  # its name; the cell is given it as it is used
+    low_rank: bool = False  # it is a product of the parameters NAME.u and NAME.v
+    spectral: bool = False  # it is spectrally normalised
 
     @classmethod
     def of(cls, mixer: Any) -> Form:
         """That of a `WrapperMixer`."""
-        return cls(mixer.gated, mixer.pre_silu, mixer.matrix if getattr(mixer, "spectral", None) is not None else None)
+        matrix = getattr(mixer, "matrix", "")
+        names = {name for name, _ in (*mixer.named_parameters(), *mixer.named_buffers())}
+        return cls(mixer.gated, mixer.pre_silu, matrix, f"{matrix}.u" in names, "spectral.u" in names)
 
 
 class Row:
@@ -133,9 +137,11 @@ class Row:
     ) -> None:
         self.cell, self.form, self.o, self.p, self.x, self.begins, self.keep = cell, form, o, p, x_TD, begins, keep_TI
         self.cell_p = dict(p)
-        if form.matrix is not None:
-            norm = p["spectral.u"], p["spectral.v"]
-            self.cell_p[form.matrix] = scaled(p[form.matrix], o["spectral_radius"], *norm)
+        if form.low_rank:
+            self.cell_p[form.matrix] = p[f"{form.matrix}.u"] @ p[f"{form.matrix}.v"]
+        if form.spectral:
+            self.bare = self.cell_p[form.matrix]
+            self.cell_p[form.matrix] = scaled(self.bare, o["spectral_radius"], p["spectral.u"], p["spectral.v"])
         projected = x_TD @ p["in_proj.weight"].T
         inner = keep_TI.shape[1]
         self.u, self.z = projected[:, :inner], projected[:, inner:] if form.gated else None
@@ -170,7 +176,10 @@ class Row:
         gy = (g_out_TD @ p["out_proj.weight"]) * self.keep
         gs = {n: g for n, g in g_end.items() if n != "conv"}
         da, dz = np.zeros_like(self.a), None if self.z is None else np.zeros_like(self.z)
+        matrix = self.form.matrix
         of_cell: Arrays = {n: np.zeros_like(g) for n, g in grads.items()}
+        if self.form.low_rank:
+            of_cell[matrix] = np.zeros_like(self.cell_p[matrix])
         for t in reversed(range(steps)):
             found, gs, da[t], dz_t = self.cell.step_gradient(
                 o, self.cell_p, self._before(t), self.a[t], self._z(t), gy[t], gs
@@ -183,9 +192,12 @@ class Row:
                 for state, parameter in self.cell.initial.items():
                     of_cell[parameter] += gs[state]
                 gs = {n: np.zeros_like(g) for n, g in gs.items()}
-        if (matrix := self.form.matrix) is not None:
+        if self.form.spectral:
             norm = o["spectral_radius"], p["spectral.u"], p["spectral.v"]
-            of_cell[matrix] = scaled_gradient(of_cell[matrix], p[matrix], *norm)
+            of_cell[matrix] = scaled_gradient(of_cell[matrix], self.bare, *norm)
+        if self.form.low_rank:
+            product = of_cell.pop(matrix)
+            of_cell[f"{matrix}.u"], of_cell[f"{matrix}.v"] = product @ p[f"{matrix}.v"].T, p[f"{matrix}.u"].T @ product
         for name, g in of_cell.items():
             grads[name] += g
         dc = da * silu_slope(self.c) if self.form.pre_silu else da

@@ -1,0 +1,75 @@
+"""Weights that are computed from parameters: at every use in training, once in a generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from .init import orthogonal_
+
+
+class ComputedWeight(nn.Module):
+    """Called with parameters, it returns the weight that `compute` makes of them; inside `scaled_once` it keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._holders = 0  # how many `scaled_once` are under way
+        self._held: tuple[tuple[tuple[int, int], ...], Tensor] | None = None  # of which parameters, and the weight
+
+    def compute(self, *parameters: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__}.compute")
+
+    def forward(self, *parameters: Tensor) -> Tensor:
+        if not self._holders or self.training or torch.is_grad_enabled():
+            return self.compute(*parameters)
+        if torch.compiler.is_compiling():  # cannot look whether they are the same: inside `scaled_once` they are
+            return self.compute(*parameters) if self._held is None else self._held[1]
+        # What was computed under inference mode has no version, and does not change.
+        which = tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in parameters)
+        if self._held is None or self._held[0] != which:
+            self._held = (which, self.compute(*parameters))
+        return self._held[1]
+
+
+@contextmanager
+def scaled_once(model: nn.Module) -> Iterator[None]:
+    """Inside, in evaluation without gradients, every computed weight of `model` is computed once and not at every use."""
+    weights = [module for module in model.modules() if isinstance(module, ComputedWeight)]
+    for weight in weights:
+        weight._holders += 1
+    try:
+        yield
+    finally:
+        for weight in weights:
+            weight._holders -= 1
+            if not weight._holders:
+                weight._held = None
+
+
+class LowRank(ComputedWeight):
+    """W = U V of rank r or less, formed once a call. Parameters: u (d, r), v (r, d).
+
+    2 d² r operations, beside the 2 T B d² of a recurrence; from there on W is like any other.
+
+    Args:
+        width: d. rank: r.
+    """
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.u = nn.Parameter(torch.empty(width, rank))
+        self.v = nn.Parameter(torch.empty(rank, width))
+
+    def forward(self) -> Tensor:  # type: ignore[override]
+        return super().forward(self.u, self.v)
+
+    def compute(self, u: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
+        return u @ v
+
+    def reset(self, gain: float) -> None:
+        """Draw both (semi-)orthogonal, times `gain`."""
+        for factor in (self.u, self.v):
+            orthogonal_(factor, gain)
