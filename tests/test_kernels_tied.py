@@ -120,12 +120,11 @@ def test_what_the_launches_return_makes_every_gradient(launched, masked):
         assert not found[2][~mask_TB].any()  # nothing flows back into x where the state is held
 
 
-def test_a_projection_without_silu_or_bias_is_a_product():
+def test_what_stands_in_front_of_the_recurrence_is_a_product_a_bias_and_silu_each_where_given():
     x, w, b, h0 = problem()
     torch.testing.assert_close(dense(x, w, h0, v=w, b=b), e42_reference(F.linear(x, w, b), w, h0))
     torch.testing.assert_close(dense(x, w, h0, v=w, silu=True), e42_reference(F.linear(F.silu(x), w), w, h0))
-    with pytest.raises(TypeError, match="silu and b belong to a projection v"):
-        dense(x, w, h0, b=b)
+    torch.testing.assert_close(dense(x, w, h0, b=b, silu=True), e42_reference(F.silu(x) + b, w, h0))
 
 
 def test_unasked_gradients_are_not_made_and_missing_ones_are_zeros(launched):

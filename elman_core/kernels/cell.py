@@ -19,7 +19,7 @@ class Cell:
         header: the cell header, compiled together with a binding of `elman_csrc`.
         type: the C++ name of the cell.
         reference: the variant's own slow, obvious function: the truth.
-        readout, update: of a dense cell, as `DenseKernel` says.
+        readout, update, accumulates: of a dense cell, as `DenseKernel` says.
         extras: names of the tensors that the cell reads beside its input.
         uses_a: whether the backward of a dense cell is given a; as the header says.
         input: what a dense cell is given: "Projected" is u, "TiedSilu" is x of u = W silu(x) + b.
@@ -33,6 +33,7 @@ class Cell:
     update: Callable[..., Tensor] | None = None
     extras: tuple[str, ...] = ()
     uses_a: bool = False
+    accumulates: str | None = None
     input: str = "Projected"
 
     def python(self, *modules: str) -> tuple[Path, ...]:

@@ -75,17 +75,11 @@ class DenseMixer(WrapperMixer):
         """What the cell reads beside u, (T, B, I) each: z of a `gated` wrapper unless overridden."""
         return () if z_TBI is None else (z_TBI,)
 
-    def projection(self, w_II: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """(V, b) of u = V x + b; None where there is none, or where an adapter has its place."""
+    def projection(self, w_II: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
+        """(V, b) of u = V x + b, without V of u = x + b; None where an adapter has the place of `w_x`."""
         if self.input == "projected":
             return (self.w_x.weight, self.w_x.bias) if is_bare(self.w_x) else None
-        return (w_II, self.b) if self.input == "tied" else None
-
-    def drive(self, x_TBI: Tensor, w_II: Tensor) -> Tensor:
-        """u, all that does not depend on h, where `projection` does not say it."""
-        if self.input == "plain":
-            return x_TBI if self.b is None else x_TBI + self.b.to(x_TBI.dtype)
-        return self.w_x(x_TBI) if self.input == "projected" else F.linear(x_TBI, w_II, self.b)
+        return w_II if self.input == "tied" else None, self.b
 
     def cell(self, x_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:
         return self._recurrence(x_TBI, *rest)
@@ -102,7 +96,7 @@ class DenseMixer(WrapperMixer):
         rest = (*self.extras(x_TBI, z_TBI), w, self.vector(state, "h", x_TBI), *flags_TB)
         projection = self.projection(w)
         if projection is None:
-            y_TBI, h_BI = self.kernel(self.drive(x_TBI, w), *rest)
+            y_TBI, h_BI = self.kernel(self.w_x(x_TBI), *rest)
         else:
             v, b = projection
             y_TBI, h_BI = self.kernel(x_TBI, *rest, v=v, b=b, silu=silu)

@@ -134,6 +134,7 @@ def _step_cases(target: Target, grid: Grid) -> Iterator[Case]:
         yield _step((5, 72, 96), dtype, bias=False, strided=True)
         yield _step((20, 64, 64), dtype, tied=True, strided=True)
         yield _step((64, 40, 32), dtype)
+        yield _step((3, 0, 48), dtype, strided=True)
         if target == "host":
             continue
         yield _step((1, 1536, 1536), dtype, tied=True)
@@ -142,11 +143,13 @@ def _step_cases(target: Target, grid: Grid) -> Iterator[Case]:
         yield _step((8, 768, 768), dtype, tied=True)
         yield _step((13, 1536, 1536), dtype, bias=False)
         yield _step((64, 1280, 1280), dtype, tied=True)
+        yield _step((8, 0, 1280), dtype, bias=False)
         if grid == "full":
             for rows in _ROWS:
                 for width in (64, 520, 1536, 2048):
                     yield _step((rows, width, width), dtype, tied=rows % 2 == 0, bias=rows % 3 > 0)
                 yield _step((rows, 264, 1032), dtype, strided=True)
+                yield _step((rows, 0, 1032), dtype)
             yield _step((8, 7168, 7168), dtype, tied=True)  # rows that no block can hold
 
 
@@ -201,10 +204,10 @@ def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def make_step_inputs(case: Case, generator: torch.Generator, extras: Sequence[str]) -> Inputs:
-    """Inputs of the step of a cell that reads `extras`."""
+    """Inputs of the step of a cell that reads `extras`; K = 0: without a projection."""
     rows, inputs, width = (case.sizes[k] for k in "BKd")
-    found: Inputs = {"x": _random(generator, case.dtype, rows, inputs)}
-    if not case.options["tied"]:
+    found: Inputs = {"x": _random(generator, case.dtype, rows, inputs or width)}
+    if inputs and not case.options["tied"]:
         found["v"] = _random(generator, case.dtype, width, inputs, scale=inputs**-0.5)
     found["bias"] = _random(generator, case.dtype, width) if case.options["bias"] else None
     found |= {name: _random(generator, case.dtype, rows, width) for name in extras}

@@ -60,12 +60,12 @@ def make_step_spec(
         assert x is not None
         assert w is not None
         assert h is not None
-        v = w if options.get("tied") else inputs["v"]
-        assert v is not None
+        v = w if options.get("tied") else inputs.get("v")
         extras = [_given(inputs, name) for name in cell.extras]
         if backend == "reference":
             wide = compute_dtype(x)
-            u = F.linear(x.to(wide), v.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
+            u = x.to(wide) if v is None else F.linear(x.to(wide), v.to(wide))
+            u = (u if bias is None else u + bias).to(x.dtype)
             y, last = cell.reference(u[None], *(e[None] for e in extras), w, h, None)
             return {"y": y[0], "h": last}
         if backend == "torch":
@@ -77,7 +77,7 @@ def make_step_spec(
     def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
         if backend == "torch":
             return None
-        v = inputs["w"] if options.get("tied") else inputs["v"]
+        v = inputs["w"] if options.get("tied") else inputs.get("v")
         return operator, (
             inputs["x"], v, inputs.get("bias"), *(inputs[n] for n in cell.extras), inputs["w"], inputs["h"]
         )  # fmt: skip

@@ -23,7 +23,7 @@ _library = Library("elman", "FRAGMENT")
 
 
 class Step:
-    """a = x Vᵀ + b + h Wᵀ,  (h, y) = cell(a, h, e), for a cell that reads up to four extras.
+    """a = x Vᵀ + b + h Wᵀ, or x + b + h Wᵀ;  (h, y) = cell(a, h, e), for a cell that reads up to four extras.
 
     Args:
         cell: of the recurrence. kernel: its `DenseKernel`, which takes such a step elsewhere.
@@ -33,7 +33,7 @@ class Step:
         self.cell, self.name, self._kernel = cell, f"{cell.name}_step", kernel
         extras = "".join(f", Tensor e{i}" for i in range(len(cell.extras)))
         name = f"dense_{self.name}"
-        _library.define(f"{name}(Tensor x, Tensor v, Tensor? bias{extras}, Tensor w, Tensor h) -> (Tensor, Tensor)")
+        _library.define(f"{name}(Tensor x, Tensor? v, Tensor? bias{extras}, Tensor w, Tensor h) -> (Tensor, Tensor)")
         self.op: Callable[..., tuple[Tensor, Tensor]] = implement(_library, name, self._run, _fake_step)
         register(self)
 
@@ -42,7 +42,7 @@ class Step:
         return spec.make_step_spec(self.cell, self._kernel, self.op)
 
     def prepare(self, dtype: torch.dtype, *_problem: int) -> str:
-        """As `choice.Compiled`; a problem is (most rows, K, d)."""
+        """As `choice.Compiled`; a problem is (most rows, K, d), with K = 0 where there is no V."""
         run.module(self.cell, dtype, run.here())
         return "one launch"
 
@@ -50,7 +50,7 @@ class Step:
         """As `choice.Compiled`."""
         return grids.first_step(dtype, most, inputs, width)
 
-    def takes(self, x_TBK: Tensor, v_dK: Tensor, w_dd: Tensor, *flags_TB: Tensor | None) -> bool:
+    def takes(self, x_TBK: Tensor, v_dK: Tensor | None, w_dd: Tensor, *flags_TB: Tensor | None) -> bool:
         """True for a single step without mask and start that runs here. Compiles and verifies it at the first use of a size.
 
         Raises:
@@ -60,17 +60,17 @@ class Step:
             return False
         if not run.alone(x_TBK) or x_TBK.dtype not in run.NARROW or w_dd.shape[0] % 8 or x_TBK.shape[2] % 8:
             return False
-        if any(w.dtype != x_TBK.dtype or w.device != x_TBK.device for w in (v_dK, w_dd)):
+        if any(w.dtype != x_TBK.dtype or w.device != x_TBK.device for w in (v_dK, w_dd) if w is not None):
             return False
-        rows, inputs, width = int(x_TBK.shape[1]), int(x_TBK.shape[2]), int(w_dd.shape[0])
+        rows, inputs, width = int(x_TBK.shape[1]), 0 if v_dK is None else int(x_TBK.shape[2]), int(w_dd.shape[0])
         return 0 < rows <= run.MOST_ROWS and runs(self.name, x_TBK, run.most_rows(rows), inputs, width)
 
-    def __call__(self, x_1BK: Tensor, v_dK: Tensor, bias_d: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, x_1BK: Tensor, v_dK: Tensor | None, bias_d: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
         """`step(x, v, bias, *extras, w, h) -> (y (1, B, d) in the dtype of x, h (B, d) in float32)`.
 
         Args:
             x_1BK: the cell's input before its projection. v_dK, bias_d: that projection; v may be w itself, which is then
-                read once. extras: (1, B, d) each. w: (d, d), rows are outputs. h: (B, d), float32.
+                read once, or None, and x is (1, B, d). extras: (1, B, d) each. w: (d, d), rows are outputs. h: (B, d), float32.
 
         Raises:
             KernelError: not on such a GPU, too many rows, or tensors that do not fit together: ask `takes` first.
@@ -79,26 +79,28 @@ class Step:
         y_Bd, last_Bd = self.op(x_1BK[0], v_dK, bias_d, *(e[0] for e in extras), w_dd, h_Bd)
         return y_Bd[None], last_Bd
 
-    def _run(self, x: Tensor, v: Tensor, bias: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, x: Tensor, v: Tensor | None, bias: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
         *extras, w, h = rest
         name, d = f"{self.cell.name} step", len(w)
-        run.check(name, x, (v, (d, x.shape[1])), (bias, (d,)), (w, (d, d)), *((e, (len(x), d)) for e in extras))
+        of_x = (v, (d, x.shape[1])) if v is not None else (x, (len(x), d))
+        run.check(name, x, of_x, (bias, (d,)), (w, (d, d)), *((e, (len(x), d)) for e in extras))
         if tuple(h.shape) != (len(x), d) or h.device != x.device or d % 8:
             raise KernelError(f"{name}: the state is {(len(x), d)}, d a multiple of 8, not {tuple(h.shape)}")
-        tied = v.data_ptr() == w.data_ptr() and (v.shape, v.stride()) == (w.shape, w.stride())
+        tied = v is not None and v.data_ptr() == w.data_ptr() and (v.shape, v.stride()) == (w.shape, w.stride())
         x, w, h = rows(x), whole(w), whole(h.float())
-        v = w if tied else whole(v)
+        v = w if tied else None if v is None else whole(v)
         bias = None if bias is None else bias.contiguous()
         extras = [e if e.stride(1) == 1 else e.contiguous() for e in extras]
         y, last = x.new_empty(len(x), d), torch.empty_like(h)
         call = make_call(x, d, v, bias, y)
+        call.inputs = 0 if v is None else call.inputs
         call.w, call.h, call.last, call.extras = w.data_ptr(), h.data_ptr(), last.data_ptr(), len(extras)
         for i, e in enumerate(extras):
             call.extra[i], call.extra_step[i] = e.data_ptr(), e.stride(0)
-        run.launch(self.cell, "step", call, x, v, w)
+        run.launch(self.cell, "step", call, x, *(() if v is None else (v,)), w)
         return y, last
 
 
-def _fake_step(x_BK: Tensor, _v: Tensor, _bias: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_step(x_BK: Tensor, _v: Tensor | None, _bias: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
     w, h = rest[-2:]
     return x_BK.new_empty(x_BK.shape[0], w.shape[0]), h.new_empty(h.shape, dtype=torch.float32)

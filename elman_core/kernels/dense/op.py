@@ -53,6 +53,8 @@ class DenseKernel:
         extras: names of the tensors (T, B, d) that the cell reads beside u.
         uses_a: whether the cell's backward is given a; as the header says.
         tied: whether W projects the input too, u = W silu(x) + b: a kernel of its own then does all of it in one launch.
+        accumulates: the extra, logits of a gate, that scales what every step adds to the state, if the state keeps everything.
+            Verification then draws logits near -log T: a state that grows with T leaves rounding to decide its gradient.
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
     """
 
@@ -67,12 +69,14 @@ class DenseKernel:
         extras: Sequence[str] = (),
         uses_a: bool = False,
         tied: bool = False,
+        accumulates: str | None = None,
         cell: str | None = None,
     ) -> None:
         self.name = name
         self.cell = Cell(
-            name, Path(header), cell or f"elman::{name}::Cell", reference, readout, update, tuple(extras), uses_a
-        )
+            name, Path(header), cell or f"elman::{name}::Cell", reference, readout, update, tuple(extras), uses_a,
+            accumulates=accumulates,
+        )  # fmt: skip
         self.op = Recurrence(self.cell).op
         self._step = Step(self.cell, self) if len(self.cell.extras) <= MOST_EXTRAS else None
         self._tied = Tied(self.cell, self) if tied else None
@@ -90,7 +94,7 @@ class DenseKernel:
         """`kernel(u, *extras, w, h0, mask=None, starts=None) -> (y, h_T)`; `kernel(x, …, v=V, b=b)` for u = x Vᵀ + b.
 
         Args:
-            x_TBK: u itself, or with v what u is projected from; float32, bfloat16, float16 or float64; any strides.
+            x_TBK: u itself (less b), or with v what u is projected from; float32, bfloat16, float16 or float64; any strides.
             extras: (T, B, d) each, in the dtype of u.
             w_dd: W, rows are outputs; in the dtype of u or in float32.
             h0_Bd: initial state.
@@ -115,17 +119,18 @@ class DenseKernel:
             expected = ", ".join(("u", *self.cell.extras, "w", "h0", "mask=None", "starts=None"))
             raise TypeError(f"{self.name} takes ({expected}), not {1 + len(rest)} tensors")
         w_dd, h0_Bd, mask_TB, starts_TB = (*others, None, None)[:4]
-        if v is not None and w_dd is not None and h0_Bd is not None:
+        if w_dd is not None and h0_Bd is not None:
             if backend == "auto" and self._step is not None and self._step.takes(x_TBK, v, w_dd, mask_TB, starts_TB):
                 return self._step(F.silu(x_TBK) if silu else x_TBK, v, b, *extras, w_dd, h0_Bd)
             if v is w_dd and b is not None and silu and self._tied is not None and starts_TB is None:
                 narrow_TBd = self._tied.narrowed(x_TBK)
                 if self._tied.takes(narrow_TBd, backend):
                     return self._tied(narrow_TBd, *extras, w_dd, b, h0_Bd, mask_TB)
+        x_TBK = F.silu(x_TBK) if silu else x_TBK
         if v is not None:
-            x_TBK = F.linear(F.silu(x_TBK) if silu else x_TBK, v, None if b is None else b.to(v.dtype))
-        elif silu or b is not None:
-            raise TypeError(f"{self.name}: silu and b belong to a projection v, and none was given")
+            x_TBK = F.linear(x_TBK, v, None if b is None else b.to(v.dtype))
+        elif b is not None:
+            x_TBK = x_TBK + b.to(x_TBK.dtype)
         return self._recurrence(x_TBK, extras, w_dd, h0_Bd, mask_TB, starts_TB, backend)
 
     def _recurrence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,8 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
             return torch.randn(shape, generator=generator, dtype=torch.float32).to(case.dtype)
 
         inputs: Inputs = {name: random(steps, rows, width) for name in streams}
+        if cell.accumulates is not None:
+            inputs[cell.accumulates] = (random(steps, rows, width) - math.log(steps)).to(case.dtype)
         # The largest singular value of a random (d, d) matrix is about 2 sqrt(d): W has norm 0.9 or less.
         inputs["w"] = random(width, width) * (0.45 / width**0.5)
         h0 = torch.zeros(rows, width) if case.bare else torch.randn((rows, width), generator=generator)

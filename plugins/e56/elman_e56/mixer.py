@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core import option
@@ -45,9 +44,6 @@ class E56Mixer(DenseMixer):
 
     def projection(self, w_II: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.w[:, : self.inner], self.b
-
-    def drive(self, x_TBI: Tensor, w_II: Tensor) -> Tensor:
-        return F.linear(x_TBI, *self.projection(w_II))
 
     def reset_cell(self) -> None:
         assert self.b is not None

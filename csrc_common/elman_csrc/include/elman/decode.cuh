@@ -133,6 +133,7 @@ struct Beside {
 template <class Elem, class Cell>
 __device__ __forceinline__ void beside(Beside<Cell>& o, const Args<Elem>& g, int b, int n) {
   o.bias = g.bias ? load_fresh(g.bias + n) : 0.f;
+  if (!g.weight) o.bias += load_fresh(g.x + b * g.x_step + n);  // x is not multiplied
   if constexpr (!std::is_same_v<Cell, NoCell>) o.h = load_fresh(g.h + static_cast<std::ptrdiff_t>(b) * g.outputs + n);
 #pragma unroll
   for (int i = 0; i < Cell::extras; ++i) o.e[i] = load_fresh(g.extra[i] + b * g.extra_step[i] + n);

@@ -10,7 +10,8 @@
 //
 //   linear  out = x weight^T + bias; its first `activated` columns pass through SiLU. Further maps of x without bias beside it, `extras` in
 //           all: extra[i] is the weight [N_i,K], extra_step[i] is N_i, extra_out[i] the result
-//   step    a = x weight^T + bias + h w^T,  (last, out) = cell(a, h, extra); h and last are float
+//   step    a = x weight^T + bias + h w^T,  (last, out) = cell(a, h, extra); h and last are float. Without a weight, inputs is 0 and x [B,N]
+//           itself is added
 //   norm    last = x + h (x alone where h is null), out = weight last / sqrt(mean(last^2) + value[0]); h and last are float
 //   draw    a class of each row of logits x: penalty value[0], temperature value[1] (0: the largest), top-k `activated` (0: all), and the
 //           fewest classes above the share value[2] (negative: all); bias float [B,N], draws of a standard exponential; w bytes [B,N],
