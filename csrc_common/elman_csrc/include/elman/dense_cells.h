@@ -3,8 +3,11 @@
 //   using Cell = DenseCell<Tanh, SelfGate>;        h = tanh(a), y = h silu(h)
 //
 // An update has of(a) = h and slope(h) = dh/da. A readout has `extras` and, from h and the extras e, of = y and slopes = {dy/dh,
-// {dy/de}}; a variant whose own is neither of these writes it in its header. Cells that h' enters other than through W are written
-// whole, as dense_cell.h says.
+// {dy/de}}; a variant whose own is neither of these writes it in its header.
+//
+//   using Cell = LeakyCell<Interpolate>;           h = s(e) h' + (1 - s(e)) tanh(a), y = h silu(h)
+//
+// Gates of a leaky update make, from the extras e, what is kept and what is written.
 #pragma once
 
 #include "dense_cell.h"
@@ -90,6 +93,50 @@ struct DenseCell {
     const auto slope = Readout::template slopes<Math>(h, e);
     DenseGrad<T, extras> grad{(gy * slope.h + gh) * Update::slope(h), T(0), {T(0)}};
     for (int k = 0; k < extras; ++k) grad.dextra[k] = gy * slope.e[k];
+    return grad;
+  }
+};
+
+// h = keep h' + write tanh(a), y = h silu(h). Gates have `extras` and of = {keep, write}; slopes are the derivatives of h with
+// respect to the extras, for the candidate c = tanh(a).
+template <class T>
+struct LeakyGates {
+  T keep, write;
+};
+// keep = sigmoid(e), write = 1 - keep.
+struct Interpolate {
+  static constexpr int extras = 1;
+  template <class Math, class T>
+  static ELMAN_HD LeakyGates<T> of(const T* e) {
+    const Gate<T> g = Math::gate(e[0]);
+    return {g.open, g.shut};
+  }
+  template <class Math, class T>
+  static ELMAN_HD void slopes(T (&slope)[1], T h_prev, T c, const T* e) {
+    const Gate<T> g = Math::gate(e[0]);
+    slope[0] = (h_prev - c) * g.open * g.shut;
+  }
+};
+
+template <class Gates>
+struct LeakyCell {
+  static constexpr int extras = Gates::extras;
+  static constexpr bool uses_prev = true, uses_a = true;
+
+  template <class Math, class T>
+  static ELMAN_HD DenseOut<T> forward(T a, T h_prev, const T* e) {
+    const LeakyGates<T> g = Gates::template of<Math>(e);
+    const T h = g.keep * h_prev + g.write * Math::tanh(a);
+    return {h, self_gate(h, Math::sigmoid(h))};
+  }
+
+  template <class Math, class T>
+  static ELMAN_HD DenseGrad<T, extras> backward(T gy, T gh, T h, T h_prev, T a, const T* e) {
+    const LeakyGates<T> g = Gates::template of<Math>(e);
+    const T c = Math::tanh(a), total = gy * self_gate_derivative(h, Math::sigmoid(h)) + gh;
+    DenseGrad<T, extras> grad{total * g.write * (T(1) - c * c), total * g.keep, {}};
+    Gates::template slopes<Math>(grad.dextra, h_prev, c, e);
+    for (T& slope : grad.dextra) slope *= total;
     return grad;
   }
 };
