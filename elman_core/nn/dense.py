@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from elman_core.kernels import DenseKernel
 from elman_core.registry import State, option
 
+from .computed import LowRank
 from .init import orthogonal_, s4d_, xavier_uniform_
 from .linear import is_bare
 from .spectral import SpectralNorm
@@ -38,7 +39,7 @@ class DenseMixer(WrapperMixer):
 
     Attributes:
         kernel: the recurrence; `build_cell` may choose another by the options. What its cell reads beside u, `extras` gives.
-        matrix: the name of W's parameter.
+        matrix: the name of W's parameter, or of the `LowRank` whose parameters are NAME.u and NAME.v, where `rank` gives one.
         input: "projected" u = W_x x + b, with the module `w_x`; "tied" u = W x + b, with the parameter `b` and the same W;
             "plain" u = x.
         orthogonal, s4d: with `mamba2_init`, the size of an orthogonal W, or the eigenvalues of a symmetric one.
@@ -56,19 +57,32 @@ class DenseMixer(WrapperMixer):
     def build_cell(self, inner: int) -> None:
         if self.input == "projected":
             self.w_x = nn.Linear(inner, inner)
-        self.register_parameter(self.matrix, nn.Parameter(torch.empty(inner, inner)))
+        rank = self.rank(self.dim, self.config)
+        w = nn.Parameter(torch.empty(inner, inner)) if rank is None else LowRank(inner, rank)
+        setattr(self, self.matrix, w)
         self.register_parameter("b", nn.Parameter(torch.empty(inner)) if self.input == "tied" else None)
         spectral = getattr(self.config, "r_h_mode", "none") == "spectral_norm"
         self.spectral = SpectralNorm(inner, self.config.spectral_radius) if spectral else None
 
     @classmethod
+    def rank(cls, dim: int, config: Any) -> int | None:
+        """That of W = U V, for D = dim; None for a full W."""
+        return None
+
+    @classmethod
+    def param_count(cls, dim: int, config: WrapperConfig) -> int:
+        inner, rank = config.inner_width(dim), cls.rank(dim, config)
+        return super().param_count(dim, config) + inner * (inner if rank is None else 2 * rank)
+
+    @classmethod
     def cell_params(cls, inner: int, config: WrapperConfig) -> int:
-        square = inner * inner
-        return square + {"projected": square + inner, "tied": inner, "plain": 0}[cls.input]
+        """As `WrapperMixer.cell_params`, without W."""
+        return {"projected": inner * inner + inner, "tied": inner, "plain": 0}[cls.input]
 
     def effective(self) -> Tensor:
         """The W of the recurrence: with its largest singular value as asked."""
         w = getattr(self, self.matrix)
+        w = w() if isinstance(w, LowRank) else w
         return w if self.spectral is None else self.spectral(w)
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
@@ -118,8 +132,8 @@ class DenseMixer(WrapperMixer):
         if self.spectral is not None:
             self.spectral.reset()
 
-    def reset_matrix(self, w: nn.Parameter) -> None:
-        """Draw W."""
+    def reset_matrix(self, w: Any) -> None:
+        """Draw W, a parameter or a `LowRank`."""
         init = self.config.mamba2_init
         if init == "s4d":
             s4d_(w, *self.s4d)

@@ -37,7 +37,7 @@ class E56Mixer(DenseMixer):
 
     @classmethod
     def cell_params(cls, inner: int, config: WrapperConfig) -> int:
-        return 2 * inner * inner + inner
+        return inner * inner + inner  # beside what counts as W, the right half
 
     def effective(self) -> Tensor:
         return self.w[:, self.inner :]

@@ -1,8 +1,7 @@
 """The mixer of `pure`: its options and parameters. B batch, I inner width."""
 
 from dataclasses import dataclass
-
-from torch import nn
+from typing import Any
 
 from elman_core import option
 from elman_core.nn import DenseMixer, WrapperConfig, xavier_uniform_
@@ -29,5 +28,5 @@ class PureMixer(DenseMixer):
         super().build_cell(inner)
         self.pre_silu = self.config.use_conv
 
-    def reset_matrix(self, w: nn.Parameter) -> None:
+    def reset_matrix(self, w: Any) -> None:
         xavier_uniform_(w, self.config.r_h_init_gain)
