@@ -1,0 +1,30 @@
+"""E63: a leaky update whose candidate is an Elman network's; forms a (the default), b and d."""
+
+from collections.abc import Iterable
+
+from elman_core import Variant, hookimpl
+from elman_core.registry import Published
+
+from .mixer import E63Config, E63Mixer
+from .op import KERNELS
+
+
+@hookimpl
+def elman_variants() -> Iterable[Variant]:
+    yield Variant(
+        name="e63",
+        summary="nonlinear delta: leaky update towards tanh(W h + W_x x + b), y = h silu(h)",
+        equation="x = silu(W_in x̂), α = σ(W_α x_t + b_α), v = tanh(W_h h_{t-1} + W_x x_t + b);  h_t = α h_{t-1} + (1 - α) v,  "
+        "y_t = h_t silu(h_t);  b: α h_{t-1} + σ(W_β x_t + b_β) v;  d: h_{t-1} + α v",
+        config=E63Config,
+        mixer=E63Mixer,
+        presets={"b": {"form": "b"}, "d": {"form": "d"}, "e2": {"expansion": 2.0}},
+        aliases={"63": "", "63a": "", "e63a": "", "nonlinear-delta": "", "nonlinear_delta": ""}
+        | {f"{prefix}63{form}": form for prefix in ("", "e") for form in ("b", "d")},
+        kernels=tuple(spec for kernel in KERNELS.values() for spec in kernel.specs()),
+        published=(
+            Published(
+                "e63:e2@512x20", 84_068_864, "1.440 and 1.77 nats/byte, 53-59k tok/s", "two runs of one setting; padded"
+            ),
+        ),
+    )

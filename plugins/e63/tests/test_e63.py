@@ -1,0 +1,39 @@
+"""E63: everything a variant promises, and its equation in NumPy."""
+
+import numpy as np
+
+from elman_core.testing import VariantContract, self_gate, self_gate_slope, sigmoid
+
+
+class TestE63(VariantContract):
+    variant = "e63"
+    options = ({}, {"form": "b", "use_conv": True, "mamba2_init": True}, {"form": "d"})
+
+    def parts(self, o, p, s, x):
+        """(keep, write, the candidate)."""
+        alpha = sigmoid(p["w_alpha.weight"] @ x + p["w_alpha.bias"])
+        v = np.tanh(p["w_h"] @ s["h"] + p["w_x.weight"] @ x + p["w_x.bias"])
+        if o["form"] == "b":
+            return alpha, sigmoid(p["w_beta.weight"] @ x + p["w_beta.bias"]), v
+        return (alpha, 1 - alpha, v) if o["form"] == "a" else (1.0, alpha, v)
+
+    def step(self, o, p, s, x, z):
+        keep, write, v = self.parts(o, p, s, x)
+        h = keep * s["h"] + write * v
+        return self_gate(h), {"h": h}
+
+    def step_gradient(self, o, p, s, x, z, gy, gs):
+        keep, write, v = self.parts(o, p, s, x)
+        gh = gy * self_gate_slope(keep * s["h"] + write * v) + gs["h"]
+        deltas = {"w_x": gh * write * (1 - v * v)}
+        if o["form"] == "a":
+            deltas["w_alpha"] = gh * (s["h"] - v) * keep * write
+        elif o["form"] == "b":
+            deltas |= {"w_alpha": gh * s["h"] * keep * (1 - keep), "w_beta": gh * v * write * (1 - write)}
+        else:
+            deltas["w_alpha"] = gh * v * write * (1 - write)
+        dp = {"w_h": np.outer(deltas["w_x"], s["h"])}
+        for name, delta in deltas.items():
+            dp |= {f"{name}.weight": np.outer(delta, x), f"{name}.bias": delta}
+        dx = sum(p[f"{name}.weight"].T @ delta for name, delta in deltas.items())
+        return dp, {"h": gh * keep + p["w_h"].T @ deltas["w_x"]}, dx, None
