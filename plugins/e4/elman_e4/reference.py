@@ -1,0 +1,14 @@
+"""E4 in plain PyTorch: the truth that kernels are compared with."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from elman_core.nn import dense_reference
+
+
+@dense_reference
+def e4_reference(a: Tensor, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """h_t = tanh(W h_{t-1} + u_t), y_t = h_t silu(z_t), with W = U V, u_t = W_x x_t + b and a = W h_{t-1} + u_t."""
+    h = torch.tanh(a)
+    return h, h * F.silu(z)
