@@ -2,6 +2,7 @@
 
 A folder is written under a temporary name beside its place, every file is synchronised to the disk, its checksums are added,
 and then it is renamed. So what has the final name is complete, and what was damaged afterwards is found out and named.
+JSON objects carry a digest of themselves, and the lines of a log a CRC.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elman_core.registry.errors import CheckpointError, ConfigError, StorageError
+from elman_core.registry.errors import CheckpointError, ConfigError, StorageError, printable
 
 CHECKSUMS = "checksums.json"
+DIGEST = "digest"
+_CRC = b', "crc32": "'
 _EDITABLE = "README.md"  # a model card is for people to change
+_LOADED = re.compile(r"(generation_)?config\.json|model[^/]*\.safetensors(\.index\.json)?")
 _PARTIAL = ".partial-"
 _DOOMED = ".deleting-"
 
@@ -41,18 +47,18 @@ def storage_errors(what: str) -> Iterator[None]:
 
 
 def require_text(*names: str | Path | None) -> None:
-    """Raise unless a recipe, a model card and a log, which are UTF-8, can name them all, where links and folders lead too.
+    """Raise unless a recipe, a model card and a log can name them all on one line of UTF-8, where links and folders lead too.
 
     Raises:
-        ConfigError: a name is other bytes.
+        ConfigError: a name is other bytes, or has a line break or another control character.
     """
     for name in (n for n in names if n is not None):
-        whole = str(Path(name).expanduser().resolve())
         try:
-            whole.encode()
-        except UnicodeEncodeError:
-            shown = whole.encode(errors="backslashreplace").decode()
-            raise ConfigError(f"{shown}: a name that is not UTF-8 fits in no recipe; rename it") from None
+            whole = str(Path(name).expanduser().resolve())
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(f"{name} cannot be used: {getattr(error, 'strerror', None) or error}") from error
+        if (shown := printable(whole)) != whole:
+            raise ConfigError(f"{shown}: a name with a control character or not in UTF-8 fits in no recipe; rename it")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -71,9 +77,71 @@ def write_text(path: Path, text: str) -> None:
         sync(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """`write_text` of indented JSON."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """`write_text` of an object as indented JSON, with a digest of itself as its last entry."""
+    value = {k: v for k, v in value.items() if k != DIGEST}
+    write_text(path, json.dumps(value | {DIGEST: _digest(value)}, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, without its digest, which is compared; files of older versions have none.
+
+    Raises:
+        CheckpointError: no object, or not the one that was written. OSError: it cannot be read.
+    """
+    text = path.read_bytes()
+    try:
+        value = json.loads(text.decode())
+        matches = isinstance(value, dict) and value.pop(DIGEST, None) in (None, _digest(value))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: it is not JSON") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+    if not matches:
+        raise AlteredError(f"{path} was changed after it was written: its digest does not match", value)
+    return value
+
+
+class AlteredError(CheckpointError):
+    """A JSON object that does not match its digest. `value`: the object."""
+
+    def __init__(self, message: str, value: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.value = value
+
+
+def _digest(value: dict[str, Any]) -> str:
+    """SHA-256 of an object as it is read back, whatever the order of its keys."""
+    text = json.dumps(json.loads(json.dumps(value)), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def log_line(value: dict[str, Any], run: str) -> str:
+    """An object as one line of JSON that ends with its CRC; `run`, the id of the run, is part of what is summed."""
+    return _with_crc(json.dumps(value).encode(), run).decode()
+
+
+def read_line(text: bytes, run: str) -> dict[str, Any] | None:
+    """The object of a log's line, with `kind` and `step`. None if it is damaged or of another run.
+
+    Args:
+        run: the id of the run; empty for runs of older versions, whose lines have no CRC.
+    """
+    text = text.rstrip()
+    body, ends, _ = text.rpartition(_CRC)
+    if (run or ends) and text != _with_crc(body + b"}", run):
+        return None
+    try:
+        line = json.loads(text)
+        valid = isinstance(line["kind"], str) and type(line["step"]) is int
+        line.pop("crc32", None)
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError, IndexError):
+        return None
+    return line if valid else None
+
+
+def _with_crc(text: bytes, run: str) -> bytes:
+    return b'%b%b%08x"}' % (text[:-1], _CRC, zlib.crc32(text, zlib.crc32(run.encode())))
 
 
 def sync(path: Path) -> None:
@@ -108,9 +176,11 @@ def write_folder(final: Path, fill: Callable[[Path], None], needed: int = 0) -> 
         try:
             partial.mkdir()
             fill(partial)
-            write_json(partial / CHECKSUMS, checksums(partial))
+            write_checksums(partial)
+            mode = (partial / CHECKSUMS).stat().st_mode
             for place, _, files in os.walk(partial, topdown=False):
                 for name in files:
+                    os.chmod(Path(place, name), mode)  # safetensors writes for the owner alone
                     sync(Path(place, name))
                 sync(Path(place))
             os.rename(partial, final)
@@ -131,8 +201,8 @@ def remove_leftovers(parent: Path) -> None:
     """Delete what a killed writer or remover left in `parent`."""
     if parent.is_dir():
         for path in parent.iterdir():
-            if path.name.startswith((_PARTIAL, _DOOMED)) and path.is_dir():
-                shutil.rmtree(path)
+            if path.name.startswith((_PARTIAL, _DOOMED)):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def checksums(folder: Path) -> dict[str, dict[str, Any]]:
@@ -142,19 +212,38 @@ def checksums(folder: Path) -> dict[str, dict[str, Any]]:
     return {n: _checksum(p) for n, p in zip(names, found, strict=True) if n not in (CHECKSUMS, _EDITABLE)}
 
 
-def check_folder(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
+    """Write `checksums.json` for what is in a folder now."""
+    (folder / CHECKSUMS).unlink(missing_ok=True)
+    write_text(folder / CHECKSUMS, json.dumps(checksums(folder), indent=2) + "\n")
+
+
+def check_folder(folder: Path, weights: bool = False) -> None:
     """Compare a folder with its checksums.
 
+    Args:
+        weights: look at the files that `from_pretrained` reads, and no others.
+
     Raises:
-        CheckpointError: names the first file that is missing, truncated or altered.
+        CheckpointError: names the first file that is missing, truncated, altered or, if a model is made from it, not listed.
     """
     try:
-        listed = {n: (e["bytes"], e) for n, e in json.loads((folder / CHECKSUMS).read_text(encoding="utf-8")).items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or damaged") from error
+        found = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        listed = {n: (e["bytes"] + 0, e) for n, e in found.items() if not weights or _LOADED.fullmatch(n)}
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder}: {CHECKSUMS} is missing") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{folder}: {CHECKSUMS} is damaged") from error
+    for path in sorted(folder.iterdir()):
+        if _LOADED.fullmatch(path.name) and path.name not in listed:
+            raise CheckpointError(f"{folder}: {path.name} is not in {CHECKSUMS}, so it was added later")
     for name, (length, expected) in listed.items():
         path = folder / name
-        if not path.is_file():
+        try:
+            there = path.is_file()
+        except (OSError, ValueError):  # a name that no file can have
+            there = False
+        if not there:
             raise CheckpointError(f"{folder}: {name} is missing")
         size = path.stat().st_size
         if size != length:

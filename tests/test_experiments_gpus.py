@@ -12,8 +12,8 @@ from fake_gpus import FakeMonitor
 from elman_core.experiments.jobs import gpus as gpus_module
 from elman_core.experiments.jobs import slots as slots_module
 from elman_core.experiments.jobs.gpus import Gpu, GpuLostError, Look, busy, choose
-from elman_core.experiments.jobs.locks import Lock, is_locked, lock_soon
 from elman_core.experiments.jobs.slots import CpuSlots, GpuSlots, cores, survey
+from elman_core.locks import Lock, is_locked, lock_soon
 from elman_core.registry import ConfigError
 
 GPUS = [Gpu(i, f"GPU-{i}{'abcdefgh'[i]}00-11", "H", 2**36) for i in range(8)]

@@ -1,4 +1,4 @@
-"""Names that are not UTF-8: said at the start, not by a traceback at the first checkpoint."""
+"""Names that are not UTF-8 or not one line: said at the start, not by a traceback at the first checkpoint."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from elman_core.cli import main
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
 
 
-@pytest.fixture
-def odd(tmp_path: Path) -> Path:
-    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/text\xff"))
+@pytest.fixture(params=[rb"text\xff", rb"te\nxt", rb"te\x1bxt"])
+def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + request.param.decode("unicode_escape").encode("latin-1")))
     path.write_bytes(bytes(range(256)) * 64)
     return path
 
@@ -29,6 +29,6 @@ def test_a_text_or_a_folder_with_such_a_name_is_refused_before_anything_is_writt
         assert main([*words, "--data", str(data), "--out", str(where)]) == 2
         said = capsys.readouterr().err.strip().splitlines()
         assert len(said) == 1
-        assert said[0].endswith("a name that is not UTF-8 fits in no recipe; rename it")
-        assert r"\udcff" in said[0]
+        assert said[0].endswith("a name with a control character or not in UTF-8 fits in no recipe; rename it")
+        assert any(escaped in said[0] for escaped in (r"\udcff", r"\n", r"\x1b"))
         assert not where.exists()

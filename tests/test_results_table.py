@@ -19,12 +19,12 @@ import pytest
 from results_helpers import example_suite, losses, write_run, write_suite
 
 from elman_core.cli import main
-from elman_core.experiments.jobs.locks import Lock, is_locked
 from elman_core.experiments.results.collect import collect, summarise
 from elman_core.experiments.results.identity import identity, labels, named, spelled
 from elman_core.experiments.results.metrics import read_metrics
 from elman_core.experiments.results.runs import find_runs
 from elman_core.experiments.results.tables import as_data, columns, render
+from elman_core.locks import Lock, is_locked
 from elman_core.registry import ConfigError
 from elman_core.training.settings import TUNABLE, known_keys
 

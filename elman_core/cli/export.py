@@ -53,7 +53,7 @@ def export(
     from elman_core.model import hub, no_progress_bars
     from elman_core.model.card import set_licence
     from elman_core.model.checkpoint import find_checkpoint, load_checkpoint, new_folder, use_last_weights
-    from elman_core.storage import storage_errors
+    from elman_core.storage import storage_errors, write_checksums
 
     # The folder first: an OUT that cannot be written costs nothing.
     with storage_errors(f"cannot write {out}"), new_folder(out) as folder, no_progress_bars():
@@ -71,6 +71,7 @@ def export(
         model.save_pretrained(folder)
         if licence is not None:
             set_licence(folder, licence)
+        write_checksums(folder)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{out}: {parameters:,} parameters in {str(model.dtype).removeprefix('torch.')}, from {source}")
     if push is not None:

@@ -47,6 +47,9 @@ tokenizer = AutoTokenizer.from_pretrained("path or hub id of this folder")
 inputs = tokenizer("def ", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0]))
 ```
+
+If `checksums.json` is here, loading compares the files with it (`ELMAN_CHECKSUMS=0` turns that off). To check by hand, compare
+what `sha256sum model*.safetensors config.json` prints with its entries `sha256`.
 """
 
 

@@ -7,7 +7,6 @@ has `state/`, and `checksums.json`: `{file: {"bytes": n, "sha256": hex}}`.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -21,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from elman_core.registry import CheckpointError, ConfigError, ElmanError
-from elman_core.storage import CHECKSUMS, check_folder, sync
+from elman_core.storage import CHECKSUMS, check_folder, read_json, sync
 
 from .auto import no_progress_bars
 from .config import LadderConfig
@@ -50,7 +49,7 @@ def check_checkpoint(folder: str | os.PathLike, checksums: bool = True) -> None:
         )
     for path in _weight_files(root):
         check_safetensors(path)
-    if checksums and (root / CHECKSUMS).exists():
+    if checksums and ((root / CHECKSUMS).exists() or (root / "state/trainer.json").exists()):
         check_folder(root)
 
 
@@ -68,7 +67,10 @@ def check_safetensors(path: str | os.PathLike) -> None:
 def _weight_files(root: Path) -> list[Path]:
     index = root / f"{WEIGHTS}.index.json"
     if index.exists():
-        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+        files = _read_json(index).get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(n, str) and Path(n).name == n for n in files.values()):
+            raise CheckpointError(f"{index} is damaged: its weight_map is not a table of files")
+        names = sorted(set(files.values()))
     else:
         names = [WEIGHTS]
     for name in names:
@@ -79,16 +81,11 @@ def _weight_files(root: Path) -> list[Path]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: it is not JSON") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
-    return value
 
 
 def step_of(path: Path) -> int | None:
@@ -153,7 +150,10 @@ def load_checkpoint(
     with no_progress_bars():
         try:
             loaded: Any = LadderForCausalLM.from_pretrained(
-                source, dtype=dtype if dtype is not None else "auto", output_loading_info=True
+                source,
+                dtype=dtype if dtype is not None else "auto",
+                output_loading_info=True,
+                **({"checksums": False} if local else {}),  # `find_checkpoint` has compared them
             )
         except ElmanError:
             raise

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
+from transformers.utils import cached_file
 
 from elman_core.registry import Mixer
+from elman_core.storage import CHECKSUMS, check_folder
 
 from .card import write_card
 from .config import LadderConfig
@@ -23,7 +25,7 @@ from .tokenizer import write_tokenizer
 
 ALIGNMENT = 64
 """Bytes: what torch's own allocator gives."""
-
+_WHERE = ("subfolder", "revision", "cache_dir", "token", "local_files_only", "force_download", "proxies")
 
 log = logging.getLogger("elman_core")
 
@@ -80,15 +82,30 @@ class LadderPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *args: Any, **kwargs: Any) -> Any:
-        """As transformers', with the weights in aligned memory of their own; `pretrained/NAME` is a model of a package.
+        """As transformers', with files compared with `checksums.json` where there is one, and weights in aligned memory.
+
+        `pretrained/NAME` is a model of a package.
 
         The loader hands out views into the mapped file, at any multiple of 8 bytes, and matrix libraries add in another order
         where memory is not aligned: the last bits of the logits would depend on whether a model was loaded or made.
+
+        Args:
+            checksums: whether to compare; by default unless the environment has `ELMAN_CHECKSUMS=0`.
+
+        Raises:
+            CheckpointError: a file is missing, truncated or altered.
         """
-        name = pretrained_model_name_or_path
+        name, where = pretrained_model_name_or_path, {k: v for k, v in kwargs.items() if k in _WHERE}
+        compares = kwargs.pop("checksums", os.environ.get("ELMAN_CHECKSUMS", "1") != "0") and name is not None
         if name is not None and is_shipped(name):
             name = shipped(name)
+        if compares and os.path.isdir(name):
+            _compare(Path(name, kwargs.get("subfolder") or ""))
         loaded = super().from_pretrained(name, *args, **kwargs)
+        if compares and not os.path.isdir(name):  # of the hub, in the cache by now
+            found = cached_file(name, CHECKSUMS, _raise_exceptions_for_missing_entries=False, **where)
+            if found is not None:
+                _compare(Path(found).parent)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         for tensor in itertools.chain(model.parameters(), model.buffers()):
             if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
@@ -98,7 +115,12 @@ class LadderPreTrainedModel(PreTrainedModel):
     def save_pretrained(
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
-        """Write a checkpoint: weights, config, shim, byte tokenizer and model card. What exists of the last two is kept."""
+        """Write a checkpoint: weights, config, shim, byte tokenizer and model card. What exists of the last two is kept.
+
+        Checksums of files that are replaced are removed; `elman export` and training write them.
+        """
+        if is_main_process:
+            Path(save_directory, CHECKSUMS).unlink(missing_ok=True)
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
         folder = Path(save_directory)
         if is_main_process and folder.is_dir():
@@ -108,6 +130,11 @@ class LadderPreTrainedModel(PreTrainedModel):
                 write_tokenizer(folder)
             if not (folder / "README.md").exists():
                 write_card(folder, self)
+
+
+def _compare(folder: Path) -> None:
+    if (folder / CHECKSUMS).exists():
+        check_folder(folder, weights=True)
 
 
 class _ReadOnly(TorchDispatchMode):

@@ -7,6 +7,7 @@ would expect (`ValueError`, `OSError`, …), so nothing need be imported from he
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -87,6 +88,14 @@ class KernelError(ElmanError, RuntimeError):
     """A kernel that could not be built, launched or verified."""
 
     exit_code = 5
+
+
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """`text` on one line: control characters and bytes that are not UTF-8 are escaped."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

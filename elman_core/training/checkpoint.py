@@ -1,7 +1,7 @@
 """A checkpoint: a Hugging Face folder that `from_pretrained` loads, and in `state/` what makes the next step the same step.
 
     config.json  model.safetensors  tokenizer…    the published weights (schedule-free: the average), float32
-    state/trainer.json                            step, bytes seen, training time, the optimizer's numbers
+    state/trainer.json                            step, bytes seen, training time, the optimizer's numbers, run and settings
     state/optimizer.safetensors                   moments by parameter name (schedule-free: also the base weights z)
     state/last.safetensors                        schedule-free: the training weights y
     state/rng.safetensors                         states of the random generators; of further ranks as `rank3/cpu`
@@ -14,7 +14,6 @@ depend on how many processes trained, nor on whether they sharded the weights.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,15 @@ from torch import Tensor, nn
 from elman_core.model import no_progress_bars
 from elman_core.model.checkpoint import list_checkpoints, step_of
 from elman_core.registry import CheckpointError
-from elman_core.storage import check_folder, remove_folder, remove_leftovers, storage_errors, write_folder
+from elman_core.storage import (
+    check_folder,
+    read_json,
+    remove_folder,
+    remove_leftovers,
+    storage_errors,
+    write_folder,
+    write_json,
+)
 
 from .distributed import Ranks
 from .optim import Optimizer
@@ -89,12 +96,19 @@ def set_aside(folder: Path, after: Path | None) -> None:
 
 
 def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, keep: int = 0, ranks: Ranks | None = None
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    progress: Progress,
+    keep: int = 0,
+    ranks: Ranks | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `folder/step-…`, then delete all but the last `keep` (0: keep all). Returns its path.
 
     Args:
         ranks: the processes that train together; every one calls this, and the first writes.
+        about: the id and the settings of the run.
 
     Raises:
         StorageError: no space, or the disk failed; earlier checkpoints are untouched.
@@ -106,7 +120,9 @@ def save_checkpoint(
         remove_leftovers(folder)
         path = folder / checkpoint_name(progress.step)
         write_folder(
-            path, lambda partial: _fill(partial, model, optimizer, progress, parts), needed=_size(model, optimizer)
+            path,
+            lambda partial: _fill(partial, model, optimizer, progress, parts, about or {}),
+            needed=_size(model, optimizer),
         )
         if keep:
             with storage_errors(f"cannot delete old checkpoints in {folder}"):
@@ -117,20 +133,25 @@ def save_checkpoint(
     return ranks.first(write)
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer, ranks: Ranks | None = None) -> Progress:
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: Optimizer, ranks: Ranks | None = None, run: str = ""
+) -> Progress:
     """Load a verified checkpoint into a model and optimizer of the same shape, bit for bit, and into the random generators.
 
     Args:
         ranks: the processes that train together, of any number; every one calls this and loads its part.
+        run: the id of the run, if it is to be compared.
 
     Raises:
-        CheckpointError: not a checkpoint of this model.
+        CheckpointError: not a checkpoint of this model or run.
     """
     ranks = ranks or Ranks()
     try:
-        trainer = json.loads((path / "state/trainer.json").read_text(encoding="utf-8"))
+        trainer = read_json(path / "state/trainer.json")
         if trainer["format"] != FORMAT:
             raise CheckpointError(f"{path} has format {trainer['format']}; this version reads format {FORMAT}")
+        if run and trainer.get("run", run) != run:
+            raise CheckpointError(f"{path} is a checkpoint of another run")
         weights: dict[str, Tensor] = {}
         for file in sorted(path.glob("model*.safetensors")):
             weights.update(load_file(file))
@@ -193,7 +214,9 @@ def _to_first(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     return {name: tensor.cpu() for name, tensor in together if ranks.main}
 
 
-def _fill(partial: Path, model: Any, optimizer: Optimizer, progress: Progress, parts: _Parts) -> None:
+def _fill(
+    partial: Path, model: Any, optimizer: Optimizer, progress: Progress, parts: _Parts, about: Mapping[str, Any]
+) -> None:
     state = partial / "state"
     state.mkdir()
     with optimizer.evaluation_weights(), no_progress_bars():
@@ -211,8 +234,9 @@ def _fill(partial: Path, model: Any, optimizer: Optimizer, progress: Progress, p
         "seconds": progress.seconds,
         "optimizer": optimizer.numbers(),
         "carry": None if progress.carry is None else len(progress.carry),
+        **about,
     }
-    (state / "trainer.json").write_text(json.dumps(trainer, indent=2) + "\n", encoding="utf-8")
+    write_json(state / "trainer.json", trainer)
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -401,7 +401,9 @@ class Trainer:
         data = self.manifest["protocol"]["data"]
         seen = self.progress.bytes_seen
         self.model.training_facts = card_rows(self.settings, data, self.step, seen, self.evaluation)
-        path = save_checkpoint(self.folder.checkpoints, self.model, self.optimizer, self.progress, keep, self.ranks)
+        about = {"run": self.folder.id, "settings": self.settings.to_dict()}
+        folder = self.folder.checkpoints
+        path = save_checkpoint(folder, self.model, self.optimizer, self.progress, keep, self.ranks, about)
         self.saved = (self.step, path)
         with self.signals.by_one():
             self.display.saved(path)
@@ -410,7 +412,7 @@ class Trainer:
     # the end
 
     def _end(self, status: str, signum: int = 0) -> Result:
-        result = self.ranks.first(lambda: summary(self.path))
+        result = self.ranks.first(lambda: summary(self.path, self.folder.id))
         self.folder.update(status=status, ended=now(), steps_done=self.step, result=result, kernels=used())
         self.display.end(self.path, self.step, status, result, self.saved[1])
         return Result(status, self.step, signum, self.saved[1])

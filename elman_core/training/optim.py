@@ -145,7 +145,9 @@ class Optimizer:
                 raise CheckpointError(f"the optimizer's {wrong[0]} of {name} is not of the shape {tuple(p.shape)}")
             # `step` of the fused AdamW lives where the parameter does, as everything else.
             self.inner.state[p] = {k: placed(v, p) for k, v in values.items()}
-        own = () if self.averages else ("capturable",)  # of this device
+        own = {"weight_decay", "betas"} | (
+            set() if self.averages else {"capturable"}
+        )  # of the settings, of this device
         for group, stored in zip(self.inner.param_groups, numbers, strict=True):
             for key, value in stored.items():
                 if isinstance(group.get(key), Tensor):

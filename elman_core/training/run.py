@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import logging
 import os
 import platform
@@ -18,17 +17,24 @@ from typing import Any
 
 import torch
 
-try:
-    import fcntl
-except ImportError:  # Windows, where two trainings in one folder go unnoticed
-    fcntl = None  # type: ignore[assignment]
-
+from elman_core.locks import Lock, fcntl
 from elman_core.registry import CheckpointError, ConfigError, StorageError
-from elman_core.storage import storage_errors, write_json, write_text
+from elman_core.storage import (
+    AlteredError,
+    log_line,
+    read_json,
+    read_line,
+    storage_errors,
+    write_json,
+    write_text,
+)
+
+from .settings import RESUMABLE, RETUNABLE
 
 log = logging.getLogger("elman_core")
 
 MANIFEST, METRICS, CONSOLE, CHECKPOINTS = "manifest.json", "metrics.jsonl", "console.log", "checkpoints"
+LOCK = ".lock"
 
 
 class RunFolder:
@@ -47,13 +53,13 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | None, name: str) -> RunFolder:
-        """A new folder: `path`, or `runs/<name>-<time>`.
+        """A new folder: `path`, or `runs/<name>-<time>`. What a run left that was killed before its manifest is replaced.
 
         Raises:
             ConfigError: `path` exists and is not empty. StorageError: it cannot be created.
         """
         if path is not None:
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            if path.exists() and not (path.is_dir() and _not_begun(path)):
                 hint = (
                     f"elman resume {shlex.quote(str(path))} continues it"
                     if (path / MANIFEST).exists()
@@ -80,6 +86,11 @@ class RunFolder:
         return cls(path, read_manifest(path))
 
     @property
+    def id(self) -> str:
+        """Tells the files of this run from those of another; runs of older versions have none."""
+        return str(self.manifest.get("id", ""))
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
 
@@ -96,7 +107,7 @@ class RunFolder:
     def record(self, **line: Any) -> None:
         """Append one object to metrics.jsonl."""
         with storage_errors(f"cannot write {self.path / METRICS}"):
-            self._metrics.write(json.dumps(line) + "\n")
+            self._metrics.write(log_line(line, self.id) + "\n")
             self._metrics.flush()
 
     def sync_metrics(self) -> None:
@@ -115,11 +126,20 @@ class RunFolder:
         write_json(self.path / MANIFEST, self.manifest)
 
     def cut_metrics(self, step: int) -> None:
-        """Drop the lines after `step`, and a line that a kill cut short."""
+        """Drop the lines after `step`, and a last one that a kill cut short. A copy of a damaged file is kept."""
         path = self.path / METRICS
-        kept = [json.dumps(line) for line in read_metrics(self.path) if line["step"] <= step]
+        lines, damaged = _read_lines(self.path, self.id)
+        kept = [line for line in lines if line["step"] <= step]
+        lacking = step - len({line["step"] for line in kept if line["kind"] == "step"})
         self._metrics.close()
-        write_text(path, "".join(f"{line}\n" for line in kept))
+        aside = path.with_name(f"{METRICS}.damaged")
+        if damaged:
+            with storage_errors(f"cannot write {aside}"):
+                shutil.copyfile(path, aside)
+            log.warning("elman: %s has %d damaged lines and is kept as %s", path, damaged, aside.name)
+        if lacking:
+            log.warning("elman: %s lacks %d of the %d steps before this one; the run continues", path, lacking, step)
+        write_text(path, "".join(log_line(line, self.id) + "\n" for line in kept))
         self._metrics = path.open("a", encoding="utf-8")
 
     def log(self, text: str) -> None:
@@ -138,7 +158,8 @@ class RunFolder:
         for opened in (self._metrics, self._console):
             with contextlib.suppress(OSError):  # a full disk was reported when the lines were written
                 opened.close()
-        os.close(self._lock)
+        if self._lock is not None:
+            self._lock.close()
 
 
 class Elsewhere(RunFolder):
@@ -157,16 +178,37 @@ class Elsewhere(RunFolder):
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a run. Raises `CheckpointError` if `path` is not one."""
+    """The manifest of a run. Raises `CheckpointError` if `path` is not one, or if the manifest is not what the run wrote."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        return read_json(path / MANIFEST)
     except FileNotFoundError as error:
+        if path.is_dir() and (path / LOCK).exists() and _not_begun(path):
+            raise CheckpointError(
+                f"{path} was killed before its first step: elman train takes this --out again"
+            ) from error
         raise CheckpointError(f"{path} is not a run: it has no {MANIFEST}") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}") from error
-    if not isinstance(manifest, dict):
-        raise CheckpointError(f"{path} is not a run: its {MANIFEST} is not an object")
-    return manifest
+    except OSError as error:
+        raise CheckpointError(f"{path / MANIFEST} cannot be read: {error.strerror}") from error
+    except AlteredError as error:
+        changed = _changed(path, error.value) or "restore it from a copy"
+        raise CheckpointError(f"{error}; {changed}") from error
+
+
+def _changed(path: Path, manifest: Mapping[str, Any]) -> str:
+    """What differs between the settings of a manifest and those in the run's last checkpoint, and what to do; or nothing."""
+    for last in sorted((path / CHECKPOINTS).glob("step-*/state/trainer.json"))[-1:]:
+        with contextlib.suppress(OSError, CheckpointError, KeyError, AttributeError, TypeError):
+            stored, found = (
+                {f"{table}.{k}": v for table, values in tree["settings"].items() for k, v in values.items()}
+                for tree in (read_json(last), manifest)
+            )
+            chosen = {key for entry in manifest["resumed"] for key in entry.get("set", ())}
+            mine = stored.keys() - chosen - {*RESUMABLE, "data.path", "train.steps", "train.minutes"}
+            for key in sorted(key for key in mine if key in found and found[key] != stored[key]):
+                where = f"{key} is {found[key]!r} in {MANIFEST} and {stored[key]!r} in {last.parents[1].name}"
+                purpose = f", then elman resume {shlex.quote(str(path))} --set {key}=…" if key in RETUNABLE else ""
+                return f"{where}; put {stored[key]!r} back{purpose}"
+    return ""
 
 
 # What resuming needs. These are written together, so a manifest that lacks one is another program's or was edited.
@@ -188,26 +230,28 @@ def manifest_to_resume(path: Path) -> dict[str, Any]:
     lacking += [name for name, kind in (("status", str), ("resumed", list)) if not isinstance(manifest.get(name), kind)]
     if lacking:
         raise CheckpointError(f"{path} cannot be resumed: its {MANIFEST} has no {', '.join(lacking[:3])}")
+    if changed := _changed(path, manifest):
+        raise CheckpointError(f"{path} cannot be resumed: {changed}")
     return manifest
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl with a kind and a step; lines that a kill cut short or a disk garbled are left out."""
-    lines = []
+def _read_lines(path: Path, run: str) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines of metrics.jsonl, and the number of others but a last one that a kill cut short."""
     file = path / METRICS
-    for text in file.read_bytes().splitlines() if file.exists() else []:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int) and "kind" in line:
-            lines.append(line)
-    return lines
+    with storage_errors(f"cannot read {file}"):
+        texts = file.read_bytes().split(b"\n") if file.exists() else [b""]
+    lines = [read_line(text, run) for text in texts[:-1]]
+    return [line for line in lines if line is not None], lines.count(None)
 
 
-def summary(path: Path) -> dict[str, Any]:
+def read_metrics(path: Path, run: str) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl. `run`: the id of the run."""
+    return _read_lines(path, run)[0]
+
+
+def summary(path: Path, run: str) -> dict[str, Any]:
     """The figures of a run: held-out bits per byte (last), mean loss of the last 100 steps, median tok/s, peak memory."""
-    lines = read_metrics(path)
+    lines = read_metrics(path, run)
     steps = [line for line in lines if line["kind"] == "step"]
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
     figures: dict[str, Any] = {}
@@ -222,17 +266,21 @@ def summary(path: Path) -> dict[str, Any]:
     return figures
 
 
-def _lock(path: Path) -> int:
-    with storage_errors(f"cannot write {path}"):
-        descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
-    if fcntl is None:
-        return descriptor
+def _lock(path: Path) -> Lock | None:
+    if fcntl is None:  # Windows, where two trainings in one folder go unnoticed
+        return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
+        return Lock(path / LOCK)
+    except BlockingIOError as error:
         raise ConfigError(f"{path} is in use: another process is training in it") from error
-    return descriptor
+
+
+def _not_begun(path: Path) -> bool:
+    """Whether a folder is empty but for what a run makes before its manifest."""
+    found = [p for p in path.iterdir() if not p.name.startswith(".partial-")]
+    return all(p.name in (LOCK, METRICS, CONSOLE) and not p.is_symlink() for p in found) and (
+        not (path / METRICS).exists() or (path / METRICS).stat().st_size == 0
+    )
 
 
 def now() -> str:

@@ -165,24 +165,18 @@ RESUMABLE = (
 )  # fmt: skip
 """Settings that may change on resume: they affect memory, speed and output, and nothing that is compared."""
 
+RETUNABLE = tuple(key for key in TUNABLE if key != "train.optimizer")
+"""Settings that may change on resume, too: the change becomes part of the run's protocol."""
+
 
 def resumed_settings(stored: Mapping[str, Any], sets: Iterable[str]) -> Settings:
-    """The settings of a run, with some changed. Raises `ConfigError` for one that is not in `RESUMABLE`."""
+    """The settings of a run, with some changed. Raises `ConfigError` for one that a run keeps."""
     given = list(sets)
     for text in given:
         key = text.partition("=")[0].strip()
-        if key in known_keys() and key not in RESUMABLE:
-            raise ConfigError(f"a run keeps its {key}; on resume you may set {', '.join(RESUMABLE)}")
-    settings = from_dict(apply_sets(dict(stored), given))
-    if settings.train.batch_size % settings.train.accumulate:
-        raise _uneven(settings.train)
-    return settings
-
-
-def _uneven(train: TrainSettings) -> ConfigError:
-    return ConfigError(
-        f"train.batch_size {train.batch_size} does not divide into train.accumulate {train.accumulate} equal micro-batches"
-    )
+        if key in known_keys() and key not in (*RESUMABLE, *RETUNABLE):
+            raise ConfigError(f"a run keeps its {key}; on resume you may set {', '.join((*RESUMABLE, *RETUNABLE))}")
+    return from_dict(apply_sets(dict(stored), given))
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -191,7 +185,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read recipe {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"recipe {path} is not valid TOML: {error}") from error
 
 
@@ -237,7 +231,9 @@ def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
     if train.steps is not None and train.minutes is not None:
         raise ConfigError("give train.steps or train.minutes, not both")
     if train.batch_size % train.accumulate:
-        raise _uneven(train)
+        raise ConfigError(
+            f"train.batch_size {train.batch_size} does not divide into train.accumulate {train.accumulate} equal micro-batches"
+        )
     for key in train.tuned:
         if key not in TUNABLE:
             raise ConfigError(
@@ -273,7 +269,7 @@ def steps_for_tokens(tokens: int, settings: Settings) -> int:
 def _parse(key: str, text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         if re.fullmatch(r"[^\s\"'\[\]{}=,#]+", text):
             return text
         raise ConfigError(f"the value of {key} is not TOML: {text!r}; write text as {key}='…'") from None

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from .precision import has_bf16, pick_device
 from .protocol import protocol, protocol_hash
 from .run import Elsewhere, RunFolder, git_commit, hardware, manifest_to_resume, now, read_metrics, versions
 from .schedule import Schedule
-from .settings import Settings, resolve, resumed_settings
+from .settings import RETUNABLE, Settings, resolve, resumed_settings
 
 log = logging.getLogger("elman_core")
 
@@ -57,10 +58,10 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> T
     horizon = {"steps": train.steps, "minutes": train.minutes}
     try:
         trainer = ranks.together(lambda: made.trainer(folder, horizon, quiet))
-        window = trainer.heldout[1] if trainer.heldout else 0
-        comparable = protocol(made.settings, made.file.fingerprint(), window)
+        comparable = _protocol(trainer, horizon)
         folder.update(
             format=1,
+            id=uuid.uuid4().hex,
             status="starting",
             started=now(),
             horizon=horizon,
@@ -97,10 +98,12 @@ def resume(
     Args:
         path: the run. steps: a new total, or `+20` for so many more. minutes: likewise.
         data: where the text is now, if it was moved.
-        sets: further settings, out of `RESUMABLE`, which change no number that is compared.
+        sets: settings to change, out of `RESUMABLE`, which change no number that is compared, and `RETUNABLE`, which do: the
+            change is recorded, and becomes part of the run's protocol.
 
     Raises:
-        CheckpointError: not a run, or no checkpoint is intact. DataError: the text is not the one the run began with.
+        CheckpointError: not a run, a manifest that was changed, or no checkpoint is intact.
+        DataError: the text is not the one the run began with.
         ConfigError: a setting that a run keeps. All of them on every rank, if it happened on any.
     """
     ranks = join()
@@ -123,6 +126,7 @@ def _resume(
     if ranks.main and (made.model.config.made_with or {}) != manifest["made_with"]:
         log.warning("elman: this run began with %s", ", ".join(manifest["made_with"].values()))
     trainer = ranks.together(lambda: made.trainer(folder, manifest["horizon"], quiet, checkpoint))
+    settings = made.settings
     trainer.settings = _extend(settings, trainer.progress, steps, minutes)
     done = trainer.finished and checkpoint is not None
     if done and manifest["status"] == "ok":
@@ -132,9 +136,18 @@ def _resume(
         raise ConfigError("the schedule of this run ended at a learning rate of 0: more steps would change nothing")
     ranks.first(lambda: set_aside(folder.checkpoints, checkpoint))
     folder.cut_metrics(trainer.step)
-    trainer.evaluated, trainer.evaluation = ranks.first(lambda: _last_evaluation(folder.path))
+    trainer.evaluated, trainer.evaluation = ranks.first(lambda: _last_evaluation(folder.path, folder.id))
     folder.forget_end()
-    again = [*manifest["resumed"], {"at_step": trainer.step, "time": now()}]
+    before = manifest["settings"]["train"]
+    changed = {k: v for k, v in vars(settings.train).items() if v != before.get(k) and f"train.{k}" in RETUNABLE}
+    entry: dict[str, Any] = {"at_step": trainer.step, "time": now()}
+    if changed:
+        entry["set"] = {f"train.{k}": [before.get(k), v] for k, v in changed.items()}
+    again = [*manifest["resumed"], entry]
+    if changes := [e for e in again if "set" in e]:
+        comparable = _protocol(trainer, manifest["horizon"])
+        comparable["changed on resume"] = [[e["at_step"], e["set"]] for e in changes]
+        folder.update(protocol=comparable, protocol_hash=protocol_hash(comparable))
     folder.update(resumed=again, **_facts(trainer, made))
     for line in _first_lines(trainer, resumed=True):
         trainer.display.say(line)
@@ -179,7 +192,7 @@ class _Prepared:
             folder, self.settings, self.model, optimizer, schedule, data, display, horizon["minutes"], ranks, processes
         )
         if checkpoint is not None:
-            made.continue_from(checkpoint, load_checkpoint(checkpoint, self.model, optimizer, ranks))
+            made.continue_from(checkpoint, load_checkpoint(checkpoint, self.model, optimizer, ranks, folder.id))
         return made
 
 
@@ -202,6 +215,12 @@ def _prepare(
     if manifest is None:
         settings = resolve(settings, device.type, has_bf16(device))
     else:
+        now_, horizon = settings.train, manifest["horizon"]
+        asked = dataclasses.replace(now_, steps=horizon["steps"], minutes=horizon["minutes"])
+        train = resolve(dataclasses.replace(settings, train=asked), device.type, has_bf16(device)).train
+        settings = dataclasses.replace(
+            settings, train=dataclasses.replace(train, steps=now_.steps, minutes=now_.minutes)
+        )
         threads = manifest["hardware"]["cpu_threads"]
         if device.type == "cpu" and threads <= (os.cpu_count() or 1):
             torch.set_num_threads(threads)  # the order of sums on a CPU depends on it
@@ -224,6 +243,14 @@ def build_model(settings: Settings, device: torch.device) -> Any:
     torch.manual_seed(settings.train.seed)
     config = LadderConfig(**dataclasses.asdict(chosen) | {"options": chosen.options or None})
     return LadderForCausalLM(config).float().to(device).train()
+
+
+def _protocol(trainer: Trainer, horizon: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be equal before the numbers of two runs are compared, for the length that the run was started with."""
+    settings = trainer.settings
+    train = dataclasses.replace(settings.train, steps=horizon["steps"], minutes=horizon["minutes"])
+    window = trainer.heldout[1] if trainer.heldout else 0
+    return protocol(dataclasses.replace(settings, train=train), trainer.file.fingerprint(), window)
 
 
 def _facts(trainer: Trainer, made: _Prepared) -> dict[str, Any]:
@@ -297,9 +324,9 @@ def _last_checkpoint(folder: RunFolder) -> Path | None:
     return found
 
 
-def _last_evaluation(path: Path) -> tuple[int, dict[str, Any] | None]:
+def _last_evaluation(path: Path, run: str) -> tuple[int, dict[str, Any] | None]:
     """Its step and result; (-1, None) if there was none with a finite loss."""
-    lines = [line for line in read_metrics(path) if line["kind"] == "evaluation" and math.isfinite(line["loss"])]
+    lines = [line for line in read_metrics(path, run) if line["kind"] == "evaluation" and math.isfinite(line["loss"])]
     return (lines[-1]["step"], {k: v for k, v in lines[-1].items() if k != "kind"}) if lines else (-1, None)
 
 

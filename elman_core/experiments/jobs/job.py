@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import re
 import signal
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elman_core.registry.errors import CheckpointError, ConfigError
-from elman_core.storage import write_json
+from elman_core.storage import read_json, write_json
 
 WAITING, RUNNING, OK = "waiting", "running", "ok"
 DIVERGED, OOM, CRASHED, TIMEOUT = "diverged", "oom", "crashed", "timeout"
@@ -179,12 +178,12 @@ def read_state(path: Path, id: str) -> State:
         CheckpointError: the file is there and is not a state of this job.
     """
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_json(path)
         attempts = [Attempt(**_known(Attempt, a)) for a in tree["attempts"]]
         state = State(**{**_known(State, tree), "attempts": attempts})
     except FileNotFoundError:
         return State(id)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, CheckpointError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not the state of a job: {error}; remove it to run the job again") from error
     if state.id != id:
         raise CheckpointError(f"{path} is the state of job {state.id}, not of {id}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import signal
@@ -11,15 +10,15 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from elman_core.storage import storage_errors
+from elman_core.locks import is_locked, lock_soon
+from elman_core.registry.errors import CheckpointError
+from elman_core.storage import read_json, storage_errors
 
 from .gpus import GpuLostError, Monitor
 from .job import Attempt, Ending, Job, Slot
-from .locks import is_locked, lock_soon
 from .slots import CpuSlots, GpuSlots
 
 CHILD = (sys.executable, "-m", "elman_core.experiments.jobs.child")
@@ -211,7 +210,9 @@ def orphan_ending(job: Job, attempt: Attempt, number: int) -> Ending | None:
 
 def _exit_code(path: Path) -> int | None:
     try:
-        tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        code = read_json(path)["exit_code"]
     except FileNotFoundError:
         return None
-    return int(tree["exit_code"])
+    except (CheckpointError, KeyError):  # the lock tells whether the attempt runs
+        return None
+    return code if isinstance(code, int) else None

@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from elman_core.locks import is_locked
 from elman_core.registry.errors import ConfigError, ElmanError
 from elman_core.registry.plugins import GROUP
 from elman_core.storage import storage_errors
@@ -28,7 +29,6 @@ from elman_core.storage import storage_errors
 from .gpus import choose, monitor
 from .job import LOST, Attempt, Ending, Job, Slot
 from .local import LocalExecutor
-from .locks import is_locked
 from .slots import CpuSlots, GpuSlots, cores, threads
 
 _LOOK = 5.0  # seconds between two looks at the cluster, and at a GPU that someone outside Ray uses

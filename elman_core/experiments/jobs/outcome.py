@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from elman_core.storage import storage_errors
+from elman_core.registry.errors import CheckpointError, printable
+from elman_core.storage import read_json, storage_errors
 
 from .job import CRASHED, DIVERGED, LOST, OK, OOM, OUTSIDE, RUNNING, TIMEOUT, Attempt, Ending, Job, status_of
 
 ELMAN = (sys.executable, "-m", "elman_core")
 _SECONDS = len("2026-01-01T00:00:00")
-_EMPTY = (".lock", "metrics.jsonl", "console.log")  # the files of a run before its manifest
 
 
 def final_status(job: Job, ending: Ending, reason: str = "", since: str | None = None) -> str:
@@ -70,8 +69,6 @@ def next_command(job: Job, attempt: int) -> tuple[str, ...]:
         with storage_errors(f"cannot move {run} aside"):
             job.log.parent.mkdir(parents=True, exist_ok=True)
             run.rename(job.attempt_log(attempt - 1).with_suffix(".run"))
-    elif run.is_dir() and all(p.name in _EMPTY or p.name.startswith(".partial-") for p in run.iterdir()):
-        shutil.rmtree(run)
     return job.command
 
 
@@ -91,7 +88,8 @@ def last_line(log: str) -> str:
             lines = opened.read().decode(errors="replace").splitlines()
     except FileNotFoundError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("elman: ")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("elman: ")
+    return textwrap.shorten(printable(last), 500, placeholder=" …")
 
 
 def last_word(attempt: Attempt) -> str:
@@ -105,7 +103,6 @@ def _manifest(job: Job) -> dict[str, Any]:
     if job.run is None:
         return {}
     try:
-        manifest = json.loads((job.run / "manifest.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return read_json(job.run / "manifest.json")
+    except (FileNotFoundError, NotADirectoryError, CheckpointError):
         return {}
-    return manifest if isinstance(manifest, dict) else {}

@@ -7,11 +7,11 @@ import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from elman_core.locks import MACHINE_WIDE, Lock, holder, is_locked
 from elman_core.registry.errors import ConfigError
 
 from .gpus import Gpu, GpuLostError, Monitor, busy
 from .job import Slot
-from .locks import MACHINE_WIDE, Lock, is_locked
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "max 100000", or microseconds of each period
@@ -68,9 +68,9 @@ class GpuSlots:
 
     def _take(self, gpu: Gpu, who: str) -> bool:
         try:
-            lock = Lock(self.folder / f"{gpu.uuid}.lock", shared=True)
+            lock = Lock(lock_file := self.folder / f"{gpu.uuid}.lock", shared=True)
         except BlockingIOError:
-            self.why[gpu.uuid] = f"gpu {gpu.index}: taken by {holder(self.folder, gpu.uuid)}"
+            self.why[gpu.uuid] = f"gpu {gpu.index}: taken by {holder(lock_file)}"
             return False
         try:
             look = self.monitor.look(gpu.uuid)
@@ -126,14 +126,6 @@ class CpuSlots:
         return
 
 
-def holder(folder: Path, uuid: str) -> str:
-    """The name in the lock file of a GPU."""
-    try:
-        return (folder / f"{uuid}.lock").read_text(encoding="utf-8").strip() or "another scheduler"
-    except OSError:
-        return "another scheduler"
-
-
 def survey(gpus: Sequence[Gpu], monitor: Monitor, folder: Path | None = None) -> list[dict[str, str]]:
     """The state of each GPU for `elman jobs status`: "free", who took it, or why it is not free."""
     rows = []
@@ -145,7 +137,7 @@ def survey(gpus: Sequence[Gpu], monitor: Monitor, folder: Path | None = None) ->
         except GpuLostError as error:
             reason = str(error)
         if is_locked(folder / f"{gpu.uuid}.lock"):
-            reason = f"taken by {holder(folder, gpu.uuid)}"
+            reason = f"taken by {holder(folder / f'{gpu.uuid}.lock')}"
         rows.append({"gpu": str(gpu.index), "name": gpu.name, "uuid": gpu.uuid, "state": reason})
     return rows
 

@@ -1,6 +1,6 @@
 """Reading metrics.jsonl, also while it is being written or after a kill. Needs no torch.
 
-A line that is not whole JSON is left out and counted. Steps rise: if a step occurs twice, as after a resume that could not cut
+A damaged line is left out and counted. Steps rise: if a step occurs twice, as after a resume that could not cut
 the file, the later line counts.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elman_core.registry import StorageError
+from elman_core.storage import read_line
 
 METRICS = "metrics.jsonl"
 COLUMNS = ("step", "loss", "lr", "grad_norm", "tok_s", "memory", "seconds", "bytes_seen")
@@ -55,8 +56,8 @@ class _Lines:
         self.evaluations: list[dict[str, Any]] = []
         self.broken = 0
 
-    def add(self, text: bytes) -> None:
-        line = _parse(text)
+    def add(self, text: bytes, id: str) -> None:
+        line = read_line(text, id)
         if line is None:
             self.broken += 1
         elif line["kind"] == "evaluation":
@@ -76,14 +77,18 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def read_metrics(run: Path) -> Metrics:
-    """All metrics of a run; empty before it writes any. Raises `StorageError` if the file cannot be read."""
+def read_metrics(run: Path, id: str = "") -> Metrics:
+    """All metrics of a run; empty before it writes any. Raises `StorageError` if the file cannot be read.
+
+    Args:
+        id: of the run, in its manifest; older runs have none.
+    """
     lines = _Lines()
 
     def read(file: Any) -> None:
         for text in file:
             if text.strip():
-                lines.add(text)
+                lines.add(text, id)
 
     _open(run / METRICS, read)
     return Metrics(lines.columns, lines.evaluations, lines.broken)

@@ -7,7 +7,6 @@ in jobs/<id>.json. A path may be a run, a suite, or a folder that holds some.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import time
@@ -17,8 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from elman_core.experiments.jobs.locks import fcntl, is_locked
-from elman_core.registry import ConfigError
+from elman_core.locks import fcntl, is_locked
+from elman_core.registry import CheckpointError, ConfigError
+from elman_core.storage import read_json
 
 from .metrics import METRICS, Metrics, read_metrics
 
@@ -72,7 +72,7 @@ class Run:
     @cached_property
     def metrics(self) -> Metrics:
         """The content of metrics.jsonl, read once."""
-        return read_metrics(self.path)
+        return read_metrics(self.path, str(self.manifest.get("id", "")))
 
     @cached_property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -193,12 +193,11 @@ def _checked(facts: dict[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str,
 def _read_json(path: Path) -> tuple[dict[str, Any], str]:
     """(object, what is wrong with it)."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path), ""
     except FileNotFoundError:
         return {}, f"it has no {path.name}"
-    except (OSError, ValueError) as error:
-        return {}, f"{path.name} cannot be read: {error}"
-    return (value, "") if isinstance(value, dict) else ({}, f"{path.name} is not an object")
+    except (OSError, CheckpointError) as error:
+        return {}, getattr(error, "strerror", None) or str(error)
 
 
 def status_of(run: Run) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from elman_core.experiments.jobs.job import Job, now, read_state
-from elman_core.experiments.jobs.locks import Lock, is_locked, lock_soon
 from elman_core.experiments.results.identity import flatten
+from elman_core.locks import Lock, holder, is_locked, lock_soon
 from elman_core.registry import CheckpointError, ConfigError
-from elman_core.storage import require_text, storage_errors, write_json, write_text
+from elman_core.storage import read_json, require_text, storage_errors, write_json, write_text
 from elman_core.training.settings import TUNABLE, from_dict
 
 from . import trials
@@ -46,9 +45,9 @@ class Folder:
         try:
             self._lock: Lock = lock_soon(path / ".scheduler.lock")
         except BlockingIOError as error:
-            who = (path / ".scheduler.lock").read_text(encoding="utf-8").strip()
+            who = holder(path / ".scheduler.lock")
             raise ConfigError(
-                f"{path} is in use by another scheduler ({who or 'unknown'}); elman jobs status {path} shows its jobs"
+                f"{path} is in use by another scheduler ({who}); elman jobs status {path} shows its jobs"
             ) from error
         self._lock.write(f"pid {os.getpid()}\n")
 
@@ -171,11 +170,10 @@ def _compare(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> 
 def _read(path: Path) -> dict[str, Any]:
     """A JSON file of this folder, or {} if missing. Raises `CheckpointError` if it is damaged."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_json(path)
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    if not isinstance(tree, dict) or not isinstance(tree.get("jobs"), list):
+    jobs = tree.get("jobs")
+    if not isinstance(jobs, list) or not all(isinstance(job, dict) and isinstance(job.get("id"), str) for job in jobs):
         raise CheckpointError(f"{path} is not a list of jobs")
     return tree

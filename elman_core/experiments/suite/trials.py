@@ -9,7 +9,7 @@ from typing import Any
 
 from elman_core.experiments.results.runs import read_run
 from elman_core.registry import ConfigError
-from elman_core.storage import write_json, write_text
+from elman_core.storage import read_json, write_json, write_text
 from elman_core.training.settings import Settings, apply_sets, from_dict, put
 
 SCORES = ("bits_per_byte", "loss_last_100_steps")
@@ -43,7 +43,7 @@ def settle(folder: Path, job: str) -> None:
     Raises:
         ConfigError: as `best`. StorageError.
     """
-    facts = json.loads((folder / "suite.json").read_text(encoding="utf-8"))
+    facts = read_json(folder / "suite.json")
     entries = {entry["id"]: entry for entry in facts["jobs"]}
     entry = entries[job]
     if "chosen" in entry:

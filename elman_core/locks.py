@@ -1,9 +1,14 @@
-"""File locks that child processes inherit: held until the last of the processes has ended, however it ended."""
+"""File locks that child processes inherit: held until the last of the processes has ended, however it ended.
+
+A lock is a regular file, opened without following links, and written only by its owner: in a folder that all users share,
+anyone can plant a link or a pipe under its name.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -12,7 +17,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-from elman_core.registry.errors import ConfigError, StorageError
+from elman_core.registry.errors import ConfigError, StorageError, printable
 
 MACHINE_WIDE = Path("/tmp/elman-locks")
 """The folder of the GPUs' locks, for all users of a machine. Not TMPDIR, which differs between users and batch jobs."""
@@ -30,7 +35,7 @@ class Lock:
         if fcntl is None:
             raise ConfigError("this needs the file locks of Linux or macOS")
         self.path = path
-        self.fd = _open_for_all(path) if shared else _open(path)
+        self.fd = _create(path, shared)
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -40,7 +45,10 @@ class Lock:
             raise StorageError(f"cannot lock {path}: {error.strerror}") from error
 
     def write(self, text: str) -> None:
-        """Write into the file who has the lock, unless the file belongs to another user and cannot be written."""
+        """Write into the file who has the lock, unless the file belongs to another user, or has other names."""
+        found = os.fstat(self.fd)
+        if found.st_uid != os.geteuid() or found.st_nlink != 1:
+            return
         try:
             os.ftruncate(self.fd, 0)
             os.pwrite(self.fd, text.encode(), 0)
@@ -58,7 +66,7 @@ class Lock:
 def is_locked(path: Path) -> bool:
     """Whether a process has the lock now. The test itself holds it for a moment, so others must try more than once."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = _open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     if fcntl is None:
@@ -85,33 +93,55 @@ def lock_soon(path: Path, seconds: float = 1.0) -> Lock:
             time.sleep(0.02)
 
 
-def _open(path: Path) -> int:
+def holder(path: Path) -> str:
+    """What the process that has a lock wrote into it."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with open(_open(path, os.O_RDONLY), "rb") as file:
+            return printable(file.read(200).decode(errors="replace").strip()) or "another process"
+    except OSError:
+        return "another process"
+
+
+def _open(path: Path, flags: int) -> int:
+    """A regular file, not through a link. Raises `StorageError` for anything else, `OSError` if it cannot be opened."""
+    safe = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        fd = os.open(path, flags | safe, 0o666)
     except OSError as error:
-        raise StorageError(f"cannot open {path}: {error.strerror}") from error
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            raise StorageError(f"{path} is a link, where a lock belongs: somebody planted it; remove it") from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise StorageError(f"{path} is no regular file, where a lock belongs: remove it")
+    return fd
 
 
-def _open_for_all(path: Path) -> int:
-    """A file that every user of the machine may lock, in a folder like /tmp.
+def _create(path: Path, shared: bool) -> int:
+    """The file of a lock, made if there is none; `shared`: one that every user of the machine may lock, in a folder like /tmp.
 
     In such a folder Linux refuses to open another user's file with O_CREAT (fs.protected_regular), so creating and opening
     are two steps. A lock needs no right to write.
     """
+    hint = "; set ELMAN_LOCKS to a folder of this machine" if shared else ""
     try:
+        if not shared:
+            return _open(path, os.O_RDWR | os.O_CREAT)
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.parent.chmod(0o1777)
+        if path.parent == MACHINE_WIDE and path.parent.is_symlink():
+            raise StorageError(f"{path.parent} is a link: somebody planted it; remove it{hint}")
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             os.fchmod(fd, 0o666)  # whatever the umask
             return fd
         except FileExistsError:
             try:
-                return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                return _open(path, os.O_RDWR)
             except PermissionError:
-                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                return _open(path, os.O_RDONLY)
     except OSError as error:
-        raise StorageError(
-            f"cannot open {path}: {error.strerror}; set ELMAN_LOCKS to a folder of this machine"
-        ) from error
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"cannot open {path}: {error.strerror}{hint}") from error
