@@ -81,7 +81,7 @@ class LadderPreTrainedModel(PreTrainedModel):
         module.reset_buffers()
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """As transformers', with files compared with `checksums.json` where there is one, and weights in aligned memory.
 
         `pretrained/NAME` is a model of a package.
