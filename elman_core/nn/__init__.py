@@ -4,7 +4,7 @@ Shapes: B batch, T time, D model width, I inner width, C channels, K convolution
 """
 
 from .add_norm import add_rms_norm
-from .computed import LowRank, scaled_once
+from .computed import ComputedWeight, LowRank, scaled_once
 from .conv import CausalConv
 from .cross_entropy import linear_cross_entropy
 from .dense import DenseMixer, InputGatedMixer, RecurrentMatrixConfig
@@ -29,9 +29,9 @@ from .swiglu import SwiGLU, SwiGLUConfig
 from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
-    "CausalConv", "DenseMixer", "InputGatedMixer", "LowRank", "RMSNorm", "RecurrentMatrixConfig", "SpectralNorm",
-    "SwiGLU", "SwiGLUConfig", "WrapperConfig", "WrapperMixer", "add_rms_norm", "aligned", "columns", "compute_dtype",
-    "dense_reference", "each_step", "full_precision", "hold", "is_bare", "l2_normalize", "linear",
+    "CausalConv", "ComputedWeight", "DenseMixer", "InputGatedMixer", "LowRank", "RMSNorm", "RecurrentMatrixConfig",
+    "SpectralNorm", "SwiGLU", "SwiGLUConfig", "WrapperConfig", "WrapperMixer", "add_rms_norm", "aligned", "columns",
+    "compute_dtype", "dense_reference", "each_step", "full_precision", "hold", "is_bare", "l2_normalize", "linear",
     "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "orthogonal_", "restart", "s4d_", "scaled_once",
     "self_gate", "time_major", "without_autocast", "xavier_uniform_",
 ]  # fmt: skip
