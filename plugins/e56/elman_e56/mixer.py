@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from elman_core import option
-from elman_core.nn import DenseMixer, WrapperConfig, orthogonal_, s4d_, xavier_uniform_
+from elman_core.nn import ComputedWeight, DenseMixer, WrapperConfig, orthogonal_, s4d_, xavier_uniform_
 
 from .op import e56
 
@@ -21,6 +21,13 @@ class E56Config(WrapperConfig):
     )
 
 
+class Halves(ComputedWeight):
+    """[W_x, W_h] (2, I, I) of W (I, 2I), each contiguous, as kernels read them."""
+
+    def compute(self, w: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.stack(w.chunk(2, 1))
+
+
 class E56Mixer(DenseMixer):
     """x → [u, z] → silu(u) → h_t = tanh(W [u_t; h_{t-1}] + b) → h_t silu(z_t) → out.
 
@@ -32,7 +39,7 @@ class E56Mixer(DenseMixer):
     input = "tied"  # the projection is no module of its own: it comes from W
 
     def build_cell(self, inner: int) -> None:
-        self.w = nn.Parameter(torch.empty(inner, 2 * inner))
+        self.w, self.halves = nn.Parameter(torch.empty(inner, 2 * inner)), Halves()
         self.b, self.spectral = nn.Parameter(torch.empty(inner)), None
 
     @classmethod
@@ -40,10 +47,10 @@ class E56Mixer(DenseMixer):
         return inner * inner + inner  # beside what counts as W, the right half
 
     def effective(self) -> Tensor:
-        return self.w[:, self.inner :]
+        return self.halves(self.w)[1]
 
     def projection(self, w_II: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.w[:, : self.inner], self.b
+        return self.halves(self.w)[0], self.b
 
     def reset_cell(self) -> None:
         assert self.b is not None
