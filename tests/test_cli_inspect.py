@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +63,13 @@ def test_show_counts_the_published_sizes_exactly(
     assert facts["layer"] * depth + 257 * dim == parameters  # the norm in front of a layer counts with it
 
 
-def test_show_prints_options_with_ranges_presets_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    text = run(capsys, "show", "e42:radius099", "--set", "expansion=2", "--set", "model.options.use_conv=true")
-    for wanted in ("h_t = W x_t", "elman-e42==", "0.99", "greater than 0.0", "e42:mamba2_init", "42,880,512"):
+def test_show_prints_options_with_ranges_figures_and_if_asked_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("show", "e42:radius099", "--set", "expansion=2", "--set", "model.options.use_conv=true")
+    text = run(capsys, *words)
+    for wanted in ("h_t = W x_t", "elman-e42==", "0.99", "greater than 0.0", "42,880,512", "elman show e42 --presets"):
         assert wanted in text, wanted
+    assert "e42:mamba2_init" not in text
+    assert "e42:mamba2_init" in run(capsys, *words, "--presets")
     options = {o["name"]: o["value"] for o in read(capsys, "show", "e42:radius099", "--set", "expansion=2")["options"]}
     assert (options["expansion"], options["spectral_radius"]) == (2.0, 0.99)
 
@@ -74,6 +79,16 @@ def test_show_works_for_every_variant_with_one_layer(capsys: pytest.CaptureFixtu
     facts = read(capsys, "show", f"{name}@128x1")
     assert facts["parameters"] == facts["layer"] + 257 * 128
     assert {o["name"] for o in facts["options"]} == set(resolve(name).options)
+
+
+def test_list_and_size_import_neither_the_compiler_nor_transformers() -> None:
+    """Each of them takes as long to import as torch."""
+    code = (
+        "import sys; from elman_core.cli import main; assert main(sys.argv[1:]) == 0; "
+        "assert not {'torch._dynamo', 'transformers'} & set(sys.modules)"
+    )
+    words = ["size", "e42", "--params", "10M", "--depth", "4"]
+    subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_list_names_every_variant_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Files of bytes: what can be wrong with them, how fast they open, what identifies them."""
 
+import gzip
 import json
 import os
 import time
@@ -19,6 +20,11 @@ def write(tmp_path):
         return path
 
     return write
+
+
+def test_a_compressed_file_is_refused(write):
+    with pytest.raises(DataError, match=r"is compressed \(gzip\); unpack it first"):
+        ByteFile(write(gzip.compress(b"x" * 9999)))
 
 
 def test_a_missing_file_is_named_in_one_line(tmp_path, capsys):

@@ -11,6 +11,7 @@ from elman_core.cli._board import Board
 from elman_core.experiments.jobs.job import Attempt, State
 from elman_core.experiments.results import metrics as metrics_module
 from elman_core.experiments.results.metrics import progress
+from elman_core.training.settings import TrainSettings
 
 
 def step(number: int, loss: float = 2.0) -> str:
@@ -40,12 +41,12 @@ def test_progress_is_read_from_the_whole_lines_at_the_end(running, monkeypatch):
 
 def test_the_table_has_what_runs_first_and_fits_its_terminal(running):
     jobs, states = running
-    board = Board(jobs, {"a": 600})
+    board = Board(jobs, {"a": TrainSettings(steps=600)})
     board.console = Console(file=io.StringIO(), width=120, height=6, force_terminal=False)
     board.states = states
     board.console.print(board.table())
     lines = board.console.file.getvalue().splitlines()
-    expected = "a running contended gpu 3 step 11/600 loss 2.1818 1,000 tok/s 2.5000 bits per byte"
+    expected = "a running contended gpu 3 step 11/600 80.3 min left loss 2.1818 1,000 tok/s 2.5000 bits per byte"
     assert " ".join(lines[1].split()) == expected
     assert [line.split()[0] for line in lines[2:4]] == ["b", "c"]
     assert lines[-1] == "1 running, 1 diverged, 1 ok"

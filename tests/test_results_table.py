@@ -319,6 +319,17 @@ def test_speeds_without_a_kernel_and_kernels_that_nobody_verified_are_noted(tmp_
     assert not [n for n in collect(find_runs([write_run(tmp_path / "cpu")])).groups[0].notes if "kernel" in n]
 
 
+def test_a_narrow_terminal_gets_whole_columns_and_the_names_of_the_rest(suite, capsys, monkeypatch):
+    monkeypatch.setattr("elman_core.cli.results.columns", lambda: 80)
+    for words in (["results"], ["compare"]):
+        assert main([*words, str(suite)]) == 0
+        said = capsys.readouterr().out
+        assert max(len(line) for line in said.splitlines()) <= 80
+        if words == ["results"]:
+            assert "bits/byte" in said
+            assert "not shown at this width: " in said
+
+
 # suites --------------------------------------------------------------------------------------------------------------
 
 

@@ -7,14 +7,17 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from train_helpers import settings
 
+from elman_core.cli import main
+from elman_core.cli.train import on_gpus
 from elman_core.training.display import Display, backends
-from elman_core.training.start import start
+from elman_core.training.start import _first_lines, start
 
 
 @pytest.mark.parametrize("length", [{"steps": 12}, {"minutes": 0.01}])
@@ -33,6 +36,40 @@ def test_a_terminal_gets_a_bar_with_the_figures(length, text, tmp_path):
     assert "step 4 " in logged
     assert "held out at step" in logged
     assert "saved " in logged
+
+
+def test_a_terminal_of_80_columns_breaks_no_word_and_no_figure(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = io.StringIO()
+    trainer = start(settings(text), Path("run"), quiet=True)
+    display = Display(lambda _: None, Console(file=shown, force_terminal=True, width=80, color_system=None))
+    header = list(_first_lines(trainer))
+    for line in header:
+        display.say(line, indent=12)
+    assert max(map(len, shown.getvalue().splitlines())) <= 80
+    assert shown.getvalue().split() == " ".join(header).split()
+    shown.truncate(0)
+    with display.progress(1000, 0, 0):
+        display.step({"step": 123, "loss": 0.7, "tok_s": 1_234_567.0, "memory": 2**32}, 123, 1000, False)
+    assert "1.010 bpb  1,234,567 tok/s" in shown.getvalue()
+    assert "left -:--:--" in shown.getvalue()
+
+
+def test_several_gpus_are_started_by_torchrun(text, monkeypatch, capsys):
+    begun = []
+    monkeypatch.setattr("os.execv", lambda *words: begun.append(words))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    words = ["train", "e42@16x1", "--data", str(text), "--gpus", "5"]
+    assert main(words) == 2
+    assert "--gpus 5: this machine shows 4 GPUs" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["elman", *words])
+    on_gpus(4)
+    [(_, command)] = begun
+    assert command[command.index("--nproc-per-node") + 1] == "4"
+    assert command[-len(words) - 2 :] == ["-m", "elman_core", *words]
+    monkeypatch.setenv("RANK", "1")
+    on_gpus(4)
+    assert len(begun) == 1, "a process that torchrun started trains"
 
 
 def test_a_missing_text_is_said_in_under_a_second_and_without_torch(tmp_path):

@@ -99,6 +99,8 @@ def test_eval_of_a_folder_needs_a_text_and_scores_all_of_it(model, text, tmp_pat
     words = ["eval", str(tmp_path / "model"), "--data", str(text), "--window", "64"]
     assert main([*words, "--all", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes"] == text.stat().st_size - 1
+    assert main([*words, "--all", "--bytes", "100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == 100
     assert main(words) == 0
     assert "bits per byte" in capsys.readouterr().out
     assert main([*words, "--heldout", "0"]) == 2

@@ -232,7 +232,8 @@ def test_a_run_by_steps_goes_on_by_minutes(finished):
     last = metrics(finished)[-1]
     assert last["seconds"] >= before + 0.3
     assert last["step"] > 6
-    assert last["lr"] == pytest.approx(1e-4)  # the schedule had ended
+    assert last["lr"] == pytest.approx(1e-4)
+    assert "has ended: the learning rate stays at 1.00e-04" in (finished / "console.log").read_text()
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,13 @@ def test_under_a_time_budget_wsd_follows_the_fraction_of_the_time():
     assert schedule.factor(50, 1.0) == schedule.factor(50, 1.7) == pytest.approx(0.1)
 
 
+def test_under_a_time_budget_warm_up_takes_a_tenth_of_the_time_at_most():
+    slow = Schedule("wsd", 100, None)
+    assert [slow.factor(s, f) for s, f in ((0, 0.0), (5, 0.05), (9, 0.1), (50, 0.5))] == pytest.approx(
+        [0.01, 0.5, 1, 1]
+    )
+
+
 def test_landmarks_are_the_factors_of_those_steps():
     marks = Schedule("cosine", 10, 1001, 0.0).at_landmarks()
     assert list(marks) == ["0%", "1%", "10%", "50%", "100%"]

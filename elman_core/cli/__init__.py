@@ -56,7 +56,6 @@ def build_app() -> typer.Typer:
         name="elman",
         cls=_Commands,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -16,6 +16,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from elman_core.experiments.jobs.job import Job, State
+    from elman_core.training.settings import TrainSettings
 
 EVERY = 60.0
 """Seconds between two lines of progress without a terminal."""
@@ -27,12 +28,12 @@ class Board:
     """Observer of a scheduler.
 
     Args:
-        jobs: in order. totals: optimizer steps of each job by id, if known. errors: write to standard error, if standard output
-            is for JSON.
+        jobs: in order. lengths: steps or minutes of each job by id, if known. errors: write to standard error, if standard
+            output is for JSON.
     """
 
-    def __init__(self, jobs: Sequence[Job], totals: Mapping[str, int | None], errors: bool = False) -> None:
-        self.jobs, self.totals = {job.id: job for job in jobs}, totals
+    def __init__(self, jobs: Sequence[Job], lengths: Mapping[str, TrainSettings], errors: bool = False) -> None:
+        self.jobs, self.lengths = {job.id: job for job in jobs}, lengths
         self.console = Console(file=sys.stderr if errors else None, highlight=False)
         self.live: Live | None = None
         self.states: Sequence[State] = ()
@@ -88,10 +89,15 @@ class Board:
         now = progress(job.run) if job.run is not None and state.status == "running" else None
         if now is None:
             return ""
-        total = self.totals.get(state.id)
-        step = f"step {now.step}/{total}" if total else f"step {now.step}, {now.seconds / 60:.1f} min"
+        length, left = self.lengths.get(state.id), None
+        step = f"step {now.step}, {now.seconds / 60:.1f} min"
+        if length is not None and length.steps:
+            step, left = f"step {now.step}/{length.steps}", now.seconds * (length.steps / now.step - 1)
+        elif length is not None and length.minutes:
+            left = 60 * length.minutes - now.seconds
+        ends = f"  {max(0.0, left) / 60:.1f} min left" if left is not None else ""
         scored = f"  {now.bits_per_byte:.4f} bits per byte" if now.bits_per_byte is not None else ""
-        return f"{step}  loss {now.loss:.4f}  {now.tok_s:,.0f} tok/s{scored}"
+        return f"{step}{ends}  loss {now.loss:.4f}  {now.tok_s:,.0f} tok/s{scored}"
 
 
 def summary(states: Sequence[State]) -> str:

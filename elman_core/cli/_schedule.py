@@ -93,14 +93,14 @@ def local_places(gpus: str, avoid: str, slots: int | None) -> Places:
 
 
 def carry_out(
-    jobs: Sequence[Job], executor: Executor, totals: Mapping[str, int | None], again: bool, errors: bool
+    jobs: Sequence[Job], executor: Executor, lengths: Mapping[str, Any], again: bool, errors: bool
 ) -> tuple[list[State], int]:
     """Run all jobs and show their progress. Returns their states, and the signal that stopped the scheduler or 0."""
     from elman_core.experiments.jobs.scheduler import Scheduler
 
     from ._board import Board
 
-    board = Board(jobs, totals, errors)
+    board = Board(jobs, lengths, errors)
     scheduler = Scheduler(jobs, executor, board, again=again)
     with _signals(scheduler) as received, board.shown():
         states = scheduler.run()

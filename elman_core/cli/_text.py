@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,11 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), indent: int
         lines.append((" " * indent + start + wrapped[0]).rstrip())
         lines += [" " * left + more for more in wrapped[1:]]
     return "\n".join(lines)
+
+
+def columns() -> int | None:
+    """The width of the terminal; None in a pipe or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def dump(value: Any) -> str:

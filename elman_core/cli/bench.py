@@ -100,11 +100,11 @@ def _run(
 ) -> tuple[list[State], int]:
     from elman_core.experiments.suite.folder import Folder
 
-    totals = {job.id: job.settings.train.steps for job in planned.jobs}
+    lengths = {job.id: job.settings.train for job in planned.jobs}
     folder = Folder(path)
     try:
         jobs = folder.suite(suite, planned, None if timeout is None else 60 * timeout, places.env)
-        return carry_out(jobs, places.executor, totals, again, errors=json)
+        return carry_out(jobs, places.executor, lengths, again, errors=json)
     finally:
         folder.close()
 

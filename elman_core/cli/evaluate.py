@@ -20,7 +20,9 @@ def evaluate(
     window: int | None = typer.Option(
         None, min=1, help="Bytes scored in a window; that of the run, or what the model recommends."
     ),
-    most: int | None = typer.Option(None, "--bytes", min=1, help="Bytes scored at most; as in the run, or 1 MiB."),
+    most: int | None = typer.Option(
+        None, "--bytes", min=1, help="Bytes scored at most; as in the run, or 1 MiB; with --all the whole file."
+    ),
     heldout: float | None = typer.Option(None, help="Fraction of the file that is held out; as in the run, or 0.01."),
     rows: int = typer.Option(16, min=1, help="Windows (or, with --all, parts of the file) side by side."),
     precision: str = typer.Option("fp32", help="fp32 or bf16."),
@@ -57,7 +59,7 @@ def evaluate(
     length = window or asked.get("chunk_size") or ladder.config.max_position_embeddings
     with compute_in(precision, chosen):
         if everything:
-            result = on_everything(ladder, file, length, rows)
+            result = on_everything(ladder, file, length, rows, most)
         else:
             offsets, length = heldout_offsets(
                 split(file.size, fraction), length, most or asked.get("eval_bytes", 2**20)

@@ -84,9 +84,10 @@ def _listed() -> list[dict[str, Any]]:
 def show(
     name: Annotated[str, typer.Argument(help="NAME[:PRESET][@WIDTHxDEPTH]")],
     sets: Sets = None,
+    presets: Annotated[bool, typer.Option("--presets", help="List its presets and other names too.")] = False,
     json: Json = False,
 ) -> None:
-    """One variant: its equation, options with ranges, parameters, presets, published figures."""
+    """One variant: its equation, options with ranges, parameters and published figures."""
     from elman_core.registry import config_to_dict, parse_size, resolve
 
     text, width, depth = parse_size(name)
@@ -104,22 +105,24 @@ def show(
     print("\noptions")
     values = config_to_dict(found.config)
     rows = [
-        [o["name"], str(values[o["name"]]), o["type"] + (f", {o['range']}" if o["range"] else ""), o["help"]]
+        [o["name"], str(values[o["name"]]), f"{o['help']} ({', '.join(filter(None, (o['type'], o['range'])))})"]
         for o in facts["options"]
     ]
     print(table(rows) or "  none")
     print(f"\nparameters at {width}x{depth}\n  {facts['layer']:,} a layer, {facts['parameters']:,} in all")
-    if variant.presets:
-        print("\npresets")
-        print(table([[f"{variant.name}:{p}", _spelled(v)] for p, v in variant.presets.items()]))
-    if variant.aliases:
-        print("\nother names")
-        targets = {a: _spelled(t, variant) for a, t in variant.aliases.items()}
-        print(table([[alias, target] for alias, target in targets.items()]))
     if variant.published:
         print("\npublished")
         rows = [[p.model, f"{p.parameters:,}" if p.parameters else "", p.figures, p.note] for p in variant.published]
         print(table(rows))
+    if presets:
+        print("\npresets")
+        print(table([[f"{variant.name}:{p}", _spelled(v)] for p, v in variant.presets.items()]) or "  none")
+        print("\nother names")
+        targets = {a: _spelled(t, variant) for a, t in variant.aliases.items()}
+        print(table([[alias, target] for alias, target in targets.items()]) or "  none")
+    elif variant.presets or variant.aliases:
+        counts = f"{len(variant.presets)} presets and {len(variant.aliases)} other names"
+        print(f"\n{counts}: elman show {variant.name} --presets")
 
 
 def _spelled(target: Any, variant: Variant | None = None) -> str:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from elman_core.training import Settings
 
 
+LEAST = 2**30
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command()(probe)
@@ -46,8 +49,11 @@ def probe(
     from elman_core.experiments.memory import parse_bytes
     from elman_core.experiments.probe import largest
     from elman_core.experiments.probe import probe as measure
+    from elman_core.registry import ConfigError
 
     limit = parse_bytes(memory) if memory is not None else None
+    if limit is not None and limit < LEAST:
+        raise ConfigError(f"--memory {memory} is less than the libraries take by themselves: give 1G or more")
     found = measure(settings, seconds, limit)
     best = None
     if search or (search is None and found.device.startswith("cuda")):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from ._text import dump
+from ._text import columns, dump
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +46,7 @@ def results(
             print(write_report(path))
         return
     found = collect(find_runs(given), sort, by_model, everything)
-    print(render(found, form, by_model).rstrip("\n"))
+    print(render(found, form, by_model, columns()).rstrip("\n"))
 
 
 def compare(
@@ -75,7 +75,8 @@ def compare(
     if json_:
         print(dump([as_data(comparison) for comparison in found]))
         return
-    print("\n\n".join(describe(comparison) for comparison in found))
+    print("in bits per byte, first minus second: below zero, the first is better\n")
+    print("\n\n".join(describe(comparison, columns()) for comparison in found))
 
 
 def plot(

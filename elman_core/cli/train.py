@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from elman_core.training import Result, Settings
+
+
+Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs of this machine to train on together.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -27,6 +32,7 @@ def train(
     steps: int | None = typer.Option(None, help="Optimizer steps."),
     tokens: int | None = typer.Option(None, help="Bytes to train on, instead of steps."),
     minutes: float | None = typer.Option(None, help="Minutes of training, instead of steps."),
+    gpus: Gpus = None,
     sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Any setting, such as train.lr=1e-3."),
 ) -> None:
     """Train a model. The run is a folder whose checkpoints `from_pretrained` loads.
@@ -42,6 +48,7 @@ def train(
 
     settings = None if several() else read()  # before torch is imported, so that a wrong path fails at once
     hush()
+    on_gpus(gpus)
 
     from elman_core.training.distributed import session
     from elman_core.training.start import start
@@ -55,6 +62,7 @@ def resume(
     steps: str | None = typer.Option(None, help="A new total of steps, or +N for N more."),
     minutes: str | None = typer.Option(None, help="A new total of minutes, or +N for N more."),
     data: str | None = typer.Option(None, help="Where the training text is now, if it was moved."),
+    gpus: Gpus = None,
     sets: list[str] = typer.Option(
         [], "--set", metavar="KEY=VALUE", help="A setting that affects memory or output, such as train.accumulate=2."
     ),
@@ -63,6 +71,7 @@ def resume(
     from elman_core.training.launch import hush
 
     hush()
+    on_gpus(gpus)
 
     from elman_core.training.distributed import session
     from elman_core.training.run import read_manifest
@@ -75,6 +84,24 @@ def resume(
         elif ranks.main:
             done = read_manifest(run).get("steps_done", 0)
             print(f"{run} is finished: {done} steps. To continue: elman resume {shlex.quote(str(run))} --steps +1000")
+
+
+def on_gpus(count: int | None) -> None:
+    """With a count, become `torchrun`, which starts this same command once on each of so many GPUs.
+
+    Raises:
+        ConfigError: this machine has fewer.
+    """
+    if count is None or "RANK" in os.environ:
+        return
+    import torch
+
+    from elman_core.registry import ConfigError
+
+    if count > torch.cuda.device_count():
+        raise ConfigError(f"--gpus {count}: this machine shows {torch.cuda.device_count()} GPUs; see elman doctor")
+    launcher = ["torch.distributed.run", "--standalone", "--local-addr", "localhost", "--nproc-per-node", str(count)]
+    os.execv(sys.executable, [sys.executable, "-m", *launcher, "-m", "elman_core", *sys.argv[1:]])
 
 
 def read_settings(

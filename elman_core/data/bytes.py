@@ -36,6 +36,10 @@ FINGERPRINT_BLOCKS = 64
 WAITS = (1.0, 5.0, 25.0)
 """Seconds before each retry of a read whose error is often temporary on a network disk."""
 
+COMPRESSED = {
+    "gzip": b"\x1f\x8b\x08", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ\x00", "bzip2": b"BZh", "zip": b"PK\x03\x04",
+}  # fmt: skip
+"""How such files begin."""
 _POPULATE_READ = getattr(mmap, "MADV_POPULATE_READ", 22 if sys.platform == "linux" else None)
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENETDOWN, errno.EHOSTDOWN)
 
@@ -47,7 +51,7 @@ class ByteFile:
         path: a regular file. Its size is what it is now: bytes that are appended later do not count.
 
     Raises:
-        DataError: missing, not a regular file, unreadable or empty.
+        DataError: missing, not a regular file, unreadable, empty or compressed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -64,6 +68,12 @@ class ByteFile:
         except OSError as error:
             raise DataError(f"cannot read {self.path}: {error.strerror or error}") from error
         self.size = os.fstat(self._descriptor).st_size
+        start = os.pread(self._descriptor, 6, 0)
+        for name, magic in COMPRESSED.items():
+            if start.startswith(magic):
+                raise DataError(
+                    f"{self.path} is compressed ({name}); unpack it first: training data is a file of raw bytes"
+                )
         self._known: dict[str, int | str] | None = None  # the fingerprint
         self._changed = self._stamp()
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from elman_core.registry import CheckpointError, ConfigError, Resolved, parse_size, resolve
@@ -20,6 +21,7 @@ FINEST = 8
 """Widths are multiples of 8, which the fast paths of matrix products need."""
 TOLERANCE = 0.02
 """Relative difference in parameters up to which models count as equal in size."""
+_BACKBONE = {"vocab_size": 256, "tie_word_embeddings": True, "mlp_ratio": 0.0, "made_with": None}
 _WIDEST = 1 << 17
 _DEEPEST = 1 << 12
 _GRID_DEPTH = 64
@@ -204,11 +206,14 @@ def _of_checkpoint(folder: Path) -> Reference:
 def _count(**config: Any) -> int:
     import torch
 
-    from elman_core.model import LadderConfig, LadderForCausalLM
+    from elman_core.nn.layers import build_mixers
 
+    model = SimpleNamespace(**_BACKBONE | config)
     with torch.device("meta"):
-        model = LadderForCausalLM(LadderConfig(**config))
-    return sum(p.numel() for p in model.parameters())  # a tied weight is one parameter
+        mixers = [mixer for mixer, _ in build_mixers(model)]
+    embeddings = model.vocab_size * (1 if model.tie_word_embeddings else 2)
+    norms = len(mixers) + 1
+    return sum(p.numel() for mixer in mixers for p in mixer.parameters()) + (embeddings + norms) * model.hidden_size
 
 
 class _Target:

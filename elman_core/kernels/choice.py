@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .first_use import ensure_verified
-from .runtime import load_or_warn, mode
+from .runtime import constant_when_compiled, load_or_warn, mode
 from .spec import Case, KernelSpec
 
 Problem = tuple[Any, ...]
@@ -57,7 +57,7 @@ def runs(name: str, like: Tensor, *problem: Any) -> bool:
     return _decide(name, like.device.index, like.dtype, mode(), *problem)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _decide(name: str, index: int | None, dtype: torch.dtype, chosen: str, *problem: Any) -> bool:
     """`torch.compile` evaluates this while it traces, and takes only plain values as arguments, one by one."""
     key = (name, index, dtype, chosen, *problem)

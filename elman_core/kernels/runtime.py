@@ -13,9 +13,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -28,6 +29,7 @@ from elman_core.registry.errors import ConfigError, KernelError
 
 Mode = Literal["auto", "off", "require"]
 Loaded = TypeVar("Loaded")
+Called = TypeVar("Called", bound=Callable[..., Any])
 _MODES = ("auto", "off", "require")
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """As in elman/dtype.h: what tensors may be stored in."""
@@ -51,6 +53,24 @@ def mode() -> Mode:
     if value not in _MODES:
         raise ConfigError(f"ELMAN_KERNELS must be auto, off or require, not {value!r}")
     return cast(Mode, value)
+
+
+def constant_when_compiled(function: Called) -> Called:
+    """As `torch.compiler.assume_constant_result`, which imports torch._dynamo: that takes as long as torch itself."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def never_compiled(function: Called) -> Called:
+    """As `torch.compiler.disable`, without importing torch._dynamo where nothing is compiled."""
+    disabled = cache(lambda: torch.compiler.disable(function))
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (disabled() if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # the compiler breaks its graph at the call
+    return cast(Called, call)
 
 
 def warn_of_packed_rows(name: str, like: Tensor) -> None:
@@ -138,7 +158,7 @@ def autocast_dtype(weight: Tensor) -> torch.dtype:
     return weight.dtype
 
 
-@torch.compiler.assume_constant_result  # `torch.compile` cannot trace the question before torch 2.12
+@constant_when_compiled  # `torch.compile` cannot trace the question before torch 2.12
 def has_autocast(kind: str) -> bool:
     """Whether devices of this kind have autocast."""
     return torch.amp.is_autocast_available(kind)

@@ -9,6 +9,7 @@ from transformers import (
 )
 
 from elman_core.nn import add_rms_norm
+from elman_core.nn.layers import resolve_layers
 
 from .auto import no_progress_bars
 from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
@@ -16,7 +17,6 @@ from .card import model_card
 from .checkpoint import find_checkpoint
 from .config import LadderConfig
 from .ladder import LadderBlock, LadderModel, RMSNorm
-from .layers import resolve_layers
 from .lm import LadderLM
 from .modeling import LadderForCausalLM, LadderForSequenceClassification, LadderForTokenClassification
 from .pretrained import LadderPreTrainedModel

@@ -8,9 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from elman_core.nn.layers import branches
 from elman_core.registry import get_variant
-
-from .layers import branches
 
 _CARD = """---
 library_name: transformers

@@ -10,10 +10,10 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from elman_core.nn.layers import branches
 from elman_core.registry import ConfigError
 
 from .hub import AUTO_MAP, write_shim
-from .layers import branches
 
 # What users of other libraries write for our fields; transformers would accept any of these and ignore it.
 _MEANT = {

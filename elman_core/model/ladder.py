@@ -19,11 +19,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from elman_core.kernels.runtime import autocast_dtype
 from elman_core.nn import add_rms_norm
+from elman_core.nn.layers import build_mixers
 from elman_core.registry import ConfigError, Mixer, State
 
 from .cache import adopt
 from .config import LadderConfig
-from .layers import build_mixers
 from .pretrained import LadderPreTrainedModel
 from .rollback import Tape
 

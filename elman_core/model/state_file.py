@@ -10,10 +10,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from elman_core.nn.layers import branches
 from elman_core.registry import CheckpointError, ConfigError, State
 
 from .config import LadderConfig
-from .layers import branches
 
 FORMAT = "elman-state-1"
 

@@ -99,6 +99,9 @@ class Variant:
         if isinstance(self.mixer, tuple):
             object.__setattr__(self, "rungs", len(self.mixer))
 
+    def __repr__(self) -> str:
+        return f"<variant {self.name}: {self.summary}>"
+
     def branch(self, rung: int) -> type[Mixer]:
         """The mixer's class of residual branch `rung` of a layer, from 0."""
         return self.mixer[rung] if isinstance(self.mixer, tuple) else self.mixer

@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,11 @@ from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
+
+WIDE = 100
+"""Columns of a terminal whose progress bar leaves room for every figure."""
 
 
 class _Unfailing:
@@ -60,9 +65,14 @@ class Display:
         self.task: Any = None
         self.smooth: float | None = None
 
-    def say(self, text: str) -> None:
-        """Show and log a line."""
+    def say(self, text: str, indent: int = 2) -> None:
+        """Show and log a line. A terminal breaks it between words and indents what follows; other readers get it whole."""
         self.log(text)
+        if self.console.is_terminal:
+            wrapper = textwrap.TextWrapper(
+                self.console.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+            )
+            text = wrapper.fill(text)
         self.console.print(Text(text), soft_wrap=True)
 
     @contextmanager
@@ -71,15 +81,15 @@ class Display:
         if not self.console.is_terminal or self.console.quiet:
             yield
             return
+
+        def text(form: str) -> TextColumn:
+            return TextColumn(form, table_column=Column(no_wrap=True))
+
+        bar = BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=10))
         columns = (
-            TextColumn("step {task.fields[step]}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            TextColumn("<"),
-            TimeRemainingColumn(),
-        )
+            text("step {task.fields[step]}"), bar, text("{task.percentage:>3.0f}%"), text("{task.fields[figures]}"),
+            TimeElapsedColumn(Column(no_wrap=True)), text("left"), TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        )  # fmt: skip
         with Progress(*columns, console=self.console, expand=True) as self.bar:
             self.task = self.bar.add_task("", total=total, completed=int(done), step=step, figures="")
             try:
@@ -93,7 +103,7 @@ class Display:
         step, loss = int(metrics["step"]), metrics["loss"]
         self.smooth = loss if self.smooth is None else 0.95 * self.smooth + 0.05 * loss
         if self.bar is not None:
-            figures = _figures({**metrics, "loss": self.smooth})
+            figures = _figures({**metrics, "loss": self.smooth}, short=self.console.width < WIDE)
             self.bar.update(self.task, completed=done, step=step, figures=figures)
         if step == 1 or step % every == 0 or last:
             line = f"step {step}  {_figures(metrics)}  lr {metrics['lr']:.2e}  norm {metrics['grad_norm']:.3g}"
@@ -120,7 +130,7 @@ class Display:
         elif step == 0:
             self.say(f"no steps were asked for; the untrained model is in {run}")
         else:
-            self.say(f"done: {step} steps, {_summary(result)}; the model is {model or run}")
+            self.say(f"done: {step} steps, {_summary(result, step)}; the model is {model or run}")
 
 
 def backends(model: Any) -> list[str]:
@@ -148,16 +158,17 @@ def layers_in_words(numbers: Sequence[int]) -> str:
     return f"layers {', '.join(map(str, numbers))}"
 
 
-def _figures(metrics: Mapping[str, float]) -> str:
+def _figures(metrics: Mapping[str, float], short: bool = False) -> str:
     loss = metrics["loss"]
-    return f"loss {loss:.4f}  {loss / math.log(2):.3f} bpb  {metrics['tok_s']:,.0f} tok/s  {metrics['memory'] / 2**30:.2f} GiB"
+    figures = f"{loss / math.log(2):.3f} bpb  {metrics['tok_s']:,.0f} tok/s"
+    return figures if short else f"loss {loss:.4f}  {figures}  {metrics['memory'] / 2**30:.2f} GiB"
 
 
-def _summary(result: Mapping[str, Any]) -> str:
+def _summary(result: Mapping[str, Any], steps: int) -> str:
     parts = []
     if "bits_per_byte" in result:
         parts.append(f"{result['bits_per_byte']:.4f} bits per byte held out")
     if "loss_last_100_steps" in result:
-        parts.append(f"loss {result['loss_last_100_steps']:.4f} over the last 100 steps")
+        parts.append(f"loss {result['loss_last_100_steps']:.4f} over the last {min(100, steps)} steps")
         parts.append(f"{result['tok_s']:,.0f} tok/s")
     return ", ".join(parts)

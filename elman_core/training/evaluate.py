@@ -56,8 +56,8 @@ def on_windows(
     return _result(sum(every[index] for index in range(len(batches))), len(offsets_N) * length)
 
 
-def on_everything(model: Any, file: ByteFile, length: int, rows: int) -> dict[str, Any]:
-    """Mean loss over every byte of the file but the first, each predicted from all bytes before it in its part.
+def on_everything(model: Any, file: ByteFile, length: int, rows: int, most: int | None = None) -> dict[str, Any]:
+    """Mean loss over every byte of the file but the first (at most `most`), each predicted from all before it in its part.
 
     The file is cut into `rows` parts of equal length, read side by side with a carried state; only at the start of each part
     is there less context.
@@ -66,7 +66,7 @@ def on_everything(model: Any, file: ByteFile, length: int, rows: int) -> dict[st
         ConfigError: a model whose state grows with the text.
     """
     require_constant_state(model, "evaluating a whole file")
-    scored = file.size - 1
+    scored = min(file.size - 1, most or file.size)
     rows = max(1, min(rows, scored))
     part = scored // rows
     starts = np.arange(rows) * part

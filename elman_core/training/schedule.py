@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+WARM = 0.1
+"""Largest share of the time that warm-up takes, where time ends the run."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -13,7 +16,8 @@ class Schedule:
 
     Attributes:
         kind: `cosine`: half a cosine; `wsd`: stable, then linear over the last `decay` of the horizon; `constant`.
-        warmup: step s < warmup has factor (s + 1) / warmup; 0 is no warm-up.
+        warmup: step s < warmup has factor (s + 1) / warmup; 0 is no warm-up. Where time ends the run, it takes a tenth of the
+            time at most.
         horizon: steps for which the schedule was made, stored when a run starts; None if time ends the run.
         final: factor at the end. decay: fraction of the horizon that decays (wsd).
     """
@@ -30,8 +34,9 @@ class Schedule:
         Args:
             fraction: of the time budget used so far, where time ends the run.
         """
-        if step < self.warmup:
-            return (step + 1) / self.warmup
+        share = 0.0 if self.horizon is not None else (fraction or 0.0) / WARM
+        if step < self.warmup and share < 1:
+            return max((step + 1) / self.warmup, share)
         if self.kind == "constant":
             return 1.0
         if self.horizon is not None:  # 0 in the first step after warm-up, 1 in the last step of the horizon

@@ -55,7 +55,11 @@ class TrainSettings:
     steps: int | None = option(None, "optimizer steps; 1000 if nothing says how long", ge=0)
     minutes: float | None = option(None, "minutes of training instead of steps, from the end of the first step", gt=0)
     lr: float = option(1e-3, "peak learning rate", gt=0)
-    warmup: int | None = option(None, "steps of linear warm-up; 100 or a tenth of the steps, if that is less", ge=0)
+    warmup: int | None = option(
+        None,
+        "steps of linear warm-up, 100 by default; at most a tenth of the minutes, or by default of the steps",
+        ge=0,
+    )
     schedule: Literal["auto", "cosine", "wsd", "constant"] = option(
         "auto", "after warm-up: cosine; stable, then linear decay; constant. auto: cosine, or wsd under minutes"
     )

@@ -79,7 +79,7 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> T
     if ranks.rank:  # each rank drops out different elements
         torch.manual_seed(train.seed * 4_099 + ranks.rank)
     for line in _first_lines(trainer):
-        trainer.display.say(line)
+        trainer.display.say(line, indent=12)
     return trainer
 
 
@@ -150,7 +150,7 @@ def _resume(
         folder.update(protocol=comparable, protocol_hash=protocol_hash(comparable))
     folder.update(resumed=again, **_facts(trainer, made))
     for line in _first_lines(trainer, resumed=True):
-        trainer.display.say(line)
+        trainer.display.say(line, indent=12)
     return trainer
 
 
@@ -283,8 +283,13 @@ def _first_lines(run: Trainer, resumed: bool = False) -> Iterator[str]:
         rows = train.batch_size // run.ranks.size
         yield f"ranks       {run.ranks.size}, {shared['kind']} over {shared['backend']}: {rows} rows of the batch each"
     yield f"loss        expected at the start: {math.log(vocabulary):.4f} nats per byte (ln {vocabulary})"
-    marks = "  ".join(f"{mark} {factor * train.lr:.2e}" for mark, factor in run.schedule.at_landmarks().items())
-    yield f"schedule    {train.schedule}, warm-up {train.warmup} steps: {marks}"
+    if resumed and _past_horizon(run):
+        rate = train.lr * run.schedule.factor(run.step, 1.0)
+        yield f"schedule    has ended: the learning rate stays at {rate:.2e}"
+        return
+    of, most = ("steps", "") if train.minutes is None else ("time", ", at most a tenth of the time")
+    marks = ", ".join(f"{mark} {factor * train.lr:.2e}" for mark, factor in run.schedule.at_landmarks().items())
+    yield f"schedule    {train.schedule}, warm-up {train.warmup} steps{most}; learning rate by share of the {of}: {marks}"
 
 
 def _folder(ranks: Ranks, take: Callable[[], RunFolder]) -> RunFolder:

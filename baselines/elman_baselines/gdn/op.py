@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from elman_baselines.library import find, or_raise
-from elman_core.kernels import KernelError, load_or_warn, warn_of_packed_rows
+from elman_core.kernels import KernelError, load_or_warn, never_compiled, warn_of_packed_rows
 
 INSTALL = "pip install 'elman-baselines[fla]'"
 CHECKED = 128
@@ -55,7 +55,7 @@ def kernels(x: Tensor, head_dim: int, packed: bool = False) -> Kernels | None:
     return found
 
 
-@torch.compiler.disable
+@never_compiled
 def _chosen() -> Kernels | None:
     return load_or_warn("gdn", load_library)
 
@@ -109,13 +109,13 @@ def lifted(refusing: Callable[..., Any], common: Any) -> Callable[..., Any]:
     return call
 
 
-@torch.compiler.disable
+@never_compiled
 def convolve(found: Kernels, x_BTC: Tensor, weight_CK: Tensor) -> Tensor:
     """silu(conv(x)) from an empty window."""
     return found.conv(x=x_BTC, weight=weight_CK, bias=None, activation="silu")[0]
 
 
-@torch.compiler.disable
+@never_compiled
 def rule(
     found: Kernels,
     q_BTHK: Tensor,
@@ -141,7 +141,7 @@ def rule(
     return o_BTHV, end_BHKV.float()
 
 
-@torch.compiler.disable
+@never_compiled
 def gated_norm(found: Kernels, o_BTHV: Tensor, g_BTHV: Tensor, norm: Any) -> Tensor:
     """RMSNorm(o) ⊙ silu(g)."""
     return found.gated_norm(o_BTHV, g_BTHV, norm.weight, None, activation="swish", eps=norm.eps)

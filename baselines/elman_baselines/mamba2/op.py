@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from elman_baselines.library import find, or_raise
-from elman_core.kernels import load_or_warn, warn_of_packed_rows
+from elman_core.kernels import load_or_warn, never_compiled, warn_of_packed_rows
 
 log = logging.getLogger("elman_core")
 CHUNK = 256
@@ -51,7 +51,7 @@ def kernels(x: Tensor, packed: bool = False) -> Kernels | None:
     return _chosen()
 
 
-@torch.compiler.disable
+@never_compiled
 def _chosen() -> Kernels | None:
     return load_or_warn("mamba2", load_library)
 
@@ -99,7 +99,7 @@ def _without_mamba1() -> None:
         sys.modules[name] = types.ModuleType(name, "Stands in for the extension of Mamba-1, which is not installed.")
 
 
-@torch.compiler.disable
+@never_compiled
 def whole(
     found: Kernels, zxbcdt: Tensor, conv: Any, dt_bias: Tensor, a_H: Tensor, d_H: Tensor, norm: Any, headdim: int
 ) -> tuple[Tensor, Tensor]:
@@ -111,13 +111,13 @@ def whole(
     )  # fmt: skip
 
 
-@torch.compiler.disable
+@never_compiled
 def convolve(found: Kernels, xbc_BTC: Tensor, conv: Any) -> Tensor:
     """silu(conv(x B C)) from an empty window."""
     return found.conv(x=xbc_BTC, weight=conv.weight.squeeze(1), bias=conv.bias, activation="silu")[0]
 
 
-@torch.compiler.disable
+@never_compiled
 def scan(
     found: Kernels,
     x_BTHP: Tensor,
@@ -136,7 +136,7 @@ def scan(
     return y_BTHP, end_BHPN.float()
 
 
-@torch.compiler.disable
+@never_compiled
 def gated_norm(found: Kernels, y_BTI: Tensor, z_BTI: Tensor, norm: Any) -> Tensor:
     """RMSNorm(y ⊙ silu(z))."""
     return found.gated_norm(y_BTI, norm.weight, None, z=z_BTI, eps=norm.eps, norm_before_gate=False)

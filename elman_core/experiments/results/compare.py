@@ -23,6 +23,7 @@ from .identity import differences, effective_protocol, identity, labels, named
 from .notes import TOLERANCE
 from .runs import Run, without_trials
 from .statistics import FEWEST, Interval, bootstrap_mean, student_mean
+from .tables import wrapped
 
 SHARE = 0.25
 """The share of the common steps that is compared, at the end."""
@@ -259,8 +260,8 @@ def verdict(comparison: Comparison) -> str:
     return f"{better} is better than {worse} by {by}"
 
 
-def describe(comparison: Comparison) -> str:
-    """The verdict, then a line for each pair and each caveat."""
+def describe(comparison: Comparison, width: int | None = None) -> str:
+    """The verdict, then a line for each pair and each caveat, broken between words for a terminal of `width` columns."""
     lines = [verdict(comparison)]
     for pair in comparison.pairs:
         seed = f"seed {pair.seeds[0]}" if pair.seeds[0] == pair.seeds[1] else "seeds {} and {}".format(*pair.seeds)
@@ -280,7 +281,7 @@ def describe(comparison: Comparison) -> str:
             lines.append(
                 f"  over {interval.count} seeds: {name} {interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
             )
-    return "\n".join([*lines, *(f"  note: {text}" for text in comparison.caveats)])
+    return "\n".join(wrapped(line, width) for line in [*lines, *(f"  note: {text}" for text in comparison.caveats)])
 
 
 def as_data(comparison: Comparison) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,13 +31,13 @@ class Column:
 
 def columns(group: Group, by_model: bool = False) -> list[Column]:
     """The columns of a group's table."""
-    tokens = f"loss at {short(group.tokens)}" if group.tokens else "loss at equal tokens"
+    tokens = f"nats at {short(group.tokens)}" if group.tokens else "nats at equal tokens"
     found = [
         Column("model", lambda r: r.model, number=False),
         Column("parameters", lambda r: shown(_alone(r, "parameters"), "{:,.0f}"), figure="parameters"),
         Column("bits/byte", lambda r: shown(r.figures.get("bits_per_byte"), "{:.4f}"), figure="bits_per_byte"),
         Column(tokens, lambda r: shown(r.figures.get("loss"), "{:.4f}"), figure="loss"),
-        Column("last 100", lambda r: shown(r.figures.get("last_100"), "{:.4f}"), figure="last_100"),
+        Column("nats, last 100", lambda r: shown(r.figures.get("last_100"), "{:.4f}"), figure="last_100"),
         Column("tok/s", lambda r: shown(_alone(r, "tok_s"), "{:,.0f}"), figure="tok_s"),
         Column("GiB", lambda r: shown(_alone(r, "peak_memory"), "{:.2f}", 2**30), figure="peak_memory"),
         Column("minutes", lambda r: minutes(_alone(r, "minutes")), figure="minutes"),
@@ -112,13 +113,19 @@ def difference_lines(results: Results) -> list[str]:
     return lines + [f"  {k}: {' | '.join(spelled(v) for v in values)}" for k, values in results.differences.items()]
 
 
-def terminal(results: Results, by_model: bool = False) -> str:
-    """The table for a terminal."""
-    blocks = []
+def terminal(results: Results, by_model: bool = False, width: int | None = None) -> str:
+    """The table for a terminal of `width` columns, or of any width: what does not fit is left out and named."""
+    blocks, dropped = [], []
     for group in results.groups:
-        lines = aligned(*_cells(group, by_model))
-        blocks.append("\n".join([heading(group), *lines, *(f"  note: {n}" for n in group.notes)]))
-    blocks += ["\n".join(difference_lines(results))] if results.differences else []
+        names, rows, numbers = _cells(group, by_model)
+        kept = _fitting(names, rows, width)
+        dropped += [name for i, name in enumerate(names) if i not in kept and name not in dropped]
+        lines = aligned(*([[cells[i] for i in kept] for cells in (names, *rows)], [numbers[i] for i in kept]))
+        notes = (wrapped(f"  note: {note}", width) for note in group.notes)
+        blocks.append("\n".join([wrapped(heading(group), width), *lines, *notes]))
+    if dropped:
+        blocks.append(wrapped(f"not shown at this width: {', '.join(dropped)} (--format markdown has them)", width))
+    blocks += ["\n".join(wrapped(line, width) for line in difference_lines(results))] if results.differences else []
     if results.hidden:
         blocks.append(f"{results.hidden} runs with values of tuned settings that were not chosen: --all shows them")
     return "\n\n".join(blocks)
@@ -130,11 +137,36 @@ def _cells(group: Group, by_model: bool) -> tuple[list[str], list[list[str]], li
     return [c.name for c in heads], [[c.show(row) for c in heads] for row in group.rows], [c.number for c in heads]
 
 
-def aligned(names: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
-    """Lines of a table for a terminal; numbers align to the right."""
-    widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(names)]
+def _fitting(names: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    """The columns that fit, in order; the least important are left out first. Some are never left out."""
+    kept = list(range(len(names)))
+    room = {i: 2 + max(len(row[i]) for row in (names, *rows)) for i in kept}
+    for i in sorted(kept, key=lambda i: _rank(names[i])):
+        if width is None or sum(room[k] for k in kept) <= width or _rank(names[i]) == len(_DROPPED):
+            break
+        kept.remove(i)
+    return kept
+
+
+_DROPPED = ("tuned", "GiB", "nats, last 100", "run", "nats at", "minutes", "seed")
+
+
+def _rank(name: str) -> int:
+    return next((i for i, start in enumerate(_DROPPED) if name.startswith(start)), len(_DROPPED))
+
+
+def wrapped(text: str, width: int | None) -> str:
+    """Broken between words, what follows indented."""
+    if width is None:
+        return text
+    return textwrap.fill(text, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
+    """Lines of a table for a terminal, the headings first; numbers align to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(numbers))]
     lines = []
-    for row in [names, *cells]:
+    for row in rows:
         padded = [t.rjust(w) if n else t.ljust(w) for t, w, n in zip(row, widths, numbers, strict=True)]
         lines.append(("  " + "  ".join(padded)).rstrip())
     return lines
@@ -238,10 +270,10 @@ def _flat(value: Any) -> Any:
 FORMATS = ("terminal", "markdown", "csv", "json")
 
 
-def render(results: Results, form: str, by_model: bool = False) -> str:
-    """The table in one of `FORMATS`. Raises `ConfigError` for another."""
+def render(results: Results, form: str, by_model: bool = False, width: int | None = None) -> str:
+    """The table in one of `FORMATS`; `width`: columns of the terminal. Raises `ConfigError` for another format."""
     if form == "terminal":
-        return terminal(results, by_model)
+        return terminal(results, by_model, width)
     if form == "markdown":
         return markdown(results, by_model)
     if form == "csv":

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from elman_core.nn import SwiGLU, SwiGLUConfig
 from elman_core.registry import ConfigError, Mixer, Resolved, list_variants, resolve
+
+from .swiglu import SwiGLU, SwiGLUConfig
 
 log = logging.getLogger("elman_core")
 MLP_MULTIPLE = 64  # the width of a ladder's SwiGLU is rounded up to a multiple of it
