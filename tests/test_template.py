@@ -157,9 +157,8 @@ def test_check_says_what_is_wrong(damage: tuple[str, str | None, str | None], sa
         text = (folder / file).read_text()
         assert old in text
         (folder / file).write_text(text.replace(old, new))
-    problems = [problem for _, problem in Plugin(folder).checks() if problem]
-    assert problems, "nothing is wrong with it"
-    assert says in problems[0]
+    first = next((problem for _, problem in Plugin(folder).checks() if problem), "nothing is wrong with it")
+    assert says in first
 
 
 @pytest.mark.parametrize(
