@@ -39,8 +39,8 @@ class WrapperMixer(Mixer):
     in `cell` and name its state in `cell_state`. Inside everything is time-major: the input is transposed once, where it is
     narrowest, and the output is a view.
 
-    Parameters beside the cell's: in_proj.weight (I, D), or (2I, D) for u and z, out_proj.weight (D, I), and with `use_conv`
-    conv.weight (I, 1, K) and conv.bias (I). State beside the cell's: conv (B, K - 1, I) with `use_conv`.
+    Parameters beside the cell's: in_proj.weight (I, D), or (2I, D) for u and z, is W_in; out_proj.weight (D, I) is W_out; with
+    `use_conv` conv.weight (I, 1, K) and conv.bias (I). State beside the cell's: conv (B, K - 1, I) with `use_conv`.
 
     Attributes:
         gated: whether in_proj has a second half z, which passes neither convolution nor SiLU.
