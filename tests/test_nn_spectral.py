@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from elman_core.nn import SpectralNorm, scaled_once
+from elman_core.nn import LowRank, SpectralNorm, scaled_once
 
 
 class Scaled(nn.Module):
@@ -223,3 +223,15 @@ def test_a_computed_weight_is_scaled_under_inference_mode_too():
     with torch.inference_mode(), scaled_once(scaled):
         for _ in range(2):
             assert torch.equal(scaled.spectral(left @ right), expected)
+
+
+def test_a_product_of_low_rank_is_formed_once_while_it_is_held_and_anew_when_a_factor_changes():
+    weight = LowRank(6, 2).eval()
+    weight.reset(0.5)
+    with torch.no_grad(), scaled_once(weight):
+        first = weight()
+        assert weight() is first
+        weight.v.mul_(2)
+        torch.testing.assert_close(weight(), 2 * first)
+    with torch.no_grad():
+        assert weight() is not weight(), "held beyond its time"
