@@ -14,7 +14,7 @@ from elman_core.registry import State, option
 
 from .computed import LowRank
 from .init import orthogonal_, s4d_, xavier_uniform_
-from .linear import is_bare
+from .linear import is_bare, linear
 from .spectral import SpectralNorm
 from .wrapper import WrapperConfig, WrapperMixer
 
@@ -167,7 +167,7 @@ class InputGatedMixer(DenseMixer):
         return config.gate == "projected"
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
-        return (x_TBI + self.b_g.to(x_TBI.dtype) if self.w_g is None else self.w_g(x_TBI),)
+        return (x_TBI + self.b_g.to(x_TBI.dtype) if self.w_g is None else linear(self.w_g, x_TBI),)
 
     def reset_cell(self) -> None:
         super().reset_cell()
