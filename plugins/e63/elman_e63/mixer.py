@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from elman_core import option
 from elman_core.kernels import DenseKernel
-from elman_core.nn import DenseMixer, WrapperConfig, orthogonal_, xavier_uniform_
+from elman_core.nn import DenseMixer, WrapperConfig, linear, orthogonal_, xavier_uniform_
 
 from .op import KERNELS
 
@@ -45,7 +45,7 @@ class E63Mixer(DenseMixer):
         return super().cell_params(inner, config) + (2 if config.form == "b" else 1) * (inner * inner + inner)
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
-        return tuple(gate(x_TBI) for gate in (self.w_alpha, self.w_beta) if gate is not None)
+        return tuple(linear(gate, x_TBI) for gate in (self.w_alpha, self.w_beta) if gate is not None)
 
     def reset_cell(self) -> None:
         super().reset_cell()
