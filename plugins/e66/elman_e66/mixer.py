@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from elman_core import option
-from elman_core.nn import DenseMixer, LowRank, WrapperConfig, xavier_uniform_
+from elman_core.nn import DenseMixer, LowRank, WrapperConfig, linear, xavier_uniform_
 
 from .op import e66
 
@@ -39,7 +39,7 @@ class E66Mixer(DenseMixer):
         return super().cell_params(inner, config) + inner * inner + inner
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
-        return (self.w_alpha(x_TBI),)
+        return (linear(self.w_alpha, x_TBI),)
 
     def reset_cell(self) -> None:
         super().reset_cell()
