@@ -4,7 +4,7 @@
 
 The recurrence: `dense.py`'s measure, µs a time step of one layer, forward and forward + backward with all gradients, bfloat16,
 T = 512, B = 32, three widths; E1 before and after the others shows how much a run wavers. The step: `training_step.py`'s, as
-one CUDA graph, of the nearest model of six layers. The file is written after every row; a table is printed last.
+one CUDA graph, of the nearest model of six layers. The file is written after every row; the table beside it (.md) last.
 """
 
 from __future__ import annotations
@@ -96,6 +96,12 @@ def main() -> None:
         for row in found["rows"][:-1]:
             row["step"] = row_of(lambda: step(row["name"], given.size, text))  # noqa: B023
             given.out.write_text(json.dumps(found, indent=1) + "\n")
+    caption = (
+        f"µs a time step of one layer's recurrence (beside E1's of the same run), forward / forward + backward, bfloat16, "
+        f"T = {T}, B = {B}; and a training step of six layers, about {given.size} parameters. {found['gpu']}, "
+        f"torch {torch.__version__}, CUDA {torch.version.cuda}, commit {given.commit}; medians. `benchmarks/variants.py`."
+    )
+    given.out.with_suffix(".md").write_text(f"{caption}\n\n{table(found)}\n")
     print(table(found))
 
 
