@@ -20,12 +20,63 @@ DENSE_COLUMNS = {
     "cuBLAS per step, CUDA graph, bf16": "cuBLAS per step in a CUDA graph",
 }
 
-SIZES = ("49M", "43M", "64M", "100M", "50M")
+SIZES = ("43M", "49M", "50M", "64M", "100M")
 PEERS = {
     "mamba_ssm": "mamba_ssm's own model, bfloat16 weights,",
     "fla": "fla's own layers, bfloat16 weights,",
     "llama": "transformers' LLaMA, bfloat16 weights,",
 }
+
+
+EQUATIONS = {
+    "e1": "h = tanh(W h' + V x + b), y = h silu(z)",
+    "e42": "h = W (x + h') + b, y = h silu(h): one matrix, no tanh",
+    "e88": "S = tanh(λ S' + k (v - S'ᵀ k)ᵀ), o = Sᵀ q, many heads",
+    "gdn": "Gated DeltaNet: a delta rule with a decay",
+    "mamba2": "Mamba-2: linear, one decay a head",
+    "transformer": "causal attention, rotary positions, SwiGLU",
+}
+
+
+def models_table() -> str:
+    """Quality and speed of whole models, the best first."""
+    data = json.loads((RESULTS / "100mb_h200.json").read_text())
+    rows = [["model", "recurrence", "parameters", "held-out bits per byte", "training, tok/s", "GiB"]]
+    for run in sorted(data["models"], key=lambda run: run["result"]["bits_per_byte"]):
+        what, made = run["what"], run["result"]
+        name = re.split("[:@]", what)[0]
+        rows.append([
+            f"`{what}`", EQUATIONS.get(name, ""), f"{run['parameters'] / 1e6:.1f}M", f"{made['bits_per_byte']:.3f}",
+            f"{made['tok_s']:,.0f}", f"{made['peak_memory'] / 2**30:.1f}",
+        ])  # fmt: skip
+    caption = (
+        "Each model read 100 million bytes of Python sources on one H200, at its best learning rate of three, one seed: "
+        "differences under 0.005 bits per byte mean nothing. h' and S' are the states of the step before. `gru` and `lstm` "
+        "(cuDNN's) are variants too. [Every run](docs/results.md)."
+    )
+    return f"{caption}\n\n{markdown(rows)}"
+
+
+def peers_table() -> str:
+    """Ours beside the usual implementation, in five rows."""
+    dense = json.loads((RESULTS / "dense_h200.json").read_text())
+    steps = json.loads((RESULTS / "training_step_h200.json").read_text())
+    rows = [["what", "elman", "", "peer", "times"]]
+    for name, peer in (("e42 bf16", "cuDNN RNN fp16"), ("e1 bf16", "FlashRNN fused bf16")):
+        [row] = [row for row in dense["rows"] if (row["d"], row["B"]) == (1024, 32)]
+        ours, theirs = (row[key]["forward_backward"]["median"] for key in (name, peer))
+        what = f"{name.split()[0].upper()}'s recurrence, d = 1024, B = 32, forward and backward"
+        rows.append([what, f"{ours:.2f} µs a time step", peer, f"{theirs:.2f} µs", f"{theirs / ours:.1f}"])
+    for size, name, peer in (("49M", "gdn", "fla"), ("49M", "mamba2", "mamba_ssm"), ("50M", "transformer", "llama")):
+        at = [row for row in steps["rows"] if (row["size"], row["B"]) == (size, 32) and "tok_s" in row]
+        ours, theirs = (max(row["tok_s"] for row in at if row["name"] == n) for n in (name, peer))
+        what, whose = f"`{name}`, {size} parameters, a training step, B = 32", PEERS[peer].split(",")[0]
+        rows.append([what, f"{ours:,} tok/s", whose, f"{theirs:,} tok/s", f"{ours / theirs:.1f}"])
+    caption = (
+        "One H200, T = 512, bfloat16; in training steps our weights are float32 under autocast, the peers' are bfloat16. "
+        "[More sizes and shapes, decoding, versions](docs/speed.md)."
+    )
+    return f"{caption}\n\n{markdown(rows)}"
 
 
 def dense_table() -> str:
@@ -209,6 +260,18 @@ def budget_table() -> str:
     return f"{caption}\n\n{step_budget.table(RESULTS)}"
 
 
+def checkpoints_table() -> str:
+    """The trained models of `elman-checkpoints`."""
+    data = json.loads((RESULTS / "checkpoints_h200.json").read_text())
+    rows = [["model", "parameters", "held-out bits per byte", "trained for", "training, tok/s", "bytes of weights"]]
+    for name, run in sorted(data["models"].items(), key=lambda item: item[1]["bits_per_byte_bf16"]):
+        rows.append([
+            f"[`pretrained/{name}`](elman_checkpoints/{name}/README.md)", f"{run['parameters']:,}",
+            f"{run['bits_per_byte_bf16']:.4f}", f"{run['minutes']} minutes", f"{run['tok_s']:,}", f"{run['weights_bytes']:,}",
+        ])  # fmt: skip
+    return markdown(rows)
+
+
 def sums_table() -> str:
     """Milliseconds of all gradients' sums, by model, number of GPUs and way."""
     data = json.loads((RESULTS / "gradient_sums_h200.json").read_text())
@@ -262,7 +325,9 @@ def _machine(data: dict[str, Any]) -> str:
 
 
 PAGES = {
-    "README.md": {"step": step_table, "decoding": decoding_table, "dense": dense_table, "matrix": matrix_table},
+    "README.md": {"models": models_table, "peers": peers_table},
+    "docs/speed.md": {"step": step_table, "decoding": decoding_table, "dense": dense_table, "matrix": matrix_table},
+    "checkpoints/README.md": {"checkpoints": checkpoints_table},
     "plugins/e88/README.md": {"recurrence": e88_table},
     "docs/decisions/0016-several-processes.md": {"sums": sums_table},
     "docs/decisions/0017-the-whole-step.md": {"budget": budget_table},

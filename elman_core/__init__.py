@@ -42,11 +42,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    registry = importlib.import_module(f"{__name__}.registry")
-    return getattr(registry if name in registry.__all__ else importlib.import_module(f"{__name__}.model"), name)
+if not TYPE_CHECKING:  # a type checker knows the names from above, and which ones there are not
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        registry = importlib.import_module(f"{__name__}.registry")
+        return getattr(registry if name in registry.__all__ else importlib.import_module(f"{__name__}.model"), name)
 
 
 def __dir__() -> list[str]:

@@ -32,11 +32,12 @@ def test_a_changed_result_changes_the_pages(tmp_path: Path, monkeypatch: pytest.
     for file in readme.RESULTS.glob("*.json"):
         (tmp_path / file.name).write_text(json.dumps(json.loads(file.read_text()) | {"commit": "0123456789ab"}))
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    assert all("0123456" in table() for tables in readme.PAGES.values() for table in tables.values())
+    plain = ("README.md", "checkpoints/README.md")  # the pages behind their links name the commits
+    assert all("0123456" in table() for page, of in readme.PAGES.items() if page not in plain for table in of.values())
 
 
 def test_missing_marks_are_said() -> None:
-    with pytest.raises(ValueError, match="no marks for the table 'step'"):
+    with pytest.raises(ValueError, match="no marks for the table 'models'"):
         readme.rendered("# nothing\n", readme.PAGES["README.md"])
 
 

@@ -92,3 +92,12 @@ def test_tensorboard_reads_one_curve_of_a_run_that_was_resumed(trained):
     scored = {event.step: event.value for event in read.Scalars("heldout/bits_per_byte")}
     assert scored == pytest.approx({m["step"]: m["bits_per_byte"] for m in metrics(trained / "run", "evaluation")})
     assert '"batch_size": 4' in read.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+
+
+def test_the_plain_loop_trains_saves_and_writes(tmp_path):
+    assert len((EXAMPLES / "plain_loop.py").read_text().splitlines()) <= 60
+    text = write_text(tmp_path / "text", 200_000)
+    command = [sys.executable, EXAMPLES / "plain_loop.py", text, "--steps", "3", "--out", tmp_path / "model"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "held out: " in done.stdout
+    assert (tmp_path / "model" / "model.safetensors").is_file()

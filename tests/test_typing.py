@@ -1,0 +1,43 @@
+"""What a type checker tells a user whose script is wrong. The libraries are left out, which only makes it quick."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+from elman_core import LadderForCausalLM, LadderLM, Variant, byte_tokenizer, find_checkpoint
+model = LadderLM("e42", dim=128, depth=2, use_conv=True)
+again: LadderForCausalLM = model
+tokenizer = byte_tokenizer()
+print(find_checkpoint("runs/a").name, model.config)
+"""
+WRONG = {
+    'LadderLM("e42", dim="128")': 'Argument "dim" to "LadderLM" has incompatible type "str"',
+    "LadderForCausalLM(model.config, dims=128)": 'Unexpected keyword argument "dims" for "LadderForCausalLM"',
+    'Variant(nam="e99")': 'Unexpected keyword argument "nam" for "Variant"',
+    'find_checkpoint(run="runs/a")': 'Unexpected keyword argument "run" for "find_checkpoint"',
+    "from elman_core import LadderML": 'Module "elman_core" has no attribute "LadderML"',
+}
+SETTINGS = """
+[mypy]
+[mypy-torch.*,transformers.*,huggingface_hub.*,safetensors.*,tokenizers.*,numpy.*,pluggy.*,packaging.*]
+follow_imports = skip
+ignore_missing_imports = True
+"""
+
+
+def test_mypy_finds_a_wrong_keyword_in_a_users_script(tmp_path: Path) -> None:
+    (tmp_path / "mypy.ini").write_text(SETTINGS)
+    lines = SCRIPT.strip().splitlines()
+    (tmp_path / "script.py").write_text("\n".join([*lines, *WRONG]) + "\n")
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    for number, message in enumerate(WRONG.values(), len(lines) + 1):
+        assert any(line.startswith(f"script.py:{number}: error: {message}") for line in done.stdout.splitlines()), (
+            message
+        )
+    found = {line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line}
+    assert found == {str(len(lines) + 1 + i) for i in range(len(WRONG))}, "the lines that are right pass"
