@@ -17,25 +17,20 @@ std::size_t area(std::int64_t rows, std::int64_t columns) { return static_cast<s
 
 // Rows that lie `step` apart; the last ends where the memory does.
 template <class T>
-std::uint64_t apart(std::int64_t rows, std::int64_t columns, std::int64_t step, unsigned seed) {
-  return address(filled<T>(area(rows - 1, step) + columns, 1.f, seed));
-}
-DecodeCall of(int rows, int inputs, int step, int outputs, int early) {
-  DecodeCall call{};
-  call.rows = rows, call.inputs = inputs, call.x_step = step, call.outputs = outputs, call.early = early;
-  return call;
+DecodeRows apart(std::int64_t rows, std::int64_t columns, std::int64_t step, unsigned seed) {
+  return {address(filled<T>(area(rows - 1, step) + columns, 1.f, seed)), step};
 }
 
 #ifdef ELMAN_CELL
 void step(int rows, int inputs, int width, bool tied, int early) {
   Outputs outputs;
-  DecodeCall call = of(rows, inputs, inputs + 8, width, early);
+  DecodeStepCall call{};
+  call.rows = rows, call.inputs = inputs, call.outputs = width, call.early = early;
   call.x = apart<Elem>(rows, inputs, inputs + 8, 1), call.h = address(filled<float>(area(rows, width), 1.f, 2));
   call.w = address(filled<Elem>(area(width, width), 0.2f, 3)), call.bias = tied ? 0 : address(filled<Elem>(width, 1.f, 4));
   call.weight = tied ? call.w : address(filled<Elem>(area(width, inputs), 0.2f, 5));
   call.extras = ELMAN_CELL::extras;
-  for (int i = 0; i < ELMAN_CELL::extras; ++i)
-    call.extra[i] = apart<Elem>(rows, width, 2 * width, 6 + i), call.extra_step[i] = 2 * width;
+  for (int i = 0; i < ELMAN_CELL::extras; ++i) call.extra[i] = apart<Elem>(rows, width, 2 * width, 6 + i);
   call.out = address(outputs.make<Elem>("y", area(rows, width)));
   call.last = address(outputs.make<float>("last", area(rows, width)));
   must_succeed(elman_decode_step(&call));
@@ -54,15 +49,16 @@ void run(int early) {
 void linear(int rows, int inputs, std::vector<int> columns, bool bias, int activated, int early) {
 #if ELMAN_DTYPE != 1
   Outputs outputs;
-  DecodeCall call = of(rows, inputs, inputs + 8, columns[0], early);
-  call.activated = activated, call.extras = static_cast<std::int64_t>(columns.size()) - 1;
+  DecodeLinearCall call{};
+  call.rows = rows, call.inputs = inputs, call.outputs = columns[0], call.early = early;
+  call.activated = activated, call.maps = static_cast<std::int64_t>(columns.size()) - 1;
   call.x = apart<Elem>(rows, inputs, inputs + 8, 1);
   if (bias) call.bias = address(filled<Elem>(columns[0], 1.f, 2));
   for (std::size_t i = 0; i < columns.size(); ++i) {
     const auto weight = address(filled<Elem>(area(columns[i], inputs), 0.2f, 3 + static_cast<unsigned>(i)));
     const auto out = address(outputs.make<Elem>("a product", area(rows, columns[i])));
     if (i == 0) call.weight = weight, call.out = out;
-    else call.extra[i - 1] = weight, call.extra_step[i - 1] = columns[i], call.extra_out[i - 1] = out;
+    else call.more[i - 1] = weight, call.more_outputs[i - 1] = columns[i], call.more_out[i - 1] = out;
   }
   must_succeed(elman_decode_linear(&call));
   outputs.must_be_written();
@@ -71,12 +67,13 @@ void linear(int rows, int inputs, std::vector<int> columns, bool bias, int activ
 
 void norm(int rows, int width, bool residual, int early) {
   Outputs outputs;
-  DecodeCall call = of(rows, width, width + 3, width, early);
+  DecodeNormCall call{};
+  call.rows = rows, call.width = width, call.early = early;
   call.x = apart<Elem>(rows, width, width + 3, 1), call.weight = address(filled<Elem>(width, 1.f, 2));
-  if (residual) call.h = address(filled<float>(area(rows, width), 1.f, 3));
+  if (residual) call.residual = address(filled<float>(area(rows, width), 1.f, 3));
   call.out = address(outputs.make<Elem>("n", area(rows, width)));
-  call.last = address(outputs.make<float>("the stream", area(rows, width)));
-  call.value[0] = 1e-5;
+  call.stream_out = address(outputs.make<float>("the stream", area(rows, width)));
+  call.eps = 1e-5;
   must_succeed(elman_decode_norm(&call));
   outputs.must_be_written();
 }
@@ -87,24 +84,25 @@ struct Rule {
   double below;
 };
 void draw(int rows, int classes, Rule rule, int early) {
-  DecodeCall call = of(rows, classes, classes + 5, classes, early);
-  call.x = apart<Elem>(rows, classes, classes + 5, 1), call.activated = rule.top_k;
-  call.value[0] = rule.penalty, call.value[1] = rule.temperature, call.value[2] = rule.below;
+  DecodeDrawCall call{};
+  call.rows = rows, call.classes = classes, call.early = early;
+  call.logits = apart<Elem>(rows, classes, classes + 5, 1), call.top_k = rule.top_k;
+  call.penalty = rule.penalty, call.temperature = rule.temperature, call.below = rule.below;
   if (rule.temperature > 0) {
     std::vector<float> waits(area(rows, classes));
     for (std::size_t i = 0; i < waits.size(); ++i) waits[i] = 0.01f + static_cast<float>(i * 7919 % 997) / 400.f;
-    call.bias = address(on_device(waits));
+    call.waits = address(on_device(waits));
   }
   const auto was_seen = [](int j) { return j % 3 == 0; };
   unsigned char* seen = nullptr;  // read where there is a penalty, and nowhere else
   if (rule.penalty != 1) {
     std::vector<unsigned char> before(area(rows, classes));
     for (std::size_t i = 0; i < before.size(); ++i) before[i] = was_seen(static_cast<int>(i % classes));
-    call.w = address(seen = on_device(before));
+    call.seen = address(seen = on_device(before));
   }
   auto* drawn = on_device(std::vector<std::int64_t>(rows, -7));
   auto* shown = on_device(std::vector<std::int64_t>(rows, -7));
-  call.out = address(drawn), call.last = address(shown);
+  call.drawn = address(drawn), call.shown = address(shown);
   must_succeed(elman_decode_draw(&call));
   must(cudaDeviceSynchronize() == cudaSuccess, "run");
   const auto got = on_host(drawn, rows), told = on_host(shown, rows);
@@ -135,7 +133,6 @@ void run(int early) {
 }  // namespace
 
 int main() {
-  must(elman_decode_call_bytes() == sizeof(DecodeCall), "the structure of a call");
   for (int early = 0; early <= most_early; ++early) run(early);
   std::printf("every output was written\n");
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 from emulated import LIBRARY, compile_emulated
 
-from elman_core.kernels.decode import native as decode_native
+from elman_core.kernels import launch
 from elman_core.kernels.decode import run as decode_run
 from elman_core.testing.kernel import need_host_compiler
 
@@ -16,11 +16,12 @@ def emulated_modules(folder):
     need_host_compiler()
 
     @cache
-    def module(cell, dtype, _index=None):
+    def module(cell, family, dtype, _index=None):
         extension = decode_run.extension(dtype, cell)
         made = folder / f"{extension.name}.so"
-        compile_emulated(extension, extension.binding, made, *LIBRARY)
-        return decode_native.open_library(made)
+        if not made.exists():
+            compile_emulated(extension, extension.binding, made, *LIBRARY)
+        return launch.open_module(made, f"decode_{family}")
 
     return module
 

@@ -11,7 +11,7 @@ import torch
 from elman_core.kernels.build import Extension
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.decode import run
-from elman_core.kernels.dense import native
+from elman_core.kernels.dense.run import source
 from elman_core.kernels.matrix.modules import Maps, Size, extension
 from elman_core.kernels.runtime import DTYPE_CODES
 
@@ -34,7 +34,7 @@ class Program:
 
 
 def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int, tied: bool = False) -> Program:
-    bare = native.extension(e42._tied.cell if tied else e42.cell, "cuda")
+    bare = source(e42._tied.cell if tied else e42.cell, "cuda")
     macros = {"DTYPE": DTYPE_CODES[dtype], "WIDTH": width, "KIND": kind, "SPILL": spill, "WIDE": wide}
     name = f"dense_{'tied_' if tied else ''}{kind}{spill}{wide}_{str(dtype).removeprefix('torch.')}_{width}"
     defines = tuple((f"ELMAN_{key}", str(value)) for key, value in macros.items())

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.kernels import DenseKernel, choice
-from elman_core.kernels.dense import cuda, native, products
+from elman_core.kernels.dense import products, run
 from elman_core.registry import ConfigError, KernelError
 
 T, B, D = 6, 3, 8
@@ -47,7 +47,7 @@ def test_gradients_agree_with_finite_differences(kernel):
 @both
 def test_a_cpu_takes_plain_pytorch_and_never_the_test_instrument(kernel, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "require")
-    monkeypatch.setattr(native, "extension", lambda *_: pytest.fail("nothing may be compiled"))
+    monkeypatch.setattr(run, "source", lambda *_: pytest.fail("nothing may be compiled"))
     assert kernel.backend("cpu", D) == "torch"
     made = kernel(*inputs(kernel))
     wanted = kernel(*inputs(kernel), backend="torch")
@@ -56,7 +56,7 @@ def test_a_cpu_takes_plain_pytorch_and_never_the_test_instrument(kernel, monkeyp
 
 @both
 def test_what_a_gpu_will_run_is_said_without_compiling(kernel, monkeypatch):
-    monkeypatch.setattr(native, "extension", lambda *_: pytest.fail("nothing may be compiled"))
+    monkeypatch.setattr(run, "source", lambda *_: pytest.fail("nothing may be compiled"))
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
     monkeypatch.setattr(choice, "_decided", {})
     assert kernel.backend("cuda:0", D) == "cuda, compiled at its first use"
@@ -255,7 +255,7 @@ def test_a_size_is_verified_before_it_is_used_trained_or_not(kernel, training, m
     """With stand-ins for the GPU, the compiler and the checker."""
     asked = []
     monkeypatch.setattr(torch.cuda, "device", lambda _index: nullcontext())
-    monkeypatch.setattr(cuda, "prepare", lambda *_: "a plan")
+    monkeypatch.setattr(run, "prepare", lambda *_: "a plan")
     monkeypatch.setattr(
         choice, "ensure_verified", lambda spec, cases, plan: asked.append((spec.name, *map(str, cases), plan))
     )

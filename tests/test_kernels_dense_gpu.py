@@ -15,9 +15,8 @@ from time import monotonic
 import pytest
 import torch
 
-from elman_core.kernels import build
-from elman_core.kernels.dense import cuda as dense_cuda
-from elman_core.kernels.dense import native as dense_native
+from elman_core.kernels import build, launch
+from elman_core.kernels.dense import run as dense_run
 from elman_core.kernels.dense.plan import plan, shared_bytes
 from elman_core.registry.errors import KernelError
 
@@ -44,7 +43,7 @@ def kernel():
 @pytest.fixture
 def faults(kernel):
     """The functions of dense_gpu_faults.cu, compiled with the cell."""
-    bare = dense_cuda.extension(kernel.cell, replace(grid_plan(), spill=0), torch.bfloat16, D)
+    bare = dense_run.extension(kernel.cell, replace(grid_plan(), spill=0), torch.bfloat16, D)
     source = replace(
         bare,
         name="dense_gpu_faults",
@@ -57,7 +56,7 @@ def faults(kernel):
 
 
 def grid_plan(batch: int = 8):
-    return plan((T, batch, D), torch.bfloat16, dense_cuda._device(0))
+    return plan((T, batch, D), torch.bfloat16, dense_run._device(0))
 
 
 def problem(batch: int = 8, width: int = D, dtype: torch.dtype = torch.bfloat16):
@@ -68,7 +67,7 @@ def problem(batch: int = 8, width: int = D, dtype: torch.dtype = torch.bfloat16)
 
 
 def hold_half(faults, seconds: float, stream: torch.cuda.Stream) -> None:
-    device = dense_cuda._device(0)
+    device = dense_run._device(0)
     status = faults.hold(device.processors // 2, device.shared_bytes, int(seconds * 1e9), stream.cuda_stream)
     assert status == 0
 
@@ -83,11 +82,11 @@ def test_another_kernel_on_half_the_multiprocessors_delays_but_never_hangs_or_co
     start = monotonic()
     outputs = kernel(*inputs, backend="cuda")
     torch.cuda.synchronize()
-    assert monotonic() - start < seconds + 2 * dense_cuda.TIMEOUT_NS * 1e-9 + 5
+    assert monotonic() - start < seconds + 2 * dense_run.TIMEOUT_NS * 1e-9 + 5
     try:
-        dense_native.check_errors(torch.device("cuda", 0))
+        dense_run.check_errors(torch.device("cuda", 0))
     except KernelError:
-        assert seconds * 1e9 > dense_cuda.TIMEOUT_NS
+        assert seconds * 1e9 > dense_run.TIMEOUT_NS
     else:
         assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
 
@@ -96,11 +95,13 @@ def test_a_block_that_never_runs_ends_in_an_error_and_in_nan_outputs(kernel, fau
     u, w, h0 = problem()
     chosen = grid_plan()
     history, y, last = u.new_empty(T + 1, *u.shape[1:]), torch.empty_like(u), torch.empty_like(h0)
-    call = dense_cuda._call(chosen, u, (), w, history, u.new_empty(0), None)
-    call.y, call.h0, call.last = y.data_ptr(), h0.data_ptr(), last.data_ptr()
-    call.timeout_ns = 200_000_000
+    module = dense_run._module(kernel.cell, chosen, u.dtype, D, 0)
+    call = module.call(
+        main=u, w=w, history=history, y=y, h0=h0, last=last, error=dense_run.error_word(u.device), stream=launch.stream(u),
+        rows=chosen.rows, groups=chosen.groups, delay=chosen.delay, timeout_ns=200_000_000,
+    )  # fmt: skip
     start = monotonic()
-    assert faults.forward_with_a_block_missing(ctypes.byref(call)) == 0
+    assert faults.forward_with_a_block_missing(ctypes.c_void_p(call.address)) == 0
     torch.cuda.synchronize()
     assert monotonic() - start < 5
     assert last[:, : D // 2].isnan().all()
@@ -113,7 +114,8 @@ def test_a_block_that_never_runs_ends_in_an_error_and_in_nan_outputs(kernel, fau
 def test_a_grid_that_cannot_be_resident_is_refused_before_launch(kernel, monkeypatch):
     u, w, h0 = problem(128)
     too_many = replace(grid_plan(), rows=8, groups=16)
-    monkeypatch.setattr(dense_cuda, "plan_for", lambda *_: too_many)
+    module = dense_run._module(kernel.cell, too_many, u.dtype, D, 0)
+    monkeypatch.setattr(dense_run, "_ready", lambda *_: (module, too_many))
     with pytest.raises(KernelError, match="needs 16 groups of 24 blocks on the GPU together, and this GPU holds"):
         kernel(u, w, h0, backend="cuda")
     torch.cuda.synchronize()
@@ -175,14 +177,14 @@ def test_nan_in_the_input_comes_out_as_nan_in_its_batch_row_alone(kernel):
         assert y[:5].isfinite().all()
         assert last[3].isnan().all()
         assert last[torch.arange(16, device="cuda") != 3].isfinite().all()
-    dense_native.check_errors(torch.device("cuda", 0))
+    dense_run.check_errors(torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("batch", "width"), [(32, 512), (32, 1024), (32, D), (64, D), (300, 1280)])
 def test_the_plan_knows_the_shared_memory_and_what_fits(kernel, dtype, batch, width):
-    chosen = dense_cuda.plan_for(kernel.cell, (T, batch, width), dtype, torch.device("cuda", 0))
-    fit, bytes_there = dense_cuda.capacity(kernel.cell, chosen, dtype, width, chosen.tiles_each(batch))
+    chosen = dense_run.plan_for(kernel.cell, (T, batch, width), dtype, torch.device("cuda", 0))
+    fit, bytes_there = dense_run.capacity(kernel.cell, chosen, dtype, width, chosen.tiles_each(batch))
     assert bytes_there == shared_bytes(chosen, ceil(width / 256), 4 // dtype.itemsize, batch)
     assert fit >= (1 if chosen.kind == "cluster" else chosen.groups)
 
@@ -190,21 +192,23 @@ def test_the_plan_knows_the_shared_memory_and_what_fits(kernel, dtype, batch, wi
 def test_a_device_that_does_not_hold_a_plan_gets_the_next_one(kernel, monkeypatch):
     u, w, h0 = problem(7, 480)
     expected, _ = kernel(u, w, h0, backend="cuda")
-    really, refused = dense_cuda.capacity, []
+    really, refused = dense_run.capacity, []
 
     def capacity(kernel, chosen, *rest):
         if chosen.kind in refused:
             return 0, 0
         return really(kernel, chosen, *rest)
 
-    monkeypatch.setattr(dense_cuda, "capacity", capacity)
+    monkeypatch.setattr(dense_run, "capacity", capacity)
     for kind in ("cluster", "grid", "steps"):
-        dense_cuda._settled.cache_clear()
-        assert dense_cuda.plan_for(kernel.cell, tuple(u.shape), u.dtype, u.device).kind == kind
+        dense_run._settled.cache_clear()
+        dense_run._ready.cache_clear()
+        assert dense_run.plan_for(kernel.cell, tuple(u.shape), u.dtype, u.device).kind == kind
         y, _ = kernel(u, w, h0, backend="cuda")
         torch.testing.assert_close(y, expected, rtol=0.05, atol=0.02)
         refused.append(kind)
-    dense_cuda._settled.cache_clear()
+    dense_run._settled.cache_clear()
+    dense_run._ready.cache_clear()
 
 
 def test_an_unsupported_width_is_refused_before_launch(kernel):

@@ -10,7 +10,8 @@ import torch
 from elman_e42.op import e42 as dense
 from elman_e88.op import e88 as matrix
 
-from elman_core.kernels.dense import cuda as dense_cuda
+from elman_core.kernels import build
+from elman_core.kernels.dense import run as dense_run
 from elman_core.kernels.dense.plan import Plan
 from elman_core.kernels.matrix import op as matrix_op
 from elman_core.kernels.matrix import run as matrix_run
@@ -61,15 +62,15 @@ class OnGPU1:
 
 def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     monkeypatch.setattr("elman_core.kernels.build.build", lambda _extension, arch: arch)
-    for family in (dense_cuda, matrix_op.native):
-        monkeypatch.setattr(family, "open_library", lambda arch, *_: arch)
+    monkeypatch.setattr(matrix_op.native, "open_library", lambda arch: arch)
+    monkeypatch.setattr(dense_run, "_opened", lambda _cell, what: build.local_arch(what))
     monkeypatch.setattr(matrix_op.native, "info", lambda _: (1, 0, 0, 16))
     size = Size(16, 16, torch.bfloat16, "00_0_0_0_00")
     for index, arch in enumerate(("sm_80", "sm_90")):
         with torch.cuda.device(index):
-            assert dense_cuda._library(dense.cell, Plan("grid"), torch.bfloat16, 48) == arch
+            assert dense_run._module(dense.cell, Plan("grid"), torch.bfloat16, 48, index) == arch
             assert matrix.load("cuda", size) == arch
-    for family in (dense_cuda, matrix_op):
+    for family in (dense_run, matrix_op):
         family._module.cache_clear()
 
 

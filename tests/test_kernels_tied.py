@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from elman_core.kernels import choice
-from elman_core.kernels.dense import cuda as dense_cuda
+from elman_core.kernels.dense import run
 from elman_core.kernels.dense import tied as dense_tied
 from elman_core.kernels.dense.plan import Plan
 from elman_core.registry.errors import ConfigError, KernelError
@@ -45,8 +45,8 @@ def mask() -> torch.Tensor:
     return torch.arange(T)[:, None] >= torch.tensor([0, 2, 4])
 
 
-def results(run, inputs, mask_TB):
-    y, last = run(*inputs, mask_TB)
+def results(call, inputs, mask_TB):
+    y, last = call(*inputs, mask_TB)
     visible = y if mask_TB is None else y[mask_TB]
     return y, last, *torch.autograd.grad(visible.square().sum() + last.sin().sum(), inputs)
 
@@ -58,7 +58,7 @@ def by_the_reference(x, w, b, h0, mask_TB=None):
 @pytest.mark.parametrize("masked", [False, True])
 def test_without_a_gpu_it_is_the_product_and_the_kernel(masked):
     mask_TB = mask() if masked else None
-    found, expected = (results(run, problem(), mask_TB) for run in (whole, by_the_reference))
+    found, expected = (results(call, problem(), mask_TB) for call in (whole, by_the_reference))
     seen = (slice(None) if mask_TB is None else mask_TB,)
     torch.testing.assert_close(found[0][seen], expected[0][seen])
     for mine, theirs in zip(found[1:], expected[1:], strict=True):
@@ -103,8 +103,8 @@ def launched(monkeypatch):
         da, p = torch.stack(das[::-1]), torch.sigmoid(x)
         return da, [], gh, torch.stack(dxs[::-1]) * (p + x * p * (1 - p)), da.sum((0, 1))
 
-    monkeypatch.setattr(dense_cuda, "forward", forward)
-    monkeypatch.setattr(dense_cuda, "backward", backward)
+    monkeypatch.setattr(run, "forward", forward)
+    monkeypatch.setattr(run, "backward", backward)
     monkeypatch.setattr(dense_tied, "_must_be_on_a_gpu", lambda *_: None)
     return lambda x, w, b, h0, mask_TB: tied.op(x, w, b, h0, mask_TB)[:2]
 
@@ -112,7 +112,7 @@ def launched(monkeypatch):
 @pytest.mark.parametrize("masked", [False, True])
 def test_what_the_launches_return_makes_every_gradient(launched, masked):
     mask_TB = mask() if masked else None
-    found, expected = (results(run, problem(), mask_TB) for run in (launched, by_the_reference))
+    found, expected = (results(call, problem(), mask_TB) for call in (launched, by_the_reference))
     assert len(found) == 6
     for mine, theirs in zip(found[1:], expected[1:], strict=True):
         torch.testing.assert_close(mine, theirs)

@@ -534,9 +534,10 @@ def test_bad_commands_say_what_is_wrong_in_one_line(argv, code, says, capsys):
 def test_the_command_builds_for_the_host_into_a_folder(tmp_path, capsys):
     need_host_compiler()
     assert main(["build", "e42", "--backend", "host", "--out", str(tmp_path), "--json"]) == 0
-    [built] = json.loads(capsys.readouterr().out)
-    assert Path(built["path"]).parent == tmp_path
-    assert Path(built["path"]).is_file()
+    built = json.loads(capsys.readouterr().out)
+    assert [b["kernel"] for b in built] == ["e42", "launcher"]
+    assert all(Path(b["path"]).parent == tmp_path for b in built)
+    assert all(Path(b["path"]).is_file() for b in built)
 
 
 def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_here(tmp_path, capsys):
@@ -551,4 +552,6 @@ def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_her
     tied = {(b["arch"], b["module"].split("_")[5]) for b in built if b["kernel"] == "e42_tied_silu"}
     assert tied == kinds
     decoding = {(b["kernel"], b["module"]) for b in built if b["kernel"] not in ("e42", "e42_tied_silu")}
-    assert decoding == {("e42_step", "e42_step_decode_bfloat16"), ("decode", "shared_decode_bfloat16")}
+    assert decoding == {
+        ("e42_step", "e42_step_decode_bfloat16"), ("decode", "shared_decode_bfloat16"), ("launcher", "elman_launch")
+    }  # fmt: skip

@@ -1,30 +1,16 @@
-"""Modules of the causal convolution through ctypes, and the same sum written out. T time, B batch, C channels, K taps."""
+"""Modules of the causal convolution through the launcher, and the same sum written out. T time, B batch, C channels, K taps."""
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from elementwise_helpers import View, view
 from torch import Tensor
 
-
-class Call(ctypes.Structure):
-    """CausalConvCall."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("steps", "batch", "width", "silu")),
-        *((name, View) for name in ("x", "y", "dy", "dx")),
-        *(
-            (name, ctypes.c_uint64)
-            for name in ("weight", "bias", "window", "last", "dlast", "dwindow", "shares", "mask", "starts")
-        ),
-        ("early", ctypes.c_int64),
-        ("cuda_stream", ctypes.c_uint64),
-    )
+from elman_core.kernels.launch import open_module
+from elman_core.registry import KernelError
 
 
 @dataclass(frozen=True)
@@ -72,22 +58,20 @@ class Module:
     library: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.library = ctypes.CDLL(str(self.path))
-        assert self.library.elman_causal_conv_call_bytes() == ctypes.sizeof(Call)
-        for name in ("forward", "backward"):
-            getattr(self.library, f"elman_causal_conv_{name}").restype = ctypes.c_char_p
-        self.library.elman_causal_conv_shares.restype = ctypes.c_int64
-        self.library.elman_causal_conv_shares.argtypes = [ctypes.c_int64] * 3
+        self.library = open_module(self.path, "causal_conv")
 
-    def call(self, name: str, call: Call) -> str | None:
-        said = getattr(self.library, f"elman_causal_conv_{name}")(ctypes.byref(call))
-        return None if said is None else said.decode()
+    def call(self, name: str, given: dict[str, Any]) -> str | None:
+        """What the function said went wrong."""
+        try:
+            self.library.call(**given).run(name)
+        except KernelError as error:
+            return str(error).split(": ", 1)[1]
+        return None
 
-    def describe(self, given: dict[str, Any], silu: bool) -> tuple[Call, dict[str, Tensor]]:
-        """A call for both directions, and the outputs that it writes, NaN for now."""
+    def describe(self, given: dict[str, Any], silu: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The arguments of both directions, and the outputs among them, NaN for now."""
         x, taps = given["x"], given["weight"].shape[1]
         steps, rows, width = x.shape
-        shares = self.library.elman_causal_conv_shares(steps, rows, width)
 
         def empty(*shape: int, of: torch.dtype = torch.float32) -> Tensor:
             return torch.full(shape, torch.nan, dtype=of, device=x.device)
@@ -97,17 +81,9 @@ class Module:
             "last": empty(rows, taps - 1, width),
             "dx": empty(steps, rows, x.stride(1), of=x.dtype)[..., :width],
             "dwindow": empty(rows, taps - 1, width),
-            "shares": empty(shares, taps + 1, width),
+            "shares": empty(self.library.ask("shares", steps, rows, width), taps + 1, width),
         }
-        call = Call(steps, rows, width, silu)
-        call.x, call.dy = view(x), view(given["dy"])
-        call.y, call.dx = view(outputs["y"]), view(outputs["dx"])
-        for name in ("weight", "bias", "window", "dlast", "mask", "starts"):
-            if given[name] is not None:
-                setattr(call, name, given[name].data_ptr())
-        for name in ("last", "dwindow", "shares"):
-            setattr(call, name, outputs[name].data_ptr())
-        return call, outputs
+        return {**given, **outputs, "silu": silu}, outputs
 
     def run(self, given: dict[str, Any], silu: bool) -> dict[str, Tensor]:
         call, outputs = self.describe(given, silu)

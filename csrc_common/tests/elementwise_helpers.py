@@ -1,8 +1,7 @@
-"""Elementwise modules through ctypes, and the same recurrence in PyTorch. T time, B batch, d width, S states."""
+"""Elementwise modules through the launcher, and the same recurrence in PyTorch. T time, B batch, d width, S states."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,29 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elman_core.kernels.launch import open_module
+from elman_core.registry import KernelError
+
 Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], Tensor]]
-
-
-class View(ctypes.Structure):
-    _fields_ = (("address", ctypes.c_uint64), ("t", ctypes.c_int64), ("b", ctypes.c_int64))
-
-
-def _addresses(*names: str) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, ctypes.c_uint64) for name in names)
-
-
-class Call(ctypes.Structure):
-    """ElementwiseCall."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("steps", "batch", "width")),
-        *(("stream", View * 6), ("y", View), ("vector", ctypes.c_uint64 * 8)),
-        *_addresses("h0", "last", "checkpoints", "mask", "starts", "initial"),
-        *(("gy", View), ("dstream", View * 6)),
-        *_addresses("g_last", "dh0", "dvector", "dinitial"),
-        ("early", ctypes.c_int64),
-        ("cuda_stream", ctypes.c_uint64),
-    )
 
 
 @dataclass
@@ -97,30 +77,25 @@ class Problem:
 
 @dataclass
 class Module:
-    """A compiled module. `host`: its functions end in the dtype, and it keeps no checkpoints."""
+    """A compiled module, opened."""
 
     path: Path
-    host: bool
     library: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.library = ctypes.CDLL(str(self.path))
-        assert self.library.elman_elementwise_call_bytes() == ctypes.sizeof(Call)
-        info = (ctypes.c_int64 * 4)()
-        self.library.elman_elementwise_info(info)
-        self.counts, self.interval = tuple(info[:3]), info[3]
+        self.library = open_module(self.path, "elementwise")
+        *self.counts, self.interval = self.library.info()
 
-    def call(self, name: str, call: Call, dtype: torch.dtype) -> str | None:
+    def call(self, name: str, given: dict[str, Any]) -> str | None:
         """What the function said went wrong."""
-        function = getattr(
-            self.library, f"elman_elementwise_{name}{f'_{dtype}'.replace('torch.', '') if self.host else ''}"
-        )
-        function.restype = ctypes.c_char_p
-        said = function(ctypes.byref(call))
-        return None if said is None else said.decode()
+        try:
+            self.library.call(**given).run(name)
+        except KernelError as error:
+            return str(error).split(": ", 1)[1]
+        return None
 
-    def describe(self, inputs: Inputs) -> tuple[Call, dict[str, Tensor]]:
-        """A call for both directions, and the outputs that it writes, NaN for now."""
+    def describe(self, inputs: Inputs) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The arguments of both directions, and the outputs among them, NaN for now."""
         first = inputs.streams[0]
         steps, rows, width = first.shape
         states, dtype = len(inputs.h0), inputs.h0.dtype
@@ -128,45 +103,30 @@ class Module:
         def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
             return torch.full(shape, torch.nan, dtype=of, device=first.device)
 
-        segments = -(-steps // self.interval)
         outputs = {
             "y": empty(steps, rows, width, of=first.dtype),
             "last": empty(states, rows, width),
-            "checkpoints": empty(segments, states, rows, width),
+            "checkpoints": empty(-(-steps // self.interval), states, rows, width),
             "dstream": empty(steps, rows, width * len(inputs.streams), of=first.dtype),
             "dh0": empty(states, rows, width),
             "dvector": empty(len(inputs.vectors), rows, width),
             "dinitial": empty(states, rows, width),
         }
-        call = Call(steps, rows, width)
-        call.y, call.gy = view(outputs["y"]), view(inputs.gy)
-        for k, (x, dx) in enumerate(zip(inputs.streams, outputs["dstream"].split(width, -1), strict=True)):
-            call.stream[k], call.dstream[k] = view(x), view(dx)
-        for k, p in enumerate(inputs.vectors):
-            call.vector[k] = p.data_ptr()
-        for name in ("h0", "g_last", "mask", "starts", "initial"):
-            if (given := getattr(inputs, name)) is not None:
-                setattr(call, name, given.data_ptr())
-        for name in ("last", "checkpoints", "dh0", "dvector", "dinitial"):
-            setattr(call, name, outputs[name].data_ptr())
-        return call, outputs
+        given = {name: getattr(inputs, name) for name in ("gy", "h0", "g_last", "mask", "starts", "initial")}
+        given |= {"stream": inputs.streams, "vector": inputs.vectors, **outputs}
+        return given | {"dstream": outputs["dstream"].split(width, -1)}, outputs
 
     def run(self, inputs: Inputs) -> dict[str, Tensor]:
         """Forward and backward: y, last and the gradients of `inputs.tensors()`."""
         call, outputs = self.describe(inputs)
         for direction in ("forward", "backward"):
-            said = self.call(direction, call, inputs.streams[0].dtype)
+            said = self.call(direction, call)
             assert said is None, said
         width, shares = inputs.streams[0].shape[2], outputs["dvector"].sum(1)
         found = {"y": outputs["y"], "last": outputs["last"], "d h0": outputs["dh0"]}
         found |= {f"d stream {k}": x for k, x in enumerate(outputs["dstream"].split(width, -1))}
         found |= {f"d vector {k}": x for k, x in enumerate(shares)}
         return found | ({} if inputs.initial is None else {"d initial": outputs["dinitial"].sum(1)})
-
-
-def view(x: Tensor) -> View:
-    assert x.stride(2) == 1
-    return View(x.data_ptr(), x.stride(0), x.stride(1))
 
 
 def reference(step: Step, given: Inputs, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

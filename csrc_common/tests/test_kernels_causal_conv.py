@@ -68,16 +68,17 @@ def test_a_step_of_decoding_may_write_its_window_in_place_and_says_what_is_missi
     given, path, problem = extension(4, bf16), tmp_path / "conv.so", Problem(1, 3, 40)
     compile_emulated(given, given.binding, path, *LIBRARY)
     module, inputs = Module(path), problem.inputs(bf16)
-    call, _outputs = module.describe(inputs, problem.silu)  # kept: the call holds addresses alone
-    call.last = inputs["window"].data_ptr()
-    wanted = reference(problem.inputs(bf16), problem.silu)["last"]
-    assert module.call("forward", call) is None
-    torch.testing.assert_close(inputs["window"], wanted.float())
-    call.weight = 0
-    assert module.call("forward", call) == "x or the weights are missing"
     call, _ = module.describe(inputs, problem.silu)
-    call.shares = 0
-    assert module.call("backward", call) == "dy, dx or shares are missing"
+    wanted = reference(problem.inputs(bf16), problem.silu)["last"]
+    assert module.call("forward", call | {"last": inputs["window"]}) is None
+    torch.testing.assert_close(inputs["window"], wanted.float())
+    for direction, changed, said in (
+        ("forward", {"weight": None}, "x or the weights are missing"),
+        ("backward", {"shares": None}, "dy, dx or shares are missing"),
+        ("forward", {"weight": inputs["weight"][:3]}, "weight must be (40, K), not (3, 4)"),
+        ("forward", {"bias": inputs["bias"].bfloat16()}, "bias has the wrong dtype, torch.bfloat16"),
+    ):
+        assert module.call(direction, call | changed) == said
 
 
 @pytest.mark.parametrize("masked", [False, True])

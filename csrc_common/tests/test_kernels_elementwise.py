@@ -81,7 +81,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
         if (cell, dtype) not in made:
             given, path = extension(cell, "cuda", dtype), folder / f"{cell}_{CODES[dtype]}.so"
             compile_emulated(given, given.binding, path, *LIBRARY)
-            made[cell, dtype] = Module(path, host=False)
+            made[cell, dtype] = Module(path)
         return made[cell, dtype]
 
     return module
@@ -92,7 +92,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
 def test_the_loops_of_the_host_equal_autograd(cell: str, dtype: torch.dtype, tmp_path: Path) -> None:
     need_host_compiler()
     given = extension(cell, "host")
-    module = Module(build(given, local_arch(given), tmp_path), host=True)
+    module = Module(build(given, local_arch(given), tmp_path))
     for problem in PROBLEMS:
         check(module, STEPS[cell], problem, dtype)
 
@@ -114,10 +114,9 @@ def test_a_step_of_decoding_equals_the_forward_of_one_step(emulated: Emulated) -
     for problem in (Problem(1, 3, 40), Problem(1, 9, 5, masked=True, starts=True, learned=True)):
         given = problem.inputs(module.counts, bf16)
         call, outputs = module.describe(given)
-        assert module.call("forward", call, bf16) is None
+        assert module.call("forward", call) is None
         wanted = {name: outputs[name].clone() for name in ("y", "last")}
-        call.last = given.h0.data_ptr()  # in place
-        assert module.call("step", call, bf16) is None
+        assert module.call("step", call | {"last": given.h0}) is None  # in place
         assert torch.equal(outputs["y"], wanted["y"])
         assert torch.equal(given.h0, wanted["last"])
 
@@ -133,12 +132,15 @@ def test_what_is_missing_is_said(emulated: Emulated) -> None:
         ("dinitial", "backward", "the place of the initial state's gradient is missing"),
     ):
         call, _ = module.describe(given)
-        setattr(call, name, 0)
-        assert module.call(direction, call, f32) == said
+        assert module.call(direction, call | {name: None}) == said
     call, _ = module.describe(given)
-    assert module.call("step", call, f32) == "a step is one time step"
-    call.steps = 0
-    assert module.call("forward", call, f32) == "a size is below 1"
+    assert module.call("step", call) == "a step is one time step"
+    for name, wrong, said in (
+        ("h0", given.h0[:, :, :2], "h0 must be (1, 1, 4), not (1, 1, 2)"),
+        ("stream", given.streams[0], "stream must be a list of tensors"),
+        ("vector", [given.vectors[0].half()], "vector[0] has the wrong dtype, torch.float16"),
+    ):
+        assert module.call("forward", call | {name: wrong}) == said
 
 
 def test_it_compiles_for_a_gpu(tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ def test_it_compiles_for_a_gpu(tmp_path: Path) -> None:
 def test_a_gpu_equals_autograd_and_gives_the_same_bits_twice(cell: str, dtype: torch.dtype, tmp_path: Path) -> None:
     need_gpu()
     given = extension(cell, "cuda", dtype)
-    module = Module(build(given, local_arch(given), tmp_path), host=False)
+    module = Module(build(given, local_arch(given), tmp_path))
     for problem in ON_A_GPU:
         check(module, STEPS[cell], problem, dtype, "cuda")
         inputs = problem.inputs(module.counts, dtype, "cuda")

@@ -41,6 +41,7 @@ def build(
 ) -> None:
     """Compile kernels ahead of first use, also for GPUs that are not here: copy the folder and point ELMAN_CACHE to it."""
     from elman_core.kernels import build as builder
+    from elman_core.kernels import launch
 
     widths, dtypes = _widths(width), _dtypes(dtype)
     wanted = []
@@ -49,6 +50,8 @@ def build(
         for one in [a.strip() for a in arch.split(",") if a.strip()] or [builder.local_arch(bare)]:
             extensions = [bare] if spec.builds is None else spec.builds(backend, one, widths, dtypes)
             wanted += [(spec.name, one, extension) for extension in extensions]
+    launcher = launch.extension()  # what calls them all, for the Python and the machine that this is
+    wanted.append(("launcher", builder.local_arch(launcher), launcher))
     paths = builder.build_all([(extension, one) for _, one, extension in wanted], out)
     built = [
         {"kernel": name, "module": extension.name, "arch": one, "path": str(path)}

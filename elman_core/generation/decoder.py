@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from elman_core.kernels.dense.native import check_errors
+from elman_core.kernels.dense.run import check_errors
 from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache, step_graph
 from elman_core.model.graph import Recorder, Sent, try_to_record
 from elman_core.model.rollback import map_state

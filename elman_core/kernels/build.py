@@ -53,7 +53,7 @@ class Extension:
         header: a header that the binding includes as `#include ELMAN_CELL_HEADER`.
         defines: further macros.
         python: whether it is a Python module, compiled with the headers of Python and pybind11 for this Python's ABI and
-            opened by `load`; else a plain shared library, which serves every Python and is opened with ctypes.
+            opened by `load`; else a plain shared library, which serves every Python and is opened by the launcher (launch.py).
     """
 
     name: str
@@ -115,8 +115,8 @@ class Extension:
         return f"{self.name}-{arch}-{self.key(arch)}.so"
 
 
-def shipped(name: str, binding: str, header: Path | None = None, **defines: object) -> Extension:
-    """A plain shared library of a binding that `elman_csrc` ships, its macros (without their ELMAN_) by name.
+def shipped(name: str, binding: str, header: Path | None = None, python: bool = False, **defines: object) -> Extension:
+    """A binding that `elman_csrc` ships, its macros (without their ELMAN_) by name.
 
     Raises:
         KernelError: the sources are not installed.
@@ -131,7 +131,7 @@ def shipped(name: str, binding: str, header: Path | None = None, **defines: obje
         include=(elman_csrc.get_include(),),
         header=header,
         defines=tuple((f"ELMAN_{macro}", str(value)) for macro, value in defines.items()),
-        python=False,
+        python=python,
     )
 
 

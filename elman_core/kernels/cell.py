@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
-    """A cell in C++ and in PyTorch. Compiled modules are remembered by it.
+    """A cell in C++ and in PyTorch. Compiled modules are remembered by it: it equals itself alone.
 
     Attributes:
         name: of the kernel; lower case.

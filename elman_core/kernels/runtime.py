@@ -39,8 +39,10 @@ _warned: set[tuple[str, str]] = set()
 
 def compute_dtype(*of: Tensor | torch.dtype | None) -> torch.dtype:
     """float64 if any of these tensors or dtypes is, else float32: what references compute in and states are kept in."""
-    dtypes = (x.dtype if isinstance(x, Tensor) else x for x in of)
-    return torch.float64 if torch.float64 in dtypes else torch.float32
+    for x in of:
+        if (x.dtype if isinstance(x, Tensor) else x) == torch.float64:
+            return torch.float64
+    return torch.float32
 
 
 def mode() -> Mode:

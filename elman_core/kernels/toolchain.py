@@ -76,11 +76,12 @@ def python_include_dirs() -> list[Path]:
     if not (python / "Python.h").is_file():
         version = sysconfig.get_python_version()
         raise KernelError(f"Python's own headers are missing (no {python}/Python.h): install python{version}-dev")
-    if importlib.util.find_spec("pybind11") is None:
-        raise KernelError("pybind11 is not installed: type `pip install pybind11`")
-    import pybind11
-
-    return [python, Path(pybind11.get_include())]
+    for package in ("pybind11", "torch"):  # torch ships them too
+        spec = importlib.util.find_spec(package)
+        folder = Path(spec.origin).parent / "include" if spec is not None and spec.origin else None
+        if folder is not None and (folder / "pybind11" / "pybind11.h").is_file():
+            return [python, folder]
+    raise KernelError("pybind11 is not installed: type `pip install pybind11`")
 
 
 def host_architecture() -> str:

@@ -17,7 +17,7 @@ import torch
 from elman_core.data import ByteFile, TrainingWindows, heldout_offsets
 from elman_core.data.split import Split
 from elman_core.kernels import used
-from elman_core.kernels.dense.native import check_errors
+from elman_core.kernels.dense.run import check_errors
 from elman_core.model.graph import Sent
 from elman_core.registry import ConfigError, DataError, ElmanError, LoaderError, PluginError
 

@@ -49,7 +49,8 @@ const char* run(const CausalConvCall& c) {
 
 }  // namespace
 
-ELMAN_EXPORT int elman_causal_conv_call_bytes() { return sizeof(CausalConvCall); }
+ELMAN_EXPORT std::int64_t elman_causal_conv_call_bytes() { return sizeof(CausalConvCall); }
+ELMAN_EXPORT std::int64_t elman_causal_conv_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT std::int64_t elman_causal_conv_shares(std::int64_t steps, std::int64_t batch, std::int64_t width) {
   return conv::shares<Elem, K>(steps, batch, width);
 }

@@ -29,55 +29,79 @@ const char* said(cudaError_t status) {
   return text;
 }
 
-template <class Cell>
-const char* product(const DecodeCall& call) {
-  static_assert(Cell::extras <= 4, "DecodeCall holds four");
-  constexpr bool steps = !std::is_same_v<Cell, decode::NoCell>;
-  if (steps ? call.extras != Cell::extras : call.extras > 4) return "not this number of extras";
+template <class Call>
+decode::Args<Elem> describe(const Call& call) {
   decode::Args<Elem> g{};
-  g.x = at<const Elem>(call.x), g.weight = at<const Elem>(call.weight), g.bias = at<const Elem>(call.bias);
-  g.w = at<const Elem>(call.w), g.h = at<const float>(call.h), g.last = at<float>(call.last), g.out = at<Elem>(call.out);
-  g.maps = steps ? 0 : static_cast<int>(call.extras);
-  for (int i = 0; i < call.extras; ++i)
-    g.extra_out[i] = at<Elem>(call.extra_out[i]), g.extra[i] = at<const Elem>(call.extra[i]),
-    g.extra_step[i] = static_cast<std::ptrdiff_t>(call.extra_step[i]);
-  g.x_step = static_cast<std::ptrdiff_t>(call.x_step), g.tied = call.w == call.weight;
+  g.x = at<const Elem>(call.x.address), g.x_step = static_cast<std::ptrdiff_t>(call.x.step);
+  g.weight = at<const Elem>(call.weight), g.bias = at<const Elem>(call.bias), g.out = at<Elem>(call.out);
   g.rows = static_cast<int>(call.rows), g.inputs = static_cast<int>(call.inputs), g.outputs = static_cast<int>(call.outputs);
-  g.activated = static_cast<int>(call.activated);
-  const auto stream = at<CUstream_st>(call.stream);
+  return g;
+}
+
+template <class Cell>
+const char* product(const decode::Args<Elem>& g, bool early, CUstream_st* stream) {
+  if (g.inputs % 8) return "the columns of x must be a multiple of 8";
   // Up to 8 rows stand in shared memory whole; where they are too wide for that, the kernel for more rows takes them as well.
   const bool fits = decode::shared_bytes<Cell, 1>(g.rows, g.inputs, g.outputs) <= decode::most_shared_bytes();
-  if (call.rows <= 8 && fits) return said(decode::launch<Elem, Cell, 1>(g, call.early, stream));
-  if (call.rows <= 16) return said(decode::launch<Elem, Cell, 2>(g, call.early, stream));
-  if (call.rows <= 32) return said(decode::launch<Elem, Cell, 4>(g, call.early, stream));
-  if (call.rows <= 64) return said(decode::launch<Elem, Cell, 8>(g, call.early, stream));
-  return "too many rows";
+  if (g.rows <= 8 && fits) return said(decode::launch<Elem, Cell, 1>(g, early, stream));
+  if (g.rows <= 16) return said(decode::launch<Elem, Cell, 2>(g, early, stream));
+  if (g.rows <= 32) return said(decode::launch<Elem, Cell, 4>(g, early, stream));
+  if (g.rows <= 64) return said(decode::launch<Elem, Cell, 8>(g, early, stream));
+  return "it takes up to 64 rows";
 }
 
 }  // namespace
 
-ELMAN_EXPORT int elman_decode_call_bytes() { return sizeof(DecodeCall); }
 #ifdef ELMAN_CELL
-ELMAN_EXPORT const char* elman_decode_step(const DecodeCall* call) { return product<ELMAN_CELL>(*call); }
+ELMAN_EXPORT std::int64_t elman_decode_step_call_bytes() { return sizeof(DecodeStepCall); }
+ELMAN_EXPORT std::int64_t elman_decode_step_dtype() { return ELMAN_DTYPE; }
+ELMAN_EXPORT const char* elman_decode_step(const DecodeStepCall* call) {
+  using Cell = ELMAN_CELL;
+  static_assert(Cell::extras <= 4, "DecodeStepCall holds four");
+  if (call->extras != Cell::extras) return "this cell reads another number of extras";
+  if (call->outputs % 8) return "the width of the state must be a multiple of 8";
+  if (!call->x.address || (call->inputs && !call->weight)) return "x or its weight is missing";
+  auto g = describe(*call);
+  g.w = at<const Elem>(call->w), g.h = at<const float>(call->h), g.last = at<float>(call->last), g.tied = call->w == call->weight;
+  for (int i = 0; i < Cell::extras; ++i)
+    g.extra[i] = at<const Elem>(call->extra[i].address), g.extra_step[i] = static_cast<std::ptrdiff_t>(call->extra[i].step);
+  return product<Cell>(g, call->early, at<CUstream_st>(call->stream));
+}
 #else
 #if ELMAN_DTYPE != 1
-ELMAN_EXPORT const char* elman_decode_linear(const DecodeCall* call) { return product<decode::NoCell>(*call); }
+ELMAN_EXPORT std::int64_t elman_decode_linear_call_bytes() { return sizeof(DecodeLinearCall); }
+ELMAN_EXPORT std::int64_t elman_decode_linear_dtype() { return ELMAN_DTYPE; }
+ELMAN_EXPORT const char* elman_decode_linear(const DecodeLinearCall* call) {
+  auto g = describe(*call);
+  g.activated = static_cast<int>(call->activated), g.maps = static_cast<int>(call->maps);
+  if (call->maps < 0 || call->maps > 4) return "it takes up to 4 further maps";
+  for (int i = 0; i < g.maps; ++i)
+    g.extra[i] = at<const Elem>(call->more[i]), g.extra_step[i] = static_cast<std::ptrdiff_t>(call->more_outputs[i]),
+    g.extra_out[i] = at<Elem>(call->more_out[i]);
+  return product<decode::NoCell>(g, call->early, at<CUstream_st>(call->stream));
+}
 #endif
-ELMAN_EXPORT const char* elman_decode_norm(const DecodeCall* call) {
+ELMAN_EXPORT std::int64_t elman_decode_norm_call_bytes() { return sizeof(DecodeNormCall); }
+ELMAN_EXPORT std::int64_t elman_decode_norm_dtype() { return ELMAN_DTYPE; }
+ELMAN_EXPORT const char* elman_decode_norm(const DecodeNormCall* call) {
   decode::NormArgs<Elem> g{};
-  g.x = at<const Elem>(call->x), g.weight = at<const Elem>(call->weight), g.residual = at<const float>(call->h);
-  g.stream = at<float>(call->last), g.out = at<Elem>(call->out), g.x_step = static_cast<std::ptrdiff_t>(call->x_step);
-  g.width = static_cast<int>(call->inputs), g.eps = static_cast<float>(call->value[0]);
+  g.x = at<const Elem>(call->x.address), g.x_step = static_cast<std::ptrdiff_t>(call->x.step);
+  g.weight = at<const Elem>(call->weight), g.residual = at<const float>(call->residual);
+  g.stream = at<float>(call->stream_out), g.out = at<Elem>(call->out);
+  g.width = static_cast<int>(call->width), g.eps = static_cast<float>(call->eps);
   return said(decode::launch_norm(g, static_cast<int>(call->rows), call->early, at<CUstream_st>(call->stream)));
 }
-ELMAN_EXPORT const char* elman_decode_draw(const DecodeCall* call) {
-  if (call->inputs > decode::kMostClasses) return "too many classes";
+ELMAN_EXPORT std::int64_t elman_decode_draw_call_bytes() { return sizeof(DecodeDrawCall); }
+ELMAN_EXPORT std::int64_t elman_decode_draw_dtype() { return ELMAN_DTYPE; }
+ELMAN_EXPORT const char* elman_decode_draw(const DecodeDrawCall* call) {
+  if (call->classes > decode::kMostClasses) return "too many classes";
   decode::DrawArgs<Elem> g{};
-  g.logits = at<const Elem>(call->x), g.waits = at<const float>(call->bias), g.seen = at<unsigned char>(call->w);
-  g.drawn = at<std::int64_t>(call->out), g.shown = at<std::int64_t>(call->last);
-  g.step = static_cast<std::ptrdiff_t>(call->x_step), g.classes = static_cast<int>(call->inputs);
-  g.top_k = static_cast<int>(call->activated), g.penalty = static_cast<float>(call->value[0]);
-  g.temperature = static_cast<float>(call->value[1]), g.below = static_cast<float>(call->value[2]);
+  g.logits = at<const Elem>(call->logits.address), g.step = static_cast<std::ptrdiff_t>(call->logits.step);
+  g.waits = at<const float>(call->waits), g.seen = at<unsigned char>(call->seen);
+  g.drawn = at<std::int64_t>(call->drawn), g.shown = at<std::int64_t>(call->shown);
+  g.classes = static_cast<int>(call->classes), g.top_k = static_cast<int>(call->top_k);
+  g.penalty = static_cast<float>(call->penalty), g.temperature = static_cast<float>(call->temperature);
+  g.below = static_cast<float>(call->below);
   return said(decode::launch_draw(g, static_cast<int>(call->rows), call->early, at<CUstream_st>(call->stream)));
 }
 #endif

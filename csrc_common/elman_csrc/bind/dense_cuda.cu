@@ -107,7 +107,10 @@ ELMAN_EXPORT const char* elman_dense_backward(const DenseCall* call) { return ru
 
 // Groups that can be resident together on the current device, each of `tiles` tiles; -1 if it cannot be known. Bytes of shared
 // memory.
-ELMAN_EXPORT int elman_dense_capacity(int tiles, int backward) {
-  return backward ? Kernel<false, true>(tiles, 1, nullptr).capacity() : Kernel<false, false>(tiles, 1, nullptr).capacity();
+ELMAN_EXPORT std::int64_t elman_dense_capacity(std::int64_t tiles, std::int64_t backward) {
+  const int each = static_cast<int>(tiles);
+  return backward ? Kernel<false, true>(each, 1, nullptr).capacity() : Kernel<false, false>(each, 1, nullptr).capacity();
 }
-ELMAN_EXPORT int elman_dense_shared_bytes(int tiles) { return dense::Layout<Elem, d, spill, wide, how>::bytes(tiles); }
+ELMAN_EXPORT std::int64_t elman_dense_shared_bytes(std::int64_t tiles) {
+  return dense::Layout<Elem, d, spill, wide, how>::bytes(static_cast<int>(tiles));
+}

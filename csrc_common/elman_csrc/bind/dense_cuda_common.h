@@ -73,5 +73,6 @@ Args describe(const DenseCall& call) {
 
 }  // namespace
 
-ELMAN_EXPORT int elman_dense_call_bytes() { return sizeof(DenseCall); }
-ELMAN_EXPORT int elman_dense_uses_a() { return elman::UsesA<Cell>::value; }
+ELMAN_EXPORT std::int64_t elman_dense_call_bytes() { return sizeof(DenseCall); }
+ELMAN_EXPORT std::int64_t elman_dense_dtype() { return ELMAN_DTYPE; }
+ELMAN_EXPORT std::int64_t elman_dense_uses_a() { return elman::UsesA<Cell>::value; }

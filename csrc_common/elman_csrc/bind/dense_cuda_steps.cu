@@ -8,13 +8,15 @@ namespace {
 
 // product [B,d] float: W h_{t-1} or W^T da_{t+1}. state [B,d] float: h, or what of gh does not pass through W; updated.
 template <bool backward>
-const char* step(const DenseCall& call, int t, const float* product, float* state) {
+const char* step(const DenseCall& call) {
   if (const char* why = refuse(call)) return why;
   const Args g = describe<backward>(call);
   const dim3 grid((d + 127) / 128, g.B);
   const auto stream = at<CUstream_st>(call.stream);
-  if (backward) elman::dense::step_backward<Cell, Elem><<<grid, 128, 0, stream>>>(g, d, t, product, state);
-  else elman::dense::step_forward<Cell, Elem><<<grid, 128, 0, stream>>>(g, d, t, product, state);
+  const auto* product = at<const float>(call.product);
+  const int t = static_cast<int>(call.t);
+  if (backward) elman::dense::step_backward<Cell, Elem><<<grid, 128, 0, stream>>>(g, d, t, product, at<float>(call.state));
+  else elman::dense::step_forward<Cell, Elem><<<grid, 128, 0, stream>>>(g, d, t, product, at<float>(call.state));
   Outcome outcome;
   outcome.failed(cudaGetLastError(), "launch");
   return outcome.said;
@@ -22,9 +24,5 @@ const char* step(const DenseCall& call, int t, const float* product, float* stat
 
 }  // namespace
 
-ELMAN_EXPORT const char* elman_dense_forward_step(const DenseCall* call, int t, std::uint64_t product, std::uint64_t state) {
-  return step<false>(*call, t, at<const float>(product), at<float>(state));
-}
-ELMAN_EXPORT const char* elman_dense_backward_step(const DenseCall* call, int t, std::uint64_t product, std::uint64_t state) {
-  return step<true>(*call, t, at<const float>(product), at<float>(state));
-}
+ELMAN_EXPORT const char* elman_dense_forward_step(const DenseCall* call) { return step<false>(*call); }
+ELMAN_EXPORT const char* elman_dense_backward_step(const DenseCall* call) { return step<true>(*call); }

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from elman_core.kernels.launch import readable, whole
 from elman_core.kernels.runtime import implement
 from elman_core.registry.errors import KernelError
 
-from .native import make_call, rows, whole
-from .run import check, launch
+from .run import run
 
 MOST_LINEARS = 5
 _library = Library("elman", "FRAGMENT")
@@ -77,52 +77,28 @@ def draw(
     """
     if waits_BV is None and temperature > 0:
         raise KernelError("draw: a temperature above 0 needs waits")
-    _check_draw(logits_BV, waits_BV, None if penalty == 1 else seen_BV, (drawn_B, shown_B))
     x = logits_BV if logits_BV.stride(1) == 1 else logits_BV.contiguous()
-    waits = None if waits_BV is None else waits_BV.contiguous()
-    call = make_call(x, x.shape[1], None, waits, drawn_B)
-    call.w, call.last, call.activated = seen_BV.data_ptr(), shown_B.data_ptr(), min(top_k, x.shape[1])
-    call.value[0], call.value[1], call.value[2] = penalty, temperature, 1 - top_p if top_p < 1 else -1
-    launch(None, "draw", call, x)
-
-
-def _check_draw(logits: Tensor, waits: Tensor | None, seen: Tensor | None, classes: tuple[Tensor, ...]) -> None:
-    """`seen`: None where nothing reads it."""
-    wanted = [(c, torch.int64, logits.shape[:1]) for c in classes]
-    for tensor, dtype, shape in (*wanted, (seen, torch.bool, logits.shape), (waits, torch.float32, logits.shape)):
-        if tensor is None:
-            continue
-        if tensor.dtype != dtype or tensor.shape != shape or tensor.device != logits.device:
-            raise KernelError(
-                f"draw: beside logits {tuple(logits.shape)} on {logits.device} belongs {tuple(shape)} in {dtype}, "
-                f"not {tuple(tensor.shape)} in {tensor.dtype} on {tensor.device}"
-            )
-    if not all(tensor is None or tensor.is_contiguous() for tensor in (seen, *classes)):
-        raise KernelError("draw: what it writes must be contiguous")
+    run(
+        None, "draw", x, (),
+        logits=x, waits=None if waits_BV is None else waits_BV.contiguous(), seen=None if penalty == 1 else seen_BV,
+        drawn=drawn_B, shown=shown_B, penalty=penalty, temperature=temperature, top_k=min(top_k, x.shape[1]),
+        below=1 - top_p if top_p < 1 else -1,
+    )  # fmt: skip
 
 
 def _run_linear(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, activated: int) -> Tensor:
-    check("linear", x_BK, (weight_NK, (len(weight_NK), x_BK.shape[1])), (bias_N, (len(weight_NK),)))
-    x_BK, weight_NK = rows(x_BK), whole(weight_NK)
-    bias_N = None if bias_N is None else bias_N.contiguous()
+    x_BK, weight_NK = readable(x_BK), whole(weight_NK)
     y_BN = x_BK.new_empty(len(x_BK), len(weight_NK))
-    call = make_call(x_BK, len(weight_NK), weight_NK, bias_N, y_BN)
-    call.activated = activated
-    launch(None, "linear", call, x_BK, weight_NK)
+    bias_N = None if bias_N is None else bias_N.contiguous()
+    run(None, "linear", x_BK, (weight_NK,), x=x_BK, weight=weight_NK, bias=bias_N, out=y_BN, activated=activated)
     return y_BN
 
 
 def _run_linears(x_BK: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    if not 1 <= len(weights) <= MOST_LINEARS:
-        raise KernelError(f"few rows go through up to {MOST_LINEARS} linear maps at once, not {len(weights)}")
-    check("linears", x_BK, *((w, (len(w), x_BK.shape[1])) for w in weights))
-    x_BK, weights = rows(x_BK), [whole(w) for w in weights]
+    x_BK, weights = readable(x_BK), [whole(w) for w in weights]
     made = [x_BK.new_empty(len(x_BK), len(w)) for w in weights]
-    call = make_call(x_BK, len(weights[0]), weights[0], None, made[0])
-    call.extras = len(weights) - 1
-    for i, (w, y) in enumerate(zip(weights[1:], made[1:], strict=True)):
-        call.extra[i], call.extra_step[i], call.extra_out[i] = w.data_ptr(), len(w), y.data_ptr()
-    launch(None, "linear", call, x_BK, *weights)
+    first, more, out, more_out = weights[0], weights[1:], made[0], made[1:]
+    run(None, "linear", x_BK, weights, x=x_BK, weight=first, out=out, more=more, more_out=more_out)
     return made
 
 
@@ -134,10 +110,10 @@ def _run_norm(x_BD: Tensor, residual_BD: Tensor | None, weight_D: Tensor, eps: f
     x_BD = x_BD if x_BD.stride(1) == 1 else x_BD.contiguous()
     residual_BD, weight_D = None if residual_BD is None else residual_BD.contiguous(), weight_D.contiguous()
     n_BD, stream_BD = x_BD.new_empty(x_BD.shape), x_BD.new_empty(x_BD.shape, dtype=torch.float32)
-    call = make_call(x_BD, x_BD.shape[1], weight_D, None, n_BD)
-    call.h, call.last = 0 if residual_BD is None else residual_BD.data_ptr(), stream_BD.data_ptr()
-    call.value[0] = eps
-    launch(None, "norm", call, x_BD, weight_D)
+    run(
+        None, "norm", x_BD, (weight_D,),
+        x=x_BD, residual=residual_BD, weight=weight_D, out=n_BD, stream_out=stream_BD, eps=eps,
+    )  # fmt: skip
     return n_BD, stream_BD
 
 

@@ -41,8 +41,8 @@ class _Shared:
 
     name = spec.NAME
 
-    def prepare(self, dtype: torch.dtype, *_problem: Any) -> str:
-        run.module(None, dtype, run.here())
+    def prepare(self, dtype: torch.dtype, kind: str, *_sizes: Any) -> str:
+        run.module(None, kind, dtype, run.here())
         return "one launch"
 
     def cases(self, dtype: torch.dtype, *problem: Any) -> Sequence[Case]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from elman_core.kernels import build
+from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.runtime import DTYPE_CODES, transformed
-from elman_core.registry.errors import KernelError
-
-from .native import open_library
 
 MOST_ROWS = 64
 EARLY = True
@@ -35,7 +32,7 @@ def extension(dtype: torch.dtype, cell: Cell | None = None) -> Extension:
         KernelError: the sources are not installed.
     """
     name = f"{'shared' if cell is None else cell.name + '_step'}_decode_{str(dtype).removeprefix('torch.')}"
-    macros = {} if cell is None else {"CELL": cell.type}
+    macros: dict[str, Any] = {} if cell is None else {"CELL": cell.type}
     header = None if cell is None else cell.header
     return build.shipped(name, "decode_cuda.cu", header, **macros, DTYPE=DTYPE_CODES[dtype])
 
@@ -58,14 +55,14 @@ def alone(x: Tensor) -> bool:
 
 
 @cache
-def module(cell: Cell | None, dtype: torch.dtype, _index: int | None) -> Any:
+def module(cell: Cell | None, family: str, dtype: torch.dtype, _index: int | None) -> Any:
     """The module for the current device, which is the one of that number: a host may have GPUs of several architectures.
 
     Raises:
         KernelError: it cannot be built or loaded.
     """
     what = extension(dtype, cell)
-    return open_library(build.build(what, build.local_arch(what)))
+    return launch.open_module(build.build(what, build.local_arch(what)), f"decode_{family}")
 
 
 def here() -> int | None:
@@ -78,7 +75,7 @@ def _may_begin_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _rest(weights: tuple[Tensor, ...]) -> bool:
+def _rest(weights: Sequence[Tensor]) -> bool:
     """Whether every weight was there, as it is now, at an earlier launch.
 
     What the kernel directly in front has only just written must not be read before waiting for it, and a kernel that begins
@@ -93,41 +90,17 @@ def _rest(weights: tuple[Tensor, ...]) -> bool:
     return known
 
 
-def launch(cell: Cell | None, function: str, call: Any, x: Tensor, *weights: Tensor) -> None:
-    """Launch on the current stream of the device of x.
+def run(cell: Cell | None, family: str, like: Tensor, weights: Sequence[Tensor], /, **given: Any) -> None:
+    """Launch on the current stream of the device of `like`, the input.
 
     Args:
-        cell: whose step it is; None for what has no cell.
-        weights: what the kernel reads before it waits for those in front of it.
+        cell: whose step it is; None for what has no cell. family: of the tables in launch.cpp, without its `decode_`.
+        weights: what the kernel reads before it waits for those in front of it. given: the arguments of that family.
 
     Raises:
-        KernelError: too many rows, a dtype it does not take, or a launch that failed.
+        KernelError: tensors that do not fit together, too many rows, a dtype it does not take, or a launch that failed.
     """
-    if function in ("linear", "step") and (len(x) > MOST_ROWS or x.dtype not in NARROW):
-        raise KernelError(
-            f"{function}: few rows are up to {MOST_ROWS} in bfloat16 or float16, not {len(x)} in {x.dtype}"
-        )
-    call.early = _rest(weights) and EARLY and _may_begin_early(x.device)
-    index = x.device.index if x.is_cuda else None
-    with torch.cuda.device(-1 if index is None else index):
-        said = getattr(module(cell, x.dtype, index), f"elman_decode_{function}")(ctypes.byref(call))
-    if said is not None:
-        raise KernelError(f"kernel {function} of {'decode' if cell is None else cell.name}: {said.decode()}")
-
-
-def check(function: str, x: Tensor, *shaped: tuple[Tensor | None, tuple[int, ...]]) -> None:
-    """Whether tensors have the dtype and device of x and the shapes beside them: a kernel would read beyond them.
-
-    Raises:
-        KernelError: one has not, or the columns of x are not a multiple of 8.
-    """
-    if x.shape[-1] % 8:
-        raise KernelError(f"{function}: x has {x.shape[-1]} columns, which is no multiple of 8")
-    for tensor, shape in shaped:
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != shape or tensor.dtype != x.dtype or tensor.device != x.device:
-            raise KernelError(
-                f"{function}: beside x {tuple(x.shape)} in {x.dtype} on {x.device} belongs {shape}, "
-                f"not {tuple(tensor.shape)} in {tensor.dtype} on {tensor.device}"
-            )
+    early = _rest(weights) and EARLY and _may_begin_early(like.device)
+    with torch.cuda.device(like.get_device()):
+        opened = module(cell, family, like.dtype, like.device.index)
+        opened.call(**given, early=early, stream=launch.stream(like)).run("")

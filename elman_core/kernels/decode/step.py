@@ -11,12 +11,11 @@ from torch.library import Library
 
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.choice import register, runs
+from elman_core.kernels.launch import readable, whole
 from elman_core.kernels.runtime import implement
 from elman_core.kernels.spec import Case, KernelSpec
-from elman_core.registry.errors import KernelError
 
 from . import grids, run, spec
-from .native import make_call, rows, whole
 
 MOST_EXTRAS = 4
 _library = Library("elman", "FRAGMENT")
@@ -43,7 +42,7 @@ class Step:
 
     def prepare(self, dtype: torch.dtype, *_problem: int) -> str:
         """As `choice.Compiled`; a problem is (most rows, K, d), with K = 0 where there is no V."""
-        run.module(self.cell, dtype, run.here())
+        run.module(self.cell, "step", dtype, run.here())
         return "one launch"
 
     def cases(self, dtype: torch.dtype, most: int, inputs: int, width: int) -> Sequence[Case]:
@@ -81,23 +80,16 @@ class Step:
 
     def _run(self, x: Tensor, v: Tensor | None, bias: Tensor | None, *rest: Tensor) -> tuple[Tensor, Tensor]:
         *extras, w, h = rest
-        name, d = f"{self.cell.name} step", len(w)
-        of_x = (v, (d, x.shape[1])) if v is not None else (x, (len(x), d))
-        run.check(name, x, of_x, (bias, (d,)), (w, (d, d)), *((e, (len(x), d)) for e in extras))
-        if tuple(h.shape) != (len(x), d) or h.device != x.device or d % 8:
-            raise KernelError(f"{name}: the state is {(len(x), d)}, d a multiple of 8, not {tuple(h.shape)}")
         tied = v is not None and v.data_ptr() == w.data_ptr() and (v.shape, v.stride()) == (w.shape, w.stride())
-        x, w, h = rows(x), whole(w), whole(h.float())
+        x, w, h = readable(x), whole(w), whole(h.float())
         v = w if tied else None if v is None else whole(v)
-        bias = None if bias is None else bias.contiguous()
-        extras = [e if e.stride(1) == 1 else e.contiguous() for e in extras]
-        y, last = x.new_empty(len(x), d), torch.empty_like(h)
-        call = make_call(x, d, v, bias, y)
-        call.inputs = 0 if v is None else call.inputs
-        call.w, call.h, call.last, call.extras = w.data_ptr(), h.data_ptr(), last.data_ptr(), len(extras)
-        for i, e in enumerate(extras):
-            call.extra[i], call.extra_step[i] = e.data_ptr(), e.stride(0)
-        run.launch(self.cell, "step", call, x, *(() if v is None else (v,)), w)
+        y, last = x.new_empty(len(x), len(w)), torch.empty_like(h)
+        run.run(
+            self.cell, "step", x, (w,) if v is None else (v, w),
+            x=None if v is None else x, u=x if v is None else None, weight=v,
+            bias=None if bias is None else bias.contiguous(), w=w, h=h, out=y, last=last,
+            extra=[e if e.stride(1) == 1 else e.contiguous() for e in extras],
+        )  # fmt: skip
         return y, last
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from elman_core.kernels.runtime import DTYPE_CODES, compute_dtype
 from elman_core.registry.errors import ConfigError
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_tensors(
@@ -30,27 +29,30 @@ def check_tensors(
     Raises:
         ConfigError: the first that does not fit.
     """
-    if u.dtype not in DTYPES:
+    if u.dtype not in DTYPE_CODES:
         raise ConfigError(f"{kernel}: u must be float32, bfloat16, float16 or float64, not {u.dtype}")
     if u.dim() != 3 or u.numel() == 0:
         raise ConfigError(f"{kernel}: u must be (T, B, d) with every size at least 1, not {tuple(u.shape)}")
     steps, rows, width = u.shape
-    state = torch.float64 if u.dtype == torch.float64 else torch.float32
-    same = {u.dtype}
-    wanted: list[tuple[str, Tensor | None, tuple[int, ...], set[torch.dtype]]] = [
-        *((name, e, (steps, rows, width), same) for name, e in zip(names, extras, strict=True)),
-        ("w", w, (width, width), same | {state}),
-        ("h0", h0, (rows, width), same | {state}),
-    ]
-    flags = (("mask", mask), ("starts", starts))
-    wanted += [(name, x, (steps, rows), {torch.bool}) for name, x in flags if x is not None]
-    for name, x, shape, dtypes in wanted:
+    device, same, either = u.device, (u.dtype,), (u.dtype, compute_dtype(u))
+
+    def check(name: str, x: Tensor | None, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:
+        if isinstance(x, Tensor) and x.shape == shape and x.dtype in dtypes and x.device == device:
+            return
         if not isinstance(x, Tensor):
             raise ConfigError(f"{kernel}: {name} must be a tensor {shape}, not {x!r}")
         if x.shape != shape:
             raise ConfigError(f"{kernel}: {name} must be {shape} beside u {tuple(u.shape)}, not {tuple(x.shape)}")
         if x.dtype not in dtypes:
-            wanted_dtypes = " or ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
-            raise ConfigError(f"{kernel}: {name} must be {wanted_dtypes} beside u in {u.dtype}, not {x.dtype}")
-        if x.device != u.device:
-            raise ConfigError(f"{kernel}: {name} is on {x.device}, u on {u.device}; move them together")
+            wanted = " or ".join(sorted({str(d).removeprefix("torch.") for d in dtypes}))
+            raise ConfigError(f"{kernel}: {name} must be {wanted} beside u in {u.dtype}, not {x.dtype}")
+        raise ConfigError(f"{kernel}: {name} is on {x.device}, u on {device}; move them together")
+
+    for name, extra in zip(names, extras, strict=True):
+        check(name, extra, (steps, rows, width), same)
+    check("w", w, (width, width), either)
+    check("h0", h0, (rows, width), either)
+    if mask is not None:
+        check("mask", mask, (steps, rows), (torch.bool,))
+    if starts is not None:
+        check("starts", starts, (steps, rows), (torch.bool,))

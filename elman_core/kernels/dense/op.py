@@ -35,7 +35,7 @@ from elman_core.kernels.decode.step import MOST_EXTRAS, Step
 from elman_core.kernels.runtime import compute_dtype, refuse_transforms, transformed, warn_of_packed_rows
 from elman_core.kernels.spec import Backend, Case, KernelSpec
 
-from . import cuda, native, spec
+from . import run, spec
 from .check import check_tensors
 from .recurrence import Recurrence
 from .tied import Tied
@@ -150,8 +150,9 @@ class DenseKernel:
         if backend == "reference":
             return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
         assert h0_Bd is not None  # checked above
-        state_Bd = h0_Bd.to(compute_dtype(u_TBd))
-        y_TBd, last_Bd, _, _ = self.op(u_TBd, *extras, w_dd, state_Bd, mask_TB, starts_TB, backend)
+        if h0_Bd.dtype != (state := compute_dtype(u_TBd)):
+            h0_Bd = h0_Bd.to(state)
+        y_TBd, last_Bd, _, _ = self.op(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB, backend)
         return y_TBd, last_Bd
 
     def extension(self, target: Target) -> Extension:
@@ -160,7 +161,7 @@ class DenseKernel:
         Raises:
             KernelError: the sources are not installed.
         """
-        return native.extension(self.cell, target)
+        return run.source(self.cell, target)
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks of the recurrence itself."""
@@ -177,7 +178,7 @@ class DenseKernel:
 
     def prepare(self, dtype: torch.dtype, rows: int, width: int) -> str:
         """As `choice.Compiled`."""
-        return cuda.prepare(self.cell, (spec.VERIFIED_STEPS, rows, width), dtype)
+        return run.prepare(self.cell, (spec.VERIFIED_STEPS, rows, width), dtype)
 
     def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
         """As `choice.Compiled`."""

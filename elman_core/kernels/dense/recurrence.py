@@ -16,7 +16,7 @@ from elman_core.kernels.cell import Cell
 from elman_core.kernels.runtime import implement, without_autocast
 from elman_core.registry.errors import ConfigError, KernelError
 
-from . import cuda, host, portable, products
+from . import portable, products, run
 
 _library = Library("elman", "FRAGMENT")
 
@@ -60,10 +60,7 @@ class Recurrence:
                 )  # fmt: skip
             return y.to(u.dtype), history[-1].clone(), history, a
         self._check_native(backend, u, starts)
-        if backend == "cuda":
-            y, last, history, _, a = cuda.forward(self.cell, u, extras, w.to(u.dtype), h0, mask)
-        else:
-            y, last, history, a = host.forward(self.cell, u, extras, w.to(u.dtype), h0, mask)
+        y, last, history, _, a = run.forward(self.cell, u, extras, w.to(u.dtype), h0, mask)
         return y, last, history, a
 
     def _run_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -73,10 +70,8 @@ class Recurrence:
             da, dextras, dh0 = portable.backward(
                 self.cell.update, self.cell.readout, gy_, g_last, others, w_, history, a, mask, starts
             )
-        elif backend == "cuda":
-            da, dextras, dh0, *_ = cuda.backward(self.cell, gy, g_last, extras, w.to(history.dtype), history, a, mask)
         else:
-            da, dextras, dh0 = host.backward(self.cell, gy, g_last, extras, w.to(history.dtype), history, a, mask)
+            da, dextras, dh0, *_ = run.backward(self.cell, gy, g_last, extras, w.to(history.dtype), history, a, mask)
         return da, dh0, *(d.to(e.dtype) for d, e in zip(dextras, extras, strict=True))
 
     def _fake_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask
 from elman_core.registry.errors import KernelError
 
-from . import cuda, native, plan
+from . import plan, run
 from .plan import Device
 
 VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
@@ -84,7 +84,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         make_inputs=make_inputs,
         call=call,
         states=("h_T",),
-        extension=lambda target: native.extension(cell, target),
+        extension=lambda target: run.source(cell, target),
         op=op,
         targets=build.targets(),
         portable=("torch",),
@@ -92,7 +92,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         needs=lambda target, cases: _needs(cell, target, cases),
         builds=lambda target, arch, widths, dtypes: builds(cell, target, arch, widths, dtypes),
         visible=visible,
-        after=native.check_errors,
+        after=run.check_errors,
         python=(*_python(cell), *_steps_sources(cell)),
     )
 
@@ -138,7 +138,7 @@ def make_tied_spec(
         name=cell.name,
         make_inputs=make_inputs,
         call=call,
-        extension=lambda target: native.extension(cell, target),
+        extension=lambda target: run.source(cell, target),
         op=op,
         targets=tuple(t for t in bare.targets if t == "cuda"),
         needs=needs,
@@ -155,7 +155,7 @@ def _steps_sources(cell: Cell) -> tuple[Path, ...]:
     """The sources of the per-step fallback on a GPU, beside those of the persistent launch."""
     if not build.targets():
         return ()
-    bare = native.extension(cell, "cuda")
+    bare = run.source(cell, "cuda")
     return tuple(replace(bare, binding=bare.binding.with_name("dense_cuda_steps.cu")).sources())
 
 
@@ -166,14 +166,14 @@ def first_use(dtype: torch.dtype, rows: int, width: int) -> list[Case]:
 
 def _needs(cell: Cell, target: Target, cases: Sequence[Case]) -> list[Extension]:
     if target == "host":
-        return [native.extension(cell, "host")]
+        return [run.source(cell, "host")]
     found = []
-    device = cuda._device(torch.cuda.current_device())
+    device = run._device(torch.cuda.current_device())
     for case in cases:
         sizes = (case.sizes["T"], case.sizes["B"], case.sizes["d"])
         with contextlib.suppress(KernelError):  # the case itself reports what is not supported
             chosen = plan.plan(sizes, case.dtype, device)
-            found.append(cuda.extension(cell, chosen, case.dtype, case.sizes["d"]))
+            found.append(run.extension(cell, chosen, case.dtype, case.sizes["d"]))
     return found
 
 
@@ -186,7 +186,7 @@ def builds(
         KernelError: no GPU of that architecture is known, or a width or dtype that is not supported.
     """
     if target == "host":
-        return [native.extension(cell, "host")]
+        return [run.source(cell, "host")]
     if arch not in _GPUS:
         raise KernelError(f"{arch!r} is not an architecture dense kernels are built for: {', '.join(_GPUS)}")
     found: dict[str, Extension] = {}
@@ -194,7 +194,7 @@ def builds(
         for dtype in dtypes or (torch.bfloat16,):
             for batch in _USUAL_BATCHES:
                 chosen = plan.plan((1, batch, width), dtype, _GPUS[arch])
-                extension = cuda.extension(cell, chosen, dtype, width)
+                extension = run.extension(cell, chosen, dtype, width)
                 found[extension.file_name(arch)] = extension
     return list(found.values())
 

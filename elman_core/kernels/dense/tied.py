@@ -27,7 +27,7 @@ from elman_core.kernels.runtime import autocast_dtype, implement, refuse_transfo
 from elman_core.kernels.spec import Backend, Case, KernelSpec
 from elman_core.registry.errors import ConfigError, KernelError
 
-from . import cuda, native, products, spec
+from . import products, run, spec
 from .check import check_tensors
 from .plan import Plan
 
@@ -97,7 +97,7 @@ class Tied:
         Raises:
             KernelError: not supported by the kernel at all, or it cannot be built.
         """
-        chosen = cuda.plan_for(self.cell, (spec.VERIFIED_STEPS, rows, width), dtype, device)
+        chosen = run.plan_for(self.cell, (spec.VERIFIED_STEPS, rows, width), dtype, device)
         return None if chosen.kind == "steps" else chosen
 
     def prepare(self, dtype: torch.dtype, rows: int, width: int) -> str | None:
@@ -128,13 +128,11 @@ class Tied:
     def _run_forward(self, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *extras, w, b, h0, mask = rest
         _must_be_on_a_gpu(self.name, x)
-        return cuda.forward(self.cell, x, extras, w.to(x.dtype), h0, mask, b)
+        return run.forward(self.cell, x, extras, w.to(x.dtype), h0, mask, b)
 
     def _run_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *extras, w, x, history, a, mask = rest
-        da, dextras, dh0, dx, db = cuda.backward(
-            self.cell, gy, g_last, extras, w.to(history.dtype), history, a, mask, x
-        )
+        da, dextras, dh0, dx, db = run.backward(self.cell, gy, g_last, extras, w.to(history.dtype), history, a, mask, x)
         assert dx is not None
         assert db is not None
         return da, dx, dh0, db, *dextras
@@ -143,7 +141,13 @@ class Tied:
         *_, h0, _mask = rest
         steps, rows, width = x.shape
         history, sums = (x.new_empty(steps + 1, rows, width) for _ in range(2))
-        return x.new_empty(x.shape), h0.new_empty(rows, width), history, sums, native.room_for_a(self.cell, x)
+        return (
+            x.new_empty(x.shape),
+            h0.new_empty(rows, width),
+            history,
+            sums,
+            x.new_empty(x.shape if self.cell.uses_a else 0),
+        )
 
     def _fake_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *extras, _w, _x, history, _a, _mask = rest

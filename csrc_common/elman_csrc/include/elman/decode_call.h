@@ -1,36 +1,61 @@
-// The C interface of the modules of few rows: what one call is given. elman_core/kernels/decode/native.py has the same structure in
-// ctypes.
+// The C interface of the modules of decoding: what one call is given. bind/launch.cpp fills it in.
 //
-//   elman_decode_call_bytes() -> sizeof(DecodeCall)   whether both sides mean the same structure
-//   elman_decode_NAME(call)                            null, or what went wrong, in a buffer that the next call overwrites
+//   elman_decode_NAME(call)                              null, or what went wrong, in a buffer that the next call overwrites
+//   elman_decode_NAME_call_bytes() -> sizeof(the call)   whether both sides mean the same structure
 //
 // A module compiled with a cell has `step`; one without has the others, but `linear` only for 16-bit storage. Tensors are in the storage
 // type unless said otherwise. Rows are adjacent elements; a step counts the elements from one row to the next. What has no step is
-// contiguous.
-//
-//   linear  out = x weight^T + bias; its first `activated` columns pass through SiLU. Further maps of x without bias beside it, `extras` in
-//           all: extra[i] is the weight [N_i,K], extra_step[i] is N_i, extra_out[i] the result
-//   step    a = x weight^T + bias + h w^T,  (last, out) = cell(a, h, extra); h and last are float. Without a weight, inputs is 0 and x [B,N]
-//           itself is added
-//   norm    last = x + h (x alone where h is null), out = weight last / sqrt(mean(last^2) + value[0]); h and last are float
-//   draw    a class of each row of logits x: penalty value[0], temperature value[1] (0: the largest), top-k `activated` (0: all), and the
-//           fewest classes above the share value[2] (negative: all); bias float [B,N], draws of a standard exponential; w bytes [B,N],
-//           classes that have occurred, changed where a penalty reads them; out and last int64 [B], the class, and it again or -1 where
-//           logits are not finite
+// contiguous. `early`: whether it may begin before the kernel in front of it has ended, and waits for that itself.
 #pragma once
 
 #include <cstdint>
 
 #include "call.h"
 
-struct DecodeCall {
-  std::int64_t rows, inputs, outputs, activated, extras;
-  std::uint64_t x, weight, bias, out;  // [B,K], [N,K], [N] or null, [B,N]
-  std::int64_t x_step;
-  std::uint64_t w, h, last, extra[4];  // [N,N], [B,N], [B,N], [B,N] each
-  std::int64_t extra_step[4];
-  std::uint64_t extra_out[4];
-  double value[3];
-  std::int64_t early;  // whether it may begin before the kernel in front of it has ended, and waits for that itself
+struct DecodeRows {
+  std::uint64_t address;
+  std::int64_t step;
+};
+
+// out = x weight^T + bias, its first `activated` columns passed through SiLU; and further maps of x without bias
+struct DecodeLinearCall {
+  std::int64_t rows, inputs, outputs, activated, maps;  // maps: further ones
+  DecodeRows x;  // [B,K]
+  std::uint64_t weight, bias, out;  // [N,K], [N] or null, [B,N]
+  std::uint64_t more[4], more_out[4];  // [N_i,K], [B,N_i] each
+  std::int64_t more_outputs[4];  // N_i
+  std::int64_t early;
+  std::uint64_t stream;
+};
+
+// a = x weight^T + bias + h w^T,  (last, out) = cell(a, h, extra). Without a weight, inputs is 0 and x, [B,N] then, is added itself
+struct DecodeStepCall {
+  std::int64_t rows, inputs, outputs, extras;
+  DecodeRows x, extra[4];  // [B,K], [B,N] each
+  std::uint64_t weight, bias, w, out, h, last;  // [N,K], [N] or null, [N,N], [B,N], float [B,N], float [B,N]
+  std::int64_t early;
+  std::uint64_t stream;
+};
+
+// stream_out = x + residual (x alone where that is null), out = weight stream_out / sqrt(mean(stream_out^2) + eps)
+struct DecodeNormCall {
+  std::int64_t rows, width;
+  DecodeRows x;  // [B,D]
+  std::uint64_t weight, residual, out, stream_out;  // [D], float [B,D] or null, [B,D], float [B,D]
+  double eps;
+  std::int64_t early;
+  std::uint64_t stream;
+};
+
+// A class of each row of logits x
+struct DecodeDrawCall {
+  std::int64_t rows, classes;
+  DecodeRows logits;  // [B,V]
+  std::uint64_t waits;  // float [B,V], draws of a standard exponential; null at temperature 0
+  std::uint64_t seen;  // bytes [B,V], classes that have occurred: changed where a penalty reads them
+  std::uint64_t drawn, shown;  // int64 [B]: the class, and it again, or -1 where logits are not finite
+  double penalty, temperature, below;  // temperature 0 takes the largest; the fewest classes above the share `below`, negative: all
+  std::int64_t top_k;  // 0: all
+  std::int64_t early;
   std::uint64_t stream;
 };

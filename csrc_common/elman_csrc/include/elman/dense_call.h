@@ -1,5 +1,4 @@
-// The C interface of the dense modules, host and CUDA: what one call is given. elman_core/kernels/dense/native.py has the same structure
-// in ctypes.
+// The C interface of the dense modules, host and CUDA: what one call is given. bind/launch.cpp fills it in.
 //
 //   elman_dense_call_bytes() -> sizeof(DenseCall)            whether both sides mean the same structure
 //   elman_dense_forward(call), elman_dense_backward(call)    null, or what went wrong, in a buffer that the next call overwrites
@@ -9,6 +8,7 @@
 // strides is contiguous. What one direction does not use is 0. Output tensors hold anything before the call.
 //
 //   elman_dense_uses_a() -> whether the cell's backward wants a
+//   elman_dense_dtype() -> code of the storage (dtype.h), of a module for a GPU
 //
 //   forward   reads u (main), extra, w, h0, mask; writes y, last, the whole history, h_0 included, and a, which means nothing in a held row:
 //             there h_t = h_{t-1}, y_t = 0.
@@ -39,4 +39,6 @@ struct DenseCall {
   std::uint64_t bias, sums, dx, dbias;  // tied weights: [d] float, [T+1,B,d], [T,B,d], [8 groups,d] float
   std::uint64_t error, stream;  // CUDA: pinned int32, set when a wait is given up
   std::int64_t rows, groups, delay, timeout_ns;  // CUDA: the launch plan
+  std::uint64_t product, state;  // one step of the fallback: [B,d] float, what W makes and what is carried, which is updated
+  std::int64_t t;  // and which step
 };

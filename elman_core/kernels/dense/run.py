@@ -1,0 +1,294 @@
+"""The dense op through compiled modules: on a GPU by a launch plan (plan.py), on a CPU through the host build of its cell, an
+instrument of the tests in float32 and float64. Compiles what a call needs at its first use.
+
+One compiled module of a GPU is one (cell, dtype, width, kind of plan): seconds of compilation for the shapes that a model has,
+not minutes for all that there could be.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels import build, launch
+from elman_core.kernels.build import Extension, Target
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.launch import readable
+from elman_core.kernels.runtime import DTYPE_CODES
+from elman_core.registry.errors import ConfigError, KernelError
+
+from .plan import MAX_PLACES, Device, Kind, Plan, plan
+
+_WARPS = 8  # of a block: kWarps of dense_product.cuh
+TIMEOUT_NS = 2_000_000_000  # of one wait for other blocks
+_error_words: dict[int, tuple[Tensor, ctypes.c_int32]] = {}
+
+
+def forward(
+    cell: Cell,
+    u_TBd: Tensor,
+    extras: Sequence[Tensor],
+    w_dd: Tensor,
+    h0_Bd: Tensor,
+    mask_TB: Tensor | None,
+    bias_d: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y (T, B, d), h_T (B, d) in float32, history and what W multiplied (T+1, B, d), a (T, B, d) or empty; in the dtype of u.
+
+    Args:
+        bias_d: with tied weights, where u is x; else W multiplies the history itself.
+
+    Raises:
+        KernelError: the size or dtype is not supported, or an earlier launch gave up waiting.
+    """
+    u_TBd, extras, h0_Bd = readable(u_TBd), [readable(e) for e in extras], h0_Bd.contiguous()
+    steps, rows, width = u_TBd.shape
+    history, y_TBd = u_TBd.new_empty(steps + 1, rows, width), u_TBd.new_empty(steps, rows, width)
+    a = u_TBd.new_empty(steps, rows, width) if cell.uses_a else u_TBd.new_empty(0)
+    given: dict[str, Any] = {"main": u_TBd, "y": y_TBd}
+    multiplied = history
+    if bias_d is not None:
+        multiplied = torch.empty_like(history)
+        given |= {"bias": bias_d.float().contiguous(), "sums": multiplied}
+    with torch.cuda.device(u_TBd.get_device()):
+        module, apart, common = _prepared(cell, u_TBd, extras, w_dd, history, a, mask_TB)
+        if not apart:
+            last_Bd = torch.empty_like(h0_Bd)
+            module.run("forward", **given, **common, h0=h0_Bd, last=last_Bd)
+            return y_TBd, last_Bd, history, multiplied, a
+        _steps_are_untied(cell, bias_d)
+        history[0] = h0_Bd
+        state_Bd, product_Bd, w_t = h0_Bd.clone(), torch.empty_like(h0_Bd), w_dd.t()
+        call = module.call(**given, **common, product=product_Bd, state=state_Bd)
+        for t in range(steps):
+            _multiply(history[t], w_t, product_Bd)
+            call.run("forward_step", t=t)
+    return y_TBd, state_Bd, history, history, a
+
+
+def backward(
+    cell: Cell,
+    gy_TBd: Tensor,
+    g_last_Bd: Tensor,
+    extras: Sequence[Tensor],
+    w_dd: Tensor,
+    history: Tensor,
+    a: Tensor,
+    mask_TB: Tensor | None,
+    x_TBd: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor], Tensor, Tensor | None, Tensor | None]:
+    """(da (T, B, d) in the dtype of the history, the gradients of the extras, dh_0 (B, d) in float32, dx like da, db (d,)).
+
+    Args:
+        x_TBd: with tied weights, what the forward was given; else there is no dx and no db.
+
+    Raises:
+        KernelError: as `forward`.
+    """
+    gy_TBd, extras, g_last_Bd = readable(gy_TBd), [readable(e) for e in extras], g_last_Bd.contiguous()
+    da_TBd, dextras = history.new_empty(gy_TBd.shape), [history.new_empty(gy_TBd.shape) for _ in extras]
+    given: dict[str, Any] = {"main": gy_TBd, "da": da_TBd, "dextra": dextras}
+    dx_TBd = dbias_Gd = None
+    with torch.cuda.device(gy_TBd.get_device()):
+        module, apart, common = _prepared(cell, gy_TBd, extras, w_dd, history, a, mask_TB)
+        if not apart:
+            if x_TBd is not None:
+                dx_TBd = torch.empty_like(da_TBd)
+                dbias_Gd = g_last_Bd.new_empty(_WARPS * common["groups"], gy_TBd.shape[2])
+                given |= {"x": readable(x_TBd), "dx": dx_TBd, "dbias": dbias_Gd}
+            dh0_Bd = torch.empty_like(g_last_Bd)
+            module.run("backward", **given, **common, g_last=g_last_Bd, dh0=dh0_Bd)
+            return da_TBd, dextras, dh0_Bd, dx_TBd, None if dbias_Gd is None else dbias_Gd.sum(0)
+        _steps_are_untied(cell, x_TBd)
+        carry_Bd, product_Bd = g_last_Bd.clone(), torch.zeros_like(g_last_Bd)
+        call = module.call(**given, **common, product=product_Bd, state=carry_Bd)
+        for t in range(len(gy_TBd) - 1, -1, -1):
+            call.run("backward_step", t=t)
+            _multiply(da_TBd[t], w_dd, product_Bd)
+    return da_TBd, dextras, product_Bd.add_(carry_Bd), None, None
+
+
+def source(cell: Cell, target: Target) -> Extension:
+    """What is compiled of a cell, for the usual size on a GPU.
+
+    Raises:
+        KernelError: the sources are not installed.
+    """
+    input_: dict[str, Any] = {} if cell.input == "Projected" else {"INPUT": cell.input}
+    binding = "dense_host.cpp" if target == "host" else "dense_cuda.cu"
+    return build.shipped(f"{cell.name}_dense_{target}", binding, cell.header, CELL=cell.type, **input_)
+
+
+def prepare(cell: Cell, sizes: Sequence[int], dtype: torch.dtype) -> str:
+    """Compile and load what the current device needs for sizes (T, B, d); the plan in words.
+
+    Raises:
+        KernelError: not supported, or it cannot be built.
+    """
+    chosen = plan_for(cell, tuple(sizes), dtype, torch.device("cuda", torch.cuda.current_device()))
+    _module(cell, chosen, dtype, sizes[2], torch.cuda.current_device())
+    return str(chosen)
+
+
+def plan_for(cell: Cell, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Plan:
+    """The plan for sizes (T, B, d) on this GPU; compiles what it needs to ask the driver whether it fits.
+
+    Raises:
+        KernelError: not supported (names what is), or it cannot be built.
+    """
+    index = device.index or 0
+    plan(sizes, dtype, _device(index))
+    return _settled(cell, *sizes[1:], dtype, index)
+
+
+def extension(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int) -> Extension:
+    """What is compiled for a plan."""
+    bare = source(cell, "cuda")
+    defines = [("ELMAN_DTYPE", str(DTYPE_CODES[dtype])), ("ELMAN_WIDTH", str(width))]
+    binding = bare.binding
+    if chosen.kind == "steps":
+        binding = binding.with_name("dense_cuda_steps.cu")
+    else:
+        defines += [("ELMAN_KIND", chosen.kind), ("ELMAN_SPILL", str(chosen.spill)), ("ELMAN_WIDE", str(chosen.wide))]
+    name = f"{bare.name}_{'wide_' if chosen.wide == 2 else ''}{chosen.kind}_{str(dtype).removeprefix('torch.')}_{width}"
+    return replace(bare, name=name, binding=binding, defines=(*bare.defines, *defines))
+
+
+def capacity(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int, tiles: int = 1) -> tuple[int, int]:
+    """(groups of `tiles` tiles that the current device holds together, bytes of shared memory of a block)."""
+    module = _module(cell, chosen, dtype, width, torch.cuda.current_device())
+    return min(module.ask("capacity", tiles, backward) for backward in (0, 1)), module.ask("shared_bytes", tiles)
+
+
+def check_errors(device: torch.device) -> None:
+    """Raise if a launch on this device gave up waiting. Sees what has happened so far: synchronise first to be sure.
+
+    Raises:
+        KernelError: one did; its outputs are worthless.
+    """
+    _, word = _error_words.get(device.index or 0, (None, None))
+    if word is not None and word.value != 0:
+        word.value = 0
+        raise KernelError(
+            "a dense kernel gave up waiting for its other blocks, and its results are worthless: another program keeps the GPU "
+            "from running them together. Free the GPU, or set ELMAN_KERNELS=off"
+        )
+
+
+def error_word(device: torch.device) -> int:
+    """Address of the pinned word that a launch on this device sets when it gives up waiting; raises for an earlier launch.
+
+    Raises:
+        KernelError: as `check_errors`.
+    """
+    check_errors(device)
+    index = device.index or 0
+    if index not in _error_words:
+        pinned = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        _error_words[index] = pinned, ctypes.c_int32.from_address(pinned.data_ptr())
+    return ctypes.addressof(_error_words[index][1])
+
+
+def _prepared(
+    cell: Cell,
+    main_TBd: Tensor,
+    extras: Sequence[Tensor],
+    w_dd: Tensor,
+    history: Tensor,
+    a: Tensor,
+    mask_TB: Tensor | None,
+) -> tuple[Any, bool, dict[str, Any]]:
+    """The module for a call on these tensors, whether it runs step by step, and what both directions are given."""
+    given: dict[str, Any] = {
+        "extra": extras,
+        "w": w_dd.contiguous(),
+        "history": history,
+        "a": a if a.numel() else None,
+        "mask": None if mask_TB is None else mask_TB.contiguous(),
+    }
+    dtype, device = main_TBd.dtype, main_TBd.device
+    if device.type == "cpu":
+        if dtype not in (torch.float32, torch.float64):
+            raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {dtype}")
+        return _host_module(cell), False, given
+    steps, batch, width = main_TBd.shape
+    if steps * batch > MAX_PLACES:
+        plan((steps, batch, width), dtype, _device(device.index))  # which says so
+    module, chosen = _ready(cell, batch, width, dtype, device.index)
+    given |= {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
+    given |= {"error": error_word(device), "stream": launch.stream(main_TBd)}
+    return module, chosen.kind == "steps", given
+
+
+@cache
+def _ready(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int) -> tuple[Any, Plan]:
+    """The module and the plan for a batch and width on this GPU."""
+    chosen = plan_for(cell, (1, batch, width), dtype, torch.device("cuda", index))
+    return _module(cell, chosen, dtype, width, index), chosen
+
+
+@cache
+def _settled(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int) -> Plan:
+    """The first plan whose blocks the device holds together: a part of a GPU may hold fewer than it says."""
+    without: set[Kind] = set()
+    while True:
+        chosen = plan((1, batch, width), dtype, _device(index), without)
+        if chosen.kind == "steps":
+            return chosen
+        with torch.cuda.device(index):
+            fit, _ = capacity(cell, chosen, dtype, width, chosen.tiles_each(batch))
+        if fit >= (1 if chosen.kind == "cluster" else chosen.groups):
+            return chosen
+        without.add(chosen.kind)
+
+
+@cache
+def _device(index: int) -> Device:
+    found: Any = torch.cuda.get_device_properties(index)
+    return Device(found.multi_processor_count, found.shared_memory_per_block_optin, (found.major, found.minor))
+
+
+@cache
+def _module(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int, _index: int | None) -> Any:
+    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
+    return _opened(cell, extension(cell, chosen, dtype, width))
+
+
+@cache
+def _host_module(cell: Cell) -> Any:
+    return _opened(cell, source(cell, "host"))
+
+
+def _opened(cell: Cell, what: Extension) -> Any:
+    """The compiled module.
+
+    Raises:
+        ConfigError: the cell header and the kernel made of it differ in what the backward is given.
+        KernelError: it cannot be built or loaded.
+    """
+    module = launch.open_module(build.build(what, build.local_arch(what)), "dense")
+    if bool(module.ask("uses_a")) != cell.uses_a:
+        said = f"its cell says uses_a = {str(not cell.uses_a).lower()} and its DenseKernel uses_a={cell.uses_a}"
+        raise ConfigError(f"{cell.name}: {said}: they must agree")
+    return module
+
+
+def _steps_are_untied(cell: Cell, tied: Tensor | None) -> None:
+    if tied is not None:
+        raise KernelError(
+            f"{cell.name}: no persistent launch holds a matrix of this size, and a step apart is not tied"
+        )
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out = a @ b in float32."""
+    if a.dtype == torch.float32:
+        torch.mm(a, b, out=out)
+    else:
+        torch.mm(a, b, out_dtype=torch.float32, out=out)

@@ -1,0 +1,65 @@
+"""Compiled modules, opened and called through one small extension of Python (`bind/launch.cpp` of `elman_csrc`).
+
+The extension checks every tensor of a call (dtype, device, sizes, layout) and says in one line what does not fit. It is
+compiled once for a Python and a machine, at the first use of any compiled kernel; the modules themselves know no Python.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.registry.errors import KernelError
+
+from . import build
+from .build import Extension
+
+ALIGNMENT = 16  # bytes: the widest load of a kernel
+
+
+def extension() -> Extension:
+    """What `build` compiles of the launcher, for the host."""
+    return build.shipped("elman_launch", "launch.cpp", python=True)
+
+
+@cache
+def open_module(path: Path, family: str) -> Any:
+    """A compiled module, with `call(**arguments)`, whose `run(function)` launches, `ask(function, *numbers)` and `info()`.
+
+    Args:
+        family: of the tables in launch.cpp.
+
+    Raises:
+        KernelError: it does not load, was made from other sources than this Python, or the launcher cannot be built. So do
+            its methods, of what does not fit and of launches that fail.
+    """
+    native: Any = build.load(extension())
+    native.raises(KernelError)
+    return native.Module(str(path), family, f"kernel {path.name.partition('-')[0]}")
+
+
+def readable(x: Tensor) -> Tensor:
+    """x itself where a kernel can read it as it lies (adjacent elements in rows that start aligned), else a contiguous copy."""
+    size = x.element_size()
+    aligned = x.data_ptr() % ALIGNMENT == 0
+    if aligned and (
+        x.is_contiguous() or (x.stride(-1) == 1 and all(v * size % ALIGNMENT == 0 for v in x.stride()[:-1]))
+    ):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def whole(x: Tensor) -> Tensor:
+    """x itself where it is contiguous and aligned, else a copy."""
+    if x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def stream(x: Tensor) -> int:
+    """The current stream of the device of x; 0 on a CPU."""
+    return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
