@@ -40,7 +40,7 @@ Keys keys(bool packed, Make make) {
   Elem* const all = make("of q, k and v", std::size_t(B) * T * packed_step);
   return {all, all + H * N, all + 2 * H * N, packed_step, packed_step};
 }
-bool can_be_packed(std::int64_t align) {  // `sliceable` of matrix_native.py
+bool can_be_packed(std::int64_t align) {  // `sliceable` of matrix/run.py
   return packed_step * sizeof(Elem) % align == 0 && H * N * sizeof(Elem) % align == 0;
 }
 

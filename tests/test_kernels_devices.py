@@ -53,6 +53,9 @@ class OnGPU1:
     def numel(self):
         return 32
 
+    def get_device(self):
+        return 1
+
     def __matmul__(self, _other):
         return self
 
@@ -62,14 +65,15 @@ class OnGPU1:
 
 def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     monkeypatch.setattr("elman_core.kernels.build.build", lambda _extension, arch: arch)
-    monkeypatch.setattr(matrix_op.native, "open_library", lambda arch: arch)
+    monkeypatch.setattr(
+        matrix_op.launch, "open_module", lambda arch, _: SimpleNamespace(arch=arch, info=lambda: (1, 0, 0, 16))
+    )
     monkeypatch.setattr(dense_run, "_opened", lambda _cell, what: build.local_arch(what))
-    monkeypatch.setattr(matrix_op.native, "info", lambda _: (1, 0, 0, 16))
     size = Size(16, 16, torch.bfloat16, "00_0_0_0_00")
     for index, arch in enumerate(("sm_80", "sm_90")):
         with torch.cuda.device(index):
             assert dense_run._module(dense.cell, Plan("grid"), torch.bfloat16, 48, index) == arch
-            assert matrix.load("cuda", size) == arch
+            assert matrix.load("cuda", size).arch == arch
     for family in (dense_run, matrix_op):
         family._module.cache_clear()
 

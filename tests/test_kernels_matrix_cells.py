@@ -11,11 +11,10 @@ import torch
 from emulated import LIBRARY, compile_emulated, emulated_spec
 from torch import Tensor
 
-from elman_core.kernels import Maps, MatrixKernel
+from elman_core.kernels import Maps, MatrixKernel, launch
 from elman_core.kernels.build import build
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.matrix import modules
-from elman_core.kernels.matrix import native as matrix_native
 from elman_core.kernels.matrix import op as matrix_op
 from elman_core.kernels.matrix.spec import case
 from elman_core.kernels.spec import Case
@@ -197,7 +196,7 @@ def test_the_gpu_source_equals_the_reference(
         made = tmp_path / f"{extension.name}.so"
         if not made.exists():
             compile_emulated(extension, extension.binding, made, *LIBRARY, "-D__CUDA_ARCH_LIST__=900")
-        return matrix_native.open_library(made)
+        return launch.open_module(made, "matrix")
 
     monkeypatch.setattr(matrix_op, "_load", load)
     report = verify(emulated_spec(kernels[name]), "emulated", cases=[problem], opcheck=False)

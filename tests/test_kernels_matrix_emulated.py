@@ -13,9 +13,9 @@ import pytest
 import torch
 from emulated import LIBRARY, compile_emulated, emulated_spec
 
+from elman_core.kernels import launch
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.matrix import modules
-from elman_core.kernels.matrix import native as matrix_native
 from elman_core.kernels.matrix import op as matrix_op
 from elman_core.kernels.matrix.modules import Size
 from elman_core.kernels.matrix.spec import case
@@ -62,7 +62,7 @@ def compiled_for(tmp_path_factory: pytest.TempPathFactory) -> Any:
         made = folder / f"{extension.name}-{architecture}.so"
         architectures = f"-D__CUDA_ARCH_LIST__={architecture}"
         compile_emulated(extension, extension.binding, made, *LIBRARY, architectures)
-        return matrix_native.open_library(made)
+        return launch.open_module(made, "matrix")
 
     return lambda architecture: partial(load, architecture)
 

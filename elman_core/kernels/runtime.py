@@ -1,4 +1,4 @@
-"""What kernels of every family share: `ELMAN_KERNELS`, operators of `torch.library`, compiled modules, autocast, transforms.
+"""What kernels of every family share: `ELMAN_KERNELS`, operators of `torch.library`, autocast, transforms.
 
 `ELMAN_KERNELS` says what happens on a GPU. auto (the default): use the kernel; without one, run plain PyTorch after one loud
 warning that says why and what to type. off: run plain PyTorch and compile nothing. require: use the kernel or raise an error;
@@ -10,14 +10,12 @@ word, and stops under `torch.func.grad`), "auto" takes plain PyTorch, and whoeve
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
-from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -124,26 +122,6 @@ def implement(library: Library, name: str, run: Callable[..., Any], fake: Callab
     register_fake(f"elman::{name}", fake, lib=library)
     made: Callable[..., Any] = getattr(torch.ops.elman, name).default
     return made
-
-
-@cache
-def open_module(path: Path, family: str, call: type[ctypes.Structure]) -> Any:
-    """The compiled module, if it means the same structure by a call as Python does.
-
-    Args:
-        family: as in its functions, `elman_FAMILY_call_bytes`.
-
-    Raises:
-        KernelError: it does not load, or was made from other sources than this Python.
-    """
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise KernelError(f"kernel {path.name} does not load: {error}; delete {path} to build it again") from error
-    size = getattr(library, f"elman_{family}_call_bytes")
-    if size() != ctypes.sizeof(call):
-        raise KernelError(f"kernel {path.name} was made from other sources than this elman-core: update elman-csrc")
-    return library
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:

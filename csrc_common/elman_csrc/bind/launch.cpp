@@ -17,6 +17,7 @@
 #include <elman/decode_call.h>
 #include <elman/dense_call.h>
 #include <elman/elementwise_call.h>
+#include <elman/matrix_state_call.h>
 
 namespace py = pybind11;
 
@@ -28,18 +29,26 @@ enum class Kind {
   number,  // int64
   real,  // double
 };
-enum class Type { storage, state, flag, index };  // of the first tensor; float, or double beside double; bool or uint8; int64
+enum class Type {
+  storage,  // the dtype of the first tensor
+  state,  // float, or double beside double
+  either,  // one of these
+  flag,  // bool or uint8
+  index,  // int64
+  any,
+};
 
 struct Field {
   const char* name;
   std::size_t at;  // in the structure
   Kind kind = Kind::number;
   Type type = Type::storage;
-  const char* shape = "";  // a letter for each size, the same wherever it occurs; U is T + 1, ? anything
+  const char* shape = "";  // a letter for each size, the same wherever it occurs; U is T + 1, ? anything; null: of any shape
   int most = 0;  // of a list; 0: one by itself
   std::size_t count = 0;  // where the length of the list is written, if anywhere
   std::size_t lengths = 0;  // of a list: where the first size of each is written, if anywhere
-  int strides = 2;  // of rows: how many are written, from the first dimension on
+  int strides = 2;  // of rows: how many are written; what comes after them is adjacent
+  int first = 0;  // from which dimension on; one before it lies evenly
   PyObject* key = nullptr;  // the name, as Python holds it
 };
 struct Function {
@@ -157,6 +166,51 @@ Family decode_draw() {
           {{"", "logits drawn shown"}}};
 }
 
+// Of a [B,T,...] tensor: the stride of its steps.
+Field timed(const char* name, std::size_t at, const char* shape, Type type = Type::storage) {
+  Field made = view(name, at, shape);
+  made.type = type, made.strides = 1, made.first = 1;
+  return made;
+}
+
+Family matrix() {
+  using Call = MatrixCall;
+  namespace matrix = elman::matrix;
+  const Type state = Type::state, either = Type::either;
+  return {sizeof(Call),
+          {timed("q", AT(q), "BT?N"),
+           timed("k", AT(k), "BT?N"),
+           list(timed("line", AT(line), "BTHV"), matrix::kMostLines, AT(lines)),
+           list(timed("scalar", AT(scalar), "BTH", either), matrix::kMostScalars, AT(scalars)),
+           list(whole("param", AT(param), "HV", state), matrix::kMostParams, AT(params)),
+           whole("a_log", AT(a_log), "H", state),
+           whole("dt_bias", AT(dt_bias), "H", state),
+           whole("mask", AT(mask), "BT", Type::flag),
+           whole("s0", AT(s0), "BHNV", state),
+           whole("s1", AT(s1), "BHNV", state),
+           whole("o", AT(o), "BTHV"),
+           whole("saved", AT(saved), nullptr, either),
+           whole("dy", AT(dy), "BTHV"),
+           whole("ds1", AT(ds1), "BHNV", state),
+           whole("ds0", AT(ds0), "BHNV", state),
+           timed("dq", AT(dq), "BTHN"),
+           timed("dk", AT(dk), "BTHN"),
+           list(timed("dline", AT(dline), "BTHV"), matrix::kMostLines),
+           list(timed("dscalar", AT(dscalar), "BTH", either), matrix::kMostScalars),
+           list(whole("dparam", AT(dparam), "?HV", state), matrix::kMostParams),
+           whole("dhead", AT(dhead), nullptr, state),
+           whole("da_log", AT(da_log), nullptr, state),
+           whole("ddt_bias", AT(ddt_bias), nullptr, state),
+           whole("parts", AT(parts), nullptr, state),
+           number("k_head", AT(k_head)),
+           number("q_head", AT(q_head)),
+           number("state_line", AT(state_line)),
+           number("state_row", AT(state_row)),
+           number("stream", AT(stream))},
+          {{'B', AT(batch)}, {'T', AT(steps)}, {'H', AT(heads)}},
+          {{"forward", "q k line s1 o"}, {"backward", "q k line saved dy ds0 dq dk dline"}}};
+}
+
 Family elementwise() {
   using Call = ElementwiseCall;
   const Type state = Type::state;
@@ -210,6 +264,7 @@ const std::map<std::string, Family>& families() {
       {"decode_step", finished(decode_step())},
       {"decode_norm", finished(decode_norm())},
       {"decode_draw", finished(decode_draw())},
+      {"matrix", finished(matrix())},
       {"elementwise", finished(elementwise())},
       {"causal_conv", finished(causal_conv())},
   };
@@ -405,14 +460,17 @@ class Call {
     if (device_ == kNone) device_ = x.device, dtype_ = x.dtype;
     if (!x.address) fail(name + " is empty, or has no memory");
     if (x.device != device_) fail(name + " is on another device than the others");
-    const bool fits = f.type == Type::storage
-                          ? x.dtype == dtype_ && x.dtype < 4 && (module_.stored < 0 || module_.stored == x.dtype)
-                      : f.type == Type::state ? x.dtype == (dtype_ == 0 ? 0 : 1)
-                      : f.type == Type::flag  ? x.dtype == 4 || x.dtype == 5
-                                              : x.dtype == 6;
+    const bool stored = x.dtype == dtype_ && x.dtype < 4 && (module_.stored < 0 || module_.stored == x.dtype);
+    const bool carried = x.dtype == (dtype_ == 0 ? 0 : 1);
+    const bool fits = f.type == Type::storage  ? stored
+                      : f.type == Type::state  ? carried
+                      : f.type == Type::either ? stored || carried
+                      : f.type == Type::flag   ? x.dtype == 4 || x.dtype == 5
+                      : f.type == Type::index  ? x.dtype == 6
+                                               : true;
     if (!fits) fail(name + " has the wrong dtype, " + std::string(py::str(value.attr(names().dtype))));
-    const int dims = static_cast<int>(std::strlen(f.shape));
-    bool same = x.dims == dims;
+    const int dims = f.shape ? static_cast<int>(std::strlen(f.shape)) : 0;
+    bool same = !f.shape || x.dims == dims;
     for (int i = 0; i < dims && same; ++i) {
       const bool more = f.shape[i] == 'U';
       if (f.shape[i] == '?') continue;
@@ -421,9 +479,11 @@ class Call {
       same = x.sizes[i] == known + more;
     }
     if (!same) fail(name + " must be " + wanted(f.shape) + ", not " + x.words());
-    if (!x.contiguous(f.kind == Kind::whole ? 0 : dims - 1)) fail(name + " does not lie in memory as the kernel reads it");
+    const bool even = f.kind == Kind::whole || f.first == 0 || x.sizes[0] == 1 || x.strides[0] == x.sizes[1] * x.strides[1];
+    if (!even || !x.contiguous(f.kind == Kind::whole ? 0 : f.first + f.strides))
+      fail(name + " does not lie in memory as the kernel reads it");
     put(at, x.address);
-    for (int i = 0; f.kind == Kind::rows && i < f.strides; ++i) put(at + 8 * (i + 1), x.strides[i]);
+    for (int i = 0; f.kind == Kind::rows && i < f.strides; ++i) put(at + 8 * (i + 1), x.strides[f.first + i]);
     return dims ? x.sizes[0] : 1;
   }
   std::string wanted(const char* shape) const {

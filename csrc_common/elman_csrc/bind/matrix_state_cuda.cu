@@ -1,5 +1,5 @@
 // Binding of the matrix-state skeleton on the GPU: one cell, one storage type, one size of state. The interface: matrix_state_call.h.
-#include "matrix_state_call.h"
+#include "matrix_state_common.h"
 
 #include <elman/matrix_state.cuh>
 #include <elman/stored.cuh>

@@ -27,14 +27,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels import build
+from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.choice import in_words, register, runs
 from elman_core.kernels.runtime import compute_dtype, refuse_transforms, transformed, warn_of_packed_rows
 from elman_core.kernels.spec import Backend, Case, KernelSpec
 from elman_core.registry.errors import ConfigError, KernelError
 
-from . import modules, native, portable, schema, spec
+from . import modules, portable, schema, spec
 from .check import check_tensors
 from .modules import Maps, MatrixCell, Size
 
@@ -302,10 +302,10 @@ def _load(cell: MatrixCell, target: Target, size: Size) -> Any:
 def _module(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any:
     """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
     extension = modules.extension(cell, target, size)
-    library = native.open_library(build.build(extension, build.local_arch(extension)))
+    library = launch.open_module(build.build(extension, build.local_arch(extension)), "matrix")
     if index is not None:
         most: Any = torch.cuda.get_device_properties(index)
-        need = max(native.info(library)[1:3])
+        need = max(library.info()[1:3])
         if need > most.shared_memory_per_block_optin:
             raise KernelError(
                 f"{cell.name}: N={size.rows} V={size.columns} in {size.dtype} needs {need} bytes of shared memory a block, "

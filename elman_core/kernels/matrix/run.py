@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from elman_core.kernels import launch
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Target
-from elman_core.registry.errors import KernelError
 
-from . import native
 from .modules import MatrixCell, Size, interval
-from .native import address, view
 
 WORKSPACE = 256 << 20  # bytes: what the shares of a head's parts may take; larger batches are walked in slices
 Load = Callable[[Target, Size], Any]
@@ -63,24 +61,24 @@ class Inputs:
         B, T, H, V = self.lines[0].shape
         return B, T, H, self.q.shape[3], V
 
-    def call(self, batch: slice = slice(None)) -> native.Call:
+    def arguments(self, batch: slice = slice(None)) -> dict[str, Any]:
         """What a launch is told of these rows of the batch."""
-        call, (_, _, H, N, V) = native.Call(), self.sizes
-        call.batch, call.steps, call.heads = self.lines[0][batch].shape[:3]
-        call.lines, call.scalars, call.params = len(self.lines), len(self.scalars), len(self.params)
-        call.q, call.k = view(self.q[batch]), view(self.k[batch])
-        call.q_head, call.k_head = (N if x.shape[2] == H else 0 for x in (self.q, self.k))
-        for to, given in ((call.line, self.lines), (call.scalar, self.scalars)):
-            for i, x in enumerate(given):
-                to[i] = view(x[batch])
-        for i, x in enumerate(self.params):
-            call.param[i] = address(x)
-        call.a_log, call.dt_bias = address(self.a_log), address(self.dt_bias)
-        call.mask = address(native.part(self.mask, batch))
-        call.state_line, call.state_row = 1, V
-        if self.q.is_cuda:
-            call.stream = torch.cuda.current_stream(self.q.device).cuda_stream
-        return call
+        _, _, H, N, V = self.sizes
+        return {
+            "q": self.q[batch],
+            "k": self.k[batch],
+            "line": [x[batch] for x in self.lines],
+            "scalar": [x[batch] for x in self.scalars],
+            "param": self.params,
+            "a_log": self.a_log,
+            "dt_bias": self.dt_bias,
+            "mask": part(self.mask, batch),
+            "q_head": N if self.q.shape[2] == H else 0,
+            "k_head": N if self.k.shape[2] == H else 0,
+            "state_line": 1,
+            "state_row": V,
+            "stream": launch.stream(self.q),
+        }
 
 
 def columns(q: Tensor, v: Tensor | None, heads: int, rows: int, lines: int) -> int:
@@ -100,10 +98,8 @@ def forward(load: Load, form: Form, state: Tensor | None, keep: bool, *given: An
     o, last = q.new_empty(B, T, H, V), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     saved = _saved(q, (B, T, H, N, V), form.backend) if keep else q.new_empty(0)
     state = None if state is None else state.contiguous()
-    call = inputs.call()
-    call.s0, call.s1, call.o, call.saved = address(state), address(last), address(o), address(saved) if keep else 0
-    with native.on(q):
-        _say(form, module.elman_matrix_forward(ctypes.byref(call)))
+    with torch.cuda.device(q.get_device()):
+        module.run("forward", **inputs.arguments(), s0=state, s1=last, o=o, saved=saved if keep else None)
     return o, last, saved
 
 
@@ -120,30 +116,28 @@ def backward(
     """
     module, inputs = _prepare(load, form, *given)
     q, (B, T, H, N, V) = inputs.q, inputs.sizes
-    dy = native.aligned(dy.to(q.dtype), 16)
+    dy = aligned(dy.to(q.dtype), 16)
     dy = dy if dy.is_contiguous() else dy.contiguous()
     ds1 = None if ds1 is None else ds1.contiguous()
     packed, dq, dk, dlines, dscalars = _room(form, module, inputs)
     ds0 = q.new_empty(B, H, N, V, dtype=compute_dtype(q))
-    parts = native.info(module)[0] if form.backend == "cuda" else 1
+    parts = module.info()[0] if form.backend == "cuda" else 1
     heads: list[Tensor] = []
     params: list[Tensor] = []
     for batch in _slices(B, parts * T * H * (2 * N + 2) * 4 if parts > 1 else 0):
-        call = inputs.call(batch)
-        call.dy, call.ds1, call.ds0 = address(dy[batch]), address(native.part(ds1, batch)), address(ds0[batch])
-        call.saved, call.dq, call.dk = address(saved[batch]), view(dq[batch]), view(dk[batch])
-        for to, made in ((call.dline, dlines), (call.dscalar, dscalars)):
-            for i, x in enumerate(made):
-                to[i] = view(x[batch])
-        count = call.batch if form.backend == "cuda" else 1  # the host adds up over the batch
-        dparams = q.new_empty(len(inputs.params), count, H, V, dtype=compute_dtype(q))
-        for i, x in enumerate(dparams):
-            call.dparam[i] = address(x)
+        count = len(q[batch])
+        each = count if form.backend == "cuda" else 1  # the host adds up over the batch
+        dparams = q.new_empty(len(inputs.params), each, H, V, dtype=compute_dtype(q))
         space = q.new_empty(parts * count * T * H * (2 * N + 2), dtype=torch.float32) if parts > 1 else None
-        dhead = _share_of_heads(inputs, call, parts, count)
-        call.parts = address(space)
-        with native.on(q):
-            _say(form, module.elman_matrix_backward(ctypes.byref(call)))
+        # Shares of the gradients of A_log and dt_bias; the host fills them with zeros first.
+        dhead = None if inputs.a_log is None else inputs.a_log.new_empty(parts, 2, each, H)
+        with torch.cuda.device(q.get_device()):
+            module.run(
+                "backward", **inputs.arguments(batch), dy=dy[batch], ds1=part(ds1, batch), ds0=ds0[batch], saved=saved[batch],
+                dq=dq[batch], dk=dk[batch], dline=[x[batch] for x in dlines], dscalar=[x[batch] for x in dscalars],
+                dparam=list(dparams), dhead=dhead, da_log=None if dhead is None else dhead[0, 0],
+                ddt_bias=None if dhead is None else dhead[0, 1], parts=space,
+            )  # fmt: skip
         heads += [] if dhead is None else [dhead.sum((0, 2))]
         params += [dparams.sum(1)] if inputs.params else []
         del space
@@ -203,16 +197,16 @@ def _prepare(load: Load, form: Form, q: Tensor, k: Tensor | None, *rest: Any) ->
     H, N, cell = form.heads, form.rows, form.cell
     lines, scalars = named[: len(cell.lines)], named[len(cell.lines) : len(named) - len(cell.params)]
     V = columns(q, lines[0], H, N, len(lines))
-    with native.on(q):
+    with torch.cuda.device(q.get_device()):
         module = load(form.backend, Size(N, V, q.dtype, form.text))
-    align = native.info(module)[3] if form.backend == "cuda" else 0
+    align = module.info()[3] if form.backend == "cuda" else 0
     packed, keys = None, (q, k, *lines)
     if k is None:
-        packed = native.aligned(q, 0)
+        packed = aligned(q, 0)
         keys = tuple(x.unflatten(-1, (H, -1)) for x in packed.split([H * N, H * N, *[H * V] * len(lines)], -1))
-    views = [native.aligned(x, align) for x in keys]
+    views = [aligned(x, align) for x in keys]
     return module, Inputs(
-        views[0], views[1], views[2:], [native.aligned(x, 0) for x in scalars if x is not None],
+        views[0], views[1], views[2:], [aligned(x, 0) for x in scalars if x is not None],
         [x.contiguous() for x in named[len(named) - len(cell.params) :]],
         None if mask is None else mask.contiguous(), a_log, dt_bias, packed,
     )  # fmt: skip
@@ -231,7 +225,7 @@ def _room(form: Form, module: Any, inputs: Inputs) -> tuple[Tensor | None, Tenso
     if packed is not None and form.backend == "cuda":
         behind = H if beside(packed, inputs.scalars) else 0
         widths = [H * N, H * N, *[H * V] * len(inputs.lines), behind]
-        if native.sliceable(widths, q.element_size(), native.info(module)[3]):
+        if sliceable(widths, q.element_size(), module.info()[3]):
             made = packed.new_empty(B, T, sum(widths))
             *keys, first = made.split(widths, -1)
             dq, dk, *dlines = (x.unflatten(-1, (H, -1)) for x in keys)
@@ -244,16 +238,6 @@ def _dense(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _share_of_heads(inputs: Inputs, call: native.Call, parts: int, count: int) -> Tensor | None:
-    """(parts, 2, count, H) for the gradients of A_log and dt_bias, still to be added up; None without them."""
-    if inputs.a_log is None:
-        return None
-    dhead = inputs.a_log.new_empty(parts, 2, count, call.heads)
-    call.dhead = address(dhead)
-    call.da_log, call.ddt_bias = address(dhead[0, 0]), address(dhead[0, 1])  # on the host, which fills them with zeros
-    return dhead
-
-
 def _slices(batch: int, bytes_a_row: int) -> Iterator[slice]:
     """The batch, in slices whose workspace fits."""
     at_once = max(1, min(batch, WORKSPACE // bytes_a_row)) if bytes_a_row else batch
@@ -261,6 +245,28 @@ def _slices(batch: int, bytes_a_row: int) -> Iterator[slice]:
         yield slice(first, min(batch, first + at_once))
 
 
-def _say(form: Form, said: bytes | None) -> None:
-    if said is not None:
-        raise KernelError(f"kernel {form.cell.name}: {said.decode()}")
+def aligned(x: Tensor, align: int) -> Tensor:
+    """x itself where a kernel can read it in place (time steps evenly apart, the rest adjacent, rows aligned), else a copy.
+
+    `align` 0 asks for no alignment beyond the elements'. The host takes contiguous tensors only.
+    """
+    size = x.element_size()
+    if x.shape[1] == 1:  # of a single step any stride is true: the one that makes rows lie evenly
+        x = x.as_strided(x.shape, (x.stride(0), x.stride(0), *x.stride()[2:]))
+    adjacent = all(x.stride(i) == x.shape[i + 1 :].numel() for i in range(2, x.dim()) if x.shape[i] > 1)
+    even = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
+    far = x.shape[1] == 1 or x.stride(1) >= x.shape[2:].numel()
+    apart = align == 0 or (x.data_ptr() % align == 0 and x.stride(1) * size % align == 0)
+    if adjacent and even and far and apart and (x.is_cuda or x.is_contiguous()):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def sliceable(widths: Sequence[int], size: int, align: int) -> bool:
+    """Whether slices of these widths, the last for scalars, of one tensor's rows all start aligned."""
+    starts = [*accumulate(widths[:-1]), sum(widths)]
+    return all(start * size % align == 0 for start in (starts[:-2] + starts[-1:]))
+
+
+def part(x: Tensor | None, rows: slice) -> Tensor | None:
+    return None if x is None else x[rows]

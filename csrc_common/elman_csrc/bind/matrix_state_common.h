@@ -1,0 +1,52 @@
+// What both bindings of the matrix-state modules share; their interface is <elman/matrix_state_call.h>. Compiled with
+//   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=elman::e75::Cell
+//   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_ROWS=N  -DELMAN_LINES=V
+//   -DELMAN_SILU, -DELMAN_L2, -DELMAN_SHARED = which inputs pass SiLU, are normalised, are one for all heads: sets of bits, k 1, q 2, lines from 4
+//     on (matrix_state_cell.h)
+//   -DELMAN_KIND0, -DELMAN_KIND1 = 0 given, 1 sigmoid, 2 mamba (what the scalars are)
+//
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+
+#include <elman/call.h>
+#include <elman/dtype.h>
+#include <elman/matrix_state_call.h>
+#include <elman/matrix_state_cell.h>
+
+#include ELMAN_CELL_HEADER
+
+using Cell = ELMAN_CELL;
+using elman::at;
+
+struct Options {
+  static constexpr unsigned silu = ELMAN_SILU, l2 = ELMAN_L2, shared = ELMAN_SHARED;
+  static constexpr elman::ScalarKind kind0 = static_cast<elman::ScalarKind>(ELMAN_KIND0),
+                                     kind1 = static_cast<elman::ScalarKind>(ELMAN_KIND1);
+};
+
+// What of a call is not this module's, or missing; null where all is well.
+inline const char* refuse(const MatrixCall& c, bool back) {
+  static thread_local char said[160];
+  if (c.lines != Cell::lines || c.scalars != Cell::scalars || c.params != Cell::params) {
+    std::snprintf(said, sizeof said, "the cell takes lines, scalars and params %d, %d, %d (v is a line); the call gives %d, %d, %d",
+                  Cell::lines, Cell::scalars, Cell::params, int(c.lines), int(c.scalars), int(c.params));
+    return said;
+  }
+  const auto head = [](unsigned set) { return Options::shared & set ? 0 : ELMAN_ROWS; };
+  if (c.k_head != head(elman::matrix::kOfK) || c.q_head != head(elman::matrix::kOfQ))
+    return "k or q is shared by all heads, and the module was compiled for one of each head, or the other way round";
+  if (c.batch < 1 || c.steps < 1 || c.heads < 1) return "a size is below 1";
+  bool there = c.k.address && c.q.address, gradients = c.dk.address && c.dq.address && c.saved && c.dy;
+  for (int i = 0; i < Cell::lines; i++) there &= c.line[i].address != 0, gradients &= c.dline[i].address != 0;
+  for (int i = 0; i < Cell::scalars; i++) there &= c.scalar[i].address != 0, gradients &= c.dscalar[i].address != 0;
+  for (int i = 0; i < Cell::params; i++) there &= c.param[i] != 0, gradients &= c.dparam[i] != 0;
+  if (Options::kind0 == elman::ScalarKind::mamba) there &= c.a_log && c.dt_bias;
+  if (!there) return "an input is missing";
+  if (back && !gradients) return "what the backward needs is missing";
+  return nullptr;
+}
+
+ELMAN_EXPORT std::int64_t elman_matrix_call_bytes() { return sizeof(MatrixCall); }
+ELMAN_EXPORT std::int64_t elman_matrix_dtype() { return ELMAN_DTYPE; }
