@@ -132,7 +132,7 @@ CELLS = {
         back="const auto a = Math::gate(x.in[1]);\n    return {{T(0), {{d.write, d.keep * a.open * a.shut}}}};",
         step=decayed_by_line,
         declared={"lines": ("gate",), "shared": ("q", "k")},
-        host=(case((2, 21, 3, 8, 6), f64, strided=True, masked=True),),
+        host=(case((2, 21, 3, 8, 6), f64, strided=True, masked=True), case((1, 5, 1, 8, 6), f64)),
         emulated=(
             case((2, 18, 3, 24, 17), bf16, bare=True),
             case((1, 9, 2, 36, 5), bf16),

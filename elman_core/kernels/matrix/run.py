@@ -42,7 +42,7 @@ class Inputs:
     Attributes:
         q, k: (B, T, H, N), or (B, T, 1, N) where all heads share it. lines: (B, T, H, V) each. scalars: (B, T, H), those
             given. params: (H, V). mask: (B, T). a_log, dt_bias: (H).
-        packed: the one tensor (B, T, C) that q, k and the lines are slices of, or None.
+        packed: the one tensor (B, T, C) that q, k and the lines are slices of, or None. shared: as of the cell.
     """
 
     q: Tensor
@@ -54,6 +54,7 @@ class Inputs:
     a_log: Tensor | None
     dt_bias: Tensor | None
     packed: Tensor | None
+    shared: tuple[str, ...]
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
@@ -63,7 +64,7 @@ class Inputs:
 
     def arguments(self, batch: slice = slice(None)) -> dict[str, Any]:
         """What a launch is told of these rows of the batch."""
-        _, _, H, N, V = self.sizes
+        *_, N, V = self.sizes
         return {
             "q": self.q[batch],
             "k": self.k[batch],
@@ -73,8 +74,8 @@ class Inputs:
             "a_log": self.a_log,
             "dt_bias": self.dt_bias,
             "mask": part(self.mask, batch),
-            "q_head": N if self.q.shape[2] == H else 0,
-            "k_head": N if self.k.shape[2] == H else 0,
+            "q_head": 0 if "q" in self.shared else N,
+            "k_head": 0 if "k" in self.shared else N,
             "state_line": 1,
             "state_row": V,
             "stream": launch.stream(self.q),
@@ -208,7 +209,7 @@ def _prepare(load: Load, form: Form, q: Tensor, k: Tensor | None, *rest: Any) ->
     return module, Inputs(
         views[0], views[1], views[2:], [aligned(x, 0) for x in scalars if x is not None],
         [x.contiguous() for x in named[len(named) - len(cell.params) :]],
-        None if mask is None else mask.contiguous(), a_log, dt_bias, packed,
+        None if mask is None else mask.contiguous(), a_log, dt_bias, packed, cell.shared,
     )  # fmt: skip
 
 
