@@ -96,6 +96,9 @@ class MatrixCell(Cell):
                 f"for the first alone, not {maps.scalars}"
             )
 
+    def __hash__(self) -> int:  # of all fields it would take longer than a launch
+        return hash(self.name)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Of all inputs beside q and k, in their order."""

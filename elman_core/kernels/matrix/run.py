@@ -62,14 +62,14 @@ class Inputs:
         B, T, H, V = self.lines[0].shape
         return B, T, H, self.q.shape[3], V
 
-    def arguments(self, batch: slice = slice(None)) -> dict[str, Any]:
-        """What a launch is told of these rows of the batch."""
+    def arguments(self, batch: slice | None = None) -> dict[str, Any]:
+        """What a launch is told of these rows of the batch, or of all."""
         *_, N, V = self.sizes
         return {
-            "q": self.q[batch],
-            "k": self.k[batch],
-            "line": [x[batch] for x in self.lines],
-            "scalar": [x[batch] for x in self.scalars],
+            "q": part(self.q, batch),
+            "k": part(self.k, batch),
+            "line": part(self.lines, batch),
+            "scalar": part(self.scalars, batch),
             "param": self.params,
             "a_log": self.a_log,
             "dt_bias": self.dt_bias,
@@ -126,7 +126,7 @@ def backward(
     heads: list[Tensor] = []
     params: list[Tensor] = []
     for batch in _slices(B, parts * T * H * (2 * N + 2) * 4 if parts > 1 else 0):
-        count = len(q[batch])
+        count = len(part(q, batch))
         each = count if form.backend == "cuda" else 1  # the host adds up over the batch
         dparams = q.new_empty(len(inputs.params), each, H, V, dtype=compute_dtype(q))
         space = q.new_empty(parts * count * T * H * (2 * N + 2), dtype=torch.float32) if parts > 1 else None
@@ -134,8 +134,9 @@ def backward(
         dhead = None if inputs.a_log is None else inputs.a_log.new_empty(parts, 2, each, H)
         with torch.cuda.device(q.get_device()):
             module.run(
-                "backward", **inputs.arguments(batch), dy=dy[batch], ds1=part(ds1, batch), ds0=ds0[batch], saved=saved[batch],
-                dq=dq[batch], dk=dk[batch], dline=[x[batch] for x in dlines], dscalar=[x[batch] for x in dscalars],
+                "backward", **inputs.arguments(batch), dy=part(dy, batch), ds1=part(ds1, batch), ds0=part(ds0, batch),
+                saved=part(saved, batch), dq=part(dq, batch), dk=part(dk, batch), dline=part(dlines, batch),
+                dscalar=part(dscalars, batch),
                 dparam=list(dparams), dhead=dhead, da_log=None if dhead is None else dhead[0, 0],
                 ddt_bias=None if dhead is None else dhead[0, 1], parts=space,
             )  # fmt: skip
@@ -239,9 +240,12 @@ def _dense(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _slices(batch: int, bytes_a_row: int) -> Iterator[slice]:
-    """The batch, in slices whose workspace fits."""
-    at_once = max(1, min(batch, WORKSPACE // bytes_a_row)) if bytes_a_row else batch
+def _slices(batch: int, bytes_a_row: int) -> Iterator[slice | None]:
+    """The batch, in slices whose workspace fits; None where it fits as a whole."""
+    at_once = max(1, WORKSPACE // bytes_a_row) if bytes_a_row else batch
+    if at_once >= batch:
+        yield None
+        return
     for first in range(0, batch, at_once):
         yield slice(first, min(batch, first + at_once))
 
@@ -269,5 +273,8 @@ def sliceable(widths: Sequence[int], size: int, align: int) -> bool:
     return all(start * size % align == 0 for start in (starts[:-2] + starts[-1:]))
 
 
-def part(x: Tensor | None, rows: slice) -> Tensor | None:
-    return None if x is None else x[rows]
+def part(x: Any, rows: slice | None) -> Any:
+    """These rows of the batch, or all: of a tensor, of each in a list, or of None."""
+    if rows is None or x is None:
+        return x
+    return [each[rows] for each in x] if isinstance(x, list) else x[rows]
