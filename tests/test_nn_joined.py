@@ -15,12 +15,13 @@ from elman_core.registry import get_variant
 LINEAR = sys.modules["elman_core.nn.linear"]  # `linear` of the package is a function
 
 
-def test_values_and_gradients_are_those_of_the_maps():
+@pytest.mark.parametrize("bias", [False, True])
+def test_values_and_gradients_are_those_of_the_maps(bias):
     torch.manual_seed(0)
-    modules = [nn.Linear(7, n, bias=False).double() for n in (5, 1, 8)]
+    modules = [nn.Linear(7, n, bias).double() for n in (5, 1, 8)]
     x = torch.randn(3, 4, 7, dtype=torch.float64, requires_grad=True)
     above = [torch.randn(3, 4, m.out_features, dtype=torch.float64) for m in modules]
-    inputs = [x, *(m.weight for m in modules)]
+    inputs = [x, *(p for m in modules for p in m.parameters())]
     alone = [m(x) for m in modules]
     together = joined.joined(modules, x)
     assert [(y.storage_offset(), *y.stride()) for y in together] == [(0, 96, 24, 1), (8, 96, 24, 1), (16, 96, 24, 1)]

@@ -14,6 +14,7 @@ from elman_core.registry.errors import KernelError
 if TYPE_CHECKING:
     from .build import Extension, load
     from .dense.op import DenseKernel
+    from .elementwise.op import ElementwiseKernel
     from .first_use import ensure_verified, used
     from .matrix.modules import Maps
     from .matrix.op import MatrixKernel
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
     from .verify import Report
 
 _HOME = {
-    "Case": "spec", "DenseKernel": "dense.op", "Extension": "build", "KernelSpec": "spec", "Maps": "matrix.modules",
-    "MatrixKernel": "matrix.op",
-    "Report": "verify", "Stamp": "stamps", "compute_dtype": "runtime", "ensure_verified": "first_use", "load": "build",
-    "load_or_warn": "runtime", "never_compiled": "runtime", "padding_mask": "spec", "stamp": "stamps", "used": "first_use",
+    "Case": "spec", "DenseKernel": "dense.op", "ElementwiseKernel": "elementwise.op", "Extension": "build",
+    "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "Stamp": "stamps",
+    "compute_dtype": "runtime", "ensure_verified": "first_use", "load": "build", "load_or_warn": "runtime",
+    "never_compiled": "runtime", "padding_mask": "spec", "stamp": "stamps", "used": "first_use",
     "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
-    "Case", "DenseKernel", "Extension", "KernelError", "KernelSpec", "Maps", "MatrixKernel", "Report", "Stamp",
-    "compute_dtype", "ensure_verified", "load", "load_or_warn", "never_compiled", "padding_mask", "stamp", "used",
-    "warn_of_packed_rows",
+    "Case", "DenseKernel", "ElementwiseKernel", "Extension", "KernelError", "KernelSpec", "Maps", "MatrixKernel", "Report",
+    "Stamp", "compute_dtype", "ensure_verified", "load", "load_or_warn", "never_compiled", "padding_mask", "stamp",
+    "used", "warn_of_packed_rows",
 ]  # fmt: skip
 
 

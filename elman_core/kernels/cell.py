@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -18,9 +19,10 @@ class Cell:
         name: of the kernel; lower case.
         header: the cell header, compiled together with a binding of `elman_csrc`.
         type: the C++ name of the cell.
-        reference: the variant's own slow, obvious function: the truth.
+        reference: the variant's own slow, obvious function: the truth. Of an elementwise cell, its step.
         readout, update, accumulates: of a dense cell, as `DenseKernel` says.
         extras: names of the tensors that the cell reads beside its input.
+        streams, vectors, states: of an elementwise cell, as `ElementwiseKernel` says.
         uses_a: whether the backward of a dense cell is given a; as the header says.
         input: what a dense cell is given: "Projected" is u, "TiedSilu" is x of u = W silu(x) + b.
     """
@@ -28,13 +30,16 @@ class Cell:
     name: str
     header: Path
     type: str
-    reference: Callable[..., tuple[Tensor, Tensor]]
+    reference: Callable[..., Any]
     readout: Callable[..., Tensor] = lambda h, *_rest: h
     update: Callable[..., Tensor] | None = None
     extras: tuple[str, ...] = ()
     uses_a: bool = False
     accumulates: str | None = None
     input: str = "Projected"
+    streams: tuple[str, ...] = ()
+    vectors: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
 
     def python(self, *modules: str) -> tuple[Path, ...]:
         """What a stamp covers beside the sources in C++: the file of the reference, and these files."""

@@ -8,11 +8,13 @@ from .computed import ComputedWeight, LowRank, scaled_once
 from .conv import CausalConv
 from .cross_entropy import linear_cross_entropy
 from .dense import DenseMixer, InputGatedMixer, RecurrentMatrixConfig
+from .elementwise import ElementwiseForm, ElementwiseMixer
 from .functional import (
     compute_dtype,
     dense_reference,
     each_step,
     full_precision,
+    gate,
     hold,
     l2_normalize,
     mamba_decay,
@@ -29,9 +31,9 @@ from .swiglu import SwiGLU, SwiGLUConfig
 from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
-    "CausalConv", "ComputedWeight", "DenseMixer", "InputGatedMixer", "LowRank", "RMSNorm", "RecurrentMatrixConfig",
-    "SpectralNorm", "SwiGLU", "SwiGLUConfig", "WrapperConfig", "WrapperMixer", "add_rms_norm", "aligned", "columns",
-    "compute_dtype", "dense_reference", "each_step", "full_precision", "hold", "is_bare", "l2_normalize", "linear",
-    "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "orthogonal_", "restart", "s4d_", "scaled_once",
-    "self_gate", "time_major", "without_autocast", "xavier_uniform_",
+    "CausalConv", "ComputedWeight", "DenseMixer", "ElementwiseForm", "ElementwiseMixer", "InputGatedMixer", "LowRank",
+    "RMSNorm", "RecurrentMatrixConfig", "SpectralNorm", "SwiGLU", "SwiGLUConfig", "WrapperConfig", "WrapperMixer",
+    "add_rms_norm", "aligned", "columns", "compute_dtype", "dense_reference", "each_step", "full_precision", "gate", "hold",
+    "is_bare", "l2_normalize", "linear", "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "orthogonal_",
+    "restart", "s4d_", "scaled_once", "self_gate", "time_major", "without_autocast", "xavier_uniform_",
 ]  # fmt: skip

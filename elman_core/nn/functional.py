@@ -61,6 +61,11 @@ def dense_reference(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
     return full_precision(reference)
 
 
+def gate(logit: Tensor) -> tuple[Tensor, Tensor]:
+    """sigmoid(logit) and 1 - sigmoid(logit), both with all their digits, and so their derivatives: also nearly shut or open."""
+    return F.logsigmoid(logit).exp(), F.logsigmoid(-logit).exp()
+
+
 def self_gate(h: Tensor) -> Tensor:
     """g(h) = h silu(h) = h² sigmoid(h), never negative. g'(h) = h sigmoid(h) (2 + h (1 - sigmoid(h)))."""
     return h * F.silu(h)

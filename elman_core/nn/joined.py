@@ -28,19 +28,23 @@ def many_rows(x: Tensor) -> bool:
 
 
 def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
-    """`[module(x), ...]` of maps without bias, by one product; what it returns are views of one tensor.
+    """`[module(x), ...]` by one product; what it returns are views of one tensor.
 
     Each begins at a multiple of 8 columns, 16 bytes of 16-bit numbers, and rows lie so far apart: what kernels read in place.
 
     Args:
-        modules: of one dtype, K inputs each. x: (..., K).
+        modules: of one dtype, K inputs each, all with a bias or all without. x: (..., K).
     """
     weights: list[Tensor] = []  # each followed by rows of zeros, or by none
+    biases: list[Tensor] = []
     for module in modules:
         # As autocast will have it, before it is copied: half as much to copy, there and back.
         weight = module.weight.to(autocast_dtype(module.weight))
         weights += [weight, weight.new_zeros(-module.out_features % ALIGN, x.shape[-1])]
-    y, sizes = F.linear(x, torch.cat(weights)), [len(weight) for weight in weights]
+        if module.bias is not None:
+            biases += [module.bias.to(weight.dtype), weight.new_zeros(-module.out_features % ALIGN)]
+    y = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+    sizes = [len(weight) for weight in weights]
     parts: Sequence[Tensor] = y.split(sizes, -1) if torch.compiler.is_compiling() else _Split.apply(y, sizes)
     return list(parts[::2])
 

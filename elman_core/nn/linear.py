@@ -40,15 +40,15 @@ def columns(module: nn.Module, x: Tensor, width: int, silu: bool = False) -> tup
 
 
 def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-    """`[module(x), ...]`; maps without bias in one launch for few rows, and as one product for many."""
+    """`[module(x), ...]`; as one product for many rows; for few, those without bias in one launch, others in one each."""
     bare = [module for module in modules if is_bare(module)]
-    if len(bare) == len(modules) and all(module.bias is None for module in bare):
+    if len(bare) == len(modules) and len({module.bias is None for module in bare}) == 1:
         weights = [module.weight for module in bare]
-        if decode.takes(x, *weights):
+        if bare[0].bias is None and decode.takes(x, *weights):
             return decode.linears(x, weights)
         if joins(bare, x):
             return joined(bare, x)
-    return [module(x) for module in modules]
+    return [linear(module, x) for module in modules]
 
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:

@@ -21,7 +21,9 @@ MODULES = ("equation_contract", "harness", "kernel", "mixer_contract", "model_co
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in MODULES))
 
 from .kernel import KernelContract  # noqa: E402
-from .oracle import self_gate, self_gate_slope, sigmoid, silu, silu_slope  # noqa: E402
+from .oracle import maps_gradient, self_gate, self_gate_slope, sigmoid, silu, silu_slope  # noqa: E402
 from .variant import VariantContract  # noqa: E402
 
-__all__ = ["KernelContract", "VariantContract", "self_gate", "self_gate_slope", "sigmoid", "silu", "silu_slope"]
+__all__ = [
+    "KernelContract", "VariantContract", "maps_gradient", "self_gate", "self_gate_slope", "sigmoid", "silu", "silu_slope",
+]  # fmt: skip

@@ -42,6 +42,12 @@ def self_gate_slope(h: Array) -> Array:
     return h * sigmoid(h) * (2 + h * (1 - sigmoid(h)))
 
 
+def maps_gradient(p: Arrays, x: Array, deltas: Arrays) -> tuple[Arrays, Array]:
+    """Of maps W x + b, by name the gradients of their outputs: those of every W and b, and of x."""
+    of_p = {f"{n}.weight": np.outer(d, x) for n, d in deltas.items()} | {f"{n}.bias": d for n, d in deltas.items()}
+    return of_p, sum((p[f"{n}.weight"].T @ d for n, d in deltas.items()), np.zeros_like(x))
+
+
 class Cell(Protocol):
     """What a plugin writes: one time step of one row.
 

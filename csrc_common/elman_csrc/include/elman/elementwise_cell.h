@@ -39,6 +39,16 @@ struct ElementwiseGrad {
   T p[Cell::vectors > 0 ? Cell::vectors : 1];
 };
 
+// Where y = h silu(h): y, and the whole gradient of h, gh being what arrives from the step after.
+template <class Math, class T>
+ELMAN_HD T self_gated(T h) {
+  return self_gate(h, Math::gate(h).open);
+}
+template <class Math, class T>
+ELMAN_HD T through_self_gate(T gy, T gh, T h) {
+  return gy * self_gate_derivative(h, Math::gate(h).open) + gh;
+}
+
 namespace elementwise {
 constexpr int kSteps = 16;  // of a segment: between checkpoints of the state, which the forward keeps and the backward replays from
 constexpr int kMostStreams = 6, kMostVectors = 8, kMostStates = 4;

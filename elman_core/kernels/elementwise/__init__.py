@@ -1,0 +1,1 @@
+"""Elementwise recurrences: the operator (`op`), plain PyTorch (`portable`), compiled modules (`native`), problems (`spec`)."""

@@ -1,0 +1,130 @@
+"""The compiled elementwise modules (`elman/elementwise_call.h` of `elman_csrc`), for the host and the GPU alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels import build, launch
+from elman_core.kernels.build import Extension, Target
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.runtime import DTYPE_CODES
+from elman_core.registry.errors import KernelError
+
+INTERVAL = 16  # steps between the states that a forward on a GPU keeps: kSteps of elementwise_cell.h
+
+
+def extension(cell: Cell, target: Target, dtype: torch.dtype = torch.bfloat16) -> Extension:
+    """What is compiled of a cell: for the CPU one module, on a GPU one for each dtype of storage.
+
+    Raises:
+        KernelError: the sources are not installed, or no GPU has this dtype.
+    """
+    name = f"{cell.name}_elementwise_{target}"
+    if target == "host":
+        return build.shipped(name, "elementwise_host.cpp", cell.header, CELL=cell.type)
+    if dtype == torch.float64:
+        raise KernelError(f"{cell.name}: kernels of a GPU take float32, bfloat16 and float16, not float64")
+    name += f"_{str(dtype).removeprefix('torch.')}"
+    return build.shipped(name, "elementwise_cuda.cu", cell.header, CELL=cell.type, DTYPE=DTYPE_CODES[dtype])
+
+
+def prepare(cell: Cell, dtype: torch.dtype) -> str:
+    """Compile and load what the current device needs; the plan in words.
+
+    Raises:
+        KernelError: as `extension`; or it cannot be built.
+    """
+    _module(cell, "cuda", dtype, torch.cuda.current_device())
+    return "a lane for each channel"
+
+
+def forward(
+    cell: Cell,
+    streams: Sequence[Tensor],
+    vectors: Sequence[Tensor],
+    h0_SBd: Tensor,
+    mask_TB: Tensor | None,
+    starts_TB: Tensor | None,
+    keep: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y (T, B, d), h_T (S, B, d), and with `keep` states before steps (n, S, B, d), else nothing).
+
+    Raises:
+        KernelError: the module cannot be built or run, or the tensors are elsewhere.
+    """
+    first, h0_SBd = streams[0], launch.whole(h0_SBd)
+    y_TBd, last_SBd, kept = first.new_empty(first.shape), torch.empty_like(h0_SBd), h0_SBd.new_empty(0)
+    outputs = {"y": y_TBd, "last": last_SBd}
+    if keep and target == "cuda":
+        kept = outputs["checkpoints"] = h0_SBd.new_empty(-(-len(first) // INTERVAL), *h0_SBd.shape)
+    elif keep:
+        kept = h0_SBd[None].clone()
+    alone = target == "cuda" and len(first) == 1 and not keep  # a step of decoding has a launch of its own
+    _run(cell, target, "step" if alone else "forward", streams, vectors, mask_TB, starts_TB, h0=h0_SBd, **outputs)
+    return y_TBd, last_SBd, kept
+
+
+def backward(
+    cell: Cell,
+    gy_TBd: Tensor,
+    g_last_SBd: Tensor,
+    streams: Sequence[Tensor],
+    vectors: Sequence[Tensor],
+    kept: Tensor,
+    mask_TB: Tensor | None,
+    starts_TB: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the streams, side by side (T, B, n d), of the vectors (m, d) and of h_0 (S, B, d).
+
+    Raises:
+        KernelError: as `forward`.
+    """
+    steps, rows, width = gy_TBd.shape
+    dstreams = gy_TBd.new_empty(steps, rows, len(streams) * width)
+    dvectors, g_last_SBd = g_last_SBd.new_empty(len(vectors), rows, width), launch.whole(g_last_SBd)
+    dh0_SBd = torch.empty_like(g_last_SBd)
+    states = {"checkpoints": kept} if target == "cuda" else {"h0": kept[0]}
+    _run(
+        cell, target, "backward", streams, vectors, mask_TB, starts_TB, gy=launch.readable(gy_TBd), g_last=g_last_SBd,
+        dstream=dstreams.split(width, -1), dvector=dvectors, dh0=dh0_SBd, **states,
+    )  # fmt: skip
+    return dstreams, dvectors.sum(1), dh0_SBd
+
+
+def _run(
+    cell: Cell,
+    target: Target,
+    function: str,
+    streams: Sequence[Tensor],
+    vectors: Sequence[Tensor],
+    mask_TB: Tensor | None,
+    starts_TB: Tensor | None,
+    **arguments: Any,
+) -> None:
+    first = streams[0]
+    if target not in ("host", "cuda") or first.device.type != ("cpu" if target == "host" else "cuda"):
+        raise KernelError(f"{cell.name}: backend {target!r} cannot run on tensors on {first.device}")
+    index = first.device.index if first.is_cuda else None
+    with torch.cuda.device(-1 if index is None else index):
+        _module(cell, target, first.dtype, index).call(
+            stream=[launch.readable(x) for x in streams],
+            vector=[launch.whole(p) for p in vectors],
+            mask=None if mask_TB is None else launch.whole(mask_TB),
+            starts=None if starts_TB is None else launch.whole(starts_TB),
+            cuda_stream=launch.stream(first),
+            **arguments,
+        ).run(function)
+
+
+@cache
+def _module(cell: Cell, target: Target, dtype: torch.dtype, _index: int | None) -> Any:
+    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
+    made = extension(cell, target, dtype)
+    return launch.open_module(build.build(made, build.local_arch(made)), "elementwise")

@@ -1,0 +1,174 @@
+"""`ElementwiseKernel`: one object turns an elementwise cell into a differentiable op that runs anywhere.
+
+The op is the recurrence over all time steps, every channel of every row alone,
+
+    (h_t, y_t) = cell(h_{t-1}, x_t, p)        h: one state or more, x: streams (T, B, d), p: learned vectors (d,)
+
+registered with `torch.library` as `elman::elementwise_NAME` (with its backward `elman::elementwise_NAME_backward`), so that
+FakeTensor, `torch.compile` and CUDA graphs know it. Three back ends compute it:
+
+    torch   plain PyTorch, backward by hand (portable.py): every device; the CPU's, and the fallback of a GPU
+    cuda    the kernels of `elman_csrc`, compiled with the cell header at first use: NVIDIA GPUs, sm_80 and newer. The forward
+            keeps the states of every 16th step, from which the backward computes the others again; a single step without
+            gradients, as decoding makes it, has a launch of its own
+    host    the same cell header in C++ loops: an instrument of the tests, taken only when asked for by name
+
+and "reference" is the variant's step in an obvious loop, differentiated by autograd: the truth for all of them.
+
+Shapes: T time, B batch, d width, S states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.choice import in_words, register, runs
+from elman_core.kernels.runtime import DTYPE_CODES, compute_dtype, refuse_transforms, transformed, without_autocast
+from elman_core.kernels.spec import Backend, Case, KernelSpec
+from elman_core.registry.errors import ConfigError
+
+from . import native, portable, spec
+from .recurrence import Recurrence
+
+
+class ElementwiseKernel:
+    """The op of one elementwise cell. Make one at module level and call it.
+
+    Args:
+        name: of the variant; lower case.
+        header: the cell header, as in `elman/elementwise_cell.h` of `elman_csrc`.
+        step: `step(*states, *streams, *vectors) -> (*new states, y)` in PyTorch, pointwise, for any number of leading
+            dimensions: the recurrence on a CPU, and the truth.
+        streams: names of the tensors (T, B, d) that the cell reads, at most 6.
+        vectors: names of its learned vectors (d,), at most 8.
+        states: names of its states, at most 4.
+        cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        header: Path,
+        step: portable.Step,
+        streams: Sequence[str],
+        vectors: Sequence[str] = (),
+        states: Sequence[str] = ("h",),
+        cell: str | None = None,
+    ) -> None:
+        self.name = name
+        self.cell = Cell(
+            name, Path(header), cell or f"elman::{name}::Cell", step,
+            streams=tuple(streams), vectors=tuple(vectors), states=tuple(states),
+        )  # fmt: skip
+        self.op = Recurrence(self.cell).op
+        register(self)
+
+    def __call__(self, *given: Tensor | None, backend: Backend = "auto") -> tuple[Tensor, ...]:
+        """`kernel(*streams, *vectors, *states, mask=None, starts=None) -> (y, *final states)`, all by position.
+
+        Args:
+            streams: (T, B, d) each, float32, bfloat16, float16 or float64; any strides.
+            vectors: (d,) each. states: before the first step, (B, d) each. Both in any floating dtype.
+            mask: (T, B), bool; where False the states are held, y is 0, and nothing flows back but through the states.
+            starts: (T, B), bool; where True the states are set to 0 before the step, masked or not.
+            backend: "auto" or one of the module's docstring.
+
+        Returns:
+            y (T, B, d) in the dtype of the streams, and the states (B, d) in float32 (float64 for float64).
+
+        Raises:
+            ConfigError: shapes, dtypes or devices that do not fit together.
+            KernelError: a back end asked for that cannot run this.
+            NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
+        """
+        streams, vectors, states, mask_TB, starts_TB = self._parts(given)
+        self._check(streams, vectors, states, mask_TB, starts_TB)
+        first, wide = streams[0], compute_dtype(streams[0])
+        if backend == "auto":
+            backend = "reference" if transformed() else "torch"
+            # Sizes as numbers: a compiled function is compiled anew for another batch or width.
+            if backend == "torch" and first.is_cuda and runs(self.name, first, *map(int, first.shape[1:])):
+                backend = "cuda"
+        elif backend != "reference":
+            refuse_transforms(self.name, "backend='auto' or 'reference'")
+        vectors, states = [p.to(wide) for p in vectors], [h.to(wide) for h in states]
+        h0_SBd = states[0][None] if len(states) == 1 else torch.stack(states)
+        if backend == "reference":
+            with without_autocast(h0_SBd):
+                y_TBd, last_SBd, _ = portable.forward(
+                    self.cell.reference, [x.to(wide) for x in streams], vectors, h0_SBd, mask_TB, starts_TB
+                )
+            return y_TBd.to(first.dtype), *last_SBd.unbind(0)
+        inputs = (*streams, *vectors, h0_SBd)
+        keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        y_TBd, last_SBd, _ = self.op(*inputs, mask_TB, starts_TB, keep, backend)
+        return y_TBd, *last_SBd.unbind(0)
+
+    def spec(self) -> KernelSpec:
+        """What `elman verify` checks."""
+        return spec.make_spec(self.cell, self, self.op)
+
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """All that `elman verify` checks: give it as `Variant(kernels=….specs())`."""
+        return (self.spec(),)
+
+    def backend(self, device: torch.device | str, width: int) -> str:
+        """What "auto" runs at this width, in words; compiles nothing, so before the first use it is what will be tried."""
+        return in_words(self.name, device, "torch", lambda _rows, d: d == width)
+
+    def prepare(self, dtype: torch.dtype, _rows: int, _width: int) -> str:
+        """As `choice.Compiled`."""
+        return native.prepare(self.cell, dtype)
+
+    def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
+        """As `choice.Compiled`."""
+        return spec.first_use(dtype, rows, width)
+
+    def _parts(self, given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
+        """A call taken apart."""
+        n, m = len(self.cell.streams), len(self.cell.streams) + len(self.cell.vectors)
+        last = m + len(self.cell.states)
+        if not last <= len(given) <= last + 2:
+            expected = ", ".join(
+                (*self.cell.streams, *self.cell.vectors, *self.cell.states, "mask=None", "starts=None")
+            )
+            raise TypeError(f"{self.name} takes ({expected}), not {len(given)} tensors")
+        mask, starts = (*given[last:], None, None)[:2]
+        return list(given[:n]), list(given[n:m]), list(given[m:last]), mask, starts
+
+    def _check(self, streams: list[Any], vectors: list[Any], states: list[Any], mask_TB: Any, starts_TB: Any) -> None:
+        """Raises `ConfigError` for the first tensor that does not fit beside the first stream."""
+        first, name = streams[0], self.cell.streams[0]
+        if not isinstance(first, Tensor) or first.dtype not in DTYPE_CODES:
+            found = getattr(first, "dtype", repr(first))
+            raise ConfigError(f"{self.name}: {name} must be float32, bfloat16, float16 or float64, not {found}")
+        if first.dim() != 3 or first.numel() == 0:
+            raise ConfigError(
+                f"{self.name}: {name} must be (T, B, d) with every size at least 1, not {tuple(first.shape)}"
+            )
+        steps, rows, width = first.shape
+        marks = {n: x for n, x in (("mask", mask_TB), ("starts", starts_TB)) if x is not None}
+        kinds: list[tuple[Iterable[str], Iterable[Any], tuple[int, ...], Collection[torch.dtype]]] = [
+            (self.cell.streams, streams, (steps, rows, width), {first.dtype}),
+            (self.cell.vectors, vectors, (width,), DTYPE_CODES),
+            (self.cell.states, states, (rows, width), DTYPE_CODES),
+            (marks, marks.values(), (steps, rows), {torch.bool}),
+        ]
+        for n, x, shape, dtypes in (
+            (n, x, *rest) for names, xs, *rest in kinds for n, x in zip(names, xs, strict=True)
+        ):
+            if not isinstance(x, Tensor):
+                raise ConfigError(f"{self.name}: {n} must be a tensor {shape}, not {x!r}")
+            if x.shape != shape or x.dtype not in dtypes or x.device != first.device:
+                known = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+                raise ConfigError(
+                    f"{self.name}: {n} must be {shape} in {known} on {first.device} beside {name} {tuple(first.shape)}, "
+                    f"not {tuple(x.shape)} in {x.dtype} on {x.device}"
+                )

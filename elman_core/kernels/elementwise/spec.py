@@ -1,0 +1,126 @@
+"""The problems on which elementwise kernels are verified. T time, B batch, d width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels import build
+from elman_core.kernels.build import Extension, Target
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.runtime import compute_dtype
+from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, padding_mask
+
+from . import native
+
+VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
+_HOST_DTYPES = (torch.float64, torch.float32)
+_CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_PACKED = {"packed": True}
+
+
+def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: Any) -> KernelSpec:
+    """What `verify` knows of an elementwise kernel. The option `packed` of a case: documents start inside its rows.
+
+    Args:
+        kernel: the `ElementwiseKernel`. operator: of `torch.library`.
+    """
+    names = (*cell.streams, *cell.vectors, *cell.states)
+
+    def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
+        steps, rows, width = (case.sizes[k] for k in "TBd")
+        full = compute_dtype(case.dtype)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        inputs: Inputs = {name: random(steps, rows, width).to(case.dtype) for name in cell.streams}
+        inputs |= {name: (0.5 * random(width)).to(full) for name in cell.vectors}
+        inputs |= {name: (random(rows, width) * (not case.bare)).to(full) for name in cell.states}
+        inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
+        inputs["starts"] = torch.rand(steps, rows, generator=generator) < 0.15 if case.options else None
+        return inputs
+
+    def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
+        given = (*(inputs[n] for n in names), inputs.get("mask"), inputs.get("starts"))
+        y, *last = kernel(*given, backend=backend)
+        return {"y": y, **{f"{n}_T": h for n, h in zip(cell.states, last, strict=True)}}
+
+    def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+        given = [inputs[n] for n in (*cell.streams, *cell.vectors)]
+        h0 = torch.stack([inputs[n] for n in cell.states])  # type: ignore[misc]
+        return operator, (*given, h0, inputs["mask"], inputs["starts"], True, backend)
+
+    return KernelSpec(
+        name=cell.name,
+        cases=lambda target, grid: list(_host_cases(grid) if target == "host" else _cuda_cases(grid)),
+        make_inputs=make_inputs,
+        call=call,
+        states=tuple(f"{n}_T" for n in cell.states),
+        extension=lambda target: native.extension(cell, target),
+        op=op,
+        targets=build.targets(),
+        portable=("torch",),
+        record=cell.header.with_name("errors.json"),
+        needs=lambda target, cases: _builds(cell, target, [c.dtype for c in cases]),
+        builds=lambda target, _arch, _widths, dtypes: _builds(cell, target, dtypes or (torch.bfloat16,)),
+        python=cell.python(*map(str, sorted(Path(__file__).parent.glob("*.py")))),
+    )
+
+
+def first_use(dtype: torch.dtype, rows: int, width: int) -> list[Case]:
+    """By which a batch and width are verified when they are first used."""
+    return [_case((VERIFIED_STEPS, rows, width), dtype)]
+
+
+def _builds(cell: Cell, target: Target, dtypes: Sequence[torch.dtype]) -> list[Extension]:
+    return list(dict.fromkeys(native.extension(cell, target, dtype) for dtype in dtypes))
+
+
+def _case(shape: tuple[int, int, int], dtype: torch.dtype, **special: Any) -> Case:
+    return Case(dict(zip("TBd", shape, strict=True)), dtype, **special)
+
+
+def _host_cases(grid: Grid) -> Iterator[Case]:
+    for dtype in _HOST_DTYPES:
+        # float64 shows what is wrong in a few numbers; in float32 the relative error of a few is a matter of luck.
+        wide = 1 if dtype == torch.float64 else 16
+        yield _case((1, 2, 4 * wide), dtype)
+        yield _case((7, 3, 5 * wide), dtype, masked=True)
+        yield _case((9, 4, 12 * wide), dtype, masked=True, strided=True, options=_PACKED)
+        yield _case((17, 3, 8 * wide), dtype, options=_PACKED)
+        yield _case((33, 2, 96), dtype, strided=True, bare=True)
+        if grid == "full":
+            for steps in (1, 2, 16, 65):
+                for rows, width in ((1, 7 * wide), (3, 64), (33, 32)):
+                    yield _case((steps, rows, width), dtype, bare=rows == 33)
+                    yield _case((steps, rows, width), dtype, masked=True, strided=rows == 3)
+                    yield _case((steps, rows, width), dtype, masked=rows == 1, options=_PACKED)
+            yield _case((4096, 1, 8), dtype)
+
+
+def _cuda_cases(grid: Grid) -> Iterator[Case]:
+    for dtype in _CUDA_DTYPES:
+        yield _case((1, 1, 512), dtype)
+        yield _case((17, 3, 64), dtype, options=_PACKED)
+        yield _case((33, 3, 272), dtype, masked=True, strided=True)
+        yield _case((64, 32, 1024), dtype)
+        yield _case((65, 70, 200), dtype, masked=True, options=_PACKED)
+        yield _case((515, 4, 512), dtype, bare=True)
+        if grid == "full":
+            for rows, width in ((200, 1), (70, 7)):  # of few numbers, the relative error is a matter of luck
+                yield _case((1, rows, width), dtype, masked=True)
+                yield _case((33, rows, width), dtype, masked=True, options=_PACKED)
+            for width in (63, 64, 136, 512, 768, 1024, 1280, 1536, 2048, 4096):
+                yield _case((1, 3, width), dtype, masked=True)
+                yield _case((31, 3, width), dtype, masked=True, options=_PACKED)
+                yield _case((129, 3, width), dtype, strided=True)
+                yield _case((48, 32, width), dtype, bare=True)
+                yield _case((21, 70, width), dtype, masked=True, strided=True)
+            yield _case((512, 32, 1024), dtype)
+            yield _case((4096, 8, 256), dtype, options=_PACKED)
+            yield _case((65536, 1, 32), dtype)
