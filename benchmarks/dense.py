@@ -37,8 +37,7 @@ from timing import captured, milliseconds
 from torch import Tensor
 
 from elman_core.kernels import DenseKernel
-from elman_core.kernels.dense import cuda as dense_cuda
-from elman_core.kernels.dense import native as dense_native
+from elman_core.kernels.dense import run as dense_run
 
 HERE = Path(__file__).parent
 SHAPES = [(512, 32), (512, 64), (768, 32), (1024, 32), (1024, 64), (1280, 32), (1536, 32), (1536, 64), (2048, 32)]
@@ -105,17 +104,17 @@ def problem(steps: int, batch: int, width: int, extras: int, dtype: torch.dtype)
 
 def ours(kernel: DenseKernel, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     leaves = problem(steps, batch, width, len(kernel.cell.extras), dtype)
-    plan = str(dense_cuda.plan_for(kernel.cell, (steps, batch, width), dtype, torch.device("cuda", 0)))
+    plan = str(dense_run.plan_for(kernel.cell, (steps, batch, width), dtype, torch.device("cuda", 0)))
     found = faster(lambda: kernel(*leaves, backend="cuda"), leaves, steps, repeats, plan.startswith("steps"))
     torch.cuda.synchronize()
-    dense_native.check_errors(torch.device("cuda", 0))
+    dense_run.check_errors(torch.device("cuda", 0))
     return found | {"plan": plan}
 
 
 def tied(kernel: DenseKernel, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     x, w, h0 = problem(steps, batch, width, 0, dtype)
     b = torch.randn(width, device="cuda", requires_grad=True)
-    plan = str(dense_cuda.plan_for(kernel.cell, (steps, batch, width), dtype, torch.device("cuda", 0)))
+    plan = str(dense_run.plan_for(kernel.cell, (steps, batch, width), dtype, torch.device("cuda", 0)))
     found = faster(
         lambda: kernel(x, w, h0, v=w, b=b, silu=True, backend="cuda"),
         [x, w, b, h0],

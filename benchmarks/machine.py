@@ -50,7 +50,9 @@ def facts(tree: str) -> dict[str, Any]:
     import torch
 
     versions: dict[str, str | None] = {}
-    for package in ("torch", "triton", "transformers", "mamba-ssm", "causal-conv1d", "fla-core", "flashrnn"):
+    for package in (
+        "torch", "triton", "transformers", "mamba-ssm", "causal-conv1d", "fla-core", "flashrnn", "pararnn-torch",
+    ):  # fmt: skip
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
