@@ -42,7 +42,7 @@ def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int, tied
 
 
 def matrix(rows: int, columns: int, dtype: torch.dtype, maps: Maps = PLAIN, write: bool = False) -> Program:
-    size = Size(rows, columns, dtype, e88.cell.form(maps, [False], int(not write)))
+    size = Size(rows, columns, dtype, e88.cell.form(maps, [False], write))
     return Program("matrix_state", extension(e88.cell, "cuda", size))
 
 

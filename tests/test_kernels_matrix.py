@@ -17,7 +17,7 @@ from elman_core.registry import ConfigError, KernelError
 from elman_core.testing.kernel import need_gpu
 
 e88 = pytest.importorskip("elman_e88.op").e88
-PLAIN = e88.cell.form(Maps(), [False], 1)
+PLAIN = e88.cell.form(Maps(), [False], False)
 
 
 def test_the_choice_of_a_kernel_is_a_constant_of_a_compiled_graph(monkeypatch):

@@ -216,7 +216,7 @@ def test_other_inputs_than_the_cells_are_one_line(kernels: dict[str, MatrixKerne
     for inputs, more, said in (
         ((v, v), {}, "takes v, gate, slope beside its keys; it was called without slope"),
         ((v, v, slope, slope), {}, "called with one more"),
-        ((v, v, slope), {"beta": v}, "called with beta"),
+        ((v, v, slope), {"beta": v}, "has the options .none., not 'beta'"),
     ):
         with pytest.raises(TypeError, match=said):
             gated(q, q, *inputs, **more)

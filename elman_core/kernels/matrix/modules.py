@@ -53,8 +53,8 @@ class MatrixCell(Cell):
 
     Attributes:
         lines: inputs per line, v first. scalars: inputs per head. params: learned constants per line.
-        optional: the scalars, the last ones, that may be None. options: bools that the cell is a template of; behind
-            them it has one for each of `optional`, whether it is given. shared: which of q and k all heads share.
+        optional: the last scalar, if it may be None. options: bools that the cell is a template of; behind them it has one
+            for whether the optional scalar is given. shared: which of q and k all heads share.
         maps: what happens to the inputs, in the ways that the variant runs it. rows: sizes that are built ahead.
     """
 
@@ -78,8 +78,8 @@ class MatrixCell(Cell):
         wrong = [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]
         if wrong:
             raise ConfigError(f"{self.name}: {wrong[0]!r} cannot be the name of an input; give each another of its own")
-        if self.optional != self.scalars[len(self.scalars) - len(self.optional) :]:
-            raise ConfigError(f"{self.name}: optional names the last scalars, of {self.scalars}, not {self.optional}")
+        if self.optional not in ((), self.scalars[-1:]):
+            raise ConfigError(f"{self.name}: the last scalar alone can be optional, not {', '.join(self.optional)}")
         for maps in self.maps:
             self.check_maps(maps)
 
@@ -104,20 +104,18 @@ class MatrixCell(Cell):
         """Of all inputs beside q and k, in their order."""
         return (*self.lines, *self.scalars, *self.params)
 
-    def form(self, maps: Maps, options: Sequence[bool], absent: int) -> str:
+    def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:
         """What of a call decides the module, as text: the cell's template arguments, sets as bits, kinds of scalars.
 
         Args:
-            options: of the cell. absent: how many of the optional scalars are not given.
+            options: of the cell. given: whether the optional scalar is.
         """
-
-        def bits(names: Sequence[str]) -> int:
-            return sum(1 << (("k", "q", *self.lines).index(name)) for name in names)
-
-        given = [i < len(self.optional) - absent for i in range(len(self.optional))]
-        kinds = [KINDS[maps.kind(i)] for i in range(len(self.scalars) - absent)]
-        digits = ["".join(str(int(x)) for x in row) for row in ((*options, *given), (*kinds, 0, 0)[:2])]
-        return "_".join([digits[0], *(str(bits(x)) for x in (maps.silu, maps.normalised, self.shared)), digits[1]])
+        names = ("k", "q", *self.lines)
+        arguments = [*options, given] if self.optional else options
+        sets = [sum(1 << names.index(n) for n in some) for some in (maps.silu, maps.normalised, self.shared)]
+        scalars = len(self.scalars) - (not given)
+        kinds = [KINDS[maps.kind(i)] if i < scalars else 0 for i in range(2)]
+        return "_".join(["".join(str(int(x)) for x in arguments), *map(str, sets), "".join(map(str, kinds))])
 
     def read(self, form: str) -> tuple[Maps, tuple[str, ...]]:
         """The maps of a form, and the options that are on and the optional scalars that are given."""
@@ -172,7 +170,7 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
 
 def usual(cell: MatrixCell, target: Target) -> Extension:
     """The same where no size is named."""
-    form = cell.form(cell.maps[0], [False] * len(cell.options), len(cell.optional))
+    form = cell.form(cell.maps[0], [False] * len(cell.options), not cell.optional)
     return extension(cell, target, Size(32, 32, torch.float64 if target == "host" else torch.bfloat16, form))
 
 

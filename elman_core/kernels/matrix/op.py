@@ -51,8 +51,8 @@ class MatrixKernel:
             `maps` have made of the inputs.
         lines: names of the inputs (B, T, H, V) beside v, at most 3. scalars: of the inputs (B, T, H), at most 2.
             params: of the learned constants (H, V), at most 4. All in the order of the cell's.
-        optional: the last scalars that may be None. options: names of bools, also keywords of the reference. The cell is a
-            template of the options, then of whether each of `optional` is given.
+        optional: the last scalar, if it may be None. options: names of bools, also keywords of the reference. The cell is a
+            template of the options, then of whether the optional scalar is given.
         shared: which of q and k all heads share, and are (B, T, 1, N).
         maps: what happens to the inputs before the recurrence, in the ways that the variant runs it. The first is what a call
             does that names none, and what `elman build` compiles.
@@ -124,45 +124,31 @@ class MatrixKernel:
             KernelError: a back end asked for that cannot run this.
             NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
         """
-        given, options = self._bind(self.cell.names, inputs, more)
+        given = self._bind(self.cell.names, inputs, more)
         v = given["v"]
         if q_BTHN.dim() != 4 or q_BTHN.numel() == 0 or not isinstance(v, Tensor) or v.dim() != 4:
             raise ConfigError(
                 f"{self.name}: q must be (B, T, H, N) and v (B, T, H, V), every size at least 1; q is {tuple(q_BTHN.shape)}"
             )
-        B, T, H, N, V = *q_BTHN.shape[:2], v.shape[2], q_BTHN.shape[3], v.shape[3]
-        shapes: dict[str, tuple[int, ...]] = {n: (B, T, 1 if n in self.cell.shared else H, N) for n in ("q", "k")}
-        tensors = {"q": q_BTHN, "k": k_BTHN, **given}
         return self._recur(
-            tensors, shapes, (B, T, H, N, V), (state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H),
-            maps or self.cell.maps[0], options, backend,
+            {"q": q_BTHN, "k": k_BTHN, **given}, (v.shape[2], q_BTHN.shape[3], v.shape[3]), state_BHNV, mask_BT, starts_BT,
+            a_log_H, dt_bias_H, maps, backend, **more,
         )  # fmt: skip
 
     def fused(
-        self,
-        packed_BTC: Tensor,
-        *inputs: Tensor | None,
-        n_state: int,
-        heads: int | None = None,
-        state_BHNV: Tensor | None = None,
-        mask_BT: Tensor | None = None,
-        starts_BT: Tensor | None = None,
-        a_log_H: Tensor | None = None,
-        dt_bias_H: Tensor | None = None,
-        maps: Maps | None = None,
-        backend: Backend = "auto",
-        **more: Any,
+        self, packed_BTC: Tensor, *inputs: Tensor | None, n_state: int, heads: int | None = None, **more: Any
     ) -> tuple[Tensor, Tensor]:
         """The recurrence of q, k and lines that lie side by side, as one product leaves them.
 
         Args:
             packed_BTC: q, k (H n_state each), v and the other lines (H V each), head-major.
-            inputs: scalars and params. heads: H; needed where there are no scalars.
+            inputs: scalars and params. heads: H; needed where there are no scalars. more: as of a call.
 
         Returns, raises: as a call.
         """
-        names = self.cell.names[len(self.cell.lines) :]
-        given, options = self._bind(names, inputs, more)
+        lines = self.cell.lines
+        names = self.cell.names[len(lines) :]
+        given = self._bind(names, inputs, more)
         if self.cell.shared:
             raise ConfigError(
                 f"{self.name}: {self.cell.shared[0]} is shared by all heads; call it with q, k and v apart"
@@ -172,64 +158,68 @@ class MatrixKernel:
                 f"{self.name}: packed must be (B, T, C) with every size at least 1, not {tuple(packed_BTC.shape)}"
             )
         first = given[names[0]] if self.cell.scalars else None
-        H = heads or (0 if first is None else first.shape[-1])
-        (B, T, C), lines = packed_BTC.shape, len(self.cell.lines)
-        V = (C // H - 2 * n_state) // lines if H else 0
-        if n_state < 1 or V < 1 or H * (2 * n_state + lines * V) != C:
+        C, H = packed_BTC.shape[2], heads or (0 if first is None else first.shape[-1])
+        V = (C // H - 2 * n_state) // len(lines) if H else 0
+        if n_state < 1 or V < 1 or H * (2 * n_state + len(lines) * V) != C:
             raise ConfigError(
-                f"{self.name}: packed has {C} columns, which {H} heads of 2 x {n_state} keys and {lines} x V values do not fill"
+                f"{self.name}: packed has {C} columns, which {H} heads of 2 x {n_state} keys and {len(lines)} x V values "
+                "do not fill"
             )
-        tensors = {"q": packed_BTC, "k": None, **dict.fromkeys(self.cell.lines), **given}
-        return self._recur(
-            tensors, {"q": (B, T, C)}, (B, T, H, n_state, V), (state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H),
-            maps or self.cell.maps[0], options, backend,
-        )  # fmt: skip
+        return self._recur({"q": packed_BTC, "k": None, **dict.fromkeys(lines), **given}, (H, n_state, V), **more)
 
     def _bind(
         self, names: Sequence[str], inputs: Sequence[Tensor | None], more: dict[str, Any]
-    ) -> tuple[dict[str, Tensor | None], dict[str, bool]]:
-        """The cell's inputs by name, and its options.
+    ) -> dict[str, Tensor | None]:
+        """The cell's inputs by name; those that came by name are taken out of `more`.
 
         Raises:
-            TypeError: one too many or too few, or of a name that it has not.
+            TypeError: one too many or too few.
         """
-        given = dict(zip(names, inputs, strict=False)) | {n: x for n, x in more.items() if n in names}
-        missing = [n for n in names if given.get(n) is None and n not in self.cell.optional]
-        options = {n: bool(more.get(n, False)) for n in self.cell.options}
-        unknown = [n for n in more if n not in names and n not in options]
-        if missing or unknown or len(inputs) > len(names):
-            wrong = f"without {missing[0]}" if missing else f"with {unknown[0] if unknown else 'one more'}"
-            taken = ", ".join((*names, *(f"{n}=False" for n in options))) or "no input"
-            raise TypeError(f"{self.name} takes {taken} beside its keys; it was called {wrong}")
-        return {n: given.get(n) for n in names}, options
+        given = dict.fromkeys(names) | dict(zip(names, inputs, strict=False))
+        given |= {n: more.pop(n) for n in names if n in more}
+        missing = [n for n, x in given.items() if x is None and n not in self.cell.optional]
+        if missing or len(inputs) > len(names):
+            wrong = f"without {missing[0]}" if missing else "with one more"
+            raise TypeError(
+                f"{self.name} takes {', '.join(names) or 'no input'} beside its keys; it was called {wrong}"
+            )
+        return given
 
     def _recur(
-        self, tensors: dict[str, Any], keys: dict[str, tuple[int, ...]], sizes: tuple[int, int, int, int, int],
-        rest: tuple[Tensor | None, ...], maps: Maps, options: dict[str, bool], backend: Backend,
+        self, tensors: dict[str, Any], sizes: tuple[int, int, int], state_BHNV: Tensor | None = None,
+        mask_BT: Tensor | None = None, starts_BT: Tensor | None = None, a_log_H: Tensor | None = None,
+        dt_bias_H: Tensor | None = None, maps: Maps | None = None, backend: Backend = "auto", **options: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Either form. tensors: by name, q and k first. keys: shapes of those. rest: S_0, mask, starts, A_log, dt_bias."""
-        (B, T, H, N, V), cell, q = sizes, self.cell, tensors["q"]
-        state, mask, starts, a_log, dt_bias = rest
+        """Either form. tensors: by name, q and k first; packed if k is None. sizes: H, N, V."""
+        cell, q, (H, N, V) = self.cell, tensors["q"], sizes
+        B, T = q.shape[:2]
+        maps = cell.maps[0] if maps is None else maps
         cell.check_maps(maps)
-        if maps.mamba != (a_log is not None and dt_bias is not None):
+        if unknown := [n for n in options if n not in cell.options]:
+            raise TypeError(f"{self.name} has the options {', '.join(cell.options) or '(none)'}, not {unknown[0]!r}")
+        if maps.mamba != (a_log_H is not None and dt_bias_H is not None):
             raise ConfigError(f"{self.name}: A_log and dt_bias belong to the map 'mamba', and to it alone")
-        shapes = keys | dict.fromkeys(cell.lines, (B, T, H, V)) | dict.fromkeys(cell.scalars, (B, T, H))
-        shapes |= dict.fromkeys(cell.params, (H, V)) | {"a_log": (H,), "dt_bias": (H,)}
-        named = {
-            n: (x, shapes[n]) for n, x in (*tensors.items(), ("a_log", a_log), ("dt_bias", dt_bias)) if x is not None
-        }
-        check_tensors(self.name, q, (B, T, H), (B, H, N, V), state, mask, starts, **named)
-        scalars = [tensors[n] for n in cell.scalars]
-        absent = sum(x is None for x in scalars)
-        size = Size(N, V, q.dtype, cell.form(maps, tuple(options.values()), absent))
-        if self._backend(backend, q, size, starts) == "reference":
-            return portable.recurrence(cell.reference, cell, maps, tensors, (H, N), rest, options)
-        narrow, full = q.dtype, compute_dtype(q)
+        shapes: dict[str, tuple[int, ...]] = {n: (B, T, 1 if n in cell.shared else H, N) for n in ("q", "k")}
+        if tensors["k"] is None:
+            shapes["q"] = q.shape
+        shapes |= dict.fromkeys(cell.lines, (B, T, H, V)) | dict.fromkeys(cell.scalars, (B, T, H))
+        shapes |= dict.fromkeys(cell.params, (H, V))
+        check_tensors(
+            self.name, q, (B, T, H), (B, H, N, V), state_BHNV, mask_BT, starts_BT, a_log=(a_log_H, (H,)),
+            dt_bias=(dt_bias_H, (H,)), **{n: (x, shapes[n]) for n, x in tensors.items()},
+        )  # fmt: skip
+        on = {n: bool(options.get(n, False)) for n in cell.options}
+        given = all(tensors[n] is not None for n in cell.optional)
+        size = Size(N, V, q.dtype, cell.form(maps, list(on.values()), given))
+        if self._backend(backend, q, size, starts_BT) == "reference":
+            rest = (state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H)
+            return portable.recurrence(cell.reference, cell, maps, tensors, (H, N), rest, on)
+        full = compute_dtype(q)
         dtypes = dict.fromkeys(cell.params, full)
-        dtypes |= {n: full if maps.kind(i) == "given" else narrow for i, n in enumerate(cell.scalars)}
-        inputs = [None if x is None else x.to(dtypes.get(n, narrow)) for n, x in tensors.items()]
-        state, a_log, dt_bias = (None if x is None else x.to(full) for x in (state, a_log, dt_bias))
-        return self._run((*inputs, state, mask, a_log, dt_bias), H, size)
+        dtypes |= {n: full for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"}
+        inputs = [None if x is None else x.to(dtypes.get(n, q.dtype)) for n, x in tensors.items()]
+        state, *mamba = (None if x is None else x.to(full) for x in (state_BHNV, a_log_H, dt_bias_H))
+        return self._run((*inputs, state, mask_BT, *mamba), H, size)
 
     def backend(self, device: torch.device | str, rows: int, columns: int) -> str:
         """What "auto" runs at this size, in words; compiles nothing, so before the first use it is what will be tried."""

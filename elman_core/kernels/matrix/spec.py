@@ -97,8 +97,8 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
 def _size(cell: MatrixCell, options: Mapping[str, Any], rows: int, columns: int, dtype: torch.dtype) -> Size:
     """The module for a case of these options."""
     on = [bool(options.get(n, False)) for n in cell.options]
-    absent = sum(not options.get(n, False) for n in cell.optional)
-    return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, absent))
+    given = all(options.get(n, False) for n in cell.optional)
+    return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, given))
 
 
 def _needs(cell: MatrixCell, target: Target, cases: Sequence[Case]) -> list[Extension]:
