@@ -42,6 +42,16 @@ SOURCES = {
     "newer": GOOD.format(variant="newer", requires=""),
     "importerror": "raise RuntimeError('first line\\nsecond line')\n",
     "exits": "raise SystemExit(3)\n",
+    "halts": "class Halt(BaseException):\n    pass\nraise Halt('no more')\n",
+    "mute": "class Mute(Exception):\n    def __str__(self):\n        raise self\nraise Mute\n",
+    "divides": GOOD.format(variant="good", requires="").replace("if dim %", "if 1 / 0 and dim %"),
+    "badpoint": GOOD.format(variant="badpoint", requires=""),
+    "garbled": GOOD.format(variant="garbled", requires=""),
+    "noname": "raise RuntimeError('first line')\n",
+    "wrongtype": GOOD.format(variant="wrongtype", requires="").replace('{"Level7": "wide"}', "[('Level7', 3)]"),
+    "parses": GOOD.format(variant="parses", requires="'elman_halts.part',").replace(
+        "aliases=", "parse_alias=lambda name: 1 / 0, aliases="
+    ),
     "misspelt": GOOD.format(variant="misspelt", requires="").replace("def elman_variants", "def elman_variant"),
     "argument": GOOD.format(variant="argument", requires="")
     + "\n@hookimpl\ndef elman_step_end(run, step, metric):\n    pass\n",
@@ -84,8 +94,10 @@ def install_all(folder: Path) -> Shelf:
         for made in (package, facts):
             made.mkdir(parents=True)
         (package / "__init__.py").write_text(source)
-        (facts / "METADATA").write_text(METADATA.format(name=name, core=">=9,<10" if name == "newer" else ">=0.1"))
-        (facts / "entry_points.txt").write_text(f"[elman]\n{name} = elman_{name}\n")
+        metadata = METADATA.format(name=name, core=">=9,<10" if name == "newer" else ">=0.1")
+        (facts / "METADATA").write_text(metadata.replace("Name: elman-noname\n", ""))
+        point = {"badpoint": "= not a module!!", "garbled": ""}.get(name, f"= elman_{name}")
+        (facts / "entry_points.txt").write_text(f"[elman]\n{name} {point}\n")
     return Shelf(folder)
 
 

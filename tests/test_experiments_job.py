@@ -44,7 +44,7 @@ def test_a_job_without_a_file_waits(tmp_path):
 def test_the_file_has_the_documented_keys(tmp_path):
     write_state(tmp_path / "a.json", State("a", attempts=[Attempt()]))
     tree = json.loads((tmp_path / "a.json").read_text())
-    assert set(tree) == {"id", "status", "contended", "attempts"}
+    assert set(tree) == {"id", "status", "contended", "attempts", "digest"}
     documented = {"host", "slot", "gpu_uuid", "pid", "started", "ended", "exit_code", "cause", "log"}
     assert documented <= set(tree["attempts"][0])
 

@@ -12,6 +12,10 @@ from safetensors.torch import save_file
 BROKEN = {
     "importerror": "RuntimeError: first line second line",
     "exits": "SystemExit: 3",
+    "halts": "Halt: no more",
+    "mute": "Mute",
+    "badpoint": "AttributeError: ",
+    "wrongtype": "PluginError: aliases of variant 'wrongtype' cannot be [('Level7', 3)]",
     "misspelt": "PluginError: there is no hook 'elman_variant'. Did you mean 'elman_variants'?",
     "argument": "PluginError: hook elman_step_end has no argument 'metric'. Did you mean 'metrics'?",
     "unmarked": "PluginError: elman_step_end is not marked: write @hookimpl above it",
@@ -47,6 +51,30 @@ def test_one_broken_plugin_breaks_one_plugin(shelf: Shelf, name: str) -> None:
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith(f"elman: plugin elman-{name} 1.2.3 is broken: {BROKEN[name]}")
+
+
+def test_metadata_that_cannot_be_read_and_names_that_cannot_be_parsed_break_one_plugin(shelf: Shelf) -> None:
+    done = shelf.run(LOAD, "good", "garbled", "noname", "parses", "halts", only="good,elman_noname,parses")
+    assert (done.returncode, done.stdout.strip()) == (0, "['good', 'parses']")
+    assert "elman: plugin elman_garbled-1.2.3 ? is broken: " in done.stderr
+    assert "elman: plugin elman_noname 1.2.3 is broken: RuntimeError: first line" in done.stderr
+    done = shelf.run("elman show goof", "good", "parses")
+    assert done.returncode == 2
+    assert "parse_alias of plugin elman-parses==1.2.3 failed: ZeroDivisionError" in done.stderr
+    assert "no variant 'goof' is installed. Did you mean 'good'?" in done.stderr
+    done = shelf.run("elman show parses", "good", "parses", "halts", only="good,parses")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "needs elman_halts.part" in done.stderr
+
+
+def test_an_error_of_a_mixer_is_one_line_that_names_the_plugin(shelf: Shelf) -> None:
+    done = shelf.run("elman show good@64x2", "good")  # its mixer cannot be made
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "Mixer of elman_good cannot be built: TypeError: Mixer() takes no arguments" in done.stderr
+    done = shelf.run("elman show good@65x2", "divides")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "plugin elman-divides failed: ZeroDivisionError: division by zero in " in done.stderr
+    assert "Traceback" in shelf.run("elman show good@65x2", "divides", ELMAN_TRACEBACK="1").stderr
 
 
 def test_a_broken_plugin_is_listed(shelf: Shelf) -> None:

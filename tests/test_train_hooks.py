@@ -1,12 +1,15 @@
 """The trainer's hooks: what observers see, what actors change, and how a failing one ends a run."""
 
 import json
+import time
 
 import pytest
 import torch
 from train_helpers import losses, manifest, metrics, settings
 
 from elman_core.registry import DivergedError, PluginError, hookimpl, plugins
+from elman_core.registry.checks import said_when_slow
+from elman_core.training import hooks
 from elman_core.training.start import resume, start
 
 
@@ -38,6 +41,31 @@ class Observer:
     @hookimpl
     def elman_run_end(self, run, error):
         self.seen.append(("end", error))
+
+
+def test_a_hook_that_hangs_at_the_start_is_named(text, good, tmp_path, register, monkeypatch, caplog):
+    class Slow:
+        @hookimpl
+        def elman_run_start(self, run):
+            time.sleep(0.3)
+
+    monkeypatch.setattr(hooks, "said_when_slow", lambda what: said_when_slow(what, 0.05))
+    register(Slow())
+    run(text, tmp_path / "run").fit()
+    assert "elman: still waiting for elman_run_start of plugin elman-test:test" in caplog.text
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit(), type("Own", (BaseException,), {})("no more")])
+def test_whatever_a_hook_raises_ends_the_run_with_its_name(error, text, good, tmp_path, register):
+    class Failing:
+        @hookimpl
+        def elman_step_end(self, run, step, metrics):
+            raise error
+
+    register(Failing())
+    with pytest.raises(PluginError, match=rf"failed in elman_step_end: {type(error).__name__}"):
+        run(text, tmp_path / "run").fit()
+    assert manifest(tmp_path / "run")["status"] == "crashed"
 
 
 def test_observers_see_everything_in_order_and_change_nothing(text, good, tmp_path, register):

@@ -1,12 +1,11 @@
 """The command `elman`. Each module beside this one holds one group of commands; heavy imports are inside the commands.
 
 Exit codes: 0 done · 1 input or output · 2 configuration · 3 out of memory · 4 diverged · 5 kernel · 6 timeout ·
-130 interrupted · 143 terminated after saving.
+70 a fault of elman itself · 130 interrupted · 143 terminated after saving.
 """
 
 from __future__ import annotations
 
-import errno
 import importlib
 import io
 import logging
@@ -36,6 +35,9 @@ MODULES: tuple[str, ...] = (
     "export",
     "results",
 )
+
+LONGEST = 2000
+"""Characters of an error."""
 
 # The base of all usage errors: click's, or that of the copy of click that newer versions of typer carry.
 _UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -84,6 +86,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script passes it to `sys.exit`)."""
     _ready_to_print()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_OneLine())
     try:
         code = build_app()(args=argv, standalone_mode=False, prog_name="elman")
         sys.stdout.flush()  # now, so that a closed pipe or a full disk is noticed here
@@ -99,17 +103,13 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
         return 130
-    except (BrokenPipeError, SystemExit) as error:
-        if not isinstance(error, BrokenPipeError) and not isinstance(
-            error.__context__, BrokenPipeError
-        ):  # typer's exit
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: print nothing more
-        return 0
-    except Exception as error:
+    except BaseException as error:
+        if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):  # typer exits then
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: print nothing more
+            return 0
         code = _exit_code(error)
         if code is None:
-            raise
+            return _unexpected(error)
         rank, said = os.environ.get("RANK", "0"), _words(error, code)
         everywhere, elsewhere = getattr(error, "everywhere", False), getattr(error, "said", False)
         if not elsewhere and (rank == "0" or not everywhere):  # an error of all processes is printed by the first
@@ -127,19 +127,48 @@ def _ready_to_print() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _exit_code(error: Exception) -> int | None:
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        from elman_core.registry.errors import printable
+
+        said = super().format(record)
+        return printable(said) if record.name == "elman_core" else said
+
+
+def _unexpected(error: BaseException) -> int:
+    """Say in one line what no command foresees, and whose fault it is; returns the exit code."""
+    if os.environ.get("ELMAN_TRACEBACK", "0") not in ("", "0"):
+        raise error
+    import traceback
+
+    from elman_core.registry import plugins
+    from elman_core.registry.checks import one_line
+
+    trace = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in trace]
+    owners = {
+        str(getattr(plugin, "__name__", "")).partition(".")[0]: package for package, plugin in plugins().modules()
+    }
+    whose = next((f"plugin {owners[name]}" for name in reversed(names) if name in owners), "")
+    last = max((i for i, name in enumerate(names) if name == "elman_core" or name in owners), default=-1)
+    where = f" in {trace[last].f_code.co_filename}, {trace[last].f_code.co_name}" if trace else ""
+    _say(f"{whose or 'elman itself'} failed: {one_line(error)}{where}; ELMAN_TRACEBACK=1 shows the traceback")
+    return 2 if whose else 70
+
+
+def _exit_code(error: BaseException) -> int | None:
     from elman_core.registry.errors import ElmanError
 
     if isinstance(error, ElmanError):
         return error.exit_code
     if _ran_out(error):
         return 3
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES):
+    if isinstance(error, OSError):
         return 1
     return None
 
 
-def _ran_out(error: Exception) -> bool:
+def _ran_out(error: BaseException) -> bool:
     """Whether memory ran out outside a training step, which has an error of its own."""
     if "torch" not in sys.modules:
         return isinstance(error, MemoryError)
@@ -148,16 +177,21 @@ def _ran_out(error: Exception) -> bool:
     return ran_out(error)
 
 
-def _words(error: Exception, code: int) -> str:
+def _words(error: BaseException, code: int) -> str:
     if code == 3 and _ran_out(error):
         return (
             f"out of memory: {(str(error).splitlines() or ['no more'])[0]}; take a smaller model, or fewer rows at once"
         )
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
 def _say(message: str) -> None:
-    print(f"elman: {message}", file=sys.stderr)
+    from elman_core.registry.errors import printable
+
+    shown = printable(message)
+    print(f"elman: {shown if len(shown) <= LONGEST else shown[:LONGEST] + ' …'}", file=sys.stderr)
 
 
 if __name__ == "__main__":

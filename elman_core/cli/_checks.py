@@ -34,7 +34,7 @@ class Plugin:
             raise ConfigError(f"{folder} is no plugin: it has no pyproject.toml; `elman new NAME` writes one")
         try:
             self.settings = tomllib.loads(file.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{file}: {error}") from error
         self.folder = folder.resolve()
         self.project: dict[str, Any] = self.settings.get("project", {})

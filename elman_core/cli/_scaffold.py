@@ -34,7 +34,7 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
     Raises:
         ConfigError: a name that cannot be used or is taken, a folder that exists, a source that cannot be copied.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name) or keyword.iskeyword(name):
         raise ConfigError(f"a variant's name is lower case letters, digits and _, such as e99, not {name!r}")
     if (taken := plugins().installed.get(name)) is not None:
         raise ConfigError(f"variant {name!r} is already there, from {taken.requirement}: choose another name")

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 def info(
     file: Path = typer.Argument(help="A file of raw bytes."),
     heldout: float = typer.Option(0.01, help="Fraction held out for evaluation."),
-    chunk_size: int = typer.Option(512, help="Bytes in a training window."),
+    chunk_size: int = typer.Option(512, min=1, help="Bytes in a training window."),
     json_: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Size, fingerprint, documents near the start and the held-out split of FILE. Instant for a file of any size."""

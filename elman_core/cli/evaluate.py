@@ -35,9 +35,10 @@ def evaluate(
     side, and the state is carried through each part: every byte but the first is predicted from all before it in its part.
     """
     import json
+    import math
 
     from elman_core.data import ByteFile, heldout_offsets, split
-    from elman_core.registry import ConfigError, DataError
+    from elman_core.registry import ConfigError, DataError, DivergedError
 
     asked = _of_run(Path(model))
     path = data or asked.get("path")
@@ -46,6 +47,8 @@ def evaluate(
     if precision not in ("fp32", "bf16"):
         raise ConfigError(f"--precision is fp32 or bf16, not {precision!r}")
     file = ByteFile(path)
+    if data is None and file.fingerprint() != asked["text"]:
+        raise DataError(f"{path} is not the text of this run any more; --data {path} scores it nevertheless")
     fraction = heldout if heldout is not None else asked.get("heldout", 0.01)
     if not everything:
         heldout_offsets(split(file.size, fraction), 1)  # nothing held out is said before torch is imported
@@ -65,6 +68,8 @@ def evaluate(
                 split(file.size, fraction), length, most or asked.get("eval_bytes", 2**20)
             )
             result = on_windows(ladder, file, offsets, length, rows)
+    if not math.isfinite(result["loss"]):
+        raise DivergedError(f"the loss of {model} is {result['loss']}: its weights or its activations are not finite")
     result |= {"part": "all" if everything else "held out", "window": length, "data": str(path), "model": model}
     if json_:
         print(json.dumps(result))
@@ -81,8 +86,10 @@ def _of_run(path: Path) -> dict[str, Any]:
     for folder in (path, path.parent.parent):
         if (folder / MANIFEST).is_file():
             try:
-                settings = read_manifest(folder)["settings"]
-                return {**settings["data"], "chunk_size": settings["train"]["chunk_size"]}
-            except KeyError as error:
+                manifest = read_manifest(folder)
+                settings = manifest["settings"]
+                text = manifest["protocol"]["data"]
+                return {**settings["data"], "chunk_size": settings["train"]["chunk_size"], "text": text}
+            except (KeyError, TypeError) as error:
                 raise CheckpointError(f"{folder / MANIFEST} is damaged: it lacks {error}") from error
     return {}

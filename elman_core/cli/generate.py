@@ -41,7 +41,7 @@ def generate(
     stop: Annotated[
         str | None, typer.Option(help="Byte that ends a sample: 0x1e, 10, a character, or none. [default: the model's]")
     ] = None,
-    num: Annotated[int, typer.Option("--num", min=1, help="Samples.")] = 1,
+    num: Annotated[int, typer.Option("--num", min=1, max=65536, help="Samples.")] = 1,
     seed: Annotated[int | None, typer.Option("--seed", help="Makes samples repeatable.")] = None,
     device: Annotated[str, typer.Option("--device", help="auto (a GPU if there is one), cpu, cuda, cuda:1.")] = "auto",
     dtype: Annotated[
@@ -138,7 +138,7 @@ def _stop_bytes(text: str) -> set[int]:
     try:
         value = int(text, 0)
     except ValueError:
-        value = ord(text) if len(text) == 1 else -1
+        value = ord(text) if len(text) == 1 and text.isascii() else -1  # others take several bytes
     if not 0 <= value < 256:
-        raise ConfigError(f"--stop is a byte such as 0x1e, 10 or a character, or none, not {text!r}")
+        raise ConfigError(f"--stop is a byte such as 0x1e, 10 or an ASCII character, or none, not {text!r}")
     return {value}

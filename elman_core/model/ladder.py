@@ -7,6 +7,7 @@ Shapes: B batch, T time, D width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -86,6 +87,8 @@ class LadderModel(LadderPreTrainedModel):
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__(config)
+        if not isinstance(config.norm_eps, float | int) or not 0 < config.norm_eps < math.inf:
+            raise ConfigError(f"norm_eps must be a number above 0, not {config.norm_eps!r}")
         blocks = [LadderBlock(config, mixer, last) for mixer, last in build_mixers(config)]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(blocks)
@@ -121,7 +124,7 @@ class LadderModel(LadderPreTrainedModel):
         Args:
             input_ids: (B, T) tokens; or `inputs_embeds` (B, T, D).
             attention_mask: (B, T) or, after a cache, (B, past + T): where it is 0 the state is held and the output is
-                arbitrary. Any pattern is exact: left padding, right padding, holes.
+                zero. Any pattern is exact: left padding, right padding, holes.
             position_ids: (B, T), in the keyword arguments: several documents packed into a row, each counted from 0. Each is
                 computed as if it stood in a row of its own. `seq_idx` (B, T) or `cu_seq_lens_q` (for B = 1) say the same.
                 Positions show a document only if that of its first real token is not greater than that of the real token
@@ -141,6 +144,8 @@ class LadderModel(LadderPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
         return_dict = config.return_dict if return_dict is None else return_dict
+        if input_ids is not None:
+            _require_ids(input_ids, config.vocab_size)
         x_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         n_tokens = x_BTD.shape[1]
         if n_tokens == 0:
@@ -166,6 +171,8 @@ class LadderModel(LadderPreTrainedModel):
             if output_hidden_states and block.ends_layer:
                 hidden.append(residual_BTD + x_BTD)
         out_BTD, _ = self.norm(x_BTD, residual_BTD)
+        if mask_BT is not None:
+            out_BTD = out_BTD.masked_fill(~mask_BT[:, :, None], 0)
         hidden[-1] = out_BTD
         output = BaseModelOutputWithPast(
             last_hidden_state=out_BTD,
@@ -173,6 +180,17 @@ class LadderModel(LadderPreTrainedModel):
             hidden_states=tuple(hidden) if output_hidden_states else None,
         )
         return output if return_dict else output.to_tuple()
+
+
+def _require_ids(input_ids: Tensor, vocab_size: int) -> None:
+    """Raise `ConfigError` for what is no (B, T) of tokens. Values are looked at on a CPU: a GPU would have to be waited for."""
+    if input_ids.ndim != 2:
+        raise ConfigError(f"input_ids must be (batch, time), not of shape {tuple(input_ids.shape)}")
+    if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or not input_ids.numel():
+        return
+    low, high = (int(end) for end in input_ids.aminmax())
+    if low < 0 or high >= vocab_size:
+        raise ConfigError(f"tokens must be from 0 to {vocab_size - 1}, not {low if low < 0 else high}")
 
 
 def _token_mask(attention_mask: Tensor | None, n_tokens: int) -> Tensor | None:

@@ -40,13 +40,18 @@ class LadderPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["LadderBlock"]  # noqa: RUF012 (transformers declares these so)
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _is_stateful = False  # tokens can be taken back, so assisted decoding works
-    _can_compile_fullgraph = True
+    _can_compile_fullgraph = False  # an instance whose state is of constant size can
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = False
     model_tags = ["rnn", "elman", "byte-level", "custom_code"]  # noqa: RUF012
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
         """Does nothing: otherwise saving would copy this package's source files into checkpoints."""
+
+    def post_init(self) -> None:
+        super().post_init()
+        mixers = [module for module in self.modules() if isinstance(module, Mixer)]
+        self._can_compile_fullgraph = all(mixer.state_growth == "constant" for mixer in mixers)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         # For classes outside transformers the base skips a module without parameters of its own, which a mixer made of

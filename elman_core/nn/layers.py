@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from elman_core.registry import ConfigError, Mixer, Resolved, list_variants, resolve
+from elman_core.registry import ConfigError, ElmanError, Mixer, PluginError, Resolved, list_variants, resolve
+from elman_core.registry.checks import one_line
 
 from .swiglu import SwiGLU, SwiGLUConfig
 
@@ -114,7 +116,23 @@ def build_mixers(config: Any) -> Iterator[tuple[Mixer, bool]]:
     checked: set[int] = set()
     for layer in expand(config):
         if id(layer) not in checked:
-            layer.variant.check(config.hidden_size, layer.config)
+            with _blamed(layer.variant.branch(0)):
+                layer.variant.check(config.hidden_size, layer.config)
             checked.add(id(layer))
     for index, (mixer, options, last) in enumerate(branches(config)):
-        yield mixer(config.hidden_size, options, index), last
+        with _blamed(mixer):
+            made = mixer(config.hidden_size, options, index)
+        yield made, last
+
+
+@contextlib.contextmanager
+def _blamed(mixer: type) -> Iterator[None]:
+    """What a plugin's mixer raises becomes a `PluginError` that names it; errors of ours and of memory stay."""
+    try:
+        yield
+    except (ElmanError, MemoryError, RuntimeError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"{mixer.__name__} of {mixer.__module__.partition('.')[0]} cannot be built: {one_line(error)}"
+        ) from error

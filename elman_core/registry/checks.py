@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import inspect
+import logging
 import re
-from collections.abc import Iterable
+import textwrap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from . import hookspecs
-from .errors import PluginError, did_you_mean
+from .errors import PluginError, did_you_mean, printable
 from .variant import Variant
 
 CORE = "elman-core"
+log = logging.getLogger("elman_core")
 HOOKS: dict[str, Any] = {n: f for n, f in vars(hookspecs).items() if n.startswith("elman_")}
 
 
 def one_line(error: BaseException) -> str:
-    """The kind of an error and what it says, on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    """The kind of an error and what it says, on one line of at most 500 characters."""
+    try:
+        said = str(error)
+    except Exception:  # of a plugin
+        said = ""
+    whole = " ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":")
+    return textwrap.shorten(printable(whole), 500, placeholder=" …")
+
+
+@contextlib.contextmanager
+def said_when_slow(what: Callable[[], str], seconds: float = 5.0) -> Iterator[None]:
+    """Log what is waited for if the block takes longer."""
+    timer = threading.Timer(seconds, lambda: log.warning("elman: still waiting for %s", what()))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def check_hooks(plugin: Any) -> None:
@@ -80,11 +102,23 @@ def collect(results: Iterable[Any]) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
+_KINDS: dict[str, Any] = {
+    "summary": str, "equation": str, "presets": Mapping, "aliases": Mapping, "published": (tuple, list), "rungs": int,
+    "requires": (tuple, list), "accelerated_by": (tuple, list, Mapping), "kernels": (tuple, list), "mixer": (type, tuple),
+}  # fmt: skip
+
+
 def _check_variant(variant: Any) -> None:
     if not isinstance(variant, Variant):
         raise PluginError(f"elman_variants must yield Variant objects, not {type(variant).__name__}")
     if not isinstance(variant.name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", variant.name):
         raise PluginError(f"a variant's name is lower case letters, digits and _, not {variant.name!r}")
+    for name, kind in _KINDS.items():
+        if not isinstance(getattr(variant, name), kind):
+            raise PluginError(f"{name} of variant {variant.name!r} cannot be {getattr(variant, name)!r}")
+    names = (*variant.presets, *variant.aliases, *variant.requires, *variant.accelerated_by)
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise PluginError(f"variant {variant.name!r} has a name that is no text: {odd[0]!r}")
     if not (isinstance(variant.config, type) and dataclasses.is_dataclass(variant.config)):
         raise PluginError(f"the config of variant {variant.name!r} must be a dataclass, not {variant.config!r}")
     bare = [f.name for f in dataclasses.fields(variant.config) if f.default is f.default_factory is dataclasses.MISSING]
@@ -103,8 +137,6 @@ def _check_variant(variant: Any) -> None:
 
 def needs_core(dist: metadata.Distribution | None) -> str:
     """The range of the core that a package asks for, if this core is outside it, as a requirement; else an empty string."""
-    from elman_core import __version__
-
     for line in (dist.requires or []) if dist else []:
         try:
             wanted = Requirement(line)
@@ -113,7 +145,7 @@ def needs_core(dist: metadata.Distribution | None) -> str:
         if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
             continue
         ours = wanted.name.lower().replace("_", "-") == CORE
-        if ours and not wanted.specifier.contains(__version__, prereleases=True):
+        if ours and not wanted.specifier.contains(metadata.version(CORE), prereleases=True):
             return f"{CORE}{wanted.specifier}"
     return ""
 
@@ -122,5 +154,7 @@ def is_missing(module: str) -> bool:
     """Whether a module cannot be found; looks without importing it (its parent packages are imported, as find_spec does)."""
     try:
         return importlib.util.find_spec(module) is None
-    except (ImportError, ValueError):  # a parent is missing or broken; a module without a spec
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a parent is missing or broken, whatever it raises; a module without a spec
         return True

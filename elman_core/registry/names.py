@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .checks import one_line
 from .errors import ConfigError, PluginError
 from .plugins import Installed, plugins
 from .variant import Variant, config_to_dict
@@ -73,10 +75,12 @@ def parse_size(text: str) -> tuple[str, int | None, int | None]:
     name, at, size = text.partition("@")
     if not at:
         return name, None, None
-    width, _, depth = size.lower().partition("x")
-    if not (width.isdigit() and depth.isdigit() and int(width) and int(depth)):
-        raise ConfigError(f"a size is written NAME@WIDTHxDEPTH, such as {name or 'e99'}@1536x6, not {text!r}")
-    return name, int(width), int(depth)
+    found = re.fullmatch(r"0*([1-9][0-9]{0,5})[xX]0*([1-9][0-9]{0,3})", size)
+    if found is None:
+        raise ConfigError(
+            f"a size is written NAME@WIDTHxDEPTH, such as {name or 'e99'}@1536x6, not {text!r}; at most 999999x9999"
+        )
+    return name, int(found[1]), int(found[2])
 
 
 def _by_alias(name: str, installed: Iterable[Installed]) -> tuple[Installed, str | Mapping[str, Any]] | None:
@@ -86,12 +90,21 @@ def _by_alias(name: str, installed: Iterable[Installed]) -> tuple[Installed, str
         exact = {k.lower(): v for k, v in entry.variant.aliases.items()}
         if wanted in exact:
             hits.append((entry, exact[wanted]))
-        elif entry.variant.parse_alias is not None and (options := entry.variant.parse_alias(name)) is not None:
+        elif (options := _parsed(entry, name)) is not None:
             hits.append((entry, options))
     if len({h[0].variant.name for h in hits}) > 1:
         names = ", ".join(sorted({h[0].variant.name for h in hits}))
         raise ConfigError(f"level {name!r} could be any of {names}: write the variant's own name")
     return hits[0] if hits else None
+
+
+def _parsed(entry: Installed, name: str) -> Mapping[str, Any] | None:
+    try:
+        options = None if entry.variant.parse_alias is None else entry.variant.parse_alias(name)
+        return None if options is None else dict(options)
+    except Exception as error:  # of one plugin, asked about a name that may be of another
+        log.warning("elman: parse_alias of plugin %s failed: %s", entry.requirement, one_line(error))
+        return None
 
 
 def get_variant(name: str | int) -> Variant:

@@ -16,8 +16,8 @@ from typing import Any
 import pluggy
 
 from . import hookspecs
-from .checks import check_hooks, collect, is_missing, needs_core, one_line
-from .errors import PluginError, did_you_mean
+from .checks import check_hooks, collect, is_missing, needs_core, one_line, said_when_slow
+from .errors import PluginError, did_you_mean, printable
 from .variant import Variant
 
 GROUP = "elman"
@@ -96,7 +96,7 @@ class Plugins:
         """Load every entry point of the group, or those that `ELMAN_PLUGINS` names (comma-separated; empty for none)."""
         only = os.environ.get("ELMAN_PLUGINS")
         wanted = None if only is None else {n.strip() for n in only.split(",") if n.strip()}
-        points = sorted(metadata.entry_points(group=GROUP), key=lambda e: (e.name, _package(e)))
+        points = sorted(self._points(), key=lambda e: (e.name, _package(e)))
         for point in points:
             if wanted is None or point.name in wanted or _package(point) in wanted:
                 self._load_one(point)
@@ -108,26 +108,47 @@ class Plugins:
             )
         self._index()
 
+    def _points(self) -> Iterator[metadata.EntryPoint]:
+        """The entry points of the group; of two distributions with one name the first on the path counts."""
+        seen: set[str] = set()
+        for dist in metadata.distributions():
+            try:
+                points = [p for p in dist.entry_points if p.group == GROUP]
+                name = _package(points[0]) if points else ""
+            except Exception as error:  # metadata that cannot be read
+                where = getattr(dist, "_path", None)
+                self._leave_out(Broken("?", where.stem if where else "?", "?", error))
+                continue
+            if name not in seen:
+                yield from points
+                seen.add(name)
+
+    def _leave_out(self, broken: Broken) -> None:
+        if os.environ.get("ELMAN_STRICT", "0") not in ("", "0"):
+            raise PluginError(str(broken)) from broken.error
+        self.broken.append(broken)
+        log.warning("elman: %s", broken)
+
     def _load_one(self, point: metadata.EntryPoint) -> None:
-        package, version = _package(point), point.dist.version if point.dist else "0"
-        if needs := needs_core(point.dist):
-            self.not_loaded.append(NotLoaded(point.name, package, version, needs))
-            return
+        package, version = _package(point), "0"
         key = f"{package}:{point.name}"
         try:
-            plugin = point.load()
-            check_hooks(plugin)
-            self.manager.register(plugin, name=key)
-            impls = [i for i in self.hook.elman_variants.get_hookimpls() if i.plugin_name == key]
-            self.owners[key] = _Owner(package, version, plugin, collect(i.function() for i in impls))
-        except (Exception, SystemExit) as error:  # a plugin that exits while it is imported must not take others along
+            version = (point.dist.version if point.dist else None) or "0"
+            if needs := needs_core(point.dist):
+                self.not_loaded.append(NotLoaded(point.name, package, version, needs))
+                return
+            with said_when_slow(lambda: f"plugin {package} to be imported"):
+                plugin = point.load()
+                check_hooks(plugin)
+                self.manager.register(plugin, name=key)
+                impls = [i for i in self.hook.elman_variants.get_hookimpls() if i.plugin_name == key]
+                self.owners[key] = _Owner(package, version, plugin, collect(i.function() for i in impls))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever a plugin raises must not take others along
             if self.manager.has_plugin(key):  # pluggy keeps a plugin whose hooks did not validate
                 self.manager.unregister(name=key)
-            broken = Broken(point.name, package, version, error)
-            if os.environ.get("ELMAN_STRICT", "0") not in ("", "0"):
-                raise PluginError(str(broken)) from error
-            self.broken.append(broken)
-            log.warning("elman: %s", broken)
+            self._leave_out(Broken(point.name, package, version, error))
 
     def _index(self) -> None:
         for owner in self.owners.values():
@@ -191,7 +212,8 @@ class Plugins:
 
 
 def _package(point: metadata.EntryPoint) -> str:
-    return re.sub(r"[-_.]+", "-", point.dist.name).lower() if point.dist else point.value.partition(":")[0]
+    name = point.dist.name if point.dist else None  # None, too, where the metadata has no name
+    return re.sub(r"[-_.]+", "-", name).lower() if name else printable(point.value.partition(":")[0])
 
 
 def _made_by(package: str, made_with: str | None) -> bool:

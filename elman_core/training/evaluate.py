@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from elman_core.data import ByteFile
+from elman_core.registry import ConfigError, DataError
 
 from .distributed import Ranks
 from .objective import Outputs, States, forward_loss, require_constant_state
@@ -66,6 +67,8 @@ def on_everything(model: Any, file: ByteFile, length: int, rows: int, most: int 
         ConfigError: a model whose state grows with the text.
     """
     require_constant_state(model, "evaluating a whole file")
+    if file.size < 2:
+        raise DataError(f"{file.path} has one byte: there is nothing to predict")
     scored = min(file.size - 1, most or file.size)
     rows = max(1, min(rows, scored))
     part = scored // rows
@@ -93,6 +96,8 @@ def _nats(
     loss_chunk: int = 0,
     forward: Callable[..., Outputs] = forward_loss,
 ) -> tuple[float, States | None]:
+    if model.config.vocab_size != 256:
+        raise ConfigError(f"this model has {model.config.vocab_size} tokens, not the 256 bytes")
     device = model.model.embed_tokens.weight.device
     tokens_BT = torch.from_numpy(tokens).to(device, dtype=torch.long)
     out = forward(model, tokens_BT[:, :-1], tokens_BT[:, 1:], loss_chunk=loss_chunk, states=states, return_states=carry)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from elman_core.registry import PluginError, plugins
+from elman_core.registry.checks import one_line, said_when_slow
 
 OBSERVE = (
     "elman_run_start", "elman_step_end", "elman_evaluation_end", "elman_checkpoint_saved", "elman_run_end",
@@ -22,13 +27,16 @@ def call(name: str, **arguments: Any) -> list[Any]:
     Raises:
         PluginError: an implementation raised; the cause is chained.
     """
-    hook = getattr(plugins().hook, name)
+    hook, thread = getattr(plugins().hook, name), threading.get_ident()
+    slow = said_when_slow(lambda: f"{name} of plugin {_culprit(hook, _stack(thread))}")
     try:
-        return hook(**arguments)
-    except Exception as error:
-        raise PluginError(
-            f"plugin {_culprit(hook, error)} failed in {name}: {type(error).__name__}: {error}"
-        ) from error
+        with slow if name in ("elman_run_start", "elman_run_end") else contextlib.nullcontext():
+            return hook(**arguments)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit
+        running = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        raise PluginError(f"plugin {_culprit(hook, running)} failed in {name}: {one_line(error)}") from error
 
 
 def hook_plugins() -> dict[str, list[str]]:
@@ -69,13 +77,13 @@ def loss_terms(run: Any, outputs: Any) -> dict[str, Tensor]:
     return terms
 
 
-def _culprit(hook: Any, error: BaseException) -> str:
-    """The plugin whose function is on the traceback."""
-    running = set()
-    trace = error.__traceback__
-    while trace is not None:
-        running.add(trace.tb_frame.f_code)
-        trace = trace.tb_next
+def _stack(thread: int) -> set[Any]:
+    """The code of the functions that a thread is in."""
+    return {frame.f_code for frame, _ in traceback.walk_stack(sys._current_frames().get(thread))}
+
+
+def _culprit(hook: Any, running: set[Any]) -> str:
+    """The plugin of which one of the functions is `running`."""
     for implementation in hook.get_hookimpls():
         if getattr(implementation.function, "__code__", None) in running:
             return implementation.plugin_name

@@ -27,6 +27,8 @@ def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"the device must be auto, cpu, cuda or cuda:N, not {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"the device must be auto, cpu, cuda or cuda:N, not {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"the device is {name!r}, but this machine has {torch.cuda.device_count()} CUDA devices")
     return _numbered(device)

@@ -8,6 +8,8 @@ process is gone: Ray may end its processes on a node while the node goes on.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import math
 import os
@@ -17,6 +19,7 @@ import sys
 import time
 from typing import Any
 
+PR_SET_CHILD_SUBREAPER = 36
 GRACE = 5.0
 """Seconds that leftover processes of a command, such as an uploader, have to end after SIGTERM."""
 SAVING = 120.0
@@ -32,6 +35,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(signum, _wait_for_the_command)
     if holder and (pid := os.fork()):  # Ray kills the direct children of its processes, so a grandchild does the work
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    _adopt()
     started = time.time()
     try:
         process = subprocess.Popen(command, pass_fds=locks, stdin=subprocess.DEVNULL)
@@ -69,8 +73,14 @@ def _wait_for_the_command(_signum: int, _frame: Any) -> None:
     return
 
 
+def _adopt() -> None:
+    """Become the parent of processes that the command leaves, also in sessions of their own. Linux can do that."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def _end_leftovers() -> None:
-    """SIGTERM, then SIGKILL, to the processes of this group that outlived the command."""
+    """SIGTERM, then SIGKILL, to the processes that outlived the command."""
     if not (left := _others()):
         return
     for signum in (signal.SIGTERM, signal.SIGKILL):
@@ -86,14 +96,15 @@ def _end_leftovers() -> None:
 
 
 def _others() -> list[int]:
-    """Live processes of this process's group but itself."""
+    """Live processes of this process's group but itself, and its descendants."""
     import psutil
 
     group, found = os.getpgrp(), []
+    below = set(psutil.Process().children(recursive=True))
     for process in psutil.process_iter():
         try:
             mine = process.pid not in (0, os.getpid(), os.getppid()) and os.getpgid(process.pid) == group
-            if mine and process.status() != psutil.STATUS_ZOMBIE:
+            if (mine or process in below) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
         except (psutil.Error, ProcessLookupError, PermissionError):
             continue

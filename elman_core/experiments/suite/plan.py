@@ -194,11 +194,15 @@ def _parsed(text: str) -> tuple[str, Any]:
     tree: Any = apply_sets({}, [text])
     for part in key.split(".", 2):
         tree = tree[part]
+    if tree == []:
+        raise ConfigError(f"{key} has no values")
     return key, tree
 
 
 def _seeds(suite: Suite, wishes: Wishes, protocol: Mapping[str, Any]) -> list[int]:
     wanted = wishes.seeds if wishes.seeds is not None else suite.seeds
+    if isinstance(wanted, int) and not 1 <= wanted <= 1000:
+        raise ConfigError(f"the number of seeds is from 1 to 1000, not {wanted}")
     if isinstance(suite.seeds, tuple):
         listed = list(suite.seeds)
         if isinstance(wanted, tuple):

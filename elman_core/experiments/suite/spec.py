@@ -101,7 +101,7 @@ def read_suite(path: Path) -> Suite:
         tree = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read suite {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"suite {path} is not valid TOML: {error}") from error
     where = f"suite {path.name}: "
     _check_keys(tree, KEYS, where)
@@ -149,6 +149,8 @@ def _entry(given: Any, where: str) -> Entry:
 
 
 def _protocol(tree: Any, where: str) -> dict[str, Any]:
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{where}protocol is a table of settings, not {tree!r}")
     settings = from_dict(tree, f"{where}protocol: ")
     given = {f"{table}.{name}" for table, values in tree.items() for name in values}
     if taken := given & {"model.variant", "model.options", "model.hidden_size", "model.num_hidden_layers"}:

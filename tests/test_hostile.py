@@ -1,0 +1,189 @@
+"""Hostile values, names, files and headers: one line with an exit code of the table, never a traceback or a fault of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from elman_core import locks
+from elman_core.cli import main
+from elman_core.cli.train import read_settings
+from elman_core.experiments.suite.spec import read_suite
+from elman_core.locks import Lock, holder, is_locked
+from elman_core.model import LadderConfig, LadderForCausalLM
+from elman_core.model.checkpoint import load_checkpoint
+from elman_core.registry import CheckpointError, ConfigError, ElmanError, StorageError
+
+VALUES = [None, True, -1, 0, 10**30, 0.5, float("nan"), "a", "", "é\n", [], [[]], [0] * 9, {}, {"a": {"b": 1}}]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one line of a command that leaves with 1 or 2."""
+    code = main([str(word) for word in words])
+    said = capsys.readouterr().err
+    assert (code in (1, 2), said.count("\n")) == (True, 1), (code, said)
+    return said
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "model"
+    torch.manual_seed(0)
+    LadderForCausalLM(LadderConfig(variant="e42", hidden_size=16, num_hidden_layers=1)).save_pretrained(path)
+    return path
+
+
+def test_hostile_words_are_one_line(capsys, tmp_path, text, saved):
+    one = tmp_path / "one"
+    one.write_bytes(b"a")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    long = "e" * 300
+    for words in (
+        ["train", "e42", "--data", text, "--tokens", "-5"],
+        ["train", "e42", "--data", text, "--out", loop],
+        ["train", "e42", "--data", text, "--out", tmp_path / long],
+        ["train", "e42", "--data", text, "--set", "train.device=meta"],
+        ["train", "e42", "--data", text, "--set", f"train.lr={'1' * 5000}"],
+        ["train", "e42", "--data", text, "--set", f"train.lr={'[' * 3000}"],
+        ["train", long, "--data", text],
+        ["eval", saved, "--all", "--data", one],
+        ["eval", saved, "--data", text, "--device", "meta"],
+        ["data", "info", text, "--chunk-size", "0"],
+        ["data", "info", tmp_path / "a\nb"],
+        ["generate", saved, "--stop", "é"],
+        ["generate", saved, "--num", "100000000000"],
+        ["show", "e1@1000000x1000000"],
+        ["show", "e1@²x²"],
+        ["new", "e99", "--dir", one],
+        ["new", long],
+        ["bench", "quick", "--dry-run", "--set", "train.lr=[]"],
+        ["bench", "quick", "--dry-run", "--seeds", "100000000"],
+    ):
+        refused(capsys, *words)
+
+
+def test_vocabularies_and_weights_that_are_no_model_of_bytes(capsys, tmp_path, text, saved):
+    for size in (100, 300):
+        folder = tmp_path / str(size)
+        model = LadderForCausalLM(LadderConfig(variant="e42", hidden_size=16, num_hidden_layers=1, vocab_size=size))
+        model.save_pretrained(folder)
+        capsys.readouterr()
+        for command, more in (("eval", ["--data", text]), ("generate", [])):
+            assert f"this model has {size} tokens" in refused(capsys, command, folder, *more)
+    nan = shutil.copytree(saved, tmp_path / "nan")
+    tensors = {
+        name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(nan / "model.safetensors").items()
+    }
+    save_file(tensors, nan / "model.safetensors", {"format": "pt"})
+    assert main(["eval", str(nan), "--data", str(text)]) == 4
+    assert main(["generate", str(nan)]) == 4
+    model = LadderForCausalLM.from_pretrained(saved)
+    for ids in ([[300]], [[-1]], [1, 2, 3]):
+        with pytest.raises(ConfigError):
+            model(torch.tensor(ids))
+
+
+def accepted_or_refused(read, *words):
+    """No other error than one of ours, on one line."""
+    said = ""
+    try:
+        read(*words)
+    except ElmanError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+def test_hostile_configs_and_headers(capsys, tmp_path, text, saved):
+    folder = shutil.copytree(saved, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    draw = random.Random(0)
+
+    def use(folder):
+        with torch.no_grad():
+            load_checkpoint(folder)(torch.tensor([[1, 2, 3]]))
+
+    for key in config:
+        for value in draw.sample(VALUES, 3):
+            (folder / "config.json").write_text(json.dumps({**config, key: value}))
+            accepted_or_refused(use, folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    content = (folder / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + size])
+    name = "model.norm.weight"
+    for value in VALUES:
+        for field in ("data_offsets", "shape", "dtype"):
+            changed = json.dumps({**header, name: {**header[name], field: value}}).encode()
+            (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(changed)) + changed + content[8 + size :])
+            with pytest.raises(CheckpointError):
+                load_checkpoint(folder)
+    (folder / "model.safetensors").unlink()
+    for value in VALUES:
+        for tree in ({"weight_map": value}, {"weight_map": {name: value}}, value, {"weight_map": {name: "../x"}}):
+            (folder / "model.safetensors.index.json").write_text(json.dumps(tree))
+            with pytest.raises(CheckpointError):
+                load_checkpoint(folder)
+
+
+def test_hostile_recipes_and_suites(tmp_path):
+    draw = random.Random(1)
+    recipe, suite = tmp_path / "r.toml", tmp_path / "s.toml"
+    pieces = ["3", "-1", "[]", "[[]]", "{}", "{a=1}", "''", "'e42'", "1e999", "nan", "true", "1" * 5000, "[" * 3000]
+    keys = ["summary", "sizes", "depth", "seeds", "gpus", "models", "tuned", "tuning", "protocol", "tuned.train"]
+    for _ in range(400):
+        lines = ["models = ['e42']", *(f"{draw.choice(keys)} = {draw.choice(pieces)}" for _ in range(2))]
+        suite.write_text("\n".join(lines[draw.randrange(2) :]))
+        accepted_or_refused(read_suite, suite)
+    for table in ("model", "data", "train", "train.lr", "model.options", "model.variant", "x"):
+        for piece in pieces:
+            recipe.write_text(f"{table} = {piece}\n")
+            accepted_or_refused(read_settings, str(recipe))
+
+
+def test_a_lock_follows_no_link_and_writes_no_file_of_another_name(tmp_path, monkeypatch):
+    target = tmp_path / "target"
+    target.write_text("precious")
+    shared = tmp_path / "locks"
+    shared.mkdir()
+    monkeypatch.setattr(locks, "MACHINE_WIDE", shared)
+    for plant in (os.symlink, os.link, lambda _, name: os.mkfifo(name)):
+        path = shared / "GPU.lock"
+        plant(target, path)
+        for use in (functools.partial(Lock, shared=True), Lock, is_locked):
+            with contextlib.suppress(StorageError):
+                if isinstance(lock := use(path), Lock):
+                    lock.write("me")
+                    lock.close()
+        assert holder(path) in ("precious", "another process")
+        path.unlink()
+    assert target.read_text() == "precious"
+    shared.rmdir()
+    shared.symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="is a link: somebody planted it"):
+        Lock(shared / "GPU.lock", shared=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot adopt processes")
+def test_a_process_in_a_session_of_its_own_ends_with_its_job(tmp_path):
+    note = tmp_path / "pid"
+    command = ["sh", "-c", f"setsid sleep 60 & echo $! > {note}; sleep 0.2"]
+    words = [sys.executable, "-m", "elman_core.experiments.jobs.child", str(tmp_path / "exit"), "", "", *command]
+    assert subprocess.run(words, start_new_session=True, timeout=60, check=False).returncode == 0
+    time.sleep(0.1)
+    left = [p for p in psutil.process_iter() if p.pid == int(note.read_text())]
+    assert all(p.status() == psutil.STATUS_ZOMBIE for p in left)
