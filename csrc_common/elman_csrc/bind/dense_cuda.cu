@@ -9,6 +9,10 @@
 
 #include "dense_cuda_common.h"
 
+#include <algorithm>
+#include <map>
+#include <mutex>
+
 #ifndef ELMAN_KIND
 #define ELMAN_KIND grid
 #define ELMAN_SPILL 0
@@ -39,16 +43,20 @@ struct Kernel {
   cudaLaunchAttribute attribute[1];
   Outcome outcome;
 
+  // What a device was last asked: it does not change, and asking costs more than a launch.
+  struct Known {
+    int device = -1, fit = -1;
+    std::size_t bytes = 0;
+  };
+  inline static std::mutex mutex;
+  inline static Known known;
+  inline static std::map<int, std::size_t> granted;  // by device: the most shared memory of a launch so far
+
   Kernel(int tiles, int groups, cudaStream_t stream) {
     config.gridDim = dim3(parts, groups), config.blockDim = dense::kThreads, config.stream = stream;
     config.dynamicSmemBytes = dense::Layout<Elem, d, spill, wide, how>::bytes((tiles + groups - 1) / groups);
     config.attrs = attribute, config.numAttrs = 1;
-    if (outcome.failed(
-            cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.dynamicSmemBytes)),
-            "shared memory"))
-      return;
     if (how == dense::Exchange::Cluster) {
-      outcome.failed(cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cluster size");
       attribute[0].id = cudaLaunchAttributeClusterDimension;
       attribute[0].val.clusterDim.x = parts, attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
     } else {
@@ -58,13 +66,29 @@ struct Kernel {
   }
   // How many groups can be resident together on the current device; -1 if it cannot be known.
   int capacity() {
-    int fit = 0, device = 0, processors = 0;
-    if (outcome.said) return -1;
-    if (how == dense::Exchange::Cluster)
+    int device = 0;
+    if (outcome.failed(cudaGetDevice(&device), "device")) return -1;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (known.device == device && known.bytes == config.dynamicSmemBytes) return known.fit;
+    known = {};
+    const int fit = ask(device);
+    if (!outcome.said) known = {device, fit, config.dynamicSmemBytes};
+    return fit;
+  }
+  int ask(int device) {
+    int fit = 0, processors = 0;
+    std::size_t& most = granted[device];
+    most = std::max<std::size_t>(most, config.dynamicSmemBytes);
+    if (outcome.failed(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
+                       "shared memory"))
+      return -1;
+    if (how == dense::Exchange::Cluster) {
+      if (outcome.failed(cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cluster size"))
+        return -1;
       return outcome.failed(cudaOccupancyMaxActiveClusters(&fit, function, &config), "occupancy") ? -1 : fit;
+    }
     if (outcome.failed(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, function, dense::kThreads, config.dynamicSmemBytes),
                        "occupancy") ||
-        outcome.failed(cudaGetDevice(&device), "device") ||
         outcome.failed(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "device"))
       return -1;
     return fit * processors / parts;
