@@ -141,6 +141,10 @@ def test_a_package_of_several_variants_has_the_rooms_in_each(tmp_path: Path) -> 
         (("pyproject.toml", "elman-core>=0.1,<0.2", "elman-core>=7,<8"), "excludes"),
         (("elman_e99/op.py", "from pathlib", "import transformers\nfrom pathlib"), "op.py imports transformers"),
         (("elman_e99/op.py", "from pathlib", "import elman_core.model\nfrom pathlib"), "imports elman_core.model"),
+        (
+            ("elman_e99/op.py", "import DenseKernel", "import DenseKernel, choice"),
+            "takes choice from elman_core.kernels, which is not one of its public names",
+        ),
         (("elman_e99/op.py", "from pathlib", "def broken(:\nfrom pathlib"), "op.py is not Python: SyntaxError: invalid syntax"),
         (("elman_e99/op.py", "from pathlib", "import elman_e42\nfrom pathlib"), "op.py imports elman_e42"),
         (("pyproject.toml", "[project]", '[tool.hatch.build]\nexclude = ["*.h"]\n\n[project]'), "e99_cell.h"),

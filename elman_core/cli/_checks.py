@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -99,6 +100,10 @@ class Plugin:
                 inside = first == "elman_core" and module not in PUBLIC
                 if other or inside or first in FORBIDDEN:
                     return f"{path.relative_to(self.folder)} imports {module}; a plugin may import {', '.join(PUBLIC)}"
+            for module, name in _private(tree):
+                return (
+                    f"{path.relative_to(self.folder)} takes {name} from {module}, which is not one of its public names"
+                )
         return ""
 
     def _wheel(self) -> str:
@@ -126,6 +131,14 @@ def _modules(tree: ast.Module) -> Iterator[str]:
             yield from (a.name for a in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             yield node.module
+
+
+def _private(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names that are taken from a public module of the core and are not public."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module in PUBLIC:
+            public = importlib.import_module(node.module).__all__
+            yield from ((node.module, alias.name) for alias in node.names if alias.name not in (*public, "*"))
 
 
 def tests_of(folder: Path) -> tuple[int, str]:
