@@ -124,8 +124,7 @@ def test_build_makes_a_module_for_each_size_and_verify_knows_what_its_cases_comp
         builds("cuda", "sm_90", (18,), ())
     cases = e88.spec().cases("cuda", "quick")
     needed = e88.spec().needs("cuda", [*cases, case((1, 2, 1, 6, 6), torch.bfloat16)])
-    assert len(needed) == len(cases)
-    assert len({e.name for e in needed}) < len(cases)  # several cases share a module
+    assert len(needed) == len(cases)  # nothing for a size that is not supported
 
 
 @pytest.mark.gpu
