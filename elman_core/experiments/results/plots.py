@@ -154,6 +154,7 @@ def _one(run: Run, x: str) -> Any:
     norm, lr = (np.array(run.metrics.column(name)) for name in ("grad_norm", "lr"))
     _raw_and_smooth(rate, across, norm, COLOURS[0])
     rate.set(ylabel="gradient norm", title="gradient norm (left), learning rate (right)", yscale="log")
+    _log_ticks(rate.yaxis, *rate.get_ylim())
     other = rate.twinx()
     other.plot(*thin(across, lr), color=COLOURS[1], linestyle="--")
     other.set_ylabel("learning rate (dashed)")
@@ -251,10 +252,11 @@ def _losses(members: Sequence[Contender], x: str) -> Any:
     visible = visible_range(shown)
     if visible:
         axes.set_ylim(*visible)
-    axes.set(ylabel="bits per byte")
+    axes.set(ylabel="bits per byte", title=f"loss by {ACROSS[x]}")
     _across(axes, x)
     axes.set_xlim(0, None)
-    axes.legend(loc="upper right", title="lines: training · marks: held out", title_fontsize=8)
+    bands = " · bands: range of the seeds" if any(len(member.runs) > 1 for member in members) else ""
+    axes.legend(loc="upper right", title=f"lines: training, smoothed{bands}\nmarks: held out", title_fontsize=8)
     return figure
 
 
@@ -291,9 +293,10 @@ def _speed(members: Sequence[Contender], rows: Sequence[Row]) -> Any:
         )  # fmt: skip
     axes.set(xscale="log", xlabel="bytes per second in training (tok/s)", ylabel="bits per byte, held out")
     axes.margins(0.18, 0.15)
-    _log_ticks(axes)
+    _log_ticks(axes.xaxis, *axes.get_xlim())
+    spread = "\nbars: standard deviation over seeds" if any(bits.spread is not None for *_, bits in points) else ""
     figure.legend(loc="outside right upper", fontsize=9 if len(points) <= 16 else 6)
-    axes.set_title("further down and right is better", fontsize=9, loc="left")
+    axes.set_title(f"speed and quality: further down and right is better{spread}", fontsize=9, loc="left")
     return figure
 
 
@@ -309,15 +312,15 @@ def _differences(comparisons: Sequence[Comparison]) -> Any:
     axes.axvline(0, color="0.4", linewidth=1)
     axes.set_yticks(places, [name for name, _ in known])
     axes.invert_yaxis()
+    axes.set_title("paired differences with 95 % intervals", fontsize=9, loc="left")
     axes.set_xlabel(f"bits per byte, {comparisons[0].first.name} minus the other")
     return figure
 
 
-def _log_ticks(axes: Any) -> None:
+def _log_ticks(axis: Any, low: float, high: float) -> None:
     """Labels at 1, 2, 5 of each decade, and at 3 and 7 too where the axis spans less than one."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: short(value) if value >= 1000 else f"{value:g}")
