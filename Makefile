@@ -30,7 +30,7 @@ kernels: .venv  ## compile the kernels of every plugin ahead of their first use
 bench: .venv  ## measure kernels and training steps on this machine's GPU
 	$(PYTHON) -m pytest -q benchmarks
 
-gpu: .venv  ## all that only a GPU can say: verification, GPU tests, benchmarks (`make gpu ONLY=verify,plans`)
+gpu: .venv  ## everything that needs a GPU: verification, GPU tests, benchmarks (`make gpu ONLY=verify,plans`)
 	$(PYTHON) benchmarks/gpu_day.py $(if $(ONLY),--only $(ONLY))
 
 docs: .venv  ## write the references and the tables of options, and check that the documentation is true

@@ -109,11 +109,11 @@ def _open(path: Path, flags: int) -> int:
         fd = os.open(path, flags | safe, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):
-            raise StorageError(f"{path} is a link, where a lock belongs: somebody planted it; remove it") from error
+            raise StorageError(f"{path} is a link, but should be a lock file: remove it") from error
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise StorageError(f"{path} is no regular file, where a lock belongs: remove it")
+        raise StorageError(f"{path} is not a regular file, but should be a lock file: remove it")
     return fd
 
 

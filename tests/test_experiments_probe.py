@@ -230,7 +230,7 @@ def test_amounts_of_memory_are_read(text: str, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "G", "-1G", "0", "8X", "much"])
 def test_other_amounts_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="an amount of memory is written"):
+    with pytest.raises(ConfigError, match="write an amount of memory as"):
         memory.parse_bytes(text)
 
 

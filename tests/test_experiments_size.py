@@ -213,7 +213,7 @@ def test_numbers_of_parameters_are_read(text: str, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "M", "-3M", "0", "1e400", "nan", "many"])
 def test_other_numbers_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="a number of parameters is written"):
+    with pytest.raises(ConfigError, match="write a number of parameters as"):
         parse_parameters(text)
 
 

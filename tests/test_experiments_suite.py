@@ -143,7 +143,7 @@ def test_a_model_that_is_not_installed_is_listed_with_the_reason(tmp_path):
         ('models = [{model = "e1@8x1", depth = 2}]', "its size is in its name"),
         ('models = ["e1"]\nseeds = 0', "seeds is at least 1"),
         ('models = ["e1"]\nseeds = "x"', "seeds is a number"),
-        ('models = ["e1"]\nsizes = ["many"]', "a number of parameters is written"),
+        ('models = ["e1"]\nsizes = ["many"]', "write a number of parameters as"),
         ('models = ["e1"]\ndepth = 0', "depth is a number of layers"),
         ('models = ["e1"]\ngpus = "two"', "gpus is a number of GPUs of each run"),
         ('models = ["e1"]\n[tuned]\n"train.batch_size" = [8]', "train.batch_size is part of the protocol, the same for all"),
@@ -169,7 +169,7 @@ def test_a_mistake_in_a_suite_is_one_line_that_names_it(tmp_path, text, words):
     [
         ('models = ["e1"]', {}, "model e1 of suite tiny has no size"),
         ('models = ["e1"]\nsizes = ["1M"]', {}, "has no size"),
-        (TINY, {"sets": ("model.hidden_size=8",)}, "the suite decides that; a model's size is in its name"),
+        (TINY, {"sets": ("model.hidden_size=8",)}, "the suite sets it; a model's size is in its name"),
         (TINY, {"sets": ("train.batch=8",)}, "there is no setting 'train.batch'"),
         (TINY, {"tuning": 3}, "tiny has no table tuning"),
         (TINY, {"steps": 3, "minutes": 1.0}, "give one of --steps, --tokens and --minutes"),

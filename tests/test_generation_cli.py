@@ -134,7 +134,7 @@ def test_a_terminal_shows_the_prompt_too(run, capsys, monkeypatch):
         (("none-such",), "there is no folder 'none-such'"),
         (("RUN", "-t", "-1"), "temperature must be 0 or more"),
         (("RUN", "--top-p", "0"), "top-p must be above 0"),
-        (("RUN", "--stop", "0x1ff"), "--stop is a byte"),
+        (("RUN", "--stop", "0x1ff"), "--stop takes a byte"),
         (("RUN", "extra"), "unexpected 'extra'"),
         (("RUN", "-", "-p", "x"), "give one prompt"),
         (("RUN", "-f", "none-such"), "none-such cannot be read"),

@@ -116,7 +116,7 @@ def test_what_is_asked_wrongly_is_one_line(harness, saved, capsys):
     assert "usage: python -m elman_core.evals MODEL" in capsys.readouterr().out
     (saved / "latin").write_bytes(b"\xff\xfe not utf-8")
     for words, message in (
-        (["--tasks", "x"], "the first word is a run"),
+        (["--tasks", "x"], "the first argument must be a run"),
         ([str(saved), "--data"], "--data needs a file"),
         ([str(saved), "--data", str(saved / "nothing")], "cannot be read"),
         ([str(saved), "--data", str(saved / "latin")], "not UTF-8"),

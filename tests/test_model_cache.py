@@ -219,7 +219,7 @@ def test_what_cannot_be_taken_back_says_so(model):
         cache.crop(-1)
     with pytest.raises(ConfigError, match="negative number, not 3"):
         cache.crop(3)
-    with pytest.raises(ConfigError, match="static cache cannot take tokens back"):
+    with pytest.raises(ConfigError, match="static cache cannot undo tokens"):
         LadderStaticCache(model.config).activate_past_recording()
 
 

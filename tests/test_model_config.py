@@ -65,7 +65,7 @@ def test_a_list_of_variants_is_one_for_each_layer():
         ({"variant": ["toy"]}, "variant is a list of 1, but there are 2 layers: give one name for each layer"),
         ({"variant": ["toy", "toysum"], "options": {"rho": 0.5}}, "options must be a list of 2, one dict"),
         ({"variant": ["toy", "toysum"], "options": [{}]}, "not a list of 1"),
-        ({"variant": ["toy", None]}, "a variant is a name, not None"),
+        ({"variant": ["toy", None]}, "a variant must be a name, not None"),
         ({"variant": "toy", "hidden_size": 15}, "must be even, not 15; nearest: 14 or 16"),
         ({"variant": "toy", "hidden_size": 0}, "must be at least 1"),
         ({"variant": "toy", "num_hidden_layers": 0}, "must be at least 1"),

@@ -160,7 +160,7 @@ BAD_INPUT = {
     "show good --set bias=1": "elman: option 'bias' of variant 'good' must be true or false, not 1",
     "show good --set gate=relu": "elman: option 'gate' of variant 'good' must be one of 'none', 'silu', not 'relu'",
     "show good --set width": "elman: --set takes key=value, such as",
-    "show good@1536": "elman: a size is written NAME@WIDTHxDEPTH, such as good@1536x6, not 'good@1536'",
+    "show good@1536": "elman: write a size as NAME@WIDTHxDEPTH, such as good@1536x6, not 'good@1536'",
     "show good:wide@100x2": "elman: width 100 is no multiple of 64; nearest: 64",
     "size good:wide --params 10 --dim 100": "elman: width 100 is no multiple of 64; nearest: 64",
 }

@@ -103,7 +103,7 @@ def test_a_new_plugin_in_a_repository_of_plugins_goes_beside_them(tmp_path: Path
         ("E99", "lower case"),
         ("e-99", "lower case"),
         ("class", "lower case"),
-        ("e42", "is already there, from elman-e42=="),
+        ("e42", "already exists, from elman-e42=="),
     ],
 )
 def test_names_that_cannot_be_used_are_refused(name: str, says: str, tmp_path: Path) -> None:
@@ -179,5 +179,5 @@ def test_check_says_what_its_tests_need(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_check_wants_a_plugin(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no plugin"):
+    with pytest.raises(ConfigError, match="is not a plugin"):
         Plugin(tmp_path)

@@ -117,7 +117,7 @@ def test_the_first_lines_say_what_will_happen(text, tmp_path, capsys):
     said = capsys.readouterr().out
     assert re.search(r"layers 0-1 E42Mixer: \w+ on cpu, fp32", said)
     assert "expected at the start: 5.5452 nats per byte (ln 256)" in said
-    assert "0% 5.00e-04  1% 5.00e-04  10% 1.00e-03  50% " in said
+    assert "0% 5.00e-04, 1% 5.00e-04, 10% 1.00e-03, 50% " in said
     model = 256 * 16 + 2 * (16 + 16 * 16 * 3 + 16) + 16
     assert f"parameters  {model:,}" in said
     assert [line.split()[1] for line in said.splitlines() if line.startswith("step ")] == ["1", "5", "10", "15", "20"]
@@ -234,7 +234,7 @@ def test_a_model_that_does_not_fit_is_one_line_and_exit_3(text, tmp_path, monkey
         (["e42", "--set", "model.options.expansoin=2"], "no option 'expansoin'. Did you mean 'expansion'"),
         (["e42", "--set", "model.options.expansion='a'"], "must be a number"),
         (["e42", "--set", "train.stesp=3"], "Did you mean 'train.steps'"),
-        (["e42@10"], "a size is written"),
+        (["e42@10"], "write a size as"),
         (["none.toml"], "there is no recipe"),
         (["e42", "--steps", "3", "--minutes", "1"], "one of --steps"),
         (["e42", "--set", "train.device=gpu"], "the device must be"),

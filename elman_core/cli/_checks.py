@@ -32,7 +32,7 @@ class Plugin:
     def __init__(self, folder: Path) -> None:
         file = folder / "pyproject.toml"
         if not file.is_file():
-            raise ConfigError(f"{folder} is no plugin: it has no pyproject.toml; `elman new NAME` writes one")
+            raise ConfigError(f"{folder} is not a plugin: it has no pyproject.toml; `elman new NAME` writes one")
         try:
             self.settings = tomllib.loads(file.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

@@ -37,7 +37,7 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name) or keyword.iskeyword(name):
         raise ConfigError(f"a variant's name is lower case letters, digits and _, such as e99, not {name!r}")
     if (taken := plugins().installed.get(name)) is not None:
-        raise ConfigError(f"variant {name!r} is already there, from {taken.requirement}: choose another name")
+        raise ConfigError(f"variant {name!r} already exists, from {taken.requirement}: choose another name")
     target = (folder / "plugins" if any(folder.glob("plugins/*/pyproject.toml")) else folder) / name
     if target.exists():
         raise ConfigError(f"{target} exists: choose another name or --dir")

@@ -15,24 +15,29 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     model: str = typer.Argument(help="A run, a checkpoint folder, pretrained/NAME or a hub id."),
-    data: Path | None = typer.Option(None, help="The text; a run's own by default."),
-    everything: bool = typer.Option(False, "--all", help="Every byte of the file, with a carried state."),
+    data: Path | None = typer.Option(None, help="The text; by default that of the run."),
+    everything: bool = typer.Option(False, "--all", help="Score every byte of the file, with a carried state."),
     window: int | None = typer.Option(
-        None, min=1, help="Bytes scored in a window; that of the run, or what the model recommends."
+        None, min=1, help="Bytes scored in a window; by default as in the run, or as the model recommends."
     ),
     most: int | None = typer.Option(
-        None, "--bytes", min=1, help="Bytes scored at most; as in the run, or 1 MiB; with --all the whole file."
+        None,
+        "--bytes",
+        min=1,
+        help="Most bytes to score; by default as in the run, or 1 MiB; with --all the whole file.",
     ),
-    heldout: float | None = typer.Option(None, help="Fraction of the file that is held out; as in the run, or 0.01."),
+    heldout: float | None = typer.Option(
+        None, help="Fraction of the file that is held out; by default as in the run, or 0.01."
+    ),
     rows: int = typer.Option(16, min=1, help="Windows (or, with --all, parts of the file) side by side."),
     precision: str = typer.Option("fp32", help="fp32 or bf16."),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:1."),
     json_: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Bits per byte of MODEL on held-out windows of a text, or on all of it.
+    """Measure the bits per byte of MODEL on held-out windows of a text, or on all of it.
 
-    A held-out window is read from the initial state, as in training. With --all the file is cut into ROWS parts read side by
-    side, and the state is carried through each part: every byte but the first is predicted from all before it in its part.
+    Each held-out window starts from the initial state, as in training. With --all, the file is cut into ROWS parts that are
+    read side by side with a carried state: each byte but the first is predicted from all bytes before it in its part.
     """
     import json
     import math
@@ -45,7 +50,7 @@ def evaluate(
     if path is None:
         raise DataError(f"{model} is not a run that names its text: give one with --data FILE")
     if precision not in ("fp32", "bf16"):
-        raise ConfigError(f"--precision is fp32 or bf16, not {precision!r}")
+        raise ConfigError(f"--precision takes fp32 or bf16, not {precision!r}")
     file = ByteFile(path)
     if data is None and file.fingerprint() != asked["text"]:
         raise DataError(f"{path} is not the text of this run any more; --data {path} scores it nevertheless")

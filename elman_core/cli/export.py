@@ -37,10 +37,11 @@ def export(
     dtype: Annotated[Precision | None, typer.Option(help="Storage of the weights. [default: as saved]")] = None,
     weights: Annotated[
         Weights,
-        typer.Option(help="Evaluation weights, or the optimizer's last iterate; one and the same without averaging."),
+        typer.Option(help="Evaluation weights, or the optimizer's last iterate; equal without averaging."),
     ] = Weights.average,
     licence: Annotated[
-        str | None, typer.Option("--license", help="For the model card, such as apache-2.0. [default: left open]")
+        str | None,
+        typer.Option("--license", help="Licence in the model card, such as apache-2.0. [default: left open]"),
     ] = None,
     push: Annotated[
         str | None, typer.Option(metavar="NAME/MODEL", help="Then upload OUT to the Hugging Face hub.")

@@ -29,11 +29,11 @@ def generate(
     ] = None,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Text to continue.")] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="File to continue, as raw bytes.")] = None,
-    count: Annotated[int, typer.Option("-n", "--bytes", min=0, help="Most new bytes.")] = 500,
+    count: Annotated[int, typer.Option("-n", "--bytes", min=0, help="Most bytes to write.")] = 500,
     temperature: Annotated[float, typer.Option("-t", "--temperature", help="0 takes the most likely byte.")] = 0.8,
     top_k: Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest bytes; 0: all.")] = 40,
     top_p: Annotated[
-        float, typer.Option("--top-p", help="Draw from the likeliest bytes, of total probability p.")
+        float, typer.Option("--top-p", help="Draw from the likeliest bytes whose probabilities add up to p.")
     ] = 0.9,
     rep_penalty: Annotated[
         float, typer.Option("--rep-penalty", help="Penalty on bytes that have occurred; 1: none.")
@@ -41,13 +41,14 @@ def generate(
     stop: Annotated[
         str | None, typer.Option(help="Byte that ends a sample: 0x1e, 10, a character, or none. [default: the model's]")
     ] = None,
-    num: Annotated[int, typer.Option("--num", min=1, max=65536, help="Samples.")] = 1,
-    seed: Annotated[int | None, typer.Option("--seed", help="Makes samples repeatable.")] = None,
+    num: Annotated[int, typer.Option("--num", min=1, max=65536, help="Number of samples.")] = 1,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed that makes samples repeatable.")] = None,
     device: Annotated[str, typer.Option("--device", help="auto (a GPU if there is one), cpu, cuda, cuda:1.")] = "auto",
     dtype: Annotated[
         Precision | None,
         typer.Option(
-            "--dtype", help="Of the weights. [default: bf16 on a GPU that has it, as training computes; else as saved]"
+            "--dtype",
+            help="Dtype of the weights. [default: bf16 on a GPU that supports it, as in training; else as saved]",
         ),
     ] = None,
 ) -> None:
@@ -140,5 +141,5 @@ def _stop_bytes(text: str) -> set[int]:
     except ValueError:
         value = ord(text) if len(text) == 1 and text.isascii() else -1  # others take several bytes
     if not 0 <= value < 256:
-        raise ConfigError(f"--stop is a byte such as 0x1e, 10 or an ASCII character, or none, not {text!r}")
+        raise ConfigError(f"--stop takes a byte such as 0x1e, 10 or an ASCII character, or none, not {text!r}")
     return {value}

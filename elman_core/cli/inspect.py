@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(json: Json = False) -> None:
-    """What this machine has, what runs where, and the one line that fixes what is missing."""
+    """Show what this machine has, what runs where, and the command that fixes what is missing."""
     from ._doctor import report
 
     sections = report()
@@ -35,7 +35,7 @@ def doctor(json: Json = False) -> None:
 
 
 def list_(json: Json = False) -> None:
-    """Every installed variant, one line each; broken plugins and missing dependencies too."""
+    """List every installed variant, and broken plugins and missing dependencies."""
     rows = _listed()
     if json:
         print(dump(rows))
@@ -84,10 +84,10 @@ def _listed() -> list[dict[str, Any]]:
 def show(
     name: Annotated[str, typer.Argument(help="NAME[:PRESET][@WIDTHxDEPTH]")],
     sets: Sets = None,
-    presets: Annotated[bool, typer.Option("--presets", help="List its presets and other names too.")] = False,
+    presets: Annotated[bool, typer.Option("--presets", help="List presets and other names, too.")] = False,
     json: Json = False,
 ) -> None:
-    """One variant: its equation, options with ranges, parameters and published figures."""
+    """Show a variant: its equation, options with ranges, parameters and published figures."""
     from elman_core.registry import config_to_dict, parse_size, resolve
 
     text, width, depth = parse_size(name)

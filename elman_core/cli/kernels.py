@@ -32,14 +32,14 @@ def register(app: typer.Typer) -> None:
 
 def build(
     names: Names = None,
-    arch: Annotated[str, typer.Option(help="GPU architectures, as in sm_80,sm_90; this machine's if none.")] = "",
-    width: Annotated[str, typer.Option(help="Inner widths, as in 1024,1536; the usual ones if none.")] = "",
-    dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, with commas; bf16 if none.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Folder to fill; the cache if none.")] = None,
+    arch: Annotated[str, typer.Option(help="GPU architectures, as in sm_80,sm_90; by default this machine's.")] = "",
+    width: Annotated[str, typer.Option(help="Inner widths, as in 1024,1536; by default the usual ones.")] = "",
+    dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, separated by commas; by default bf16.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder to fill; by default the cache.")] = None,
     backend: Annotated[Literal["cuda", "host"], typer.Option(help="host: the C++ build that tests use.")] = "cuda",
     json: Json = False,
 ) -> None:
-    """Compile kernels ahead of first use, also for GPUs that are not here: copy the folder and point ELMAN_CACHE to it."""
+    """Compile kernels ahead of first use, also for GPUs of other machines: copy the folder and point ELMAN_CACHE to it."""
     from elman_core.kernels import build as builder
     from elman_core.kernels import launch
 

@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Of the variant: lower case, such as e99.")],
+    name: Annotated[str, typer.Argument(help="Name of the variant, in lower case, such as e99.")],
     source: Annotated[str | None, typer.Option("--from", metavar="NAME", help="Copy an installed variant.")] = None,
     folder: Annotated[
         Path, typer.Option("--dir", help="Where; in a repository of plugins it goes to plugins/.")
@@ -33,8 +33,8 @@ def new(
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(help="Of a plugin.")] = Path(),
-    tests: Annotated[bool, typer.Option(help="Run its own tests too.")] = True,
+    folder: Annotated[Path, typer.Argument(help="Folder of a plugin.")] = Path(),
+    tests: Annotated[bool, typer.Option(help="Run its own tests, too.")] = True,
 ) -> None:
     """Check a plugin: its files, names, imports and wheel, then its own tests."""
     from elman_core.registry import ConfigError, plugins

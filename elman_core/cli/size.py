@@ -23,19 +23,19 @@ def size(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="As many parameters as NAME[:PRESET]@WIDTHxDEPTH, a run or a checkpoint; its depth too.",
+            help="Take the number of parameters, and the depth, of NAME[:PRESET]@WIDTHxDEPTH, a run or a checkpoint.",
         ),
     ] = None,
-    depth: Annotated[int | None, typer.Option(min=1, help="Layers; the width is found.")] = None,
-    dim: Annotated[int | None, typer.Option(min=1, help="Width; the depth is found.")] = None,
-    multiple: Annotated[int, typer.Option(min=1, help="What the width should be a multiple of.")] = 128,
+    depth: Annotated[int | None, typer.Option(min=1, help="Number of layers; finds the width.")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Width; finds the depth.")] = None,
+    multiple: Annotated[int, typer.Option(min=1, help="The width is a multiple of this.")] = 128,
     mlp_ratio: Annotated[float, typer.Option(min=0, max=16, help="Width / D of a SwiGLU after each layer.")] = 0.0,
     sets: Sets = None,
     json: Json = False,
 ) -> None:
-    """The width (or depth) of a model with so many parameters, counted exactly on the meta device.
+    """Find the width (or depth) of a model with a given number of parameters, counted exactly on the meta device.
 
-    With neither --depth nor --dim, every width that comes within 2 % at some depth. Where no multiple of 128 does, multiples of
+    Without --depth and --dim, list every width that comes within 2 % at some depth. If no multiple of 128 does, multiples of
     64, 32, 16 and 8 are tried.
     """
     from elman_core.experiments.size import candidates, nothing_fits, parse_parameters, reference

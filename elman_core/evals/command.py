@@ -42,7 +42,7 @@ def harness_arguments(words: list[str], folder: Path) -> list[str] | None:
         return None
     model, *rest = words
     if model.startswith("-"):
-        raise ConfigError(f"the first word is a run, a checkpoint folder or a hub id, not {model!r}")
+        raise ConfigError(f"the first argument must be a run, a checkpoint folder or a hub id, not {model!r}")
     if "--data" in rest:
         at = rest.index("--data")
         if at + 1 >= len(rest):

@@ -14,7 +14,7 @@ def parse_bytes(text: str) -> int:
     """ "8G", "8GiB" and "8192M" are 2**33 bytes, as in the tools of the system. Raises `ConfigError` for anything else."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if not found or not float(found[1]):
-        raise ConfigError(f"an amount of memory is written 8G, 500M or a number of bytes, not {text!r}")
+        raise ConfigError(f"write an amount of memory as 8G, 500M or a number of bytes, not {text!r}")
     return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
 
 

@@ -68,7 +68,7 @@ def parse_parameters(text: str) -> int:
     except ValueError:
         value = -1
     if not 1 <= value < 1e15:
-        raise ConfigError(f"a number of parameters is written 100M, 1.3B or 480_000, not {text!r}")
+        raise ConfigError(f"write a number of parameters as 100M, 1.3B or 480_000, not {text!r}")
     return round(value)
 
 
@@ -196,7 +196,7 @@ def _of_checkpoint(folder: Path) -> Reference:
 
     config = LadderConfig.from_pretrained(folder)
     if config.model_type != LadderConfig.model_type or config.variant is None:
-        raise CheckpointError(f"{folder / 'config.json'} describes no ladder")
+        raise CheckpointError(f"{folder / 'config.json'} is not the config of a ladder")
     backbone = {name: getattr(config, name) for name in ("vocab_size", "tie_word_embeddings", "mlp_ratio")}
     size = {"hidden_size": config.hidden_size, "num_hidden_layers": config.num_hidden_layers}
     total = _count(variant=config.variant, options=config.options, **size, **backbone)

@@ -54,7 +54,7 @@ def in_bursts(
     budget, ends = _ends(stopping_criteria, input_ids.shape[1])
     cache = model_kwargs.get("past_key_values")
     if cache is None or int(cache.get_seq_length()) > 0:
-        raise ConfigError(f"in_bursts starts at a prompt, with a cache of its own: {_INSTEAD}")
+        raise ConfigError(f"in_bursts starts from a prompt and makes its own cache: {_INSTEAD}")
     if budget < 1:
         return input_ids
     with torch.inference_mode():
@@ -90,7 +90,7 @@ def _sampling(processors: Any, config: Any) -> Sampling:
         name = type(processor).__name__
         if name not in _PROCESSORS:
             raise ConfigError(
-                f"in_bursts knows temperature, top-k, top-p and a repetition penalty, not {name}: {_INSTEAD}"
+                f"in_bursts supports temperature, top-k, top-p and a repetition penalty, not {name}: {_INSTEAD}"
             )
         field = _PROCESSORS[name]
         found["repetition_penalty" if field == "penalty" else field] = getattr(processor, field)
@@ -109,7 +109,7 @@ def _ends(criteria: Any, length: int) -> tuple[int, set[int]]:
         elif name == "EosTokenCriteria":
             ends |= set(each.eos_token_id.tolist())
         else:
-            raise ConfigError(f"in_bursts ends by length and by tokens, not by {name}: {_INSTEAD}")
+            raise ConfigError(f"in_bursts supports stopping by length and by tokens, not by {name}: {_INSTEAD}")
     if budget is None:
         raise ConfigError("in_bursts needs a length: give max_new_tokens")
     return budget, ends

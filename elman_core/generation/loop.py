@@ -45,7 +45,9 @@ def generate_bytes(
         DivergedError: logits that are not finite.
     """
     if model.config.vocab_size != 256:
-        raise ConfigError(f"this model has {model.config.vocab_size} tokens, not the 256 bytes")
+        raise ConfigError(
+            f"this model has {model.config.vocab_size} tokens; text is generated from models of 256 bytes"
+        )
     if max_new_bytes < 0 or num < 1:
         raise ConfigError(
             f"the number of new bytes must be 0 or more and of samples 1 or more, not {max_new_bytes}, {num}"

@@ -80,7 +80,7 @@ def warn_of_packed_rows(name: str, like: Tensor) -> None:
 
 
 def _no_packed_rows() -> None:
-    raise KernelError("no kernel takes starts of documents yet; pad the rows and give attention_mask")
+    raise KernelError("no kernel supports packed rows yet: pad the rows and pass attention_mask")
 
 
 def load_or_warn(name: str, load: Callable[[], Loaded]) -> Loaded | None:

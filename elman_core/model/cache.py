@@ -79,7 +79,7 @@ class RecurrentLayer(CacheLayerMixin):
                 if tensor.shape != self.state[name].shape:
                     raise ConfigError(
                         f"state {name!r} changed shape from {tuple(self.state[name].shape)} to {tuple(tensor.shape)}: "
-                        "a static cache serves mixers with a state of constant size, and one batch size"
+                        "a static cache needs mixers with a state of constant size, and one batch size"
                     )
                 self.state[name].copy_(tensor)
             self.seen.add_(n_tokens)
@@ -114,7 +114,7 @@ class RecurrentLayer(CacheLayerMixin):
     def activate_past_recording(self) -> None:
         """From the next token on, keep what `crop` needs."""
         if self.static:
-            raise ConfigError("a static cache cannot take tokens back: leave cache_implementation out")
+            raise ConfigError("a static cache cannot undo tokens: leave out cache_implementation")
         self.record_past = True
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -125,7 +125,7 @@ class RecurrentLayer(CacheLayerMixin):
         if self.tape is not None:
             self.state = self.tape.crop(-tokens_to_remove, self.state)
         elif tokens_to_remove:
-            raise ConfigError("cannot take tokens back: call activate_past_recording() before they come")
+            raise ConfigError("cannot undo these tokens: call activate_past_recording() before reading them")
         self.seen += tokens_to_remove
 
     def expect_draft(self, tokens: int) -> None:
@@ -153,7 +153,7 @@ class RecurrentLayer(CacheLayerMixin):
         self._apply(lambda t: t[indices.to(t.device) if isinstance(indices, Tensor) else indices])
 
     def offload(self) -> None:
-        raise ConfigError("the state of a recurrent model is small and constant in size: it is not offloaded")
+        raise ConfigError("the state of a recurrent model is small and constant in size, so it cannot be offloaded")
 
     def prefetch(self) -> None:
         """Never offloaded, so always there."""

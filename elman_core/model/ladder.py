@@ -164,7 +164,7 @@ class LadderModel(LadderPreTrainedModel):
                 tape = None if self.training else entry.recorder(block.rollback)
                 if tape is not None and starts_BT is not None:
                     raise ConfigError(
-                        "a cache that can take tokens back does not take packed rows: give one text a row"
+                        "a cache that can undo tokens does not accept packed rows: give each text its own row"
                     )
                 x_BTD, residual_BTD, state = block(x_BTD, residual_BTD, entry.get(), mask_BT, tape, starts_BT)
                 entry.set(state, n_tokens)

@@ -72,9 +72,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             if attention_mask is not None:
                 attention_mask = attention_mask[:, :-1]
         elif actual_length is not None:
-            raise ConfigError(
-                "actual_length goes with return_loss=True; with labels, write -100 where there is no target"
-            )
+            raise ConfigError("actual_length needs return_loss=True; with labels, write -100 where there is no target")
         if prev_hiddens is not None:
             if past_key_values is not None:
                 raise ConfigError("give prev_hiddens or past_key_values, not both")

@@ -215,7 +215,7 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dR, dx, dw)."""
     if torch.is_grad_enabled():
-        raise NotImplementedError("add_rms_norm has no gradient of its gradient (create_graph=True)")
+        raise NotImplementedError("add_rms_norm has no second derivative (create_graph=True)")
     if dn is None:
         return d_stream, None if d_stream is None else d_stream.to(ctx.x_dtype), None
     stream, rho, weight = ctx.saved_tensors

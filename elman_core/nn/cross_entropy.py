@@ -96,7 +96,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None]:
     if torch.is_grad_enabled():
-        raise NotImplementedError("linear_cross_entropy has no gradient of its gradient (create_graph=True)")
+        raise NotImplementedError("linear_cross_entropy has no second derivative (create_graph=True)")
     if grad is None:
         return None, None, None
     return (*_backward(grad, *ctx.saved_tensors), None)

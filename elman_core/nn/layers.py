@@ -57,7 +57,7 @@ def resolve_layers(config: Any) -> list[Resolved]:
 
 def _resolve(config: Any, name: Any, options: Any) -> Resolved:
     if not isinstance(name, str | int) or isinstance(name, bool):
-        raise ConfigError(f"a variant is a name, not {name!r}")
+        raise ConfigError(f"a variant must be a name, not {name!r}")
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(f"the options of variant {name!r} must be a dict, not {options!r}")
     made_with = (config.made_with or {}).get(str(name).partition(":")[0])

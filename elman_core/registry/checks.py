@@ -131,7 +131,7 @@ def _check_variant(variant: Any) -> None:
             variant.make_config(target)
         elif target and target not in variant.presets:
             raise PluginError(
-                f"alias {alias!r} of variant {variant.name!r} means preset {target!r}, which is not there"
+                f"alias {alias!r} of variant {variant.name!r} means preset {target!r}, which does not exist"
             )
 
 

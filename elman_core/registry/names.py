@@ -78,7 +78,7 @@ def parse_size(text: str) -> tuple[str, int | None, int | None]:
     found = re.fullmatch(r"0*([1-9][0-9]{0,5})[xX]0*([1-9][0-9]{0,3})", size)
     if found is None:
         raise ConfigError(
-            f"a size is written NAME@WIDTHxDEPTH, such as {name or 'e99'}@1536x6, not {text!r}; at most 999999x9999"
+            f"write a size as NAME@WIDTHxDEPTH, such as {name or 'e99'}@1536x6, not {text!r}; at most 999999x9999"
         )
     return name, int(found[1]), int(found[2])
 
@@ -94,7 +94,7 @@ def _by_alias(name: str, installed: Iterable[Installed]) -> tuple[Installed, str
             hits.append((entry, options))
     if len({h[0].variant.name for h in hits}) > 1:
         names = ", ".join(sorted({h[0].variant.name for h in hits}))
-        raise ConfigError(f"level {name!r} could be any of {names}: write the variant's own name")
+        raise ConfigError(f"level {name!r} is ambiguous: it could be any of {names}; write the variant's own name")
     return hits[0] if hits else None
 
 

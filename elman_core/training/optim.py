@@ -133,7 +133,9 @@ class Optimizer:
             by_name.setdefault(name, {})[kind] = tensor
         if (by_name and set(by_name) != set(self.params)) or len(numbers) != len(self.inner.param_groups):
             odd = sorted(set(by_name) ^ set(self.params))
-            raise CheckpointError(f"the optimizer's state is not of this model: {', '.join(odd[:3]) or 'other groups'}")
+            raise CheckpointError(
+                f"the optimizer's state belongs to another model: {', '.join(odd[:3]) or 'other groups'}"
+            )
         kinds = {kind for values in by_name.values() for kind in values}
         if kinds and kinds != (_AVERAGED if self.averages else _ADAMW):
             raise CheckpointError(f"the state is of another optimizer: it has {', '.join(sorted(kinds))}")

@@ -41,18 +41,18 @@ class DataSettings:
     sampling: Literal["random", "stream", "tbptt"] = option(
         "random", "random offsets; contiguous streams; streams with the state carried from step to step"
     )
-    documents: Literal["keep", "reset"] = option("keep", "tbptt: whether 0x1e starts from a fresh state")
+    documents: Literal["keep", "reset"] = option("keep", "tbptt: reset the state after 0x1e, or keep it")
     heldout: float = option(0.01, "fraction held out, at least min(1 MiB, 10 %); 0: nothing", ge=0, le=0.5)
-    eval_bytes: int = option(2**20, "bytes scored by one evaluation, at most", ge=1)
+    eval_bytes: int = option(2**20, "most bytes to score in one evaluation", ge=1)
 
 
 @dataclass(frozen=True)
 class TrainSettings:
     """How it is trained. None means: decided when the run starts, and written into its manifest."""
 
-    batch_size: int = option(32, "rows of an optimizer step, whatever the accumulation", ge=1)
+    batch_size: int = option(32, "rows of an optimizer step, over all micro-batches", ge=1)
     chunk_size: int = option(512, "bytes predicted in a row", ge=1)
-    steps: int | None = option(None, "optimizer steps; 1000 if nothing says how long", ge=0)
+    steps: int | None = option(None, "optimizer steps; 1000 if no length is given", ge=0)
     minutes: float | None = option(None, "minutes of training instead of steps, from the end of the first step", gt=0)
     lr: float = option(1e-3, "peak learning rate", gt=0)
     warmup: int | None = option(
@@ -74,10 +74,10 @@ class TrainSettings:
     clip: float = option(1.0, "largest norm of the gradient; 0: no clipping", ge=0)
     accumulate: int = option(1, "micro-batches a step: less memory, same loss", ge=1)
     precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "compute dtype; weights are fp32. auto: bf16 on a GPU that has it"
+        "auto", "compute dtype; weights are fp32. auto: bf16 on a GPU that supports it"
     )
     launch: Literal["auto", "eager", "graph", "compile", "compile+graph"] = option(
-        "auto", "how a step is run: kernel by kernel; as one CUDA graph; compiled. auto: graph on a GPU where possible"
+        "auto", "how a step runs: kernel by kernel; as one CUDA graph; compiled. auto: graph on a GPU if possible"
     )
     gradient_checkpointing: bool = option(False, "recompute each block in the backward: less memory")
     loss_chunk: int = option(0, "time steps whose logits exist at once; 0: all", ge=0)
@@ -87,7 +87,7 @@ class TrainSettings:
     parallel: Literal["auto", "ddp", "fsdp"] = option(
         "auto", "several processes: the whole model on each (ddp), or sharded over them (fsdp). auto: ddp"
     )
-    seed: int = option(42, "of the weights and of the batches", ge=0)
+    seed: int = option(42, "seed of the weights and of the batches", ge=0)
     device: str = option("auto", "auto, cpu, cuda, cuda:1")
     save_every: int = option(1000, "steps between checkpoints; the end is always saved; 0: only the end", ge=0)
     keep: int = option(3, "checkpoints kept; 0: all", ge=0)

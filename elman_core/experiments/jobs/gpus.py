@@ -216,7 +216,7 @@ def monitor() -> Nvml:
     except ImportError:
         if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
             raise ConfigError(
-                "this machine has NVIDIA GPUs, but the library that tells which are free is missing: pip install nvidia-ml-py"
+                "this machine has NVIDIA GPUs, but the library that reports which are free is missing: pip install nvidia-ml-py"
             ) from None
         return Nvml(None)
     try:

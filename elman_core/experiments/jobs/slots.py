@@ -104,7 +104,7 @@ class CpuSlots:
     def take(self, count: int, who: str) -> Slot | None:
         """A slot, or None if all are in use. Raises `ConfigError` for a job that needs several GPUs."""
         if count > 1:
-            raise ConfigError(f"a job that needs {count} GPUs can never start: there is none that may be used")
+            raise ConfigError(f"a job that needs {count} GPUs can never start: no GPU may be used")
         if not self.free:
             return None
         name = f"cpu {self.free.pop(0)}"

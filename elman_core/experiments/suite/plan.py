@@ -163,7 +163,7 @@ def _overridden(suite: Suite, wishes: Wishes) -> tuple[dict[str, Any], dict[str,
         if key in tuned or several or key.startswith(OPTION):
             axes[key] = tuple(value) if isinstance(value, list) else (value,)
         elif key in _DECIDED:
-            raise ConfigError(f"--set {key}: the suite decides that; {_DECIDED[key]}")
+            raise ConfigError(f"--set {key}: the suite sets it; {_DECIDED[key]}")
         else:
             put(tree, key, value)
     if not (wishes.steps is wishes.tokens is wishes.minutes is None):

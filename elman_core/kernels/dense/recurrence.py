@@ -106,7 +106,7 @@ class Recurrence:
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise NotImplementedError(
-                f"{self.cell.name}: gradients of gradients (create_graph=True) exist only with backend='reference'"
+                f"{self.cell.name}: second derivatives (create_graph=True) need backend='reference'"
             )
         extras, (w, history, a, mask, starts) = self._parts(ctx.saved_tensors)
         steps, (rows, width) = history.shape[0] - 1, history.shape[1:]

@@ -176,7 +176,7 @@ def check_errors(device: torch.device) -> None:
     if word is not None and word.value != 0:
         word.value = 0
         raise KernelError(
-            "a dense kernel gave up waiting for its other blocks, and its results are worthless: another program keeps the GPU "
+            "a dense kernel timed out waiting for its other blocks, so its results are invalid: another program keeps the GPU "
             "from running them together. Free the GPU, or set ELMAN_KERNELS=off"
         )
 

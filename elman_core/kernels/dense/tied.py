@@ -163,9 +163,7 @@ class Tied:
 
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise NotImplementedError(
-                f"{self.name}: gradients of gradients (create_graph=True) exist only with backend='reference'"
-            )
+            raise NotImplementedError(f"{self.name}: second derivatives (create_graph=True) need backend='reference'")
         *extras, w, x, history, sums, a, mask = ctx.saved_tensors
         steps, (rows, width) = history.shape[0] - 1, history.shape[1:]
         if gy is None:

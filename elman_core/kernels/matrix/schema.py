@@ -55,9 +55,7 @@ def register(cell: MatrixCell, load: matrix_run.Load) -> Callable[..., Any]:
 
     def differentiate(ctx: Any, dy: Tensor | None, ds1: Tensor | None, _saved: Any) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise NotImplementedError(
-                f"{cell.name}: gradients of gradients (create_graph=True) exist only with backend='reference'"
-            )
+            raise NotImplementedError(f"{cell.name}: second derivatives (create_graph=True) need backend='reference'")
         *inputs, mask, a_log, dt_bias, saved = ctx.saved_tensors
         q, k, *named = inputs
         if dy is None:
