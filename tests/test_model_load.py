@@ -216,7 +216,7 @@ assert "elman_core" not in sys.modules
 import importlib, importlib.abc
 class Late(importlib.abc.MetaPathFinder):  # the toys are "installed" when the package is first imported, as a plugin is
     def find_spec(self, name, path, target=None):
-        if name == "elman_core.model.layers":
+        if name == "elman_core.nn.layers":
             sys.meta_path.remove(self)
             import toy_mixers
             toy_mixers.install()
