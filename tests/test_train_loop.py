@@ -220,7 +220,7 @@ def test_default_names_are_unique(text, tmp_path, monkeypatch):
 
 def test_a_model_that_does_not_fit_is_one_line_and_exit_3(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "e42@999999999x1", "--data", str(text), "--set", "train.chunk_size=16"]) == 3
+    assert main(["train", "e42@999999x1", "--data", str(text), "--set", "train.chunk_size=16"]) == 3
     error = capsys.readouterr().err
     assert error.startswith("elman: out of memory: ")
     assert error.count("\n") == 1
