@@ -91,6 +91,7 @@ def main() -> None:
     found: dict[str, Any] = {"what": what, "B": B, "T": T, **facts(given.commit), "rows": []}
     for name in ("e1", *given.names, "e1"):
         found["rows"].append(recurrence(name))
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
     with tempfile.TemporaryDirectory() as folder:
         text = random_text(Path(folder))
         for row in found["rows"][:-1]:
