@@ -38,9 +38,11 @@ def recurrence(name: str) -> dict[str, Any]:
 def step(name: str, size: str, text: Path) -> dict[str, Any]:
     found = resolve(name)
     best = candidates(found.variant.name, found.options, parse_parameters(size), depth=DEPTH)[0]
+    left = torch.cuda.memory_allocated()  # by rows in front
     torch.cuda.reset_peak_memory_stats()
     with trainer(f"{name}@{best.width}x{best.depth}", "graph", B, T, "cuda", text) as made:
         measured = figures(steady(made, WARM, STEPS), B * T)
+        measured["peak_gib"] = round(measured["peak_gib"] - left / 2**30, 2)
         return {
             "model": f"{name}@{best.width}x{best.depth}",
             "parameters": best.parameters,
