@@ -186,8 +186,8 @@ def _require_ids(input_ids: Tensor, vocab_size: int) -> None:
     """Raise `ConfigError` for what is no (B, T) of tokens. Values are looked at on a CPU: a GPU would have to be waited for."""
     if input_ids.ndim != 2:
         raise ConfigError(f"input_ids must be (batch, time), not of shape {tuple(input_ids.shape)}")
-    batched = torch._C._functorch.is_batchedtensor(input_ids)  # type: ignore[attr-defined]  # of vmap: not to be looked at
-    if input_ids.device.type != "cpu" or batched or torch.compiler.is_compiling() or not input_ids.numel():
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]  # vmap shows no values
+    if input_ids.device.type != "cpu" or transformed or torch.compiler.is_compiling() or not input_ids.numel():
         return
     low, high = (int(end) for end in input_ids.aminmax())
     if low < 0 or high >= vocab_size:
