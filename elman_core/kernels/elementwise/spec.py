@@ -123,4 +123,3 @@ def _cuda_cases(grid: Grid) -> Iterator[Case]:
                 yield _case((21, 70, width), dtype, masked=True, strided=True)
             yield _case((512, 32, 1024), dtype)
             yield _case((4096, 8, 256), dtype, options=_PACKED)
-            yield _case((65536, 1, 32), dtype)
