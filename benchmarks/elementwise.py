@@ -89,9 +89,9 @@ def both(call: Callable[[], Tensor], leaves: Sequence[Tensor], repeats: int) -> 
 
 def ours(kernel: ElementwiseKernel, batch: int, steps: int, width: int, repeats: int) -> dict[str, float]:
     # Slices of one tensor, as the joined product of a mixer leaves them.
-    wide = torch.randn(steps, batch, width * len(kernel.streams), **NARROW)
+    wide = torch.randn(steps, batch, width * len(kernel.cell.streams), **NARROW)
     streams = [x.requires_grad_() for x in wide.split(width, -1)]
-    vectors = [torch.full((width,), 0.5, device="cuda", requires_grad=True) for _ in kernel.vectors]
+    vectors = [torch.full((width,), 0.5, device="cuda", requires_grad=True) for _ in kernel.cell.vectors]
     leaves = [*streams, *vectors, torch.zeros(batch, width, device="cuda", requires_grad=True)]
     return both(lambda: kernel(*leaves)[0], leaves, repeats)
 

@@ -93,7 +93,7 @@ def backward(
     states = {"checkpoints": kept} if target == "cuda" else {"h0": kept[0]}
     _run(
         cell, target, "backward", streams, vectors, mask_TB, starts_TB, gy=launch.readable(gy_TBd), g_last=g_last_SBd,
-        dstream=dstreams.split(width, -1), dvector=dvectors, dh0=dh0_SBd, **states,
+        dstream=dstreams.split(width, -1), dvector=dvectors if vectors else None, dh0=dh0_SBd, **states,
     )  # fmt: skip
     return dstreams, dvectors.sum(1), dh0_SBd
 
