@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -186,9 +187,10 @@ def _require_ids(input_ids: Tensor, vocab_size: int) -> None:
     """Raise `ConfigError` for what is no (B, T) of tokens. Values are looked at on a CPU: a GPU would have to be waited for."""
     if input_ids.ndim != 2:
         raise ConfigError(f"input_ids must be (batch, time), not of shape {tuple(input_ids.shape)}")
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]  # vmap shows no values
-    if input_ids.device.type != "cpu" or transformed or torch.compiler.is_compiling() or not input_ids.numel():
+    if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or not input_ids.numel():
         return
+    if is_in_torch_dispatch_mode() or torch._C._functorch.peek_interpreter_stack():  # type: ignore[attr-defined]
+        return  # fake tensors, a recording and torch.func show no values
     low, high = (int(end) for end in input_ids.aminmax())
     if low < 0 or high >= vocab_size:
         raise ConfigError(f"tokens must be from 0 to {vocab_size - 1}, not {low if low < 0 else high}")
