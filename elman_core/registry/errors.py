@@ -23,6 +23,9 @@ class ElmanError(Exception):
     everywhere = False
     said = False
 
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
 
 class ConfigError(ElmanError, ValueError):
     """A setting, option, name or size that cannot be used."""
@@ -36,7 +39,7 @@ class PluginError(ElmanError, LookupError):
     exit_code = 2
 
     def __str__(self) -> str:  # LookupError would otherwise be free to quote it
-        return " ".join(str(a) for a in self.args)
+        return printable(" ".join(str(a) for a in self.args))
 
 
 class DataError(ElmanError, ValueError):
