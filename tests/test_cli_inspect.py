@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,14 @@ def test_the_version_is_said_and_a_bare_command_gets_its_help(capsys: pytest.Cap
         assert main(words) == 2
         out, err = capsys.readouterr()
         assert (out, err.splitlines()[0]) == ("", " ".join(["Usage: elman", *words, "[OPTIONS] COMMAND [ARGS]..."]))
+
+
+def test_a_shell_can_be_told_the_commands(tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("elman"), "--install-completion", "bash"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "_ELMAN_COMPLETE" in (tmp_path / ".bash_completions" / "elman.sh").read_text()
 
 
 def test_a_terminal_without_the_characters_of_an_equation_gets_them_escaped(

@@ -107,6 +107,8 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):  # typer exits then
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: print nothing more
             return 0
+        if isinstance(error, SystemExit) and not error.code:  # typer, after --install-completion
+            return 0
         code = _exit_code(error)
         if code is None:
             return _unexpected(error)
