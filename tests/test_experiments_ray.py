@@ -165,9 +165,9 @@ class TestCluster:
         with pytest.raises(ConfigError, match="takes 3 GPUs, and no node of the Ray cluster has that many: at most 1"):
             schedule([shell_job(tmp_path, "wide", "true", gpus=3)], RayExecutor(cluster.address))
         executor = RayExecutor(cluster.address)
-        executor._software |= {"torch": "1.0", "elman-e0": "0.1"}
+        executor._software |= {"torch": "1.0", "elman-and-more": "0.1"}
         with pytest.raises(
-            ConfigError, match=r"other software: elman-e0 is not installed there and 0.1 here and 1 more"
+            ConfigError, match=r"other software: elman-and-more is not installed there and 0.1 here and 1 more"
         ):
             schedule([shell_job(tmp_path, "any", "true")], executor)
 

@@ -78,7 +78,7 @@ def test_padded_prompts_and_long_ones_in_a_static_cache(device):
         ({"return_dict_in_generate": True}, "one beam"),
         ({"do_sample": True, "min_p": 0.1}, "not MinPLogitsWarper"),
         ({"max_time": 5.0}, "not by MaxTimeCriteria"),
-        ({"past_key_values": "used"}, "starts at a prompt"),
+        ({"past_key_values": "used"}, "starts from a prompt"),
     ],
 )
 def test_what_it_does_not_know_is_refused(settings, why):

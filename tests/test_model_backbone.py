@@ -168,7 +168,7 @@ def test_a_single_masked_token_holds_the_state():
         ({"inputs_embeds": torch.ones(2, 3, 16)}, "exactly one of input_ids and inputs_embeds"),
         ({"past_key_values": "cache"}, "must be a transformers Cache"),
         ({"return_loss": True, "labels": TOKENS}, "return_loss=True takes tokens"),
-        ({"actual_length": torch.tensor([3, 3])}, "actual_length goes with return_loss"),
+        ({"actual_length": torch.tensor([3, 3])}, "actual_length needs return_loss"),
     ],
 )
 def test_arguments_that_would_be_misread_are_refused(arguments, message):
@@ -242,7 +242,7 @@ def test_a_cache_that_takes_tokens_back_refuses_packed_rows():
     cache = model(TOKENS, use_cache=True).past_key_values
     cache.activate_past_recording()
     model.eval()
-    with pytest.raises(ConfigError, match="does not take packed rows"):
+    with pytest.raises(ConfigError, match="does not accept packed rows"):
         model(TOKENS, position_ids=torch.zeros_like(TOKENS), past_key_values=cache)
 
 

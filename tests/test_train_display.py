@@ -40,8 +40,9 @@ def test_a_terminal_gets_a_bar_with_the_figures(length, text, tmp_path):
 
 def test_a_terminal_of_80_columns_breaks_no_word_and_no_figure(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("text").write_bytes(text.read_bytes())  # a long path is not broken either
     shown = io.StringIO()
-    trainer = start(settings(text), Path("run"), quiet=True)
+    trainer = start(settings(Path("text")), Path("run"), quiet=True)
     display = Display(lambda _: None, Console(file=shown, force_terminal=True, width=80, color_system=None))
     header = list(_first_lines(trainer))
     for line in header:

@@ -529,8 +529,8 @@ def test_ranks_that_would_train_on_different_things_are_refused(prelude, said, l
 
 def test_a_setting_that_a_run_keeps_is_not_set_anew(text, tmp_path, capsys):
     start(settings(text, "train.steps=2"), tmp_path / "run", quiet=True).fit()
-    assert main(["resume", str(tmp_path / "run"), "--steps", "4", "--set", "train.lr=1.0"]) == 2
-    assert "a run keeps its train.lr" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path / "run"), "--steps", "4", "--set", "train.batch_size=1"]) == 2
+    assert "a run keeps its train.batch_size" in capsys.readouterr().err
     assert main(["resume", str(tmp_path / "run"), "--steps", "4", "--set", "train.accumulate=2"]) == 0
     assert manifest(tmp_path / "run")["settings"]["train"]["accumulate"] == 2
 

@@ -82,7 +82,7 @@ class DenseMixer(WrapperMixer):
     def effective(self) -> Tensor:
         """The W of the recurrence: with its largest singular value as asked."""
         w = getattr(self, self.matrix)
-        w = w() if isinstance(w, LowRank) else w
+        w = w(None) if isinstance(w, nn.Module) else w  # a LowRank, or an adapter around one
         return w if self.spectral is None else self.spectral(w)
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
