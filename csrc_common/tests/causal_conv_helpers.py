@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from opened import Opened
 from torch import Tensor
-
-from elman_core.kernels.launch import open_module
-from elman_core.registry import KernelError
 
 
 @dataclass(frozen=True)
@@ -52,21 +49,8 @@ class Problem:
         }
 
 
-@dataclass
-class Module:
-    path: Path
-    library: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.library = open_module(self.path, "causal_conv")
-
-    def call(self, name: str, given: dict[str, Any]) -> str | None:
-        """What the function said went wrong."""
-        try:
-            self.library.call(**given).run(name)
-        except KernelError as error:
-            return str(error).split(": ", 1)[1]
-        return None
+class Module(Opened):
+    family = "causal_conv"
 
     def describe(self, given: dict[str, Any], silu: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The arguments of both directions, and the outputs among them, NaN for now."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from opened import Opened
 from torch import Tensor
-
-from elman_core.kernels.launch import open_module
-from elman_core.registry import KernelError
 
 Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], Tensor]]
 
@@ -75,24 +73,12 @@ class Problem:
         )
 
 
-@dataclass
-class Module:
-    """A compiled module, opened."""
+class Module(Opened):
+    family = "elementwise"
 
-    path: Path
-    library: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.library = open_module(self.path, "elementwise")
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         *self.counts, self.interval = self.library.info()
-
-    def call(self, name: str, given: dict[str, Any]) -> str | None:
-        """What the function said went wrong."""
-        try:
-            self.library.call(**given).run(name)
-        except KernelError as error:
-            return str(error).split(": ", 1)[1]
-        return None
 
     def describe(self, inputs: Inputs) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The arguments of both directions, and the outputs among them, NaN for now."""

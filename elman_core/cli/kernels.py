@@ -89,16 +89,14 @@ def verify(
     if record:
         grid, backend = "full", "cuda"
     dtypes = _dtypes(dtype)
-    reports = []
-    pairs = []
+    pairs, reports = [], []
     for spec in _specs(names or [], None if backend == "auto" else backend):
         targets = _targets(spec, here) if backend == "auto" else [backend]
         if not targets and not json:
             print(f"{spec.name}: not checked: it runs on NVIDIA GPUs only, and there is none here")
         pairs += [(spec, target) for target in targets]
-    for spec, target in [
-        p for p in pairs if _has(*p, grid, dtypes)
-    ] or pairs:  # `verify` says it of what has no such case
+    with_cases = [pair for pair in pairs if _has(*pair, grid, dtypes)]
+    for spec, target in with_cases or pairs:  # where none has such a case, `verify` says so
         progress = None if json else _progress(spec.name)
         report = run(spec, target, grid, dtypes, progress=progress, recorded=not record)
         reports.append(report)

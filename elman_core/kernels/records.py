@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from elman_core.registry.errors import KernelError
+from elman_core.storage import write_text
 
 from . import build
 from .spec import KernelSpec
-from .verify import Report
+from .verify import Report, read_record
 
 
 def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
@@ -29,7 +27,8 @@ def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
         the errors that grew: `{"bfloat16 d w": (before, now)}`.
 
     Raises:
-        KernelError: the report is not that of a compiled kernel's full grid, or it failed; or the file cannot be written.
+        KernelError: the report is not that of a compiled kernel's full grid, or it failed.
+        StorageError: the file cannot be written.
     """
     target = report.target
     if target not in spec.targets or report.grid != "full" or not report.passed or spec.record is None:
@@ -39,7 +38,7 @@ def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
         key = f"{row.dtype} {row.tensor}"
         errors[key] = max(errors.get(key, 0.0), _rounded_up(row.error))
     arch = build.local_arch(spec.extension(target))
-    known = _read(spec.record)
+    known = read_record(spec)
     before = known.get(arch, {}).get("errors", {})
     was = before.get(spec.name, {})
     known[arch] = {
@@ -48,17 +47,8 @@ def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
         "cuda": torch.version.cuda,
         "errors": {**before, spec.name: dict(sorted({**was, **errors}.items()))},
     }
-    unfinished = spec.record.with_suffix(".partial")
-    try:
-        unfinished.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, spec.record)
-    except OSError as error:
-        raise KernelError(f"cannot write the record {spec.record}: {error.strerror}") from error
+    write_text(spec.record, json.dumps(known, indent=1) + "\n")
     return {key: (was[key], now) for key, now in errors.items() if key in was and now > was[key]}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _rounded_up(error: float) -> float:

@@ -156,6 +156,16 @@ def transformed() -> bool:
     return any(level.key() in kinds for level in functorch.get_interpreter_stack() or ())
 
 
+def refuse_second_derivatives(name: str) -> None:
+    """Raise where a derivative is itself to be differentiated, of which a kernel's backward knows nothing.
+
+    Raises:
+        NotImplementedError: names the kernel, and what to type.
+    """
+    if torch.is_grad_enabled():
+        raise NotImplementedError(f"{name}: second derivatives (create_graph=True) need backend='reference'")
+
+
 def refuse_transforms(name: str, otherwise: str) -> None:
     """Raise where a kernel was named and `transformed`.
 

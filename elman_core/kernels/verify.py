@@ -163,11 +163,17 @@ def verify(
 
 def recorded_errors(spec: KernelSpec, target: Target) -> Mapping[str, float]:
     """What the plugin has recorded of this kernel on this machine's architecture: `{"bfloat16 d w": 1.9e-3}`."""
+    if not (known := read_record(spec)):
+        return {}
+    errors = known.get(build.local_arch(spec.extension(target)), {}).get("errors", {})
+    return cast(Mapping[str, float], errors.get(spec.name, {}))
+
+
+def read_record(spec: KernelSpec) -> dict[str, Any]:
+    """The whole file of recorded errors, by architecture; empty if there is none."""
     if spec.record is None or not spec.record.is_file():
         return {}
-    arch = build.local_arch(spec.extension(target))
-    errors = json.loads(spec.record.read_text(encoding="utf-8")).get(arch, {}).get("errors", {})
-    return cast(Mapping[str, float], errors.get(spec.name, {}))
+    return cast(dict[str, Any], json.loads(spec.record.read_text(encoding="utf-8")))
 
 
 def _needed(spec: KernelSpec, target: Target, cases: Sequence[Case]) -> Iterator[tuple[Extension, str]]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.library import Library, register_autograd
 
 from elman_core.kernels.cell import Cell
-from elman_core.kernels.runtime import implement, without_autocast
+from elman_core.kernels.runtime import implement, refuse_second_derivatives, without_autocast
 from elman_core.registry.errors import ConfigError, KernelError
 
 from . import portable, products, run
@@ -104,10 +103,7 @@ class Recurrence:
         ctx.backend, ctx.dtype, ctx.states = backend, u.dtype, last.dtype
 
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                f"{self.cell.name}: second derivatives (create_graph=True) need backend='reference'"
-            )
+        refuse_second_derivatives(self.cell.name)
         extras, (w, history, a, mask, starts) = self._parts(ctx.saved_tensors)
         steps, (rows, width) = history.shape[0] - 1, history.shape[1:]
         if gy is None:

@@ -23,7 +23,14 @@ from torch.library import Library, register_autograd
 
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.choice import register, runs
-from elman_core.kernels.runtime import autocast_dtype, implement, refuse_transforms, transformed, without_autocast
+from elman_core.kernels.runtime import (
+    autocast_dtype,
+    implement,
+    refuse_second_derivatives,
+    refuse_transforms,
+    transformed,
+    without_autocast,
+)
 from elman_core.kernels.spec import Backend, Case, KernelSpec
 from elman_core.registry.errors import ConfigError, KernelError
 
@@ -42,11 +49,8 @@ class Tied:
     """
 
     def __init__(self, cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
-        self.cell, self._bare, self._kernel = (
-            replace(cell, name=f"{cell.name}_tied_silu", input="TiedSilu"),
-            cell,
-            kernel,
-        )
+        self.cell = replace(cell, name=f"{cell.name}_tied_silu", input="TiedSilu")
+        self._bare, self._kernel = cell, kernel
         self.name = self.cell.name
         self.op, self._backward = self._register()
         register(self)
@@ -162,8 +166,7 @@ class Tied:
         ctx.bias_dtype = b.dtype
 
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise NotImplementedError(f"{self.name}: second derivatives (create_graph=True) need backend='reference'")
+        refuse_second_derivatives(self.name)
         *extras, w, x, history, sums, a, mask = ctx.saved_tensors
         steps, (rows, width) = history.shape[0] - 1, history.shape[1:]
         if gy is None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.library import Library, register_autograd
 
 from elman_core.kernels.cell import Cell
-from elman_core.kernels.runtime import implement, without_autocast
+from elman_core.kernels.runtime import implement, refuse_second_derivatives, without_autocast
 
 from . import native, portable
 
@@ -90,10 +90,7 @@ class Recurrence:
         ctx.backend, ctx.shape = backend, last.shape
 
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                f"{self.cell.name}: gradients of gradients (create_graph=True) exist only with backend='reference'"
-            )
+        refuse_second_derivatives(self.cell.name)
         *inputs, kept, mask, starts = ctx.saved_tensors
         gy = torch.zeros_like(inputs[0]) if gy is None else gy
         g_last = kept.new_zeros(ctx.shape) if g_last is None else g_last

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-import torch
 from torch import Tensor
-from torch.library import Library, register_autograd, register_fake
+from torch.library import Library, register_autograd
 
+from elman_core.kernels.runtime import implement, refuse_second_derivatives
 from elman_core.kernels.spec import Target
 
 from . import run as matrix_run
@@ -47,15 +47,11 @@ def register(cell: MatrixCell, load: matrix_run.Load) -> Callable[..., Any]:
         *inputs, saved, heads, rows, text, backend = given
         return matrix_run.backward(load, form(heads, rows, text, backend), dy, ds1, saved, *inputs)
 
-    _library.impl(op, forward, "CompositeExplicitAutograd")
-    _library.impl(f"{op}_backward", backward, "CompositeExplicitAutograd")
-    register_fake(f"elman::{op}", partial(matrix_run.fake_forward, cell), lib=_library)
-    register_fake(f"elman::{op}_backward", partial(matrix_run.fake_backward, cell), lib=_library)
-    backward_op = getattr(torch.ops.elman, f"{op}_backward").default
+    made = implement(_library, op, forward, partial(matrix_run.fake_forward, cell))
+    backward_op = implement(_library, f"{op}_backward", backward, partial(matrix_run.fake_backward, cell))
 
     def differentiate(ctx: Any, dy: Tensor | None, ds1: Tensor | None, _saved: Any) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise NotImplementedError(f"{cell.name}: second derivatives (create_graph=True) need backend='reference'")
+        refuse_second_derivatives(cell.name)
         *inputs, mask, a_log, dt_bias, saved = ctx.saved_tensors
         q, k, *named = inputs
         if dy is None:
@@ -72,7 +68,6 @@ def register(cell: MatrixCell, load: matrix_run.Load) -> Callable[..., Any]:
         )  # fmt: skip
 
     register_autograd(f"elman::{op}", differentiate, setup_context=_save, lib=_library)
-    made: Callable[..., Any] = getattr(torch.ops.elman, op).default
     return made
 
 
