@@ -20,7 +20,7 @@ Shapes: T time, B batch, d width, S states.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch import Tensor
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.choice import in_words, register, runs
 from elman_core.kernels.runtime import DTYPE_CODES, compute_dtype, refuse_transforms, transformed, without_autocast
-from elman_core.kernels.spec import Backend, Case, KernelSpec
+from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec
 from elman_core.registry.errors import ConfigError
 
 from . import native, portable, spec
@@ -49,6 +49,7 @@ class ElementwiseKernel:
         vectors: names of its learned vectors (d,), at most 8.
         states: names of its states, at most 4.
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
+        adjust: changes the random inputs of a verification in place, for a cell with a kink that rounding may cross.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class ElementwiseKernel:
         vectors: Sequence[str] = (),
         states: Sequence[str] = ("h",),
         cell: str | None = None,
+        adjust: Callable[[Inputs], None] | None = None,
     ) -> None:
         self.name = name
+        self.adjust = adjust
         self.cell = Cell(
             name, Path(header), cell or f"elman::{name}::Cell", step,
             streams=tuple(streams), vectors=tuple(vectors), states=tuple(states),
@@ -113,7 +116,7 @@ class ElementwiseKernel:
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
-        return spec.make_spec(self.cell, self, self.op)
+        return spec.make_spec(self.cell, self, self.op, self.adjust)
 
     def specs(self) -> tuple[KernelSpec, ...]:
         """All that `elman verify` checks: give it as `Variant(kernels=….specs())`."""
