@@ -43,6 +43,7 @@ def dense_reference(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
     Returns:
         `reference(u_TBd, *extras_TBd, w_dd, h0_Bd, mask_TB=None, starts_TB=None) -> (y_TBd, h_T)`, a loop over time in float32
         or float64. Where the mask is False the state is held and y means nothing; where a document starts, h is first set to 0.
+        W (n, d / n, d / n) stands for the n blocks of a block-diagonal matrix.
     """
     count = len(inspect.signature(step).parameters) - 2
 
@@ -53,12 +54,19 @@ def dense_reference(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
         outputs = []
         for u_Bd, mask_B, start_B, *extras_Bd in each_step(u_TBd, mask_TB, starts_TB, *extras):
             h_Bd = restart(h_Bd, start_B)
-            new_Bd, y_Bd = step(torch.addmm(u_Bd, h_Bd, w_dd.T), h_Bd, *extras_Bd)
+            new_Bd, y_Bd = step(u_Bd + block_product(h_Bd, w_dd), h_Bd, *extras_Bd)
             h_Bd = hold(new_Bd, h_Bd, mask_B)
             outputs.append(y_Bd)
         return torch.stack(outputs), h_Bd
 
     return full_precision(reference)
+
+
+def block_product(h_Bd: Tensor, w: Tensor) -> Tensor:
+    """h Wᵀ for W (d, d), or (n, d / n, d / n), the blocks of a block-diagonal matrix."""
+    if w.dim() == 2:
+        return h_Bd @ w.T
+    return torch.matmul(w, h_Bd.unflatten(-1, (len(w), -1))[..., None]).flatten(-3)
 
 
 def gate(logit: Tensor) -> tuple[Tensor, Tensor]:

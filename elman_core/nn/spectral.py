@@ -28,17 +28,20 @@ class SpectralNorm(ComputedWeight):
     Args:
         width: rows and columns of the weight.
         radius: rho, the largest singular value of the result.
+        blocks: n of a weight (n, width, width), each matrix of which is scaled by itself.
+        clip: scale down alone, by a factor that is constant for the gradient.
     """
 
     u: Tensor
     v: Tensor
     seen: Tensor
 
-    def __init__(self, width: int, radius: float) -> None:
+    def __init__(self, width: int, radius: float, *, blocks: int | None = None, clip: bool = False) -> None:
         super().__init__()
-        self.radius = radius
-        self.register_buffer("u", torch.zeros(width))
-        self.register_buffer("v", torch.zeros(width))
+        self.radius, self.clip = radius, clip
+        shape = (width,) if blocks is None else (blocks, width)
+        self.register_buffer("u", torch.zeros(shape))
+        self.register_buffer("v", torch.zeros(shape))
         self.register_buffer("seen", torch.zeros(8))  # bytes, which every floating dtype holds exactly
         self._started = False  # whether `seen` is known not to be zero; spares the host another look
 
@@ -61,8 +64,10 @@ class SpectralNorm(ComputedWeight):
         with without_autocast(weight):
             full = _own(weight, compute_dtype(weight))
             u, v = self._vectors(weight, full)
-            sigma = (u * (full @ v)).sum()
-            return (full * (self.radius / (sigma.abs() + EPS))).to(weight.dtype)
+            scale = self.radius / ((u * _times(full, v)).sum(-1).abs() + EPS)
+            if self.clip:
+                scale = scale.detach().clamp(max=1.0)
+            return (full * scale[..., None, None]).to(weight.dtype)
 
     @torch.no_grad()
     def _vectors(self, weight: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,10 +112,10 @@ class SpectralNorm(ComputedWeight):
     def _iterate(self, full: Tensor, u: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
         v = u
         for _ in range(iterations):
-            v = full.T @ u
-            v = v / (v.norm() + EPS)
-            u = full @ v
-            u = u / (u.norm() + EPS)
+            v = _times(full.mT, u)
+            v = v / (v.norm(dim=-1, keepdim=True) + EPS)
+            u = _times(full, v)
+            u = u / (u.norm(dim=-1, keepdim=True) + EPS)
         # As stored, should the buffers have been cast: what is computed now is what a reloaded model computes.
         return u.to(self.u.dtype).to(full.dtype), v.to(self.v.dtype).to(full.dtype)
 
@@ -121,7 +126,11 @@ class SpectralNorm(ComputedWeight):
         self._started = not self.seen.is_meta
 
     def extra_repr(self) -> str:
-        return f"{self.u.shape[0]}, radius={self.radius}"
+        return f"{', '.join(map(str, self.u.shape))}, radius={self.radius}"
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    return matrix @ vector if vector.dim() == 1 else (matrix @ vector[..., None])[..., 0]
 
 
 def _own(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -132,6 +141,7 @@ def _own(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _checksum(weight: Tensor) -> Tensor:
     """The bytes of sum_ij (2i + 1) (j + 1) bits_ij modulo 2^64: exact in any order, and moved by any step of an optimizer."""
     bits_as = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    weight = weight.flatten(0, -2)
     rows = torch.arange(weight.shape[0], device=weight.device) * 2 + 1
     columns = torch.arange(weight.shape[1], device=weight.device) + 1
     total = ((weight.detach().view(bits_as) * columns).sum(1) * rows).sum()
@@ -140,5 +150,5 @@ def _checksum(weight: Tensor) -> Tensor:
 
 def _start_vector(full: Tensor) -> Tensor:
     """Fixed numbers in [-1/2, 1/2) without a pattern: the same on every device, and no draw from a random stream."""
-    mixed = (torch.arange(1, full.shape[0] + 1, device=full.device) * 40503) & 0xFFFF
-    return (((mixed * mixed) >> 7) & 0xFFFF).to(full.dtype) / 0x10000 - 0.5
+    mixed = (torch.arange(1, full.shape[-1] + 1, device=full.device) * 40503) & 0xFFFF
+    return ((((mixed * mixed) >> 7) & 0xFFFF).to(full.dtype) / 0x10000 - 0.5).expand(full.shape[:-1])
