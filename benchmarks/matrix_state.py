@@ -111,10 +111,11 @@ def layer(name: str) -> tuple[str, torch.nn.Module, Callable[[Any], Tensor]]:
         found = library(name, LAYERS[name], "cuda")
         assert found is not None
         return found
-    from elman_e88.config import E88Config
     from elman_e88.mixer import E88Mixer
 
-    return "elman", E88Mixer(LAYERS[name], E88Config(n_heads=32, n_state=16)), lambda y: y[0]
+    from elman_core.nn import MatrixConfig
+
+    return "elman", E88Mixer(LAYERS[name], MatrixConfig(n_heads=32, n_state=16)), lambda y: y[0]
 
 
 def layer_row(name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from .functional import (
     hold,
     l2_normalize,
     mamba_decay,
+    matrix_reference,
     restart,
     self_gate,
     time_major,
@@ -25,6 +26,7 @@ from .functional import (
 )
 from .init import mamba_decay_, orthogonal_, s4d_, xavier_uniform_
 from .linear import aligned, columns, is_bare, linear, linears
+from .matrix import MatrixConfig, MatrixMixer
 from .norm import RMSNorm
 from .spectral import SpectralNorm
 from .swiglu import SwiGLU, SwiGLUConfig
@@ -32,8 +34,9 @@ from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
     "CausalConv", "ComputedWeight", "DenseMixer", "ElementwiseForm", "ElementwiseMixer", "InputGatedMixer", "LowRank",
-    "RMSNorm", "RecurrentMatrixConfig", "SpectralNorm", "SwiGLU", "SwiGLUConfig", "WrapperConfig", "WrapperMixer",
-    "add_rms_norm", "aligned", "columns", "compute_dtype", "dense_reference", "each_step", "full_precision", "gate", "hold",
-    "is_bare", "l2_normalize", "linear", "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "orthogonal_",
-    "restart", "s4d_", "scaled_once", "self_gate", "time_major", "without_autocast", "xavier_uniform_",
+    "MatrixConfig", "MatrixMixer", "RMSNorm", "RecurrentMatrixConfig", "SpectralNorm", "SwiGLU", "SwiGLUConfig",
+    "WrapperConfig", "WrapperMixer", "add_rms_norm", "aligned", "columns", "compute_dtype", "dense_reference", "each_step",
+    "full_precision", "gate", "hold", "is_bare", "l2_normalize", "linear", "linear_cross_entropy", "linears", "mamba_decay",
+    "mamba_decay_", "matrix_reference", "orthogonal_", "restart", "s4d_", "scaled_once", "self_gate", "time_major",
+    "without_autocast", "xavier_uniform_",
 ]  # fmt: skip

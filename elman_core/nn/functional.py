@@ -69,6 +69,41 @@ def block_product(h_Bd: Tensor, w: Tensor) -> Tensor:
     return torch.matmul(w, h_Bd.unflatten(-1, (len(w), -1))[..., None]).flatten(-3)
 
 
+def matrix_reference(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Decorator: the reference of a matrix-state recurrence from its step `(S, k, [rows,] v, *others, **options) -> new S`.
+
+    In the step S is (B, H, N, V), rows keys, and what stands beside it broadcasts to it: keys (B, H, N, 1), lines (B, H, 1, V),
+    scalars (B, H, 1, 1), params (H, 1, V). So Sᵀ k is `k.mT @ S`. Keys are k and what stands between it and v.
+
+    Returns:
+        `reference(q, k, …, v, *others, state=None, mask=None, starts=None, **options) -> (o, S_T)`, o_t = S_tᵀ q_t, a loop
+        over time in float32 or float64. Keys are (B, T, H, N), lines (B, T, H, V), scalars (B, T, H) or None, params (H, V).
+        Where the mask is False the state is held and o means nothing; where a document starts, S is first set to 0.
+    """
+    names = [n for n, p in inspect.signature(step).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    keys, count = names.index("v") - 1, len(names) - 1
+
+    @functools.wraps(step)
+    def reference(q_BTHN: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        inputs, (s, mask_BT, starts_BT) = [*given[:count]], (*given[count:], None, None, None)[:3]
+        for i, x in enumerate(inputs):
+            if x is not None and x.dim() > 2:  # beside S, and time first
+                x = x[..., None] if i < keys else x[..., None, :] if x.dim() == 4 else x[..., None, None]
+                inputs[i] = x.transpose(0, 1)
+            elif x is not None:
+                inputs[i] = x[:, None].expand(q_BTHN.shape[1], *x[:, None].shape)
+        if s is None:
+            s = q_BTHN.new_zeros(*q_BTHN[:, 0].shape, given[keys].shape[-1])
+        flags, outputs = (None if x is None else x.transpose(0, 1) for x in (mask_BT, starts_BT)), []
+        for q_BHN, mask_B, start_B, *at in each_step(q_BTHN.transpose(0, 1), *flags, *inputs):
+            s = restart(s, start_B)
+            s = hold(step(s, *at, **options), s, mask_B)
+            outputs.append((q_BHN[..., None, :] @ s)[..., 0, :])
+        return torch.stack(outputs, 1), s
+
+    return full_precision(reference)
+
+
 def gate(logit: Tensor) -> tuple[Tensor, Tensor]:
     """sigmoid(logit) and 1 - sigmoid(logit), both with all their digits, and so their derivatives: also nearly shut or open."""
     return F.logsigmoid(logit).exp(), F.logsigmoid(-logit).exp()

@@ -9,9 +9,9 @@ What is retrieved for k_t is read before the decay, and only its difference from
 from collections.abc import Iterable
 
 from elman_core import Variant, hookimpl
+from elman_core.nn import MatrixConfig
 from elman_core.registry import Published
 
-from .config import E88Config
 from .levels import ALIASES, PRESETS, parse_alias
 from .mixer import E88Mixer
 from .op import e88
@@ -25,7 +25,7 @@ def elman_variants() -> Iterable[Variant]:
         name="e88",
         summary="multi-head nonlinear delta memory: a tanh matrix state for each head",
         equation="S_t = tanh(decay_t S_{t-1} + k_t (v_t - S_{t-1}ᵀ k_t)ᵀ),  o_t = S_tᵀ q_t",
-        config=E88Config,
+        config=MatrixConfig,
         mixer=E88Mixer,
         presets=PRESETS,
         aliases=ALIASES,

@@ -6,8 +6,6 @@ from elman_core.kernels import Maps, MatrixKernel
 
 from .reference import e88_reference
 
-QKV, KEYS = ("q", "k", "v"), ("q", "k")
-
 e88 = MatrixKernel(
     "e88",
     header=Path(__file__).parent / "csrc" / "e88_cell.h",
@@ -16,9 +14,9 @@ e88 = MatrixKernel(
     optional=("write",),
     options=("linear_state",),
     maps=(
-        Maps(QKV, KEYS, ("mamba", "sigmoid")),
-        Maps((), KEYS, ("sigmoid", "sigmoid")),
-        Maps(QKV, (), ("given", "sigmoid")),
+        Maps(("q", "k", "v"), ("q", "k"), ("mamba", "sigmoid")),
+        Maps((), ("q", "k"), ("sigmoid", "sigmoid")),
+        Maps(("q", "k", "v"), (), ("given", "sigmoid")),
         Maps(),
     ),
 )
