@@ -232,7 +232,7 @@ def test_an_empty_sequence_is_refused():
     u, w, h0 = inputs(e42_dense)
     with pytest.raises(ConfigError, match="every size at least 1"):
         e42_dense(u[:0], w, h0)
-    with pytest.raises(ConfigError, match=r"u must be float32, .*not torch.int64"):
+    with pytest.raises(ConfigError, match=r"u must be float64, .*not torch.int64"):
         e42_dense(u.long(), w, h0)
 
 

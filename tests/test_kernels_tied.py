@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 from elman_core.kernels import choice
 from elman_core.kernels.dense import run
-from elman_core.kernels.dense import tied as dense_tied
 from elman_core.kernels.dense.plan import Plan
 from elman_core.registry.errors import ConfigError, KernelError
 
@@ -87,7 +86,7 @@ def launched(monkeypatch):
             states.append(h)
         y = torch.stack(states[1:])
         y = y * F.silu(y) if mask_TB is None else torch.where(mask_TB[..., None], y * F.silu(y), 0.0)
-        return y, h.clone(), torch.stack(states), torch.stack([*sums, h]), x.new_empty(0)
+        return y, h.clone(), torch.stack(states), x.new_empty(0), torch.stack([*sums, h])
 
     def backward(_op, gy, g_last, extras, w, history, a, mask_TB, x):
         assert not len(a)
@@ -105,8 +104,8 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(run, "forward", forward)
     monkeypatch.setattr(run, "backward", backward)
-    monkeypatch.setattr(dense_tied, "_must_be_on_a_gpu", lambda *_: None)
-    return lambda x, w, b, h0, mask_TB: tied.op(x, w, b, h0, mask_TB)[:2]
+    monkeypatch.setattr(type(tied), "_check_native", lambda *_: None)
+    return lambda x, w, b, h0, mask_TB: tied.op(x, w, b, h0, mask_TB, None, "cuda")[:2]
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -140,7 +139,7 @@ def test_unasked_gradients_are_not_made_and_missing_ones_are_zeros(launched):
 
 def test_shapes_are_known_without_running_it():
     x, w, b, h0 = (t.detach().to("meta", torch.bfloat16) for t in problem())
-    y, last, history, sums, a = tied.op(x, w, b, h0.float(), None)
+    y, last, history, a, sums = tied.op(x, w, b, h0.float(), None, None, "cuda")
     assert (y.shape, y.dtype) == ((T, B, D), torch.bfloat16)
     assert (last.shape, last.dtype) == ((B, D), torch.float32)
     assert history.shape == sums.shape == (T + 1, B, D)
@@ -149,16 +148,14 @@ def test_shapes_are_known_without_running_it():
 
 def test_what_cannot_be_tied_is_refused():
     x, w, b, h0 = (t.detach() for t in problem())
-    with pytest.raises(
-        KernelError, match=r"e42_tied_silu: this operator is a kernel of a GPU, and the tensors are on cpu"
-    ):
-        tied.op(x, w, b, h0, None)
+    with pytest.raises(KernelError, match=r"e42_tied_silu: backend 'cuda' cannot run on tensors on cpu"):
+        tied.op(x, w, b, h0, None, None, "cuda")
 
 
 def test_a_bias_of_another_size_is_refused(launched):
     x, w, b, h0 = (t.detach() for t in problem())
-    with pytest.raises(ConfigError, match=r"e42_tied_silu: b must be \(8,\) on cpu, not \(4,\) on cpu"):
-        tied(x, w, b[:4], h0, None)
+    with pytest.raises(ConfigError, match=r"e42_tied_silu: b must be \(8\) .* not \(4,\)"):
+        dense._run(tied, x, [], w, b[:4], h0, None, None, "cuda")
 
 
 def test_a_launch_that_was_named_is_refused_under_torch_func():
@@ -169,7 +166,7 @@ def test_a_launch_that_was_named_is_refused_under_torch_func():
             return 3
 
     def loss(w):
-        tied.takes(OnAGPU(), "cuda")
+        dense._is_tied(tied, OnAGPU(), "cuda")
         return w.sum()
 
     with pytest.raises(NotImplementedError, match=r"e42_tied_silu: torch\.func .* backend='auto' or 'reference'"):
@@ -177,10 +174,11 @@ def test_a_launch_that_was_named_is_refused_under_torch_func():
 
 
 def test_auto_is_a_launch_where_there_is_a_plan_and_verifies_it_first(monkeypatch):
-    verified, plans = [], {8: Plan("grid", rows=8, groups=1, parts=1), 9: None}
+    verified, plans = [], {8: Plan("grid", rows=8, groups=1, parts=1), 9: Plan("steps")}
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(type(tied), "plan_for", lambda _self, _dtype, _rows, width, _device: plans[width])
+    monkeypatch.setattr(run, "plan_for", lambda _cell, sizes, _dtype, _device: plans[sizes[-1]])
+    monkeypatch.setattr(run, "_module", lambda *_: None)
     monkeypatch.setattr(choice, "ensure_verified", lambda *given: verified.append(given))
     assert choice._prepare(tied, 0, torch.bfloat16, (3, 8))
     assert [(spec.name, str(case), plan) for spec, [case], plan in verified] == [

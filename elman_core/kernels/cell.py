@@ -24,7 +24,7 @@ class Cell:
         extras: names of the tensors that the cell reads beside its input.
         streams, vectors, states: of an elementwise cell, as `ElementwiseKernel` says.
         uses_a: whether the backward of a dense cell is given a; as the header says.
-        input: what a dense cell is given: "Projected" is u, "TiedSilu" is x of u = W silu(x) + b.
+        bare: of a dense cell with tied weights, which is given x of u = W silu(x) + b: the cell that is given u.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Cell:
     extras: tuple[str, ...] = ()
     uses_a: bool = False
     accumulates: str | None = None
-    input: str = "Projected"
+    bare: Cell | None = None
     streams: tuple[str, ...] = ()
     vectors: tuple[str, ...] = ()
     states: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ registered with `torch.library` as `elman::dense_NAME` (with its backward `elman
 and "reference" is the variant's own slow, obvious function, differentiated by autograd: the truth for all of them.
 
 A call that is given the projection in front of the recurrence may run both in one launch on a GPU: a single step without
-gradients (`decode/step.py`), and, where W itself is the projection, all steps (`tied.py`). The kernel alone decides that.
+gradients (`decode/step.py`), and, where W itself is the projection, all steps (`recurrence.py`). The kernel alone decides that.
 
 Shapes: T time, B batch, d width, K inputs.
 """
@@ -22,7 +22,9 @@ Shapes: T time, B batch, d width, K inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,15 +32,20 @@ from torch import Tensor
 
 from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.cell import Cell
-from elman_core.kernels.choice import in_words, register, runs
+from elman_core.kernels.check import Wanted, check
+from elman_core.kernels.choice import in_words, runs
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
-from elman_core.kernels.runtime import compute_dtype, refuse_transforms, transformed, warn_of_packed_rows
-from elman_core.kernels.spec import Backend, Case, KernelSpec
+from elman_core.kernels.runtime import (
+    autocast_dtype,
+    compute_dtype,
+    refuse_transforms,
+    transformed,
+    warn_of_packed_rows,
+)
+from elman_core.kernels.spec import Backend, KernelSpec
 
 from . import run, spec
-from .check import check_tensors
 from .recurrence import Recurrence
-from .tied import Tied
 
 
 class DenseKernel:
@@ -77,10 +84,17 @@ class DenseKernel:
             name, Path(header), cell or f"elman::{name}::Cell", reference, readout, update, tuple(extras), uses_a,
             accumulates=accumulates,
         )  # fmt: skip
-        self.op = Recurrence(self.cell).op
+        extra = dict.fromkeys(self.cell.extras, Wanted("TBd"))
+        flag = Wanted("TB", "bool", True)
+        self._wanted = {
+            "u": Wanted("TBd", "stored"), **extra, "w": Wanted("dd", "computed"), "b": Wanted("d", "stored", True),
+            "h0": Wanted("Bd", "computed"), "mask": flag, "starts": flag,
+        }  # fmt: skip
+        self._plain = Recurrence(self.cell, self)
+        tied_cell = replace(self.cell, name=f"{name}_tied_silu", bare=self.cell)
+        self._tied = Recurrence(tied_cell, self) if tied else None
         self._step = Step(self.cell, self) if len(self.cell.extras) <= MOST_EXTRAS else None
-        self._tied = Tied(self.cell, self) if tied else None
-        register(self)
+        self.op = self._plain.op
 
     def __call__(
         self,
@@ -122,22 +136,34 @@ class DenseKernel:
         if w_dd is not None and h0_Bd is not None:
             if backend == "auto" and self._step is not None and self._step.takes(x_TBK, v, w_dd, mask_TB, starts_TB):
                 return self._step(F.silu(x_TBK) if silu else x_TBK, v, b, *extras, w_dd, h0_Bd)
-            if v is w_dd and b is not None and silu and self._tied is not None and starts_TB is None:
-                narrow_TBd = self._tied.narrowed(x_TBK)
-                if self._tied.takes(narrow_TBd, backend):
-                    return self._tied(narrow_TBd, *extras, w_dd, b, h0_Bd, mask_TB)
+            if v is w_dd and b is not None and silu and self._tied is not None and x_TBK.is_cuda and starts_TB is None:
+                narrow_TBd = x_TBK.to(autocast_dtype(x_TBK))
+                if self._is_tied(self._tied, narrow_TBd, backend):
+                    return self._run(self._tied, narrow_TBd, extras, w_dd, b, h0_Bd, mask_TB, None, "cuda")
         x_TBK = F.silu(x_TBK) if silu else x_TBK
         if v is not None:
             x_TBK = F.linear(x_TBK, v, None if b is None else b.to(v.dtype))
         elif b is not None:
             x_TBK = x_TBK + b.to(x_TBK.dtype)
-        return self._recurrence(x_TBK, extras, w_dd, h0_Bd, mask_TB, starts_TB, backend)
+        return self._run(self._plain, x_TBK, extras, w_dd, None, h0_Bd, mask_TB, starts_TB, backend)
 
-    def _recurrence(
-        self, u_TBd: Tensor, extras: Sequence[Tensor | None], w_dd: Tensor | None, h0_Bd: Tensor | None,
-        mask_TB: Tensor | None, starts_TB: Tensor | None, backend: Backend,
+    def _is_tied(self, tied: Recurrence, x_TBd: Tensor, backend: Backend) -> bool:
+        """Whether one launch does all. Compiles and verifies it at the first use of a size, if "auto" asks."""
+        if x_TBd.dim() != 3 or x_TBd.dtype not in spec.CUDA_DTYPES:
+            return False
+        rows, width = map(int, x_TBd.shape[1:])
+        if backend == "auto" and not transformed():
+            return runs(tied.name, x_TBd, rows, width)
+        if backend != "cuda":
+            return False
+        refuse_transforms(tied.name, "backend='auto' or 'reference'")
+        return run.plan_for(tied.cell, (1, rows, width), x_TBd.dtype, x_TBd.device).kind != "steps"
+
+    def _run(
+        self, recurrence: Recurrence, u_TBd: Tensor, extras: Sequence[Tensor | None], w_dd: Tensor | None,
+        b_d: Tensor | None, h0_Bd: Any, mask_TB: Tensor | None, starts_TB: Tensor | None, backend: Backend,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        check_tensors(self.name, self.cell.extras, u_TBd, extras, w_dd, h0_Bd, mask_TB, starts_TB)
+        check(recurrence.name, self._wanted, (u_TBd, *extras, w_dd, b_d, h0_Bd, mask_TB, starts_TB))
         if backend == "auto":
             backend = "reference" if transformed() else "torch"
             if starts_TB is not None:
@@ -149,10 +175,9 @@ class DenseKernel:
             refuse_transforms(self.name, "backend='auto' or 'reference'")
         if backend == "reference":
             return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
-        assert h0_Bd is not None  # checked above
-        if h0_Bd.dtype != (state := compute_dtype(u_TBd)):
-            h0_Bd = h0_Bd.to(state)
-        y_TBd, last_Bd, _, _ = self.op(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB, backend)
+        b = () if b_d is None else (b_d,)
+        h0_Bd = h0_Bd.to(compute_dtype(u_TBd))
+        y_TBd, last_Bd, *_ = recurrence.op(u_TBd, *extras, w_dd, *b, h0_Bd, mask_TB, starts_TB, backend)
         return y_TBd, last_Bd
 
     def extension(self, target: Target) -> Extension:
@@ -165,21 +190,14 @@ class DenseKernel:
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks of the recurrence itself."""
-        return spec.make_spec(self.cell, self, self.op)
+        return self._plain.spec()
 
     def specs(self) -> tuple[KernelSpec, ...]:
         """What `elman verify` checks: give it as `Variant(kernels=….specs())`."""
-        return tuple(one.spec() for one in (self, self._tied, self._step) if one is not None)
+        return tuple(one.spec() for one in (self._plain, self._tied, self._step) if one is not None)
 
     def backend(self, device: torch.device | str, width: int) -> str:
         """What "auto" runs at this width, in words; compiles nothing, so before the first use it is what will be tried."""
-        said = [in_words(one.name, device, "torch", lambda _rows, d: d == width) for one in (self._tied, self) if one]
+        asked = [one.name for one in (self._tied, self._plain) if one]
+        said = [in_words(name, device, "torch", lambda _rows, d: d == width) for name in asked]
         return "cuda" if "cuda" in said else said[-1]
-
-    def prepare(self, dtype: torch.dtype, rows: int, width: int) -> str:
-        """As `choice.Compiled`."""
-        return run.prepare(self.cell, (spec.VERIFIED_STEPS, rows, width), dtype)
-
-    def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
-        """As `choice.Compiled`."""
-        return spec.first_use(dtype, rows, width)

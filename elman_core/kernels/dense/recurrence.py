@@ -1,4 +1,16 @@
-"""`elman::dense_NAME` and its backward: the dense recurrence as `torch.library` knows it, on every back end that is named.
+"""`elman::dense_NAME` and its backward: a dense recurrence as `torch.library` and the chooser know it.
+
+With tied weights, where one matrix projects the input too, it is one launch for
+
+    a_t = W h_{t-1} + W x_t + b = W (h_{t-1} + x_t) + b,   x = silu(v),   (h_t, y_t) = cell(a_t, h_{t-1}, e_t)
+
+The kernel adds x_{t+1} to the state that it hands to the next step, whose product is then both. So there is no product for all
+steps before the loop, and, going back, what the loop multiplies is the gradient of x:
+
+    s_t = h_{t-1} + x_t,   dx_t = W^T da_t,   dW = sum over t of da_t s_t^T,   db = sum over t of da_t
+
+of which the launch makes all but dW, one product over all places; and SiLU and its derivative. The projection apart would cost
+three products over all places (W x and its two gradients) and an addition of two dW.
 
 Shapes: T time, B batch, d width.
 """
@@ -8,125 +20,139 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.library import Library, register_autograd
 
 from elman_core.kernels.cell import Cell
+from elman_core.kernels.choice import register
 from elman_core.kernels.runtime import implement, refuse_second_derivatives, without_autocast
+from elman_core.kernels.spec import Case, KernelSpec
 from elman_core.registry.errors import ConfigError, KernelError
 
-from . import portable, products, run
+from . import portable, products, run, spec
 
 _library = Library("elman", "FRAGMENT")
+_FLAGS = "Tensor? mask, Tensor? starts, str backend"
 
 
 class Recurrence:
-    """The operator of one cell, `op(u, *extras, w, h0, mask, starts, backend)`, and its derivative."""
+    """The operator of one cell and its derivative.
 
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
+    It is `op(u, *extras, w, h0, mask, starts, backend) -> (y, h_T, history, a)`, and for tied weights
+    `op(x, *extras, w, b, h0, mask, starts, "cuda") -> (y, h_T, history, a, sums)`. For the backward alone: history (T+1, B, d),
+    the states; a (T, B, d) or empty; sums (T+1, B, d), the s_t.
+
+    Args:
+        cell: of the recurrence. kernel: its `DenseKernel`, which is verified.
+    """
+
+    def __init__(self, cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        self.cell, self.name, self.tied, self._kernel = cell, cell.name, cell.bare is not None, kernel
         self.op, self._backward = self._register()
+        register(self)
+
+    def prepare(self, dtype: torch.dtype, rows: int, width: int) -> str | None:
+        """As `choice.Compiled`. With tied weights there is nothing where no persistent launch holds W."""
+        return run.prepare(self.cell, rows, width, dtype)
+
+    def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
+        """As `choice.Compiled`."""
+        return spec.first_use(dtype, rows, width)
+
+    def spec(self) -> KernelSpec:
+        """What `elman verify` checks."""
+        return spec.make_spec(self.cell, self._kernel, self.op)
 
     def _parts(self, rest: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """What follows u in a call, or the gradients in a backward: (extras, what follows those)."""
+        """What follows the input or the gradients in a call: (extras, what follows those)."""
         return list(rest[: len(self.cell.extras)]), list(rest[len(self.cell.extras) :])
 
     def _register(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        count = len(self.cell.extras)
-        op, op_backward = f"dense_{self.cell.name}", f"dense_{self.cell.name}_backward"
-        es = "".join(f"Tensor e{i}, " for i in range(count))
+        op, count = f"dense_{self.name}", len(self.cell.extras)
+        w = "".join(f"Tensor e{i}, " for i in range(count)) + "Tensor w"
+        b, x = (", Tensor b", ", Tensor x") if self.tied else ("", "")
+        made = [", ".join(["Tensor"] * n) for n in (4 + self.tied, 2 + count + 2 * self.tied)]
+        _library.define(f"{op}(Tensor u, {w}{b}, Tensor h0, {_FLAGS}) -> ({made[0]})")
         _library.define(
-            f"{op}(Tensor u, {es}Tensor w, Tensor h0, Tensor? mask, Tensor? starts, str backend)"
-            " -> (Tensor, Tensor, Tensor, Tensor)"
+            f"{op}_backward(Tensor gy, Tensor g_last, {w}{x}, Tensor history, Tensor a, {_FLAGS}) -> ({made[1]})"
         )
-        _library.define(
-            f"{op_backward}(Tensor gy, Tensor g_last, {es}Tensor w, Tensor history, Tensor a, Tensor? mask,"
-            f" Tensor? starts, str backend) -> ({', '.join(['Tensor'] * (2 + count))})"
-        )
-        made = implement(_library, op, self._run_forward, self._fake_forward)
+        forward = implement(_library, op, self._run_forward, self._fake_forward)
         register_autograd(f"elman::{op}", self._differentiate, setup_context=self._save, lib=_library)
-        return made, implement(_library, op_backward, self._run_backward, self._fake_backward)
+        return forward, implement(_library, f"{op}_backward", self._run_backward, self._fake_backward)
 
-    # Outputs of the op: y (T, B, d), h_T (B, d), and, for the backward alone, history (T+1, B, d) and a (T, B, d) or empty.
-
-    def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        extras, (w, h0, mask, starts, backend) = self._parts(rest)
-        if backend == "torch":
-            with without_autocast(u):
-                u_, w_, *others = (x.to(h0.dtype) for x in (u, w, *extras))
-                y, history, a = portable.forward(
-                    self.cell.update, self.cell.readout, u_, others, w_, h0, mask, starts
-                )  # fmt: skip
-            return y.to(u.dtype), history[-1].clone(), history, a
-        self._check_native(backend, u, starts)
-        y, last, history, _, a = run.forward(self.cell, u, extras, w.to(u.dtype), h0, mask)
-        return y, last, history, a
+    def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        extras, (w, *b, h0, mask, starts, backend) = self._parts(rest)
+        if backend != "torch":
+            self._check_native(backend, u, starts)
+            return run.forward(self.cell, u, extras, w.to(u.dtype), h0, mask, *b)
+        with without_autocast(u):
+            u_, w_, *others = (x.to(h0.dtype) for x in (u, w, *extras))
+            update, readout = self.cell.update, self.cell.readout
+            y, history, a = portable.forward(update, readout, u_, others, w_, h0, mask, starts)
+        return y.to(u.dtype), history[-1].clone(), history, a
 
     def _run_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        extras, (w, history, a, mask, starts, backend) = self._parts(rest)
+        """Gradients of the input, of h_0 and of the extras; with tied weights also da and that of b."""
+        extras, (w, *x, history, a, mask, starts, backend) = self._parts(rest)
         if backend == "torch":
             gy_, w_, *others = (x.to(history.dtype) for x in (gy, w, *extras))
-            da, dextras, dh0 = portable.backward(
-                self.cell.update, self.cell.readout, gy_, g_last, others, w_, history, a, mask, starts
-            )
-        else:
-            da, dextras, dh0, *_ = run.backward(self.cell, gy, g_last, extras, w.to(history.dtype), history, a, mask)
-        return da, dh0, *(d.to(e.dtype) for d, e in zip(dextras, extras, strict=True))
+            update, readout = self.cell.update, self.cell.readout
+            da, dextras, dh0 = portable.backward(update, readout, gy_, g_last, others, w_, history, a, mask, starts)
+            return da, dh0, *(d.to(e.dtype) for d, e in zip(dextras, extras, strict=True))
+        da, dextras, dh0, *tied = run.backward(self.cell, gy, g_last, extras, w.to(history.dtype), history, a, mask, *x)
+        if not tied:
+            return da, dh0, *dextras
+        dx, db = tied
+        return dx, dh0, *dextras, da, db
 
-    def _fake_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _fake_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *_, h0, _mask, _starts, backend = rest
         steps, rows, width = u.shape
-        stored = h0.dtype if backend == "torch" else u.dtype
-        kept = self.cell.update is not None if backend == "torch" else self.cell.uses_a
-        a_shape = (steps, rows, width) if kept else (0,)
-        return (
-            u.new_empty(steps, rows, width),
-            h0.new_empty(rows, width),
-            u.new_empty(steps + 1, rows, width, dtype=stored),
-            u.new_empty(a_shape, dtype=stored),
-        )
+        plain = backend == "torch"
+        kept, stored = (self.cell.update is not None, h0.dtype) if plain else (self.cell.uses_a, u.dtype)
+        history, *sums = (u.new_empty(steps + 1, rows, width, dtype=stored) for _ in range(1 + self.tied))
+        a = u.new_empty(u.shape if kept else 0, dtype=stored)
+        return u.new_empty(u.shape), h0.new_empty(rows, width), history, a, *sums
 
     def _fake_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        extras, (_w, history, *_rest) = self._parts(rest)
-        return (
-            history.new_empty(gy.shape),
-            g_last.new_empty(g_last.shape),
-            *(e.new_empty(gy.shape) for e in extras),
-        )
+        extras, (_w, *_x, history, _a, _mask, _starts, _backend) = self._parts(rest)
+        du, dh0 = history.new_empty(gy.shape), g_last.new_empty(g_last.shape)
+        tied = (history.new_empty(gy.shape), g_last.new_empty(gy.shape[2])) if self.tied else ()
+        return du, dh0, *(e.new_empty(gy.shape) for e in extras), *tied
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         u, *rest = inputs
-        extras, (w, _h0, mask, starts, backend) = self._parts(rest)
-        _, last, history, a = output
-        ctx.set_materialize_grads(False)  # a gradient of the history, which nobody sees, need not be filled with zeros
-        ctx.save_for_backward(*extras, w, history, a, mask, starts)
-        ctx.backend, ctx.dtype, ctx.states = backend, u.dtype, last.dtype
+        extras, (w, *b, _h0, mask, starts, backend) = self._parts(rest)
+        _, last, history, a, *sums = output
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*extras, w, *((u, *sums) if self.tied else ()), history, a, mask, starts)
+        ctx.backend, ctx.dtype, ctx.states, ctx.biases = backend, u.dtype, last.dtype, [each.dtype for each in b]
 
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives(self.cell.name)
-        extras, (w, history, a, mask, starts) = self._parts(ctx.saved_tensors)
-        steps, (rows, width) = history.shape[0] - 1, history.shape[1:]
+        refuse_second_derivatives(self.name)
+        extras, (w, *tied, history, a, mask, starts) = self._parts(ctx.saved_tensors)
+        rows, width = history.shape[1:]
         if gy is None:
-            gy = history.new_zeros(steps, rows, width, dtype=ctx.dtype)
+            gy = history.new_zeros(len(history) - 1, rows, width, dtype=ctx.dtype)
         if g_last is None:
             g_last = history.new_zeros(rows, width, dtype=ctx.states)
-        da, dh0, *dextras = self._backward(gy, g_last, *extras, w, history, a, mask, starts, ctx.backend)
+        du, dh0, *rest = self._backward(gy, g_last, *extras, w, *tied[:1], history, a, mask, starts, ctx.backend)
+        dextras, of_tied = self._parts(rest)
+        da, *db = of_tied or [du]
         dw = None
         if ctx.needs_input_grad[1 + len(extras)]:
-            before = portable.restarted(history[:-1], starts).reshape(steps * rows, width)
-            flat = da.reshape(steps * rows, width)
+            multiplied = tied[1][:-1] if tied else portable.restarted(history[:-1], starts)
+            flat, before = da.reshape(-1, width), multiplied.reshape(-1, width)
             with without_autocast(da):  # a backward may be called inside autocast
                 dw = products.product(flat.t(), before, w.dtype)
-        return da.to(ctx.dtype), *dextras, dw, dh0, None, None, None
+        biases = [each.to(dtype) for each, dtype in zip(db, ctx.biases, strict=True)]
+        return du.to(ctx.dtype), *dextras, dw, *biases, dh0, None, None, None
 
     def _check_native(self, backend: str, like: Tensor, starts: Tensor | None) -> None:
         if backend not in ("host", "cuda"):
-            raise ConfigError(
-                f"{self.cell.name}: backend must be auto, torch, cuda, host or reference, not {backend!r}"
-            )
+            raise ConfigError(f"{self.name}: backend must be auto, torch, cuda, host or reference, not {backend!r}")
         if starts is not None:
-            raise KernelError(
-                f"{self.cell.name}: backend {backend!r} takes no starts of documents; use backend='torch'"
-            )
+            raise KernelError(f"{self.name}: backend {backend!r} takes no starts of documents; use backend='torch'")
         if like.device.type != ("cpu" if backend == "host" else "cuda"):
-            raise KernelError(f"{self.cell.name}: backend {backend!r} cannot run on tensors on {like.device}")
+            raise KernelError(f"{self.name}: backend {backend!r} cannot run on tensors on {like.device}")

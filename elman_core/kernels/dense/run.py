@@ -38,11 +38,11 @@ def forward(
     h0_Bd: Tensor,
     mask_TB: Tensor | None,
     bias_d: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y (T, B, d), h_T (B, d) in float32, history and what W multiplied (T+1, B, d), a (T, B, d) or empty; in the dtype of u.
+) -> tuple[Tensor, ...]:
+    """y (T, B, d), h_T (B, d) in float32, history (T+1, B, d), a (T, B, d) or empty; in the dtype of u.
 
     Args:
-        bias_d: with tied weights, where u is x; else W multiplies the history itself.
+        bias_d: with tied weights, where u is x. What W multiplied, (T+1, B, d), is then returned, too.
 
     Raises:
         KernelError: the size or dtype is not supported, or an earlier launch gave up waiting.
@@ -52,16 +52,15 @@ def forward(
     history, y_TBd = u_TBd.new_empty(steps + 1, rows, width), u_TBd.new_empty(steps, rows, width)
     a = u_TBd.new_empty(steps, rows, width) if cell.uses_a else u_TBd.new_empty(0)
     given: dict[str, Any] = {"main": u_TBd, "y": y_TBd}
-    multiplied = history
+    sums = [] if bias_d is None else [torch.empty_like(history)]
     if bias_d is not None:
-        multiplied = torch.empty_like(history)
-        given |= {"bias": bias_d.float().contiguous(), "sums": multiplied}
+        given |= {"bias": bias_d.float().contiguous(), "sums": sums[0]}
     with torch.cuda.device(u_TBd.get_device()):
         module, apart, common = _prepared(cell, u_TBd, extras, w_dd, history, a, mask_TB)
         if not apart:
             last_Bd = torch.empty_like(h0_Bd)
             module.run("forward", **given, **common, h0=h0_Bd, last=last_Bd)
-            return y_TBd, last_Bd, history, multiplied, a
+            return y_TBd, last_Bd, history, a, *sums
         _steps_are_untied(cell, bias_d)
         history[0] = h0_Bd
         state_Bd, product_Bd, w_t = h0_Bd.clone(), torch.empty_like(h0_Bd), w_dd.t()
@@ -69,7 +68,7 @@ def forward(
         for t in range(steps):
             _multiply(history[t], w_t, product_Bd)
             call.run("forward_step", t=t)
-    return y_TBd, state_Bd, history, history, a
+    return y_TBd, state_Bd, history, a
 
 
 def backward(
@@ -82,11 +81,11 @@ def backward(
     a: Tensor,
     mask_TB: Tensor | None,
     x_TBd: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor], Tensor, Tensor | None, Tensor | None]:
-    """(da (T, B, d) in the dtype of the history, the gradients of the extras, dh_0 (B, d) in float32, dx like da, db (d,)).
+) -> tuple[Any, ...]:
+    """(da (T, B, d) in the dtype of the history, the gradients of the extras, dh_0 (B, d) in float32).
 
     Args:
-        x_TBd: with tied weights, what the forward was given; else there is no dx and no db.
+        x_TBd: with tied weights, what the forward was given. dx like da and db (d,) are then returned, too.
 
     Raises:
         KernelError: as `forward`.
@@ -94,24 +93,23 @@ def backward(
     gy_TBd, extras, g_last_Bd = readable(gy_TBd), [readable(e) for e in extras], g_last_Bd.contiguous()
     da_TBd, dextras = history.new_empty(gy_TBd.shape), [history.new_empty(gy_TBd.shape) for _ in extras]
     given: dict[str, Any] = {"main": gy_TBd, "da": da_TBd, "dextra": dextras}
-    dx_TBd = dbias_Gd = None
     with torch.cuda.device(gy_TBd.get_device()):
         module, apart, common = _prepared(cell, gy_TBd, extras, w_dd, history, a, mask_TB)
         if not apart:
             if x_TBd is not None:
-                dx_TBd = torch.empty_like(da_TBd)
                 dbias_Gd = g_last_Bd.new_empty(_WARPS * common["groups"], gy_TBd.shape[2])
-                given |= {"x": readable(x_TBd), "dx": dx_TBd, "dbias": dbias_Gd}
+                given |= {"x": readable(x_TBd), "dx": torch.empty_like(da_TBd), "dbias": dbias_Gd}
             dh0_Bd = torch.empty_like(g_last_Bd)
             module.run("backward", **given, **common, g_last=g_last_Bd, dh0=dh0_Bd)
-            return da_TBd, dextras, dh0_Bd, dx_TBd, None if dbias_Gd is None else dbias_Gd.sum(0)
+            tied = () if x_TBd is None else (given["dx"], given["dbias"].sum(0))
+            return da_TBd, dextras, dh0_Bd, *tied
         _steps_are_untied(cell, x_TBd)
         carry_Bd, product_Bd = g_last_Bd.clone(), torch.zeros_like(g_last_Bd)
         call = module.call(**given, **common, product=product_Bd, state=carry_Bd)
         for t in range(len(gy_TBd) - 1, -1, -1):
             call.run("backward_step", t=t)
             _multiply(da_TBd[t], w_dd, product_Bd)
-    return da_TBd, dextras, product_Bd.add_(carry_Bd), None, None
+    return da_TBd, dextras, product_Bd.add_(carry_Bd)
 
 
 def source(cell: Cell, target: Target) -> Extension:
@@ -120,19 +118,22 @@ def source(cell: Cell, target: Target) -> Extension:
     Raises:
         KernelError: the sources are not installed.
     """
-    input_: dict[str, Any] = {} if cell.input == "Projected" else {"INPUT": cell.input}
+    input_: dict[str, Any] = {} if cell.bare is None else {"INPUT": "TiedSilu"}
     binding = "dense_host.cpp" if target == "host" else "dense_cuda.cu"
     return build.shipped(f"{cell.name}_dense_{target}", binding, cell.header, CELL=cell.type, **input_)
 
 
-def prepare(cell: Cell, sizes: Sequence[int], dtype: torch.dtype) -> str:
-    """Compile and load what the current device needs for sizes (T, B, d); the plan in words.
+def prepare(cell: Cell, batch: int, width: int, dtype: torch.dtype) -> str | None:
+    """Compile and load what the current device needs; the plan in words, None for tied weights that no persistent launch holds.
 
     Raises:
         KernelError: not supported, or it cannot be built.
     """
-    chosen = plan_for(cell, tuple(sizes), dtype, torch.device("cuda", torch.cuda.current_device()))
-    _module(cell, chosen, dtype, sizes[2], torch.cuda.current_device())
+    index = torch.cuda.current_device()
+    chosen = plan_for(cell, (1, batch, width), dtype, torch.device("cuda", index))
+    if chosen.kind == "steps" and cell.bare is not None:
+        return None
+    _module(cell, chosen, dtype, width, index)
     return str(chosen)
 
 
@@ -148,8 +149,8 @@ def plan_for(cell: Cell, sizes: tuple[int, ...], dtype: torch.dtype, device: tor
 
 
 def extension(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int) -> Extension:
-    """What is compiled for a plan."""
-    bare = source(cell, "cuda")
+    """What is compiled for a plan. Steps are never tied."""
+    bare = source((cell.bare or cell) if chosen.kind == "steps" else cell, "cuda")
     defines = [("ELMAN_DTYPE", str(DTYPE_CODES[dtype])), ("ELMAN_WIDTH", str(width))]
     binding = bare.binding
     if chosen.kind == "steps":

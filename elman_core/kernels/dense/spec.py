@@ -40,13 +40,13 @@ CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Any) -> KernelSpec:
-    """What `verify` knows of a dense kernel.
+    """What `verify` knows of a dense kernel; with tied weights x and b have the place of u.
 
     Args:
-        kernel: `kernel(u, *extras, w, h0, mask, backend=…)`. operator: of `torch.library`.
+        kernel: the `DenseKernel`. operator: of `torch.library`.
     """
-    names = ("u", *cell.extras, "w", "h0")
-    streams = ("u", *cell.extras)
+    tied = cell.bare is not None
+    names = ("x" if tied else "u", *cell.extras, "w", *(("b",) if tied else ()), "h0")
 
     def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
         steps, rows, width = (case.sizes[k] for k in "TBd")
@@ -54,7 +54,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         def random(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float32).to(case.dtype)
 
-        inputs: Inputs = {name: random(steps, rows, width) for name in streams}
+        inputs: Inputs = {name: random(steps, rows, width) for name in (names[0], *cell.extras)}
         if cell.accumulates is not None:
             inputs[cell.accumulates] = (random(steps, rows, width) - math.log(steps)).to(case.dtype)
         # The largest singular value of a random (d, d) matrix is about 2 sqrt(d): W has norm 0.9 or less.
@@ -62,13 +62,24 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         h0 = torch.zeros(rows, width) if case.bare else torch.randn((rows, width), generator=generator)
         inputs["h0"] = h0.to(compute_dtype(case.dtype))
         inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
+        if tied:
+            inputs["b"] = torch.randn(width, generator=generator).to(compute_dtype(case.dtype))
         return inputs
 
     def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
-        y, last = kernel(*(inputs[n] for n in names), inputs["mask"], backend=backend)
+        first, *rest = (inputs[n] for n in (names[0], *cell.extras, "w", "h0", "mask"))
+        more: dict[str, Any] = {"v": inputs["w"], "b": inputs["b"], "silu": True} if tied else {}
+        if tied and backend == "reference":
+            assert first is not None
+            wide = compute_dtype(first)
+            x, w, b = (inputs[n].to(wide) for n in ("x", "w", "b"))  # type: ignore[union-attr]
+            first, more = F.linear(F.silu(x), w, b).to(first.dtype), {}
+        y, last = kernel(first, *rest, backend=backend, **more)
         return {"y": y, "h_T": last}
 
-    def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+        if tied and backend != "cuda":
+            return None
         return operator, (*(inputs[n] for n in names), inputs["mask"], None, backend)
 
     def visible(inputs: Inputs) -> Outputs:
@@ -86,7 +97,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         states=("h_T",),
         extension=lambda target: run.source(cell, target),
         op=op,
-        targets=build.targets(),
+        targets=tuple(t for t in build.targets() if t == "cuda" or not tied),
         portable=("torch",),
         record=cell.header.with_name("errors.json"),
         needs=lambda target, cases: _needs(cell, target, cases),
@@ -94,56 +105,6 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         visible=visible,
         after=run.check_errors,
         python=(*_python(cell), *_steps_sources(cell)),
-    )
-
-
-def make_tied_spec(
-    cell: Cell, bare: KernelSpec, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Any
-) -> KernelSpec:
-    """What `verify` knows of a dense kernel with tied weights: its problems are those of `bare`, with x and b for u.
-
-    Args:
-        kernel: as of `make_spec`, also with v, b and silu. operator: of `torch.library`.
-    """
-
-    def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
-        inputs = bare.make_inputs(case, generator)
-        inputs["x"] = inputs.pop("u")
-        inputs["b"] = torch.randn(case.sizes["d"], generator=generator).to(compute_dtype(case.dtype))
-        return inputs
-
-    def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-        x, w, b = inputs["x"], inputs["w"], inputs["b"]
-        if backend != "reference":
-            rest = (inputs[n] for n in (*cell.extras, "w", "h0", "mask"))
-            y, last = kernel(x, *rest, v=w, b=b, silu=True, backend=backend)
-            return {"y": y, "h_T": last}
-        assert x is not None
-        assert w is not None
-        wide = compute_dtype(b)
-        return bare.call(backend, {**inputs, "u": F.linear(F.silu(x.to(wide)), w.to(wide), b).to(x.dtype)}, options)
-
-    def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
-        names = ("x", *cell.extras, "w", "b", "h0", "mask")
-        return (operator, tuple(inputs[n] for n in names)) if backend == "cuda" else None
-
-    def persistent(extensions: Sequence[Extension], wanted: bool = True) -> list[Extension]:
-        return [e for e in extensions if ("ELMAN_KIND" in dict(e.defines)) == wanted]
-
-    def needs(target: Target, cases: Sequence[Case]) -> list[Extension]:
-        return persistent(_needs(cell, target, cases)) + persistent(bare.needs(target, cases), False)
-
-    return replace(
-        bare,
-        name=cell.name,
-        make_inputs=make_inputs,
-        call=call,
-        extension=lambda target: run.source(cell, target),
-        op=op,
-        targets=tuple(t for t in bare.targets if t == "cuda"),
-        needs=needs,
-        builds=lambda target, arch, widths, dtypes: persistent(builds(cell, target, arch, widths, dtypes)),
-        python=_python(cell),
     )
 
 
@@ -189,14 +150,14 @@ def builds(
         return [run.source(cell, "host")]
     if arch not in _GPUS:
         raise KernelError(f"{arch!r} is not an architecture dense kernels are built for: {', '.join(_GPUS)}")
-    found: dict[str, Extension] = {}
+    found: dict[Extension, None] = {}
     for width in widths or _USUAL_WIDTHS:
         for dtype in dtypes or (torch.bfloat16,):
             for batch in _USUAL_BATCHES:
                 chosen = plan.plan((1, batch, width), dtype, _GPUS[arch])
-                extension = run.extension(cell, chosen, dtype, width)
-                found[extension.file_name(arch)] = extension
-    return list(found.values())
+                if chosen.kind != "steps" or cell.bare is None:
+                    found[run.extension(cell, chosen, dtype, width)] = None
+    return list(found)
 
 
 def _case(shape: tuple[int, int, int], dtype: torch.dtype, **special: Any) -> Case:

@@ -20,7 +20,7 @@ Shapes: T time, B batch, d width, S states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.cell import Cell
+from elman_core.kernels.check import Wanted, check
 from elman_core.kernels.choice import in_words, register, runs
-from elman_core.kernels.runtime import DTYPE_CODES, compute_dtype, refuse_transforms, transformed, without_autocast
+from elman_core.kernels.runtime import compute_dtype, refuse_transforms, transformed, without_autocast
 from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec
-from elman_core.registry.errors import ConfigError
 
 from . import native, portable, spec
 from .recurrence import Recurrence
@@ -70,6 +70,12 @@ class ElementwiseKernel:
             name, Path(header), cell or f"elman::{name}::Cell", step,
             streams=tuple(streams), vectors=tuple(vectors), states=tuple(states),
         )  # fmt: skip
+        first, flag = self.cell.streams[0], Wanted("TB", "bool", True)
+        self._wanted = {
+            first: Wanted("TBd", "stored"), **dict.fromkeys(self.cell.streams[1:], Wanted("TBd")),
+            **dict.fromkeys(vectors, Wanted("d", "stored")), **dict.fromkeys(states, Wanted("Bd", "stored")),
+            "mask": flag, "starts": flag,
+        }  # fmt: skip
         self.op = Recurrence(self.cell).op
         register(self)
 
@@ -92,7 +98,7 @@ class ElementwiseKernel:
             NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
         """
         streams, vectors, states, mask_TB, starts_TB = self._parts(given)
-        self._check(streams, vectors, states, mask_TB, starts_TB)
+        check(self.name, self._wanted, (*streams, *vectors, *states, mask_TB, starts_TB))
         first, wide = streams[0], compute_dtype(streams[0])
         if backend == "auto":
             backend = "reference" if transformed() else "torch"
@@ -145,33 +151,3 @@ class ElementwiseKernel:
             raise TypeError(f"{self.name} takes ({expected}), not {len(given)} tensors")
         mask, starts = (*given[last:], None, None)[:2]
         return list(given[:n]), list(given[n:m]), list(given[m:last]), mask, starts
-
-    def _check(self, streams: list[Any], vectors: list[Any], states: list[Any], mask_TB: Any, starts_TB: Any) -> None:
-        """Raises `ConfigError` for the first tensor that does not fit beside the first stream."""
-        first, name = streams[0], self.cell.streams[0]
-        if not isinstance(first, Tensor) or first.dtype not in DTYPE_CODES:
-            found = getattr(first, "dtype", repr(first))
-            raise ConfigError(f"{self.name}: {name} must be float32, bfloat16, float16 or float64, not {found}")
-        if first.dim() != 3 or first.numel() == 0:
-            raise ConfigError(
-                f"{self.name}: {name} must be (T, B, d) with every size at least 1, not {tuple(first.shape)}"
-            )
-        steps, rows, width = first.shape
-        marks = {n: x for n, x in (("mask", mask_TB), ("starts", starts_TB)) if x is not None}
-        kinds: list[tuple[Iterable[str], Iterable[Any], tuple[int, ...], Collection[torch.dtype]]] = [
-            (self.cell.streams, streams, (steps, rows, width), {first.dtype}),
-            (self.cell.vectors, vectors, (width,), DTYPE_CODES),
-            (self.cell.states, states, (rows, width), DTYPE_CODES),
-            (marks, marks.values(), (steps, rows), {torch.bool}),
-        ]
-        for n, x, shape, dtypes in (
-            (n, x, *rest) for names, xs, *rest in kinds for n, x in zip(names, xs, strict=True)
-        ):
-            if not isinstance(x, Tensor):
-                raise ConfigError(f"{self.name}: {n} must be a tensor {shape}, not {x!r}")
-            if x.shape != shape or x.dtype not in dtypes or x.device != first.device:
-                known = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
-                raise ConfigError(
-                    f"{self.name}: {n} must be {shape} in {known} on {first.device} beside {name} {tuple(first.shape)}, "
-                    f"not {tuple(x.shape)} in {x.dtype} on {x.device}"
-                )

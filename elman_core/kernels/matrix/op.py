@@ -29,16 +29,20 @@ from torch import Tensor
 
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
+from elman_core.kernels.check import Wanted, check
 from elman_core.kernels.choice import in_words, register, runs
 from elman_core.kernels.runtime import compute_dtype, refuse_transforms, transformed, warn_of_packed_rows
 from elman_core.kernels.spec import Backend, Case, KernelSpec
 from elman_core.registry.errors import ConfigError, KernelError
 
 from . import modules, portable, schema, spec
-from .check import check_tensors
 from .modules import Maps, MatrixCell, Size
 
 Reference = Callable[..., tuple[Tensor, Tensor]]
+_REST = {
+    "S0": Wanted("BHNV", "stored", True), "mask": Wanted("BT", "bool", True), "starts": Wanted("BT", "bool", True),
+    "A_log": Wanted("H", "stored", True), "dt_bias": Wanted("H", "stored", True),
+}  # fmt: skip
 
 
 class MatrixKernel:
@@ -85,6 +89,12 @@ class MatrixKernel:
             params=tuple(params), optional=tuple(optional), options=tuple(options), shared=tuple(shared), maps=tuple(maps),
             rows=tuple(rows),
         )  # fmt: skip
+        keys = {n: Wanted("BT1N" if n in shared else "BTHN", "stored") for n in ("q", "k")}
+        scalar = {n: Wanted("BTH", "stored", n in optional) for n in scalars}
+        self._wanted = {
+            "packed": Wanted("BTC", "stored"), **keys, **dict.fromkeys(self.cell.lines, Wanted("BTHV", "stored")), **scalar,
+            **dict.fromkeys(params, Wanted("HV", "stored")), **_REST,
+        }  # fmt: skip
         self.op = schema.register(self.cell, self.load)
         register(self)
 
@@ -125,14 +135,8 @@ class MatrixKernel:
             NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
         """
         given = self._bind(self.cell.names, inputs, more)
-        v = given["v"]
-        if q_BTHN.dim() != 4 or q_BTHN.numel() == 0 or not isinstance(v, Tensor) or v.dim() != 4:
-            raise ConfigError(
-                f"{self.name}: q must be (B, T, H, N) and v (B, T, H, V), every size at least 1; q is {tuple(q_BTHN.shape)}"
-            )
         return self._recur(
-            {"q": q_BTHN, "k": k_BTHN, **given}, (v.shape[2], q_BTHN.shape[3], v.shape[3]), state_BHNV, mask_BT, starts_BT,
-            a_log_H, dt_bias_H, maps, backend, **more,
+            {"q": q_BTHN, "k": k_BTHN, **given}, {}, state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H, maps, backend, **more
         )  # fmt: skip
 
     def fused(
@@ -165,7 +169,7 @@ class MatrixKernel:
                 f"{self.name}: packed has {C} columns, which {H} heads of 2 x {n_state} keys and {len(lines)} x V values "
                 "do not fill"
             )
-        return self._recur({"q": packed_BTC, "k": None, **dict.fromkeys(lines), **given}, (H, n_state, V), **more)
+        return self._recur({"packed": packed_BTC, **given}, {"H": H, "N": n_state, "V": V}, **more)
 
     def _bind(
         self, names: Sequence[str], inputs: Sequence[Tensor | None], more: dict[str, Any]
@@ -186,33 +190,28 @@ class MatrixKernel:
         return given
 
     def _recur(
-        self, tensors: dict[str, Any], sizes: tuple[int, int, int], state_BHNV: Tensor | None = None,
+        self, tensors: dict[str, Any], sizes: dict[str, int], state_BHNV: Tensor | None = None,
         mask_BT: Tensor | None = None, starts_BT: Tensor | None = None, a_log_H: Tensor | None = None,
         dt_bias_H: Tensor | None = None, maps: Maps | None = None, backend: Backend = "auto", **options: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Either form. tensors: by name, q and k first; packed if k is None. sizes: H, N, V."""
-        cell, q, (H, N, V) = self.cell, tensors["q"], sizes
-        B, T = q.shape[:2]
-        maps = cell.maps[0] if maps is None else maps
+        """Either form. tensors: by name, q and k or packed first. sizes: those that the tensors do not say."""
+        cell, maps = self.cell, self.cell.maps[0] if maps is None else maps
         cell.check_maps(maps)
         if unknown := [n for n in options if n not in cell.options]:
             raise TypeError(f"{self.name} has the options {', '.join(cell.options) or '(none)'}, not {unknown[0]!r}")
         if maps.mamba != (a_log_H is not None and dt_bias_H is not None):
             raise ConfigError(f"{self.name}: A_log and dt_bias belong to the map 'mamba', and to it alone")
-        shapes: dict[str, tuple[int, ...]] = {n: (B, T, 1 if n in cell.shared else H, N) for n in ("q", "k")}
-        if tensors["k"] is None:
-            shapes["q"] = q.shape
-        shapes |= dict.fromkeys(cell.lines, (B, T, H, V)) | dict.fromkeys(cell.scalars, (B, T, H))
-        shapes |= dict.fromkeys(cell.params, (H, V))
-        check_tensors(
-            self.name, q, (B, T, H), (B, H, N, V), state_BHNV, mask_BT, starts_BT, a_log=(a_log_H, (H,)),
-            dt_bias=(dt_bias_H, (H,)), **{n: (x, shapes[n]) for n, x in tensors.items()},
-        )  # fmt: skip
+        rest = (state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H)
+        wanted = {n: self._wanted[n] for n in (*tensors, *_REST)}
+        sizes = check(self.name, wanted, (*tensors.values(), *rest), sizes)
+        H, N, V = (sizes[letter] for letter in "HNV")
+        if "packed" in tensors:
+            tensors = {"q": tensors.pop("packed"), "k": None, **dict.fromkeys(cell.lines), **tensors}
+        q = tensors["q"]
         on = {n: bool(options.get(n, False)) for n in cell.options}
         given = all(tensors[n] is not None for n in cell.optional)
         size = Size(N, V, q.dtype, cell.form(maps, list(on.values()), given))
         if self._backend(backend, q, size, starts_BT) == "reference":
-            rest = (state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H)
             return portable.recurrence(cell.reference, cell, maps, tensors, (H, N), rest, on)
         full = compute_dtype(q)
         dtypes = dict.fromkeys(cell.params, full)

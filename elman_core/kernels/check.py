@@ -1,0 +1,77 @@
+"""What operators take: one table of names, sizes and dtypes for each kernel, and one line for what does not fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from elman_core.registry.errors import ConfigError
+
+from .runtime import DTYPE_CODES, compute_dtype
+
+
+class Wanted(NamedTuple):
+    """What one tensor must be.
+
+    Attributes:
+        shape: a letter for each size, and the same size for the same letter; "1" is one.
+        dtype: that of the first tensor, that or the one it is computed in, any that tensors are stored in, or bool.
+        optional: whether it may be None.
+    """
+
+    shape: str
+    dtype: Literal["first", "computed", "stored", "bool"] = "first"
+    optional: bool = False
+
+
+def check(
+    kernel: str, wanted: Mapping[str, Wanted], given: Sequence[Any], sizes: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Compare tensors with a table, in its order. The first one says the dtype and the device.
+
+    Args:
+        sizes: those that are known before, by their letters.
+
+    Returns:
+        all sizes by their letters.
+
+    Raises:
+        ConfigError: the first that does not fit.
+    """
+    first_name, first, known = next(iter(wanted)), given[0], {"1": 1, **(sizes or {})}
+
+    def words(shape: str) -> str:
+        return f"({', '.join(str(known.get(letter, letter)) for letter in shape)})"
+
+    for (name, (shape, dtype, optional)), x in zip(wanted.items(), given, strict=True):
+        if x is None and optional:
+            continue
+        if not isinstance(x, Tensor):
+            raise ConfigError(f"{kernel}: {name} must be a tensor {words(shape)}, not {x!r}")
+        if (
+            x.dim() != len(shape)
+            or 0 in x.shape
+            or any(known.get(n, s) != s for n, s in zip(shape, x.shape, strict=True))
+        ):
+            raise ConfigError(
+                f"{kernel}: {name} must be {words(shape)} with every size at least 1, not {tuple(x.shape)}"
+            )
+        known.update(zip(shape, x.shape, strict=True))
+        if x.dtype not in (dtypes := _dtypes(dtype, first)):
+            names = ", ".join(str(each).removeprefix("torch.") for each in dtypes)
+            beside = "" if x is first else f" beside {first_name} in {first.dtype}"
+            raise ConfigError(f"{kernel}: {name} must be {names}{beside}, not {x.dtype}")
+        if x.device != first.device:
+            raise ConfigError(f"{kernel}: {name} is on {x.device}, {first_name} on {first.device}; move them together")
+    return known
+
+
+def _dtypes(kind: str, first: Tensor) -> Sequence[torch.dtype]:
+    if kind == "stored":
+        return tuple(DTYPE_CODES)
+    if kind == "bool":
+        return (torch.bool,)
+    return (first.dtype,) if kind == "first" else (first.dtype, compute_dtype(first))
