@@ -1,0 +1,178 @@
+#!/usr/bin/env python
+"""SIGKILL at random moments, on a CPU: does a training end with the bits of one that was never killed, and does a scheduler
+run every job exactly once?
+
+    python benchmarks/kills.py --trainings 200 --schedulers 50 --seed 1 --out benchmarks/results/kills.json
+
+A training is `elman train`, and `elman resume` after each kill, in processes forked from this one, which has imported
+everything. It is compared with the same training run once: the loss of every step, and every byte of every tensor of the last
+checkpoint. A scheduler is `elman jobs run`; its jobs live on while it is dead. Each job must end well after one attempt; each
+adds one line to a file of its own, which must hold that line once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import machine
+import torch
+from safetensors.torch import load_file
+
+import elman_core.training.start  # noqa: F401
+from elman_core.cli import main
+
+CASES = {
+    "e42": (),
+    "e1, convolution, tbptt": ("model.options.use_conv=true", "data.sampling=tbptt", "data.documents=reset"),
+    "e88, schedule-free": ("model.options.n_heads=2", "model.options.n_state=4", "train.optimizer=schedulefree"),
+    "e42, stream, evaluation": ("data.sampling=stream", "train.eval_every=7"),
+    "e1, accumulated, recomputed": ("train.accumulate=2", "train.gradient_checkpointing=true"),
+    "gru, wsd": ("train.schedule=wsd",),
+}
+STEPS = 120
+COMMON = (
+    "model.hidden_size=16", "model.num_hidden_layers=2", "data.eval_bytes=640", "train.batch_size=4", "train.chunk_size=32",
+    f"train.steps={STEPS}", "train.save_every=4", "train.warmup=3", "train.device=cpu",
+)  # fmt: skip
+
+
+def forked(words: list[str], log: Path) -> int:
+    """The process that runs `elman WORDS` in a session of its own."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        os.setsid()
+        with log.open("ab") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+        code = main(words)
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int, seconds: float) -> int | None:
+    """The exit code, or None if it was killed after so many seconds."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    return None if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
+
+
+def until_it_ends(words: Callable[[bool], list[str]], log: Path, longest: float, draw: random.Random) -> int:
+    """How many kills it took. `words(begun)` is the command line, of the first start or of a later one."""
+    kills = 0
+    while True:
+        code = ended(forked(words(kills > 0), log), draw.uniform(0.02, longest))
+        if code is None:
+            kills += 1
+        elif code == 0:
+            return kills
+        else:
+            raise SystemExit(f"exit code {code} after {kills} kills:\n{log.read_text()[-2000:]}")
+
+
+def training(case: str, folder: Path, text: Path, draw: random.Random) -> int:
+    """Kills of one training, whose end equals that of the same training without any."""
+    sets = [word for s in (*COMMON, *CASES[case]) for word in ("--set", s)]
+
+    def words(run: Path, begun: bool) -> list[str]:
+        if begun and (run / "manifest.json").exists() and list(run.glob("checkpoints/step-*")):
+            return ["resume", str(run)]
+        return ["train", case.split(",")[0], "--data", str(text), "--out", str(run), *sets]
+
+    whole, run = folder / "whole", folder / "killed"
+    code = ended(forked(words(whole, begun=False), folder / "whole.log"), 600)
+    if code:
+        raise SystemExit((folder / "whole.log").read_text()[-2000:])
+    kills = until_it_ends(lambda begun: words(run, begun), folder / "killed.log", 2.5, draw)
+    assert losses(run) == losses(whole), case
+    assert sorted(losses(run)) == list(range(1, STEPS + 1)), case
+    one, two = (tensors(r / "checkpoints" / f"step-{STEPS:08d}") for r in (run, whole))
+    assert one.keys() == two.keys(), case
+    for name, tensor in one.items():
+        assert torch.equal(tensor.view(torch.uint8), two[name].view(torch.uint8)), (case, name)
+    return kills
+
+
+def losses(run: Path) -> dict[int, float]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    steps = [(line["step"], line["loss"]) for line in lines if line["kind"] == "step"]
+    assert len(dict(steps)) == len(steps), "a step twice"
+    return dict(steps)
+
+
+def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    files = sorted(checkpoint.rglob("*.safetensors"))
+    return {f"{f.name}:{n}": t.reshape(-1).contiguous() for f in files for n, t in load_file(f).items()}
+
+
+def scheduler(folder: Path, draw: random.Random) -> int:
+    """Kills of one scheduler of twelve jobs, each of which ran once, and well."""
+    lines, done = folder / "commands.txt", folder / "done"
+    done.mkdir()
+    commands = [f"sleep {draw.uniform(0.05, 0.6):.2f}; echo ran >> {done}/{i}" for i in range(12)]
+    lines.write_text("\n".join(commands) + "\n")
+    words = ["jobs", "run", str(lines), "--gpus", "none", "--slots", "3", "--out", str(folder / "jobs")]
+    kills = until_it_ends(lambda _: words, folder / "log", 1.2, draw)
+    assert sorted(int(f.name) for f in done.iterdir()) == list(range(12))
+    assert all(f.read_text() == "ran\n" for f in done.iterdir()), "a job ran twice"
+    return kills
+
+
+def repeat(what: str, wanted: int, one: Callable[[int, Path], int]) -> dict[str, Any]:
+    """Kill until so many kills are reached."""
+    runs, kills, began = 0, 0, time.monotonic()
+    while kills < wanted:
+        folder = Path(tempfile.mkdtemp(prefix="elman-kills-"))
+        kills += one(runs, folder)
+        shutil.rmtree(folder)
+        runs += 1
+        print(f"{what}: {runs} runs, {kills} kills, {time.monotonic() - began:.0f} s, all equal", flush=True)
+    return {"runs": runs, "kills": kills, "seconds": round(time.monotonic() - began)}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainings", type=int, default=200, help="kills of trainings, at least")
+    parser.add_argument("--schedulers", type=int, default=50, help="kills of schedulers, at least")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", default=machine.commit())
+    args = parser.parse_args()
+    draw = random.Random(args.seed)
+    torch.set_num_threads(1)
+    with contextlib.redirect_stdout(sys.stderr):
+        main(["list"])  # imports what a command line needs, and the plugins
+    with tempfile.TemporaryDirectory() as made:
+        text = Path(made) / "text"
+        text.write_bytes(b"".join(p.read_bytes() for p in sorted(Path(os.__file__).parent.glob("a*.py"))))
+        cases = list(CASES)
+        found = {
+            "seed": args.seed,
+            "commit": args.commit,
+            "trainings": repeat(
+                "trainings", args.trainings, lambda i, folder: training(cases[i % len(cases)], folder, text, draw)
+            ),
+            "schedulers": repeat("schedulers", args.schedulers, lambda _, folder: scheduler(folder, draw)),
+        }
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
