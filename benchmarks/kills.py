@@ -4,10 +4,10 @@ run every job exactly once?
 
     python benchmarks/kills.py --trainings 200 --schedulers 50 --seed 1 --out benchmarks/results/kills.json
 
-A training is `elman train`, and `elman resume` after each kill, in processes forked from this one, which has imported
-everything. It is compared with the same training run once: the loss of every step, and every byte of every tensor of the last
-checkpoint. A scheduler is `elman jobs run`; its jobs live on while it is dead. Each job must end well after one attempt; each
-adds one line to a file of its own, which must hold that line once.
+A training is `elman resume RUN || elman train --out RUN`, again after each kill, in processes forked from this one, which has
+imported everything. It is compared with the same training run once: the loss of every step, and every byte of every tensor of
+the last checkpoint. A scheduler is `elman jobs run`; its jobs live on while it is dead. Each adds one line to its own file,
+which must hold that line once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,33 +77,32 @@ def ended(pid: int, seconds: float) -> int | None:
     return None if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
 
 
-def until_it_ends(words: Callable[[bool], list[str]], log: Path, longest: float, draw: random.Random) -> int:
-    """How many kills it took. `words(begun)` is the command line, of the first start or of a later one."""
+def until_it_ends(commands: Sequence[list[str]], log: Path, longest: float, draw: random.Random) -> int:
+    """How many kills it took. As in a shell, `one || other`: the next command runs where the one before it fails."""
     kills = 0
     while True:
-        code = ended(forked(words(kills > 0), log), draw.uniform(0.02, longest))
-        if code is None:
-            kills += 1
-        elif code == 0:
-            return kills
+        for words in commands:
+            code = ended(forked(words, log), draw.uniform(0.02, longest))
+            if not code:
+                break
         else:
             raise SystemExit(f"exit code {code} after {kills} kills:\n{log.read_text()[-2000:]}")
+        if code == 0:
+            return kills
+        kills += 1
 
 
 def training(case: str, folder: Path, text: Path, draw: random.Random) -> int:
     """Kills of one training, whose end equals that of the same training without any."""
     sets = [word for s in (*COMMON, *CASES[case]) for word in ("--set", s)]
 
-    def words(run: Path, begun: bool) -> list[str]:
-        if begun and (run / "manifest.json").exists() and list(run.glob("checkpoints/step-*")):
-            return ["resume", str(run)]
+    def train(run: Path) -> list[str]:
         return ["train", case.split(",")[0], "--data", str(text), "--out", str(run), *sets]
 
     whole, run = folder / "whole", folder / "killed"
-    code = ended(forked(words(whole, begun=False), folder / "whole.log"), 600)
-    if code:
+    if ended(forked(train(whole), folder / "whole.log"), 600) != 0:
         raise SystemExit((folder / "whole.log").read_text()[-2000:])
-    kills = until_it_ends(lambda begun: words(run, begun), folder / "killed.log", 2.5, draw)
+    kills = until_it_ends([["resume", str(run)], train(run)], folder / "killed.log", 2.5, draw)
     assert losses(run) == losses(whole), case
     assert sorted(losses(run)) == list(range(1, STEPS + 1)), case
     one, two = (tensors(r / "checkpoints" / f"step-{STEPS:08d}") for r in (run, whole))
@@ -132,7 +131,7 @@ def scheduler(folder: Path, draw: random.Random) -> int:
     commands = [f"sleep {draw.uniform(0.05, 0.6):.2f}; echo ran >> {done}/{i}" for i in range(12)]
     lines.write_text("\n".join(commands) + "\n")
     words = ["jobs", "run", str(lines), "--gpus", "none", "--slots", "3", "--out", str(folder / "jobs")]
-    kills = until_it_ends(lambda _: words, folder / "log", 1.2, draw)
+    kills = until_it_ends([words], folder / "log", 1.2, draw)
     assert sorted(int(f.name) for f in done.iterdir()) == list(range(12))
     assert all(f.read_text() == "ran\n" for f in done.iterdir()), "a job ran twice"
     return kills
