@@ -6,6 +6,8 @@ Exit codes: 0 done · 1 input or output · 2 configuration · 3 out of memory ·
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import io
 import logging
@@ -85,6 +87,7 @@ def _say_version(asked: bool) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script passes it to `sys.exit`)."""
     _ready_to_print()
+    atexit.register(gc.freeze)  # the interpreter's last collections would walk every object of every import
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_OneLine())

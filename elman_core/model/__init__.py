@@ -1,26 +1,29 @@
 """The ladder as a transformers model. Importing this registers the Auto classes."""
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+from elman_core._auto import without_collection
 
-from elman_core.nn import add_rms_norm
-from elman_core.nn.layers import resolve_layers
+with without_collection():
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
 
-from .auto import no_progress_bars
-from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
-from .card import model_card
-from .checkpoint import find_checkpoint
-from .config import LadderConfig
-from .ladder import LadderBlock, LadderModel, RMSNorm
-from .lm import LadderLM
-from .modeling import LadderForCausalLM, LadderForSequenceClassification, LadderForTokenClassification
-from .pretrained import LadderPreTrainedModel
-from .tokenizer import byte_tokenizer
+    from elman_core.nn import add_rms_norm
+    from elman_core.nn.layers import resolve_layers
+
+    from .auto import no_progress_bars
+    from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
+    from .card import model_card
+    from .checkpoint import find_checkpoint
+    from .config import LadderConfig
+    from .ladder import LadderBlock, LadderModel, RMSNorm
+    from .lm import LadderLM
+    from .modeling import LadderForCausalLM, LadderForSequenceClassification, LadderForTokenClassification
+    from .pretrained import LadderPreTrainedModel
+    from .tokenizer import byte_tokenizer
 
 AutoConfig.register(LadderConfig.model_type, LadderConfig, exist_ok=True)
 AutoModel.register(LadderConfig, LadderModel, exist_ok=True)

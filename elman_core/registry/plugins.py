@@ -15,6 +15,8 @@ from typing import Any
 
 import pluggy
 
+from elman_core._auto import without_collection
+
 from . import hookspecs
 from .checks import check_hooks, collect, is_missing, needs_core, one_line, said_when_slow
 from .errors import PluginError, did_you_mean, printable
@@ -224,5 +226,6 @@ def _made_by(package: str, made_with: str | None) -> bool:
 def plugins() -> Plugins:
     """The plugins of this process, loaded on the first call."""
     found = Plugins()
-    found.load()
+    with without_collection():
+        found.load()
     return found
