@@ -63,7 +63,7 @@ def require_text(*names: str | Path | None) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` in one step: readers see the old text or the new."""
-    partial = path.with_name(f"{_PARTIAL}{path.name}")
+    partial = path.with_name(f"{_PARTIAL}{os.getpid()}-{path.name}")  # several processes may write it
     with storage_errors(f"cannot write {path}"):
         try:
             with partial.open("w", encoding="utf-8") as out:

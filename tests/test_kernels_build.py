@@ -237,10 +237,10 @@ def test_nvcc_is_looked_for_in_cuda_home_then_path_then_pip_packages(tmp_path, m
     assert toolchain.find_nvcc() == home
     monkeypatch.delenv("CUDA_HOME")
     assert toolchain.find_nvcc() == path
-    assert toolchain.pip_include_dirs(path) == []
+    assert toolchain.pip_dirs(path, "include") == []
     monkeypatch.setenv("PATH", "")
     assert toolchain.find_nvcc() == pip
-    assert toolchain.pip_include_dirs(pip) == [tmp_path / "site" / "nvidia" / "cuda_runtime" / "include"]
+    assert toolchain.pip_dirs(pip, "include") == [tmp_path / "site" / "nvidia" / "cuda_runtime" / "include"]
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "empty"))
     with pytest.raises(KernelError, match="holds no bin/nvcc"):
         toolchain.find_nvcc()

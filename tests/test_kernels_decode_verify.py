@@ -22,7 +22,6 @@ from elman_core.generation.decoder import WARM, Decoder
 from elman_core.generation.loop import prefill
 from elman_core.kernels import build, choice, first_use, stamps
 from elman_core.kernels.decode import grids as decode_grids
-from elman_core.kernels.decode import launches
 from elman_core.kernels.decode import op as decode
 from elman_core.kernels.decode import run as decode_run
 from elman_core.kernels.decode import spec as decode_spec
@@ -149,15 +148,15 @@ def test_a_step_that_computes_something_else_is_caught(mistake, emulated):
 
 
 def test_an_output_that_is_not_written_is_caught(emulated, monkeypatch):
-    monkeypatch.setattr(launches, "run", lambda *_, **__: None)
-    report = verify_emulated(decode_spec.spec(), [decode_grids._linear((3, 64, 16), bf16)])
+    monkeypatch.setattr(decode_run, "run", lambda *_, **__: None)
+    report = verify_emulated(decode_spec.spec(), [decode_grids._linear(3, 64, 16, dtype=bf16)])
     assert any("linear is not finite" in fault for fault in report.faults)
-    report = verify_emulated(decode_spec.spec(), [decode_grids._draw(3, 64, bf16, decode_grids._PLAIN)])
+    report = verify_emulated(decode_spec.spec(), [decode_grids._draw(3, 64, bf16, decode_grids._DRAWS[0])])
     assert not report.passed
 
 
 def test_rows_too_wide_for_shared_memory_take_the_kernel_that_does_not_hold_them(emulated):
-    case = decode_grids._linear((8, 14400, 8), bf16, bias=True)
+    case = decode_grids._linear(8, 14400, 8, dtype=bf16, bias=True)
     report = verify_emulated(decode_spec.spec(), [case])
     assert report.passed, list(failures(report))
 
@@ -213,7 +212,7 @@ def test_a_size_is_verified_once_with_the_fewest_and_the_most_rows(taken):
     assert decode.takes(x, w)
     assert decode.takes(x[:1], w)
     [(name, cases)] = taken
-    assert (name, [c.sizes for c in cases]) == ("decode", [{"B": b, "K": 40, "N": 24} for b in (1, 8)])
+    assert (name, [c.sizes for c in cases]) == ("decode", [{"B": b, "K": 40} for b in (1, 8)])
     assert decode.takes(torch.zeros(9, 40, dtype=bf16), w)
     assert [c.sizes["B"] for c in taken[1][1]] == [9, 16]
     found = stamps.stamp(decode_spec.spec())
@@ -494,7 +493,7 @@ def test_the_doctor_says_of_each_kernel_of_decoding_whether_it_was_verified(take
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     [row] = _doctor._decoding()
     assert row["is"] == "cuda kernel decode not verified: elman verify decode"
-    stamps.write(decode_spec.spec(), Report("decode", "cuda", "quick", cases=1))
+    stamps.save(decode_spec.spec(), stamps.make(decode_spec.spec(), Report("decode", "cuda", "quick", cases=1)))
     assert _doctor._decoding()[0]["is"].startswith("cuda kernel decode verified, quick grid")
     said = _doctor._stamps("e42", [elman_e42.op.e42.spec(), elman_e42.op.e42._step.spec()])
     assert (
@@ -504,4 +503,4 @@ def test_the_doctor_says_of_each_kernel_of_decoding_whether_it_was_verified(take
 
 def test_a_report_of_no_compiled_kernel_is_not_stamped():
     with pytest.raises(KernelError, match="only compiled kernels are stamped"):
-        stamps.write(decode_spec.spec(), Report("decode", "host", "quick"))
+        stamps.make(decode_spec.spec(), Report("decode", "host", "quick"))

@@ -92,8 +92,8 @@ def compiled(program: Program, folder: Path) -> Path:
     command = [str(nvcc), *(flag for flag in extension.flags(build.local_arch(extension)) if flag != "-shared")]
     if extension.header is not None:
         command.append(f'-DELMAN_CELL_HEADER="{extension.header.resolve()}"')
-    includes = (*extension.include, extension.binding.parent, *toolchain.pip_include_dirs(nvcc))
-    command += [*(f"-I{f}" for f in includes), *(f"-L{f}" for f in toolchain.pip_library_dirs(nvcc))]
+    includes = (*extension.include, extension.binding.parent, *toolchain.pip_dirs(nvcc, "include"))
+    command += [*(f"-I{f}" for f in includes), *(f"-L{f}" for f in toolchain.pip_dirs(nvcc, "lib"))]
     done = subprocess.run([*command, str(program.source), "-o", str(made)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return made

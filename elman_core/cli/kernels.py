@@ -103,7 +103,7 @@ def verify(
         if not json:
             _print(report)
         if target in spec.targets:
-            stamps.write(spec, report)
+            stamps.save(spec, stamps.make(spec, report))
         if record and report.passed:
             for tensor, (was, now) in records.write(spec, report).items():
                 print(f"  {tensor}: the recorded error grew from {was:.2e} to {now:.2e}", file=sys.stderr)

@@ -95,10 +95,10 @@ class Extension:
 
     def flags(self, arch: str) -> list[str]:
         """What decides the code that comes out, paths left out."""
-        flags = (
-            [*_HOST_FLAGS] if not self.is_cuda else [*_CUDA_FLAGS, f"-gencode=arch={_virtual(arch)},code={_real(arch)}"]
-        )
-        comma = r"\," if self.is_cuda else ","  # of a list, to nvcc
+        flags, comma = [*_HOST_FLAGS], ","
+        if self.is_cuda:
+            features, comma = _feature_set(arch), r"\,"  # of a list, to nvcc
+            flags = [*_CUDA_FLAGS, f"-gencode=arch=compute_{features},code=sm_{features}"]
         flags += [f"-D{name}={value.replace(',', comma)}" for name, value in self.defines]
         return [*flags, f"-DELMAN_MODULE={self.name}"] if self.python else flags
 
@@ -200,7 +200,10 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     if there is not None and there.is_file():
         return there
     folder = out or writable_cache()
-    _make(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KernelError(f"cannot write to {folder}: {error.strerror}") from error
     target = folder / extension.file_name(arch)
     if target in _failed:  # a compiler that failed is not asked again for every size that needs this module
         raise _failed[target]
@@ -230,8 +233,8 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
     includes = [*extension.include, *(toolchain.python_include_dirs() if extension.python else ())]
     libraries: list[Path] = []
     if extension.is_cuda:
-        includes += toolchain.pip_include_dirs(compiler)
-        libraries = toolchain.pip_library_dirs(compiler)
+        includes += toolchain.pip_dirs(compiler, "include")
+        libraries = toolchain.pip_dirs(compiler, "lib")
     command = [str(compiler), *extension.flags(arch)]
     if extension.header is not None:
         command.append(f'-DELMAN_CELL_HEADER="{extension.header.resolve()}"')
@@ -302,13 +305,6 @@ def writable_cache() -> Path:
     )
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise KernelError(f"cannot write to {folder}: {error.strerror}") from error
-
-
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file; the kernel of the system drops it if this process dies."""
@@ -332,11 +328,3 @@ def _feature_set(arch: str) -> str:
             f"{arch!r} is not an architecture kernels are built for: sm_80, sm_86, sm_89, sm_90, sm_100, …"
         )
     return match[1] + ("a" if int(match[1]) >= 90 else "")
-
-
-def _virtual(arch: str) -> str:
-    return f"compute_{_feature_set(arch)}"
-
-
-def _real(arch: str) -> str:
-    return f"sm_{_feature_set(arch)}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from elman_core.registry.errors import ConfigError, KernelError
+from elman_core.registry.errors import ConfigError, KernelError, StorageError
 
 from . import stamps
 from .spec import Case, KernelSpec
@@ -59,7 +59,10 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -
         known = stamps.make(spec, report, extra=new)
         try:
             stamps.save(spec, known)
-        except KernelError as error:  # a cache made elsewhere may be read-only: what was found holds for this process
+        except (
+            KernelError,
+            StorageError,
+        ) as error:  # a read-only cache: what was found holds here
             _log.warning("elman: %s; without it every process verifies again", error)
         if not report.passed:
             _refuse(spec, next(iter(failures(report)), ""))

@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 import torch
 
 from elman_core.registry.errors import KernelError
+from elman_core.storage import write_text
 
 from . import build
 from .spec import Case, KernelSpec, Target
@@ -69,24 +68,16 @@ def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) ->
     return None
 
 
-def write(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
-    """Record what `make` makes.
-
-    Raises:
-        KernelError: no cache folder can be written, or the report is not of a compiled kernel.
-    """
-    made = make(spec, report, extra)
-    save(spec, made)
-    return made
-
-
 def save(spec: KernelSpec, made: Stamp) -> None:
     """Write a stamp of this kernel.
 
     Raises:
-        KernelError: no cache folder can be written.
+        KernelError: there is no cache folder that can be written.
+        StorageError: the file cannot be written.
     """
-    _write_atomically(build.writable_cache() / _path(spec, made.target, made.arch), asdict(made))
+    path = build.writable_cache() / _path(spec, made.target, made.arch)
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, json.dumps(asdict(made), indent=1))
 
 
 def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
@@ -97,27 +88,37 @@ def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
     """
     if report.target not in spec.targets:
         raise KernelError(f"only compiled kernels are stamped, not the back end {report.target!r}")
-    target = report.target
-    arch = build.local_arch(spec.extension(target))
-    there = stamp(spec, target, arch)
-    before = there if extra else None
-    worst = {f"{row.dtype} {row.tensor}": round(row.ratio, 4) for row in report.worst()}
-    return Stamp(
+    arch = build.local_arch(spec.extension(report.target))
+    made = Stamp(
         name=spec.name,
-        target=target,
+        target=report.target,
         arch=arch,
-        passed=report.passed and (before is None or before.passed),
-        grid=report.grid if before is None else before.grid,
-        cases=report.cases + (before.cases if before else 0),
-        dtypes=tuple(sorted({row.dtype for row in report.rows} | set(before.dtypes if before else ()))),
-        worst={k: max(v, before.worst.get(k, 0.0)) if before else v for k, v in worst.items()}
-        | {k: v for k, v in (before.worst if before else {}).items() if k not in worst},
-        faults=tuple(report.faults) + (before.faults if before else ()),
-        extra=(*(there.extra if there else ()), *map(str, extra)),
+        passed=report.passed,
+        grid=report.grid,
+        cases=report.cases,
+        dtypes=tuple(sorted({row.dtype for row in report.rows})),
+        worst={f"{row.dtype} {row.tensor}": round(row.ratio, 4) for row in report.worst()},
+        faults=tuple(report.faults),
+        extra=tuple(map(str, extra)),
         torch=torch.__version__,
         cuda=torch.version.cuda or "none",
         device=torch.cuda.get_device_name() if report.target == "cuda" else build.toolchain.host_architecture(),
         when=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    there = stamp(spec, report.target, arch)
+    if there is None:
+        return made
+    made = replace(made, extra=there.extra + made.extra)
+    if not extra:
+        return made
+    return replace(
+        made,
+        passed=made.passed and there.passed,
+        grid=there.grid,
+        cases=made.cases + there.cases,
+        dtypes=tuple(sorted({*made.dtypes, *there.dtypes})),
+        worst={k: max(s.worst.get(k, 0.0) for s in (made, there)) for k in (there.worst | made.worst)},
+        faults=made.faults + there.faults,
     )
 
 
@@ -129,14 +130,3 @@ def _path(spec: KernelSpec, target: Target, arch: str) -> Path:
     for path in (*spec.python, *record):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return Path("verified") / f"{spec.name}-{target}-{arch}-{digest.hexdigest()[:20]}.json"
-
-
-def _write_atomically(path: Path, value: dict[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".stamp-")
-        with os.fdopen(handle, "w") as file:
-            json.dump(value, file, indent=1)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise KernelError(f"cannot write the stamp {path}: {error.strerror}") from error

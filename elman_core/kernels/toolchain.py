@@ -50,20 +50,12 @@ def find_host_compiler() -> Path:
     raise KernelError(f"no C++ compiler: {where}; type `apt-get install g++`, or set CXX")
 
 
-def pip_include_dirs(nvcc: Path) -> list[Path]:
-    """Header folders that a pip-installed nvcc does not find by itself; none for a toolkit in one folder."""
+def pip_dirs(nvcc: Path, kind: str) -> list[Path]:
+    """Folders of headers ("include") or libraries ("lib") that a pip-installed nvcc does not find by itself."""
     folders = _pip_toolkit()
     if not any(nvcc.is_relative_to(folder) for folder in folders):
         return []
-    return [f / "include" for f in folders if (f / "include").is_dir()]
-
-
-def pip_library_dirs(nvcc: Path) -> list[Path]:
-    """Library folders, likewise."""
-    folders = _pip_toolkit()
-    if not any(nvcc.is_relative_to(folder) for folder in folders):
-        return []
-    return [f / "lib" for f in folders if (f / "lib").is_dir()]
+    return [folder / kind for folder in folders if (folder / kind).is_dir()]
 
 
 def python_include_dirs() -> list[Path]:

@@ -28,7 +28,6 @@ from torch import Tensor
 from elman_core.registry.errors import KernelError
 
 from . import build
-from .build import Extension
 from .runtime import compute_dtype
 from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
 
@@ -139,8 +138,7 @@ def verify(
     report = Report(spec.name, target, grid)
     records = recorded_errors(spec, target) if recorded and target in spec.targets else {}
     if target in spec.targets:
-        needed = {e.file_name(arch): (e, arch) for e, arch in _needed(spec, target, chosen)}
-        build.build_all(list(needed.values()))
+        build.build_all([(e, build.local_arch(e)) for e in dict.fromkeys(spec.needs(target, chosen))])
     checked: set[tuple[torch.dtype, bool, str]] = set()
     with _full_precision_products():
         for number, case in enumerate(chosen, 1):
@@ -176,22 +174,17 @@ def read_record(spec: KernelSpec) -> dict[str, Any]:
     return cast(dict[str, Any], json.loads(spec.record.read_text(encoding="utf-8")))
 
 
-def _needed(spec: KernelSpec, target: Target, cases: Sequence[Case]) -> Iterator[tuple[Extension, str]]:
-    for extension in spec.needs(target, cases):
-        yield extension, build.local_arch(extension)
-
-
 def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: Mapping[str, float]) -> Inputs:
     device = torch.device("cuda" if target == "cuda" else "cpu")
     generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
     inputs: Inputs = {k: None if x is None else x.to(device) for k, x in spec.make_inputs(case, generator).items()}
     visible = spec.visible(inputs)
 
-    def run(backend: str, given: Inputs, gradients: Outputs | None) -> tuple[Outputs, Outputs]:
+    def run(backend: str, given: Inputs, gradients: Outputs | None) -> Outputs:
         """Outputs, and gradients of the inputs by name ("d u"), from `gradients` or from those drawn in the case's dtype."""
         if not spec.differentiable:
             with torch.no_grad():
-                return spec.call(backend, given, case.options), {}
+                return spec.call(backend, given, case.options)
         leaves = {
             k: x.detach().requires_grad_() if x is not None and x.is_floating_point() else x for k, x in given.items()
         }
@@ -204,19 +197,18 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
             list(named.values()),
             [weights[k].to(outputs[k].dtype) for k in wanted],
         )
-        return {k: x.detach() for k, x in outputs.items()}, {f"d {k}": g for k, g in zip(named, made, strict=True)}
+        return {k: x.detach() for k, x in outputs.items()} | {f"d {k}": g for k, g in zip(named, made, strict=True)}
 
     wide = {k: x.double() if x is not None and x.is_floating_point() else x for k, x in inputs.items()}
     incoming = _draw_gradients(spec, case, inputs, visible, generator) if spec.differentiable else {}
-    truth = _merge(*run("reference", wide, {k: g.double() for k, g in incoming.items()}))
-    same = _merge(*run(spec.rounded, inputs, None))
+    truth = run("reference", wide, {k: g.double() for k, g in incoming.items()})
+    same = run(spec.rounded, inputs, None)
     given = {k: None if x is None else _with_gaps(x) for k, x in inputs.items()} if case.strided else inputs
     arriving = {k: _with_gaps(g) for k, g in incoming.items()} if case.strided else incoming
     handed = {**given, **{f"gradient of {k}": g for k, g in arriving.items()}}
     before = {k: x.clone() for k, x in handed.items() if x is not None}
     with _poisoned():
-        first = _merge(*run(target, given, arriving))
-        second = _merge(*run(target, given, arriving))
+        first, second = (run(target, given, arriving) for _ in range(2))
     if device.type == "cuda":
         torch.cuda.synchronize()
     spec.after(device)
@@ -288,10 +280,6 @@ def _opcheck(spec: KernelSpec, target: str, case: Case, inputs: Inputs) -> None:
     found = spec.op(target, leaves, case.options)
     if found is not None:
         torch.library.opcheck(*found)
-
-
-def _merge(outputs: Outputs, gradients: Outputs) -> Outputs:
-    return {**outputs, **gradients}
 
 
 def _with_gaps(x: Tensor) -> Tensor:

@@ -64,10 +64,11 @@ class SpectralNorm(ComputedWeight):
         with without_autocast(weight):
             full = _own(weight, compute_dtype(weight))
             u, v = self._vectors(weight, full)
-            scale = self.radius / ((u * _times(full, v)).sum(-1).abs() + EPS)
+            sigma = (u * _times(full, v)).sum(-1)[..., None, None]
+            scale = self.radius / (sigma.abs() + EPS)
             if self.clip:
                 scale = scale.detach().clamp(max=1.0)
-            return (full * scale[..., None, None]).to(weight.dtype)
+            return (full * scale).to(weight.dtype)
 
     @torch.no_grad()
     def _vectors(self, weight: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,57 +19,56 @@ _MARGIN = 1e-4  # of a threshold and of a race: far beyond what float32 leaves o
 _FIRST_OUTPUTS = 256  # blocks of 16 outputs are alike: a map with more of them is verified, at first use, on so many
 
 
-class DrawSettings(TypedDict):
-    """Of `decode.draw`."""
-
-    penalty: float
-    temperature: float
-    top_k: int
-    top_p: float
-
-
-_PLAIN = DrawSettings(penalty=1.0, temperature=1.0, top_k=0, top_p=1.0)
-_DRAWS: tuple[DrawSettings, ...] = (
-    _PLAIN,
-    {**_PLAIN, "temperature": 0.0, "penalty": 1.7},
-    {**_PLAIN, "temperature": 0.8, "top_k": 40, "top_p": 0.9},
-    {**_PLAIN, "temperature": 0.7, "top_p": 0.5, "penalty": 0.8},
+_DRAWS: tuple[dict[str, Any], ...] = (
+    {"penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
+    {"penalty": 1.7, "temperature": 0.0, "top_k": 0, "top_p": 1.0},
+    {"penalty": 1.0, "temperature": 0.8, "top_k": 40, "top_p": 0.9},
+    {"penalty": 0.8, "temperature": 0.7, "top_k": 0, "top_p": 0.5},
 )
 
 
+def settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `decode.draw`."""
+    return {name: options[name] for name in _DRAWS[0]}
+
+
 def _linear(
-    shape: tuple[int, int, int], dtype: torch.dtype, bias: bool = False, activated: int = 0, **special: Any
+    rows: int,
+    inputs: int,
+    *outputs: int,
+    dtype: torch.dtype,
+    bias: bool = False,
+    activated: int = 0,
+    strided: bool = False,
 ) -> Case:
-    options = {"op": "linear", "bias": bias, "activated": activated}
-    return Case(dict(zip("BKN", shape, strict=True)), dtype, options=options, **special)
+    options = {"op": "linear", "outputs": outputs, "bias": bias, "activated": activated}
+    return Case({"B": rows, "K": inputs}, dtype, strided=strided, options=options)
 
 
-def _linears(rows: int, inputs: int, outputs: Sequence[int], dtype: torch.dtype) -> Case:
-    return Case({"B": rows, "K": inputs}, dtype, options={"op": "linears", "outputs": tuple(outputs)})
+def _norm(rows: int, width: int, dtype: torch.dtype, adds: bool = True, strided: bool = False) -> Case:
+    return Case({"B": rows, "D": width}, dtype, strided=strided, options={"op": "norm", "adds": adds})
 
 
-def _norm(rows: int, width: int, dtype: torch.dtype, adds: bool = True, **special: Any) -> Case:
-    return Case({"B": rows, "D": width}, dtype, options={"op": "norm", "adds": adds}, **special)
-
-
-def _draw(rows: int, classes: int, dtype: torch.dtype, how: DrawSettings, each: bool = False, **special: Any) -> Case:
+def _draw(
+    rows: int, classes: int, dtype: torch.dtype, how: dict[str, Any], each: bool = False, strided: bool = False
+) -> Case:
     """each: the noise of row i favours class i, so that what may be drawn is seen class by class."""
-    return Case({"B": rows, "V": classes}, dtype, options={"op": "draw", **how, "each": each}, **special)
+    return Case({"B": rows, "V": classes}, dtype, strided=strided, options={"op": "draw", **how, "each": each})
 
 
-def shared_cases(target: Target, grid: Grid) -> list[Case]:
+def shared_cases(target: Target, grid: Grid) -> Iterator[Case]:
     """About 40 small ones for "quick", about 400 for "full"; for the host few and tiny ones."""
-    if target == "host":
-        return list(_small_cases())
-    return list(_quick_cases()) + (list(_full_cases()) if grid == "full" else [])
+    yield from _small_cases() if target == "host" else _quick_cases()
+    if target != "host" and grid == "full":
+        yield from _full_cases()
 
 
 def _small_cases() -> Iterator[Case]:
     for dtype in NARROW:
-        yield _linear((3, 72, 40), dtype, bias=True, activated=24, strided=True)
-        yield _linear((9, 40, 19), dtype, activated=19)
-        yield _linear((64, 136, 16), dtype, bias=True)
-        yield _linears(5, 72, (40, 7, 16, 1, 33), dtype)
+        yield _linear(3, 72, 40, dtype=dtype, bias=True, activated=24, strided=True)
+        yield _linear(9, 40, 19, dtype=dtype, activated=19)
+        yield _linear(64, 136, 16, dtype=dtype, bias=True)
+        yield _linear(5, 72, 40, 7, 16, 1, 33, dtype=dtype)
     for dtype in DTYPES:
         yield _norm(3, 161, dtype, strided=True)
         yield _norm(1, 40, dtype, adds=False)
@@ -80,14 +79,14 @@ def _small_cases() -> Iterator[Case]:
 
 def _quick_cases() -> Iterator[Case]:
     for dtype in NARROW:
-        yield _linear((1, 1536, 3072), dtype, activated=3072)
-        yield _linear((3, 72, 40), dtype, bias=True, activated=24, strided=True)
-        yield _linear((8, 2600, 17), dtype, bias=True)
-        yield _linear((13, 64, 24), dtype, strided=True)
-        yield _linear((30, 1280, 256), dtype, bias=True, activated=128)
-        yield _linear((64, 1096, 1288), dtype, bias=True)
-        yield _linears(1, 1536, (1536, 512, 512, 32), dtype)
-        yield _linears(33, 72, (40, 7, 16, 1, 33), dtype)
+        yield _linear(1, 1536, 3072, dtype=dtype, activated=3072)
+        yield _linear(3, 72, 40, dtype=dtype, bias=True, activated=24, strided=True)
+        yield _linear(8, 2600, 17, dtype=dtype, bias=True)
+        yield _linear(13, 64, 24, dtype=dtype, strided=True)
+        yield _linear(30, 1280, 256, dtype=dtype, bias=True, activated=128)
+        yield _linear(64, 1096, 1288, dtype=dtype, bias=True)
+        yield _linear(1, 1536, 1536, 512, 512, 32, dtype=dtype)
+        yield _linear(33, 72, 40, 7, 16, 1, 33, dtype=dtype)
     for dtype in DTYPES:
         yield _norm(1, 1536, dtype)
         yield _norm(64, 1281, dtype, strided=True)
@@ -103,9 +102,17 @@ def _full_cases() -> Iterator[Case]:
     for dtype in NARROW:
         for rows in _ROWS:
             for inputs, outputs in shapes:
-                yield _linear((rows, inputs, outputs), dtype, rows % 2 == 0, outputs // 2, strided=rows in (7, 31))
-            yield _linears(rows, 2048, (2048, 17, 640), dtype)
-        yield _linear((8, 14400, 40), dtype, bias=True)  # rows that no block can hold
+                yield _linear(
+                    rows,
+                    inputs,
+                    outputs,
+                    dtype=dtype,
+                    bias=rows % 2 == 0,
+                    activated=outputs // 2,
+                    strided=rows in (7, 31),
+                )
+            yield _linear(rows, 2048, 2048, 17, 640, dtype=dtype)
+        yield _linear(8, 14400, 40, dtype=dtype, bias=True)  # rows that no block can hold
     for dtype in DTYPES:
         for width in (1, 31, 255, 256, 257, 768, 1280, 2048, 4096):
             yield _norm(8, width, dtype)
@@ -123,12 +130,8 @@ def _step(
     return Case(dict(zip("BKd", shape, strict=True)), dtype, options={"tied": tied, "bias": bias}, **special)
 
 
-def step_cases(target: Target, grid: Grid) -> list[Case]:
+def step_cases(target: Target, grid: Grid) -> Iterator[Case]:
     """About 20 for "quick", about 200 for "full"; for the host few and tiny ones."""
-    return list(_step_cases(target, grid))
-
-
-def _step_cases(target: Target, grid: Grid) -> Iterator[Case]:
     for dtype in NARROW:
         yield _step((1, 40, 40), dtype, tied=True)
         yield _step((5, 72, 96), dtype, bias=False, strided=True)
@@ -168,10 +171,8 @@ def first_use(dtype: torch.dtype, kind: str, *sizes: Any) -> Iterator[Case]:
         most, inputs, outputs = sizes
         fewer = [n if n <= _FIRST_OUTPUTS else _FIRST_OUTPUTS + n % 16 for n in outputs]
         for rows in (fewest_rows(most), most):
-            if len(fewer) > 1:
-                yield _linears(rows, inputs, fewer, dtype)
-            else:
-                yield _linear((rows, inputs, fewer[0]), dtype, bias=True, activated=fewer[0] // 2)
+            one = len(fewer) == 1
+            yield _linear(rows, inputs, *fewer, dtype=dtype, bias=one, activated=fewer[0] // 2 if one else 0)
 
 
 def first_step(dtype: torch.dtype, most: int, inputs: int, width: int) -> list[Case]:
@@ -192,14 +193,11 @@ def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
         residual = _random(generator, compute_dtype(case.dtype), rows, width) if case.options["adds"] else None
         weight = 1 + 0.1 * _random(generator, torch.float32, width)
         return {"x": _random(generator, case.dtype, rows, width), "residual": residual, "weight": weight.to(case.dtype)}
-    inputs = case.sizes["K"]
+    inputs, outputs = case.sizes["K"], case.options["outputs"]
     found: Inputs = {"x": _random(generator, case.dtype, rows, inputs)}
-    if op == "linears":
-        for i, outputs in enumerate(case.options["outputs"]):
-            found[f"w{i}"] = _random(generator, case.dtype, outputs, inputs, scale=inputs**-0.5)
-        return found
-    found["w"] = _random(generator, case.dtype, case.sizes["N"], inputs, scale=inputs**-0.5)
-    found["bias"] = _random(generator, case.dtype, case.sizes["N"]) if case.options["bias"] else None
+    for i, each in enumerate(outputs):
+        found[f"w{i}"] = _random(generator, case.dtype, each, inputs, scale=inputs**-0.5)
+    found["bias"] = _random(generator, case.dtype, outputs[0]) if case.options["bias"] else None
     return found
 
 
@@ -222,7 +220,7 @@ def _random(generator: torch.Generator, dtype: torch.dtype, *shape: int, scale: 
 
 def _draw_inputs(case: Case, generator: torch.Generator) -> Inputs:
     rows, classes, options = case.sizes["B"], case.sizes["V"], case.options
-    how = {k: options[k] for k in ("penalty", "temperature", "top_k", "top_p")}
+    how = settings(options)
     count = 1 if options["each"] else rows
     logits = _random(generator, case.dtype, count, classes, scale=3.0)
     seen = torch.rand(count, classes, generator=generator) < 0.2

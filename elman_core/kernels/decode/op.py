@@ -7,52 +7,32 @@
 All run what the `decode…` sources of `elman_csrc` compile to, on NVIDIA GPUs (sm_80 and newer), for up to 64 rows and
 without gradients: products in bfloat16 or float16, the others in float32 too. `takes…` says whether that is so; whoever asks
 has another way at hand. The first two are operators known to FakeTensor, `torch.compile` and CUDA graphs; `draw` is called
-outside of models.
+outside of models. Whoever launches without asking gets a `KernelError` for what does not fit.
 
-Shapes: B rows, K inputs, N outputs; T time, d width of a cell; V classes.
+Shapes: B rows, K inputs, N outputs, D width, V classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import Library
 
-from elman_core.kernels.choice import register, runs
-from elman_core.kernels.spec import Case, KernelSpec
+from elman_core.kernels.choice import runs
+from elman_core.kernels.launch import readable, whole
+from elman_core.kernels.runtime import implement
+from elman_core.registry.errors import KernelError
 
-from . import grids, run, spec
-from .launches import MOST_LINEARS, draw, linear, linears, norm
+from . import run
 from .run import MOST_ROWS, NARROW, most_rows
 
-__all__ = [
-    "MOST_CLASSES", "MOST_LINEARS", "MOST_ROWS", "WIDEST_NORM",
-    "draw", "linear", "linears", "norm", "takes", "takes_draw", "takes_norm",
-]  # fmt: skip
-
+NAME = "decode"
+MOST_LINEARS = 5
 MOST_CLASSES = 256
 WIDEST_NORM = 8192
-
-
-class _Shared:
-    """What the chooser asks: a problem is ("linear", most rows, K, (N, …)), ("norm", D) or ("draw", V)."""
-
-    name = spec.NAME
-
-    def prepare(self, dtype: torch.dtype, kind: str, *_sizes: Any) -> str:
-        run.module(None, kind, dtype, run.here())
-        return "one launch"
-
-    def cases(self, dtype: torch.dtype, *problem: Any) -> Sequence[Case]:
-        return list(grids.first_use(dtype, *problem))
-
-    def spec(self) -> KernelSpec:
-        return spec.spec()
-
-
-register(_Shared())
+_library = Library("elman", "FRAGMENT")
 
 
 def takes(x: Tensor, *weights: Tensor, bias: Tensor | None = None) -> bool:
@@ -72,7 +52,37 @@ def takes(x: Tensor, *weights: Tensor, bias: Tensor | None = None) -> bool:
     if any(weight.shape[1] != width for weight in weights) or (bias is not None and bias.shape != weights[0].shape[:1]):
         return False  # whoever has another way says what is wrong
     outputs = tuple(int(weight.shape[0]) for weight in weights)
-    return runs(spec.NAME, x, "linear", most_rows(x.numel() // width), int(weights[0].shape[1]), outputs)
+    return runs(NAME, x, "linear", most_rows(x.numel() // width), int(weights[0].shape[1]), outputs)
+
+
+def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, activated: int = 0) -> Tensor:
+    """x Wᵀ + b, (..., N) in the dtype of x; SiLU of its first `activated` columns, rounded before it as a tensor would be."""
+    return linears(x, [weight_NK], bias_N, activated)[0]
+
+
+def linears(x: Tensor, weights: Sequence[Tensor], bias_N: Tensor | None = None, activated: int = 0) -> list[Tensor]:
+    """x Wᵀ for up to five weights (N_i, K), in one launch; a single one may have what `linear` has."""
+    flat: list[Tensor] = linear_op(x.reshape(-1, x.shape[-1]), list(weights), bias_N, activated)
+    return [y_BN.view(*x.shape[:-1], -1) for y_BN in flat]
+
+
+def _run_linear(x_BK: Tensor, weights: Sequence[Tensor], bias_N: Tensor | None, activated: int) -> list[Tensor]:
+    x_BK, weights = readable(x_BK), [whole(w) for w in weights]
+    made = [x_BK.new_empty(len(x_BK), len(w)) for w in weights]
+    bias_N = None if bias_N is None else bias_N.contiguous()
+    run.run(
+        None, "linear", x_BK, weights,
+        x=x_BK, weight=weights[0], bias=bias_N, out=made[0], activated=activated, more=weights[1:], more_out=made[1:],
+    )  # fmt: skip
+    return made
+
+
+def _fake_linear(x_BK: Tensor, weights: Sequence[Tensor], _bias: Tensor | None, _activated: int) -> list[Tensor]:
+    return [x_BK.new_empty(x_BK.shape[0], w.shape[0]) for w in weights]
+
+
+_library.define("decode_linear(Tensor x, Tensor[] weights, Tensor? bias, int activated) -> Tensor[]")
+linear_op = implement(_library, "decode_linear", _run_linear, _fake_linear)
 
 
 def takes_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out_dtype: torch.dtype) -> bool:
@@ -91,8 +101,34 @@ def takes_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out_dtype: to
         and (residual is None or residual.device == x.device)
         and width <= WIDEST_NORM
         and 0 < x.numel() <= MOST_ROWS * width
-        and runs(spec.NAME, x, "norm", int(weight.shape[0]))
+        and runs(NAME, x, "norm", int(weight.shape[0]))
     )
+
+
+def norm(x: Tensor, residual: Tensor | None, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """As `elman_core.nn.add_rms_norm`: (n in the dtype of x, the stream in float32), contiguous."""
+    width = x.shape[-1]
+    n, stream = norm_op(x.reshape(-1, width), None if residual is None else residual.reshape(-1, width), weight_D, eps)
+    return n.view(x.shape), stream.view(x.shape)
+
+
+def _run_norm(x_BD: Tensor, residual_BD: Tensor | None, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x_BD = x_BD if x_BD.stride(1) == 1 else x_BD.contiguous()
+    residual_BD, weight_D = None if residual_BD is None else residual_BD.contiguous(), weight_D.contiguous()
+    n_BD, stream_BD = _fake_norm(x_BD)
+    run.run(
+        None, "norm", x_BD, (weight_D,),
+        x=x_BD, residual=residual_BD, weight=weight_D, out=n_BD, stream_out=stream_BD, eps=eps,
+    )  # fmt: skip
+    return n_BD, stream_BD
+
+
+def _fake_norm(x_BD: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
+    return x_BD.new_empty(x_BD.shape), x_BD.new_empty(x_BD.shape, dtype=torch.float32)
+
+
+_library.define("decode_norm(Tensor x, Tensor? residual, Tensor weight, float eps) -> (Tensor, Tensor)")
+norm_op = implement(_library, "decode_norm", _run_norm, _fake_norm)
 
 
 def takes_draw(logits_BV: Tensor) -> bool:
@@ -102,4 +138,35 @@ def takes_draw(logits_BV: Tensor) -> bool:
         KernelError: verified, and found wrong.
     """
     classes = logits_BV.shape[1]
-    return run.alone(logits_BV) and 0 < classes <= MOST_CLASSES and runs(spec.NAME, logits_BV, "draw", int(classes))
+    return run.alone(logits_BV) and 0 < classes <= MOST_CLASSES and runs(NAME, logits_BV, "draw", int(classes))
+
+
+def draw(
+    logits_BV: Tensor,
+    waits_BV: Tensor | None,
+    seen_BV: Tensor,
+    drawn_B: Tensor,
+    shown_B: Tensor,
+    *,
+    penalty: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+) -> None:
+    """Draw a class of every row, in place.
+
+    Args:
+        waits_BV: float32, draws of a standard exponential; may be None for temperature 0, which takes the largest.
+        seen_BV: bool, contiguous: classes that have occurred; changed where a penalty (other than 1) reads them.
+        drawn_B: int64, becomes the classes. shown_B: int64, becomes them too, or -1 where logits are not finite.
+        top_k: 0 for all. top_p: 1 for all.
+    """
+    if waits_BV is None and temperature > 0:
+        raise KernelError("draw: a temperature above 0 needs waits")
+    x = logits_BV if logits_BV.stride(1) == 1 else logits_BV.contiguous()
+    run.run(
+        None, "draw", x, (),
+        logits=x, waits=None if waits_BV is None else waits_BV.contiguous(), seen=None if penalty == 1 else seen_BV,
+        drawn=drawn_B, shown=shown_B, penalty=penalty, temperature=temperature, top_k=min(top_k, x.shape[1]),
+        below=1 - top_p if top_p < 1 else -1,
+    )  # fmt: skip

@@ -5,7 +5,7 @@ Shapes: B rows, K inputs, N outputs, d width of a cell, D of a norm, V classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ from torch import Tensor
 
 from elman_core.kernels.build import Extension
 from elman_core.kernels.cell import Cell
+from elman_core.kernels.choice import register
 from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
+from elman_core.kernels.spec import Case, Inputs, KernelSpec, Outputs
 
-from . import grids, launches, portable, run
-from .grids import DrawSettings
+from . import grids, op, portable, run
 from .run import DTYPES, NARROW
 
-NAME = "decode"
 EPS = 1e-5
 _SOURCES = tuple(sorted(Path(__file__).parent.glob("*.py")))
 
@@ -30,13 +29,13 @@ _SOURCES = tuple(sorted(Path(__file__).parent.glob("*.py")))
 def spec() -> KernelSpec:
     """What `verify` knows of the kernels that every model decodes with: linear maps, norm and draw."""
     return KernelSpec(
-        name=NAME,
-        cases=grids.shared_cases,
+        name=op.NAME,
+        cases=lambda target, grid: list(grids.shared_cases(target, grid)),
         make_inputs=grids.make_inputs,
         call=lambda backend, inputs, options: _CALLS[options["op"]](backend, inputs, options),
         states=(),
         extension=lambda _target: run.extension(torch.bfloat16),
-        op=_op,
+        op=_operator,
         targets=("cuda",),
         builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), None),
         needs=lambda _target, cases: _extensions([c.dtype for c in cases], None),
@@ -74,7 +73,7 @@ def make_step_spec(
         y, last = operator(x, v, bias, *extras, w, h)
         return {"y": y, "h": last}
 
-    def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+    def launch(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
         if backend == "torch":
             return None
         v = inputs["w"] if options.get("tied") else inputs.get("v")
@@ -82,17 +81,14 @@ def make_step_spec(
             inputs["x"], v, inputs.get("bias"), *(inputs[n] for n in cell.extras), inputs["w"], inputs["h"]
         )  # fmt: skip
 
-    def cases(target: Target, grid: Grid) -> list[Case]:
-        return grids.step_cases(target, grid)
-
     return KernelSpec(
         name=f"{cell.name}_step",
-        cases=cases,
+        cases=lambda target, grid: list(grids.step_cases(target, grid)),
         make_inputs=lambda case, generator: grids.make_step_inputs(case, generator, cell.extras),
         call=call,
         states=("h",),
         extension=lambda _target: run.extension(torch.bfloat16, cell),
-        op=op,
+        op=launch,
         targets=("cuda",),
         builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), cell),
         needs=lambda _target, cases: _extensions([c.dtype for c in cases], cell),
@@ -116,27 +112,20 @@ def _given(inputs: Inputs, name: str) -> Tensor:
 
 
 def _linear(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-    x, w, bias, activated = _given(inputs, "x"), _given(inputs, "w"), inputs.get("bias"), options.get("activated", 0)
+    x, bias, weights, activated = _given(inputs, "x"), inputs["bias"], _weights(inputs), options["activated"]
     if backend != "reference":
-        return {"linear": launches.linear(x, w, bias, activated)}
-    wide = compute_dtype(x)
-    y = F.linear(x.to(wide), w.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
-    return {"linear": torch.cat((F.silu(y[:, :activated].to(wide)).to(x.dtype), y[:, activated:]), 1)}
-
-
-def _linears(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
-    x, weights = _given(inputs, "x"), list(_weights(inputs))
-    if backend == "reference":
-        made = [F.linear(x.to(compute_dtype(x)), w.to(compute_dtype(x))).to(x.dtype) for w in weights]
+        made = op.linears(x, weights, bias, activated)
     else:
-        made = launches.linears(x, weights)
-    return {f"linears {i}": y for i, y in enumerate(made)}
+        wide = compute_dtype(x)
+        made = [F.linear(x.to(wide), w.to(wide), None if bias is None else bias.to(wide)).to(x.dtype) for w in weights]
+        made[0] = torch.cat((F.silu(made[0][:, :activated].to(wide)).to(x.dtype), made[0][:, activated:]), 1)
+    return {"linear": made[0]} if len(made) == 1 else {f"linears {i}": y for i, y in enumerate(made)}
 
 
 def _norm(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
     x, residual, weight = _given(inputs, "x"), inputs.get("residual"), _given(inputs, "weight")
     if backend != "reference":
-        n, stream = launches.norm(x, residual, weight, EPS)
+        n, stream = op.norm(x, residual, weight, EPS)
         return {"n": n, "stream": stream}
     stream = x.to(compute_dtype(x)) if residual is None else x.to(compute_dtype(x)) + residual
     scale = (stream.square().mean(-1, keepdim=True) + EPS).rsqrt()
@@ -146,10 +135,10 @@ def _norm(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
 def _draw(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
     logits, waits, before = _given(inputs, "logits"), inputs["waits"], _given(inputs, "seen")
     seen = before.clone(memory_format=torch.contiguous_format)
-    settings: DrawSettings = {k: options[k] for k in ("penalty", "temperature", "top_k", "top_p")}  # type: ignore[assignment]
+    settings = grids.settings(options)
     drawn, shown = (torch.empty(len(logits), dtype=torch.int64, device=logits.device) for _ in range(2))
     if backend != "reference":
-        launches.draw(logits, waits, seen, drawn, shown, **settings)
+        op.draw(logits, waits, seen, drawn, shown, **settings)
     else:
         drawn = portable.race(portable.kept_scores(logits, seen, **settings), waits).argmax(-1)
         if settings["penalty"] != 1:
@@ -161,21 +150,39 @@ def _draw(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
 
 
 _CALLS: dict[str, Callable[[str, Inputs, Mapping[str, Any]], Outputs]] = {
-    "linear": _linear, "linears": _linears, "norm": _norm, "draw": _draw,
-}  # fmt: skip
+    "linear": _linear,
+    "norm": _norm,
+    "draw": _draw,
+}
 
 
-def _op(_backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+def _operator(_backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
     """`draw` is no operator: it is called outside of models."""
-    x = inputs.get("x")
     if options["op"] == "linear":
-        return launches.linear_op, (x, inputs["w"], inputs.get("bias"), options.get("activated", 0))
-    if options["op"] == "linears":
-        return launches.linears_op, (x, list(_weights(inputs)))
+        return op.linear_op, (inputs["x"], _weights(inputs), inputs["bias"], options["activated"])
     if options["op"] == "norm":
-        return launches.norm_op, (x, inputs.get("residual"), inputs["weight"], EPS)
+        return op.norm_op, (inputs["x"], inputs["residual"], inputs["weight"], EPS)
     return None
 
 
-def _weights(inputs: Inputs) -> Iterator[Tensor]:
-    yield from (w for name, w in inputs.items() if name.startswith("w") and w is not None)
+def _weights(inputs: Inputs) -> list[Tensor]:
+    return [w for name, w in inputs.items() if name.startswith("w") and w is not None]
+
+
+class _Shared:
+    """What the chooser asks: a problem is ("linear", most rows, K, (N, …)), ("norm", D) or ("draw", V)."""
+
+    name = op.NAME
+
+    def prepare(self, dtype: torch.dtype, kind: str, *_sizes: Any) -> str:
+        run.module(None, kind, dtype, run.here())
+        return "one launch"
+
+    def cases(self, dtype: torch.dtype, *problem: Any) -> Sequence[Case]:
+        return list(grids.first_use(dtype, *problem))
+
+    def spec(self) -> KernelSpec:
+        return spec()
+
+
+register(_Shared())
