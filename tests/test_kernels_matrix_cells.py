@@ -70,11 +70,31 @@ def gated_by_what_is_retrieved(s: Tensor, k: Tensor, x: Any, _linear: bool) -> T
     return (a * s + k * (1 - a) * x["v"]).tanh()
 
 
+def erased_and_written(s: Tensor, k: Tensor, x: Any, linear: bool) -> Tensor:  # E97
+    new = x["decay"] * s + k * (x["gate"].sigmoid() * x["v"] - (x["erase"] * k * s).sum(-2, keepdim=True))
+    return new if linear else new.tanh()
+
+
+def kept_by_rows_and_columns(
+    s: Tensor, k: Tensor, x: Any, _linear: bool
+) -> Tensor:  # E73, column and row form together
+    return (x["gate"].tanh() * x["z"] * s + k * x["v"]).tanh()
+
+
+def kept_and_read_by_one(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # Kimi delta attention
+    kept = x["decay"] * s
+    return kept + k * x["beta"] * (x["v"] - (k * kept).sum(-2, keepdim=True))
+
+
+def written_twice(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # RWKV-7
+    return x["decay"] * s + k * x["v"] - x["again"] * (x["read"] * s).sum(-2, keepdim=True)
+
+
 def decayed_by_line(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:
     return x["gate"].sigmoid() * s + k * x["v"]
 
 
-f64, f32, bf16 = torch.float64, torch.float32, torch.bfloat16
+f64, f32, bf16, f16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 GATED = Maps(("q", "k", "v"), ("q", "k"), ("mamba", "sigmoid"))
 VALUES = Maps(("v",), ("k",))  # of some inputs, and not of others
 CELLS = {
@@ -125,6 +145,79 @@ CELLS = {
             case((2, 17, 1, 64, 72), bf16, maps=VALUES, masked=True),
         ),
     ),
+    "made_up_erased": Made(
+        template="template <bool Linear>",
+        counts="lines = 2, scalars = 1, vectors = 1, read_vector = 0",
+        flags="squashes = !Linear, scalar_keep = true, backward_uses_r = false",
+        line="return {{x.c[0], Math::sigmoid(x.in[1]) * x.in[0] - x.r}};",
+        back="""const T w = Math::sigmoid(x.in[1]);
+    return {{-d.write, {{w * d.write, x.in[0] * d.write * w * (1 - w)}}, {{d.keep}}}};""",
+        step=erased_and_written,
+        declared={
+            "vectors": ("erase",),
+            "lines": ("gate",),
+            "scalars": ("decay",),
+            "options": ("linear_state",),
+            "maps": (Maps(("q", "k", "v"), ("q", "k"), ("mamba",)),),
+        },
+        host=(
+            case((2, 33, 2, 8, 12), f64, maps=Maps(("q", "k", "v"), ("q", "k"), ("mamba",)), packed=True, masked=True),
+            case((1, 19, 3, 4, 8), f64, on=("linear_state",)),
+        ),
+        emulated=(
+            case(
+                (2, 35, 3, 16, 16), bf16, maps=Maps(("q", "k", "v"), ("q", "k"), ("mamba",)), packed=True, masked=True
+            ),
+            case((1, 34, 2, 32, 32), bf16, maps=Maps(("q", "k", "v"), ("q", "k"), ("mamba",))),
+            case((2, 18, 1, 20, 7), f16, on=("linear_state",)),
+            case((1, 18, 2, 16, 20), f32, maps=Maps(("k",), ("k",)), masked=True),
+            case((1, 17, 1, 64, 72), bf16, maps=Maps(("q", "k", "v"), ("q", "k"), ("mamba",))),
+        ),
+    ),
+    "made_up_kept": Made(
+        counts="lines = 2, vectors = 1, keep_vector = 0",
+        flags="retrieves = false, backward_uses_r = false",
+        line="return {{Math::tanh(x.in[1]), x.in[0]}};",
+        back="const T z = Math::tanh(x.in[1]);\n    return {{T(0), {{d.write, d.keep * (1 - z * z)}}}};",
+        step=kept_by_rows_and_columns,
+        declared={"vectors": ("z",), "lines": ("gate",), "maps": (VALUES,)},
+        host=(case((2, 21, 2, 8, 6), f64, packed=True, masked=True), case((1, 17, 1, 4, 4), f64, maps=VALUES)),
+        emulated=(
+            case((2, 35, 3, 16, 16), bf16, packed=True, masked=True),
+            case((1, 18, 2, 32, 24), bf16),
+            case((1, 17, 1, 8, 260), bf16),
+            case((1, 18, 1, 24, 20), f32, masked=True),
+        ),
+    ),
+    "made_up_kept_and_read": Made(
+        counts="scalars = 1, vectors = 1, keep_vector = 0, read_vector = 0",
+        flags="squashes = false",
+        line="return {{T(1), x.c[0] * (x.in[0] - x.r)}};",
+        back="""const T b = x.c[0] * d.write;
+    return {{-b, {{b}}, {{d.write * (x.in[0] - x.r)}}}};""",
+        step=kept_and_read_by_one,
+        declared={"vectors": ("decay",), "scalars": ("beta",), "maps": (Maps(("k",), ("k",), ("sigmoid",)),)},
+        host=(case((2, 21, 2, 8, 6), f64, maps=Maps(("k",), ("k",), ("sigmoid",)), packed=True, masked=True),),
+        emulated=(
+            case((2, 20, 3, 16, 16), bf16, maps=Maps(("k",), ("k",), ("sigmoid",)), masked=True),
+            case((1, 18, 1, 28, 24), f16),
+            case((1, 17, 1, 36, 20), bf16),
+        ),
+    ),
+    "made_up_written_twice": Made(
+        counts="vectors = 3, keep_vector = 0, read_vector = 1, second_vector = 2",
+        flags="squashes = false, reads_with_k = false, backward_uses_r = false",
+        line="return {{T(1), x.in[0], -x.r}};",
+        back="return {{-d.second, {{d.write}}}};",
+        step=written_twice,
+        declared={"vectors": ("decay", "read", "again")},
+        host=(case((2, 21, 2, 8, 6), f64, packed=True, masked=True),),
+        emulated=(
+            case((2, 20, 3, 16, 16), bf16, packed=True, masked=True),
+            case((1, 18, 1, 32, 24), bf16),
+            case((1, 18, 1, 8, 20), f32),
+        ),
+    ),
     "made_up_decayed": Made(  # nothing is retrieved, and heads share their keys
         counts="lines = 2",
         flags="retrieves = false, squashes = false, backward_uses_r = false",
@@ -144,19 +237,20 @@ PROBLEMS = [(name, problem) for name, made in CELLS.items() for problem in made.
 
 
 def reference_of(made: Made) -> Any:
-    lines, scalars, params = (made.declared.get(n, ()) for n in ("lines", "scalars", "params"))
+    vectors, lines, scalars, params = (made.declared.get(n, ()) for n in ("vectors", "lines", "scalars", "params"))
 
     @full_precision
     def reference(
         q_BTHN: Tensor, k_BTHN: Tensor, *given: Tensor | None, linear_state: bool = False
     ) -> tuple[Tensor, Tensor]:
         *inputs, s, mask_BT, _starts = given
-        named = {n: x for n, x in zip(("v", *lines, *scalars, *params), inputs, strict=True) if x is not None}
+        named = {n: x for n, x in zip((*vectors, "v", *lines, *scalars, *params), inputs, strict=True) if x is not None}
         s = q_BTHN.new_zeros(*q_BTHN[:, 0].shape, named["v"].shape[-1]) if s is None else s
         outputs = []
         for t in range(q_BTHN.shape[1]):
             x = {n: named[n][:, t, :, None] for n in ("v", *lines)} | {n: named[n][:, None] for n in params}
             x |= {n: named[n][:, t, :, None, None] for n in scalars if n in named}
+            x |= {n: named[n][:, t, :, :, None] for n in vectors}
             new = made.step(s, k_BTHN[:, t, :, :, None], x, linear_state)
             s = new if mask_BT is None else torch.where(mask_BT[:, t, None, None, None], new, s)
             outputs.append((s * q_BTHN[:, t, :, :, None]).sum(-2))
@@ -220,12 +314,14 @@ def test_other_inputs_than_the_cells_are_one_line(kernels: dict[str, MatrixKerne
     ):
         with pytest.raises(TypeError, match=said):
             gated(q, q, *inputs, **more)
-    with pytest.raises(ConfigError, match="at most 3 lines beside v, 2 scalars and 4 params"):
+    with pytest.raises(ConfigError, match="at most 3 vectors, 3 lines beside v, 2 scalars and 4 params"):
         MatrixKernel("many", header=gated.cell.header, reference=gated.cell.reference, lines=tuple("abcd"))
     with pytest.raises(ConfigError, match=r"maps\.silu has q, k, v, gate, not 'slope'"):
         gated(q, q, v, v, slope, maps=Maps(("slope",)))
     fewer = MatrixKernel(
         "fewer", header=gated.cell.header, cell=gated.cell.type, reference=gated.cell.reference, lines=("gate",)
     )
-    with pytest.raises(KernelError, match=r"lines, scalars and params 2, 0, 1 \(v is a line\); the call gives 2, 0, 0"):
+    with pytest.raises(
+        KernelError, match=r"vectors, lines, scalars and params 0, 2, 0, 1 \(v is a line\); the call gives 0, 2, 0, 0"
+    ):
         fewer(q, q, v, v, backend="host")

@@ -29,9 +29,11 @@ struct Options {
 // What of a call is not this module's, or missing; null where all is well.
 inline const char* refuse(const MatrixCall& c, bool back) {
   static thread_local char said[160];
-  if (c.lines != Cell::lines || c.scalars != Cell::scalars || c.params != Cell::params) {
-    std::snprintf(said, sizeof said, "the cell takes lines, scalars and params %d, %d, %d (v is a line); the call gives %d, %d, %d",
-                  Cell::lines, Cell::scalars, Cell::params, int(c.lines), int(c.scalars), int(c.params));
+  if (c.vectors != Cell::vectors || c.lines != Cell::lines || c.scalars != Cell::scalars || c.params != Cell::params) {
+    std::snprintf(said, sizeof said,
+                  "the cell takes vectors, lines, scalars and params %d, %d, %d, %d (v is a line); the call gives %d, %d, %d, %d",
+                  Cell::vectors, Cell::lines, Cell::scalars, Cell::params, int(c.vectors), int(c.lines), int(c.scalars),
+                  int(c.params));
     return said;
   }
   const auto head = [](unsigned set) { return Options::shared & set ? 0 : ELMAN_ROWS; };
@@ -39,6 +41,7 @@ inline const char* refuse(const MatrixCall& c, bool back) {
     return "k or q is shared by all heads, and the module was compiled for one of each head, or the other way round";
   if (c.batch < 1 || c.steps < 1 || c.heads < 1) return "a size is below 1";
   bool there = c.k.address && c.q.address, gradients = c.dk.address && c.dq.address && c.saved && c.dy;
+  for (int i = 0; i < Cell::vectors; i++) there &= c.vector[i].address != 0, gradients &= c.dvector[i].address != 0;
   for (int i = 0; i < Cell::lines; i++) there &= c.line[i].address != 0, gradients &= c.dline[i].address != 0;
   for (int i = 0; i < Cell::scalars; i++) there &= c.scalar[i].address != 0, gradients &= c.dscalar[i].address != 0;
   for (int i = 0; i < Cell::params; i++) there &= c.param[i] != 0, gradients &= c.dparam[i] != 0;

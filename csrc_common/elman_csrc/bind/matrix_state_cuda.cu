@@ -36,6 +36,12 @@ matrix::Inputs inputs(const MatrixCall& c) {
   return x;
 }
 
+matrix::Vectors vectors(const MatrixCall& c) {
+  matrix::Vectors x{};
+  for (int i = 0; i < Cell::vectors; i++) x.x[i] = at<void>(c.vector[i].address), x.step[i] = c.vector[i].step;
+  return x;
+}
+
 const char* said(cudaError_t e) { return e == cudaSuccess ? nullptr : cudaGetErrorString(e); }
 
 }  // namespace
@@ -51,7 +57,7 @@ ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) {
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
   if (const char* wrong = refuse(*c, false)) return wrong;
   matrix::ForwardArgs a{};
-  a.n = sizes(*c), a.in = inputs(*c);
+  a.n = sizes(*c), a.in = inputs(*c), a.more = vectors(*c);
   a.s0 = at<float>(c->s0), a.s1 = at<float>(c->s1), a.state_line = c->state_line, a.state_row = c->state_row;
   a.o = at<void>(c->o), a.saved = at<void>(c->saved);
   for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c->param[i]);
@@ -61,10 +67,11 @@ ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
 ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
   if (const char* wrong = refuse(*c, true)) return wrong;
   matrix::BackwardArgs a{};
-  a.n = sizes(*c), a.in = inputs(*c);
+  a.n = sizes(*c), a.in = inputs(*c), a.more = vectors(*c);
   a.dy = at<void>(c->dy), a.saved = at<void>(c->saved), a.ds1 = at<float>(c->ds1), a.ds0 = at<float>(c->ds0);
   a.state_line = c->state_line, a.state_row = c->state_row;
   a.dk = at<void>(c->dk.address), a.dq = at<void>(c->dq.address), a.dk_step = c->dk.step, a.dq_step = c->dq.step;
+  for (int i = 0; i < Cell::vectors; i++) a.dvector[i] = at<void>(c->dvector[i].address), a.dvector_step[i] = c->dvector[i].step;
   for (int i = 0; i < Cell::lines; i++) a.dline[i] = at<void>(c->dline[i].address), a.dline_step[i] = c->dline[i].step;
   for (int i = 0; i < Cell::scalars; i++) a.dscalar[i] = at<void>(c->dscalar[i].address), a.dscalar_step[i] = c->dscalar[i].step;
   for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c->param[i]), a.dparam[i] = at<float>(c->dparam[i]);

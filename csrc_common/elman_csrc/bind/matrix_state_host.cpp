@@ -15,6 +15,7 @@ Driver driver(const MatrixCall& c) {
   host::Inputs<T> x{};
   x.k = at<T>(c.k.address), x.q = at<T>(c.q.address), x.a_log = at<T>(c.a_log), x.dt_bias = at<T>(c.dt_bias),
   x.mask = at<unsigned char>(c.mask);
+  for (int i = 0; i < Cell::vectors; i++) x.vector[i] = at<T>(c.vector[i].address);
   for (int i = 0; i < Cell::lines; i++) x.line[i] = at<T>(c.line[i].address);
   for (int i = 0; i < Cell::scalars; i++) x.scalar[i] = at<T>(c.scalar[i].address);
   for (int i = 0; i < Cell::params; i++) x.param[i] = at<T>(c.param[i]);
@@ -37,6 +38,7 @@ ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
   if (const char* wrong = refuse(*c, true)) return wrong;
   host::Gradients<T> g{};
   g.k = at<T>(c->dk.address), g.q = at<T>(c->dq.address), g.a_log = at<T>(c->da_log), g.dt_bias = at<T>(c->ddt_bias);
+  for (int i = 0; i < Cell::vectors; i++) g.vector[i] = at<T>(c->dvector[i].address);
   for (int i = 0; i < Cell::lines; i++) g.line[i] = at<T>(c->dline[i].address);
   for (int i = 0; i < Cell::scalars; i++) g.scalar[i] = at<T>(c->dscalar[i].address);
   for (int i = 0; i < Cell::params; i++) g.param[i] = at<T>(c->dparam[i]);

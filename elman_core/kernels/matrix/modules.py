@@ -52,7 +52,8 @@ class MatrixCell(Cell):
     """A matrix-state cell: what it is given of a step beside q and k, by name, and what it is instantiated with.
 
     Attributes:
-        lines: inputs per line, v first. scalars: inputs per head. params: learned constants per line.
+        vectors: of a step beside q and k. lines: inputs per line, v first. scalars: inputs per head. params: learned constants
+            per line.
         optional: the last scalar, if it may be None. options: bools that the cell is a template of; behind them it has one
             for whether the optional scalar is given. shared: which of q and k all heads share.
         maps: what happens to the inputs, in the ways that the variant runs it. rows: sizes that are built ahead.
@@ -70,9 +71,11 @@ class MatrixCell(Cell):
     def __post_init__(self) -> None:
         """Raises ConfigError for what no cell can have."""
         names = (*self.names, *self.options)
-        counts = (len(self.lines) - 1, len(self.scalars), len(self.params))
-        if any(count > most for count, most in zip(counts, (3, 2, 4), strict=True)):
-            raise ConfigError(f"{self.name}: a cell has at most 3 lines beside v, 2 scalars and 4 params, not {counts}")
+        counts = (len(self.vectors), len(self.lines) - 1, len(self.scalars), len(self.params))
+        if any(count > most for count, most in zip(counts, (3, 3, 2, 4), strict=True)):
+            raise ConfigError(
+                f"{self.name}: a cell has at most 3 vectors, 3 lines beside v, 2 scalars and 4 params, not {counts}"
+            )
         if not set(self.shared) <= {"q", "k"}:
             raise ConfigError(f"{self.name}: heads can share q and k, not {', '.join(self.shared)}")
         wrong = [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]
@@ -100,9 +103,20 @@ class MatrixCell(Cell):
         return hash(self.name)
 
     @property
+    def packed(self) -> tuple[str, ...]:
+        """What the fused form packs behind q and k."""
+        return (*self.vectors, *self.lines)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Of all inputs beside q and k, in their order."""
-        return (*self.lines, *self.scalars, *self.params)
+        return (*self.packed, *self.scalars, *self.params)
+
+    def interval(self, rows: int, bits: int, backend: str) -> int:
+        """Steps between saved states, as `Plan::interval` of `elman/matrix_state_plan.cuh` of `elman_csrc`."""
+        if rows <= 32 or bits > 16 or backend == "host" or self.vectors:
+            return 16
+        return 8 if rows <= 64 else 4
 
     def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:
         """What of a call decides the module, as text: the cell's template arguments, sets as bits, kinds of scalars.
@@ -137,11 +151,6 @@ class Size:
     columns: int
     dtype: torch.dtype
     form: str
-
-
-def interval(rows: int, bits: int, backend: str) -> int:
-    """Steps between saved states, as `Plan::interval` of `elman/matrix_state_plan.cuh` of `elman_csrc`."""
-    return 16 if rows <= 32 or bits > 16 or backend == "host" else 8 if rows <= 64 else 4
 
 
 def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:

@@ -51,8 +51,9 @@ class MatrixKernel:
     Args:
         name: of the variant; lower case.
         header: the cell header, as in `elman/matrix_state_cell.h` of `elman_csrc`.
-        reference: `reference(q, k, v, *lines, *scalars, *params, state, mask, starts, **options) -> (o, state)`, of what
-            `maps` have made of the inputs.
+        reference: `reference(q, k, *vectors, v, *lines, *scalars, *params, state, mask, starts, **options) -> (o, state)`,
+            of what `maps` have made of the inputs.
+        vectors: names of the inputs (B, T, H, N) beside q and k, at most 3.
         lines: names of the inputs (B, T, H, V) beside v, at most 3. scalars: of the inputs (B, T, H), at most 2.
             params: of the learned constants (H, V), at most 4. All in the order of the cell's.
         optional: the last scalar, if it may be None. options: names of bools, also keywords of the reference. The cell is a
@@ -73,6 +74,7 @@ class MatrixKernel:
         *,
         header: Path,
         reference: Reference,
+        vectors: Sequence[str] = (),
         lines: Sequence[str] = (),
         scalars: Sequence[str] = (),
         params: Sequence[str] = (),
@@ -85,14 +87,15 @@ class MatrixKernel:
     ) -> None:
         self.name = name
         self.cell = MatrixCell(
-            name, Path(header), cell or f"elman::{name}::Cell", reference, lines=("v", *lines), scalars=tuple(scalars),
-            params=tuple(params), optional=tuple(optional), options=tuple(options), shared=tuple(shared), maps=tuple(maps),
-            rows=tuple(rows),
+            name, Path(header), cell or f"elman::{name}::Cell", reference, vectors=tuple(vectors), lines=("v", *lines),
+            scalars=tuple(scalars), params=tuple(params), optional=tuple(optional), options=tuple(options),
+            shared=tuple(shared), maps=tuple(maps), rows=tuple(rows),
         )  # fmt: skip
         keys = {n: Wanted("BT1N" if n in shared else "BTHN", "stored") for n in ("q", "k")}
         scalar = {n: Wanted("BTH", "stored", n in optional) for n in scalars}
         self._wanted = {
-            "packed": Wanted("BTC", "stored"), **keys, **dict.fromkeys(self.cell.lines, Wanted("BTHV", "stored")), **scalar,
+            "packed": Wanted("BTC", "stored"), **keys, **dict.fromkeys(vectors, Wanted("BTHN", "stored")),
+            **dict.fromkeys(self.cell.lines, Wanted("BTHV", "stored")), **scalar,
             **dict.fromkeys(params, Wanted("HV", "stored")), **_REST,
         }  # fmt: skip
         self.op = schema.register(self.cell, self.load)
@@ -145,13 +148,13 @@ class MatrixKernel:
         """The recurrence of q, k and lines that lie side by side, as one product leaves them.
 
         Args:
-            packed_BTC: q, k (H n_state each), v and the other lines (H V each), head-major.
+            packed_BTC: q, k and the vectors (H n_state each), v and the other lines (H V each), head-major.
             inputs: scalars and params. heads: H; needed where there are no scalars. more: as of a call.
 
         Returns, raises: as a call.
         """
         lines = self.cell.lines
-        names = self.cell.names[len(lines) :]
+        names, keys = self.cell.names[len(self.cell.packed) :], 2 + len(self.cell.vectors)
         given = self._bind(names, inputs, more)
         if self.cell.shared:
             raise ConfigError(
@@ -163,10 +166,10 @@ class MatrixKernel:
             )
         first = given[names[0]] if self.cell.scalars else None
         C, H = packed_BTC.shape[2], heads or (0 if first is None else first.shape[-1])
-        V = (C // H - 2 * n_state) // len(lines) if H else 0
-        if n_state < 1 or V < 1 or H * (2 * n_state + len(lines) * V) != C:
+        V = (C // H - keys * n_state) // len(lines) if H else 0
+        if n_state < 1 or V < 1 or H * (keys * n_state + len(lines) * V) != C:
             raise ConfigError(
-                f"{self.name}: packed has {C} columns, which {H} heads of 2 x {n_state} keys and {len(lines)} x V values "
+                f"{self.name}: packed has {C} columns, which {H} heads of {keys} x {n_state} keys and {len(lines)} x V values "
                 "do not fill"
             )
         return self._recur({"packed": packed_BTC, **given}, {"H": H, "N": n_state, "V": V}, **more)
@@ -206,7 +209,7 @@ class MatrixKernel:
         sizes = check(self.name, wanted, (*tensors.values(), *rest), sizes)
         H, N, V = (sizes[letter] for letter in "HNV")
         if "packed" in tensors:
-            tensors = {"q": tensors.pop("packed"), "k": None, **dict.fromkeys(cell.lines), **tensors}
+            tensors = {"q": tensors.pop("packed"), "k": None, **dict.fromkeys(cell.packed), **tensors}
         q = tensors["q"]
         on = {n: bool(options.get(n, False)) for n in cell.options}
         given = all(tensors[n] is not None for n in cell.optional)

@@ -34,9 +34,9 @@ def recurrence(
     with without_autocast(given):
         made: dict[str, Any] = {n: None if x is None else x.to(dtype) for n, x in tensors.items()}
         if made["k"] is None:
-            names, keys = ("q", "k", *cell.lines), heads * rows
-            values = (given.shape[2] - 2 * keys) // len(cell.lines)
-            parts = made["q"].split([keys, keys, *[values] * len(cell.lines)], -1)
+            names, keys = ("q", "k", *cell.packed), [heads * rows] * (2 + len(cell.vectors))
+            values = (given.shape[2] - sum(keys)) // len(cell.lines)
+            parts = made["q"].split([*keys, *[values] * len(cell.lines)], -1)
             made |= {n: x.unflatten(-1, (heads, -1)) for n, x in zip(names, parts, strict=True)}
         for name in maps.silu:
             made[name] = F.silu(made[name])

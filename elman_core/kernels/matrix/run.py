@@ -14,7 +14,7 @@ from elman_core.kernels import launch
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Target
 
-from .modules import MatrixCell, Size, interval
+from .modules import MatrixCell, Size
 
 WORKSPACE = 256 << 20  # bytes: what the shares of a head's parts may take; larger batches are walked in slices
 Load = Callable[[Target, Size], Any]
@@ -37,16 +37,17 @@ class Form:
 
 @dataclass
 class Inputs:
-    """The inputs as a kernel reads them; apart from each other, or q, k and the lines all slices of one tensor.
+    """The inputs as a kernel reads them; apart from each other, or all down to the lines slices of one tensor.
 
     Attributes:
-        q, k: (B, T, H, N), or (B, T, 1, N) where all heads share it. lines: (B, T, H, V) each. scalars: (B, T, H), those
-            given. params: (H, V). mask: (B, T). a_log, dt_bias: (H).
-        packed: the one tensor (B, T, C) that q, k and the lines are slices of, or None. shared: as of the cell.
+        q, k: (B, T, H, N), or (B, T, 1, N) where all heads share it. vectors: (B, T, H, N) each. lines: (B, T, H, V)
+            each. scalars: (B, T, H), those given. params: (H, V). mask: (B, T). a_log, dt_bias: (H).
+        packed: the one tensor (B, T, C) that q, k, vectors and lines are slices of, or None. shared: as of the cell.
     """
 
     q: Tensor
     k: Tensor
+    vectors: list[Tensor]
     lines: list[Tensor]
     scalars: list[Tensor]
     params: list[Tensor]
@@ -68,6 +69,7 @@ class Inputs:
         return {
             "q": part(self.q, batch),
             "k": part(self.k, batch),
+            "vector": part(self.vectors, batch),
             "line": part(self.lines, batch),
             "scalar": part(self.scalars, batch),
             "param": self.params,
@@ -82,9 +84,10 @@ class Inputs:
         }
 
 
-def columns(q: Tensor, v: Tensor | None, heads: int, rows: int, lines: int) -> int:
-    """V; in the fused form q holds k and all lines, too, and v is None."""
-    return (q.shape[2] // heads - 2 * rows) // lines if v is None else v.shape[3]
+def columns(cell: MatrixCell, q: Tensor, v: Tensor | None, heads: int, rows: int) -> int:
+    """V; in the fused form q holds k, vectors and all lines, too, and v is None."""
+    keys = 2 + len(cell.vectors)
+    return (q.shape[2] // heads - keys * rows) // len(cell.lines) if v is None else v.shape[3]
 
 
 def forward(load: Load, form: Form, state: Tensor | None, keep: bool, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,12 +95,12 @@ def forward(load: Load, form: Form, state: Tensor | None, keep: bool, *given: An
 
     Args:
         load: compiles and loads a module. state: S_0 or None. keep: whether a backward will follow.
-        given: q, k, lines, scalars, params, mask, a_log, dt_bias of the op.
+        given: q, k, vectors, lines, scalars, params, mask, a_log, dt_bias of the op.
     """
     module, inputs = _prepare(load, form, *given)
     q, (B, T, H, N, V) = inputs.q, inputs.sizes
     o, last = q.new_empty(B, T, H, V), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
-    saved = _saved(q, (B, T, H, N, V), form.backend) if keep else q.new_empty(0)
+    saved = _saved(form.cell, q, (B, T, H, N, V), form.backend) if keep else q.new_empty(0)
     state = None if state is None else state.contiguous()
     with torch.cuda.device(q.get_device()):
         module.run("forward", **inputs.arguments(), s0=state, s1=last, o=o, saved=saved if keep else None)
@@ -107,9 +110,9 @@ def forward(load: Load, form: Form, state: Tensor | None, keep: bool, *given: An
 def backward(
     load: Load, form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: Any
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of (q, k, lines, scalars, params, S_0, a_log, dt_bias); empty where there is nothing to differentiate.
+    """Gradients of (q, k, vectors, lines, scalars, params, S_0, a_log, dt_bias); empty where there is nothing to differentiate.
 
-    In the fused form the first is of q, k and all lines, (B, T, C), and where `beside` says so of the first scalar too,
+    In the fused form the first is of q, k, vectors and lines, (B, T, C), and where `beside` says so of the first scalar too,
     (B, T, C + H): as one product of all projections wants them.
 
     Args:
@@ -120,23 +123,24 @@ def backward(
     dy = aligned(dy.to(q.dtype), 16)
     dy = dy if dy.is_contiguous() else dy.contiguous()
     ds1 = None if ds1 is None else ds1.contiguous()
-    packed, dq, dk, dlines, dscalars = _room(form, module, inputs)
+    packed, dq, dk, dvectors, dlines, dscalars = _room(form, module, inputs)
     ds0 = q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     parts = module.info()[0] if form.backend == "cuda" else 1
     heads: list[Tensor] = []
     params: list[Tensor] = []
-    for batch in _slices(B, parts * T * H * (2 * N + 2) * 4 if parts > 1 else 0):
+    width = (2 + len(dvectors)) * N + 2
+    for batch in _slices(B, parts * T * H * width * 4 if parts > 1 else 0):
         count = len(part(q, batch))
         each = count if form.backend == "cuda" else 1  # the host adds up over the batch
         dparams = q.new_empty(len(inputs.params), each, H, V, dtype=compute_dtype(q))
-        space = q.new_empty(parts * count * T * H * (2 * N + 2), dtype=torch.float32) if parts > 1 else None
+        space = q.new_empty(parts * count * T * H * width, dtype=torch.float32) if parts > 1 else None
         # Shares of the gradients of A_log and dt_bias; the host fills them with zeros first.
         dhead = None if inputs.a_log is None else inputs.a_log.new_empty(parts, 2, each, H)
         with torch.cuda.device(q.get_device()):
             module.run(
                 "backward", **inputs.arguments(batch), dy=part(dy, batch), ds1=part(ds1, batch), ds0=part(ds0, batch),
-                saved=part(saved, batch), dq=part(dq, batch), dk=part(dk, batch), dline=part(dlines, batch),
-                dscalar=part(dscalars, batch),
+                saved=part(saved, batch), dq=part(dq, batch), dk=part(dk, batch), dvector=part(dvectors, batch),
+                dline=part(dlines, batch), dscalar=part(dscalars, batch),
                 dparam=list(dparams), dhead=dhead, da_log=None if dhead is None else dhead[0, 0],
                 ddt_bias=None if dhead is None else dhead[0, 1], parts=space,
             )  # fmt: skip
@@ -147,8 +151,10 @@ def backward(
     if inputs.packed is not None:
         whole = beside(inputs.packed, inputs.scalars)
         if packed is None:
-            packed = torch.cat([*(x.flatten(2) for x in (dq, dk, *dlines)), *(dscalars[:1] if whole else [])], -1)
-        dq, dk, dlines = packed, nothing, [q.new_empty(0) for _ in dlines]
+            packed = torch.cat(
+                [*(x.flatten(2) for x in (dq, dk, *dvectors, *dlines)), *(dscalars[:1] if whole else [])], -1
+            )
+        dq, dk, dvectors, dlines = packed, nothing, [q.new_empty(0) for _ in dvectors], [q.new_empty(0) for _ in dlines]
         dscalars = [q.new_empty(0), *dscalars[1:]] if whole else dscalars
     else:  # each head has given its share of what all share
         dq, dk = (d if x.shape == d.shape else d.sum(2, keepdim=True) for x, d in ((inputs.q, dq), (inputs.k, dk)))
@@ -156,32 +162,33 @@ def backward(
     dparams = sum(params[1:], params[0]) if params else dy.new_empty(0)
     dheads = sum(heads[1:], heads[0]) if heads else None
     da_log, ddt_bias = (nothing.clone(), nothing.clone()) if dheads is None else (x.clone() for x in dheads)
-    return dq, dk, *dlines, *dscalars, *(x.clone() for x in dparams), ds0, da_log, ddt_bias
+    return dq, dk, *dvectors, *dlines, *dscalars, *(x.clone() for x in dparams), ds0, da_log, ddt_bias
 
 
-def _saved(q: Tensor, sizes: tuple[int, int, int, int, int], backend: str) -> Tensor:
+def _saved(cell: MatrixCell, q: Tensor, sizes: tuple[int, int, int, int, int], backend: str) -> Tensor:
     """Room for the states before every segment of `interval` steps, (B, H, segments, V, N) in float32 or float64.
 
-    With 16-bit storage and N > 24 on a GPU: a row for each of the batch, in the dtype of q, of
-    these states and of what every step retrieved, (T, H, V), to a multiple of 8.
+    With 16-bit storage and N > 24 on a GPU, unless the cell has vectors and N > 32: a row for each of the batch, in the
+    dtype of q, of these states and of what every step retrieved, (T, H, V), to a multiple of 8.
     """
     B, T, H, N, V = sizes
-    segments = -(-T // interval(N, 8 * q.element_size(), backend))
-    if backend == "cuda" and q.element_size() == 2 and N > 24:
+    segments = -(-T // cell.interval(N, 8 * q.element_size(), backend))
+    if backend == "cuda" and q.element_size() == 2 and N > 24 and (N <= 32 or not cell.vectors):
         return q.new_empty(B, (H * V * (segments * N + T) + 7) // 8 * 8)
     return q.new_empty(B, H, segments, V, N, dtype=compute_dtype(q))
 
 
-def fake_forward(cell: MatrixCell, q: Tensor, _k: Any, v: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def fake_forward(cell: MatrixCell, q: Tensor, _k: Any, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     *_, heads, rows, _form, keep, backend = rest
-    B, T, V = *q.shape[:2], columns(q, v, heads, rows, len(cell.lines))
-    saved = _saved(q, (B, T, heads, rows, V), backend) if keep else q.new_empty(0)
+    B, T, V = *q.shape[:2], columns(cell, q, rest[len(cell.vectors)], heads, rows)
+    saved = _saved(cell, q, (B, T, heads, rows, V), backend) if keep else q.new_empty(0)
     return q.new_empty(B, T, heads, V), q.new_empty(B, heads, rows, V, dtype=compute_dtype(q)), saved
 
 
 def fake_backward(cell: MatrixCell, _dy: Any, _ds1: Any, q: Tensor, k: Any, *rest: Any) -> tuple[Tensor, ...]:
     *named, _mask, a_log, dt_bias, _saved, heads, rows, _form, _backend = rest
-    V, first = columns(q, named[0], heads, rows, len(cell.lines)), len(cell.lines)
+    first = len(cell.packed)
+    V = columns(cell, q, named[first - 1], heads, rows)
 
     def like(x: Any) -> Tensor:
         return q.new_empty(0) if x is None else x.new_empty(x.shape)
@@ -197,18 +204,20 @@ def _prepare(load: Load, form: Form, q: Tensor, k: Tensor | None, *rest: Any) ->
     """The module, and the inputs where it can read them: copied only if they do not lie so already."""
     *named, mask, a_log, dt_bias = rest
     H, N, cell = form.heads, form.rows, form.cell
-    lines, scalars = named[: len(cell.lines)], named[len(cell.lines) : len(named) - len(cell.params)]
-    V = columns(q, lines[0], H, N, len(lines))
+    first, count = len(cell.packed), len(cell.vectors)
+    lines, scalars = named[:first], named[first : len(named) - len(cell.params)]
+    V = columns(cell, q, named[first - 1], H, N)
     with torch.cuda.device(q.get_device()):
         module = load(form.backend, Size(N, V, q.dtype, form.text))
     align = module.info()[3] if form.backend == "cuda" else 0
     packed, keys = None, (q, k, *lines)
     if k is None:
         packed = aligned(q, 0)
-        keys = tuple(x.unflatten(-1, (H, -1)) for x in packed.split([H * N, H * N, *[H * V] * len(lines)], -1))
+        widths = [H * N] * (2 + count) + [H * V] * len(cell.lines)
+        keys = tuple(x.unflatten(-1, (H, -1)) for x in packed.split(widths, -1))
     views = [aligned(x, align) for x in keys]
     return module, Inputs(
-        views[0], views[1], views[2:], [aligned(x, 0) for x in scalars if x is not None],
+        views[0], views[1], views[2 : 2 + count], views[2 + count :], [aligned(x, 0) for x in scalars if x is not None],
         [x.contiguous() for x in named[len(named) - len(cell.params) :]],
         None if mask is None else mask.contiguous(), a_log, dt_bias, packed, cell.shared,
     )  # fmt: skip
@@ -220,20 +229,22 @@ def beside(packed: Tensor, scalars: Sequence[Tensor | None]) -> bool:
     return first is not None and first.dtype == packed.dtype and first.shape[2] % 8 == 0
 
 
-def _room(form: Form, module: Any, inputs: Inputs) -> tuple[Tensor | None, Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """Room for the gradients of q, k, lines and scalars: slices of one tensor where the kernel can write there in place."""
+def _room(
+    form: Form, module: Any, inputs: Inputs
+) -> tuple[Tensor | None, Tensor, Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+    """Room for the gradients of q, k, vectors, lines, scalars: slices of one tensor where the kernel can write in place."""
     q, (B, T, H, N, V) = inputs.q, inputs.sizes
-    packed, dscalars = inputs.packed, [_dense(x) for x in inputs.scalars]
+    packed, count, dscalars = inputs.packed, len(inputs.vectors), [_dense(x) for x in inputs.scalars]
     if packed is not None and form.backend == "cuda":
         behind = H if beside(packed, inputs.scalars) else 0
-        widths = [H * N, H * N, *[H * V] * len(inputs.lines), behind]
+        widths = [*[H * N] * (2 + count), *[H * V] * len(inputs.lines), behind]
         if sliceable(widths, q.element_size(), module.info()[3]):
             made = packed.new_empty(B, T, sum(widths))
             *keys, first = made.split(widths, -1)
-            dq, dk, *dlines = (x.unflatten(-1, (H, -1)) for x in keys)
-            return made, dq, dk, dlines, [first, *dscalars[1:]] if behind else dscalars
-    dlines = [q.new_empty(B, T, H, V) for _ in inputs.lines]
-    return None, q.new_empty(B, T, H, N), q.new_empty(B, T, H, N), dlines, dscalars
+            dq, dk, *rest = (x.unflatten(-1, (H, -1)) for x in keys)
+            return made, dq, dk, rest[:count], rest[count:], [first, *dscalars[1:]] if behind else dscalars
+    dq, dk, *dvectors = (q.new_empty(B, T, H, N) for _ in range(2 + count))
+    return None, dq, dk, dvectors, [q.new_empty(B, T, H, V) for _ in inputs.lines], dscalars
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def register(cell: MatrixCell, load: matrix_run.Load) -> Callable[..., Any]:
         if dy is None:
             dy = q.new_zeros(ctx.o_shape)
         dq, *gradients, ds0, da_log, ddt_bias = backward_op(dy, ds1, *inputs, mask, a_log, dt_bias, saved, *ctx.rest)
-        first = len(cell.lines)
+        first = len(cell.packed)
         scalars = named[first : first + len(cell.scalars)]
         if k is None and matrix_run.beside(q, scalars):
             dq, gradients[1 + first] = dq.split([q.shape[2], scalars[0].shape[2]], -1)

@@ -29,7 +29,7 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
     """What `verify` knows of a matrix-state kernel: its two forms, and the operator behind both."""
 
     def arguments(inputs: Inputs, options: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        names = cell.names if "packed" not in inputs else cell.names[len(cell.lines) :]
+        names = cell.names if "packed" not in inputs else cell.names[len(cell.packed) :]
         first = ("packed",) if "packed" in inputs else ("q", "k")
         named: dict[str, Any] = {n: options[n] for n in ("n_state", "heads", *cell.options) if n in options}
         heads = {"state_BHNV": "S0", "mask_BT": "mask", "a_log_H": "A_log", "dt_bias_H": "dt_bias"}
@@ -45,12 +45,12 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
         return {"o": o, "S": state}
 
     def stored(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """The reference with q, k and the lines rounded to the storage dtype, as a recurrence gets them that stands alone."""
+        """The reference with its inputs but for the scalars rounded to the storage dtype, as it gets them standing alone."""
         like = inputs["packed" if "packed" in inputs else "q"]
         assert like is not None
 
         def rounded(*given: Any, **more: Any) -> tuple[Tensor, Tensor]:
-            keys = 2 + len(cell.lines)
+            keys = 2 + len(cell.packed)
             return cell.reference(*(x.to(like.dtype).to(x.dtype) for x in given[:keys]), *given[keys:], **more)
 
         tensors = {"q": like} | {n: inputs.get(n) for n in ("k", *cell.names)}
@@ -166,6 +166,7 @@ def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inp
     for name in ("q", "k"):
         drawn = normal(B, T, 1 if name in cell.shared else H, N)
         made[name] = (drawn if name in maps.normalised else torch.nn.functional.normalize(drawn, dim=-1)).to(case.dtype)
+    made |= {name: share(B, T, H, N).to(case.dtype) for name in cell.vectors}
     made |= {name: normal(B, T, H, V).to(case.dtype) for name in cell.lines}
     if "n_state" in case.options:
         made = {"packed": torch.cat([x.flatten(2) for x in made.values() if x is not None], -1)}

@@ -24,6 +24,11 @@ struct Inputs {
   const unsigned char* mask;  // [B,T], 0 = hold the state; may be null
 };
 
+struct Vectors {  // those beside k and q, laid out as k
+  const void* x[kMostVectors];
+  int64_t step[kMostVectors];
+};
+
 struct ForwardArgs {
   Sizes n;
   Inputs in;
@@ -33,6 +38,7 @@ struct ForwardArgs {
   void* o;  // [B,T,H,V] contiguous
   void* saved;  // of Saved, may be null
   const float* param[kMostParams];  // [H,V]
+  Vectors more;
 };
 
 struct BackwardArgs {
@@ -49,9 +55,12 @@ struct BackwardArgs {
   void* dscalar[kMostScalars];
   int64_t dk_step, dq_step, dline_step[kMostLines], dscalar_step[kMostScalars];
   float* dhead;  // [PARTS,2,B,H]: sums over time of the gradients of A_log and dt_bias; mamba only
-  float* parts;  // [PARTS, B*T*H, 2N+2] if PARTS > 1: sums over lines that are not complete
+  float* parts;  // [PARTS, B*T*H, (2+vectors)N+2] if PARTS > 1: sums over lines that are not complete
   const float* param[kMostParams];
   float* dparam[kMostParams];  // [B,H,V]: sums over time
+  Vectors more;
+  void* dvector[kMostVectors];
+  int64_t dvector_step[kMostVectors];
 };
 
 template <class P>
@@ -59,10 +68,11 @@ struct Staging {
   alignas(16) typename P::Store k[P::steps][P::N];
   alignas(16) typename P::Store q[P::steps][P::N];
   alignas(16) typename P::Store line[P::NL][P::steps][P::CB];
+  alignas(16) typename P::Store vector[P::NX][P::steps][P::N];
 };
 template <class P>
 struct Ready {
-  alignas(16) float kq[P::steps + P::looks_ahead][2 * P::Q];  // the k that would follow is read, and not used
+  alignas(16) float kq[P::steps + P::looks_ahead][P::slots * P::Q];  // the k that would follow is read, and not used
   alignas(16) float line[P::NL][P::steps][P::CB];
   float scalar[P::AS][P::steps];
   float hold[P::steps];
@@ -80,13 +90,14 @@ struct Sums {  // what a walk leaves for the sums over lines
   alignas(16) float s[P::steps + 1][P::CB][P::NP];
   alignas(16) float p[P::steps][P::CB][P::NP];
   alignas(16) float dr[P::steps + 1][P::CB];
-  alignas(16) float write[P::steps][P::CB];
-  alignas(16) float dkq[P::steps][2 * P::NP];
+  alignas(16) float write[P::writes][P::steps][P::CB];
+  alignas(16) float keep[P::keeps ? P::steps : 0][P::CB];
+  alignas(16) float dkq[P::steps][P::slots * P::NP];
 };
 template <class P>
 struct Sums<P, true> {
   alignas(16) float dkq[P::result_buffers][P::WPH][P::steps + 1]
-                       [2 * P::NP];  // of each warp, over its lines: dk, and dq of the step before
+                       [P::slots * P::NP];  // of each warp, over its lines: dk and its like, and dq of the step before
 };
 template <class P>
 struct SavedState {  // as each lane reads it

@@ -11,7 +11,7 @@ namespace elman::matrix {
 template <class P>
 __device__ __forceinline__ void bring_inputs(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int seg, int raw) {
   const int t0 = seg * P::steps;
-  stage<P>(sm.raw[raw], a.in, a.n, at.b, at.h, at.line0, t0, at.tl);
+  stage<P>(sm.raw[raw], a.in, a.more, a.n, at.b, at.h, at.line0, t0, at.tl);
   stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
       &sm.dy[raw][0][0], P::CB,
       static_cast<const typename P::Store*>(a.dy) + (int64_t(at.b) * a.n.T * a.n.H + at.h) * P::V + at.line0, int64_t(a.n.H) * P::V,
@@ -200,18 +200,21 @@ __global__ void __launch_bounds__(P::threads, P::backward_blocks) backward_kerne
 template <class P>
 __global__ void __launch_bounds__(256) add_parts_kernel(const __grid_constant__ BackwardArgs a) {
   using Store = typename P::Store;
-  constexpr int N = P::N, W = 2 * N + 2;
+  constexpr int N = P::N, M = (2 + P::NX) * N, W = M + 2;
   const int64_t rows = int64_t(a.n.B) * a.n.T * a.n.H, total = rows * W;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += int64_t(gridDim.x) * blockDim.x) {
     const int64_t row = i / W, token = row / a.n.H;
     const int e = int(i % W), h = int(row % a.n.H);
-    if (e >= 2 * N + P::NS) continue;
+    if (e >= M + P::NS) continue;
     float d = 0;
     for (int p = 0; p < P::PARTS; p++) d += a.parts[p * total + i];
     if (e < N) static_cast<Store*>(a.dk)[token * a.dk_step + h * N + e] = from_float<Store>(d);
     else if (e < 2 * N) static_cast<Store*>(a.dq)[token * a.dq_step + h * N + e - N] = from_float<Store>(d);
-    else {
-      const int w = e - 2 * N;
+    else if (e < M) {
+      const int i = e / N - 2;
+      static_cast<Store*>(a.dvector[i])[token * a.dvector_step[i] + h * N + e % N] = from_float<Store>(d);
+    } else {
+      const int w = e - M;
       const int64_t to = token * a.dscalar_step[w] + h;
       if ((w ? P::kind1 : P::kind0) == ScalarKind::given) static_cast<float*>(a.dscalar[w])[to] = d;
       else static_cast<Store*>(a.dscalar[w])[to] = from_float<Store>(d);

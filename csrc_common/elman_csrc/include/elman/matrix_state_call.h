@@ -8,7 +8,7 @@
 //
 // Addresses; 0 where something is absent. A view's step: elements from one time step to the next; heads and elements are adjacent. On the
 // host every tensor is contiguous, in double or float as the storage is. On the GPU:
-//   k, q [B,T,H,N], or [B,T,N] where shared, line [B,T,H,V], o, dy and dk, dq [B,T,H,N], dline: storage type; o and dy contiguous
+//   k, q [B,T,H,N], or [B,T,N] where shared, vector [B,T,H,N], line [B,T,H,V], o, dy and dk, dq, dvector [B,T,H,N], dline: storage type; o and dy contiguous
 //   scalar, dscalar [B,T,H]: float if given, else storage type
 //   param [H,V], a_log, dt_bias [H], s0, s1, ds0, ds1 [B,H,N V]: float
 //   saved: with 16-bit storage and N > 24, rows [B] of the storage type: states [H,ceil(T/I),V,N], then what was retrieved [T,H,V], to a
@@ -16,7 +16,7 @@
 //   mask [B,T] bytes, 0 = hold the state
 //   dparam [B,H,V] float, on the host [H,V]: shares of the gradient of a param, to be added over B
 //   dhead [parts,2,B,H] float: shares of the gradients of a_log and dt_bias, to be added over parts and B
-//   parts [parts, B T H, 2 N + 2] float if parts > 1, else 0: workspace
+//   parts [parts, B T H, (2 + vectors) N + 2] float if parts > 1, else 0: workspace
 #pragma once
 
 #include <cstdint>
@@ -30,13 +30,13 @@ struct MatrixView {
 };
 struct MatrixCall {
   std::int64_t batch, steps, heads;
-  std::int64_t lines, scalars, params;  // how many are given
+  std::int64_t vectors, lines, scalars, params;  // how many are given
   std::int64_t k_head, q_head;  // elements from one head to the next: N, or 0 where it is shared
-  MatrixView k, q, line[elman::matrix::kMostLines], scalar[elman::matrix::kMostScalars];
+  MatrixView k, q, vector[elman::matrix::kMostVectors], line[elman::matrix::kMostLines], scalar[elman::matrix::kMostScalars];
   std::uint64_t param[elman::matrix::kMostParams], a_log, dt_bias, mask;
   std::int64_t state_line, state_row;
   std::uint64_t s0, s1, o, saved;
   std::uint64_t dy, ds1, ds0;
-  MatrixView dk, dq, dline[elman::matrix::kMostLines], dscalar[elman::matrix::kMostScalars];
+  MatrixView dk, dq, dvector[elman::matrix::kMostVectors], dline[elman::matrix::kMostLines], dscalar[elman::matrix::kMostScalars];
   std::uint64_t dparam[elman::matrix::kMostParams], dhead, da_log, ddt_bias, parts, stream;
 };

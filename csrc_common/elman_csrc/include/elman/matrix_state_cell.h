@@ -1,24 +1,30 @@
 // What a matrix-state cell is. The state of one head is a set of V independent *lines* of n elements each (the columns of
-// E88, the rows of E70-E75 and E14). All lines of a head share two vectors of a step, k and q. For every line x and step t
+// E88, the rows of E70-E75 and E14). All lines of a head share the vectors of a step: k and q, and up to three more. For every line x
+// and step t
 //
-//   r   = sum_i k_i S_i                          retrieval (only if Cell::retrieves)
-//   (keep, write) = Cell::line({r, in, c, par})
-//   S_i = phi(keep S_i + k_i write)              phi is tanh (Cell::squashes) or the identity
+//   r   = sum_i p_i S_i                          retrieval (only if Cell::retrieves)
+//   (keep, write, second) = Cell::line({r, in, c, par})
+//   S_i = phi(keep g_i S_i + k_i write + l_i second)    phi is tanh (Cell::squashes) or the identity
 //   o   = sum_i q_i S_i                          readout
 //
-// where `in` are the line's own inputs of this step (in[0] is its value v), `c` the head's scalars of this step, and `par` the line's
-// learned constants. Walking back, with dS arriving from step t+1 and do given,
+// where p is k, or k times a further vector, element by element (read_vector), or that vector itself (unless reads_with_k); g is 1 or a
+// further vector (keep_vector); l is 0 or a further vector (second_vector). `in` are the line's own inputs of this step (in[0] is its value
+// v), `c` the head's scalars of this step, and `par` the line's learned constants. Walking back, with dS arriving from step t+1 and do given,
 //
-//   dS_i += q_i do;   P_i = dS_i phi';   d.keep = sum_i P_i S'_i;   d.write = sum_i P_i k_i        (S' is the state before)
-//   (g.r, g.in, g.c, g.par) = Cell::line_backward(d, {r, in, c, par})
-//   dS'_i = keep P_i + k_i g.r
+//   dS_i += q_i do;   P_i = dS_i phi';   d.keep = sum_i P_i g_i S'_i;   d.write = sum_i P_i k_i;   d.second = sum_i P_i l_i
+//   (g.r, g.in, g.c, g.par) = Cell::line_backward(d, {r, in, c, par})                              (S' is the state before)
+//   dS'_i = keep g_i P_i + p_i g.r
 //
-// while dq_i = sum_x S_i do and dk_i = sum_x (P_i write + S'_i g.r) are sums over lines that nothing in the recurrence waits for.
+// while dq_i = sum_x S_i do, dk_i = sum_x P_i write, dp_i = sum_x S'_i g.r, dg_i = sum_x keep P_i S'_i and dl_i = sum_x P_i second are
+// sums over lines that nothing in the recurrence waits for.
 // A cell is a struct derived from MatrixCell, whose defaults are those of a cell that is given v alone:
 //
 //   lines            inputs per line, v among them: 1 to 4, each [B,T,H,V]
 //   scalars          inputs per head: 0 to 2, each [B,T,H]
 //   params           learned constants per line: 0 to 4, each [H,V]
+//   vectors          vectors of a step beside k and q: 0 to 3, each [B,T,H,N]
+//   read_vector      which of them retrieves; -1: none. keep_vector, second_vector: likewise g and l
+//   reads_with_k     whether k multiplies the read_vector
 //   retrieves        whether there is an r; else it is 0
 //   squashes         whether phi is tanh
 //   scalar_keep      keep is c[0] itself: then d.keep arrives unsummed over i, and g.c[0] must be d.keep
@@ -37,8 +43,9 @@
 namespace elman {
 
 struct MatrixCell {
-  static constexpr int lines = 1, scalars = 0, params = 0;
-  static constexpr bool retrieves = true, squashes = true, scalar_keep = false, backward_uses_r = true;
+  static constexpr int lines = 1, scalars = 0, params = 0, vectors = 0;
+  static constexpr int read_vector = -1, keep_vector = -1, second_vector = -1;
+  static constexpr bool retrieves = true, squashes = true, scalar_keep = false, backward_uses_r = true, reads_with_k = true;
 };
 
 template <class T>
@@ -49,7 +56,7 @@ struct MatrixIn {
 
 template <class T>
 struct MatrixLine {
-  T keep, write;
+  T keep, write, second;  // second: 0 unless given
 };
 
 template <class Cell, class T>
@@ -69,14 +76,16 @@ enum class ScalarKind { given, sigmoid, mamba };
 
 namespace matrix {
 
-constexpr int kMostLines = 4, kMostScalars = 2, kMostParams = 4;
+constexpr int kMostLines = 4, kMostScalars = 2, kMostParams = 4, kMostVectors = 3;
 constexpr int kInterval = 16;  // steps between checkpoints
 constexpr double kNormEps = 1e-12;
 
 template <class Cell>
 constexpr bool kWithinLimits =
     Cell::lines >= 1 && Cell::lines <= kMostLines && Cell::scalars >= 0 && Cell::scalars <= kMostScalars && Cell::params >= 0 &&
-    Cell::params <= kMostParams && !(Cell::scalar_keep && Cell::scalars == 0);
+    Cell::params <= kMostParams && !(Cell::scalar_keep && Cell::scalars == 0) && Cell::vectors >= 0 &&
+    Cell::vectors <= kMostVectors && Cell::read_vector < Cell::vectors && Cell::keep_vector < Cell::vectors &&
+    Cell::second_vector < Cell::vectors;
 
 // Sets of inputs are bits: of k, of q, then of the lines in their order.
 constexpr unsigned kOfK = 1, kOfQ = 2;

@@ -43,16 +43,19 @@ struct Recur {
                                    float (&S)[P::E])
       : x(x), out(out[0] + at.lane), lines(&x.line[0][0][at.column(0)]), rg(at.rg), par(par), S(S) {
     load_rows<P>(kc, x.kq[0], rg);
-    line_products<P, false>(sum, S, kc);
+    float p[P::R];
+    load_rows<P>(p, x.kq[0] + P::at_p * P::Q, rg);
+    line_products<P, false>(sum, S, p);
   }
   __device__ __forceinline__ void readout(int s) { out[s * pitch] = read.c[0][0]; }
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
-    float kn[P::R], in[P::M][P::NL], c[P::AS], r[P::M], write[P::M], q[P::R];
+    float kn[P::R], p[P::R], in[P::M][P::NL], c[P::AS], r[P::M], write[P::writes][P::M], q[P::R];
     load_rows<P>(kn, x.kq[s + 1 < P::steps ? s + 1 : s], rg);
+    load_rows<P>(p, x.kq[s + 1 < P::steps ? s + 1 : s] + P::at_p * P::Q, rg);
     step_inputs<P>(in, c, lines, x, s);
-    advance<P, MayHold>(S, sum, kc, in, c, par, MayHold && x.hold[s] != 0.f, r, write);
-    line_products<P, false>(sum, S, kn);
+    advance<P, MayHold>(S, sum, kc, x.kq[s], rg, in, c, par, MayHold && x.hold[s] != 0.f, r, write);
+    line_products<P, false>(sum, S, p);
     if (s > 0) readout(s - 1);
     load_rows<P>(q, x.kq[s] + P::NP, rg);
     line_products<P, false>(read, S, q);
@@ -86,9 +89,9 @@ struct Recur<P, true> {
         odd(at.cg & 1),
         par(par),
         S(S) {
-    float k[P::R];
-    load_rows<P>(k, x.kq[0], rg);
-    line_products<P, true>(sum, S, k);
+    float p[P::R];
+    load_rows<P>(p, x.kq[0] + P::at_p * P::Q, rg);
+    line_products<P, true>(sum, S, p);
   }
   __device__ __forceinline__ void give(int s, const float (&r)[P::M], bool has_r) {
     float x[P::M];
@@ -108,12 +111,12 @@ struct Recur<P, true> {
   }
   template <bool MayHold>
   __device__ __forceinline__ void step(int s) {
-    float k[P::R], both[P::R], in[P::M][P::NL], c[P::AS], r[P::M], write[P::M];
+    float k[P::R], both[P::R], in[P::M][P::NL], c[P::AS], r[P::M], write[P::writes][P::M];
     load_rows<P>(k, x.kq[s], rg);
-    load_rows<P>(both, x.kq[0] + (odd ? P::NP : 2 * P::NP) + s * 2 * P::NP,
-                 rg);  // even columns: k of the next step, odd: q of this
+    load_rows<P>(both, x.kq[0] + (odd ? P::NP : (P::slots + P::at_p) * P::NP) + s * P::slots * P::NP,
+                 rg);  // even columns: p of the next step, odd: q of this
     step_inputs<P>(in, c, lines, x, s);
-    advance<P, MayHold>(S, sum, k, in, c, par, MayHold && x.hold[s] != 0.f, r, write);
+    advance<P, MayHold>(S, sum, k, x.kq[s], rg, in, c, par, MayHold && x.hold[s] != 0.f, r, write);
     if constexpr (P::keeps_r) give(s, r, true);
     else if (s > 0) readout(s - 1);
     line_products<P, true>(sum, S, both);
@@ -198,7 +201,7 @@ template <class P>
 __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h);
   auto bring = [&](int seg) {
-    if (seg < segments) stage<P>(sm.raw[seg & 1], a.in, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
+    if (seg < segments) stage<P>(sm.raw[seg & 1], a.in, a.more, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
     __pipeline_commit();
   };
   auto ready = [&](int seg) {
@@ -245,7 +248,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
   read_state<P>(S, a.s0, at, a.state_line, a.state_row);
   Scalars<P> sc(a.in, at.h);
   auto bring = [&](int seg) {
-    if (seg < segments) stage<P>(sm.raw[0], a.in, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
+    if (seg < segments) stage<P>(sm.raw[0], a.in, a.more, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
     __pipeline_commit();
   };
   sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);

@@ -10,21 +10,21 @@ struct HeadSums {
   float log = 0, bias = 0;
 };
 
-// dk (w = 0) or dq of step s and rows from n on: sums over the warps of the team.
+// A slot of row s of dkq, rows of the state from n on: sums over the warps of the team.
 template <class P, int E>
-__device__ __forceinline__ void sum_of_keys(float (&g)[E], const BackwardShared<P>& sm, int buf, int w, int s, int n) {
+__device__ __forceinline__ void sum_of_keys(float (&g)[E], const BackwardShared<P>& sm, int buf, int slot, int s, int n) {
   if constexpr (P::tensor) {
-    load<E>(g, sm.dkq[buf % P::result_buffers][0][s + w] + w * P::NP + n);
+    load<E>(g, sm.dkq[buf % P::result_buffers][0][s] + slot * P::NP + n);
 #pragma unroll
     for (int i = 1; i < P::WPH; i++) {
       float more[E];
-      load<E>(more, sm.dkq[buf % P::result_buffers][i][s + w] + w * P::NP + n);
+      load<E>(more, sm.dkq[buf % P::result_buffers][i][s] + slot * P::NP + n);
 #pragma unroll
       for (int e = 0; e < E; e++) g[e] += more[e];
     }
   } else {
 #pragma unroll
-    for (int e = 0; e < E; e++) g[e] = sm.dkq[s][w * P::NP + n + e];
+    for (int e = 0; e < E; e++) g[e] = sm.dkq[s][slot * P::NP + n + e];
   }
 }
 
@@ -44,7 +44,15 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
     const int s = it * (P::TL / (2 * KL)) + at.tl / (2 * KL);
     if ((2 * P::steps * KL) % P::TL && s >= P::steps) break;
     float g[E], f[E];
-    sum_of_keys<P, E>(g, sm, buf, w, s, sub * E);
+    sum_of_keys<P, E>(g, sm, buf, w, P::tensor ? s + w : s, sub * E);
+    if constexpr (P::reads && P::Cell::reads_with_k)
+      if (w == 0) {
+        float p[E];
+        sum_of_keys<P, E>(p, sm, buf, P::at_p, s, sub * E);
+        load<E>(f, sm.raw[raw].vector[P::Cell::read_vector][s] + sub * E);
+#pragma unroll
+        for (int e = 0; e < E; e++) g[e] = fmaf(f[e], p[e], g[e]);
+      }
     if (P::Opt::l2) {
       const float* unit = x.kq[s] + w * P::Q + sub * E;
       float along = 0;
@@ -69,6 +77,38 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
       store<E>(to, g);
     }
   }
+}
+
+// Of the vectors beside k and q. One may stand in several places.
+template <class P>
+__device__ __forceinline__ void give_vectors(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
+                                             int buf, float* part, int64_t part_step) {
+  using Store = typename P::Store;
+  constexpr int N = P::N, KL = P::KL, E = N / KL;
+  const int t0 = seg * P::steps, count = min(P::steps, a.n.T - t0);
+  const int64_t token = int64_t(at.b) * a.n.T + t0;
+#pragma unroll
+  for (int i = 0; i < P::NX; i++)
+#pragma unroll(P::unroll)
+    for (int it = at.tl; it < count * KL; it += P::TL) {
+      const int s = it / KL, n = it % KL * E;
+      float g[E] = {}, d[E], k[E];
+      const auto add = [&](int slot, bool with_k) {
+        sum_of_keys<P, E>(d, sm, buf, slot, s, n);
+        if (with_k) load<E>(k, sm.x[buf].kq[s] + n);
+#pragma unroll
+        for (int e = 0; e < E; e++) g[e] = with_k ? fmaf(k[e], d[e], g[e]) : g[e] + d[e];
+      };
+      if (i == P::Cell::read_vector) add(P::at_p, P::Cell::reads_with_k);
+      if (i == P::Cell::keep_vector) add(P::at_g, false);
+      if (i == P::Cell::second_vector) add(P::at_l, false);
+      if constexpr (P::PARTS > 1) {
+#pragma unroll
+        for (int e = 0; e < E; e++) part[s * part_step + (2 + i) * N + n + e] = g[e];
+      } else {
+        store<E>(static_cast<Store*>(a.dvector[i]) + (token + s) * a.dvector_step[i] + at.h * N + n, g);
+      }
+    }
 }
 
 template <class P>
@@ -131,7 +171,7 @@ __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const Backwa
     const ScalarGrad<float> g = scalar_adjoint<typename P::Math>(kind, d, x.scalar[w][s], x.raw[w][s], sc.rate, sc.bias);
     if (P::mamba && first) sums.log += g.da_log, sums.bias += g.dx;
     if constexpr (P::PARTS > 1) {
-      part[s * part_step + 2 * P::N + w] = g.dx;
+      part[s * part_step + (2 + P::NX) * P::N + w] = g.dx;
     } else {
       const int64_t to = (int64_t(at.b) * a.n.T + t0 + s) * (first ? a.dscalar_step[0] : a.dscalar_step[1]) + at.h;
       void* d = first ? a.dscalar[0] : a.dscalar[1];
@@ -145,9 +185,11 @@ __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const Backwa
 template <class P>
 __device__ __forceinline__ void give_gradients(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
                                                int raw, const Scalars<P>& sc, HeadSums& sums) {
-  const int64_t part_step = int64_t(a.n.H) * (2 * P::N + 2), token = int64_t(at.b) * a.n.T + seg * P::steps;
-  float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * (2 * P::N + 2) : nullptr;
+  constexpr int width = (2 + P::NX) * P::N + 2;
+  const int64_t part_step = int64_t(a.n.H) * width, token = int64_t(at.b) * a.n.T + seg * P::steps;
+  float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * width : nullptr;
   give_keys<P>(a, sm, at, seg, buf, raw, part, part_step);
+  if constexpr (P::NX > 0) give_vectors<P>(a, sm, at, seg, buf, part, part_step);
   give_lines<P>(a, sm, at, seg, buf, raw);
   give_scalars<P>(a, sm, at, seg, buf, sc, sums, part, part_step);
 }

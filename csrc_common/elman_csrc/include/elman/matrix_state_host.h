@@ -17,17 +17,17 @@ struct Sizes {
   int segments() const { return (T + kInterval - 1) / kInterval; }
 };
 
-// Every array is contiguous: k, q [B,T,H,N], or [B,T,N] if shared; line [B,T,H,V]; scalar [B,T,H]; param [H,V]; a_log, dt_bias [H];
+// Every array is contiguous: k, q [B,T,H,N], or [B,T,N] if shared; vector [B,T,H,N]; line [B,T,H,V]; scalar [B,T,H]; param [H,V]; a_log, dt_bias [H];
 // mask [B,T] (0 = hold) or null. Gradients of k and q are [B,T,H,N] always.
 template <class T>
 struct Inputs {
-  const T *k, *q, *line[kMostLines], *scalar[kMostScalars], *param[kMostParams], *a_log, *dt_bias;
+  const T *k, *q, *vector[kMostVectors], *line[kMostLines], *scalar[kMostScalars], *param[kMostParams], *a_log, *dt_bias;
   const unsigned char* mask;
 };
 
 template <class T>
 struct Gradients {
-  T *k, *q, *line[kMostLines], *scalar[kMostScalars], *param[kMostParams], *a_log, *dt_bias;
+  T *k, *q, *vector[kMostVectors], *line[kMostLines], *scalar[kMostScalars], *param[kMostParams], *a_log, *dt_bias;
 };
 
 // A state is [B,H,N,V] with element (i, x) of a head at i * state_row + x * state_line.
@@ -37,7 +37,7 @@ struct StateLayout {
 
 template <class T>
 struct Vectors {  // what one step of one head looks like to the cell
-  std::vector<T> k, q, in, par;
+  std::vector<T> k, q, p, g, l, in, par;
   T rho_k = 1, rho_q = 1, c[kMostScalars] = {}, raw[kMostScalars] = {};
   bool hold = false;
 };
@@ -45,6 +45,7 @@ struct Vectors {  // what one step of one head looks like to the cell
 template <class Cell, class Options, class T>
 struct Driver {
   static_assert(kWithinLimits<Cell>, "lines: 1 to 4; scalars: 0 to 2, at least 1 with scalar_keep; params: 0 to 4");
+  static constexpr bool reads = Cell::read_vector >= 0, keeps = Cell::keep_vector >= 0, seconds = Cell::second_vector >= 0;
   static constexpr ScalarKind kind[2] = {Options::kind0, Options::kind1};
   Sizes n;
   Inputs<T> x;
@@ -68,6 +69,12 @@ struct Driver {
       return f;
     };
     s.k = map(key(x.k, kOfK, b, t, h), 0, s.rho_k), s.q = map(key(x.q, kOfQ, b, t, h), 1, s.rho_q);
+    const auto further = [&](int i) { return x.vector[i] + head * n.N; };
+    s.p = s.k, s.g.assign(n.N, T(1)), s.l.assign(n.N, T(0));
+    if constexpr (reads)
+      for (int i = 0; i < n.N; i++) s.p[i] = further(Cell::read_vector)[i] * (Cell::reads_with_k ? s.k[i] : T(1));
+    if constexpr (keeps) std::copy_n(further(Cell::keep_vector), n.N, s.g.begin());
+    if constexpr (seconds) std::copy_n(further(Cell::second_vector), n.N, s.l.begin());
     s.in.resize(size_t(n.V) * Cell::lines), s.par.resize(size_t(n.V) * Cell::params);
     for (int v = 0; v < n.V; v++) {
       for (int l = 0; l < Cell::lines; l++) {
@@ -103,10 +110,10 @@ struct Driver {
   void advance(std::vector<T>& S, const Vectors<T>& s) const {
     if (s.hold) return;
     for (int v = 0; v < n.V; v++) {
-      const T r = Cell::retrieves ? retrieve(S, s.k, v) : T(0);
+      const T r = Cell::retrieves ? retrieve(S, s.p, v) : T(0);
       const MatrixLine<T> w = Cell::template line<Exact>(given(r, s, v));
       for (int i = 0; i < n.N; i++) {
-        const T e = w.keep * S[v * n.N + i] + s.k[i] * w.write;
+        const T e = w.keep * s.g[i] * S[v * n.N + i] + s.k[i] * w.write + s.l[i] * w.second;
         S[v * n.N + i] = Cell::squashes ? Exact::tanh(e) : e;
       }
     }
@@ -149,7 +156,7 @@ struct Driver {
   }
   void backward_head(int b, int h, const T* saved, const T* dy, const T* ds1, T* ds0, const Gradients<T>& g) const {
     const int N = n.N, V = n.V;
-    std::vector<T> dS = take(ds1, b, h), P(size), dk(N), dq(N);
+    std::vector<T> dS = take(ds1, b, h), P(size), dk(N), dq(N), dp(N), dg(N), dl(N);
     for (int seg = n.segments() - 1; seg >= 0; seg--) {
       const int t0 = seg * kInterval, count = std::min(kInterval, n.T - t0);
       const T* first = saved + ((int64_t(b) * n.H + h) * n.segments() + seg) * size;
@@ -162,7 +169,7 @@ struct Driver {
         const int64_t head = (int64_t(b) * n.T + t0 + s) * n.H + h;
         const Vectors<T> x_ = vectors(b, t0 + s, h);
         const std::vector<T>&S = hist[s + 1], &Sp = hist[s];
-        std::fill(dk.begin(), dk.end(), T(0)), std::fill(dq.begin(), dq.end(), T(0));
+        for (std::vector<T>* d : {&dk, &dq, &dp, &dg, &dl}) std::fill(d->begin(), d->end(), T(0));
         T dc[kMostScalars] = {};
         for (int v = 0; v < V; v++) {
           const T do_ = dy[head * V + v];
@@ -172,18 +179,19 @@ struct Driver {
             for (int l = 0; l < Cell::lines; l++) g.line[l][head * V + v] = 0;
             continue;
           }
-          T dkeep = 0, dwrite = 0;
+          MatrixLine<T> d_{T(0), T(0)};
           for (int i = 0; i < N; i++) {
             P[i] = Cell::squashes ? d[i] * (T(1) - S[v * N + i] * S[v * N + i]) : d[i];
-            dkeep += P[i] * Sp[v * N + i], dwrite += P[i] * x_.k[i];
+            d_.keep += P[i] * x_.g[i] * Sp[v * N + i], d_.write += P[i] * x_.k[i], d_.second += P[i] * x_.l[i];
           }
-          const T r = Cell::retrieves ? retrieve(Sp, x_.k, v) : T(0);
+          const T r = Cell::retrieves ? retrieve(Sp, x_.p, v) : T(0);
           const MatrixIn<T> in = given(r, x_, v);
           const MatrixLine<T> w = Cell::template line<Exact>(in);
-          const auto a = Cell::template line_backward<Exact>(MatrixLine<T>{dkeep, dwrite}, in);
+          const auto a = Cell::template line_backward<Exact>(d_, in);
           for (int i = 0; i < N; i++) {
-            dk[i] += P[i] * w.write + Sp[v * N + i] * a.r;
-            d[i] = w.keep * P[i] + x_.k[i] * a.r;
+            dk[i] += P[i] * w.write, dp[i] += Sp[v * N + i] * a.r;
+            dg[i] += w.keep * P[i] * Sp[v * N + i], dl[i] += P[i] * w.second;
+            d[i] = w.keep * x_.g[i] * P[i] + x_.p[i] * a.r;
           }
           for (int l = 0; l < Cell::lines; l++) {
             T e = a.in[l];
@@ -196,6 +204,14 @@ struct Driver {
           for (int i = 0; i < Cell::scalars; i++) dc[i] += a.c[i];
           for (int i = 0; i < Cell::params; i++) g.param[i][int64_t(h) * V + v] += a.par[i];
         }
+        const bool with_k = reads && Cell::reads_with_k;
+        for (int j = 0; j < Cell::vectors; j++)
+          for (int i = 0; i < N; i++)
+            g.vector[j][head * N + i] = (j == Cell::read_vector ? dp[i] * (with_k ? x_.k[i] : T(1)) : T(0)) +
+                                        (j == Cell::keep_vector ? dg[i] : T(0)) + (j == Cell::second_vector ? dl[i] : T(0));
+        for (int i = 0; i < N; i++)
+          if (!reads || with_k)
+            dk[i] += dp[i] * (with_k ? x.vector[Cell::read_vector < 0 ? 0 : Cell::read_vector][head * N + i] : T(1));
         auto unmap = [&](const std::vector<T>& grad, const std::vector<T>& unit, int w, T rho, const T* raw, T* to) {
           T along = 0;
           for (int i = 0; i < N; i++) along += grad[i] * unit[i];

@@ -111,7 +111,8 @@ struct Scalars {
 };
 
 template <class P>
-__device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Sizes& n, int b, int h, int line0, int t0, int tl) {
+__device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Vectors& more, const Sizes& n, int b, int h, int line0,
+                                      int t0, int tl) {
   using S = typename P::Store;
   const int64_t first = int64_t(b) * n.T;
   stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::KH,
@@ -119,10 +120,24 @@ __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Siz
   stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::QH,
                                                  in.q_step, t0, n.T, P::N, tl);
 #pragma unroll
+  for (int i = 0; i < P::NX; i++)
+    stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.vector[i][0][0], P::N,
+                                                   static_cast<const S*>(more.x[i]) + first * more.step[i] + h * P::N, more.step[i],
+                                                   t0, n.T, P::N, tl);
+#pragma unroll
   for (int l = 0; l < P::NL; l++)
     stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
         &d.line[l][0][0], P::CB, static_cast<const S*>(in.line[l]) + first * in.line_step[l] + h * P::V + line0, in.line_step[l],
         t0, n.T, P::V - line0, tl);
+}
+
+template <class P, int E>
+__device__ __forceinline__ void store_rows(float* to, const float (&f)[E]) {
+  if constexpr (P::Q % E == 0) store<E>(to, f);
+  else {
+#pragma unroll
+    for (int e = 0; e < E; e++) to[e] = f[e];
+  }
 }
 
 // Storage type to fp32, with SiLU, norm and scalar maps.
@@ -152,12 +167,21 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
 #pragma unroll
       for (int e = 0; e < E; e++) f[e] = to_tf32(f[e]);
     }
-    float* to = x.kq[s] + w * P::Q + sub * E;
-    if constexpr (P::Q % E == 0) store<E>(to, f);
-    else {
+    store_rows<P, E>(x.kq[s] + w * P::Q + sub * E, f);
+    const auto further = [&](int vector, int slot, bool with_k) {
+      float g[E];
+      load<E>(g, raw.vector[vector][s] + sub * E);
 #pragma unroll
-      for (int e = 0; e < E; e++) to[e] = f[e];
-    }
+      for (int e = 0; e < E; e++)
+        if (with_k) g[e] = P::tensor ? to_tf32(g[e] * f[e]) : g[e] * f[e];
+      store_rows<P, E>(x.kq[s] + slot * P::Q + sub * E, g);
+    };
+    if constexpr (P::reads)
+      if (w == 0) further(P::Cell::read_vector, P::at_p, P::Cell::reads_with_k);
+    if constexpr (P::keeps)
+      if (w == 1) further(P::Cell::keep_vector, P::at_g, false);
+    if constexpr (P::seconds)
+      if (w == 1) further(P::Cell::second_vector, P::at_l, false);
   }
 #pragma unroll
   for (int l = 0; l < P::NL; l++)

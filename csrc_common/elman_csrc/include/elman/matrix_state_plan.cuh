@@ -41,9 +41,15 @@ struct Plan {
   static_assert(kWithinLimits<Cell>, "lines: 1 to 4; scalars: 0 to 2, at least 1 with scalar_keep; params: 0 to 4");
   static constexpr int NL = Cell::lines, NS = Cell::scalars, NC = Cell::params;
   static constexpr int AS = NS > 0 ? NS : 1, AC = NC > 0 ? NC : 1;  // extents of arrays
+  // Vectors of a step: k, q, then p, g and l, those that there are.
+  static constexpr int NX = Cell::vectors;
+  static constexpr bool reads = Cell::read_vector >= 0, keeps = Cell::keep_vector >= 0, seconds = Cell::second_vector >= 0;
+  static constexpr int at_p = reads ? 2 : 0, at_g = 2 + reads, at_l = at_g + keeps, slots = at_l + seconds;
+  static constexpr int writes = seconds ? 2 : 1;  // outer products of a step
   static constexpr int KH = Opt::shared & kOfK ? 0 : N, QH = Opt::shared & kOfQ ? 0 : N;  // from one head's k or q to the next
   // Sums over a line and over lines by the tensor cores: tf32 and bf16 operands are within the limits of 16-bit storage.
-  static constexpr bool tensor = !std::is_same_v<Store, float>;
+  // Of large heads those of plain cells.
+  static constexpr bool tensor = !std::is_same_v<Store, float> && (N <= 32 || NX == 0);
   static constexpr bool helped = tensor;
   // Where registers do not hold the states of a segment, the backward has them in shared memory, in the storage type, and its segments are shorter.
   static constexpr bool large = tensor && N > 32;

@@ -16,6 +16,12 @@ __device__ __forceinline__ void load_rows(float (&f)[P::R], const float* vec, in
   }
 }
 
+// The same of a vector that not every cell has.
+template <class P, bool there>
+__device__ __forceinline__ void load_vector(float (&f)[P::R], const float* vec, int rg) {
+  if constexpr (there) load_rows<P>(f, vec, rg);
+}
+
 // Sums over the elements of a line. Products are issued by `line_products` and collected by `line_sums`, so that other work can stand between.
 // Tensor form: four elements are an A fragment, what a lane gives for B is k at its own rows.
 //   two lines a lane: rows g and g + 8 of A; columns of B may carry different vectors: c[2 m] is of even columns, c[2 m + 1] of odd ones
@@ -69,38 +75,45 @@ __device__ __forceinline__ void state_products(Products<P>& x, const float (&S)[
   }
 }
 
-// One step of the recurrence from what it retrieved, the same code for the forward and for the replay.
+// One step of the recurrence from what it retrieved, the same code for the forward and for the replay. `kq`: the step's vectors.
 template <class P, bool MayHold>
-__device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const float (&k)[P::R],
+__device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const float (&k)[P::R], const float* kq, int rg,
                                        const float (&in)[P::M][P::NL], const float (&c)[P::AS], const Constants<P>& par, bool hold,
-                                       float (&write)[P::M]) {
+                                       float (&write)[P::writes][P::M]) {
   MatrixLine<float> w[P::M];
 #pragma unroll
   for (int m = 0; m < P::M; m++) {
     w[m] = P::Cell::template line<typename P::Math, float>({r[m], in[m], c, par[m]});
-    write[m] = MayHold && hold ? 0.f : w[m].write;
+    write[0][m] = MayHold && hold ? 0.f : w[m].write;
+    if constexpr (P::seconds) write[1][m] = MayHold && hold ? 0.f : w[m].second;
   }
-  float x[P::E];
+  float x[P::E], g[P::R], l[P::R];
+  load_vector<P, P::keeps>(g, kq + P::at_g * P::Q, rg);
+  load_vector<P, P::seconds>(l, kq + P::at_l * P::Q, rg);
 #pragma unroll
-  for (int e = 0; e < P::E; e++) x[e] = fmaf(k[P::k_of(e)], w[P::line_of(e)].write, w[P::line_of(e)].keep * S[e]);
+  for (int e = 0; e < P::E; e++) {
+    const int i = P::k_of(e), m = P::line_of(e);
+    x[e] = fmaf(k[i], w[m].write, w[m].keep * (P::keeps ? g[i] * S[e] : S[e]));
+    if (P::seconds) x[e] = fmaf(l[i], w[m].second, x[e]);
+  }
 #pragma unroll
   for (int e = 0; e < P::E; e++) {
     if (P::Cell::squashes) x[e] = P::Math::tanh(x[e]);
     S[e] = MayHold && hold ? S[e] : x[e];
   }
 }
-// `sum` holds the products of S and this step's k.
+// `sum` holds the products of S and this step's p.
 template <class P, bool MayHold>
-__device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum, const float (&k)[P::R],
+__device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum, const float (&k)[P::R], const float* kq, int rg,
                                         const float (&in)[P::M][P::NL], const float (&c)[P::AS], const Constants<P>& par, bool hold,
-                                        float (&r)[P::M], float (&write)[P::M]) {
+                                        float (&r)[P::M], float (&write)[P::writes][P::M]) {
   if constexpr (P::Cell::retrieves) {
     line_sums<P, P::M == 2>(r, sum);
   } else {
 #pragma unroll
     for (int m = 0; m < P::M; m++) r[m] = 0;
   }
-  update<P, MayHold>(S, r, k, in, c, par, hold, write);
+  update<P, MayHold>(S, r, k, kq, rg, in, c, par, hold, write);
 }
 template <class P>
 __device__ __forceinline__ void read_state(float (&S)[P::E], const float* from, const Place<P>& at, int64_t line, int64_t row) {

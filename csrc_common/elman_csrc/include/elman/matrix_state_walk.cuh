@@ -10,20 +10,26 @@ __device__ __forceinline__ void keep_rows(float (&m)[P::CB][P::NP], const float 
   store<P::R>(&m[j][rg * P::R], x);
 }
 
-// dq and dk of a segment from the matrices left in shared memory. Slot s is the state before step s, so it gives dq of step s-1
+// dq, dk and their like of a segment from the matrices left in shared memory. Slot s is the state before step s, so it gives dq of step s-1
 // and the S' part of dk of step s; P of step s gives the rest of dk.
 template <class P>
 __device__ __forceinline__ void sums_over_lines(BackwardShared<P>& sm, int buf, const Place<P>& at) {
   for (int it = at.tl; it < kInterval * P::NP; it += P::TL) {
     const int s = it / P::NP, p = it % P::NP, i = P::row_of(p / P::R, p % P::R);
-    float dq = 0, dk = 0;
+    float dq = 0, dk = 0, dp = 0, dg = 0, dl = 0;
     for (int j = 0; j < P::CB; j++) {
       dq = fmaf(sm.s[s + 1][j][p], to_float(sm.dy[buf][s][j]), dq);
-      dk = fmaf(sm.p[s][j][p], sm.write[s][j], dk);
-      dk = fmaf(sm.s[s][j][p], sm.dr[s][j], dk);
+      dk = fmaf(sm.p[s][j][p], sm.write[0][s][j], dk);
+      float& dr = P::reads ? dp : dk;
+      dr = fmaf(sm.s[s][j][p], sm.dr[s][j], dr);
+      if constexpr (P::keeps) dg = fmaf(sm.p[s][j][p] * sm.s[s][j][p], sm.keep[s][j], dg);
+      if constexpr (P::seconds) dl = fmaf(sm.p[s][j][p], sm.write[1][s][j], dl);
     }
     sm.dkq[s][P::NP + i] = dq;
     sm.dkq[s][i] = dk;
+    if constexpr (P::reads) sm.dkq[s][P::at_p * P::NP + i] = dp;
+    if constexpr (P::keeps) sm.dkq[s][P::at_g * P::NP + i] = dg;
+    if constexpr (P::seconds) sm.dkq[s][P::at_l * P::NP + i] = dl;
   }
 }
 
@@ -44,15 +50,18 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
   load_rows<P>(kc, x.kq[0], at.rg);
 #pragma unroll
   for (int s = 0; s < kInterval; s++) {
-    float kn[R], in[1][P::NL], c[P::AS], write[1];
+    float kn[R], p[R], in[1][P::NL], c[P::AS], write[P::writes][1];
     load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], at.rg);
     step_inputs<P>(in, c, lines, x, s);
 #pragma unroll
     for (int i = 0; i < R; i++) hist[s + 1][i] = hist[s][i];
     Products<P> sum;
-    line_products<P, false>(sum, hist[s], kc);
-    advance<P, MayHold>(hist[s + 1], sum, kc, in, c, par, MayHold && x.hold[s] != 0.f, rs[s], write);
-    if (at.rg == 0) sm.write[s][j] = write[0];
+    load_rows<P>(p, x.kq[s] + P::at_p * P::Q, at.rg);
+    line_products<P, false>(sum, hist[s], p);
+    advance<P, MayHold>(hist[s + 1], sum, kc, x.kq[s], at.rg, in, c, par, MayHold && x.hold[s] != 0.f, rs[s], write);
+#pragma unroll
+    for (int i = 0; i < P::writes; i++)
+      if (at.rg == 0) sm.write[i][s][j] = write[i][0];
     keep_rows<P>(sm.s[s + 1], hist[s + 1], j, at.rg);
 #pragma unroll
     for (int i = 0; i < R; i++) kc[i] = kn[i];
@@ -63,7 +72,10 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
 #pragma unroll
   for (int s = kInterval - 1; s >= 0; s--) {
     const int b = s > 0 ? s - 1 : 0;
-    float kn[R], qn[R], in[1][P::NL], c[P::AS], Pm[R];
+    float kn[R], qn[R], p[R], g[R], l[R], in[1][P::NL], c[P::AS], Pm[R];
+    load_rows<P>(p, x.kq[s] + P::at_p * P::Q, at.rg);
+    load_vector<P, P::keeps>(g, x.kq[s] + P::at_g * P::Q, at.rg);
+    load_vector<P, P::seconds>(l, x.kq[s] + P::at_l * P::Q, at.rg);
     load_rows<P>(kn, x.kq[b], at.rg);
     load_rows<P>(qn, x.kq[b] + P::NP, at.rg);
     const float dyn = to_float(sm.dy[buf][b][j]);
@@ -78,13 +90,14 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
       if (MayHold && hold) Pm[i] = 0.f;
     }
     const float dwrite = line_sum<P::L>(dot<R>(kc, Pm));
+    const float dsecond = P::seconds ? line_sum<P::L>(dot<R>(l, Pm)) : 0.f;
     float dkeep = 0;
 #pragma unroll
-    for (int i = 0; i < R; i++) dkeep = fmaf(Pm[i], Sp[i], dkeep);
+    for (int i = 0; i < R; i++) dkeep = fmaf(P::keeps ? g[i] * Pm[i] : Pm[i], Sp[i], dkeep);
     if (!P::Cell::scalar_keep) dkeep = line_sum<P::L>(dkeep);
     const MatrixIn<float> given{rs[s][0], in[0], c, par[0]};
     const MatrixLine<float> w = P::Cell::template line<typename P::Math>(given);
-    const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep, dwrite}, given);
+    const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep, dwrite, dsecond}, given);
     keep_rows<P>(sm.p[s], Pm, j, at.rg);
 #pragma unroll
     for (int i = 0; i < P::NS; i++) {
@@ -93,6 +106,7 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
     }
     if (at.rg == 0) {
       sm.dr[s][j] = hold ? 0.f : d.r;
+      if constexpr (P::keeps) sm.keep[s][j] = w.keep;
 #pragma unroll
       for (int l = 0; l < P::NL; l++) sm.dline[0][l][s][j] = hold ? 0.f : d.in[l];
     }
@@ -100,7 +114,7 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
     for (int i = 0; i < P::NC; i++) dpar[0][i] += hold ? 0.f : d.par[i];
 #pragma unroll
     for (int i = 0; i < R; i++) {
-      const float back = fmaf(kc[i], d.r, w.keep * Pm[i]);
+      const float back = fmaf(p[i], d.r, w.keep * (P::keeps ? g[i] * Pm[i] : Pm[i]));
       dS[i] = hold ? dS[i] : back;
       kc[i] = kn[i], q[i] = qn[i];
     }

@@ -3,6 +3,7 @@
 //   replay: S, and what was written, in registers; where the forward kept what it retrieved, without products
 //   walk:   P = dS phi';  dwrite = P k by products as in the forward;  dS' = (keep P + q' dy') + k dr, where the bracket does not wait for dr
 //   dq_{s-1} and dk_s, off the chain:  (S_s)^T [dy_{s-1}, dr_s] + P_s^T [0, write_s]
+//   further vectors likewise:  dp_s = (S_s)^T dr_s,  dg_s = (keep P_s S_s)^T 1,  dl_s = P_s^T second_s, in further columns
 //
 // with S_s the state before step s. For these sums over lines, fragments of 8 lines x 8 rows are rounded to the storage type, transposed
 // among the lanes (movmatrix) and are A of m16n8k16. A lane packs its line's (dy, dr) the same way: transposed, that is B with dy in even
@@ -29,12 +30,18 @@ struct Written {
     else if (s % 2) x[s / 2] = pack_stored<P>(even, write[0]);
     else even = write[0];
   }
-  // (0, what step s wrote into line m), transposed.
-  __device__ __forceinline__ unsigned weights(int s, int m) const {
+  // (0, what step s wrote into line m).
+  __device__ __forceinline__ unsigned at(int s, int m) const {
     const unsigned both = x[P::M == 2 ? s : s / 2];
-    return transposed((P::M == 2 ? m : s % 2) ? both & 0xffff0000u : both << 16);
+    return (P::M == 2 ? m : s % 2) ? both & 0xffff0000u : both << 16;
   }
 };
+
+// Sums over lines are columns of products, two from each lane t of a line: dq and dk; dp and dg; dl and none. As many lanes give the same two.
+template <class P>
+constexpr int kPairs = P::NX == 0   ? 1
+                       : P::seconds ? 4
+                                    : 2;
 
 // dq and dk of one step: sums over this warp's lines. Rows come as the fragments leave them: tile q, row g of either half.
 template <class P>
@@ -87,8 +94,33 @@ struct LineSums {
       mma_16x8x16<typename P::Store>(c[q], a, x[0], x[P::M - 1]);
     }
   }
+  // The rows of Z, summed over lines, added in columns of `ones`.
+  __device__ __forceinline__ void add_alone(const Fragments& Z, unsigned ones) {
+#pragma unroll
+    for (int q = 0; q < tiles; q++) {
+      const unsigned a[4] = {Z[0][2 * q], Z[0][2 * q + 1], P::M == 2 ? Z[P::M - 1][2 * q] : 0u,
+                             P::M == 2 ? Z[P::M - 1][2 * q + 1] : 0u};
+      mma_16x8x16<typename P::Store>(c[q], a, ones, ones);
+    }
+  }
+  // To a row of shared memory, its two columns: each lane of a pair gives its share of the rows.
+  __device__ __forceinline__ void give_pairs(float* to, int g, int t) const {
+    constexpr int pairs_ = kPairs<P>;
+    const int pair = t % pairs_;
+    const int first = pair == 0 ? 1 : pair == 1 ? (P::reads ? P::at_p : -1) : pair == 2 ? P::at_l : -1;
+    const int second = pair == 0 ? 0 : pair == 1 && P::keeps ? P::at_g : -1;
+#pragma unroll
+    for (int j = 0; j < pairs; j++) {
+      if (pairs_ == 2 && t / 2 != j % 2) continue;
+      const int i = 2 * j + (g & 1);  // row of the lane g / 2
+      float* row = to + i / P::VW * P::L * P::VW + (g >> 1) * P::VW + i % P::VW;
+      if (first >= 0) row[first * P::NP] = c[j / 2][j % 2 * 2];
+      if (second >= 0) row[second * P::NP] = c[j / 2][j % 2 * 2 + 1];
+    }
+  }
   // To a row of shared memory, all columns t being alike: lane t gives dk (t odd) or dq of row g, of the lower half of a tile or (t >= 2) the upper.
   __device__ __forceinline__ void give(float* to, int g, int t) const {
+    if constexpr (kPairs<P> > 1) return give_pairs(to, g, t);
     to += t & 1 ? 0 : P::NP;
 #pragma unroll
     for (int q = 0; q < tiles; q++) {
@@ -110,7 +142,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
   float hist[kInterval][E], S[E],
       retrieved[kInterval][M];  // retrieved: not kept where it was kept already, or the cell's backward does without
-  Written<P> written;
+  Written<P> written[P::writes];
 #pragma unroll
   for (int e = 0; e < E; e++) S[e] = S0[e];
   {
@@ -118,18 +150,20 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     load_rows<P>(kc, x.kq[0], t);
 #pragma unroll
     for (int s = 0; s < kInterval; s++) {
-      float kn[R], in[M][P::NL], c[P::AS], write[M];
+      float kn[R], p[R], in[M][P::NL], c[P::AS], write[P::writes][M];
       Products<P> sum;
+      load_vector<P, P::reads && !P::keeps_r>(p, x.kq[s] + P::at_p * NP, t);
       if constexpr (P::keeps_r) load<M>(retrieved[s], rs + s * P::CB);
-      else state_products<P>(sum, S, kc, g & 1);
+      else state_products<P>(sum, S, P::reads ? p : kc, g & 1);
       load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], t);
       step_inputs<P>(in, c, lines, x, s);
 #pragma unroll
       for (int e = 0; e < E; e++) hist[s][e] = S[e];
       const bool hold = MayHold && x.hold[s] != 0.f;
-      if constexpr (P::keeps_r) update<P, MayHold>(S, retrieved[s], kc, in, c, par, hold, write);
-      else advance<P, MayHold>(S, sum, kc, in, c, par, hold, retrieved[s], write);
-      written.set(s, write);
+      if constexpr (P::keeps_r) update<P, MayHold>(S, retrieved[s], kc, x.kq[s], t, in, c, par, hold, write);
+      else advance<P, MayHold>(S, sum, kc, x.kq[s], t, in, c, par, hold, retrieved[s], write);
+#pragma unroll
+      for (int i = 0; i < P::writes; i++) written[i].set(s, write[i]);
 #pragma unroll
       for (int i = 0; i < R; i++) kc[i] = kn[i];
     }
@@ -140,26 +174,48 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   float dy[M], kc[R];
   load<M>(dy, dys + (kInterval - 1) * P::CB);
   // The sums of a step are issued in the step after it, where nothing waits for them: fragments and weights stay until then.
-  typename Sums::Fragments turned, turned_before;
+  typename Sums::Fragments turned, turned_before, turned_kept;
   unsigned wrote[M] = {}, weights[M];
+  const int pair = t % kPairs<P>;  // which columns are this lane's
+  const unsigned ones = P::keeps ? transposed(pack_stored<P>(0.f, pair == 1 ? 1.f : 0.f)) : 0u;
+  const auto add = [&](Sums& y) {
+    y.set(turned, wrote, turned_before, weights);
+    if constexpr (P::keeps) y.add_alone(turned_kept, ones);
+  };
+  // Of (dy of the step before, dr) and of what was written, a lane's columns.
+  const auto of_state = [&](float dy, float dr) {
+    if constexpr (P::NX == 0) return transposed(pack_stored<P>(dy, dr));
+    else return transposed(pack_stored<P>(pair == 0 ? dy : pair == 1 && P::reads ? dr : 0.f, pair == 0 && !P::reads ? dr : 0.f));
+  };
+  const auto of_write = [&](int s, int m) {
+    unsigned first = written[0].at(s, m);
+    if constexpr (P::NX > 0) first = pair == 0 ? first : 0u;
+    if constexpr (P::seconds) first = pair == 2 ? written[1].at(s, m) >> 16 : first;
+    return transposed(first);
+  };
   {
     float q[R];
     load_rows<P>(q, x.kq[kInterval - 1] + NP, t);
 #pragma unroll
     for (int e = 0; e < E; e++) dS[e] = fmaf(q[P::k_of(e)], dy[P::line_of(e)], dS[e]);
 #pragma unroll
-    for (int m = 0; m < M; m++) weights[m] = transposed(pack_stored<P>(dy[m], 0.f));
+    for (int m = 0; m < M; m++) weights[m] = of_state(dy[m], 0.f);
     Sums::turn(turned_before, S);
 #pragma unroll
-    for (int j = 0; j < 2 * M * Sums::tiles; j++) turned[j / (2 * Sums::tiles)][j % (2 * Sums::tiles)] = 0;
+    for (int j = 0; j < 2 * M * Sums::tiles; j++)
+      turned[j / (2 * Sums::tiles)][j % (2 * Sums::tiles)] = turned_kept[j / (2 * Sums::tiles)][j % (2 * Sums::tiles)] = 0;
   }
   load_rows<P>(kc, x.kq[kInterval - 1], t);
 #pragma unroll
   for (int s = kInterval - 1; s >= 0; s--) {
     const int before = s > 0 ? s - 1 : 0;
     const float (&Sp)[E] = hist[s];
-    float kn[R], q[R], in[M][P::NL], c[P::AS], Pm[E], base[E], dwrite[M], dkeep[M], dr[M], din[P::NL][M], dscalar[P::AS];
-    Products<P> sum;
+    float kn[R], q[R], p[R], kept[R], l[R], in[M][P::NL], c[P::AS], Pm[E], base[E], dwrite[M], dkeep[M], dr[M], din[P::NL][M],
+        dscalar[P::AS];
+    Products<P> sum, sum_l;
+    load_vector<P, P::reads>(p, x.kq[s] + P::at_p * NP, t);
+    load_vector<P, P::keeps>(kept, x.kq[s] + P::at_g * NP, t);
+    load_vector<P, P::seconds>(l, x.kq[s] + P::at_l * NP, t);
     load_rows<P>(kn, x.kq[before], t);
     load_rows<P>(q, x.kq[before] + NP, t);
     step_inputs<P>(in, c, lines, x, s);
@@ -172,15 +228,19 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       Pm[e] = P::Cell::squashes ? dS[e] * fmaf(-S[e], S[e], 1.f) : dS[e];
       if (MayHold && hold) Pm[e] = 0.f;
     }
-    if constexpr (M == 1) {
-      float b[R];
-      as_b<P>(b, kc, g & 1);
-      line_products<P, false>(sum, Pm, b);
-    } else {
-      line_products<P, false>(sum, Pm, kc);
-    }
+    const auto products = [&](Products<P>& sum, const float (&k)[R]) {
+      if constexpr (M == 1) {
+        float b[R];
+        as_b<P>(b, k, g & 1);
+        line_products<P, false>(sum, Pm, b);
+      } else {
+        line_products<P, false>(sum, Pm, k);
+      }
+    };
+    products(sum, kc);
+    if constexpr (P::seconds) products(sum_l, l);
     Sums y;
-    y.set(turned, wrote, turned_before, weights);
+    add(y);
     y.give(sums[s + 1], g, t);
     Sums::turn(turned, Pm);
     Sums::turn(turned_before, Sp);
@@ -194,16 +254,24 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
 #pragma unroll
     for (int e = 0; e < E; e++) {
       const int m = P::line_of(e);
-      const float rest = MayHold && hold ? dS[e] : w[m].keep * Pm[e];
+      const float now = P::keeps ? kept[P::k_of(e)] * Pm[e] : Pm[e], rest = MayHold && hold ? dS[e] : w[m].keep * now;
       base[e] = fmaf(q[P::k_of(e)], dy[m], rest);
-      dkeep[m] = e < M ? Pm[e] * Sp[e] : fmaf(Pm[e], Sp[e], dkeep[m]);
+      dkeep[m] = e < M ? now * Sp[e] : fmaf(now, Sp[e], dkeep[m]);
+    }
+    if constexpr (P::keeps) {
+      float of_g[E];
+#pragma unroll
+      for (int e = 0; e < E; e++) of_g[e] = w[P::line_of(e)].keep * Pm[e] * Sp[e];
+      Sums::turn(turned_kept, of_g);
     }
     line_sums<P, false>(dwrite, sum);
+    float dsecond[M] = {};
+    if constexpr (P::seconds) line_sums<P, false>(dsecond, sum_l);
 #pragma unroll
     for (int m = 0; m < M; m++) {
       if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
-      const auto d =
-          P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m]}, {retrieved[s][m], in[m], c, par[m]});
+      const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m], dsecond[m]},
+                                                                              {retrieved[s][m], in[m], c, par[m]});
       dr[m] = hold ? 0.f : d.r;
 #pragma unroll
       for (int i = 0; i < P::NS; i++) {
@@ -216,14 +284,14 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       for (int i = 0; i < P::NC; i++) dpar[m][i] += hold ? 0.f : d.par[i];
     }
 #pragma unroll
-    for (int e = 0; e < E; e++) dS[e] = fmaf(kc[P::k_of(e)], dr[P::line_of(e)], base[e]);
+    for (int e = 0; e < E; e++) dS[e] = fmaf((P::reads ? p : kc)[P::k_of(e)], dr[P::line_of(e)], base[e]);
 #pragma unroll
     for (int l = 0; l < P::NL; l++)
       if (t == 0) store<M>(dlines + (l * kInterval + s) * CB, din[l]);
 #pragma unroll
     for (int m = 0; m < M; m++) {
-      wrote[m] = written.weights(s, m);
-      weights[m] = transposed(pack_stored<P>(dy[m], dr[m]));
+      wrote[m] = of_write(s, m);
+      weights[m] = of_state(dy[m], dr[m]);
     }
 #pragma unroll
     for (int i = 0; i < P::NS; i++) sm.dscalar[buf][i][s][at.tl] = hold ? 0.f : dscalar[i];
@@ -233,7 +301,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     for (int i = 0; i < R; i++) kc[i] = kn[i];
   }
   Sums y;
-  y.set(turned, wrote, turned_before, weights);
+  add(y);
   y.give(sums[0], g, t);
 }
 
