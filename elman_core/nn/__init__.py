@@ -27,6 +27,7 @@ from .functional import (
 from .init import mamba_decay_, orthogonal_, s4d_, xavier_uniform_
 from .linear import aligned, columns, is_bare, linear, linears
 from .matrix import MatrixConfig, MatrixMixer
+from .matrix_wrapper import MatrixForm, MatrixWrapperConfig, MatrixWrapperMixer
 from .norm import RMSNorm
 from .spectral import SpectralNorm
 from .swiglu import SwiGLU, SwiGLUConfig
@@ -34,9 +35,9 @@ from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
     "CausalConv", "ComputedWeight", "DenseMixer", "ElementwiseForm", "ElementwiseMixer", "InputGatedMixer", "LowRank",
-    "MatrixConfig", "MatrixMixer", "RMSNorm", "RecurrentMatrixConfig", "SpectralNorm", "SwiGLU", "SwiGLUConfig",
-    "WrapperConfig", "WrapperMixer", "add_rms_norm", "aligned", "columns", "compute_dtype", "dense_reference", "each_step",
-    "full_precision", "gate", "hold", "is_bare", "l2_normalize", "linear", "linear_cross_entropy", "linears", "mamba_decay",
-    "mamba_decay_", "matrix_reference", "orthogonal_", "restart", "s4d_", "scaled_once", "self_gate", "time_major",
-    "without_autocast", "xavier_uniform_",
+    "MatrixConfig", "MatrixForm", "MatrixMixer", "MatrixWrapperConfig", "MatrixWrapperMixer", "RMSNorm",
+    "RecurrentMatrixConfig", "SpectralNorm", "SwiGLU", "SwiGLUConfig", "WrapperConfig", "WrapperMixer", "add_rms_norm",
+    "aligned", "columns", "compute_dtype", "dense_reference", "each_step", "full_precision", "gate", "hold", "is_bare",
+    "l2_normalize", "linear", "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "matrix_reference",
+    "orthogonal_", "restart", "s4d_", "scaled_once", "self_gate", "time_major", "without_autocast", "xavier_uniform_",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ class SpectralNorm(ComputedWeight):
     again for a second micro-batch, for the recomputation of activation checkpointing, after a reload or in a resumed run.
 
     Args:
-        width: rows and columns of the weight.
+        width: rows of the weight. columns: as many unless given.
         radius: rho, the largest singular value of the result.
         blocks: n of a weight (n, width, width), each matrix of which is scaled by itself.
         clip: scale down alone, by a factor that is constant for the gradient.
@@ -36,12 +36,14 @@ class SpectralNorm(ComputedWeight):
     v: Tensor
     seen: Tensor
 
-    def __init__(self, width: int, radius: float, *, blocks: int | None = None, clip: bool = False) -> None:
+    def __init__(
+        self, width: int, radius: float, *, columns: int | None = None, blocks: int | None = None, clip: bool = False
+    ) -> None:
         super().__init__()
         self.radius, self.clip = radius, clip
-        shape = (width,) if blocks is None else (blocks, width)
-        self.register_buffer("u", torch.zeros(shape))
-        self.register_buffer("v", torch.zeros(shape))
+        several = () if blocks is None else (blocks,)
+        self.register_buffer("u", torch.zeros(*several, width))
+        self.register_buffer("v", torch.zeros(*several, columns or width))
         self.register_buffer("seen", torch.zeros(8))  # bytes, which every floating dtype holds exactly
         self._started = False  # whether `seen` is known not to be zero; spares the host another look
 
@@ -151,5 +153,5 @@ def _checksum(weight: Tensor) -> Tensor:
 
 def _start_vector(full: Tensor) -> Tensor:
     """Fixed numbers in [-1/2, 1/2) without a pattern: the same on every device, and no draw from a random stream."""
-    mixed = (torch.arange(1, full.shape[-1] + 1, device=full.device) * 40503) & 0xFFFF
+    mixed = (torch.arange(1, full.shape[-2] + 1, device=full.device) * 40503) & 0xFFFF
     return ((((mixed * mixed) >> 7) & 0xFFFF).to(full.dtype) / 0x10000 - 0.5).expand(full.shape[:-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -37,17 +37,19 @@ class WrapperMixer(Mixer):
 
     Subclasses make their parameters in `build_cell`, draw them in `reset_cell`, count them in `cell_params`, run the recurrence
     in `cell` and name its state in `cell_state`. Inside everything is time-major: the input is transposed once, where it is
-    narrowest, and the output is a view.
+    narrowest, and the output is a view. With `time` 1 nothing is transposed, and what is called (T, B, …) here is (B, T, …).
 
-    Parameters beside the cell's: in_proj.weight (I, D), or (2I, D) for u and z, is W_in; out_proj.weight (D, I) is W_out; with
-    `use_conv` conv.weight (I, 1, K) and conv.bias (I). State beside the cell's: conv (B, K - 1, I) with `use_conv`.
+    Parameters beside the cell's: in_proj.weight (I, D), or (2I, D) for u and z, is W_in; out_proj.weight (D, `outputs`) is
+    W_out; with `use_conv` conv.weight (I, 1, K) and conv.bias (I). State beside the cell's: conv (B, K - 1, I) with `use_conv`.
 
     Attributes:
         gated: whether in_proj has a second half z, which passes neither convolution nor SiLU.
+        time: the axis of time inside.
         pre_silu: whether the cell sees silu(u) or u; `build_cell` may make it a matter of the options.
     """
 
     gated: ClassVar[bool] = False
+    time: ClassVar[Literal[0, 1]] = 0
     pre_silu: bool = True
     config: WrapperConfig
 
@@ -55,10 +57,10 @@ class WrapperMixer(Mixer):
         super().__init__(dim, config, layer_idx)
         self.inner = config.inner_width(dim)
         self.in_proj = nn.Linear(dim, self.inner * (2 if self.gated else 1), bias=False)
-        self.conv = CausalConv(self.inner, config.d_conv) if config.use_conv else None
+        self.conv = CausalConv(self.inner, config.d_conv, dim=self.time) if config.use_conv else None
         self.build_cell(self.inner)
         self.dropout = nn.Dropout(config.dropout)
-        self.out_proj = nn.Linear(self.inner, dim, bias=False)
+        self.out_proj = nn.Linear(self.outputs(self.inner, config), dim, bias=False)
         self.reset_parameters()
 
     def build_cell(self, inner: int) -> None:
@@ -68,6 +70,11 @@ class WrapperMixer(Mixer):
     def reset_cell(self) -> None:
         """Draw the parameters of the cell."""
         raise NotImplementedError(f"{type(self).__name__}.reset_cell")
+
+    @classmethod
+    def outputs(cls, inner: int, config: Any) -> int:
+        """The width of the cell's output, for I channels."""
+        return inner
 
     @classmethod
     def cell_params(cls, inner: int, config: Any) -> int:
@@ -96,9 +103,14 @@ class WrapperMixer(Mixer):
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        mask_TB, starts_TB = (None if x is None else time_major(x) for x in (mask_BT, starts_BT))
-        x_TBD, silu = time_major(x_BTD), self.pre_silu
-        early = silu and self.conv is None and x_TBD.shape[0] == 1  # of one step, the projection takes the SiLU along
+        mask_TB, starts_TB, x_TBD = mask_BT, starts_BT, x_BTD
+        if self.time == 0:
+            mask_TB, starts_TB = (None if x is None else time_major(x) for x in (mask_BT, starts_BT))
+            x_TBD = time_major(x_BTD)
+        silu = self.pre_silu
+        early = (
+            silu and self.conv is None and x_TBD.shape[self.time] == 1
+        )  # of one step, the projection takes the SiLU along
         u_TBI, *gate = columns(self.in_proj, x_TBD, self.inner, silu=early)
         z_TBI = gate[0] if self.gated else None
         new_state: State = {}
@@ -107,7 +119,7 @@ class WrapperMixer(Mixer):
         cell = self.cell_of_silu if silu and not early else self.cell
         y_TBI, cell_state = cell(u_TBI, z_TBI, state, mask_TB, starts_TB)
         out_TBD = linear(self.out_proj, self.dropout(y_TBI))
-        return out_TBD.transpose(0, 1), {**new_state, **cell_state}
+        return out_TBD if self.time else out_TBD.transpose(0, 1), {**new_state, **cell_state}
 
     def vector(self, state: State | None, name: str, x_TBI: Tensor) -> Tensor:
         """The state vector `name` (B, I) for this call, zeros at the start, in the dtype that states have beside x."""
@@ -129,7 +141,8 @@ class WrapperMixer(Mixer):
     def param_count(cls, dim: int, config: WrapperConfig) -> int:
         inner = config.inner_width(dim)
         conv = inner * (config.d_conv + 1) if config.use_conv else 0
-        return (3 if cls.gated else 2) * dim * inner + conv + cls.cell_params(inner, config)
+        mapped = (2 if cls.gated else 1) * inner + cls.outputs(inner, config)
+        return dim * mapped + conv + cls.cell_params(inner, config)
 
     @classmethod
     def validate(cls, dim: int, config: WrapperConfig) -> None:

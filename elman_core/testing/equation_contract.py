@@ -65,9 +65,9 @@ class EquationContract(Harness):
         start = {n: v.requires_grad_() for n, v in clone(self.state(mixer.eval(), rows)).items()}
         dropout, keep_BTI = getattr(mixer.train(training), "dropout", None), None
         if dropout is not None:
-            keep_BTI = np.ones((rows, steps, mixer.inner))
+            keep_BTI = np.ones((rows, steps, mixer.out_proj.in_features))
             dropout.register_forward_hook(
-                lambda _m, inputs, y: keep_BTI.__setitem__(..., (y / inputs[0]).detach().transpose(0, 1))
+                lambda _m, inputs, y: keep_BTI.__setitem__(..., (y / inputs[0]).detach().movedim(mixer.time, 1))
             )
         y_BTD, end = mixer(x_BTD, start if given else None, mask_BT, starts_BT)
         if keep_BTI is not None and training and mixer.config.dropout:

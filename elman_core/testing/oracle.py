@@ -43,8 +43,9 @@ def self_gate_slope(h: Array) -> Array:
 
 
 def maps_gradient(p: Arrays, x: Array, deltas: Arrays) -> tuple[Arrays, Array]:
-    """Of maps W x + b, by name the gradients of their outputs: those of every W and b, and of x."""
-    of_p = {f"{n}.weight": np.outer(d, x) for n, d in deltas.items()} | {f"{n}.bias": d for n, d in deltas.items()}
+    """Of maps W x, or W x + b, by name the gradients of their outputs: those of every W and b, and of x."""
+    of_p = {f"{n}.weight": np.outer(d, x) for n, d in deltas.items()}
+    of_p |= {f"{n}.bias": d for n, d in deltas.items() if f"{n}.bias" in p}
     return of_p, sum((p[f"{n}.weight"].T @ d for n, d in deltas.items()), np.zeros_like(x))
 
 
@@ -149,14 +150,14 @@ class Row:
             self.bare = self.cell_p[form.matrix]
             self.cell_p[form.matrix] = scaled(self.bare, o["spectral_radius"], p["spectral.u"], p["spectral.v"])
         projected = x_TD @ p["in_proj.weight"].T
-        inner = keep_TI.shape[1]
+        inner = len(p["in_proj.weight"]) // (2 if form.gated else 1)
         self.u, self.z = projected[:, :inner], projected[:, inner:] if form.gated else None
         self.c = self.u
         if o["use_conv"]:
             self.conv = Convolution(self.u, p["conv.weight"], p["conv.bias"], start["conv"], begins)
             self.c = self.conv.out
         self.a = silu(self.c) if form.pre_silu else self.c
-        self.states, self.y = [{n: s for n, s in start.items() if n != "conv"}], np.zeros_like(self.u)
+        self.states, self.y = [{n: s for n, s in start.items() if n != "conv"}], np.zeros_like(keep_TI)
         for t in range(len(x_TD)):
             self.y[t], after = cell.step(o, self.cell_p, self._before(t), self.a[t], self._z(t))
             self.states.append(after)

@@ -1,0 +1,131 @@
+"""Matrix-state mixers inside the wrapper. B batch, T time, I inner width, H heads, n rows and columns of a head's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from elman_core.kernels import Maps, MatrixKernel
+from elman_core.registry import State, StateSpec, option
+
+from .functional import self_gate
+from .init import xavier_uniform_
+from .linear import linears
+from .wrapper import WrapperConfig, WrapperMixer
+
+
+@dataclass(frozen=True)
+class MatrixWrapperConfig(WrapperConfig):
+    """Options of one square matrix state, beside those of the wrapper. A variant with heads adds `n_heads`."""
+
+    n_state: int = option(32, "rows and columns n of the state", ge=4, le=128, multiple_of=4)
+
+
+@dataclass(frozen=True)
+class MatrixForm:
+    """What a matrix-state mixer inside the wrapper is made of.
+
+    Attributes:
+        kernel: the recurrence.
+        maps: the maps W u whose outputs are the kernel's q, k, other rows and lines, in their order.
+        vectors: the kernel's params, in their order: {name: value at the start}.
+        options: of the kernel, that are on. inputs: what happens to the inputs first; None is the kernel's first maps.
+    """
+
+    kernel: MatrixKernel
+    maps: tuple[str, ...] = ("w_q", "w_k", "w_v")
+    vectors: Mapping[str, float] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    inputs: Maps | None = None
+
+
+class MatrixWrapperMixer(WrapperMixer):
+    """A wrapper around (S_t, o_t) = cell(S_{t-1}, W u_t, …, p), y_t = g(o_t): parameters, initialisation, and the calls.
+
+    Parameters beside the wrapper's: NAME.weight (H n, I), head after head, of every map, without bias; NAME (H n) of every
+    vector. State: S (B, H, n, n), rows keys and columns values, zeros at the start.
+
+    Attributes:
+        form: what it is made of.
+        forms: instead of `form`, what each value of the option `form` is made of.
+    """
+
+    time = 1
+    rollback = "replay"
+    form: ClassVar[MatrixForm]
+    forms: ClassVar[Mapping[str, MatrixForm]] = {}
+    config: Any
+
+    @classmethod
+    def form_of(cls, config: Any) -> MatrixForm:
+        """The form that these options choose."""
+        return cls.forms[config.form] if cls.forms else cls.form
+
+    @classmethod
+    def outputs(cls, inner: int, config: Any) -> int:
+        return config.n_state * getattr(config, "n_heads", 1)
+
+    def build_cell(self, inner: int) -> None:
+        form, width = self.form_of(self.config), self.outputs(inner, self.config)
+        for name in form.maps:
+            self.add_module(name, nn.Linear(inner, width, bias=False))
+        for name in form.vectors:
+            self.register_parameter(name, nn.Parameter(torch.empty(width)))
+
+    @classmethod
+    def cell_params(cls, inner: int, config: Any) -> int:
+        form = cls.form_of(config)
+        return cls.outputs(inner, config) * (len(form.maps) * inner + len(form.vectors))
+
+    @classmethod
+    def cell_state(cls, inner: int, config: Any) -> StateSpec:
+        n = config.n_state
+        return {"S": ((cls.outputs(inner, config) // n, n, n), torch.float32)}
+
+    def inputs(self, x_BTI: Tensor) -> list[Tensor]:
+        """q, k, other rows and lines, (B, T, H, n) each: the outputs of the maps unless overridden."""
+        made = linears([getattr(self, name) for name in self.form_of(self.config).maps], x_BTI)
+        return [y.unflatten(-1, (-1, self.config.n_state)) for y in made]
+
+    def scalars(self, x_BTI: Tensor) -> list[Tensor]:
+        """The kernel's scalars, (B, T, H) each."""
+        return []
+
+    def readout(self, o_BTx: Tensor, x_BTI: Tensor, z_BTI: Tensor | None) -> Tensor:
+        """y of what is read, o (B, T, H n): o silu(o) unless overridden."""
+        return self_gate(o_BTx)
+
+    def cell(
+        self, x_BTI: Tensor, z_BTI: Tensor | None, state: State | None, *flags_BT: Tensor | None
+    ) -> tuple[Tensor, State]:
+        form, inputs = self.form_of(self.config), self.inputs(x_BTI)
+        vectors = [getattr(self, name).view(-1, inputs[-1].shape[-1]) for name in form.vectors]
+        mask_BT, starts_BT = flags_BT
+        options: dict[str, Any] = dict.fromkeys(form.options, True)
+        o_BTHn, s = form.kernel(
+            *inputs,
+            *self.scalars(x_BTI),
+            *vectors,
+            state_BHNV=None if state is None else state["S"],
+            mask_BT=mask_BT,
+            starts_BT=starts_BT,
+            maps=form.inputs,
+            **options,
+        )
+        return self.readout(o_BTHn.flatten(2), x_BTI, z_BTI), {"S": s}
+
+    def backend(self) -> str:
+        n = self.config.n_state
+        return self.form_of(self.config).kernel.backend(self.out_proj.weight.device, n, n)
+
+    def reset_cell(self) -> None:
+        form = self.form_of(self.config)
+        for name in form.maps:
+            for head in getattr(self, name).weight.split(self.config.n_state):
+                xavier_uniform_(head)
+        for name, start in form.vectors.items():
+            nn.init.constant_(getattr(self, name), start)
