@@ -1,0 +1,38 @@
+"""E72: everything a variant promises, and its equation in NumPy."""
+
+import numpy as np
+
+from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid
+
+SMALL = {"n_state": 4}
+
+
+class TestE72(VariantContract):
+    variant = "e72"
+    options = (SMALL, {**SMALL, "inverse": True, "unit_keys": True, "use_conv": True, "mamba2_init": True})
+
+    def parts(self, o, p, s, x):
+        q, k, v, alpha = (p[f"w_{n}.weight"] @ x for n in ("q", "k", "v", "alpha"))
+        rho = (k @ k + 1e-12) ** -0.5 if o["unit_keys"] else 1.0
+        r = s["S"][0].T @ (k * rho)
+        g = sigmoid(p["d_g"] * (-abs(r) if o["inverse"] else r) + p["b_g"])
+        a = sigmoid(alpha + p["b_alpha"])
+        return q, k * rho, rho, v, r, g, a, s["S"][0] * a + np.outer(k * rho, (1 - a) * g * v)
+
+    def step(self, o, p, s, x, z):
+        q, *_, S = self.parts(o, p, s, x)
+        return self_gate(S.T @ q), {"S": S[None]}
+
+    def step_gradient(self, o, p, s, x, z, gy, gs):
+        q, k, rho, v, r, g, a, S = self.parts(o, p, s, x)
+        before, do = s["S"][0], gy * self_gate_slope(S.T @ q)
+        dS = gs["S"][0] + np.outer(q, do)
+        d_alpha = np.sum(dS * (before - np.outer(k, g * v)), 0) * a * (1 - a)
+        dw = (1 - a) * (dS.T @ k)
+        d_gate = dw * v * g * (1 - g)
+        dr = -d_gate * p["d_g"] * np.sign(r) if o["inverse"] else d_gate * p["d_g"]
+        dk = dS @ ((1 - a) * g * v) + before @ dr
+        dk = rho * (dk - k * (k @ dk)) if o["unit_keys"] else dk
+        dp, dx = maps_gradient(p, x, {"w_q": S @ do, "w_k": dk, "w_v": dw * g, "w_alpha": d_alpha})
+        dp |= {"d_g": -d_gate * abs(r) if o["inverse"] else d_gate * r, "b_g": d_gate, "b_alpha": d_alpha}
+        return dp, {"S": (dS * a + np.outer(k, dr))[None]}, dx, None
