@@ -31,29 +31,52 @@ def test_values_and_gradients_are_those_of_the_maps(bias):
         torch.testing.assert_close(a, b)
 
 
-def test_gradients_that_lie_side_by_side_are_not_copied():
+def test_gradients_that_lie_side_by_side_are_one():
     whole = torch.randn(3, 4, 24)
-    sizes = [8, 0, 12, 4]
-    parts = whole.split(sizes, -1)
-    found = joined.side_by_side(parts, sizes)
+    parts = whole.split([8, 12, 4], -1)
+    found = joined.side_by_side(parts)
     assert found.data_ptr() == whole.data_ptr()
     assert torch.equal(found, whole)
-    inner = joined.side_by_side(parts[:3], sizes[:3])
+    inner = joined.side_by_side(parts[:2])
     assert torch.equal(inner, whole[..., :20])
     assert inner.stride() == whole.stride()
-    assert joined.side_by_side(parts[2:], sizes[2:]).data_ptr() == parts[2].data_ptr()
     for other in (
-        [parts[2], parts[0]],  # in another order
-        [parts[0], parts[3]],  # with a gap
-        [parts[0], None],
-        [None, parts[2]],
-        [parts[0], parts[2].clone()],
-        [parts[0], parts[2].double()],
+        [parts[1], parts[0]],  # in another order
+        [parts[0], parts[2]],  # with a gap
+        [parts[0], parts[1].clone()],
+        [parts[0], parts[1].double()],
         [parts[0], torch.randn(3, 4, 20)[..., 8:]],
         [x.expand(3, 4, -1) for x in torch.randn(12).split([8, 4])],  # rows that overlap
         [x.transpose(1, 2) for x in torch.randn(3, 24, 4).split([8, 16], 1)],
     ):
-        assert joined.side_by_side(other, [8, 12]) is None
+        assert joined.side_by_side(other) is None
+
+
+def test_only_gradients_that_are_thin_or_lie_at_odd_places_are_copied():
+    whole, apart = torch.randn(3, 4, 168), torch.randn(3, 4, 200)
+    grads = [
+        whole[..., :160],
+        None,
+        whole[..., 160:],
+        None,
+        torch.randn(3, 4, 5),
+        torch.randn(3, 4, 8),
+        apart,
+        torch.randn(3, 4, 201),
+    ]
+    sizes = [160, 0, 8, 3, 5, 8, 200, 201]
+    first, thin, wide, odd = joined._groups(grads, sizes, whole)
+    assert (first.data_ptr(), wide.data_ptr()) == (whole.data_ptr(), apart.data_ptr())
+    assert torch.equal(thin, torch.cat([torch.zeros(3, 4, 3), grads[4], grads[5]], -1))
+    assert torch.equal(odd, grads[7])
+    modules = [nn.Linear(7, n).double() for n in (136, 3, 129, 200)]
+    x = torch.randn(3, 4, 7, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *(p for m in modules for p in m.parameters())]
+    above = [torch.randn(3, 4, m.out_features, dtype=torch.float64) for m in modules]
+    found = torch.autograd.grad(joined.joined(modules, x)[1:], inputs, above[1:], materialize_grads=True)
+    expected = torch.autograd.grad([m(x) for m in modules[1:]], inputs, above[1:], materialize_grads=True)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_a_fused_recurrence_leaves_gradients_side_by_side(monkeypatch):
@@ -63,13 +86,15 @@ def test_a_fused_recurrence_leaves_gradients_side_by_side(monkeypatch):
     projections = [nn.Linear(12, n, bias=False).double() for n in (3 * 8 * 4, 8)]
     x = torch.randn(2, 5, 12, dtype=torch.float64)
     heads = [torch.randn(8, dtype=torch.float64) for _ in range(2)]
-    seen, look = [], joined.side_by_side
+    seen, look = [], joined._groups
 
-    def looking(parts, sizes):
-        seen.append(look(parts, sizes) is not None)
-        return look(parts, sizes)
+    def looking(*given):
+        groups = list(look(*given))
+        seen.append([group.shape[-1] for group in groups])
+        return groups
 
-    monkeypatch.setattr(joined, "side_by_side", looking)
+    monkeypatch.setattr(joined, "_groups", looking)
+    monkeypatch.setattr(joined, "THIN", 0)
 
     def gradients(backend):
         qkv, a = joined.joined(projections, x)
@@ -78,7 +103,7 @@ def test_a_fused_recurrence_leaves_gradients_side_by_side(monkeypatch):
 
     for found, expected in zip(gradients("host"), gradients("reference"), strict=True):
         torch.testing.assert_close(found, expected)
-    assert seen == [True, False]
+    assert seen == [[104], [96, 8]]
 
 
 def test_a_padded_product_has_zeros_behind_it_and_the_gradients_of_the_map():

@@ -2,114 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import elman_csrc
 import pytest
 import torch
-from causal_conv_helpers import Module, Problem, reference
-from elementwise_helpers import too_far
 from emulated import LIBRARY, compile_emulated
 
-from elman_core.kernels.build import Extension, build, local_arch
-from elman_core.nn import CausalConv
+from elman_core.kernels.build import build
+from elman_core.kernels.causal_conv import op
+from elman_core.kernels.causal_conv.spec import first_use
+from elman_core.kernels.launch import open_module
+from elman_core.kernels.spec import Case, KernelSpec
+from elman_core.kernels.verify import failures, verify
+from elman_core.registry import KernelError
 from elman_core.testing.kernel import need_gpu, need_host_compiler, need_nvcc
 
-f64, f32, bf16, f16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
-CODES = {f32: "1", bf16: "2", f16: "3"}
+f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
 
 
-def problems(taps: int) -> list[Problem]:
-    return [
-        Problem(1, 2, 3, taps),
-        Problem(37, 3, 5, taps, silu=False),
-        Problem(131, 3, 16, taps, sliced=True),
-        Problem(37, 2, 40, taps, masked=True, carried=False),
-        Problem(100, 2, 72, taps, starts=True),
-        Problem(130, 9, 24, taps, masked=True, starts=True, sliced=True),
-        Problem(33, 3, 264, taps, masked=True, starts=True),
-        Problem(18, 5, 8, taps),  # the last chunk is shorter than the window
-    ]
+@pytest.fixture
+def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelSpec:
+    """The kernel's spec with a back end "emulated": the op as on a GPU, on tensors of the processor."""
+    need_host_compiler()
 
+    def module(dtype: torch.dtype, taps: int, _index: int) -> Any:
+        given, path = op.extension(dtype, taps), tmp_path / f"conv_{taps}_{dtype}.so"
+        if not path.exists():
+            compile_emulated(given, given.binding, path, *LIBRARY)
+        return open_module(path, op.NAME)
 
-def extension(taps: int, dtype: torch.dtype) -> Extension:
-    return Extension(
-        f"causal_conv_{taps}",
-        elman_csrc.get_bindings() / "causal_conv_cuda.cu",
-        include=(elman_csrc.get_include(),),
-        defines=(("ELMAN_TAPS", str(taps)), ("ELMAN_DTYPE", CODES[dtype])),
-        python=False,
-    )
-
-
-def check(module: Module, problem: Problem, dtype: torch.dtype, device: str = "cpu") -> None:
-    given = problem.inputs(dtype)
-    single, exact = (reference(given, problem.silu, wide) for wide in (f32, f64))
-    found = module.run(problem.inputs(dtype, device), problem.silu)
-    assert not too_far({name: x.cpu() for name, x in found.items()}, single, exact)
+    monkeypatch.setattr(op, "_module", module)
+    return replace(op.Kernel().spec(), portable=("emulated",))
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["copies-at-once", "copies-as-late-as-they-may-be"])
 @pytest.mark.parametrize(("taps", "dtype"), [(4, bf16), (4, f32), (2, f16), (7, bf16), (12, f32)], ids=str)
 def test_the_gpu_source_equals_the_sum(
-    taps: int, dtype: torch.dtype, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taps: int, dtype: torch.dtype, late: bool, emulated: KernelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    need_host_compiler()
     if late:
         monkeypatch.setenv("EMULATED_BACKWARDS", "1")
-    given, path = extension(taps, dtype), tmp_path / "conv.so"
-    compile_emulated(given, given.binding, path, *LIBRARY)
-    for problem in problems(taps):
-        check(Module(path), problem, dtype)
+    more = [
+        ((1, 2, 64), {"masked": True}),
+        ((18, 5, 40), {"bare": True}),
+        ((33, 3, 40), {"strided": True, "options": {"silu": True}}),
+    ]
+    sizes = [Case(dict(zip("TBCK", (*of, taps), strict=True)), dtype, **special) for of, special in more]
+    cases = [*first_use(dtype, taps), *(replace(c, options={"bias": True, **c.options}) for c in sizes)]
+    report = verify(emulated, "emulated", cases=cases, opcheck=not late)
+    assert report.passed, list(failures(report))
 
 
-def test_a_step_of_decoding_may_write_its_window_in_place_and_says_what_is_missing(tmp_path: Path) -> None:
-    need_host_compiler()
-    given, path, problem = extension(4, bf16), tmp_path / "conv.so", Problem(1, 3, 40)
-    compile_emulated(given, given.binding, path, *LIBRARY)
-    module, inputs = Module(path), problem.inputs(bf16)
-    call, _ = module.describe(inputs, problem.silu)
-    wanted = reference(problem.inputs(bf16), problem.silu)["last"]
-    assert module.call("forward", call | {"last": inputs["window"]}) is None
-    torch.testing.assert_close(inputs["window"], wanted.float())
+def test_a_step_of_decoding_may_write_its_window_in_place_and_says_what_is_missing(emulated: KernelSpec) -> None:
+    module = op._module(bf16, 4, -1)
+    x, weight, window = torch.randn(1, 3, 40).to(bf16), torch.randn(40, 4), torch.randn(3, 3, 40)
+    given = {"x": x, "weight": weight, "window": window, "y": torch.empty_like(x)}
+    wanted = torch.cat((window[:, 1:], x.float().transpose(0, 1)), 1)
+    module.run("forward", **given, last=window)
+    torch.testing.assert_close(window, wanted)
     for direction, changed, said in (
         ("forward", {"weight": None}, "x or the weights are missing"),
         ("backward", {"shares": None}, "dy, dx or shares are missing"),
-        ("forward", {"weight": inputs["weight"][:3]}, "weight must be (40, K), not (3, 4)"),
-        ("forward", {"bias": inputs["bias"].bfloat16()}, "bias has the wrong dtype, torch.bfloat16"),
+        ("forward", {"weight": weight[:3]}, r"weight must be \(40, K\), not \(3, 4\)"),
+        ("forward", {"bias": torch.ones(40).bfloat16()}, "bias has the wrong dtype, torch.bfloat16"),
     ):
-        assert module.call(direction, call | changed) == said
+        with pytest.raises(KernelError, match=said):
+            module.run(direction, **{**given, **changed})
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_sum_is_that_of_the_layer(masked: bool) -> None:
-    given = Problem(23, 3, 6, masked=masked).inputs(f64)
-    layer = CausalConv(6).double()
-    with torch.no_grad():
-        layer.weight.copy_(given["weight"][:, None])
-        assert layer.bias is not None
-        layer.bias.copy_(given["bias"])
-        mask = None if given["mask"] is None else given["mask"].bool()
-        y, window = layer(given["x"], given["window"], mask)
-    expected = reference(given, silu=False)
-    there = torch.ones(23, 3, dtype=torch.bool) if mask is None else mask
-    torch.testing.assert_close(y[there], expected["y"][there])
-    torch.testing.assert_close(window, expected["last"])
+def test_compiled_and_recomputed_it_gives_the_same_gradients(emulated: KernelSpec) -> None:
+    x, weight = torch.randn(9, 3, 16, requires_grad=True), torch.randn(16, 4, requires_grad=True)
+
+    def loss(x: Any, weight: Any) -> Any:
+        y, last = op._op(x, weight, None, None, None, None, 0, True)
+        return (y * y).sum() + last.sum()
+
+    checkpointed: Callable[..., Any] = torch.utils.checkpoint.checkpoint
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    wanted = torch.autograd.grad(loss(x, weight), (x, weight))
+    for made in (compiled(x, weight), checkpointed(loss, x, weight, use_reentrant=False)):
+        for found, right in zip(torch.autograd.grad(made, (x, weight)), wanted, strict=True):
+            torch.testing.assert_close(found, right)
+    with pytest.raises(NotImplementedError, match="create_graph=True"):
+        torch.autograd.grad(loss(x, weight), x, create_graph=True)
 
 
 def test_it_compiles_for_a_gpu(tmp_path: Path) -> None:
     need_nvcc()
-    assert build(extension(4, bf16), "sm_80", tmp_path).is_file()
+    assert build(op.extension(), "sm_80", tmp_path).is_file()
+    with pytest.raises(KernelError, match="2 to 64 taps, not 65"):
+        op.extension(taps=65)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("taps", "dtype"), [(4, bf16), (4, f16), (4, f32), (2, bf16), (8, bf16), (12, f32)], ids=str)
-def test_a_gpu_equals_the_sum_and_gives_the_same_bits_twice(taps: int, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_gpu_equals_the_sum() -> None:
     need_gpu()
-    given = extension(taps, dtype)
-    module = Module(build(given, local_arch(given), tmp_path))
-    for problem in [*problems(taps), Problem(300, 5, 520, taps, masked=True, starts=True)]:
-        check(module, problem, dtype, "cuda")
-        inputs = problem.inputs(dtype, "cuda")
-        first, second = module.run(inputs, problem.silu), module.run(inputs, problem.silu)
-        assert all(torch.equal(x, second[name]) for name, x in first.items())
+    report = verify(op.Kernel().spec(), "cuda")
+    assert report.passed, list(failures(report))

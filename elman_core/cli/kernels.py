@@ -18,7 +18,7 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME]...",
-        help="Variants, or kernels as `verify` names them (decode: kernels shared by all models); all if none.",
+        help="Variants, or kernels as `verify` names them (decode, causal_conv: shared by all models); all if none.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -139,13 +139,12 @@ def _specs(names: list[str], target: str | None, shared: bool = False) -> list[K
     Args:
         names: of variants, for all of their kernels that have the target, or of single kernels.
         target: a back end; None for kernels of any.
-        shared: whether those that every model decodes with belong to a variant's.
+        shared: whether those that belong to no variant are taken along.
     """
-    from elman_core.kernels.decode.spec import spec as shared_spec
     from elman_core.registry import KernelError, get_variant, list_variants
 
     variants = list_variants()
-    common = [s for s in (shared_spec(),) if _runs(s, target)]
+    common = [s for s in _shared() if _runs(s, target)]
     if not names:
         found = [s for name in variants for s in get_variant(name).kernels if _runs(s, target)] + common
         if not found:
@@ -174,11 +173,18 @@ def _has(spec: KernelSpec, target: str, grid: Literal["quick", "full"], dtypes: 
 
 def _kernel(name: str) -> KernelSpec | None:
     """The kernel of that name, of whatever variant or of none."""
-    from elman_core.kernels.decode.spec import spec as shared_spec
     from elman_core.registry import get_variant, list_variants
 
     installed = (s for variant in list_variants() for s in get_variant(variant).kernels)
-    return next((s for s in (shared_spec(), *installed) if s.name == name), None)
+    return next((s for s in (*_shared(), *installed) if s.name == name), None)
+
+
+def _shared() -> tuple[KernelSpec, ...]:
+    """The kernels that belong to no variant."""
+    from elman_core.kernels.causal_conv.op import Kernel
+    from elman_core.kernels.decode.spec import spec
+
+    return spec(), Kernel().spec()
 
 
 def _of_variant(name: str, target: str | None) -> list[KernelSpec]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ ROWS = 4096
 """Rows of x from which on a copy of the weights, one behind the other or with rows of zeros, costs less than what it spares."""
 
 ALIGN = 8
+THIN = 128
+"""Columns of a gradient up to which its copy costs less than a product of its own, which reads x and the sum so far again."""
 
 
 def joins(modules: Sequence[nn.Module], x: Tensor) -> bool:
@@ -43,46 +45,69 @@ def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
         weights += [weight, weight.new_zeros(-module.out_features % ALIGN, x.shape[-1])]
         if module.bias is not None:
             biases += [module.bias.to(weight.dtype), weight.new_zeros(-module.out_features % ALIGN)]
-    y = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
-    sizes = [len(weight) for weight in weights]
-    parts: Sequence[Tensor] = y.split(sizes, -1) if torch.compiler.is_compiling() else _Split.apply(y, sizes)
-    return list(parts[::2])
+    weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
+    sizes = [len(each) for each in weights]
+    if torch.compiler.is_compiling():
+        return list(F.linear(x, weight, bias).split(sizes, -1)[::2])
+    return list(_Product.apply(x.to(weight.dtype), weight, bias, sizes)[::2])
 
 
-class _Split(torch.autograd.Function):
-    """`y.split(sizes, -1)`; gradients of the parts that lie side by side, as a kernel may leave them, are not copied."""
+class _Product(torch.autograd.Function):
+    """`F.linear(x, weight, bias).split(sizes, -1)`, whose gradients are read where they lie: those side by side, as a kernel
+    may leave them, by one product, others by products of their own. Only thin ones are copied behind each other."""
 
     @staticmethod
-    def forward(y: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-        return y.split(sizes, -1)
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: list[int]) -> tuple[Tensor, ...]:
+        return F.linear(x, weight, bias).split(sizes, -1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG004
-        y, ctx.sizes = inputs
-        ctx.shape, ctx.options = y.shape[:-1], {"dtype": y.dtype, "device": y.device}
+        x, weight, _, ctx.sizes = inputs
+        ctx.save_for_backward(x, weight)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:
-        whole = side_by_side(grads, ctx.sizes)
-        if whole is None:
-            made = (
-                torch.zeros(*ctx.shape, n, **ctx.options) if g is None else g
-                for g, n in zip(grads, ctx.sizes, strict=True)
-            )
-            whole = torch.cat(list(made), -1)
-        return whole, None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows, (for_x, for_weight, for_bias, _) = x.flatten(0, -2), ctx.needs_input_grad
+        dx, dweight, dbias = None, [], []
+        groups = list(_groups(grads, ctx.sizes, x))
+        for group, part in zip(groups, weight.split([group.shape[-1] for group in groups]), strict=True):
+            d = group.flatten(0, -2)
+            if for_x:
+                dx = d.mm(part) if dx is None else dx.addmm_(d, part)
+            dweight += [d.t().mm(rows)] if for_weight else []
+            dbias += [d.sum(0)] if for_bias else []
+        return (
+            None if dx is None else dx.view(x.shape), torch.cat(dweight) if dweight else None,
+            torch.cat(dbias) if dbias else None, None,
+        )  # fmt: skip
 
 
-def side_by_side(parts: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:
-    """The tensor of which `parts`, `sizes` columns wide, are all columns in their order, or None. Empty parts do not count."""
-    some = [part for part, size in zip(parts, sizes, strict=True) if size]
-    first = some[0]
-    if first is None:
-        return None
+def _groups(grads: Sequence[Tensor | None], sizes: Sequence[int], like: Tensor) -> Iterator[Tensor]:
+    """The gradients in their order: those side by side as one tensor, neighbours that are thin or begin anywhere as a copy."""
+    parts = [like.new_zeros(*like.shape[:-1], n) if g is None else g for g, n in zip(grads, sizes, strict=True) if n]
+    copied: list[Tensor] = []
+    while parts:
+        count = max((i for i in range(2, len(parts) + 1) if side_by_side(parts[:i]) is not None), default=1)
+        whole = parts[0] if count == 1 else side_by_side(parts[:count])
+        parts = parts[count:]
+        assert whole is not None
+        keep = whole.shape[-1] > THIN and whole.stride(-2) % ALIGN == 0
+        copied += [] if keep else [whole]
+        if copied and (keep or not parts):
+            yield torch.cat(copied, -1)
+            copied = []
+        if keep:
+            yield whole
+
+
+def side_by_side(parts: Sequence[Tensor]) -> Tensor | None:
+    """The tensor of which `parts` are all columns in their order, or None."""
+    first = parts[0]
     at = first.storage_offset()
-    for part in some:
-        if part is None or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+    for part in parts:
+        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
             return None
         if part.stride() != first.stride() or part.storage_offset() != at or part.dtype != first.dtype:
             return None

@@ -1,0 +1,166 @@
+"""`causal_conv`: a causal depthwise convolution over time whose window is state, as one kernel each way.
+
+    z_t = bias + sum_j weight_j x_{t-(K-1)+j},   y = z, or silu(z), channel by channel
+
+registered with `torch.library` as `elman::causal_conv` and its backward. On NVIDIA GPUs the kernels of `elman_csrc`
+(causal_conv.cuh) run, compiled for each dtype and K at first use; x and the gradient of y may be slices of wider tensors, which
+are read in place. Elsewhere plain PyTorch runs.
+
+Shapes: T time, B batch, C channels, K taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, register_autograd
+
+from elman_core.kernels import build, choice, launch, runtime
+from elman_core.kernels.build import Extension
+from elman_core.kernels.spec import Case, KernelSpec
+from elman_core.registry.errors import KernelError
+
+from .reference import reference
+
+NAME = "causal_conv"
+_library = Library("elman", "FRAGMENT")
+
+
+def causal_conv(
+    x: Tensor, weight_CK: Tensor, bias_C: Tensor | None = None, window_BKC: Tensor | None = None,
+    mask: Tensor | None = None, starts: Tensor | None = None, *, dim: int = 0, silu: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns (y in the shape and dtype of x, the new window (B, K - 1, C) in float32 or float64).
+
+    Args:
+        x: (T, B, C), or (B, T, C) with `dim` 1; float32, bfloat16, float16 or float64; any strides.
+        weight_CK, bias_C: in any floating dtype. window_BKC: the last K - 1 inputs, oldest first; None is zeros.
+        mask: bool in the layout of x without C. Where it is False the step is not there: the window holds, the next step sees
+            the inputs before it, and y is finite but means nothing.
+        starts: bool likewise; True where a document begins, which sees no input of the one before.
+        dim: the axis of time. silu: whether y passes SiLU.
+    """
+    fits = x.is_cuda and x.dtype != torch.float64 and x.numel() > 0 and not runtime.transformed()
+    run = _op if fits and choice.runs(NAME, x, weight_CK.shape[1]) else reference
+    wide = runtime.compute_dtype(x, weight_CK)
+    bias_C, window_BKC = (None if p is None else p.to(wide) for p in (bias_C, window_BKC))
+    y, last = run(x, weight_CK.to(wide), bias_C, window_BKC, mask, starts, dim, silu)
+    return y, last
+
+
+class Kernel:
+    """`choice.Compiled`."""
+
+    name = NAME
+
+    def prepare(self, dtype: torch.dtype, taps: int) -> str:
+        _module(dtype, taps, torch.cuda.current_device())
+        return "a warp for each chunk of time"
+
+    def cases(self, dtype: torch.dtype, taps: int) -> Sequence[Case]:
+        from .spec import first_use
+
+        return first_use(dtype, taps)
+
+    def spec(self) -> KernelSpec:
+        from .spec import make_spec
+
+        return make_spec(_op)
+
+
+choice.register(Kernel())
+
+
+def extension(dtype: torch.dtype = torch.bfloat16, taps: int = 4) -> Extension:
+    """What is compiled for a dtype of storage and K.
+
+    Raises:
+        KernelError: there is no kernel for these, or the sources are not installed.
+    """
+    if not 2 <= taps <= 64:
+        raise KernelError(f"{NAME}: kernels take 2 to 64 taps, not {taps}")
+    name = f"{NAME}_{str(dtype).removeprefix('torch.')}_{taps}"
+    return build.shipped(name, "causal_conv_cuda.cu", DTYPE=runtime.DTYPE_CODES[dtype], TAPS=taps)
+
+
+@cache
+def _module(dtype: torch.dtype, taps: int, _index: int) -> Any:
+    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
+    made = extension(dtype, taps)
+    return launch.open_module(build.build(made, build.local_arch(made)), NAME)
+
+
+def _by_time(x: Tensor | None, dim: int) -> Tensor | None:
+    """A view of x with time first."""
+    return x.transpose(0, 1) if dim and x is not None else x
+
+
+def _call(x: Tensor, weight: Tensor, *rest: Any) -> Any:
+    """A call of the module for the current device, with the arguments that both directions have."""
+    bias, window, mask, starts, dim, silu = rest
+    flat = {
+        "weight": weight,
+        "bias": bias,
+        "window": window,
+        "mask": _by_time(mask, dim),
+        "starts": _by_time(starts, dim),
+    }
+    return _module(x.dtype, weight.shape[1], x.get_device()).call(
+        x=_by_time(launch.readable(x), dim), silu=silu, cuda_stream=launch.stream(x),
+        **{name: None if v is None else launch.whole(v) for name, v in flat.items()},
+    )  # fmt: skip
+
+
+def _forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    y, last = _fake_forward(x, weight, *rest)
+    with torch.cuda.device(x.get_device()):
+        _call(x, weight, *rest).run("forward", y=_by_time(y, rest[-2]), last=last)
+    return y, last
+
+
+def _backward(dy: Tensor, dlast: Tensor | None, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    (bias, window, *_, dim, _silu), (channels, taps) = rest, weight.shape
+    dx, dwindow = x.new_empty(x.shape), weight.new_empty(0 if window is None else window.shape)
+    with torch.cuda.device(x.get_device()):
+        count = _module(x.dtype, taps, x.get_device()).ask("shares", x.shape[dim], x.shape[1 - dim], channels)
+        shares = weight.new_empty(count, taps + 1, channels)
+        _call(x, weight, *rest).run(
+            "backward", dy=_by_time(launch.readable(dy), dim), dx=_by_time(dx, dim), shares=shares,
+            dlast=None if dlast is None else launch.whole(dlast), dwindow=None if window is None else dwindow,
+        )  # fmt: skip
+    sums = shares.sum(0)
+    return dx, sums[:-1].t().contiguous(), weight.new_empty(0) if bias is None else sums[-1].clone(), dwindow
+
+
+def _fake_forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(x.shape[1 - rest[-2]], weight.shape[1] - 1, x.shape[2])
+
+
+def _fake_backward(_dy: Tensor, _dlast: Any, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape), *(weight.new_empty(0 if p is None else p.shape) for p in (weight, *rest[:2]))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:-2])
+    ctx.rest = inputs[-2:]
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, dlast: Tensor | None) -> tuple[Tensor | None, ...]:
+    runtime.refuse_second_derivatives(NAME)
+    given = ctx.saved_tensors
+    dy = given[0].new_zeros(given[0].shape) if dy is None else dy
+    gradients = _backward_op(dy, dlast, *given, *ctx.rest)
+    return *(None if x is None else d for x, d in zip(given, gradients, strict=False)), None, None, None, None
+
+
+_ARGUMENTS = "Tensor x, Tensor weight, Tensor? bias, Tensor? window, Tensor? mask, Tensor? starts, int dim, bool silu"
+_library.define(f"{NAME}({_ARGUMENTS}) -> (Tensor, Tensor)")
+_library.define(f"{NAME}_backward(Tensor dy, Tensor? dlast, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
+_op = runtime.implement(_library, NAME, _forward, _fake_forward)
+_backward_op = runtime.implement(_library, f"{NAME}_backward", _backward, _fake_backward)
+register_autograd(f"elman::{NAME}", _differentiate, setup_context=_save, lib=_library)
