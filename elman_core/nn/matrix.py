@@ -18,6 +18,7 @@ from elman_core.registry import ConfigError, Mixer, State, StateSpec, option
 
 from .conv import CausalConv
 from .functional import compute_dtype
+from .gated import gated
 from .init import mamba_decay_, xavier_uniform_
 from .linear import linear, linears
 from .norm import RMSNorm
@@ -129,7 +130,9 @@ class MatrixMixer(Mixer):
         self.projections = [name for name, rows in self.maps(config).items() if rows]
         for name in self.projections:
             self.add_module(name, nn.Linear(dim, self.maps(config)[name], bias=False))
-        self.conv = CausalConv(config.projected, CONV_WIDTH, bias=False, dim=1) if config.use_conv else None
+        self.conv: CausalConv | None = None
+        if config.use_conv:
+            self.conv = CausalConv(config.projected, CONV_WIDTH, bias=False, dim=1, silu=config.use_silu)
         self.o_norm = RMSNorm(config.head_values) if config.use_output_norm else None
         self.o_proj = nn.Linear(config.values if config.concatenates else config.head_values, dim, bias=False)
         self.reset_parameters()
@@ -146,6 +149,7 @@ class MatrixMixer(Mixer):
         modules = [getattr(self, name) for name in self.projections]
         projected = dict(zip(self.projections, linears(modules, x_BTD), strict=True))
         qkv_BTC = projected["qkv_proj"]
+        silu = config.use_silu and self.conv is None  # which else takes it along
         if self.conv is not None:
             window = None if state is None else state["conv"]
             qkv_BTC, new_state["conv"] = self.conv(qkv_BTC, window, mask_BT, starts_BT)
@@ -161,14 +165,12 @@ class MatrixMixer(Mixer):
             starts_BT=starts_BT,
             a_log_H=self.A_log if kind == "mamba" else None,
             dt_bias_H=self.dt_bias if kind == "mamba" else None,
-            maps=Maps(
-                ("q", "k", "v") if config.use_silu else (), ("q", "k") if config.l2_norm else (), (kind, "sigmoid")
-            ),
+            maps=Maps(("q", "k", "v") if silu else (), ("q", "k") if config.l2_norm else (), (kind, "sigmoid")),
             linear_state=config.linear_state,
         )
         if config.value_residual:
             v_BTHV = qkv_BTC[..., 2 * config.keys :].unflatten(-1, (config.n_heads, -1))
-            v_BTHV = F.silu(v_BTHV) if config.use_silu else v_BTHV
+            v_BTHV = F.silu(v_BTHV) if silu else v_BTHV
             o_BTHV = o_BTHV + self.value_residual.to(o_BTHV.dtype) * v_BTHV
         return self._mix(o_BTHV, projected), new_state
 
@@ -195,11 +197,10 @@ class MatrixMixer(Mixer):
     def _mix(self, o_BTHV: Tensor, projected: dict[str, Tensor]) -> Tensor:
         """Norm, gate, and one output of all heads."""
         config = self.config
-        if self.o_norm is not None:
-            o_BTHV = self.o_norm(o_BTHV)
         if config.use_gate:
-            g_BTHV = projected["g_proj"].unflatten(-1, (config.n_heads, -1))
-            o_BTHV = o_BTHV * (F.silu(g_BTHV) if config.gate_activation == "silu" else torch.sigmoid(g_BTHV))
+            o_BTHV = gated(o_BTHV, projected["g_proj"], config.gate_activation, self.o_norm)
+        elif self.o_norm is not None:
+            o_BTHV = self.o_norm(o_BTHV)
         if config.concatenates:
             return linear(self.o_proj, o_BTHV.flatten(2))
         if config.head_mix == "sum":

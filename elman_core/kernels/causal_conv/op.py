@@ -25,6 +25,7 @@ from elman_core.kernels.spec import Case, KernelSpec
 from elman_core.registry.errors import KernelError
 
 from .reference import reference
+from .spec import first_use, make_spec
 
 NAME = "causal_conv"
 _library = Library("elman", "FRAGMENT")
@@ -62,14 +63,10 @@ class Kernel:
         return "a warp for each chunk of time"
 
     def cases(self, dtype: torch.dtype, taps: int) -> Sequence[Case]:
-        from .spec import first_use
-
         return first_use(dtype, taps)
 
     def spec(self) -> KernelSpec:
-        from .spec import make_spec
-
-        return make_spec(_op)
+        return make_spec(NAME, _op, extension)
 
 
 choice.register(Kernel())

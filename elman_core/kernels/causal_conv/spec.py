@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from elman_core.kernels.build import Extension
 from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, padding_mask
 
-from . import op
 from .reference import reference
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def make_spec(operator: Callable[..., Any]) -> KernelSpec:
+def make_spec(name: str, operator: Callable[..., Any], extension: Callable[..., Extension]) -> KernelSpec:
     """What `verify` knows of the kernel. Options of a case: bias; silu; dim; packed: documents start inside its rows; sliced:
     x is a slice of a wider tensor."""
 
@@ -34,15 +34,15 @@ def make_spec(operator: Callable[..., Any]) -> KernelSpec:
         return {"y": y, "window": last}
 
     return KernelSpec(
-        name=op.NAME,
+        name=name,
         cases=lambda _target, grid: [case for dtype in DTYPES for case in _cases(grid, dtype)],
         make_inputs=_make_inputs,
         call=call,
         states=("window",),
-        extension=lambda _target: op.extension(),
+        extension=lambda _target: extension(),
         op=lambda _backend, inputs, options: (operator, given(inputs, options)),
         targets=("cuda",),
-        needs=lambda _target, cases: list({op.extension(c.dtype, c.sizes["K"]): None for c in cases}),
+        needs=lambda _target, cases: list({extension(c.dtype, c.sizes["K"]): None for c in cases}),
         visible=lambda inputs: {"y": mask[..., None]} if (mask := inputs["mask"]) is not None else {},
         python=tuple(sorted(Path(__file__).parent.glob("*.py"))),
         record=Path(__file__).with_name("errors.json"),

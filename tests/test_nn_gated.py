@@ -1,0 +1,83 @@
+"""Norm and gate at the end of a mixer: the equation, slices, and the Triton kernels under Triton's interpreter."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from triton_helpers import compare_interpreted, interprets_loops, needs_triton
+
+from elman_core.nn import RMSNorm
+from elman_core.nn.gated import gated
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "silu"])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_it_is_the_norm_of_each_head_times_the_gate(activation, has_norm):
+    torch.manual_seed(0)
+    norm = RMSNorm(4).double() if has_norm else None
+    if norm is not None:
+        torch.nn.init.normal_(norm.weight)
+    o, wide = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randn(2, 5, 20, dtype=torch.float64)
+    wanted = defined(o, wide[..., 4:16], None if norm is None else norm.weight, activation == "silu")
+    torch.testing.assert_close(gated(o, wide[..., 4:16], activation, norm), wanted)
+    half = gated(o.bfloat16(), wide[..., 4:16].bfloat16(), activation)
+    assert torch.equal(half, gated(o.bfloat16().float(), wide[..., 4:16].bfloat16().float(), activation).bfloat16())
+
+
+SIZES = [((2, 5, 3), 4, 20), ((1, 1, 2), 24, 48), ((3, 50, 7), 48, 400), ((70, 2), 128, 256)]
+"""Tokens and heads, width of a head, width of what the gate is a slice of."""
+
+
+def compare(device: str, sizes=SIZES) -> None:
+    """The kernels and autograd of the definition, in float64, at 2e-6 of the largest value, or 1e-2 in bfloat16."""
+    torch.manual_seed(0)
+    for (leading, width, wide), silu, has_norm, dtype in itertools.product(
+        sizes, [False, True], [False, True], [torch.float32, torch.bfloat16]
+    ):
+        o = torch.randn(*leading, width, device=device).to(dtype)
+        whole = torch.randn(*leading[:-1], wide, device=device).to(dtype)
+        given = [o, whole, *([torch.randn(width, device=device)] if has_norm else []), torch.randn_like(o)]
+        found, again = (gradients(by_kernel, silu, *given) for _ in range(2))
+        limit = 2e-6 if dtype == torch.float32 else 1e-2
+        for made, wanted in zip(found, gradients(defined, silu, *(x.double() for x in given)), strict=True):
+            assert (made.double() - wanted).abs().max() <= limit * wanted.abs().max(), (leading, width, silu, has_norm)
+        assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def gradients(run, silu, *given):
+    """y of o and of a gate that ends a wider tensor, and the gradients of all; the last of `given` arrives at y."""
+    o, whole, *weight = leaves = [x.detach().requires_grad_() for x in given[:-1]]
+    y = run(o, whole[..., whole.shape[-1] - o.shape[-1] * o.shape[-2] :], weight[0] if weight else None, silu)
+    return [y, *torch.autograd.grad(y, leaves, given[-1])]
+
+
+def by_kernel(o, gate, weight, silu):
+    from elman_core.nn.gated_triton import Gated
+
+    return Gated.apply(o, gate, weight, silu, 1e-5)
+
+
+def defined(o, gate, weight, silu):
+    n = o if weight is None else F.rms_norm(o, o.shape[-1:], weight, 1e-5)
+    logit = gate.unflatten(-1, o.shape[-2:])
+    return n * (F.silu(logit) if silu else torch.sigmoid(logit))
+
+
+@needs_triton
+@interprets_loops
+def test_the_kernels_interpreted():
+    compare_interpreted(__file__)
+
+
+@pytest.mark.gpu
+def test_the_kernels_on_a_gpu():
+    from elman_core.testing.kernel import need_gpu
+
+    need_gpu()
+    compare("cuda", [*SIZES, ((8, 512, 32), 32, 4160)])
+    o = torch.randn(2, 3, 4, 8, device="cuda", requires_grad=True)
+    with pytest.raises(NotImplementedError, match="create_graph=True"):
+        torch.autograd.grad(gated(o, o.flatten(2), "silu").sum(), o, create_graph=True)
