@@ -16,7 +16,7 @@ STRIDES = dict.fromkeys(["x0", "x1", "r0", "r1", "n0", "n1", "s0", "s1", "g0", "
 
 def kernels():
     """(name, function, types of the arguments, constants, warps) as models of width 1280 and 1536 call them."""
-    from elman_core.nn import add_norm_triton, cross_entropy_triton
+    from elman_core.nn import add_norm_triton, cross_entropy_triton, gated_triton
     from elman_core.training import schedule_free_triton
 
     block, warps = add_norm_triton._block(1536)
@@ -27,6 +27,11 @@ def kernels():
         yield f"forward {narrow}", add_norm_triton._forward, types, {"ADDS": True, "BLOCK": block}, warps
         constants = {"ADDS": True, "NARROW": narrow == "bf16", "BLOCK": block}
         yield f"backward {narrow}", add_norm_triton._backward, types, constants, warps
+        types = dict.fromkeys(("o", "gate", "y", "dy", "d_o", "d_gate"), f"*{narrow}")
+        types |= {**sizes, "heads": "i32", "stride": "i32", "weight": "*fp32", "shares": "*fp32"}
+        constants = {"NORM": True, "SILU": True, "ROWS": 32, "COLUMNS": 64}
+        yield f"gated forward {narrow}", gated_triton._forward, types, constants, gated_triton.WARPS
+        yield f"gated backward {narrow}", gated_triton._backward, types, constants, gated_triton.WARPS
     lists = dict.fromkeys(("y", "g", "v", "z", "failed"), "*fp32") | {"factors": "*fp64", "count": "i32"}
     types = lists | dict.fromkeys(("beta2", "rest", "decay", "eps"), "fp32")
     yield "schedule-free", schedule_free_triton._update, types, {"BLOCK": schedule_free_triton.BLOCK}, 4

@@ -17,7 +17,7 @@ from elman_core.kernels.runtime import refuse_second_derivatives
 
 from .add_norm_triton import PROGRAMS_PER_SM, multiprocessors
 
-ELEMENTS = 2048
+ELEMENTS, WARPS = 2048, 8
 """Of a block."""
 
 
@@ -127,5 +127,5 @@ def _launch(o: Tensor, gate: Tensor, weight: Tensor | None, silu: bool, eps: flo
     width, count = o.shape[-1], o.shape[:-1].numel()
     columns = triton.next_power_of_2(width)
     rows = max(1, ELEMENTS // columns)
-    constants = {"NORM": weight is not None, "SILU": silu, "ROWS": rows, "COLUMNS": columns, "num_warps": 8}
+    constants = {"NORM": weight is not None, "SILU": silu, "ROWS": rows, "COLUMNS": columns, "num_warps": WARPS}
     return -(-count // rows), (count, o.shape[-2], gate.stride(0), width, eps), constants
