@@ -25,10 +25,9 @@ def reference(
     if window_BKC is None:
         window_BKC = x.new_zeros(x.shape[1 - dim], keep, x.shape[2])
     window = (window_BKC.transpose(0, 1) if dim == 0 else window_BKC).to(wide)
-    order, document, current = None, None, None
+    order, document = None, None
     if starts is not None:  # numbered in each row; the window is of number 0
         document = starts.cumsum(dim)
-        current = document.narrow(dim, steps - 1, 1)
     if mask is not None:  # move the steps that count to the front, in order
         order = torch.argsort((~mask).to(torch.uint8), dim=dim, stable=True)
         x = _take(x, order, dim)
@@ -53,8 +52,8 @@ def reference(
         places = mask.sum(dim, keepdim=True) + torch.arange(keep, device=x.device).unsqueeze(1 - dim)
         last = _take(padded, places, dim)
         document = None if document is None else document.gather(dim, places)
-    if document is not None:
-        last = torch.where((document == current).unsqueeze(-1), last, 0)
+    if document is not None and starts is not None:
+        last = torch.where((document == starts.sum(dim, keepdim=True)).unsqueeze(-1), last, 0)
     last = last.transpose(0, 1) if dim == 0 else last
     # A copy: a view would keep all inputs of the call in memory for as long as the state lives.
     return y.to(dtype), last.clone(memory_format=torch.contiguous_format)
