@@ -104,7 +104,7 @@ def problem(steps: int, batch: int, width: int, extras: int, dtype: torch.dtype)
 
 def ours(kernel: DenseKernel, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     leaves = problem(steps, batch, width, len(kernel.cell.extras), dtype)
-    plan = str(dense_run.plan_for(kernel.cell, (steps, batch, width), dtype, torch.device("cuda", 0)))
+    plan = str(dense_run.plan_for(kernel.cell, batch, width, dtype, 0))
     found = faster(lambda: kernel(*leaves, backend="cuda"), leaves, steps, repeats, plan.startswith("steps"))
     torch.cuda.synchronize()
     dense_run.check_errors(torch.device("cuda", 0))
@@ -114,7 +114,7 @@ def ours(kernel: DenseKernel, steps: int, batch: int, width: int, dtype: torch.d
 def tied(kernel: DenseKernel, steps: int, batch: int, width: int, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     x, w, h0 = problem(steps, batch, width, 0, dtype)
     b = torch.randn(width, device="cuda", requires_grad=True)
-    plan = str(dense_run.plan_for(kernel.cell, (steps, batch, width), dtype, torch.device("cuda", 0)))
+    plan = str(dense_run.plan_for(kernel.cell, batch, width, dtype, 0))
     found = faster(
         lambda: kernel(x, w, h0, v=w, b=b, silu=True, backend="cuda"),
         [x, w, b, h0],

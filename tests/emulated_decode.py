@@ -7,6 +7,7 @@ import torch
 from emulated import LIBRARY, compile_emulated
 
 from elman_core.kernels import launch
+from elman_core.kernels.decode import grids
 from elman_core.kernels.decode import run as decode_run
 from elman_core.testing.kernel import need_host_compiler
 
@@ -24,6 +25,21 @@ def emulated_modules(folder):
         return launch.open_module(made, f"decode_{family}")
 
     return module
+
+
+def small_cases():
+    """Few and tiny problems of the shared kernels."""
+    for dtype in decode_run.NARROW:
+        yield grids._linear(3, 72, 40, dtype=dtype, bias=True, activated=24, strided=True)
+        yield grids._linear(9, 40, 19, dtype=dtype, activated=19)
+        yield grids._linear(64, 136, 16, dtype=dtype, bias=True)
+        yield grids._linear(5, 72, 40, 7, 16, 1, 33, dtype=dtype)
+    for dtype in decode_run.DTYPES:
+        yield grids._norm(3, 161, dtype, strided=True)
+        yield grids._norm(1, 40, dtype, adds=False)
+        for how in grids._DRAWS:
+            yield grids._draw(9, 200, dtype, how, strided=True)
+        yield grids._draw(64, 64, dtype, grids._DRAWS[3], each=True)
 
 
 @pytest.fixture(scope="module")

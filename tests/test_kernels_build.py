@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -230,7 +231,8 @@ def test_nvcc_is_looked_for_in_cuda_home_then_path_then_pip_packages(tmp_path, m
     home, path = fake(tmp_path / "home"), fake(tmp_path / "path")
     pip = fake(tmp_path / "site" / "nvidia" / "cuda_nvcc")
     (tmp_path / "site" / "nvidia" / "cuda_runtime" / "include").mkdir(parents=True)
-    monkeypatch.setattr(toolchain, "_nvidia_roots", lambda: [tmp_path / "site" / "nvidia"])
+    packages = SimpleNamespace(submodule_search_locations=[tmp_path / "site" / "nvidia"])
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda _: packages)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("CUDA_HOME", str(home.parent.parent))
     monkeypatch.setenv("PATH", str(path.parent))

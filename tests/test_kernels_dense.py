@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.kernels import DenseKernel, choice
-from elman_core.kernels.dense import products, run
+from elman_core.kernels.dense import portable, run
 from elman_core.registry import ConfigError, KernelError
 
 T, B, D = 6, 3, 8
@@ -240,10 +240,10 @@ def test_an_empty_sequence_is_refused():
 def test_a_long_product_in_float32_is_a_sum_of_short_ones(places, monkeypatch):
     generator = torch.Generator().manual_seed(places)
     a, b = torch.randn(3, places, generator=generator), torch.randn(places, 4, generator=generator)
-    monkeypatch.setattr(products, "LONGEST_SUM", 7)
+    monkeypatch.setattr(portable, "LONGEST_SUM", 7)
     taken = []
     monkeypatch.setattr(torch, "addmm", lambda c, x, y: taken.append(x.shape[1]) or c + x @ y)
-    made = products.product(a, b, torch.float32)
+    made = portable.product(a, b, torch.float32)
     torch.testing.assert_close(made, (a.double() @ b.double()).float())
     assert sum(taken) == max(0, places - 7)
     assert max(taken, default=0) <= 7

@@ -148,7 +148,7 @@ def test_tied_weights_are_the_product_and_the_kernel_and_a_cuda_graph_replays_th
 
     for found, expected in zip(run("cuda"), run("torch"), strict=True):
         assert float((found - expected).norm() / expected.norm()) < 2e-2
-    kind = dense_run.plan_for(e42._tied.cell, (1, 16, width), x.dtype, x.device).kind
+    kind = dense_run.plan_for(e42._tied.cell, 16, width, x.dtype, 0).kind
     assert (kind == "steps") == (width == 2064)
     replays_equal(lambda: run("cuda"))
 
@@ -184,7 +184,7 @@ def test_nan_in_the_input_comes_out_as_nan_in_its_batch_row_alone(kernel):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("batch", "width"), [(32, 512), (32, 1024), (32, D), (64, D), (300, 1280)])
 def test_the_plan_knows_the_shared_memory_and_what_fits(kernel, dtype, batch, width):
-    chosen = dense_run.plan_for(kernel.cell, (T, batch, width), dtype, torch.device("cuda", 0))
+    chosen = dense_run.plan_for(kernel.cell, batch, width, dtype, 0)
     fit, bytes_there = dense_run.capacity(kernel.cell, chosen, dtype, width, chosen.tiles_each(batch))
     assert bytes_there == shared_bytes(chosen, ceil(width / 256), 4 // dtype.itemsize, batch)
     assert fit >= (1 if chosen.kind == "cluster" else chosen.groups)
@@ -202,13 +202,13 @@ def test_a_device_that_does_not_hold_a_plan_gets_the_next_one(kernel, monkeypatc
 
     monkeypatch.setattr(dense_run, "capacity", capacity)
     for kind in ("cluster", "grid", "steps"):
-        dense_run._settled.cache_clear()
+        dense_run.plan_for.cache_clear()
         dense_run._ready.cache_clear()
-        assert dense_run.plan_for(kernel.cell, tuple(u.shape), u.dtype, u.device).kind == kind
+        assert dense_run.plan_for(kernel.cell, *u.shape[1:], u.dtype, 0).kind == kind
         y, _ = kernel(u, w, h0, backend="cuda")
         torch.testing.assert_close(y, expected, rtol=0.05, atol=0.02)
         refused.append(kind)
-    dense_run._settled.cache_clear()
+    dense_run.plan_for.cache_clear()
     dense_run._ready.cache_clear()
 
 

@@ -13,7 +13,6 @@ from elman_e88.op import e88 as matrix
 from elman_core.kernels import build
 from elman_core.kernels.dense import run as dense_run
 from elman_core.kernels.dense.plan import Plan
-from elman_core.kernels.matrix import op as matrix_op
 from elman_core.kernels.matrix import run as matrix_run
 from elman_core.kernels.matrix.modules import Size
 from elman_core.nn import add_norm, cross_entropy
@@ -66,28 +65,29 @@ class OnGPU1:
 def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     monkeypatch.setattr("elman_core.kernels.build.build", lambda _extension, arch: arch)
     monkeypatch.setattr(
-        matrix_op.launch, "open_module", lambda arch, _: SimpleNamespace(arch=arch, info=lambda: (1, 0, 0, 16))
+        matrix_run.launch, "open_module", lambda arch, _: SimpleNamespace(arch=arch, info=lambda: (1, 0, 0, 16))
     )
     monkeypatch.setattr(dense_run, "_opened", lambda _cell, what: build.local_arch(what))
     size = Size(16, 16, torch.bfloat16, "00_0_0_0_00")
     for index, arch in enumerate(("sm_80", "sm_90")):
         with torch.cuda.device(index):
             assert dense_run._module(dense.cell, Plan("grid"), torch.bfloat16, 48, index) == arch
-            assert matrix.load("cuda", size).arch == arch
-    for family in (dense_run, matrix_op):
+            assert matrix_run.load(matrix.cell, "cuda", size).arch == arch
+    for family in (dense_run, matrix_run):
         family._module.cache_clear()
 
 
-def test_the_op_asks_for_its_module_on_the_device_of_its_tensors(gpus):
+def test_the_op_asks_for_its_module_on_the_device_of_its_tensors(gpus, monkeypatch):
     def load(*_):
         gpus.built.append(gpus.now)
         raise KeyError  # all that is of interest has happened
 
+    monkeypatch.setattr(matrix_run, "load", load)
     form = matrix_run.Form(matrix.cell, 3, 4, "00_0_0_0_00", "cuda")
     q, decay = OnGPU1(), OnGPU1()
     q.shape = decay.shape = torch.Size((1, 2, 3))
     with pytest.raises(KeyError):
-        matrix_run.forward(load, form, None, False, q, None, None, decay, None, None, None, None)
+        matrix_run.forward(form, None, False, q, None, None, decay, None, None, None, None)
     assert gpus.built == [1]
 
 

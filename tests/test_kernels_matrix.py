@@ -38,7 +38,7 @@ def test_a_size_is_verified_before_it_is_used_trained_or_not(training, monkeypat
     """With stand-ins for the GPU, the compiler and the checker."""
     asked = []
     monkeypatch.setattr(torch.cuda, "device", lambda _index: nullcontext())
-    monkeypatch.setattr(type(e88), "load", lambda *_: "a module")
+    monkeypatch.setattr(matrix_run, "load", lambda *_: "a module")
     monkeypatch.setattr(
         choice, "ensure_verified", lambda spec, cases, _plan: asked.append((spec.name, *map(str, cases)))
     )
@@ -76,7 +76,7 @@ def test_unsupported_sizes_raise_before_anything_is_compiled_and_name_what_there
     size: tuple[int, int, torch.dtype],
 ) -> None:
     with pytest.raises(KernelError, match="multiples of 4 from 4 to 128"):
-        e88.load("cuda", Size(*size, PLAIN))
+        matrix_run.load(e88.cell, "cuda", Size(*size, PLAIN))
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from elman_core.kernels import Maps, MatrixKernel, launch
 from elman_core.kernels.build import build
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.matrix import modules
-from elman_core.kernels.matrix import op as matrix_op
+from elman_core.kernels.matrix import run as matrix_run
 from elman_core.kernels.matrix.spec import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
@@ -292,14 +292,14 @@ def test_the_gpu_source_equals_the_reference(
             compile_emulated(extension, extension.binding, made, *LIBRARY, "-D__CUDA_ARCH_LIST__=900")
         return launch.open_module(made, "matrix")
 
-    monkeypatch.setattr(matrix_op, "_load", load)
+    monkeypatch.setattr(matrix_run, "load", load)
     report = verify(emulated_spec(kernels[name]), "emulated", cases=[problem], opcheck=False)
     assert report.passed, "\n".join(failures(report))
 
 
 def test_it_compiles_for_a_gpu(kernels: dict[str, MatrixKernel], tmp_path: Path) -> None:
     need_nvcc()
-    assert build(kernels["made_up_gated"].extension("cuda"), "sm_90", tmp_path).is_file()
+    assert build(kernels["made_up_gated"].spec().extension("cuda"), "sm_90", tmp_path).is_file()
 
 
 def test_other_inputs_than_the_cells_are_one_line(kernels: dict[str, MatrixKernel], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from emulated import LIBRARY, compile_emulated, emulated_spec
 from elman_core.kernels import launch
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.matrix import modules
-from elman_core.kernels.matrix import op as matrix_op
+from elman_core.kernels.matrix import run as matrix_run
 from elman_core.kernels.matrix.modules import Size
 from elman_core.kernels.matrix.spec import case
 from elman_core.kernels.spec import Case
@@ -75,7 +75,7 @@ def compiled_for(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_gpu_source_equals_the_float64_reference(
     architecture: int, problem: Case, backwards: bool, compiled_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matrix_op, "_load", compiled_for(architecture))
+    monkeypatch.setattr(matrix_run, "load", compiled_for(architecture))
     if backwards:
         monkeypatch.setenv("EMULATED_BACKWARDS", "1")
     report = verify(emulated_spec(matrix), "emulated", cases=[problem], opcheck=False)

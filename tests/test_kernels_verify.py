@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from elman_core.cli import main
 from elman_core.kernels import Case, DenseKernel, KernelSpec, build, first_use, records, stamps
-from elman_core.kernels.dense import portable, products
+from elman_core.kernels.dense import portable
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
 from elman_core.registry import KernelError
@@ -218,8 +218,8 @@ def test_garbage_at_a_masked_position_is_caught(report_of):
 def _transposed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of W is transposed."""
     need_host_compiler()
-    right = products.product
-    monkeypatch.setattr(products, "product", lambda a, b, dtype: right(a, b, dtype).T)
+    right = portable.product
+    monkeypatch.setattr(portable, "product", lambda a, b, dtype: right(a, b, dtype).T)
 
 
 @pytest.mark.usefixtures("_transposed")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
-from typing import TypeVar
+from functools import cache, wraps
+from typing import Any, TypeVar, cast
+
+import torch
 
 from elman_core.kernels import KernelError
 
 Found = TypeVar("Found")
+Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def find(module: str, called: str, install: str, load: Callable[[], Found]) -> Found | str:
@@ -33,3 +38,15 @@ def or_raise(found: Found | str) -> Found:
     if isinstance(found, str):
         raise KernelError(found)
     return found
+
+
+def never_compiled(function: Called) -> Called:
+    """As `torch.compiler.disable`, without importing torch._dynamo where nothing is compiled."""
+    disabled = cache(lambda: torch.compiler.disable(function))
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (disabled() if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # the compiler breaks its graph at the call
+    return cast(Called, call)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .first_use import ensure_verified, used
     from .matrix.modules import Maps
     from .matrix.op import MatrixKernel
-    from .runtime import compute_dtype, load_or_warn, never_compiled, warn_of_packed_rows
+    from .runtime import compute_dtype, load_or_warn, warn_of_packed_rows
     from .spec import Case, KernelSpec, padding_mask
     from .stamps import Stamp, stamp
     from .verify import Report
@@ -27,13 +27,11 @@ _HOME = {
     "Case": "spec", "DenseKernel": "dense.op", "ElementwiseKernel": "elementwise.op", "Extension": "build",
     "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "Stamp": "stamps",
     "compute_dtype": "runtime", "ensure_verified": "first_use", "load": "build", "load_or_warn": "runtime",
-    "never_compiled": "runtime", "padding_mask": "spec", "stamp": "stamps", "used": "first_use",
-    "warn_of_packed_rows": "runtime",
+    "padding_mask": "spec", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
     "Case", "DenseKernel", "ElementwiseKernel", "Extension", "KernelError", "KernelSpec", "Maps", "MatrixKernel", "Report",
-    "Stamp", "compute_dtype", "ensure_verified", "load", "load_or_warn", "never_compiled", "padding_mask", "stamp",
-    "used", "warn_of_packed_rows",
+    "Stamp", "compute_dtype", "ensure_verified", "load", "load_or_warn", "padding_mask", "stamp", "used", "warn_of_packed_rows",
 ]  # fmt: skip
 
 

@@ -41,7 +41,7 @@ class Cell:
     vectors: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
 
-    def python(self, *modules: str) -> tuple[Path, ...]:
-        """What a stamp covers beside the sources in C++: the file of the reference, and these files."""
+    def python(self, module: str) -> tuple[Path, ...]:
+        """What a stamp covers beside the sources in C++: the file of the reference, and all beside that module."""
         reference = inspect.getsourcefile(inspect.unwrap(self.reference))
-        return (*((Path(reference),) if reference else ()), *map(Path, modules))
+        return (*((Path(reference),) if reference else ()), *sorted(Path(module).parent.glob("*.py")))

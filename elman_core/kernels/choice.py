@@ -6,15 +6,24 @@ stamp says that it was. Whatever fails on the way leaves plain PyTorch (`runtime
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from elman_core.registry.errors import ConfigError, KernelError
+
 from .first_use import ensure_verified
-from .runtime import constant_when_compiled, load_or_warn, mode
-from .spec import Case, KernelSpec
+from .runtime import (
+    constant_when_compiled,
+    load_or_warn,
+    mode,
+    refuse_transforms,
+    transformed,
+    warn_of_packed_rows,
+)
+from .spec import Backend, Case, KernelSpec
 
 Problem = tuple[Any, ...]
 
@@ -45,6 +54,45 @@ _decided: dict[Problem, bool] = {}
 def register(kernel: Compiled) -> None:
     """Let `runs` find a kernel by its name."""
     _kernels[kernel.name] = kernel
+
+
+def choose(
+    name: str,
+    asked: Backend,
+    like: Tensor,
+    problem: Callable[[], Iterable[Any]],
+    plain: Backend = "torch",
+    starts: Tensor | None = None,
+) -> Backend:
+    """The back end that runs a call of the kernel of that name.
+
+    Args:
+        like: the input. problem: of `runs`; asked for on a GPU alone, since a compiled function is compiled anew for others.
+        plain: what "auto" takes without a kernel. starts: those of documents, where the kernels do not take them.
+
+    Raises:
+        ConfigError: there is no such back end.
+        KernelError: the one that was named cannot run this; or as `runs`.
+        NotImplementedError: the one that was named, under torch.func.
+    """
+    if asked == "auto":
+        if transformed():
+            return "reference"
+        if starts is not None:
+            warn_of_packed_rows(name, like)
+            return plain
+        return "cuda" if like.is_cuda and runs(name, like, *problem()) else plain
+    if asked not in (plain, "cuda", "host", "reference"):
+        names = ("auto", *(("torch",) if plain == "torch" else ()), "cuda", "host")
+        raise ConfigError(f"{name}: backend must be {', '.join(names)} or reference, not {asked!r}")
+    if asked != "reference":
+        refuse_transforms(name, "backend='auto' or 'reference'")
+    if asked in ("cuda", "host"):
+        if like.device.type != ("cpu" if asked == "host" else "cuda"):
+            raise KernelError(f"{name}: backend {asked!r} cannot run on tensors on {like.device}")
+        if starts is not None:
+            raise KernelError(f"{name}: backend {asked!r} takes no starts of documents; use backend={plain!r}")
+    return asked
 
 
 def runs(name: str, like: Tensor, *problem: Any) -> bool:

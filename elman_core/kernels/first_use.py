@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,16 +21,7 @@ from .spec import Case, KernelSpec
 from .verify import Report, failures, verify
 
 _log = logging.getLogger("elman")
-_used: dict[str, Use] = {}
-
-
-@dataclass(frozen=True)
-class Use:
-    """A kernel that this process uses: its launch plan, and its stamp (None with ELMAN_VERIFY=skip)."""
-
-    plan: str
-    skipped: bool
-    stamp: stamps.Stamp | None
+_used: dict[str, Mapping[str, Any]] = {}
 
 
 def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -> None:
@@ -43,7 +34,7 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -
     """
     cases = [cases] if isinstance(cases, Case) else list(cases)
     if _skipped():
-        _used.update({f"{spec.name} {case}": Use(plan, True, None) for case in cases})
+        _used.update({f"{spec.name} {case}": {"plan": plan, "skipped": True, "stamp": None} for case in cases})
         return
     known = stamps.stamp(spec, "cuda")
     new = [case for case in cases if known is None or (known.passed and str(case) not in known.extra)]
@@ -69,12 +60,13 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -
     assert known is not None
     if not known.passed:
         _refuse(spec, f"its stamp of {known.when} says that it failed")
-    _used.update({f"{spec.name} {case}": Use(plan, False, known) for case in cases})
+    _used.update({f"{spec.name} {case}": {"plan": plan, "skipped": False, "stamp": asdict(known)} for case in cases})
 
 
 def used() -> dict[str, Mapping[str, Any]]:
-    """Kernels used so far, for the manifest: `{"NAME T=64 B=32 d=1024 bfloat16": {plan, skipped, stamp}}`."""
-    return {name: asdict(use) for name, use in _used.items()}
+    """Kernels used so far, for the manifest, each with its stamp, or None with ELMAN_VERIFY=skip:
+    `{"NAME T=64 B=32 d=1024 bfloat16": {plan, skipped, stamp}}`."""
+    return dict(_used)
 
 
 def _apart(check: Callable[[], Report]) -> Report:

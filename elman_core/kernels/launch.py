@@ -44,13 +44,9 @@ def open_module(path: Path, family: str) -> Any:
 
 def readable(x: Tensor) -> Tensor:
     """x itself where a kernel can read it as it lies (adjacent elements in rows that start aligned), else a contiguous copy."""
-    size = x.element_size()
-    aligned = x.data_ptr() % ALIGNMENT == 0
-    if aligned and (
-        x.is_contiguous() or (x.stride(-1) == 1 and all(v * size % ALIGNMENT == 0 for v in x.stride()[:-1]))
-    ):
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
+    steps = [stride * x.element_size() for stride in x.stride()[:-1]]
+    apart = not x.is_contiguous() and x.stride(-1) == 1 and not any(step % ALIGNMENT for step in steps)
+    return x if apart and x.data_ptr() % ALIGNMENT == 0 else whole(x)
 
 
 def whole(x: Tensor) -> Tensor:

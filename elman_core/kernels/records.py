@@ -8,7 +8,7 @@ twice those errors.
 from __future__ import annotations
 
 import json
-import math
+from decimal import ROUND_UP, Context
 
 import torch
 
@@ -18,6 +18,8 @@ from elman_core.storage import write_text
 from . import build
 from .spec import KernelSpec
 from .verify import Report, read_record
+
+_THREE_DIGITS = Context(prec=3, rounding=ROUND_UP)
 
 
 def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
@@ -36,7 +38,7 @@ def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
     errors: dict[str, float] = {}
     for row in report.rows:
         key = f"{row.dtype} {row.tensor}"
-        errors[key] = max(errors.get(key, 0.0), _rounded_up(row.error))
+        errors[key] = max(errors.get(key, 0.0), float(_THREE_DIGITS.create_decimal(row.error)))
     arch = build.local_arch(spec.extension(target))
     known = read_record(spec)
     before = known.get(arch, {}).get("errors", {})
@@ -49,11 +51,3 @@ def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
     }
     write_text(spec.record, json.dumps(known, indent=1) + "\n")
     return {key: (was[key], now) for key, now in errors.items() if key in was and now > was[key]}
-
-
-def _rounded_up(error: float) -> float:
-    """To three digits, never down."""
-    if error == 0:
-        return 0.0
-    unit = 10.0 ** (math.floor(math.log10(error)) - 2)
-    return float(f"{math.ceil(error / unit) * unit:.3g}")

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, wraps
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.library import Library, register_fake
+from torch.library import Library, register_autograd, register_fake
 
 from elman_core.registry.errors import ConfigError, KernelError
 
@@ -31,6 +29,7 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 _MODES = ("auto", "off", "require")
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """As in elman/dtype.h: what tensors may be stored in."""
+_library = Library("elman", "FRAGMENT")
 _log = logging.getLogger("elman")
 _warned: set[tuple[str, str]] = set()
 
@@ -59,18 +58,6 @@ def constant_when_compiled(function: Called) -> Called:
     """As `torch.compiler.assume_constant_result`, which imports torch._dynamo: that takes as long as torch itself."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
-
-
-def never_compiled(function: Called) -> Called:
-    """As `torch.compiler.disable`, without importing torch._dynamo where nothing is compiled."""
-    disabled = cache(lambda: torch.compiler.disable(function))
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return (disabled() if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
-
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # the compiler breaks its graph at the call
-    return cast(Called, call)
 
 
 def warn_of_packed_rows(name: str, like: Tensor) -> None:
@@ -112,16 +99,38 @@ def load_or_warn(name: str, load: Callable[[], Loaded]) -> Loaded | None:
         return None
 
 
-def implement(library: Library, name: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `elman::name`, which `library` has defined, its code for tensors on any device, and for FakeTensors.
+def operator(
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    save: Callable[..., None] | None = None,
+    differentiate: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Register `elman::NAME`, which FakeTensor, `torch.compile` and CUDA graphs then know.
 
-    Returns:
-        The operator.
+    Args:
+        schema: "NAME(Tensor x, …) -> Tensor", as of `torch.library`. run: for tensors on any device. fake: for FakeTensors.
+        save, differentiate: what the backward needs, and the backward, as of `torch.library.register_autograd`. A derivative
+            that is itself to be differentiated is refused.
     """
-    library.impl(name, run, "CompositeExplicitAutograd")
-    register_fake(f"elman::{name}", fake, lib=library)
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    register_fake(f"elman::{name}", fake, lib=_library)
+    if differentiate is not None:
+
+        def once(ctx: Any, *gradients: Any) -> Any:
+            refuse_second_derivatives(name)
+            return differentiate(ctx, *gradients)
+
+        register_autograd(f"elman::{name}", once, setup_context=save, lib=_library)
     made: Callable[..., Any] = getattr(torch.ops.elman, name).default
     return made
+
+
+def tensors(count: int) -> str:
+    """So many results, in a schema."""
+    return f"({', '.join(['Tensor'] * count)})"
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
@@ -157,13 +166,11 @@ def transformed() -> bool:
 
 
 def refuse_second_derivatives(name: str) -> None:
-    """Raise where a derivative is itself to be differentiated, of which a kernel's backward knows nothing.
-
-    Raises:
-        NotImplementedError: names the kernel, and what to type.
-    """
+    """Raise NotImplementedError where a derivative is itself to be differentiated: a kernel's backward knows nothing of it."""
     if torch.is_grad_enabled():
-        raise NotImplementedError(f"{name}: second derivatives (create_graph=True) need backend='reference'")
+        raise NotImplementedError(
+            f"{name} has no second derivative (create_graph=True); recurrences have it with backend='reference'"
+        )
 
 
 def refuse_transforms(name: str, otherwise: str) -> None:

@@ -19,7 +19,7 @@ from .build import Target as Target
 
 Backend = Literal["auto", "torch", "cuda", "host", "reference"]
 Grid = Literal["quick", "full"]
-Inputs = dict[str, Tensor | None]
+Inputs = dict[str, Any]  # tensors by name, None for what is not given
 Outputs = dict[str, Tensor]
 
 
@@ -42,6 +42,11 @@ class Case:
     strided: bool = False
     bare: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, letters: str, sizes: Sequence[int], dtype: torch.dtype, **special: Any) -> Case:
+        """A case with sizes in the order of their letters."""
+        return cls(dict(zip(letters, sizes, strict=True)), dtype, **special)
 
     def __str__(self) -> str:
         words = [*(f"{k}={v}" for k, v in self.sizes.items()), str(self.dtype).removeprefix("torch.")]

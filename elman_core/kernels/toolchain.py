@@ -86,12 +86,8 @@ def python_abi() -> str:
     return str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
-def _nvidia_roots() -> list[Path]:
-    """The folders "nvidia" of site-packages, into which the pip packages of the toolkit install."""
-    spec = importlib.util.find_spec("nvidia")
-    return [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
-
-
 def _pip_toolkit() -> list[Path]:
-    """What lies in them: cu13, or cuda_nvcc, cuda_runtime, … of CUDA 12."""
-    return [folder for root in _nvidia_roots() for folder in sorted(root.iterdir()) if folder.is_dir()]
+    """What the pip packages of the toolkit install into "nvidia" of site-packages: cu13, or cuda_nvcc, … of CUDA 12."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = (spec.submodule_search_locations if spec else None) or []
+    return [folder for root in roots for folder in sorted(Path(root).iterdir()) if folder.is_dir()]

@@ -20,14 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, register_autograd, register_fake
 
 from elman_core.kernels.decode import op as decode
-from elman_core.kernels.runtime import transformed
+from elman_core.kernels.runtime import operator, tensors, transformed
 
 from .functional import without_autocast
 
-_library = Library("elman", "FRAGMENT")
 FUSED = (torch.float32, torch.bfloat16, torch.float16)
 """What Triton's kernels read, and compute in float32."""
 WIDEST = 16384
@@ -214,8 +212,6 @@ def _gradients(
     ctx: Any, dn: Tensor | None, d_stream: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dR, dx, dw)."""
-    if torch.is_grad_enabled():
-        raise NotImplementedError("add_rms_norm has no second derivative (create_graph=True)")
     if dn is None:
         return d_stream, None if d_stream is None else d_stream.to(ctx.x_dtype), None
     stream, rho, weight = ctx.saved_tensors
@@ -235,27 +231,23 @@ def _differentiate_norm(ctx: Any, dn: Tensor | None, _rho: None) -> tuple[Tensor
     return d, dw, None, None
 
 
-def _register(name: str, arguments: str, run: Any, fake: Any, results: int) -> Any:
-    _library.define(f"{name}({arguments}) -> ({', '.join(['Tensor'] * results)})")
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    register_fake(f"elman::{name}", fake, lib=_library)
-    return getattr(torch.ops.elman, name).default
-
-
-_add_norm = _register(
-    "add_rms_norm",
-    "Tensor x, Tensor residual, Tensor weight, float eps, ScalarType out",
-    _run_add_norm,
-    _fake_add_norm,
-    3,
-)
-_norm = _register("rms_norm", "Tensor stream, Tensor weight, float eps, ScalarType out", _run_norm, _fake_norm, 2)
-_backward = _register(
-    "add_rms_norm_backward",
-    "Tensor dn, Tensor? d_stream, Tensor stream, Tensor rho, Tensor weight, ScalarType x_dtype, SymInt[] x_strides",
+_backward = operator(
+    "add_rms_norm_backward(Tensor dn, Tensor? d_stream, Tensor stream, Tensor rho, Tensor weight, ScalarType x_dtype,"
+    f" SymInt[] x_strides) -> {tensors(3)}",
     _run_backward,
     _fake_backward,
-    3,
 )
-register_autograd("elman::add_rms_norm", _differentiate_add_norm, setup_context=_save_add_norm, lib=_library)
-register_autograd("elman::rms_norm", _differentiate_norm, setup_context=_save_norm, lib=_library)
+_add_norm = operator(
+    f"add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, ScalarType out) -> {tensors(3)}",
+    _run_add_norm,
+    _fake_add_norm,
+    _save_add_norm,
+    _differentiate_add_norm,
+)
+_norm = operator(
+    f"rms_norm(Tensor stream, Tensor weight, float eps, ScalarType out) -> {tensors(2)}",
+    _run_norm,
+    _fake_norm,
+    _save_norm,
+    _differentiate_norm,
+)

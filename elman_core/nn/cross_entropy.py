@@ -17,14 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.library import Library, register_autograd, register_fake
 
-from elman_core.kernels.runtime import transformed
+from elman_core.kernels.runtime import operator, transformed
 
 from .add_norm import triton_runs
 from .functional import compute_dtype, without_autocast
 
-_library = Library("elman", "FRAGMENT")
 IGNORED = -100
 ROWS = 4096
 """Rows whose softmax exists in float32 at once, in plain PyTorch."""
@@ -95,21 +93,20 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None]:
-    if torch.is_grad_enabled():
-        raise NotImplementedError("linear_cross_entropy has no second derivative (create_graph=True)")
     if grad is None:
         return None, None, None
     return (*_backward(grad, *ctx.saved_tensors), None)
 
 
-_library.define("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets) -> (Tensor, Tensor)")
-_library.define(
-    "linear_cross_entropy_backward(Tensor grad, Tensor d_logits, Tensor hidden, Tensor weight) -> (Tensor, Tensor)"
+_backward = operator(
+    "linear_cross_entropy_backward(Tensor grad, Tensor d_logits, Tensor hidden, Tensor weight) -> (Tensor, Tensor)",
+    _run_backward,
+    _fake_backward,
 )
-_library.impl("linear_cross_entropy", _run, "CompositeExplicitAutograd")
-_library.impl("linear_cross_entropy_backward", _run_backward, "CompositeExplicitAutograd")
-register_fake("elman::linear_cross_entropy", _fake, lib=_library)
-register_fake("elman::linear_cross_entropy_backward", _fake_backward, lib=_library)
-register_autograd("elman::linear_cross_entropy", _differentiate, setup_context=_save, lib=_library)
-_op = torch.ops.elman.linear_cross_entropy.default
-_backward = torch.ops.elman.linear_cross_entropy_backward.default
+_op = operator(
+    "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets) -> (Tensor, Tensor)",
+    _run,
+    _fake,
+    _save,
+    _differentiate,
+)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_baselines.library import find, or_raise
-from elman_core.kernels import KernelError, load_or_warn, never_compiled, warn_of_packed_rows
+from elman_baselines.library import find, never_compiled, or_raise
+from elman_core.kernels import KernelError, load_or_warn, warn_of_packed_rows
 
 INSTALL = "pip install 'elman-baselines[fla]'"
 CHECKED = 128

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, register_autograd
 
 from elman_core.kernels import build, choice, launch, runtime
 from elman_core.kernels.build import Extension
+from elman_core.kernels.runtime import operator, tensors
 from elman_core.kernels.spec import Case, KernelSpec
 from elman_core.registry.errors import KernelError
 
@@ -28,7 +28,6 @@ from .reference import reference
 from .spec import first_use, make_spec
 
 NAME = "causal_conv"
-_library = Library("elman", "FRAGMENT")
 
 
 def causal_conv(
@@ -148,7 +147,6 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, dy: Tensor | None, dlast: Tensor | None) -> tuple[Tensor | None, ...]:
-    runtime.refuse_second_derivatives(NAME)
     given = ctx.saved_tensors
     dy = given[0].new_zeros(given[0].shape) if dy is None else dy
     gradients = _backward_op(dy, dlast, *given, *ctx.rest)
@@ -156,8 +154,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, dlast: Tensor | None) -> tuple[T
 
 
 _ARGUMENTS = "Tensor x, Tensor weight, Tensor? bias, Tensor? window, Tensor? mask, Tensor? starts, int dim, bool silu"
-_library.define(f"{NAME}({_ARGUMENTS}) -> (Tensor, Tensor)")
-_library.define(f"{NAME}_backward(Tensor dy, Tensor? dlast, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)")
-_op = runtime.implement(_library, NAME, _forward, _fake_forward)
-_backward_op = runtime.implement(_library, f"{NAME}_backward", _backward, _fake_backward)
-register_autograd(f"elman::{NAME}", _differentiate, setup_context=_save, lib=_library)
+_backward_op = operator(
+    f"{NAME}_backward(Tensor dy, Tensor? dlast, {_ARGUMENTS}) -> {tensors(4)}", _backward, _fake_backward
+)
+_op = operator(f"{NAME}({_ARGUMENTS}) -> {tensors(2)}", _forward, _fake_forward, _save, _differentiate)

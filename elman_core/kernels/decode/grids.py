@@ -56,25 +56,11 @@ def _draw(
     return Case({"B": rows, "V": classes}, dtype, strided=strided, options={"op": "draw", **how, "each": each})
 
 
-def shared_cases(target: Target, grid: Grid) -> Iterator[Case]:
-    """About 40 small ones for "quick", about 400 for "full"; for the host few and tiny ones."""
-    yield from _small_cases() if target == "host" else _quick_cases()
-    if target != "host" and grid == "full":
+def shared_cases(grid: Grid) -> Iterator[Case]:
+    """About 40 small ones for "quick", about 400 for "full"."""
+    yield from _quick_cases()
+    if grid == "full":
         yield from _full_cases()
-
-
-def _small_cases() -> Iterator[Case]:
-    for dtype in NARROW:
-        yield _linear(3, 72, 40, dtype=dtype, bias=True, activated=24, strided=True)
-        yield _linear(9, 40, 19, dtype=dtype, activated=19)
-        yield _linear(64, 136, 16, dtype=dtype, bias=True)
-        yield _linear(5, 72, 40, 7, 16, 1, 33, dtype=dtype)
-    for dtype in DTYPES:
-        yield _norm(3, 161, dtype, strided=True)
-        yield _norm(1, 40, dtype, adds=False)
-        for how in _DRAWS:
-            yield _draw(9, 200, dtype, how, strided=True)
-        yield _draw(64, 64, dtype, _DRAWS[3], each=True)
 
 
 def _quick_cases() -> Iterator[Case]:
@@ -127,7 +113,7 @@ def _full_cases() -> Iterator[Case]:
 def _step(
     shape: tuple[int, int, int], dtype: torch.dtype, tied: bool = False, bias: bool = True, **special: Any
 ) -> Case:
-    return Case(dict(zip("BKd", shape, strict=True)), dtype, options={"tied": tied, "bias": bias}, **special)
+    return Case.of("BKd", shape, dtype, options={"tied": tied, "bias": bias}, **special)
 
 
 def step_cases(target: Target, grid: Grid) -> Iterator[Case]:

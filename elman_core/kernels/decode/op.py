@@ -18,11 +18,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.library import Library
 
 from elman_core.kernels.choice import runs
 from elman_core.kernels.launch import readable, whole
-from elman_core.kernels.runtime import implement
+from elman_core.kernels.runtime import operator
 from elman_core.registry.errors import KernelError
 
 from . import run
@@ -32,7 +31,6 @@ NAME = "decode"
 MOST_LINEARS = 5
 MOST_CLASSES = 256
 WIDEST_NORM = 8192
-_library = Library("elman", "FRAGMENT")
 
 
 def takes(x: Tensor, *weights: Tensor, bias: Tensor | None = None) -> bool:
@@ -81,8 +79,9 @@ def _fake_linear(x_BK: Tensor, weights: Sequence[Tensor], _bias: Tensor | None, 
     return [x_BK.new_empty(x_BK.shape[0], w.shape[0]) for w in weights]
 
 
-_library.define("decode_linear(Tensor x, Tensor[] weights, Tensor? bias, int activated) -> Tensor[]")
-linear_op = implement(_library, "decode_linear", _run_linear, _fake_linear)
+linear_op = operator(
+    "decode_linear(Tensor x, Tensor[] weights, Tensor? bias, int activated) -> Tensor[]", _run_linear, _fake_linear
+)
 
 
 def takes_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out_dtype: torch.dtype) -> bool:
@@ -127,8 +126,9 @@ def _fake_norm(x_BD: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
     return x_BD.new_empty(x_BD.shape), x_BD.new_empty(x_BD.shape, dtype=torch.float32)
 
 
-_library.define("decode_norm(Tensor x, Tensor? residual, Tensor weight, float eps) -> (Tensor, Tensor)")
-norm_op = implement(_library, "decode_norm", _run_norm, _fake_norm)
+norm_op = operator(
+    "decode_norm(Tensor x, Tensor? residual, Tensor weight, float eps) -> (Tensor, Tensor)", _run_norm, _fake_norm
+)
 
 
 def takes_draw(logits_BV: Tensor) -> bool:

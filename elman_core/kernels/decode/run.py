@@ -16,9 +16,6 @@ from elman_core.kernels.cell import Cell
 from elman_core.kernels.runtime import DTYPE_CODES, transformed
 
 MOST_ROWS = 64
-EARLY = True
-"""Whether a kernel may load its weights while the one in front still runs (compute capability 9.0 and newer)."""
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -72,6 +69,7 @@ def here() -> int | None:
 
 @cache
 def _may_begin_early(device: torch.device) -> bool:
+    """Whether a kernel may load its weights while the one in front still runs."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -100,7 +98,7 @@ def run(cell: Cell | None, family: str, like: Tensor, weights: Sequence[Tensor],
     Raises:
         KernelError: tensors that do not fit together, too many rows, a dtype it does not take, or a launch that failed.
     """
-    early = _rest(weights) and EARLY and _may_begin_early(like.device)
+    early = _rest(weights) and _may_begin_early(like.device)
     with torch.cuda.device(like.get_device()):
         opened = module(cell, family, like.dtype, like.device.index)
         opened.call(**given, early=early, stream=launch.stream(like)).run("")

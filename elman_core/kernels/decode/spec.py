@@ -23,14 +23,13 @@ from . import grids, op, portable, run
 from .run import DTYPES, NARROW
 
 EPS = 1e-5
-_SOURCES = tuple(sorted(Path(__file__).parent.glob("*.py")))
 
 
 def spec() -> KernelSpec:
     """What `verify` knows of the kernels that every model decodes with: linear maps, norm and draw."""
     return KernelSpec(
         name=op.NAME,
-        cases=lambda target, grid: list(grids.shared_cases(target, grid)),
+        cases=lambda _target, grid: list(grids.shared_cases(grid)),
         make_inputs=grids.make_inputs,
         call=lambda backend, inputs, options: _CALLS[options["op"]](backend, inputs, options),
         states=(),
@@ -39,7 +38,7 @@ def spec() -> KernelSpec:
         targets=("cuda",),
         builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), None),
         needs=lambda _target, cases: _extensions([c.dtype for c in cases], None),
-        python=_SOURCES,
+        python=tuple(sorted(Path(__file__).parent.glob("*.py"))),
         record=Path(__file__).with_name("errors.json"),
         differentiable=False,
     )
@@ -55,20 +54,10 @@ def make_step_spec(
     """
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-        x, bias, w, h = inputs["x"], inputs.get("bias"), inputs["w"], inputs["h"]
-        assert x is not None
-        assert w is not None
-        assert h is not None
-        v = w if options.get("tied") else inputs.get("v")
-        extras = [_given(inputs, name) for name in cell.extras]
-        if backend == "reference":
-            wide = compute_dtype(x)
-            u = x.to(wide) if v is None else F.linear(x.to(wide), v.to(wide))
-            u = (u if bias is None else u + bias).to(x.dtype)
-            y, last = cell.reference(u[None], *(e[None] for e in extras), w, h, None)
-            return {"y": y[0], "h": last}
-        if backend == "torch":
-            y, last = kernel(x[None], *(e[None] for e in extras), w, h, v=v, b=bias, backend="torch")
+        x, bias, w, h, *extras = (inputs[n] for n in ("x", "bias", "w", "h", *cell.extras))
+        v = w if options["tied"] else inputs.get("v")
+        if backend in ("reference", "torch"):
+            y, last = kernel(x[None], *(e[None] for e in extras), w, h, v=v, b=bias, backend=backend)
             return {"y": y[0], "h": last}
         y, last = operator(x, v, bias, *extras, w, h)
         return {"y": y, "h": last}
@@ -76,10 +65,8 @@ def make_step_spec(
     def launch(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
         if backend == "torch":
             return None
-        v = inputs["w"] if options.get("tied") else inputs.get("v")
-        return operator, (
-            inputs["x"], v, inputs.get("bias"), *(inputs[n] for n in cell.extras), inputs["w"], inputs["h"]
-        )  # fmt: skip
+        v = inputs["w"] if options["tied"] else inputs.get("v")
+        return operator, (inputs["x"], v, *(inputs[n] for n in ("bias", *cell.extras, "w", "h")))
 
     return KernelSpec(
         name=f"{cell.name}_step",
@@ -92,7 +79,7 @@ def make_step_spec(
         targets=("cuda",),
         builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), cell),
         needs=lambda _target, cases: _extensions([c.dtype for c in cases], cell),
-        python=cell.python(*map(str, _SOURCES)),
+        python=cell.python(__file__),
         portable=("torch",),
         record=cell.header.with_name("errors.json"),
         differentiable=False,
@@ -105,14 +92,8 @@ def _extensions(dtypes: Sequence[torch.dtype], cell: Cell | None) -> list[Extens
     return [run.extension(dtype, cell) for dtype in dict.fromkeys(dtypes) if dtype in known]
 
 
-def _given(inputs: Inputs, name: str) -> Tensor:
-    found = inputs[name]
-    assert found is not None
-    return found
-
-
 def _linear(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-    x, bias, weights, activated = _given(inputs, "x"), inputs["bias"], _weights(inputs), options["activated"]
+    x, bias, weights, activated = inputs["x"], inputs["bias"], _weights(inputs), options["activated"]
     if backend != "reference":
         made = op.linears(x, weights, bias, activated)
     else:
@@ -123,7 +104,7 @@ def _linear(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs
 
 
 def _norm(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
-    x, residual, weight = _given(inputs, "x"), inputs.get("residual"), _given(inputs, "weight")
+    x, residual, weight = inputs["x"], inputs.get("residual"), inputs["weight"]
     if backend != "reference":
         n, stream = op.norm(x, residual, weight, EPS)
         return {"n": n, "stream": stream}
@@ -133,7 +114,7 @@ def _norm(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
 
 
 def _draw(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-    logits, waits, before = _given(inputs, "logits"), inputs["waits"], _given(inputs, "seen")
+    logits, waits, before = inputs["logits"], inputs["waits"], inputs["seen"]
     seen = before.clone(memory_format=torch.contiguous_format)
     settings = grids.settings(options)
     drawn, shown = (torch.empty(len(logits), dtype=torch.int64, device=logits.device) for _ in range(2))

@@ -7,18 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library
 
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.choice import register, runs
 from elman_core.kernels.launch import readable, whole
-from elman_core.kernels.runtime import implement
+from elman_core.kernels.runtime import operator
 from elman_core.kernels.spec import Case, KernelSpec
 
 from . import grids, run, spec
 
 MOST_EXTRAS = 4
-_library = Library("elman", "FRAGMENT")
 
 
 class Step:
@@ -31,9 +29,8 @@ class Step:
     def __init__(self, cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
         self.cell, self.name, self._kernel = cell, f"{cell.name}_step", kernel
         extras = "".join(f", Tensor e{i}" for i in range(len(cell.extras)))
-        name = f"dense_{self.name}"
-        _library.define(f"{name}(Tensor x, Tensor? v, Tensor? bias{extras}, Tensor w, Tensor h) -> (Tensor, Tensor)")
-        self.op: Callable[..., tuple[Tensor, Tensor]] = implement(_library, name, self._run, _fake_step)
+        given = f"Tensor x, Tensor? v, Tensor? bias{extras}, Tensor w, Tensor h"
+        self.op = operator(f"dense_{self.name}({given}) -> (Tensor, Tensor)", self._run, _fake_step)
         register(self)
 
     def spec(self) -> KernelSpec:

@@ -30,17 +30,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.check import Wanted, check
-from elman_core.kernels.choice import in_words, runs
+from elman_core.kernels.choice import choose, in_words, runs
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
 from elman_core.kernels.runtime import (
     autocast_dtype,
     compute_dtype,
     refuse_transforms,
     transformed,
-    warn_of_packed_rows,
 )
 from elman_core.kernels.spec import Backend, KernelSpec
 
@@ -157,36 +155,20 @@ class DenseKernel:
         if backend != "cuda":
             return False
         refuse_transforms(tied.name, "backend='auto' or 'reference'")
-        return run.plan_for(tied.cell, (1, rows, width), x_TBd.dtype, x_TBd.device).kind != "steps"
+        return run.plan_for(tied.cell, rows, width, x_TBd.dtype, x_TBd.device.index).kind != "steps"
 
     def _run(
         self, recurrence: Recurrence, u_TBd: Tensor, extras: Sequence[Tensor | None], w_dd: Tensor | None,
         b_d: Tensor | None, h0_Bd: Any, mask_TB: Tensor | None, starts_TB: Tensor | None, backend: Backend,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         check(recurrence.name, self._wanted, (u_TBd, *extras, w_dd, b_d, h0_Bd, mask_TB, starts_TB))
-        if backend == "auto":
-            backend = "reference" if transformed() else "torch"
-            if starts_TB is not None:
-                warn_of_packed_rows(self.name, u_TBd)
-            # Sizes as numbers: a compiled function is compiled anew for another batch or width.
-            elif backend == "torch" and u_TBd.is_cuda and runs(self.name, u_TBd, *map(int, u_TBd.shape[1:])):
-                backend = "cuda"
-        elif backend != "reference":
-            refuse_transforms(self.name, "backend='auto' or 'reference'")
+        backend = choose(self.name, backend, u_TBd, lambda: map(int, u_TBd.shape[1:]), starts=starts_TB)
         if backend == "reference":
             return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
         b = () if b_d is None else (b_d,)
         h0_Bd = h0_Bd.to(compute_dtype(u_TBd))
         y_TBd, last_Bd, *_ = recurrence.op(u_TBd, *extras, w_dd, *b, h0_Bd, mask_TB, starts_TB, backend)
         return y_TBd, last_Bd
-
-    def extension(self, target: Target) -> Extension:
-        """What `kernels.build` compiles for the CPU ("host") or a GPU.
-
-        Raises:
-            KernelError: the sources are not installed.
-        """
-        return run.source(self.cell, target)
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks of the recurrence itself."""

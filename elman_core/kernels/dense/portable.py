@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 Pointwise = Callable[..., Tensor]
+LONGEST_SUM = 16384  # places (time steps times rows) of one float32 product
 
 
 def forward(
@@ -110,6 +111,23 @@ def backward(
         parts = [p for p in (from_y, None if s is None else s * total) if p is not None]
         d_extras.append(sum(parts[1:], parts[0]) if parts else torch.zeros_like(e))
     return da_TBd, d_extras, dh0_Bd
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a @ b in `dtype`, over all places, for the gradient of W; 16-bit factors make a float32 product where it is asked for.
+
+    A long sum in float32 is made of shorter ones: over 131,072 places one after another rounding alone comes to 7e-6 of it.
+    """
+    if a.is_cuda and dtype == torch.float32 and a.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    places = b.shape[0]
+    if places <= LONGEST_SUM or a.dtype != torch.float32:
+        return (a @ b).to(dtype)
+    total = a[:, :LONGEST_SUM] @ b[:LONGEST_SUM]
+    for first in range(LONGEST_SUM, places, LONGEST_SUM):
+        part = slice(first, first + LONGEST_SUM)
+        total = torch.addmm(total, a[:, part], b[part])
+    return total.to(dtype)
 
 
 def restarted(h: Tensor, starts: Tensor | None) -> Tensor:

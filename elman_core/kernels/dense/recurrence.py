@@ -22,17 +22,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, register_autograd
 
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.choice import register
-from elman_core.kernels.runtime import implement, refuse_second_derivatives, without_autocast
+from elman_core.kernels.runtime import operator, tensors, without_autocast
 from elman_core.kernels.spec import Case, KernelSpec
-from elman_core.registry.errors import ConfigError, KernelError
 
-from . import portable, products, run, spec
+from . import portable, run, spec
 
-_library = Library("elman", "FRAGMENT")
 _FLAGS = "Tensor? mask, Tensor? starts, str backend"
 
 
@@ -49,7 +46,22 @@ class Recurrence:
 
     def __init__(self, cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
         self.cell, self.name, self.tied, self._kernel = cell, cell.name, cell.bare is not None, kernel
-        self.op, self._backward = self._register()
+        count = len(cell.extras)
+        w = "".join(f"Tensor e{i}, " for i in range(count)) + "Tensor w"
+        b, x = (", Tensor b", ", Tensor x") if self.tied else ("", "")
+        self._backward = operator(
+            f"dense_{self.name}_backward(Tensor gy, Tensor g_last, {w}{x}, Tensor history, Tensor a, {_FLAGS})"
+            f" -> {tensors(2 + count + 2 * self.tied)}",
+            self._run_backward,
+            self._fake_backward,
+        )
+        self.op = operator(
+            f"dense_{self.name}(Tensor u, {w}{b}, Tensor h0, {_FLAGS}) -> {tensors(4 + self.tied)}",
+            self._run_forward,
+            self._fake_forward,
+            self._save,
+            self._differentiate,
+        )
         register(self)
 
     def prepare(self, dtype: torch.dtype, rows: int, width: int) -> str | None:
@@ -58,7 +70,7 @@ class Recurrence:
 
     def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
         """As `choice.Compiled`."""
-        return spec.first_use(dtype, rows, width)
+        return [Case.of("TBd", (64, rows, width), dtype)]
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
@@ -68,23 +80,9 @@ class Recurrence:
         """What follows the input or the gradients in a call: (extras, what follows those)."""
         return list(rest[: len(self.cell.extras)]), list(rest[len(self.cell.extras) :])
 
-    def _register(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        op, count = f"dense_{self.name}", len(self.cell.extras)
-        w = "".join(f"Tensor e{i}, " for i in range(count)) + "Tensor w"
-        b, x = (", Tensor b", ", Tensor x") if self.tied else ("", "")
-        made = [", ".join(["Tensor"] * n) for n in (4 + self.tied, 2 + count + 2 * self.tied)]
-        _library.define(f"{op}(Tensor u, {w}{b}, Tensor h0, {_FLAGS}) -> ({made[0]})")
-        _library.define(
-            f"{op}_backward(Tensor gy, Tensor g_last, {w}{x}, Tensor history, Tensor a, {_FLAGS}) -> ({made[1]})"
-        )
-        forward = implement(_library, op, self._run_forward, self._fake_forward)
-        register_autograd(f"elman::{op}", self._differentiate, setup_context=self._save, lib=_library)
-        return forward, implement(_library, f"{op}_backward", self._run_backward, self._fake_backward)
-
     def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         extras, (w, *b, h0, mask, starts, backend) = self._parts(rest)
         if backend != "torch":
-            self._check_native(backend, u, starts)
             return run.forward(self.cell, u, extras, w.to(u.dtype), h0, mask, *b)
         with without_autocast(u):
             u_, w_, *others = (x.to(h0.dtype) for x in (u, w, *extras))
@@ -130,7 +128,6 @@ class Recurrence:
         ctx.backend, ctx.dtype, ctx.states, ctx.biases = backend, u.dtype, last.dtype, [each.dtype for each in b]
 
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives(self.name)
         extras, (w, *tied, history, a, mask, starts) = self._parts(ctx.saved_tensors)
         rows, width = history.shape[1:]
         if gy is None:
@@ -145,14 +142,6 @@ class Recurrence:
             multiplied = tied[1][:-1] if tied else portable.restarted(history[:-1], starts)
             flat, before = da.reshape(-1, width), multiplied.reshape(-1, width)
             with without_autocast(da):  # a backward may be called inside autocast
-                dw = products.product(flat.t(), before, w.dtype)
+                dw = portable.product(flat.t(), before, w.dtype)
         biases = [each.to(dtype) for each, dtype in zip(db, ctx.biases, strict=True)]
         return du.to(ctx.dtype), *dextras, dw, *biases, dh0, None, None, None
-
-    def _check_native(self, backend: str, like: Tensor, starts: Tensor | None) -> None:
-        if backend not in ("host", "cuda"):
-            raise ConfigError(f"{self.name}: backend must be auto, torch, cuda, host or reference, not {backend!r}")
-        if starts is not None:
-            raise KernelError(f"{self.name}: backend {backend!r} takes no starts of documents; use backend='torch'")
-        if like.device.type != ("cpu" if backend == "host" else "cuda"):
-            raise KernelError(f"{self.name}: backend {backend!r} cannot run on tensors on {like.device}")

@@ -61,7 +61,7 @@ def forward(
             last_Bd = torch.empty_like(h0_Bd)
             module.run("forward", **given, **common, h0=h0_Bd, last=last_Bd)
             return y_TBd, last_Bd, history, a, *sums
-        _steps_are_untied(cell, bias_d)
+        _is_untied(cell)
         history[0] = h0_Bd
         state_Bd, product_Bd, w_t = h0_Bd.clone(), torch.empty_like(h0_Bd), w_dd.t()
         call = module.call(**given, **common, product=product_Bd, state=state_Bd)
@@ -103,7 +103,7 @@ def backward(
             module.run("backward", **given, **common, g_last=g_last_Bd, dh0=dh0_Bd)
             tied = () if x_TBd is None else (given["dx"], given["dbias"].sum(0))
             return da_TBd, dextras, dh0_Bd, *tied
-        _steps_are_untied(cell, x_TBd)
+        _is_untied(cell)
         carry_Bd, product_Bd = g_last_Bd.clone(), torch.zeros_like(g_last_Bd)
         call = module.call(**given, **common, product=product_Bd, state=carry_Bd)
         for t in range(len(gy_TBd) - 1, -1, -1):
@@ -130,22 +130,30 @@ def prepare(cell: Cell, batch: int, width: int, dtype: torch.dtype) -> str | Non
         KernelError: not supported, or it cannot be built.
     """
     index = torch.cuda.current_device()
-    chosen = plan_for(cell, (1, batch, width), dtype, torch.device("cuda", index))
+    chosen = plan_for(cell, batch, width, dtype, index)
     if chosen.kind == "steps" and cell.bare is not None:
         return None
     _module(cell, chosen, dtype, width, index)
     return str(chosen)
 
 
-def plan_for(cell: Cell, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Plan:
-    """The plan for sizes (T, B, d) on this GPU; compiles what it needs to ask the driver whether it fits.
+@cache
+def plan_for(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int) -> Plan:
+    """The first plan whose blocks that GPU holds together: a part of a GPU may hold fewer than it says. Compiles what it asks.
 
     Raises:
         KernelError: not supported (names what is), or it cannot be built.
     """
-    index = device.index or 0
-    plan(sizes, dtype, _device(index))
-    return _settled(cell, *sizes[1:], dtype, index)
+    without: set[Kind] = set()
+    while True:
+        chosen = plan((1, batch, width), dtype, _device(index), without)
+        if chosen.kind == "steps":
+            return chosen
+        with torch.cuda.device(index):
+            fit, _ = capacity(cell, chosen, dtype, width, chosen.tiles_each(batch))
+        if fit >= (1 if chosen.kind == "cluster" else chosen.groups):
+            return chosen
+        without.add(chosen.kind)
 
 
 def extension(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int) -> Extension:
@@ -217,6 +225,7 @@ def _prepared(
     if device.type == "cpu":
         if dtype not in (torch.float32, torch.float64):
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {dtype}")
+        _is_untied(cell)
         return _host_module(cell), False, given
     steps, batch, width = main_TBd.shape
     if steps * batch > MAX_PLACES:
@@ -230,23 +239,8 @@ def _prepared(
 @cache
 def _ready(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int) -> tuple[Any, Plan]:
     """The module and the plan for a batch and width on this GPU."""
-    chosen = plan_for(cell, (1, batch, width), dtype, torch.device("cuda", index))
+    chosen = plan_for(cell, batch, width, dtype, index)
     return _module(cell, chosen, dtype, width, index), chosen
-
-
-@cache
-def _settled(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int) -> Plan:
-    """The first plan whose blocks the device holds together: a part of a GPU may hold fewer than it says."""
-    without: set[Kind] = set()
-    while True:
-        chosen = plan((1, batch, width), dtype, _device(index), without)
-        if chosen.kind == "steps":
-            return chosen
-        with torch.cuda.device(index):
-            fit, _ = capacity(cell, chosen, dtype, width, chosen.tiles_each(batch))
-        if fit >= (1 if chosen.kind == "cluster" else chosen.groups):
-            return chosen
-        without.add(chosen.kind)
 
 
 @cache
@@ -280,10 +274,10 @@ def _opened(cell: Cell, what: Extension) -> Any:
     return module
 
 
-def _steps_are_untied(cell: Cell, tied: Tensor | None) -> None:
-    if tied is not None:
+def _is_untied(cell: Cell) -> None:
+    if cell.bare is not None:
         raise KernelError(
-            f"{cell.name}: no persistent launch holds a matrix of this size, and a step apart is not tied"
+            f"{cell.name}: only a persistent launch of a GPU has tied weights, and none holds this matrix"
         )
 
 

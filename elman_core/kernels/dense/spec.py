@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from elman_core.registry.errors import KernelError
 from . import plan, run
 from .plan import Device
 
-VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
 _USUAL_WIDTHS = (512, 768, 1024, 1280, 1536, 2048)
 _USUAL_BATCHES = (1, 8, 16, 32, 64, 128, 256, 512)
 # The largest GPU of each architecture: multiprocessors, shared memory a block may have, compute capability.
@@ -36,6 +36,7 @@ _GPUS = {
     "sm_120": Device(188, 99 * 1024, (12, 0)),
 }
 _HOST_DTYPES = (torch.float64, torch.float32)
+_case = partial(Case.of, "TBd")
 CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -70,9 +71,8 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         first, *rest = (inputs[n] for n in (names[0], *cell.extras, "w", "h0", "mask"))
         more: dict[str, Any] = {"v": inputs["w"], "b": inputs["b"], "silu": True} if tied else {}
         if tied and backend == "reference":
-            assert first is not None
             wide = compute_dtype(first)
-            x, w, b = (inputs[n].to(wide) for n in ("x", "w", "b"))  # type: ignore[union-attr]
+            x, w, b = (inputs[n].to(wide) for n in ("x", "w", "b"))
             first, more = F.linear(F.silu(x), w, b).to(first.dtype), {}
         y, last = kernel(first, *rest, backend=backend, **more)
         return {"y": y, "h_T": last}
@@ -104,12 +104,8 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         builds=lambda target, arch, widths, dtypes: builds(cell, target, arch, widths, dtypes),
         visible=visible,
         after=run.check_errors,
-        python=(*_python(cell), *_steps_sources(cell)),
+        python=(*cell.python(__file__), *_steps_sources(cell)),
     )
-
-
-def _python(cell: Cell) -> tuple[Path, ...]:
-    return cell.python(*map(str, sorted(Path(__file__).parent.glob("*.py"))))
 
 
 def _steps_sources(cell: Cell) -> tuple[Path, ...]:
@@ -118,11 +114,6 @@ def _steps_sources(cell: Cell) -> tuple[Path, ...]:
         return ()
     bare = run.source(cell, "cuda")
     return tuple(replace(bare, binding=bare.binding.with_name("dense_cuda_steps.cu")).sources())
-
-
-def first_use(dtype: torch.dtype, rows: int, width: int) -> list[Case]:
-    """By which a batch and width are verified when they are first used."""
-    return [_case((VERIFIED_STEPS, rows, width), dtype)]
 
 
 def _needs(cell: Cell, target: Target, cases: Sequence[Case]) -> list[Extension]:
@@ -158,10 +149,6 @@ def builds(
                 if chosen.kind != "steps" or cell.bare is None:
                     found[run.extension(cell, chosen, dtype, width)] = None
     return list(found)
-
-
-def _case(shape: tuple[int, int, int], dtype: torch.dtype, **special: Any) -> Case:
-    return Case(dict(zip("TBd", shape, strict=True)), dtype, **special)
 
 
 def _host_cases(grid: Grid) -> Iterator[Case]:

@@ -109,8 +109,6 @@ def _run(
     **arguments: Any,
 ) -> None:
     first = streams[0]
-    if target not in ("host", "cuda") or first.device.type != ("cpu" if target == "host" else "cuda"):
-        raise KernelError(f"{cell.name}: backend {target!r} cannot run on tensors on {first.device}")
     index = first.device.index if first.is_cuda else None
     with torch.cuda.device(-1 if index is None else index):
         _module(cell, target, first.dtype, index).call(

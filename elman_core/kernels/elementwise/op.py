@@ -29,8 +29,8 @@ from torch import Tensor
 
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.check import Wanted, check
-from elman_core.kernels.choice import in_words, register, runs
-from elman_core.kernels.runtime import compute_dtype, refuse_transforms, transformed, without_autocast
+from elman_core.kernels.choice import choose, in_words, register
+from elman_core.kernels.runtime import compute_dtype, without_autocast
 from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec
 
 from . import native, portable, spec
@@ -100,13 +100,7 @@ class ElementwiseKernel:
         streams, vectors, states, mask_TB, starts_TB = self._parts(given)
         check(self.name, self._wanted, (*streams, *vectors, *states, mask_TB, starts_TB))
         first, wide = streams[0], compute_dtype(streams[0])
-        if backend == "auto":
-            backend = "reference" if transformed() else "torch"
-            # Sizes as numbers: a compiled function is compiled anew for another batch or width.
-            if backend == "torch" and first.is_cuda and runs(self.name, first, *map(int, first.shape[1:])):
-                backend = "cuda"
-        elif backend != "reference":
-            refuse_transforms(self.name, "backend='auto' or 'reference'")
+        backend = choose(self.name, backend, first, lambda: map(int, first.shape[1:]))
         vectors, states = [p.to(wide) for p in vectors], [h.to(wide) for h in states]
         h0_SBd = states[0][None] if len(states) == 1 else torch.stack(states)
         if backend == "reference":
@@ -138,7 +132,7 @@ class ElementwiseKernel:
 
     def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
         """As `choice.Compiled`."""
-        return spec.first_use(dtype, rows, width)
+        return [Case.of("TBd", (64, rows, width), dtype)]
 
     def _parts(self, given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
         """A call taken apart."""

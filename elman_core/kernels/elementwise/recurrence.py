@@ -9,14 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, register_autograd
 
 from elman_core.kernels.cell import Cell
-from elman_core.kernels.runtime import implement, refuse_second_derivatives, without_autocast
+from elman_core.kernels.runtime import operator, tensors, without_autocast
 
 from . import native, portable
-
-_library = Library("elman", "FRAGMENT")
 
 
 class Recurrence:
@@ -28,21 +25,22 @@ class Recurrence:
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
-        self.op, self._backward = self._register()
-
-    def _register(self) -> tuple[Any, Any]:
-        op, op_backward = f"elementwise_{self.cell.name}", f"elementwise_{self.cell.name}_backward"
-        inputs = "".join(f"Tensor x{i}, " for i in range(len(self.cell.streams)))
-        inputs += "".join(f"Tensor p{i}, " for i in range(len(self.cell.vectors)))
+        inputs = "".join(f"Tensor x{i}, " for i in range(len(cell.streams)))
+        inputs += "".join(f"Tensor p{i}, " for i in range(len(cell.vectors)))
         marks = "Tensor? mask, Tensor? starts"
-        _library.define(f"{op}({inputs}Tensor h0, {marks}, bool keep, str backend) -> (Tensor, Tensor, Tensor)")
-        _library.define(
-            f"{op_backward}(Tensor gy, Tensor g_last, {inputs}Tensor kept, {marks}, str backend)"
-            " -> (Tensor, Tensor, Tensor)"
+        self._backward = operator(
+            f"elementwise_{cell.name}_backward(Tensor gy, Tensor g_last, {inputs}Tensor kept, {marks}, str backend)"
+            f" -> {tensors(3)}",
+            self._run_backward,
+            self._fake_backward,
         )
-        made = implement(_library, op, self._run_forward, self._fake_forward)
-        register_autograd(f"elman::{op}", self._differentiate, setup_context=self._save, lib=_library)
-        return made, implement(_library, op_backward, self._run_backward, self._fake_backward)
+        self.op = operator(
+            f"elementwise_{cell.name}({inputs}Tensor h0, {marks}, bool keep, str backend) -> {tensors(3)}",
+            self._run_forward,
+            self._fake_forward,
+            self._save,
+            self._differentiate,
+        )
 
     def _run_forward(self, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, h0, mask, starts, keep, backend = given
@@ -90,7 +88,6 @@ class Recurrence:
         ctx.backend, ctx.shape = backend, last.shape
 
     def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives(self.cell.name)
         *inputs, kept, mask, starts = ctx.saved_tensors
         gy = torch.zeros_like(inputs[0]) if gy is None else gy
         g_last = kept.new_zeros(ctx.shape) if g_last is None else g_last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, pad
 
 from . import native
 
-VERIFIED_STEPS = 64  # time steps of the problem by which a batch size and width are verified at their first use
 _HOST_DTYPES = (torch.float64, torch.float32)
 _CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PACKED = {"packed": True}
+_case = partial(Case.of, "TBd")
 
 
 def make_spec(
@@ -57,7 +57,7 @@ def make_spec(
 
     def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
         given = [inputs[n] for n in (*cell.streams, *cell.vectors)]
-        h0 = torch.stack([inputs[n] for n in cell.states])  # type: ignore[misc]
+        h0 = torch.stack([inputs[n] for n in cell.states])
         return operator, (*given, h0, inputs["mask"], inputs["starts"], True, backend)
 
     return KernelSpec(
@@ -73,21 +73,12 @@ def make_spec(
         record=cell.header.with_name("errors.json"),
         needs=lambda target, cases: _builds(cell, target, [c.dtype for c in cases]),
         builds=lambda target, _arch, _widths, dtypes: _builds(cell, target, dtypes or (torch.bfloat16,)),
-        python=cell.python(*map(str, sorted(Path(__file__).parent.glob("*.py")))),
+        python=cell.python(__file__),
     )
-
-
-def first_use(dtype: torch.dtype, rows: int, width: int) -> list[Case]:
-    """By which a batch and width are verified when they are first used."""
-    return [_case((VERIFIED_STEPS, rows, width), dtype)]
 
 
 def _builds(cell: Cell, target: Target, dtypes: Sequence[torch.dtype]) -> list[Extension]:
     return list(dict.fromkeys(native.extension(cell, target, dtype) for dtype in dtypes))
-
-
-def _case(shape: tuple[int, int, int], dtype: torch.dtype, **special: Any) -> Case:
-    return Case(dict(zip("TBd", shape, strict=True)), dtype, **special)
 
 
 def _host_cases(grid: Grid) -> Iterator[Case]:

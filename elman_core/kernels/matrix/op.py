@@ -20,22 +20,19 @@ Shapes: B batch, T time, H heads, N rows, V columns, L lines, C = 2 H N + L H V.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from elman_core.kernels import build, launch
-from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.check import Wanted, check
-from elman_core.kernels.choice import in_words, register, runs
-from elman_core.kernels.runtime import compute_dtype, refuse_transforms, transformed, warn_of_packed_rows
+from elman_core.kernels.choice import choose, in_words, register
+from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Backend, Case, KernelSpec
-from elman_core.registry.errors import ConfigError, KernelError
+from elman_core.registry.errors import ConfigError
 
-from . import modules, portable, schema, spec
+from . import portable, run, schema, spec
 from .modules import Maps, MatrixCell, Size
 
 Reference = Callable[..., tuple[Tensor, Tensor]]
@@ -98,7 +95,7 @@ class MatrixKernel:
             **dict.fromkeys(self.cell.lines, Wanted("BTHV", "stored")), **scalar,
             **dict.fromkeys(params, Wanted("HV", "stored")), **_REST,
         }  # fmt: skip
-        self.op = schema.register(self.cell, self.load)
+        self.op = schema.register(self.cell)
         register(self)
 
     def __call__(
@@ -160,12 +157,9 @@ class MatrixKernel:
             raise ConfigError(
                 f"{self.name}: {self.cell.shared[0]} is shared by all heads; call it with q, k and v apart"
             )
-        if packed_BTC.dim() != 3 or packed_BTC.numel() == 0:
-            raise ConfigError(
-                f"{self.name}: packed must be (B, T, C) with every size at least 1, not {tuple(packed_BTC.shape)}"
-            )
+        C = check(self.name, {"packed": self._wanted["packed"]}, [packed_BTC])["C"]
         first = given[names[0]] if self.cell.scalars else None
-        C, H = packed_BTC.shape[2], heads or (0 if first is None else first.shape[-1])
+        H = heads or (0 if first is None else first.shape[-1])
         V = (C // H - keys * n_state) // len(lines) if H else 0
         if n_state < 1 or V < 1 or H * (keys * n_state + len(lines) * V) != C:
             raise ConfigError(
@@ -214,26 +208,23 @@ class MatrixKernel:
         on = {n: bool(options.get(n, False)) for n in cell.options}
         given = all(tensors[n] is not None for n in cell.optional)
         size = Size(N, V, q.dtype, cell.form(maps, list(on.values()), given))
-        if self._backend(backend, q, size, starts_BT) == "reference":
+        asked: Backend = "reference" if backend == "auto" and q.dtype == torch.float64 else backend
+        backend = choose(self.name, asked, q, lambda: (N, V, size.form), "reference", starts_BT)
+        if backend == "reference":
             return portable.recurrence(cell.reference, cell, maps, tensors, (H, N), rest, on)
         full = compute_dtype(q)
         dtypes = dict.fromkeys(cell.params, full)
         dtypes |= {n: full for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"}
         inputs = [None if x is None else x.to(dtypes.get(n, q.dtype)) for n, x in tensors.items()]
         state, *mamba = (None if x is None else x.to(full) for x in (state_BHNV, a_log_H, dt_bias_H))
-        return self._run((*inputs, state, mask_BT, *mamba), H, size)
+        inputs += [state, mask_BT, *mamba]
+        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+        o, last, _ = self.op(*inputs, H, N, size.form, keep, backend)
+        return o, last
 
     def backend(self, device: torch.device | str, rows: int, columns: int) -> str:
         """What "auto" runs at this size, in words; compiles nothing, so before the first use it is what will be tried."""
         return in_words(self.name, device, "reference", lambda *size: size[:2] == (rows, columns))
-
-    def extension(self, target: Target) -> Extension:
-        """What `kernels.build` compiles where no size is named.
-
-        Raises:
-            KernelError: the sources are not installed.
-        """
-        return modules.usual(self.cell, target)
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks of the recurrence."""
@@ -243,64 +234,11 @@ class MatrixKernel:
         """What `elman verify` checks: give it as `Variant(kernels=….specs())`."""
         return (self.spec(),)
 
-    def load(self, target: Target, size: Size) -> Any:
-        """The compiled module, built if need be.
-
-        Raises:
-            KernelError: the size or dtype is not supported (the message names what is), or it cannot be built or loaded.
-        """
-        modules.check(self.name, target, size)
-        return _load(self.cell, target, size)
-
     def prepare(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> str:
         """As `choice.Compiled`."""
-        self.load("cuda", Size(rows, columns, dtype, form))
+        run.load(self.cell, "cuda", Size(rows, columns, dtype, form))
         return "cuda"
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
         """As `choice.Compiled`."""
         return [spec.first_use_case(self.cell, Size(rows, columns, dtype, form))]
-
-    def _backend(self, asked: Backend, like: Tensor, size: Size, starts: Tensor | None) -> Backend:
-        if asked == "auto":
-            if starts is not None:
-                warn_of_packed_rows(self.name, like)
-                return "reference"
-            if not like.is_cuda or size.dtype == torch.float64 or transformed():
-                return "reference"
-            return "cuda" if runs(self.name, like, size.rows, size.columns, size.form) else "reference"
-        if asked not in ("cuda", "host", "reference"):
-            raise ConfigError(f"{self.name}: backend must be auto, cuda, host or reference, not {asked!r}")
-        if asked != "reference" and like.device.type != ("cpu" if asked == "host" else "cuda"):
-            raise KernelError(f"{self.name}: backend {asked!r} cannot run on tensors on {like.device}")
-        if asked != "reference" and starts is not None:
-            raise KernelError(f"{self.name}: backend {asked!r} takes no starts of documents; use backend='reference'")
-        if asked != "reference":
-            refuse_transforms(self.name, "backend='auto' or 'reference'")
-        return asked
-
-    def _run(self, inputs: tuple[Any, ...], heads: int, size: Size) -> tuple[Tensor, Tensor]:
-        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        backend = "cuda" if inputs[0].is_cuda else "host"
-        o, last, _ = self.op(*inputs, heads, size.rows, size.form, keep, backend)
-        return o, last
-
-
-def _load(cell: MatrixCell, target: Target, size: Size) -> Any:
-    return _module(cell, target, size, torch.cuda.current_device() if target == "cuda" else None)
-
-
-@cache
-def _module(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any:
-    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
-    extension = modules.extension(cell, target, size)
-    library = launch.open_module(build.build(extension, build.local_arch(extension)), "matrix")
-    if index is not None:
-        most: Any = torch.cuda.get_device_properties(index)
-        need = max(library.info()[1:3])
-        if need > most.shared_memory_per_block_optin:
-            raise KernelError(
-                f"{cell.name}: N={size.rows} V={size.columns} in {size.dtype} needs {need} bytes of shared memory a block, "
-                f"this GPU has {most.shared_memory_per_block_optin}; smaller N or 16-bit storage need less"
-            )
-    return library

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ _NORM_EPS = 1e-12
 
 def recurrence(
     reference: Callable[..., tuple[Tensor, Tensor]], cell: MatrixCell, maps: Maps, tensors: Mapping[str, Tensor | None],
-    sizes: tuple[int, int], rest: tuple[Tensor | None, ...], options: Mapping[str, bool],
+    sizes: Sequence[int], rest: tuple[Tensor | None, ...], options: Mapping[str, bool],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`MatrixKernel` with `reference` behind it, in float32 (float64 beside float64) whatever autocast says.
 

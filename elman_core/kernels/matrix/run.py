@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from elman_core.kernels import launch
+from elman_core.kernels import build, launch
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Target
+from elman_core.registry.errors import KernelError
 
+from . import modules
 from .modules import MatrixCell, Size
 
 WORKSPACE = 256 << 20  # bytes: what the shares of a head's parts may take; larger batches are walked in slices
-Load = Callable[[Target, Size], Any]
 
 
 @dataclass(frozen=True)
@@ -35,53 +37,30 @@ class Form:
     backend: Target
 
 
-@dataclass
-class Inputs:
-    """The inputs as a kernel reads them; apart from each other, or all down to the lines slices of one tensor.
+def load(cell: MatrixCell, target: Target, size: Size) -> Any:
+    """The compiled module for the current device, built if need be.
 
-    Attributes:
-        q, k: (B, T, H, N), or (B, T, 1, N) where all heads share it. vectors: (B, T, H, N) each. lines: (B, T, H, V)
-            each. scalars: (B, T, H), those given. params: (H, V). mask: (B, T). a_log, dt_bias: (H).
-        packed: the one tensor (B, T, C) that q, k, vectors and lines are slices of, or None. shared: as of the cell.
+    Raises:
+        KernelError: the size or dtype is not supported (the message names what is), or it cannot be built or loaded.
     """
+    modules.check(cell.name, target, size)
+    return _module(cell, target, size, torch.cuda.current_device() if target == "cuda" else None)
 
-    q: Tensor
-    k: Tensor
-    vectors: list[Tensor]
-    lines: list[Tensor]
-    scalars: list[Tensor]
-    params: list[Tensor]
-    mask: Tensor | None
-    a_log: Tensor | None
-    dt_bias: Tensor | None
-    packed: Tensor | None
-    shared: tuple[str, ...]
 
-    @property
-    def sizes(self) -> tuple[int, int, int, int, int]:
-        """(B, T, H, N, V)."""
-        B, T, H, V = self.lines[0].shape
-        return B, T, H, self.q.shape[3], V
-
-    def arguments(self, batch: slice | None = None) -> dict[str, Any]:
-        """What a launch is told of these rows of the batch, or of all."""
-        *_, N, V = self.sizes
-        return {
-            "q": part(self.q, batch),
-            "k": part(self.k, batch),
-            "vector": part(self.vectors, batch),
-            "line": part(self.lines, batch),
-            "scalar": part(self.scalars, batch),
-            "param": self.params,
-            "a_log": self.a_log,
-            "dt_bias": self.dt_bias,
-            "mask": part(self.mask, batch),
-            "q_head": 0 if "q" in self.shared else N,
-            "k_head": 0 if "k" in self.shared else N,
-            "state_line": 1,
-            "state_row": V,
-            "stream": launch.stream(self.q),
-        }
+@cache
+def _module(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any:
+    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
+    extension = modules.extension(cell, target, size)
+    library = launch.open_module(build.build(extension, build.local_arch(extension)), "matrix")
+    if index is not None:
+        most: Any = torch.cuda.get_device_properties(index)
+        need = max(library.info()[1:3])
+        if need > most.shared_memory_per_block_optin:
+            raise KernelError(
+                f"{cell.name}: N={size.rows} V={size.columns} in {size.dtype} needs {need} bytes of shared memory a block, "
+                f"this GPU has {most.shared_memory_per_block_optin}; smaller N or 16-bit storage need less"
+            )
+    return library
 
 
 def columns(cell: MatrixCell, q: Tensor, v: Tensor | None, heads: int, rows: int) -> int:
@@ -90,26 +69,24 @@ def columns(cell: MatrixCell, q: Tensor, v: Tensor | None, heads: int, rows: int
     return (q.shape[2] // heads - keys * rows) // len(cell.lines) if v is None else v.shape[3]
 
 
-def forward(load: Load, form: Form, state: Tensor | None, keep: bool, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward(form: Form, state: Tensor | None, keep: bool, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(o (B, T, H, V), S_T (B, H, N, V), what the backward alone needs (`_saved`), or empty).
 
     Args:
-        load: compiles and loads a module. state: S_0 or None. keep: whether a backward will follow.
+        state: S_0 or None. keep: whether a backward will follow.
         given: q, k, vectors, lines, scalars, params, mask, a_log, dt_bias of the op.
     """
-    module, inputs = _prepare(load, form, *given)
-    q, (B, T, H, N, V) = inputs.q, inputs.sizes
+    module, batched, fixed, _ = _prepare(form, *given)
+    q, (B, T, H, N, V) = batched["q"], _sizes(batched)
     o, last = q.new_empty(B, T, H, V), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     saved = _saved(form.cell, q, (B, T, H, N, V), form.backend) if keep else q.new_empty(0)
     state = None if state is None else state.contiguous()
     with torch.cuda.device(q.get_device()):
-        module.run("forward", **inputs.arguments(), s0=state, s1=last, o=o, saved=saved if keep else None)
+        module.run("forward", **batched, **fixed, s0=state, s1=last, o=o, saved=saved if keep else None)
     return o, last, saved
 
 
-def backward(
-    load: Load, form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: Any
-) -> tuple[Tensor, ...]:  # fmt: skip
+def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: Any) -> tuple[Tensor, ...]:
     """Gradients of (q, k, vectors, lines, scalars, params, S_0, a_log, dt_bias); empty where there is nothing to differentiate.
 
     In the fused form the first is of q, k, vectors and lines, (B, T, C), and where `beside` says so of the first scalar too,
@@ -118,51 +95,52 @@ def backward(
     Args:
         dy, ds1: gradients of o and of S_T. saved, given: as of `forward`.
     """
-    module, inputs = _prepare(load, form, *given)
-    q, (B, T, H, N, V) = inputs.q, inputs.sizes
-    dy = aligned(dy.to(q.dtype), 16)
-    dy = dy if dy.is_contiguous() else dy.contiguous()
-    ds1 = None if ds1 is None else ds1.contiguous()
-    packed, dq, dk, dvectors, dlines, dscalars = _room(form, module, inputs)
-    ds0 = q.new_empty(B, H, N, V, dtype=compute_dtype(q))
-    parts = module.info()[0] if form.backend == "cuda" else 1
-    heads: list[Tensor] = []
-    params: list[Tensor] = []
+    module, batched, fixed, packed = _prepare(form, *given)
+    q, scalars, count, (B, T, H, N, V) = batched["q"], batched["scalar"], len(fixed["param"]), _sizes(batched)
+    made, (dq, dk, *dvectors), dlines, dscalars = _room(form, module, batched, packed)
+    dy, ds0 = aligned(dy.to(q.dtype), 16).contiguous(), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
+    batched |= {"dy": dy, "ds1": None if ds1 is None else ds1.contiguous(), "saved": saved, "ds0": ds0}
+    batched |= {"dq": dq, "dk": dk, "dvector": dvectors, "dline": dlines, "dscalar": dscalars}
     width = (2 + len(dvectors)) * N + 2
+    parts = module.info()[0] if form.backend == "cuda" else 1
+    dheads: list[Tensor] = []
+    dparams: list[Tensor] = []
     for batch in _slices(B, parts * T * H * width * 4 if parts > 1 else 0):
-        count = len(part(q, batch))
-        each = count if form.backend == "cuda" else 1  # the host adds up over the batch
-        dparams = q.new_empty(len(inputs.params), each, H, V, dtype=compute_dtype(q))
-        space = q.new_empty(parts * count * T * H * width, dtype=torch.float32) if parts > 1 else None
+        some = {name: part(x, batch) for name, x in batched.items()}
+        each = len(some["q"]) if form.backend == "cuda" else 1  # the host adds up over the batch
+        dparam = q.new_empty(count, each, H, V, dtype=compute_dtype(q))
+        space = q.new_empty(parts * each * T * H * width, dtype=torch.float32) if parts > 1 else None
         # Shares of the gradients of A_log and dt_bias; the host fills them with zeros first.
-        dhead = None if inputs.a_log is None else inputs.a_log.new_empty(parts, 2, each, H)
+        dhead = None if fixed["a_log"] is None else fixed["a_log"].new_empty(parts, 2, each, H)
         with torch.cuda.device(q.get_device()):
             module.run(
-                "backward", **inputs.arguments(batch), dy=part(dy, batch), ds1=part(ds1, batch), ds0=part(ds0, batch),
-                saved=part(saved, batch), dq=part(dq, batch), dk=part(dk, batch), dvector=part(dvectors, batch),
-                dline=part(dlines, batch), dscalar=part(dscalars, batch),
-                dparam=list(dparams), dhead=dhead, da_log=None if dhead is None else dhead[0, 0],
-                ddt_bias=None if dhead is None else dhead[0, 1], parts=space,
+                "backward", **some, **fixed, dparam=list(dparam), dhead=dhead, parts=space,
+                da_log=None if dhead is None else dhead[0, 0], ddt_bias=None if dhead is None else dhead[0, 1],
             )  # fmt: skip
-        heads += [] if dhead is None else [dhead.sum((0, 2))]
-        params += [dparams.sum(1)] if inputs.params else []
+        dheads += [] if dhead is None else [dhead.sum((0, 2))]
+        dparams += [dparam.sum(1)] if count else []
         del space
     nothing = q.new_empty(0)
-    if inputs.packed is not None:
-        whole = beside(inputs.packed, inputs.scalars)
-        if packed is None:
-            packed = torch.cat(
+    if packed is not None:
+        whole = beside(packed, scalars)
+        if made is None:
+            made = torch.cat(
                 [*(x.flatten(2) for x in (dq, dk, *dvectors, *dlines)), *(dscalars[:1] if whole else [])], -1
             )
-        dq, dk, dvectors, dlines = packed, nothing, [q.new_empty(0) for _ in dvectors], [q.new_empty(0) for _ in dlines]
+        dq, dk, dvectors, dlines = made, nothing, *([q.new_empty(0) for _ in some] for some in (dvectors, dlines))
         dscalars = [q.new_empty(0), *dscalars[1:]] if whole else dscalars
     else:  # each head has given its share of what all share
-        dq, dk = (d if x.shape == d.shape else d.sum(2, keepdim=True) for x, d in ((inputs.q, dq), (inputs.k, dk)))
+        dq, dk = (d if x.shape == d.shape else d.sum(2, keepdim=True) for x, d in ((q, dq), (batched["k"], dk)))
     dscalars += [q.new_empty(0) for _ in form.cell.scalars[len(dscalars) :]]
-    dparams = sum(params[1:], params[0]) if params else dy.new_empty(0)
-    dheads = sum(heads[1:], heads[0]) if heads else None
-    da_log, ddt_bias = (nothing.clone(), nothing.clone()) if dheads is None else (x.clone() for x in dheads)
-    return dq, dk, *dvectors, *dlines, *dscalars, *(x.clone() for x in dparams), ds0, da_log, ddt_bias
+    of_params = [x.clone() for x in sum(dparams[1:], dparams[0])] if dparams else []
+    da_log, ddt_bias = (x.clone() for x in (sum(dheads[1:], dheads[0]) if dheads else (nothing, nothing)))
+    return dq, dk, *dvectors, *dlines, *dscalars, *of_params, ds0, da_log, ddt_bias
+
+
+def _sizes(batched: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+    """(B, T, H, N, V)."""
+    B, T, H, V = batched["line"][0].shape
+    return B, T, H, batched["q"].shape[3], V
 
 
 def _saved(cell: MatrixCell, q: Tensor, sizes: tuple[int, int, int, int, int], backend: str) -> Tensor:
@@ -200,27 +178,38 @@ def fake_backward(cell: MatrixCell, _dy: Any, _ds1: Any, q: Tensor, k: Any, *res
     return dq, like(k), *gradients, ds0, like(a_log), like(dt_bias)
 
 
-def _prepare(load: Load, form: Form, q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Any, Inputs]:
-    """The module, and the inputs where it can read them: copied only if they do not lie so already."""
+def _prepare(
+    form: Form, q: Tensor, k: Tensor | None, *rest: Any
+) -> tuple[Any, dict[str, Any], dict[str, Any], Tensor | None]:
+    """The module; what both directions are given, of each row of the batch and for all; and the packed inputs.
+
+    Everything lies where the kernel can read it: apart from each other, or all down to the lines slices of one tensor.
+    """
     *named, mask, a_log, dt_bias = rest
     H, N, cell = form.heads, form.rows, form.cell
     first, count = len(cell.packed), len(cell.vectors)
     lines, scalars = named[:first], named[first : len(named) - len(cell.params)]
     V = columns(cell, q, named[first - 1], H, N)
     with torch.cuda.device(q.get_device()):
-        module = load(form.backend, Size(N, V, q.dtype, form.text))
+        module = load(cell, form.backend, Size(N, V, q.dtype, form.text))
     align = module.info()[3] if form.backend == "cuda" else 0
     packed, keys = None, (q, k, *lines)
     if k is None:
         packed = aligned(q, 0)
-        widths = [H * N] * (2 + count) + [H * V] * len(cell.lines)
-        keys = tuple(x.unflatten(-1, (H, -1)) for x in packed.split(widths, -1))
-    views = [aligned(x, align) for x in keys]
-    return module, Inputs(
-        views[0], views[1], views[2 : 2 + count], views[2 + count :], [aligned(x, 0) for x in scalars if x is not None],
-        [x.contiguous() for x in named[len(named) - len(cell.params) :]],
-        None if mask is None else mask.contiguous(), a_log, dt_bias, packed, cell.shared,
-    )  # fmt: skip
+        keys = tuple(
+            x.unflatten(-1, (H, -1)) for x in packed.split([H * N] * (2 + count) + [H * V] * len(cell.lines), -1)
+        )
+    q, k, *rows = (aligned(x, align) for x in keys)
+    batched = {
+        "q": q, "k": k, "vector": rows[:count], "line": rows[count:],
+        "scalar": [aligned(x, 0) for x in scalars if x is not None], "mask": None if mask is None else mask.contiguous(),
+    }  # fmt: skip
+    fixed = {
+        "param": [x.contiguous() for x in named[len(named) - len(cell.params) :]], "a_log": a_log, "dt_bias": dt_bias,
+        "q_head": 0 if "q" in cell.shared else N, "k_head": 0 if "k" in cell.shared else N, "state_line": 1, "state_row": V,
+        "stream": launch.stream(q),
+    }  # fmt: skip
+    return module, batched, fixed, packed
 
 
 def beside(packed: Tensor, scalars: Sequence[Tensor | None]) -> bool:
@@ -230,25 +219,21 @@ def beside(packed: Tensor, scalars: Sequence[Tensor | None]) -> bool:
 
 
 def _room(
-    form: Form, module: Any, inputs: Inputs
-) -> tuple[Tensor | None, Tensor, Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-    """Room for the gradients of q, k, vectors, lines, scalars: slices of one tensor where the kernel can write in place."""
-    q, (B, T, H, N, V) = inputs.q, inputs.sizes
-    packed, count, dscalars = inputs.packed, len(inputs.vectors), [_dense(x) for x in inputs.scalars]
+    form: Form, module: Any, batched: Mapping[str, Any], packed: Tensor | None
+) -> tuple[Tensor | None, list[Tensor], list[Tensor], list[Tensor]]:
+    """Room for the gradients of q, k and vectors, of lines, of scalars: slices of one tensor if the kernel can write there."""
+    q, keys, lines, (B, T, H, N, V) = batched["q"], 2 + len(batched["vector"]), len(batched["line"]), _sizes(batched)
+    dscalars = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in batched["scalar"]]
     if packed is not None and form.backend == "cuda":
-        behind = H if beside(packed, inputs.scalars) else 0
-        widths = [*[H * N] * (2 + count), *[H * V] * len(inputs.lines), behind]
+        behind = H if beside(packed, batched["scalar"]) else 0
+        widths = [H * N] * keys + [H * V] * lines + [behind]
         if sliceable(widths, q.element_size(), module.info()[3]):
             made = packed.new_empty(B, T, sum(widths))
-            *keys, first = made.split(widths, -1)
-            dq, dk, *rest = (x.unflatten(-1, (H, -1)) for x in keys)
-            return made, dq, dk, rest[:count], rest[count:], [first, *dscalars[1:]] if behind else dscalars
-    dq, dk, *dvectors = (q.new_empty(B, T, H, N) for _ in range(2 + count))
-    return None, dq, dk, dvectors, [q.new_empty(B, T, H, V) for _ in inputs.lines], dscalars
-
-
-def _dense(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+            *parts, first = made.split(widths, -1)
+            by_head = [x.unflatten(-1, (H, -1)) for x in parts]
+            return made, by_head[:keys], by_head[keys:], [first, *dscalars[1:]] if behind else dscalars
+    dkeys, dlines = ([q.new_empty(B, T, H, n) for _ in range(m)] for n, m in ((N, keys), (V, lines)))
+    return None, dkeys, dlines, dscalars
 
 
 def _slices(batch: int, bytes_a_row: int) -> Iterator[slice | None]:

@@ -4,54 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
-from torch.library import Library, register_autograd
 
-from elman_core.kernels.runtime import implement, refuse_second_derivatives
-from elman_core.kernels.spec import Target
+from elman_core.kernels.runtime import operator, tensors
 
-from . import run as matrix_run
+from . import run
 from .modules import MatrixCell
 
-_library = Library("elman", "FRAGMENT")
 _HEADS = "Tensor? mask, Tensor? a_log, Tensor? dt_bias"
 _FORM = "int heads, int rows, str form"
 
 
-def register(cell: MatrixCell, load: matrix_run.Load) -> Callable[..., Any]:
-    """`elman::matrix_NAME` and its backward, run by the modules that `load` gives; returns the op.
+def register(cell: MatrixCell) -> Callable[..., Any]:
+    """`elman::matrix_NAME` and its backward; returns the op.
 
     Its outputs: o (B, T, H, V), S_T (B, H, N, V), and, for the backward alone, the saved states, or empty.
     """
-    op, names = f"matrix_{cell.name}", ("k", *cell.names)
+    names = ("k", *cell.names)
     inputs = "Tensor q, " + ", ".join(f"Tensor? {each}" for each in names)
-    _library.define(
-        f"{op}({inputs}, Tensor? state, {_HEADS}, {_FORM}, bool keep, str backend) -> (Tensor, Tensor, Tensor)"
-    )
-    _library.define(
-        f"{op}_backward(Tensor dy, Tensor? ds1, {inputs}, {_HEADS}, Tensor saved, {_FORM}, str backend)"
-        f" -> ({', '.join(['Tensor'] * (len(names) + 4))})"
-    )
-
-    def form(heads: int, rows: int, text: str, backend: str) -> matrix_run.Form:
-        return matrix_run.Form(cell, heads, rows, text, cast(Target, backend))
 
     def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *inputs, state, mask, a_log, dt_bias, heads, rows, text, keep, backend = given
-        what = form(heads, rows, text, backend)
-        return matrix_run.forward(load, what, state, keep, *inputs, mask, a_log, dt_bias)
+        *inputs, state, mask, a_log, dt_bias, heads, rows, form, keep, backend = given
+        return run.forward(run.Form(cell, heads, rows, form, backend), state, keep, *inputs, mask, a_log, dt_bias)
 
     def backward(dy: Tensor, ds1: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
-        *inputs, saved, heads, rows, text, backend = given
-        return matrix_run.backward(load, form(heads, rows, text, backend), dy, ds1, saved, *inputs)
+        *inputs, saved, heads, rows, form, backend = given
+        return run.backward(run.Form(cell, heads, rows, form, backend), dy, ds1, saved, *inputs)
 
-    made = implement(_library, op, forward, partial(matrix_run.fake_forward, cell))
-    backward_op = implement(_library, f"{op}_backward", backward, partial(matrix_run.fake_backward, cell))
+    backward_op = operator(
+        f"matrix_{cell.name}_backward(Tensor dy, Tensor? ds1, {inputs}, {_HEADS}, Tensor saved, {_FORM}, str backend)"
+        f" -> {tensors(len(names) + 4)}",
+        backward,
+        partial(run.fake_backward, cell),
+    )
 
     def differentiate(ctx: Any, dy: Tensor | None, ds1: Tensor | None, _saved: Any) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives(cell.name)
         *inputs, mask, a_log, dt_bias, saved = ctx.saved_tensors
         q, k, *named = inputs
         if dy is None:
@@ -59,7 +48,7 @@ def register(cell: MatrixCell, load: matrix_run.Load) -> Callable[..., Any]:
         dq, *gradients, ds0, da_log, ddt_bias = backward_op(dy, ds1, *inputs, mask, a_log, dt_bias, saved, *ctx.rest)
         first = len(cell.packed)
         scalars = named[first : first + len(cell.scalars)]
-        if k is None and matrix_run.beside(q, scalars):
+        if k is None and run.beside(q, scalars):
             dq, gradients[1 + first] = dq.split([q.shape[2], scalars[0].shape[2]], -1)
         of_inputs = (None if x is None else d for x, d in zip(inputs[1:], gradients, strict=True))
         return (
@@ -67,8 +56,13 @@ def register(cell: MatrixCell, load: matrix_run.Load) -> Callable[..., Any]:
             None if dt_bias is None else ddt_bias, *[None] * 5,
         )  # fmt: skip
 
-    register_autograd(f"elman::{op}", differentiate, setup_context=_save, lib=_library)
-    return made
+    return operator(
+        f"matrix_{cell.name}({inputs}, Tensor? state, {_HEADS}, {_FORM}, bool keep, str backend) -> {tensors(3)}",
+        forward,
+        partial(run.fake_forward, cell),
+        _save,
+        differentiate,
+    )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

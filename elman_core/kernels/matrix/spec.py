@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,13 +27,19 @@ Way = tuple[
 def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> KernelSpec:
     """What `verify` knows of a matrix-state kernel: its two forms, and the operator behind both."""
 
+    def first(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Tensor, int, int]:
+        """q, or the packed inputs; H and N."""
+        if "packed" in inputs:
+            return inputs["packed"], options["heads"], options["n_state"]
+        return inputs["q"], inputs["v"].shape[2], inputs["q"].shape[3]
+
     def arguments(inputs: Inputs, options: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         names = cell.names if "packed" not in inputs else cell.names[len(cell.packed) :]
-        first = ("packed",) if "packed" in inputs else ("q", "k")
+        keys = ("packed",) if "packed" in inputs else ("q", "k")
         named: dict[str, Any] = {n: options[n] for n in ("n_state", "heads", *cell.options) if n in options}
         heads = {"state_BHNV": "S0", "mask_BT": "mask", "a_log_H": "A_log", "dt_bias_H": "dt_bias"}
         named |= {to: inputs.get(n) for to, n in heads.items()} | {"maps": options.get("maps", Maps())}
-        return [inputs.get(n) for n in (*first, *names)], named
+        return [inputs.get(n) for n in (*keys, *names)], named
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
         args, named = arguments(inputs, options)
@@ -46,28 +51,22 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
 
     def stored(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The reference with its inputs but for the scalars rounded to the storage dtype, as it gets them standing alone."""
-        like = inputs["packed" if "packed" in inputs else "q"]
-        assert like is not None
+        like, *sizes = first(inputs, options)
 
         def rounded(*given: Any, **more: Any) -> tuple[Tensor, Tensor]:
             keys = 2 + len(cell.packed)
             return cell.reference(*(x.to(like.dtype).to(x.dtype) for x in given[:keys]), *given[keys:], **more)
 
         tensors = {"q": like} | {n: inputs.get(n) for n in ("k", *cell.names)}
-        heads = inputs["v"].shape[2] if "packed" not in inputs else options["heads"]  # type: ignore[union-attr]
         rest = tuple(inputs.get(n) for n in ("S0", "mask", "starts", "A_log", "dt_bias"))
         on = {n: options.get(n, False) for n in cell.options}
-        rows = options["n_state"] if "packed" in inputs else like.shape[3]
-        return portable.recurrence(rounded, cell, options.get("maps", Maps()), tensors, (heads, rows), rest, on)
+        return portable.recurrence(rounded, cell, options.get("maps", Maps()), tensors, sizes, rest, on)
 
     def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-        first = inputs["packed" if "packed" in inputs else "q"]
         names = ("k", *cell.names, "S0", "mask", "A_log", "dt_bias")
         size = _size(cell, options, 0, 0, torch.float32)
-        heads = options["heads"] if "packed" in inputs else inputs["v"].shape[2]  # type: ignore[union-attr]
-        assert first is not None
-        rows = options["n_state"] if "packed" in inputs else first.shape[3]
-        return operator, (first, *(inputs.get(n) for n in names), heads, rows, size.form, True, backend)
+        like, heads, rows = first(inputs, options)
+        return operator, (like, *(inputs.get(n) for n in names), heads, rows, size.form, True, backend)
 
     def visible(inputs: Inputs) -> Outputs:
         mask = inputs["mask"]
@@ -90,7 +89,7 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
         visible=visible,
         rounded="stored",
         record=cell.header.with_name("errors.json"),
-        python=cell.python(*map(str, sorted(Path(__file__).parent.glob("*.py")))),
+        python=cell.python(__file__),
     )
 
 
@@ -148,7 +147,7 @@ def case(
         options["maps"] = maps
     if packed:
         options |= {"n_state": sizes[3], "heads": sizes[2]}
-    return Case(dict(zip("BTHNV", sizes, strict=True)), dtype, options=options, **special)
+    return Case.of("BTHNV", sizes, dtype, options=options, **special)
 
 
 def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inputs:
