@@ -56,8 +56,9 @@ def check(
             or 0 in x.shape
             or any(known.get(n, s) != s for n, s in zip(shape, x.shape, strict=True))
         ):
+            beside = "" if x is first else f" beside {first_name} {tuple(first.shape)}"
             raise ConfigError(
-                f"{kernel}: {name} must be {words(shape)} with every size at least 1, not {tuple(x.shape)}"
+                f"{kernel}: {name} must be {words(shape)}{beside} with every size at least 1, not {tuple(x.shape)}"
             )
         known.update(zip(shape, x.shape, strict=True))
         if x.dtype not in (dtypes := _dtypes(dtype, first)):

@@ -35,7 +35,7 @@ def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
     Each begins at a multiple of 8 columns, 16 bytes of 16-bit numbers, and rows lie so far apart: what kernels read in place.
 
     Args:
-        modules: of one dtype, K inputs each, all with a bias or all without. x: (..., K).
+        modules: of one dtype, K inputs each. x: (..., K).
     """
     weights: list[Tensor] = []  # each followed by rows of zeros, or by none
     biases: list[Tensor] = []
@@ -43,13 +43,14 @@ def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
         # As autocast will have it, before it is copied: half as much to copy, there and back.
         weight = module.weight.to(autocast_dtype(module.weight))
         weights += [weight, weight.new_zeros(-module.out_features % ALIGN, x.shape[-1])]
-        if module.bias is not None:
-            biases += [module.bias.to(weight.dtype), weight.new_zeros(-module.out_features % ALIGN)]
-    weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
-    sizes = [len(each) for each in weights]
+        bias = weight.new_zeros(module.out_features) if module.bias is None else module.bias.to(weight.dtype)
+        biases += [bias, weight.new_zeros(-module.out_features % ALIGN)]
+    biased = any(module.bias is not None for module in modules)
+    whole, sizes = torch.cat(weights), [len(each) for each in weights]
+    given = x.to(whole.dtype), whole, torch.cat(biases) if biased else None
     if torch.compiler.is_compiling():
-        return list(F.linear(x, weight, bias).split(sizes, -1)[::2])
-    return list(_Product.apply(x.to(weight.dtype), weight, bias, sizes)[::2])
+        return list(F.linear(*given).split(sizes, -1)[::2])
+    return list(_Product.apply(*given, sizes)[::2])
 
 
 class _Product(torch.autograd.Function):

@@ -40,11 +40,11 @@ def columns(module: nn.Module, x: Tensor, width: int, silu: bool = False) -> tup
 
 
 def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-    """`[module(x), ...]`; as one product for many rows; for few, those without bias in one launch, others in one each."""
+    """`[module(x), ...]`; as one product for many rows; for few, in one launch if none has a bias, else in one each."""
     bare = [module for module in modules if is_bare(module)]
-    if len(bare) == len(modules) and len({module.bias is None for module in bare}) == 1:
+    if len(bare) == len(modules):
         weights = [module.weight for module in bare]
-        if bare[0].bias is None and decode.takes(x, *weights):
+        if all(module.bias is None for module in bare) and decode.takes(x, *weights):
             return decode.linears(x, weights)
         if joins(bare, x):
             return joined(bare, x)

@@ -93,7 +93,7 @@ class MatrixMixer(Mixer):
     no_decay = ("value_residual",)
     torch_init: ClassVar[tuple[str, ...]] = ("write_gate_proj",)
     """Projections that start as torch.nn.Linear does, U(±D^(-1/2)); the others are Xavier uniform."""
-    kernel: ClassVar[MatrixKernel]
+    kernel: MatrixKernel
     config: Any
     A_log: Tensor
     dt_bias: Tensor

@@ -32,12 +32,14 @@ class MatrixForm:
     Attributes:
         kernel: the recurrence.
         maps: the maps W u whose outputs are the kernel's q, k, other rows and lines, in their order.
+        biases: {map: bias at the start} of the maps W u + b.
         vectors: the kernel's params, in their order: {name: value at the start}.
         options: of the kernel, that are on. inputs: what happens to the inputs first; None is the kernel's first maps.
     """
 
     kernel: MatrixKernel
     maps: tuple[str, ...] = ("w_q", "w_k", "w_v")
+    biases: Mapping[str, float] = field(default_factory=dict)
     vectors: Mapping[str, float] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     inputs: Maps | None = None
@@ -46,8 +48,8 @@ class MatrixForm:
 class MatrixWrapperMixer(WrapperMixer):
     """A wrapper around (S_t, o_t) = cell(S_{t-1}, W u_t, …, p), y_t = g(o_t): parameters, initialisation, and the calls.
 
-    Parameters beside the wrapper's: NAME.weight (H n, I), head after head, of every map, without bias; NAME (H n) of every
-    vector. State: S (B, H, n, n), rows keys and columns values, zeros at the start.
+    Parameters beside the wrapper's: NAME.weight (H n, I), head after head, and NAME.bias (H n) where it has one, of
+    every map; NAME (H n) of every vector. State: S (B, H, n, n), rows keys and columns values, zeros at the start.
 
     Attributes:
         form: what it is made of.
@@ -72,14 +74,14 @@ class MatrixWrapperMixer(WrapperMixer):
     def build_cell(self, inner: int) -> None:
         form, width = self.form_of(self.config), self.outputs(inner, self.config)
         for name in form.maps:
-            self.add_module(name, nn.Linear(inner, width, bias=False))
+            self.add_module(name, nn.Linear(inner, width, bias=name in form.biases))
         for name in form.vectors:
             self.register_parameter(name, nn.Parameter(torch.empty(width)))
 
     @classmethod
     def cell_params(cls, inner: int, config: Any) -> int:
         form = cls.form_of(config)
-        return cls.outputs(inner, config) * (len(form.maps) * inner + len(form.vectors))
+        return cls.outputs(inner, config) * (len(form.maps) * inner + len(form.biases) + len(form.vectors))
 
     @classmethod
     def cell_state(cls, inner: int, config: Any) -> StateSpec:
@@ -127,5 +129,7 @@ class MatrixWrapperMixer(WrapperMixer):
         for name in form.maps:
             for head in getattr(self, name).weight.split(self.config.n_state):
                 xavier_uniform_(head)
+        for name, start in form.biases.items():
+            nn.init.constant_(getattr(self, name).bias, start)
         for name, start in form.vectors.items():
             nn.init.constant_(getattr(self, name), start)

@@ -25,4 +25,4 @@ class E71Mixer(MatrixWrapperMixer):
     @classmethod
     def form_of(cls, config: E71Config) -> MatrixForm:
         vectors, maps = {"d_alpha": 0.1, "b_alpha": 2.0}, UNIT_KEYS if config.unit_keys else None
-        return MatrixForm(e71, ("w_q", "w_k", "w_v", "w_alpha"), vectors, inputs=maps)
+        return MatrixForm(e71, ("w_q", "w_k", "w_v", "w_alpha"), vectors=vectors, inputs=maps)

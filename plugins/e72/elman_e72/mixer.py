@@ -27,4 +27,5 @@ class E72Mixer(MatrixWrapperMixer):
     @classmethod
     def form_of(cls, config: E72Config) -> MatrixForm:
         vectors, maps = {"d_g": 0.5, "b_g": 0.0, "b_alpha": 2.0}, UNIT_KEYS if config.unit_keys else None
-        return MatrixForm(e72, ("w_q", "w_k", "w_v", "w_alpha"), vectors, ("inverse",) * config.inverse, maps)
+        on = ("inverse",) * config.inverse
+        return MatrixForm(e72, ("w_q", "w_k", "w_v", "w_alpha"), vectors=vectors, options=on, inputs=maps)

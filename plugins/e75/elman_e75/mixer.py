@@ -28,6 +28,6 @@ class E75Mixer(MatrixWrapperMixer):
     """
 
     forms: ClassVar[Mapping[str, MatrixForm]] = {
-        "tanh": MatrixForm(e75, MAPS, VECTORS),
-        "linear": MatrixForm(e75, MAPS, VECTORS, ("linear_state",)),
+        "tanh": MatrixForm(e75, MAPS, vectors=VECTORS),
+        "linear": MatrixForm(e75, MAPS, vectors=VECTORS, options=("linear_state",)),
     }
