@@ -53,9 +53,9 @@ def norm_as_documented(x, g, weight, bias, activation, eps):  # type: ignore[no-
 
 
 def by_hand(
-    p: dict[str, np.ndarray], x: np.ndarray, conv: np.ndarray, s: np.ndarray
+    p: dict[str, np.ndarray], x: np.ndarray, conv: np.ndarray, s: np.ndarray, most: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One row of real positions, head by head: outputs, last window, last state."""
+    """One row of real positions, head by head: outputs, last window, last state. most: of beta."""
     (heads, wide, values), keep = s.shape, len(conv)
     window, s, out = [*conv], s.copy(), np.zeros_like(x)
     taps = np.concatenate([p[f"{n}_conv1d.weight"][:, 0] for n in "qkv"])
@@ -70,7 +70,7 @@ def by_hand(
             part = slice(h * values, (h + 1) * values)
             softplus = np.log1p(np.exp(p["a_proj.weight"][h] @ x[t] + p["dt_bias"][h]))
             s[h] *= np.exp(-np.exp(p["A_log"][h]) * softplus)
-            s[h] += sigmoid(p["b_proj.weight"][h] @ x[t]) * np.outer(kh, v[part] - s[h].T @ kh)
+            s[h] += most * sigmoid(p["b_proj.weight"][h] @ x[t]) * np.outer(kh, v[part] - s[h].T @ kh)
             o = s[h].T @ qh / np.sqrt(wide)
             y[part] = o / np.sqrt(np.mean(o**2) + 1e-5) * p["o_norm.weight"] * gate[part]
         out[t] = p["o_proj.weight"] @ y
@@ -81,7 +81,7 @@ class TestGatedDeltaNet(LibraryContract):
     variant = "gdn"
     options = (
         {"head_dim": 8},
-        {"head_dim": 8, "n_heads": 3, "expand_v": 0.5, "d_conv": 2, "init": "linear"},
+        {"head_dim": 8, "n_heads": 3, "expand_v": 0.5, "d_conv": 2, "init": "linear", "allow_neg_eigval": True},
     )
     op, library, extra, sizes = op, "fla", "fla", (op.CHECKED,)
     ways = (op.Kernels(rule_as_documented, conv_as_documented, norm_as_documented),)
@@ -91,9 +91,10 @@ class TestGatedDeltaNet(LibraryContract):
         x, state = self.input(7), self.state(mixer)
         with torch.no_grad():
             y, end = mixer(x, state, MASK_BT)
+        most = 2.0 if opts.get("allow_neg_eigval") else 1.0
         weights = {n: p.detach().numpy() for n, p in mixer.named_parameters()}
         for b, on in enumerate(MASK_BT):
-            expected = by_hand(weights, x[b, on].numpy(), state["conv"][b].numpy(), state["S"][b].numpy())
+            expected = by_hand(weights, x[b, on].numpy(), state["conv"][b].numpy(), state["S"][b].numpy(), most)
             for actual, wanted in zip((y[b, on], end["conv"][b], end["S"][b]), expected, strict=True):
                 np.testing.assert_allclose(actual.numpy(), wanted, rtol=0, atol=1e-12)
 

@@ -3,7 +3,7 @@
     S_t = α_t S_{t-1} + β_t k_t (v_t - α_t S_{t-1}ᵀ k_t)ᵀ,   o_t = S_tᵀ q_t / sqrt(K),   y = W_o (RMSNorm(o) ⊙ silu(W_g x))
 
 q, k, v = silu(conv(W x)), q and k of length 1 in each head;
-α = exp(-exp(A_log) softplus(W_a x + dt_bias)), β = sigmoid(W_b x).
+α = exp(-exp(A_log) softplus(W_a x + dt_bias)), β = sigmoid(W_b x), or twice that with `allow_neg_eigval`.
 
 Best practice, and where it comes from (flash-linear-attention 0.6, its layer and its language model):
 
@@ -33,7 +33,7 @@ def gdn_variant() -> Variant:
         equation="S_t = α_t S_{t-1} + β_t k_t (v_t - α_t S_{t-1}ᵀ k_t)ᵀ,  o_t = S_tᵀ q_t / sqrt(K)",
         config=GDNConfig,
         mixer=GatedDeltaNet,
-        presets={"e1": {"expand_v": 1.0}, "predecessor": {"init": "linear"}},
+        presets={"e1": {"expand_v": 1.0}, "predecessor": {"init": "linear"}, "neg_eigval": {"allow_neg_eigval": True}},
         aliases={"fla-gdn": "predecessor"},
         published=(
             Published("gdn@768x20", 95_020_016, "191.6k tok/s", "fla 0.6 on one H200: B = 32, T = 512, bf16 weights"),

@@ -14,6 +14,9 @@ class GDNConfig:
     head_dim: int = option(128, "width K of a query and key, the rows of a head's state", ge=1, le=256)
     n_heads: int = option(0, "number H of heads; 0: as many as the model's width has room for", ge=0, le=1024)
     d_conv: int = option(4, "width of the causal convolutions of q, k and v", ge=2, le=8)
+    allow_neg_eigval: bool = option(
+        False, "β from 0 to 2: along k the state's sign may change, as counting and states need"
+    )
     init: Literal["normal", "linear"] = option("normal", "maps and convolutions: N(0, 0.02), or as torch starts them")
 
     def heads(self, dim: int) -> int:

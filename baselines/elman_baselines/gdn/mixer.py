@@ -86,7 +86,7 @@ class GatedDeltaNet(Mixer):
         start = None if state is None else state["S"]
         g_BTHV = self.g_proj(x_BTD).unflatten(-1, (self.heads, -1))
         if found is not None:
-            if mask_BT is None:
+            if mask_BT is None and not self.config.allow_neg_eigval:
                 o_BTHV, end = op.rule(found, q, k, v, raw, start, (self.A_log, self.dt_bias))
             else:
                 o_BTHV, end = op.rule(found, q, k, v, self._rates(*raw, mask_BT), start)
@@ -124,7 +124,7 @@ class GatedDeltaNet(Mixer):
         dtype = compute_dtype(a_BTH, self.A_log)
         with without_autocast(a_BTH):
             log_BTH = -self.A_log.to(dtype).exp() * F.softplus(a_BTH.to(dtype) + self.dt_bias.to(dtype))
-            beta_BTH = torch.sigmoid(b_BTH.to(dtype))
+            beta_BTH = torch.sigmoid(b_BTH.to(dtype)) * (2 if self.config.allow_neg_eigval else 1)
         if mask_BT is not None:
             log_BTH, beta_BTH = (torch.where(mask_BT[..., None], r, 0) for r in (log_BTH, beta_BTH))
         return log_BTH, beta_BTH
