@@ -25,12 +25,13 @@ Compile = Callable[..., Path]
 STEPS = 37  # three segments
 ORDERS = pytest.mark.parametrize("backwards", [False, True], ids=["first-warps-ahead", "last-warps-ahead"])
 FUSED_32X24 = matrix(32, 24, bf16, FUSED, write=True)
+LARGE = matrix(64, 72, bf16)
 PROGRAMS = {  # to numbers of heads
     matrix(16, 16, bf16, FUSED): 3,  # a warp a team
     matrix(32, 32, bf16): 1,
     FUSED_32X24: 3,
     matrix(4, 260, bf16, FUSED): 1,
-    matrix(64, 72, bf16): 1,  # large heads
+    LARGE: 1,
     matrix(96, 20, f16, FUSED, write=True): 2,
     matrix(16, 16, f32, FUSED): 3,  # no helpers, a warp a team
 }
@@ -50,17 +51,24 @@ RACING = {  # to the number of places
     "copy_onto_what_is_read": 2 * 128,
 }
 LOOP = "    __pipeline_wait_prior(0);\n    team_sync<P>(at.team);\n"
-MUTATIONS = {  # file, then pairs of what stands there and what shall
+MUTATIONS = {  # program, file, then pairs of what stands there and what shall
     "no helpers_sync in the backward's loop": (
+        FUSED_32X24,
         "matrix_state_backward.cuh",
         ("helpers_sync<P>(at.team);\n    bring(j + 2", "bring(j + 2"),
     ),
     "no team_sync in the forward's loop": (
+        FUSED_32X24,
         "matrix_state_forward.cuh",
         (LOOP + "  }\n  finish", "    __pipeline_wait_prior(0);\n  }\n  finish"),
         ("[] {});\n    team_sync<P>(at.team);", "[] {});"),
     ),
-    "one buffer in the forward": ("matrix_state_forward.cuh", ("sm.x[seg & 1]", "sm.x[0]")),
+    "helpers that replay and do not wait for the walk": (
+        LARGE,
+        "matrix_state_walk_large.cuh",
+        ("signal<P, true>(at.team, s / each);", ";"),
+    ),
+    "one buffer in the forward": (FUSED_32X24, "matrix_state_forward.cuh", ("sm.x[seg & 1]", "sm.x[0]")),
 }
 
 
@@ -126,8 +134,8 @@ def test_the_matrix_state_kernels_do_not_race(program: Program, heads: int, comp
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_barrier_or_a_buffer_too_few_is_found(name: str, compiled: Compile, tmp_path: Path) -> None:
-    file, *changes = MUTATIONS[name]
-    whole = FUSED_32X24.extension
+    program, file, *changes = MUTATIONS[name]
+    whole = program.extension
     (include,) = whole.include
     shutil.copytree(include, tmp_path / "include")
     mutated = tmp_path / "include" / "elman" / file
@@ -137,5 +145,5 @@ def test_a_barrier_or_a_buffer_too_few_is_found(name: str, compiled: Compile, tm
         text = text.replace(old, new)
     mutated.write_text(text)
     extension = replace(whole, name=name.replace(" ", "_"), include=(tmp_path / "include",))
-    count, said = races(compile_driver(compiled, replace(FUSED_32X24, extension=extension), heads=1))
+    count, said = races(compile_driver(compiled, replace(program, extension=extension), heads=1))
     assert count > 0, said

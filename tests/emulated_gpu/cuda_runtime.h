@@ -114,16 +114,21 @@ inline void go_on(Thread& thread) {
   setcontext(&thread.context);
 }
 // orders: what threads did before it happens before what they do after it.
+inline void arrive(Barrier& b, int count, bool orders) {
+  block->progress++;
+  if (++b.arrived < count) return;
+  b.arrived = 0, b.generation++;
+  if (orders) races::complete(&b);
+}
 inline void wait(Barrier& b, int count, bool orders = true) {
   const unsigned mine = b.generation;
-  block->progress++;
   if (orders) races::arrive(&b);
-  if (++b.arrived == count) {
-    b.arrived = 0, b.generation++;
-    if (orders) races::complete(&b);
-    return;
-  }
+  arrive(b, count, orders);
   while (b.generation == mine) yield();
+}
+inline void tell(Barrier& b, int count) {  // those who wait, and go on
+  races::tell(&b);
+  arrive(b, count, true);
 }
 // Every lane gives its words and sees those of all lanes, which orders no access to memory.
 inline const Words* exchange(const void* mine, int bytes) {

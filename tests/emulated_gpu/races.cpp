@@ -42,6 +42,7 @@ struct Detector {
   std::vector<Clock> seen;  // [thread, of thread]
   std::vector<Place> places;
   std::map<const void*, std::vector<int>> arrived;
+  std::map<const void*, std::vector<Clock>> seen_by_tellers;  // by those who did not wait
   std::set<std::pair<Address, Address>> told;
   std::uint64_t races = 0, accesses = 0, look = 0;
   std::vector<std::uint64_t> looked;  // [thread]: the last look at a place in which it was found
@@ -96,15 +97,21 @@ struct Detector {
     visit(p, bytes,
           [&](Place& x, Address) { x.write.clock = clock(current, current), x.write.thread = current, x.copied = false; });
   }
-  void complete(std::vector<int>& met) {
-    std::vector<Clock> all(threads, 0);
+  void tell(std::vector<Clock>& seen_by_tellers) {
+    seen_by_tellers.resize(threads, 0);
+    for (int i = 0; i < threads; i++) seen_by_tellers[i] = std::max(seen_by_tellers[i], clock(current, i));
+    clock(current, current)++;
+  }
+  void complete(std::vector<int>& met, std::vector<Clock>& seen_by_tellers) {
+    std::vector<Clock> all = seen_by_tellers;
+    all.resize(threads, 0);
     for (int t : met)
       for (int i = 0; i < threads; i++) all[i] = std::max(all[i], clock(t, i));
     for (int t : met) {
       std::copy(all.begin(), all.end(), &clock(t, 0));
       clock(t, t)++;
     }
-    met.clear();
+    met.clear(), seen_by_tellers.clear();
   }
   void begin(const void* shared, std::size_t bytes, int count) {
     first = Address(shared), last = first + bytes, threads = count;
@@ -112,7 +119,7 @@ struct Detector {
     for (int t = 0; t < count; t++) clock(t, t) = 1;
     looked.assign(count, 0), look = 0;
     places.assign((bytes + kPlace - 1) / kPlace, {});
-    arrived.clear();
+    arrived.clear(), seen_by_tellers.clear();
   }
 };
 Detector* detector = nullptr;
@@ -137,7 +144,8 @@ void begin(const void* shared, std::size_t bytes, int threads) {
 void end() { detector->first = detector->last = 0; }
 void run(int thread) { detector->current = thread; }
 void arrive(const void* barrier) { detector->arrived[barrier].push_back(detector->current); }
-void complete(const void* barrier) { detector->complete(detector->arrived[barrier]); }
+void tell(const void* barrier) { detector->tell(detector->seen_by_tellers[barrier]); }
+void complete(const void* barrier) { detector->complete(detector->arrived[barrier], detector->seen_by_tellers[barrier]); }
 void copy_begins(const void* to, std::size_t bytes) { detector->write(to, bytes, HERE, true); }
 void copy_ends(const void* to, std::size_t bytes) { detector->copy_ends(to, bytes); }
 

@@ -96,8 +96,9 @@ struct Sums {  // what a walk leaves for the sums over lines
 };
 template <class P>
 struct Sums<P, true> {
-  alignas(16) float dkq[P::result_buffers][P::WPH][P::steps + 1]
-                       [P::slots * P::NP];  // of each warp, over its lines: dk and its like, and dq of the step before
+  // Of each warp, over its lines: dk and its like, and dq of the step before; of a large head (dk, dq), a word of the storage type.
+  using Row = std::conditional_t<P::large, unsigned[P::NP], float[P::slots * P::NP]>;
+  alignas(16) Row dkq[P::result_buffers][P::WPH][P::steps + 1];
 };
 template <class P>
 struct SavedState {  // as each lane reads it
@@ -112,7 +113,8 @@ template <class P>
 struct BackwardShared : Sums<P> {
   Ready<P> x[P::buffers];
   alignas(16) float dline[P::large ? 0 : P::buffers][P::NL][P::steps][P::CB];  // large: in place of `line` in `x`
-  alignas(16) float dscalar[P::result_buffers][P::AS][P::steps][P::shares + 8];  // 8: so that rows start in different banks
+  alignas(16) float dscalar[P::result_buffers][P::AS][P::steps]
+                           [P::large ? P::shares : P::shares + 8];  // 8: so that rows start in different banks
   Staging<P> raw[P::raw_buffers];
   alignas(16) typename P::Store dy[P::raw_buffers][P::steps][P::CB];
   alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? P::steps : 1][P::CB];
@@ -142,6 +144,13 @@ __device__ __forceinline__ void step_inputs(float (&in)[P::M][P::NL], float (&c)
 template <class P>
 using Constants = float[P::M][P::AC];
 
+// The walk is done with the states that signal `i` stands for: those who walk tell it, helpers wait for it.
+template <class P, bool waits>
+__device__ __forceinline__ void signal(int team, int i) {
+  const int number = 2 * P::HB + 1 + team * P::signals + i;
+  if (waits) team_barrier(number, 2 * P::TL);
+  else tell_barrier(number, 2 * P::TL);
+}
 // All threads that work on a head, helpers too.
 template <class P>
 __device__ __forceinline__ void team_sync(int team) {

@@ -49,12 +49,33 @@ __device__ __forceinline__ void read_saved(float (&S)[P::E], const BackwardShare
       for (int e = 0; e < P::VW; e++) S[P::element(m, n * P::VW + e)] = g[e];
     }
 }
+// Helpers that replay: segment number j, whose inputs they have just made ready. The walk over the one before tells them which places are free. The first
+// has none before it; its last state goes to the walk where results will lie.
+template <class P>
+__device__ __forceinline__ void replay_ahead(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments, int j,
+                                             int raw, const Constants<P>& par, Packed<P>& state) {
+  if (j >= segments) {
+    for (int i = 0; i < P::signals; i++) signal<P, true>(at.team, i);
+    return;
+  }
+  helpers_sync<P>(at.team);
+  if (j == 0) {
+    replay<P, true>(sm, 0, raw, at, par, state);
+    hand_over<P, true>(sm, at, state);
+  } else if (a.in.mask) {
+    replay<P, true, true>(sm, j & 1, raw, at, par, state);
+  } else {
+    replay<P, false, true>(sm, j & 1, raw, at, par, state);
+  }
+}
 // What the helpers of a team do. Segments go by from the last to the first: number j is segment `segments` - 1 - j. While j is walked over, j + 2 is
 // fetched, j + 1 made ready and j - 1 given away.
 template <class P>
 __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h);
   HeadSums sums;
+  Constants<P> par;
+  if constexpr (P::ahead) read_constants<P>(par, a.param, at);
   auto bring = [&](int j, int raw) {
     if (j < segments) bring_inputs<P>(sm, a, at, segments - 1 - j, raw);
   };
@@ -74,26 +95,32 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
   __pipeline_commit();
   __pipeline_wait_prior(0);
   helpers_sync<P>(at.team);
+  Packed<P> saved;
+  if constexpr (P::ahead) fetch_state<P>(saved, a, at, segments - 1);
   ready(0, 0);
+  if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, 0, 0, par, saved);
   team_sync<P>(at.team);
   int before = 2, next = 1;  // of the three places of raw inputs: those of j - 1 and j + 1
   for (int j = 0; j < segments; j++) {
     state(j + 1);
     __pipeline_commit();
     if (j > 0) give_gradients<P>(a, sm, at, segments - j, (j - 1) & 1, before, sc, sums);
-    if constexpr (P::large) team_sync<P>(at.team);
+    if constexpr (P::large && !P::ahead) team_sync<P>(at.team);
     __pipeline_wait_prior(1);  // the inputs of j + 1, which have had all of the last round
     helpers_sync<P>(at.team);
     bring(j + 2, before);
     __pipeline_commit();
+    if constexpr (P::ahead) fetch_state<P>(saved, a, at, max(segments - 2 - j, 0));
     ready(j + 1, next);
+    if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, j + 1, next, par, saved);
     __pipeline_wait_prior(1);  // the state of j + 1
     team_sync<P>(at.team);
     const int now = 3 - before - next;
     next = before, before = now;
   }
   give_gradients<P>(a, sm, at, 0, (segments - 1) & 1, before, sc, sums);
-  float* room = P::large ? &sm.dkq[0][0][0][0] : &sm.dscalar[segments & (P::result_buffers - 1)][0][0][0];
+  float* room = P::large ? reinterpret_cast<float*>(&sm.dkq[segments & (P::result_buffers - 1)][0][0][0])
+                         : &sm.dscalar[segments & (P::result_buffers - 1)][0][0][0];
   give_heads<P>(a, at, sums, room, [&] { helpers_sync<P>(at.team); });
 }
 
@@ -110,6 +137,20 @@ __device__ __forceinline__ void walk_helped(BackwardShared<P>& sm, const Backwar
     raw = raw == 2 ? 0 : raw + 1;
   }
 }
+// The same where helpers replay the next segment meanwhile.
+template <class P>
+__device__ __forceinline__ void walk_replayed(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
+                                              const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
+  Packed<P> state;
+  team_sync<P>(at.team);
+  hand_over<P, false>(sm, at, state);
+  for (int j = 0, raw = 0; j < segments; j++) {
+    if (a.in.mask || j == 0) walk_large<P, true>(sm, j & 1, raw, at, par, state, dS, dpar);
+    else walk_large<P, false>(sm, j & 1, raw, at, par, state, dS, dpar);
+    team_sync<P>(at.team);
+    raw = raw == 2 ? 0 : raw + 1;
+  }
+}
 // The same where helpers have to give a segment's gradients away before the next is walked over: they have time until it is replayed.
 template <class P>
 __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
@@ -121,7 +162,8 @@ __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const B
     if (a.in.mask || (segments - j) * P::steps > a.n.T) replay<P, true>(sm, j & 1, raw, at, par, state);
     else replay<P, false>(sm, j & 1, raw, at, par, state);
     team_sync<P>(at.team);
-    walk_large<P>(sm, j & 1, raw, at, par, state, dS, dpar);
+    if (a.in.mask || j == 0) walk_large<P, true>(sm, j & 1, raw, at, par, state, dS, dpar);
+    else walk_large<P, false>(sm, j & 1, raw, at, par, state, dS, dpar);
     if (j + 1 < segments) fetch_state<P>(state, a, at, segments - 2 - j);
     team_sync<P>(at.team);
     raw = raw == 2 ? 0 : raw + 1;
@@ -185,7 +227,8 @@ __global__ void __launch_bounds__(P::threads, P::backward_blocks) backward_kerne
   read_constants<P>(par, a.param, at);
   read_state<P>(dS, a.ds1, at, a.state_line, a.state_row);
   team_sync<P>(at.team);
-  if constexpr (P::large) walk_large_helped<P>(sm, a, at, segments, par, dS, dpar);
+  if constexpr (P::ahead) walk_replayed<P>(sm, a, at, segments, par, dS, dpar);
+  else if constexpr (P::large) walk_large_helped<P>(sm, a, at, segments, par, dS, dpar);
   else if constexpr (P::helped) walk_helped<P>(sm, a, at, segments, par, dS, dpar);
   else walk_alone<P>(sm, a, at, segments, par, dS, dpar);
   write_state<P>(a.ds0, dS, at, a.state_line, a.state_row);

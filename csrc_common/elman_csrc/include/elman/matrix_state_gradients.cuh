@@ -13,7 +13,16 @@ struct HeadSums {
 // A slot of row s of dkq, rows of the state from n on: sums over the warps of the team.
 template <class P, int E>
 __device__ __forceinline__ void sum_of_keys(float (&g)[E], const BackwardShared<P>& sm, int buf, int slot, int s, int n) {
-  if constexpr (P::tensor) {
+  if constexpr (P::large) {
+#pragma unroll
+    for (int e = 0; e < E; e++) g[e] = 0;
+#pragma unroll
+    for (int i = 0; i < P::WPH; i++) {
+      const auto both = *reinterpret_cast<const Vec<E, unsigned>*>(sm.dkq[buf % P::result_buffers][i][s] + n);
+#pragma unroll
+      for (int e = 0; e < E; e++) g[e] += unpack(both.x[e], slot, typename P::Store());
+    }
+  } else if constexpr (P::tensor) {
     load<E>(g, sm.dkq[buf % P::result_buffers][0][s] + slot * P::NP + n);
 #pragma unroll
     for (int i = 1; i < P::WPH; i++) {

@@ -80,19 +80,24 @@ struct Plan {
   // Blocks that a multiprocessor shall hold, which bounds the registers of a thread.
   static constexpr int forward_blocks = !helped ? 1 : large ? (N > 64 ? 512 : 768) / threads : N > 16 ? 3 : 2;
   static constexpr int backward_blocks = helped ? (!ELMAN_REGISTERS_MOVE || own > group ? 1 : 2) : threads <= 128 ? 2 : 1;
-  static constexpr int own_registers = 208, helper_registers = 48;  // of the backward, where registers move
+  // Helpers replay, too, while the others walk over the segment behind, if registers suffice for both. They store a state when the walk is done with the
+  // one in its place, of which it tells them `signals` times a segment: a named barrier each, and a block has 16.
+  static constexpr bool ahead = large && N <= 64;
+  static constexpr int signals = !ahead || HB > 2 ? 1 : HB > 1 ? 4 : 8;
+  static constexpr int own_registers = ahead ? 144 : 208,
+                       helper_registers = ahead ? 112 : 48;  // of the backward, where registers move
   static constexpr int forward_registers[2] = {N > 64 ? 208 : 112, 48};  // the same of the forward of a large head
   // Of loops outside the recurrence. Helpers' code shall leave room in the instruction cache: the forward has more of it.
   static constexpr int unroll = helped ? 1 : 8, forward_ready = 8, backward_ready = helped ? (N > 16 ? 1 : 2) : 8;
   static constexpr int buffers = helped ? 2 : 1, raw_buffers = helped ? 3 : 2;
-  static constexpr int result_buffers = large ? 1 : buffers;  // of what a walk leaves
+  static constexpr int result_buffers = large && !ahead ? 1 : buffers;  // of what a walk leaves
   // Where q begins, after k: in other banks than the next k, which is read with it.
   static constexpr int Q = large ? NP + ((VW == 8 ? 4 : 16) + 32 - NP % 32) % 32 : NP;
   static constexpr int CB = WPH * C;
   static constexpr int sz = sizeof(Store);
-  // Lanes that convert a row of k or q; lanes that add up the shares of a scalar, one of each lane, in a large head of each warp.
+  // Lanes that convert a row of k or q; lanes that add up the shares of a scalar, one of each lane, in a large head four of each warp.
   static constexpr int KL = N > 64 && N % 16 == 0 ? 16 : N > 32 && N % 8 == 0 && tensor ? 8 : 4;
-  static constexpr int SL = large ? 1 : TL >= 128 ? 8 : TL >= 64 ? 4 : 2, shares = large ? WPH : TL;
+  static constexpr int SL = large ? 1 : TL >= 128 ? 8 : TL >= 64 ? 4 : 2, shares = large ? 4 * WPH : TL;
   static constexpr int piece_kq = largest_power(N * sz, 16);
   static constexpr int piece_line = largest_power(largest_power(V * sz, 16) < 4 ? 2 : V * sz, largest_power(CB* sz, 16));
   static constexpr int EV = CB % 4 == 0 ? 4 : 2;  // lines handled at once outside the loop

@@ -13,6 +13,18 @@ __device__ __forceinline__ void team_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// To shared memory from some lanes, without a branch.
+__device__ __forceinline__ void store_if(bool mine, float* to, float x) {
+  asm volatile("{.reg .pred p; setp.ne.s32 p, %0, 0; @p st.shared.f32 [%1], %2;}" ::"r"(int(mine)),
+               "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "f"(x)
+               : "memory");
+}
+
+// Those who only tell others go on at once.
+__device__ __forceinline__ void tell_barrier(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 __device__ __forceinline__ void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // Registers move from helpers to the warps that recur, where the architecture can do that. Each is said by all warps of a warpgroup.

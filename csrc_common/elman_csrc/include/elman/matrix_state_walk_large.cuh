@@ -1,6 +1,6 @@
 // Backward over a segment of a large head, N > 32: as matrix_state_walk_tensor.cuh, but with the states of the segment in shared memory, in the storage type.
-// A lane reads what it wrote itself, so that nobody waits for anybody. The replay starts from a state of the storage type and has no products: the
-// forward kept what every step retrieved.
+// A lane reads what it wrote itself, or where helpers replay (`ahead`), what the same lane of a helper wrote. The replay starts from a state of the storage
+// type and has no products: the forward kept what every step retrieved.
 #pragma once
 
 #include "matrix_state_large.cuh"
@@ -88,10 +88,30 @@ __device__ __forceinline__ void kept_state(Packed<P>& S, const History<P>& from,
   }
 }
 
-// From the state before a segment to the one after it, in place.
-template <class P, bool MayHold>
+// The state after the last segment, from helpers to those who walk.
+template <class P, bool gives>
+__device__ __forceinline__ void hand_over(BackwardShared<P>& sm, const Place<P>& at, Packed<P>& state) {
+#pragma unroll
+  for (int m = 0; m < P::M; m++)
+#pragma unroll
+    for (int j = 0; j < P::R / 2; j++) {
+      unsigned& word = sm.dkq[1][at.tw][0][(m * (P::R / 2) + j) * 32 + at.lane];
+      if (gives) word = state[m][j];
+      else state[m][j] = word;
+    }
+}
+// The place of the state before step s in the history. Where helpers replay a segment while the one behind it is walked over, segments go through the
+// places in turn up and down: a state of the one takes the place of that which the walk over the other has read.
+template <class P>
+__device__ __forceinline__ int place_of(int buf, int s) {
+  return P::ahead && buf ? P::steps - 1 - s : s;
+}
+
+// From the state before a segment to the one after it, in place. waits: places are free when the walk says so, and the last step is not taken.
+template <class P, bool MayHold, bool waits = false>
 __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const Constants<P>& par,
                                        Packed<P>& state) {
+  constexpr int each = P::steps / P::signals;
   const Ready<P>& x = sm.x[buf];
   const float* lines = &x.line[0][0][at.column(0)];
   const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
@@ -105,24 +125,26 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
     load<P::M>(r, rs + s * P::CB);
     step_inputs<P>(in, c, lines, x, s);
     load_columns<P>(k, x.kq[s], at.cg);
-    keep_state<P>(sm.states, s, at, state);
+    if (waits && s % each == 0) signal<P, true>(at.team, s / each);
+    keep_state<P>(sm.states, place_of<P>(buf, s), at, state);
+    if (waits && s == P::steps - 1) break;
     update<P, MayHold>(S, r, k, in, c, par, MayHold && x.hold[s] != 0.f, at.rg);
     pack_state<P>(state, S);
   }
 }
 
-// `state`: the one after the segment.
-template <class P>
+// `state`: the one after the segment, then that before it.
+template <class P, bool MayHold>
 __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const Constants<P>& par,
                                            Packed<P>& state, float (&dS)[P::E], Constants<P>& dpar) {
-  constexpr int R = P::R, M = P::M, E = P::E, last = P::steps - 1;
+  constexpr int R = P::R, M = P::M, E = P::E, last = P::steps - 1, each = P::steps / P::signals, by = MayHold || !P::ahead ? 1 : 2;
   using Sums = LineSums<P>;
   const int g = at.cg, t = at.rg;
   const Ready<P>& x = sm.x[buf];
   const float* lines = &x.line[0][0][at.column(0)];
   const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
   const typename P::Store* dys = &sm.dy[raw][0][at.column(0)];
-  auto* sums = sm.dkq[0][at.tw];
+  auto* sums = sm.dkq[buf % P::result_buffers][at.tw];
   float* dlines = sm.line_gradients(buf, 0) + at.column(0);
   float dy[M], outer[M];
   unsigned weights[M];
@@ -130,13 +152,14 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
   Sums y;
   float dscalar[P::AS] =
       {};  // of the step before, as sums not yet given: those of a step are, like dq and dk, where the next has other work
-  float* scalars = &sm.dscalar[0][0][0][at.tw];
+  auto& scalars = sm.dscalar[buf % P::result_buffers];
   const auto give = [&](int s) {
     y.give(sums[s], g, t);
 #pragma unroll
-    for (int i = 0; i < P::NS; i++) {
-      const float d = line_sum<32>(dscalar[i]);
-      if (at.lane == 0 && s < P::steps) scalars[(i * P::steps + s) * (P::shares + 8)] = d;
+    for (int i = 0; i < P::NS; i++) {  // one of the four lanes of a line has its sum
+      const float d = dscalar[i] + __shfl_xor_sync(~0u, dscalar[i], 4);
+      const int owner = i == 0 && P::Cell::scalar_keep ? g / 2 : 0;  // step `steps` is none: its zero is overwritten by step 0
+      store_if(t == owner && g % 2 == 0, &scalars[i][s % P::steps][at.tw * 4 + g / 2], d);
     }
   };
   load<M>(dy, dys + last * P::CB);
@@ -146,8 +169,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
   add_outer<P>(dS, outer, a);
   y.clear();
   y.add(state, weights);
-#pragma unroll 1
-  for (int s = last; s >= 0; s--) {
+  const auto step = [&](int s) {
     const int before = s > 0 ? s - 1 : 0;
     float in[M][P::NL], c[P::AS], r[M], dr[M], dwrite[M], dkeep[M] = {}, din[P::NL][M];
     load<M>(dy, dys + before * P::CB);
@@ -162,7 +184,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
     y.clear();
 #pragma unroll
     for (int i = 0; i < P::NS; i++) dscalar[i] = 0;
-    if (x.hold[s] == 0.f) {
+    if (!MayHold || x.hold[s] == 0.f) {
       MatrixLine<float> w[M];
       float sum[2][4];
       load<M>(r, rs + s * P::CB);
@@ -187,7 +209,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       Packed<P> packed;
       pack_state<P>(packed, dS);
       y.add(packed, weights);
-      kept_state<P>(state, sm.states, s, at);
+      kept_state<P>(state, sm.states, place_of<P>(buf, s), at);
       line_by_line<P>(dkeep, packed, state, at);
 #pragma unroll
       for (int e = 0; e < E; e++) dS[e] *= w[P::line_of(e)].keep;
@@ -205,6 +227,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
         for (int i = 0; i < P::NC; i++) dpar[m][i] += d.par[i];
       }
     }
+    if (P::ahead && (P::steps - s) % each == 0) signal<P, false>(at.team, (last - s) / each);
 #pragma unroll
     for (int m = 0; m < M; m++) {
       weights[m] = transposed(pack_stored<P>(dy[m], dr[m]));
@@ -217,6 +240,11 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
 #pragma unroll
     for (int l = 0; l < P::NL; l++)
       if (t == 0) store<M>(dlines + (l * P::steps + s) * P::CB, din[l]);
+  };
+#pragma unroll 1
+  for (int s = last; s >= 0; s -= by) {  // two at once: the end of one stands beside the beginning of the next
+    step(s);
+    if (by == 2) step(s - 1);
   }
   give(0);
 }

@@ -126,7 +126,21 @@ struct LineSums {
     for (int q = 0; q < tiles; q++) {
       const float low = t & 1 ? c[q][1] : c[q][0], high = t & 1 ? c[q][3] : c[q][2];
       const int i = 4 * q + (t & 2) + (g & 1);  // row of the lane g / 2
-      if (2 * q + 1 < pairs || !(t & 2)) to[i / P::VW * P::L * P::VW + (g >> 1) * P::VW + i % P::VW] = t & 2 ? high : low;
+      if (2 * q + 1 < pairs || !(t & 2)) to[place(i, g)] = t & 2 ? high : low;
+    }
+  }
+  static __device__ __forceinline__ int place(int i, int g) {  // in a vector, of row i of the lane g / 2
+    return i / P::VW * P::L * P::VW + (g >> 1) * P::VW + i % P::VW;
+  }
+  // The same as words (dk, dq): lane t gives those of one of two tiles (t odd: the second).
+  __device__ __forceinline__ void give(unsigned* to, int g, int t) const {
+#pragma unroll
+    for (int q = 0; q < tiles; q += 2) {
+      const int second = q + 1 < tiles ? q + 1 : q;
+      const unsigned low = t & 1 ? pack_stored<P>(c[second][1], c[second][0]) : pack_stored<P>(c[q][1], c[q][0]);
+      const unsigned high = t & 1 ? pack_stored<P>(c[second][3], c[second][2]) : pack_stored<P>(c[q][3], c[q][2]);
+      const int i = 4 * (q + (t & 1)) + (t & 2) + (g & 1);
+      if (i < P::R) to[place(i, g)] = t & 2 ? high : low;
     }
   }
 };
