@@ -101,6 +101,14 @@ def install_all(folder: Path) -> Shelf:
     return Shelf(folder)
 
 
+def leave_installed(folder: Path) -> None:
+    """Puts its metadata beside a plugin's package, as an installer does: with its folder on PYTHONPATH it is installed."""
+    facts = folder / f"elman_{folder.name}-1.2.3.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(METADATA.format(name=folder.name, core=">=0.1"))
+    (facts / "entry_points.txt").write_text(f"[elman]\n{folder.name} = elman_{folder.name}\n")
+
+
 def pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import shutil
 import threading
@@ -532,27 +534,37 @@ def test_bad_commands_say_what_is_wrong_in_one_line(argv, code, says, capsys):
     assert says in capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_the_command_builds_for_the_host_into_a_folder(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Modules that `elman build` makes into one folder, in which the launcher is compiled once."""
+    folder = tmp_path_factory.mktemp("built")
+
+    def build(*words):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert main(["build", *words, "--out", str(folder), "--json"]) == 0
+        found = json.loads(out.getvalue())
+        assert all(Path(b["path"]).parent == folder and Path(b["path"]).is_file() for b in found)
+        return found
+
+    return build
+
+
+def test_the_command_builds_for_the_host_into_a_folder(built):
     need_host_compiler()
-    assert main(["build", "e42", "--backend", "host", "--out", str(tmp_path), "--json"]) == 0
-    built = json.loads(capsys.readouterr().out)
-    assert [b["kernel"] for b in built] == ["e42", "launcher"]
-    assert all(Path(b["path"]).parent == tmp_path for b in built)
-    assert all(Path(b["path"]).is_file() for b in built)
+    assert [b["kernel"] for b in built("e42", "--backend", "host")] == ["e42", "launcher"]
 
 
-def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_here(tmp_path, capsys):
+def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_here(built):
     need_nvcc()
-    arguments = ["--arch", "sm_80,sm_90", "--width", "64", "--dtype", "bf16", "--out", str(tmp_path), "--json"]
-    assert main(["build", "e42", *arguments]) == 0
-    built = json.loads(capsys.readouterr().out)
-    assert all(Path(b["path"]).parent == tmp_path for b in built)
-    assert all(Path(b["path"]).is_file() for b in built)
-    kinds = {(b["arch"], b["module"].split("_")[3]) for b in built if b["kernel"] == "e42"}
-    assert kinds == {("sm_80", "grid"), ("sm_90", "cluster")}, "there are no clusters before sm_90"
-    tied = {(b["arch"], b["module"].split("_")[5]) for b in built if b["kernel"] == "e42_tied_silu"}
-    assert tied == kinds
-    decoding = {(b["kernel"], b["module"]) for b in built if b["kernel"] not in ("e42", "e42_tied_silu")}
-    assert decoding == {
-        ("e42_step", "e42_step_decode_bfloat16"), ("decode", "shared_decode_bfloat16"), ("launcher", "elman_launch")
+    modules = {b["kernel"]: b["module"] for b in built("e42", "--arch", "sm_90", "--width", "64", "--dtype", "bf16")}
+    dense = [modules.pop(name).removeprefix(f"{name}_").split("_")[2] for name in ("e42", "e42_tied_silu")]
+    assert dense == ["cluster", "cluster"]
+    assert modules == {
+        "e42_step": "e42_step_decode_bfloat16", "decode": "shared_decode_bfloat16", "launcher": "elman_launch"
     }  # fmt: skip
+
+
+def test_there_are_no_clusters_before_sm_90(built):
+    need_nvcc()
+    found = built("e42_tied_silu", "--arch", "sm_80", "--width", "64", "--dtype", "bf16")
+    assert [b["module"].split("_")[5] for b in found if b["kernel"] == "e42_tied_silu"] == ["grid"]

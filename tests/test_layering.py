@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -179,13 +180,9 @@ def test_a_circle_in_a_function_or_for_a_type_checker_is_found(tmp_path: Path) -
     assert f" {said} ".count("tree.a imports tree.b") == 1
 
 
-def named(tree: ast.Module, plugin: str) -> list[str]:
-    """Where a module's code names a plugin: its module, its distribution, or a model of its variant; docstrings aside.
-
-    Many a variant's name is also a word, such as "diagonal". Alone it counts only if it has a digit.
-    """
-    alone = "(?![0-9])" if re.search("[0-9]", plugin) else "@"
-    pattern = re.compile(rf"(?i)elman[-_]{plugin}(?!\w)|(?<![\w.]){plugin}{alone}")
+@cache
+def texts_of(tree: ast.Module) -> list[tuple[int, str]]:
+    """The strings of a module, docstrings aside, and what it imports, each with its line."""
     docstrings = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
     texts = [
         (node.lineno, node.value)
@@ -198,7 +195,17 @@ def named(tree: ast.Module, plugin: str) -> list[str]:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in (getattr(node, "module", None) or "", *(a.name for a in node.names))
     ]
-    return [f"line {line}: {text!r}" for line, text in texts if pattern.search(text)]
+    return texts
+
+
+def named(tree: ast.Module, plugin: str) -> list[str]:
+    """Where a module's code names a plugin: its module, its distribution, or a model of its variant; docstrings aside.
+
+    Many a variant's name is also a word, such as "diagonal". Alone it counts only if it has a digit.
+    """
+    alone = "(?![0-9])" if re.search("[0-9]", plugin) else "@"
+    pattern = re.compile(rf"(?i)elman[-_]{plugin}(?!\w)|(?<![\w.]){plugin}{alone}")
+    return [f"line {line}: {text!r}" for line, text in texts_of(tree) if pattern.search(text)]
 
 
 @pytest.mark.parametrize("plugin", [p.name for p in PLUGINS])

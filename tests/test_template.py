@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from broken_plugins import pip
+from broken_plugins import leave_installed
 
 from elman_core.cli import _checks, main
 from elman_core.cli._checks import Plugin
@@ -49,16 +49,13 @@ def test_check_says_that_an_installed_plugin_is_broken(tmp_path: Path) -> None:
     folder, _ = render("e99", tmp_path)
     op = folder / "elman_e99" / "op.py"
     op.write_text(op.read_text().replace("from pathlib", "import nothing_of_that_name\nfrom pathlib", 1))
-    facts = tmp_path / "elman_e99-0.1.0.dist-info"  # as an installer leaves it
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: elman-e99\nVersion: 0.1.0\n")
-    (facts / "entry_points.txt").write_text("[elman]\ne99 = elman_e99\n")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(folder)])}
+    leave_installed(folder)
+    env = os.environ | {"PYTHONPATH": str(folder)}
     env.pop("ELMAN_STRICT", None)  # under which a broken plugin ends every command
     command = [sys.executable, "-m", "elman_core", "check", str(folder)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    says = "elman: plugin elman-e99 0.1.0 is broken: ModuleNotFoundError: No module named 'nothing_of_that_name'; its tests run"
+    says = "elman: plugin elman-e99 1.2.3 is broken: ModuleNotFoundError: No module named 'nothing_of_that_name'; its tests run"
     assert says in done.stderr
     assert "not installed" not in done.stderr
 
@@ -76,9 +73,9 @@ def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-m", "ruff", "check", "--select", "F", str(folder)], check=False)
         assert done.returncode == 0, "imports for what is not copied"
         assert get_variant(source).equation in (folder / "README.md").read_text()
-    site = tmp_path / "site"
-    pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site), *map(str, folders[1:]))
-    env = {**os.environ, "PYTHONPATH": str(site), "ELMAN_STRICT": "1"}
+    for folder in folders[1:]:
+        leave_installed(folder)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders[1:])), "ELMAN_STRICT": "1"}
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
     tests += [
         "-k",
