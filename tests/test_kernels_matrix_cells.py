@@ -39,8 +39,19 @@ struct Cell : elman::MatrixCell {{
   static ELMAN_HD elman::MatrixGrad<Cell, T> line_backward(elman::MatrixLine<T> d, elman::MatrixIn<T> x) {{
     {back}
   }}
-}};
+{elements}}};
 }}  // namespace {name}
+"""
+
+
+ELEMENTS = """  template <class Math, class T>
+  static ELMAN_HD T element(T s, T k, elman::MatrixLine<T> w) {{
+    {element}
+  }}
+  template <class Math, class T>
+  static ELMAN_HD elman::MatrixElement<T> element_backward(T P, T s, T k, elman::MatrixLine<T> w) {{
+    {element_back}
+  }}
 """
 
 
@@ -55,6 +66,8 @@ class Made:
     step: Any
     declared: dict[str, Any]
     template: str = ""
+    element: str = ""
+    element_back: str = ""
     host: tuple[Case, ...] = ()
     emulated: tuple[Case, ...] = ()
 
@@ -73,6 +86,19 @@ def gated_by_what_is_retrieved(s: Tensor, k: Tensor, x: Any, _linear: bool) -> T
 def erased_and_written(s: Tensor, k: Tensor, x: Any, linear: bool) -> Tensor:  # E97
     new = x["decay"] * s + k * (x["gate"].sigmoid() * x["v"] - (x["erase"] * k * s).sum(-2, keepdim=True))
     return new if linear else new.tanh()
+
+
+def slowed_by_its_energy(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # E74, gate retain
+    open_ = 1 - (x["slope"] * s.square().mean(-2, keepdim=True) + x["offset"]).sigmoid()
+    return (s + k * open_ * (x["v"] - (k * s).sum(-2, keepdim=True))).tanh()
+
+
+def added_through_a_tanh(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # E74, update residual
+    return (s + x["slope"] * (k * (x["v"] - (k * s).sum(-2, keepdim=True))).tanh()).tanh()
+
+
+def erased_and_added(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # E74, update ntm
+    return (s * (1 - x["erase"].sigmoid() * k) + k * x["write"].sigmoid() * x["v"]).tanh()
 
 
 def kept_by_rows_and_columns(
@@ -174,6 +200,65 @@ CELLS = {
             case((1, 17, 1, 64, 72), bf16, maps=Maps(("q", "k", "v"), ("q", "k"), ("mamba",))),
         ),
     ),
+    "made_up_energy": Made(
+        counts="params = 2",
+        flags="energy = true",
+        line="""const auto a = Math::gate(x.par[0] * x.energy + x.par[1]);
+    return {{T(1), a.shut * (x.in[0] - x.r)}};""",
+        back="""const auto a = Math::gate(x.par[0] * x.energy + x.par[1]);
+    const T v = a.shut * d.write, l = -v * (x.in[0] - x.r) * a.open;
+    return {{-v, {{v}}, {{}}, {{l * x.energy, l}}, l * x.par[0]}};""",
+        step=slowed_by_its_energy,
+        declared={"params": ("slope", "offset"), "elementwise": True, "maps": (VALUES,)},
+        host=(case((2, 33, 2, 8, 6), f64, packed=True, masked=True),),
+        emulated=(
+            case((2, 20, 3, 16, 16), bf16, maps=VALUES, masked=True),
+            case((1, 18, 1, 32, 24), bf16),
+            case((1, 17, 1, 64, 20), f16),
+            case((1, 18, 1, 20, 12), f32, masked=True),
+        ),
+    ),
+    "made_up_residual": Made(
+        counts="params = 1",
+        flags="elementwise = true",
+        line="return {{x.par[0], x.in[0] - x.r}};",
+        back="return {{-d.write, {{d.write}}, {{}}, {{d.keep}}}};",
+        element="return s + w.keep * Math::tanh(w.write * k);",
+        element_back="""const T t = Math::tanh(w.write * k), o = P * w.keep * (1 - t * t);
+    return {{P, o * w.write, {{P * t, o * k}}}};""",
+        step=added_through_a_tanh,
+        declared={"params": ("slope",), "elementwise": True},
+        host=(case((2, 21, 2, 8, 6), f64, packed=True, masked=True),),
+        emulated=(
+            case((2, 20, 3, 16, 16), bf16, masked=True),
+            case((1, 18, 1, 32, 24), bf16),
+            case((1, 17, 1, 48, 20), bf16, masked=True),
+            case((1, 18, 1, 8, 12), f32, masked=True),
+        ),
+    ),
+    "made_up_ntm": Made(
+        counts="lines = 3",
+        flags="elementwise = true, retrieves = false, backward_uses_r = false",
+        line="return {{Math::sigmoid(x.in[1]), Math::sigmoid(x.in[2]) * x.in[0]}};",
+        back="""const T e = Math::sigmoid(x.in[1]), w = Math::sigmoid(x.in[2]);
+    return {{T(0), {{w * d.write, d.keep * e * (1 - e), d.write * x.in[0] * w * (1 - w)}}}};""",
+        element="return s * (1 - w.keep * k) + w.write * k;",
+        element_back="return {{P * (1 - w.keep * k), P * (w.write - w.keep * s), {{-P * s * k, P * k}}}};",
+        step=erased_and_added,
+        declared={"lines": ("erase", "write"), "elementwise": True, "maps": (VALUES,)},
+        host=(case((2, 21, 2, 8, 6), f64, maps=VALUES, masked=True),),
+        emulated=(case((2, 20, 3, 16, 16), bf16, maps=VALUES, masked=True), case((1, 18, 1, 28, 24), f16)),
+    ),
+    "made_up_blocks": Made(  # E14, its state of K = D cut along K: heads share their lines
+        counts="lines = 2",
+        flags="retrieves = false, squashes = false, backward_uses_r = false",
+        line="return {{Math::gate(x.in[1]).open, x.in[0]}};",
+        back="const auto a = Math::gate(x.in[1]);\n    return {{T(0), {{d.write, d.keep * a.open * a.shut}}}};",
+        step=decayed_by_line,
+        declared={"lines": ("gate",), "shared": ("v", "gate"), "maps": (Maps(("gate",)),)},
+        host=(case((2, 21, 3, 8, 6), f64, maps=Maps(("gate",)), strided=True, masked=True),),
+        emulated=(case((2, 18, 3, 24, 17), bf16, maps=Maps(("gate",))), case((1, 9, 2, 64, 40), bf16)),
+    ),
     "made_up_kept": Made(
         counts="lines = 2, vectors = 1, keep_vector = 0",
         flags="retrieves = false, backward_uses_r = false",
@@ -265,6 +350,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MatrixKernel]
     for name, made in CELLS.items():
         header = tmp_path_factory.mktemp(name) / f"{name}_cell.h"
         parts = {n: getattr(made, n).format() for n in ("template", "counts", "flags", "line", "back")}
+        back = made.element_back.format()
+        parts["elements"] = ELEMENTS.format(element=made.element, element_back=back) if made.element else ""
         header.write_text(CELL.format(name=name, **parts))
         found[name] = MatrixKernel(
             name, header=header, cell=f"{name}::Cell", reference=reference_of(made), **made.declared

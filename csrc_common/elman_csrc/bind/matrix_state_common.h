@@ -27,7 +27,7 @@ struct Options {
 };
 
 // What of a call is not this module's, or missing; null where all is well.
-inline const char* refuse(const MatrixCall& c, bool back) {
+inline const char* refuse(const MatrixCall& c, bool back, int interval) {
   static thread_local char said[160];
   if (c.vectors != Cell::vectors || c.lines != Cell::lines || c.scalars != Cell::scalars || c.params != Cell::params) {
     std::snprintf(said, sizeof said,
@@ -36,9 +36,15 @@ inline const char* refuse(const MatrixCall& c, bool back) {
                   int(c.params));
     return said;
   }
-  const auto head = [](unsigned set) { return Options::shared & set ? 0 : ELMAN_ROWS; };
-  if (c.k_head != head(elman::matrix::kOfK) || c.q_head != head(elman::matrix::kOfQ))
-    return "k or q is shared by all heads, and the module was compiled for one of each head, or the other way round";
+  if (c.shared != Options::shared)
+    return "an input is shared by all heads, and the module was compiled for one of each head, or the other way round";
+  if (c.interval != interval) {
+    std::snprintf(said, sizeof said,
+                  "the module saves a state every %d steps, and the call has room for one every %d; declare the cell"
+                  " `elementwise` if it is or has an energy",
+                  interval, int(c.interval));
+    return said;
+  }
   if (c.batch < 1 || c.steps < 1 || c.heads < 1) return "a size is below 1";
   bool there = c.k.address && c.q.address, gradients = c.dk.address && c.dq.address && c.saved && c.dy;
   for (int i = 0; i < Cell::vectors; i++) there &= c.vector[i].address != 0, gradients &= c.dvector[i].address != 0;

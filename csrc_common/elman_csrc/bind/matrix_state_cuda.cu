@@ -55,7 +55,7 @@ ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) {
 }
 
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
-  if (const char* wrong = refuse(*c, false)) return wrong;
+  if (const char* wrong = refuse(*c, false, Forward::interval)) return wrong;
   matrix::ForwardArgs a{};
   a.n = sizes(*c), a.in = inputs(*c), a.more = vectors(*c);
   a.s0 = at<float>(c->s0), a.s1 = at<float>(c->s1), a.state_line = c->state_line, a.state_row = c->state_row;
@@ -65,7 +65,7 @@ ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
 }
 
 ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
-  if (const char* wrong = refuse(*c, true)) return wrong;
+  if (const char* wrong = refuse(*c, true, Forward::interval)) return wrong;
   matrix::BackwardArgs a{};
   a.n = sizes(*c), a.in = inputs(*c), a.more = vectors(*c);
   a.dy = at<void>(c->dy), a.saved = at<void>(c->saved), a.ds1 = at<float>(c->ds1), a.ds0 = at<float>(c->ds0);

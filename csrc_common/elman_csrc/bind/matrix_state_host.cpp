@@ -29,13 +29,13 @@ Driver driver(const MatrixCall& c) {
 ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) { out[0] = 1, out[1] = out[2] = 0, out[3] = 1; }
 
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
-  if (const char* wrong = refuse(*c, false)) return wrong;
+  if (const char* wrong = refuse(*c, false, elman::matrix::kInterval)) return wrong;
   driver(*c).forward(at<T>(c->s0), at<T>(c->s1), at<T>(c->o), at<T>(c->saved));
   return nullptr;
 }
 
 ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
-  if (const char* wrong = refuse(*c, true)) return wrong;
+  if (const char* wrong = refuse(*c, true, elman::matrix::kInterval)) return wrong;
   host::Gradients<T> g{};
   g.k = at<T>(c->dk.address), g.q = at<T>(c->dq.address), g.a_log = at<T>(c->da_log), g.dt_bias = at<T>(c->ddt_bias);
   for (int i = 0; i < Cell::vectors; i++) g.vector[i] = at<T>(c->dvector[i].address);

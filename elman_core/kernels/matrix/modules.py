@@ -55,7 +55,8 @@ class MatrixCell(Cell):
         vectors: of a step beside q and k. lines: inputs per line, v first. scalars: inputs per head. params: learned constants
             per line.
         optional: the last scalar, if it may be None. options: bools that the cell is a template of; behind them it has one
-            for whether the optional scalar is given. shared: which of q and k all heads share.
+            for whether the optional scalar is given. shared: which of q, k and the lines all heads share.
+        elementwise: whether the header says `elementwise` or `energy`.
         maps: what happens to the inputs, in the ways that the variant runs it. rows: sizes that are built ahead.
     """
 
@@ -65,6 +66,7 @@ class MatrixCell(Cell):
     optional: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    elementwise: bool = False
     maps: tuple[Maps, ...] = (Maps(),)
     rows: tuple[int, ...] = (16, 24, 32)
 
@@ -76,11 +78,11 @@ class MatrixCell(Cell):
             raise ConfigError(
                 f"{self.name}: a cell has at most 3 vectors, 3 lines beside v, 2 scalars and 4 params, not {counts}"
             )
-        if not set(self.shared) <= {"q", "k"}:
-            raise ConfigError(f"{self.name}: heads can share q and k, not {', '.join(self.shared)}")
-        wrong = [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]
-        if wrong:
-            raise ConfigError(f"{self.name}: {wrong[0]!r} cannot be the name of an input; give each another of its own")
+        if wrong := set(self.shared) - {"q", "k", *self.lines}:
+            raise ConfigError(f"{self.name}: heads can share q, k and lines, not {', '.join(sorted(wrong))}")
+        bad = [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]
+        if bad:
+            raise ConfigError(f"{self.name}: {bad[0]!r} cannot be the name of an input; give each another of its own")
         if self.optional not in ((), self.scalars[-1:]):
             raise ConfigError(f"{self.name}: the last scalar alone can be optional, not {', '.join(self.optional)}")
         for maps in self.maps:
@@ -112,11 +114,13 @@ class MatrixCell(Cell):
         """Of all inputs beside q and k, in their order."""
         return (*self.packed, *self.scalars, *self.params)
 
+    def tensor(self, rows: int, bits: int, backend: str) -> bool:
+        """Whether tensor cores do the sums, as `Plan::tensor` of `elman/matrix_state_plan.cuh` of `elman_csrc`."""
+        return backend == "cuda" and bits == 16 and (rows <= 32 or not (self.vectors or self.elementwise))
+
     def interval(self, rows: int, bits: int, backend: str) -> int:
-        """Steps between saved states, as `Plan::interval` of `elman/matrix_state_plan.cuh` of `elman_csrc`."""
-        if rows <= 32 or bits > 16 or backend == "host" or self.vectors:
-            return 16
-        return 8 if rows <= 64 else 4
+        """Steps between saved states, as `Plan::interval`."""
+        return 16 if rows <= 32 or not self.tensor(rows, bits, backend) else 8 if rows <= 64 else 4
 
     def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:
         """What of a call decides the module, as text: the cell's template arguments, sets as bits, kinds of scalars.

@@ -55,7 +55,8 @@ class MatrixKernel:
             params: of the learned constants (H, V), at most 4. All in the order of the cell's.
         optional: the last scalar, if it may be None. options: names of bools, also keywords of the reference. The cell is a
             template of the options, then of whether the optional scalar is given.
-        shared: which of q and k all heads share, and are (B, T, 1, N).
+        shared: which of q, k and the lines all heads share, and are (B, T, 1, N) or (B, T, 1, V).
+        elementwise: whether the header says that the cell is `elementwise` or has an `energy`.
         maps: what happens to the inputs before the recurrence, in the ways that the variant runs it. The first is what a call
             does that names none, and what `elman build` compiles.
         rows: sizes N = V that `elman build` compiles unless told which.
@@ -78,6 +79,7 @@ class MatrixKernel:
         optional: Sequence[str] = (),
         options: Sequence[str] = (),
         shared: Sequence[str] = (),
+        elementwise: bool = False,
         maps: Sequence[Maps] = (Maps(),),
         rows: Sequence[int] = (16, 24, 32),
         cell: str | None = None,
@@ -86,13 +88,13 @@ class MatrixKernel:
         self.cell = MatrixCell(
             name, Path(header), cell or f"elman::{name}::Cell", reference, vectors=tuple(vectors), lines=("v", *lines),
             scalars=tuple(scalars), params=tuple(params), optional=tuple(optional), options=tuple(options),
-            shared=tuple(shared), maps=tuple(maps), rows=tuple(rows),
+            shared=tuple(shared), elementwise=elementwise, maps=tuple(maps), rows=tuple(rows),
         )  # fmt: skip
         keys = {n: Wanted("BT1N" if n in shared else "BTHN", "stored") for n in ("q", "k")}
         scalar = {n: Wanted("BTH", "stored", n in optional) for n in scalars}
         self._wanted = {
             "packed": Wanted("BTC", "stored"), **keys, **dict.fromkeys(vectors, Wanted("BTHN", "stored")),
-            **dict.fromkeys(self.cell.lines, Wanted("BTHV", "stored")), **scalar,
+            **{n: Wanted("BT1V" if n in shared else "BTHV", "stored") for n in self.cell.lines}, **scalar,
             **dict.fromkeys(params, Wanted("HV", "stored")), **_REST,
         }  # fmt: skip
         self.op = schema.register(self.cell)
@@ -155,7 +157,7 @@ class MatrixKernel:
         given = self._bind(names, inputs, more)
         if self.cell.shared:
             raise ConfigError(
-                f"{self.name}: {self.cell.shared[0]} is shared by all heads; call it with q, k and v apart"
+                f"{self.name}: {self.cell.shared[0]} is shared by all heads; call it with q, k and lines apart"
             )
         C = check(self.name, {"packed": self._wanted["packed"]}, [packed_BTC])["C"]
         first = given[names[0]] if self.cell.scalars else None

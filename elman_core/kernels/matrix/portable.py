@@ -42,7 +42,7 @@ def recurrence(
             made[name] = F.silu(made[name])
         for name in maps.normalised:
             made[name] = made[name] * torch.rsqrt(made[name].square().sum(-1, keepdim=True) + _NORM_EPS)
-        made |= {n: made[n].expand(-1, -1, heads, -1) for n in ("q", "k")}
+        made |= {n: made[n].expand(-1, -1, heads, -1) for n in cell.shared}
         for i, name in enumerate(cell.scalars):
             if made[name] is not None and maps.kind(i) == "sigmoid":
                 made[name] = torch.sigmoid(made[name])

@@ -77,7 +77,7 @@ def forward(form: Form, state: Tensor | None, keep: bool, *given: Any) -> tuple[
         given: q, k, vectors, lines, scalars, params, mask, a_log, dt_bias of the op.
     """
     module, batched, fixed, _ = _prepare(form, *given)
-    q, (B, T, H, N, V) = batched["q"], _sizes(batched)
+    q, (B, T, H, N, V) = batched["q"], _sizes(form, batched)
     o, last = q.new_empty(B, T, H, V), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     saved = _saved(form.cell, q, (B, T, H, N, V), form.backend) if keep else q.new_empty(0)
     state = None if state is None else state.contiguous()
@@ -96,7 +96,7 @@ def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: 
         dy, ds1: gradients of o and of S_T. saved, given: as of `forward`.
     """
     module, batched, fixed, packed = _prepare(form, *given)
-    q, scalars, count, (B, T, H, N, V) = batched["q"], batched["scalar"], len(fixed["param"]), _sizes(batched)
+    q, scalars, count, (B, T, H, N, V) = batched["q"], batched["scalar"], len(fixed["param"]), _sizes(form, batched)
     made, (dq, dk, *dvectors), dlines, dscalars = _room(form, module, batched, packed)
     dy, ds0 = aligned(dy.to(q.dtype), 16).contiguous(), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     batched |= {"dy": dy, "ds1": None if ds1 is None else ds1.contiguous(), "saved": saved, "ds0": ds0}
@@ -130,28 +130,29 @@ def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: 
         dq, dk, dvectors, dlines = made, nothing, *([q.new_empty(0) for _ in some] for some in (dvectors, dlines))
         dscalars = [q.new_empty(0), *dscalars[1:]] if whole else dscalars
     else:  # each head has given its share of what all share
-        dq, dk = (d if x.shape == d.shape else d.sum(2, keepdim=True) for x, d in ((q, dq), (batched["k"], dk)))
+        pairs = zip((q, batched["k"], *batched["line"]), (dq, dk, *dlines), strict=True)
+        dq, dk, *dlines = (d if x.shape == d.shape else d.sum(2, keepdim=True) for x, d in pairs)
     dscalars += [q.new_empty(0) for _ in form.cell.scalars[len(dscalars) :]]
     of_params = [x.clone() for x in sum(dparams[1:], dparams[0])] if dparams else []
     da_log, ddt_bias = (x.clone() for x in (sum(dheads[1:], dheads[0]) if dheads else (nothing, nothing)))
     return dq, dk, *dvectors, *dlines, *dscalars, *of_params, ds0, da_log, ddt_bias
 
 
-def _sizes(batched: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+def _sizes(form: Form, batched: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
     """(B, T, H, N, V)."""
-    B, T, H, V = batched["line"][0].shape
-    return B, T, H, batched["q"].shape[3], V
+    B, T, _, V = batched["line"][0].shape
+    return B, T, form.heads, form.rows, V
 
 
 def _saved(cell: MatrixCell, q: Tensor, sizes: tuple[int, int, int, int, int], backend: str) -> Tensor:
     """Room for the states before every segment of `interval` steps, (B, H, segments, V, N) in float32 or float64.
 
-    With 16-bit storage and N > 24 on a GPU, unless the cell has vectors and N > 32: a row for each of the batch, in the
-    dtype of q, of these states and of what every step retrieved, (T, H, V), to a multiple of 8.
+    With N > 24, where tensor cores do the sums: a row for each of the batch, in the dtype of q, of these states and of what
+    every step retrieved, (T, H, V), to a multiple of 8.
     """
     B, T, H, N, V = sizes
     segments = -(-T // cell.interval(N, 8 * q.element_size(), backend))
-    if backend == "cuda" and q.element_size() == 2 and N > 24 and (N <= 32 or not cell.vectors):
+    if N > 24 and cell.tensor(N, 8 * q.element_size(), backend):
         return q.new_empty(B, (H * V * (segments * N + T) + 7) // 8 * 8)
     return q.new_empty(B, H, segments, V, N, dtype=compute_dtype(q))
 
@@ -206,8 +207,8 @@ def _prepare(
     }  # fmt: skip
     fixed = {
         "param": [x.contiguous() for x in named[len(named) - len(cell.params) :]], "a_log": a_log, "dt_bias": dt_bias,
-        "q_head": 0 if "q" in cell.shared else N, "k_head": 0 if "k" in cell.shared else N, "state_line": 1, "state_row": V,
-        "stream": launch.stream(q),
+        "shared": int(form.text.split("_")[3]), "interval": cell.interval(N, 8 * q.element_size(), form.backend),
+        "state_line": 1, "state_row": V, "stream": launch.stream(q),
     }  # fmt: skip
     return module, batched, fixed, packed
 
@@ -222,7 +223,12 @@ def _room(
     form: Form, module: Any, batched: Mapping[str, Any], packed: Tensor | None
 ) -> tuple[Tensor | None, list[Tensor], list[Tensor], list[Tensor]]:
     """Room for the gradients of q, k and vectors, of lines, of scalars: slices of one tensor if the kernel can write there."""
-    q, keys, lines, (B, T, H, N, V) = batched["q"], 2 + len(batched["vector"]), len(batched["line"]), _sizes(batched)
+    q, keys, lines, (B, T, H, N, V) = (
+        batched["q"],
+        2 + len(batched["vector"]),
+        len(batched["line"]),
+        _sizes(form, batched),
+    )
     dscalars = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in batched["scalar"]]
     if packed is not None and form.backend == "cuda":
         behind = H if beside(packed, batched["scalar"]) else 0

@@ -31,7 +31,8 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
         """q, or the packed inputs; H and N."""
         if "packed" in inputs:
             return inputs["packed"], options["heads"], options["n_state"]
-        return inputs["q"], inputs["v"].shape[2], inputs["q"].shape[3]
+        heads = max(inputs[n].shape[2] for n in ("q", "k", "v"))
+        return inputs["q"], heads, inputs["q"].shape[3]
 
     def arguments(inputs: Inputs, options: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         names = cell.names if "packed" not in inputs else cell.names[len(cell.packed) :]
@@ -166,7 +167,7 @@ def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inp
         drawn = normal(B, T, 1 if name in cell.shared else H, N)
         made[name] = (drawn if name in maps.normalised else torch.nn.functional.normalize(drawn, dim=-1)).to(case.dtype)
     made |= {name: share(B, T, H, N).to(case.dtype) for name in cell.vectors}
-    made |= {name: normal(B, T, H, V).to(case.dtype) for name in cell.lines}
+    made |= {name: normal(B, T, 1 if name in cell.shared else H, V).to(case.dtype) for name in cell.lines}
     if "n_state" in case.options:
         made = {"packed": torch.cat([x.flatten(2) for x in made.values() if x is not None], -1)}
     for i, name in enumerate(cell.scalars):

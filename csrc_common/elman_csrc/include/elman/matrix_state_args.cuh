@@ -16,7 +16,7 @@ struct Sizes {
 struct Inputs {
   const void* k;  // [B,T,H,N], heads and elements contiguous, `_step` elements from one time step to the next; [B,T,N] if shared
   const void* q;
-  const void* line[kMostLines];  // [B,T,H,V]
+  const void* line[kMostLines];  // [B,T,H,V]; [B,T,V] if shared
   const void* scalar[kMostScalars];  // [B,T,H]; fp32 if given, else storage type
   int64_t k_step, q_step, line_step[kMostLines], scalar_step[kMostScalars];
   const float* a_log;  // [H], for ScalarKind::mamba

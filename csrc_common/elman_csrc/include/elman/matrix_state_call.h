@@ -8,7 +8,7 @@
 //
 // Addresses; 0 where something is absent. A view's step: elements from one time step to the next; heads and elements are adjacent. On the
 // host every tensor is contiguous, in double or float as the storage is. On the GPU:
-//   k, q [B,T,H,N], or [B,T,N] where shared, vector [B,T,H,N], line [B,T,H,V], o, dy and dk, dq, dvector [B,T,H,N], dline: storage type; o and dy contiguous
+//   k, q [B,T,H,N], or [B,T,N] where shared, vector [B,T,H,N], line [B,T,H,V], or [B,T,V] where shared, o, dy and dk, dq, dvector [B,T,H,N], dline: storage type; o and dy contiguous
 //   scalar, dscalar [B,T,H]: float if given, else storage type
 //   param [H,V], a_log, dt_bias [H], s0, s1, ds0, ds1 [B,H,N V]: float
 //   saved: with 16-bit storage and N > 24, rows [B] of the storage type: states [H,ceil(T/I),V,N], then what was retrieved [T,H,V], to a
@@ -31,7 +31,8 @@ struct MatrixView {
 struct MatrixCall {
   std::int64_t batch, steps, heads;
   std::int64_t vectors, lines, scalars, params;  // how many are given
-  std::int64_t k_head, q_head;  // elements from one head to the next: N, or 0 where it is shared
+  std::int64_t shared;  // which of k, q and the lines all heads share, a set of bits
+  std::int64_t interval;  // steps between saved states
   MatrixView k, q, vector[elman::matrix::kMostVectors], line[elman::matrix::kMostLines], scalar[elman::matrix::kMostScalars];
   std::uint64_t param[elman::matrix::kMostParams], a_log, dt_bias, mask;
   std::int64_t state_line, state_row;

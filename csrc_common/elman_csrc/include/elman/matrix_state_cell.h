@@ -17,6 +17,10 @@
 //
 // while dq_i = sum_x S_i do, dk_i = sum_x P_i write, dp_i = sum_x S'_i g.r, dg_i = sum_x keep P_i S'_i and dl_i = sum_x P_i second are
 // sums over lines that nothing in the recurrence waits for.
+//
+// With `energy` the cell is given the mean of S_i^2 over i, too, and gives its gradient g.energy. An `elementwise` cell has an update of its
+// own, S_i = phi(element(S_i, k_i, (keep, write, second))), in place of the sum above, and no keep_vector and no second_vector.
+//
 // A cell is a struct derived from MatrixCell, whose defaults are those of a cell that is given v alone:
 //
 //   lines            inputs per line, v among them: 1 to 4, each [B,T,H,V]
@@ -28,9 +32,13 @@
 //   retrieves        whether there is an r; else it is 0
 //   squashes         whether phi is tanh
 //   scalar_keep      keep is c[0] itself: then d.keep arrives unsummed over i, and g.c[0] must be d.keep
-//   backward_uses_r  keep or line_backward depend on r
+//   backward_uses_r  keep or line_backward depend on r; of an elementwise cell, anything does
+//   energy           whether there is an energy; else it is 0
+//   elementwise      whether it has `element` and `element_backward`
 //   template <class Math, class T> static ELMAN_HD MatrixLine<T> line(MatrixIn<T> x);
 //   template <class Math, class T> static ELMAN_HD MatrixGrad<Cell, T> line_backward(MatrixLine<T> d, MatrixIn<T> x);
+//   template <class Math, class T> static ELMAN_HD T element(T s, T k, MatrixLine<T> w);
+//   template <class Math, class T> static ELMAN_HD MatrixElement<T> element_backward(T P, T s, T k, MatrixLine<T> w);
 //
 // T is float on the GPU, and double or float in the host build. Arrays are indexed with constants only, so they live in registers.
 // `Math` (portable.h) has `tanh` and `sigmoid`, which are the hardware's approximations for 16-bit storage, and `gate`, sigmoid(x) and
@@ -42,21 +50,33 @@
 
 namespace elman {
 
+template <class T>
+struct MatrixLine {
+  T keep, write, second;  // second: 0 unless given
+};
+
+template <class T>
+struct MatrixElement {  // dL/ds, dL/dk, and an element's share of those of (keep, write, second)
+  T s, k;
+  MatrixLine<T> line;
+};
+
 struct MatrixCell {
   static constexpr int lines = 1, scalars = 0, params = 0, vectors = 0;
   static constexpr int read_vector = -1, keep_vector = -1, second_vector = -1;
   static constexpr bool retrieves = true, squashes = true, scalar_keep = false, backward_uses_r = true, reads_with_k = true;
+  static constexpr bool energy = false, elementwise = false;
+  template <class Math, class T>
+  static ELMAN_HD T element(T s, T k, MatrixLine<T> w);
+  template <class Math, class T>
+  static ELMAN_HD MatrixElement<T> element_backward(T P, T s, T k, MatrixLine<T> w);
 };
 
 template <class T>
 struct MatrixIn {
   T r;
   const T *in, *c, *par;
-};
-
-template <class T>
-struct MatrixLine {
-  T keep, write, second;  // second: 0 unless given
+  T energy;
 };
 
 template <class Cell, class T>
@@ -65,13 +85,14 @@ struct MatrixGrad {
   T in[Cell::lines];
   T c[Cell::scalars > 0 ? Cell::scalars : 1];
   T par[Cell::params > 0 ? Cell::params : 1];
+  T energy;
 };
 
 // What the inputs of the skeleton are before they reach the cell.
 //   SiLU    of k, q and lines, as asked for each
 //   L2      k and q, as asked for each, are scaled by (|k|^2 + 1e-12)^(-1/2) afterwards
 //   scalars each is either given as it is (fp32), or raw: sigmoid(x), or, the first, exp(-exp(A_log) softplus(x + dt_bias))
-// k and q may be shared by all heads.
+// k, q and lines may be shared by all heads.
 enum class ScalarKind { given, sigmoid, mamba };
 
 namespace matrix {
@@ -85,7 +106,7 @@ constexpr bool kWithinLimits =
     Cell::lines >= 1 && Cell::lines <= kMostLines && Cell::scalars >= 0 && Cell::scalars <= kMostScalars && Cell::params >= 0 &&
     Cell::params <= kMostParams && !(Cell::scalar_keep && Cell::scalars == 0) && Cell::vectors >= 0 &&
     Cell::vectors <= kMostVectors && Cell::read_vector < Cell::vectors && Cell::keep_vector < Cell::vectors &&
-    Cell::second_vector < Cell::vectors;
+    Cell::second_vector < Cell::vectors && !(Cell::elementwise && (Cell::keep_vector >= 0 || Cell::second_vector >= 0));
 
 // Sets of inputs are bits: of k, of q, then of the lines in their order.
 constexpr unsigned kOfK = 1, kOfQ = 2;

@@ -17,7 +17,7 @@ struct Sizes {
   int segments() const { return (T + kInterval - 1) / kInterval; }
 };
 
-// Every array is contiguous: k, q [B,T,H,N], or [B,T,N] if shared; vector [B,T,H,N]; line [B,T,H,V]; scalar [B,T,H]; param [H,V]; a_log, dt_bias [H];
+// Every array is contiguous: k, q [B,T,H,N], or [B,T,N] if shared; vector [B,T,H,N]; line [B,T,H,V], or [B,T,V]; scalar [B,T,H]; param [H,V]; a_log, dt_bias [H];
 // mask [B,T] (0 = hold) or null. Gradients of k and q are [B,T,H,N] always.
 template <class T>
 struct Inputs {
@@ -78,7 +78,7 @@ struct Driver {
     s.in.resize(size_t(n.V) * Cell::lines), s.par.resize(size_t(n.V) * Cell::params);
     for (int v = 0; v < n.V; v++) {
       for (int l = 0; l < Cell::lines; l++) {
-        T e = x.line[l][head * n.V + v];
+        T e = x.line[l][(of_line(Options::shared, l) ? head / n.H : head) * n.V + v];
         s.in[v * Cell::lines + l] = of_line(Options::silu, l) ? silu(e, Exact::sigmoid(e)) : e;
       }
       for (int i = 0; i < Cell::params; i++) s.par[v * Cell::params + i] = x.param[i][int64_t(h) * n.V + v];
@@ -97,8 +97,11 @@ struct Driver {
     return p + (Options::shared & which ? token : token * n.H + h) * n.N;
   }
   // What the cell is given of line v.
-  MatrixIn<T> given(T r, const Vectors<T>& s, int v) const {
-    return {r, &s.in[v * Cell::lines], s.c, s.par.data() + v * Cell::params};
+  MatrixIn<T> given(const std::vector<T>& S, const Vectors<T>& s, int v) const {
+    T energy = 0;
+    for (int i = 0; i < n.N; i++) energy += S[v * n.N + i] * S[v * n.N + i] / n.N;
+    const T r = Cell::retrieves ? retrieve(S, s.p, v) : T(0);
+    return {r, &s.in[v * Cell::lines], s.c, s.par.data() + v * Cell::params, energy};
   }
 
   T retrieve(const std::vector<T>& S, const std::vector<T>& k, int v) const {
@@ -110,10 +113,10 @@ struct Driver {
   void advance(std::vector<T>& S, const Vectors<T>& s) const {
     if (s.hold) return;
     for (int v = 0; v < n.V; v++) {
-      const T r = Cell::retrieves ? retrieve(S, s.p, v) : T(0);
-      const MatrixLine<T> w = Cell::template line<Exact>(given(r, s, v));
+      const MatrixLine<T> w = Cell::template line<Exact>(given(S, s, v));
       for (int i = 0; i < n.N; i++) {
-        const T e = w.keep * s.g[i] * S[v * n.N + i] + s.k[i] * w.write + s.l[i] * w.second;
+        T e = w.keep * s.g[i] * S[v * n.N + i] + s.k[i] * w.write + s.l[i] * w.second;
+        if constexpr (Cell::elementwise) e = Cell::template element<Exact>(S[v * n.N + i], s.k[i], w);
         S[v * n.N + i] = Cell::squashes ? Exact::tanh(e) : e;
       }
     }
@@ -156,7 +159,7 @@ struct Driver {
   }
   void backward_head(int b, int h, const T* saved, const T* dy, const T* ds1, T* ds0, const Gradients<T>& g) const {
     const int N = n.N, V = n.V;
-    std::vector<T> dS = take(ds1, b, h), P(size), dk(N), dq(N), dp(N), dg(N), dl(N);
+    std::vector<T> dS = take(ds1, b, h), dk(N), dq(N), dp(N), dg(N), dl(N);
     for (int seg = n.segments() - 1; seg >= 0; seg--) {
       const int t0 = seg * kInterval, count = std::min(kInterval, n.T - t0);
       const T* first = saved + ((int64_t(b) * n.H + h) * n.segments() + seg) * size;
@@ -179,24 +182,25 @@ struct Driver {
             for (int l = 0; l < Cell::lines; l++) g.line[l][head * V + v] = 0;
             continue;
           }
-          MatrixLine<T> d_{T(0), T(0)};
-          for (int i = 0; i < N; i++) {
-            P[i] = Cell::squashes ? d[i] * (T(1) - S[v * N + i] * S[v * N + i]) : d[i];
-            d_.keep += P[i] * x_.g[i] * Sp[v * N + i], d_.write += P[i] * x_.k[i], d_.second += P[i] * x_.l[i];
-          }
-          const T r = Cell::retrieves ? retrieve(Sp, x_.p, v) : T(0);
-          const MatrixIn<T> in = given(r, x_, v);
+          const MatrixIn<T> in = given(Sp, x_, v);
           const MatrixLine<T> w = Cell::template line<Exact>(in);
-          const auto a = Cell::template line_backward<Exact>(d_, in);
+          MatrixLine<T> dw{};
           for (int i = 0; i < N; i++) {
-            dk[i] += P[i] * w.write, dp[i] += Sp[v * N + i] * a.r;
-            dg[i] += w.keep * P[i] * Sp[v * N + i], dl[i] += P[i] * w.second;
-            d[i] = w.keep * x_.g[i] * P[i] + x_.p[i] * a.r;
+            const T old = Sp[v * N + i], P = Cell::squashes ? d[i] * (T(1) - S[v * N + i] * S[v * N + i]) : d[i];
+            MatrixElement<T> e{w.keep * x_.g[i] * P, P * w.write, {P * x_.g[i] * old, P * x_.k[i], P * x_.l[i]}};
+            if constexpr (Cell::elementwise) e = Cell::template element_backward<Exact>(P, old, x_.k[i], w);
+            d[i] = e.s, dk[i] += e.k, dg[i] += w.keep * P * old, dl[i] += P * w.second;
+            dw = {dw.keep + e.line.keep, dw.write + e.line.write, dw.second + e.line.second};
+          }
+          const auto a = Cell::template line_backward<Exact>(dw, in);
+          for (int i = 0; i < N; i++) {
+            dp[i] += Sp[v * N + i] * a.r;
+            d[i] += x_.p[i] * a.r + 2 * Sp[v * N + i] * a.energy / N;
           }
           for (int l = 0; l < Cell::lines; l++) {
             T e = a.in[l];
             if (of_line(Options::silu, l)) {
-              const T raw = x.line[l][head * V + v];
+              const T raw = x.line[l][(of_line(Options::shared, l) ? head / n.H : head) * V + v];
               e *= silu_derivative(raw, Exact::sigmoid(raw));
             }
             g.line[l][head * V + v] = e;

@@ -127,8 +127,8 @@ __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Vec
 #pragma unroll
   for (int l = 0; l < P::NL; l++)
     stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
-        &d.line[l][0][0], P::CB, static_cast<const S*>(in.line[l]) + first * in.line_step[l] + h * P::V + line0, in.line_step[l],
-        t0, n.T, P::V - line0, tl);
+        &d.line[l][0][0], P::CB, static_cast<const S*>(in.line[l]) + first * in.line_step[l] + h * P::line_head(l) + line0,
+        in.line_step[l], t0, n.T, P::V - line0, tl);
 }
 
 template <class P, int E>

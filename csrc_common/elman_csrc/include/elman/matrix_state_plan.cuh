@@ -47,9 +47,10 @@ struct Plan {
   static constexpr int at_p = reads ? 2 : 0, at_g = 2 + reads, at_l = at_g + keeps, slots = at_l + seconds;
   static constexpr int writes = seconds ? 2 : 1;  // outer products of a step
   static constexpr int KH = Opt::shared & kOfK ? 0 : N, QH = Opt::shared & kOfQ ? 0 : N;  // from one head's k or q to the next
+  static ELMAN_HD constexpr int line_head(int l) { return of_line(Opt::shared, l) ? 0 : V; }
   // Sums over a line and over lines by the tensor cores: tf32 and bf16 operands are within the limits of 16-bit storage.
   // Of large heads those of plain cells.
-  static constexpr bool tensor = !std::is_same_v<Store, float> && (N <= 32 || NX == 0);
+  static constexpr bool tensor = !std::is_same_v<Store, float> && (N <= 32 || (NX == 0 && !Cell::energy && !Cell::elementwise));
   static constexpr bool helped = tensor;
   // Where registers do not hold the states of a segment, the backward has them in shared memory, in the storage type, and its segments are shorter.
   static constexpr bool large = tensor && N > 32;

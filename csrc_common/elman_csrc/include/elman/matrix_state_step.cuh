@@ -75,6 +75,17 @@ __device__ __forceinline__ void state_products(Products<P>& x, const float (&S)[
   }
 }
 
+// What the cell is given of line m, whose state is S.
+template <class P>
+__device__ __forceinline__ MatrixIn<float> given(float r, const float (&in)[P::NL], const float (&c)[P::AS],
+                                                 const float (&par)[P::AC], const float (&S)[P::E], int m) {
+  if constexpr (!P::Cell::energy) return {r, in, c, par};
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < P::R; i++) sum = fmaf(S[P::element(m, i)], S[P::element(m, i)], sum);
+  return {r, in, c, par, line_sum<P::L>(sum) * (1.f / P::N)};
+}
+
 // One step of the recurrence from what it retrieved, the same code for the forward and for the replay. `kq`: the step's vectors.
 template <class P, bool MayHold>
 __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const float (&k)[P::R], const float* kq, int rg,
@@ -83,7 +94,7 @@ __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M],
   MatrixLine<float> w[P::M];
 #pragma unroll
   for (int m = 0; m < P::M; m++) {
-    w[m] = P::Cell::template line<typename P::Math, float>({r[m], in[m], c, par[m]});
+    w[m] = P::Cell::template line<typename P::Math, float>(given<P>(r[m], in[m], c, par[m], S, m));
     write[0][m] = MayHold && hold ? 0.f : w[m].write;
     if constexpr (P::seconds) write[1][m] = MayHold && hold ? 0.f : w[m].second;
   }
@@ -93,7 +104,8 @@ __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M],
 #pragma unroll
   for (int e = 0; e < P::E; e++) {
     const int i = P::k_of(e), m = P::line_of(e);
-    x[e] = fmaf(k[i], w[m].write, w[m].keep * (P::keeps ? g[i] * S[e] : S[e]));
+    if constexpr (P::Cell::elementwise) x[e] = P::Cell::template element<typename P::Math>(S[e], k[i], w[m]);
+    else x[e] = fmaf(k[i], w[m].write, w[m].keep * (P::keeps ? g[i] * S[e] : S[e]));
     if (P::seconds) x[e] = fmaf(l[i], w[m].second, x[e]);
   }
 #pragma unroll
@@ -114,6 +126,18 @@ __device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum
     for (int m = 0; m < P::M; m++) r[m] = 0;
   }
   update<P, MayHold>(S, r, k, kq, rg, in, c, par, hold, write);
+}
+// Back through the elements of line m: from P to the gradients of S and of k (which may be P itself), and of (keep, write, second), added to dw.
+template <class P>
+__device__ __forceinline__ void elements(float (&of_s)[P::E], float (&of_k)[P::E], MatrixLine<float>& dw, const float (&Pm)[P::E],
+                                         const float (&S)[P::E], const float (&k)[P::R], const MatrixLine<float>& w, int m) {
+#pragma unroll
+  for (int i = 0; i < P::R; i++) {
+    const int e = P::element(m, i);
+    const MatrixElement<float> d = P::Cell::template element_backward<typename P::Math>(Pm[e], S[e], k[i], w);
+    of_s[e] = d.s, of_k[e] = d.k;
+    dw = {dw.keep + d.line.keep, dw.write + d.line.write, dw.second + d.line.second};
+  }
 }
 template <class P>
 __device__ __forceinline__ void read_state(float (&S)[P::E], const float* from, const Place<P>& at, int64_t line, int64_t row) {

@@ -61,7 +61,7 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
     advance<P, MayHold>(hist[s + 1], sum, kc, x.kq[s], at.rg, in, c, par, MayHold && x.hold[s] != 0.f, rs[s], write);
 #pragma unroll
     for (int i = 0; i < P::writes; i++)
-      if (at.rg == 0) sm.write[i][s][j] = write[i][0];
+      if (at.rg == 0) sm.write[i][s][j] = P::Cell::elementwise ? 1.f : write[i][0];
     keep_rows<P>(sm.s[s + 1], hist[s + 1], j, at.rg);
 #pragma unroll
     for (int i = 0; i < R; i++) kc[i] = kn[i];
@@ -89,15 +89,24 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
       Pm[i] = P::Cell::squashes ? dS[i] * fmaf(-S[i], S[i], 1.f) : dS[i];
       if (MayHold && hold) Pm[i] = 0.f;
     }
-    const float dwrite = line_sum<P::L>(dot<R>(kc, Pm));
-    const float dsecond = P::seconds ? line_sum<P::L>(dot<R>(l, Pm)) : 0.f;
-    float dkeep = 0;
+    const MatrixIn<float> x_ = given<P>(rs[s][0], in[0], c, par[0], hist[s], 0);
+    const MatrixLine<float> w = P::Cell::template line<typename P::Math>(x_);
+    MatrixLine<float> dw{};
+    float of_s[R];
+    if constexpr (P::Cell::elementwise) {
+      elements<P>(of_s, Pm, dw, Pm, hist[s], kc, w, 0);
+      dw = {dw.keep, line_sum<P::L>(dw.write), line_sum<P::L>(dw.second)};
+    } else {
+      dw.write = line_sum<P::L>(dot<R>(kc, Pm));
+      if constexpr (P::seconds) dw.second = line_sum<P::L>(dot<R>(l, Pm));
 #pragma unroll
-    for (int i = 0; i < R; i++) dkeep = fmaf(P::keeps ? g[i] * Pm[i] : Pm[i], Sp[i], dkeep);
-    if (!P::Cell::scalar_keep) dkeep = line_sum<P::L>(dkeep);
-    const MatrixIn<float> given{rs[s][0], in[0], c, par[0]};
-    const MatrixLine<float> w = P::Cell::template line<typename P::Math>(given);
-    const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep, dwrite, dsecond}, given);
+      for (int i = 0; i < R; i++) {
+        const float now = P::keeps ? g[i] * Pm[i] : Pm[i];
+        dw.keep = fmaf(now, Sp[i], dw.keep), of_s[i] = w.keep * now;
+      }
+    }
+    if (!P::Cell::scalar_keep) dw.keep = line_sum<P::L>(dw.keep);
+    const auto d = P::Cell::template line_backward<typename P::Math>(dw, x_);
     keep_rows<P>(sm.p[s], Pm, j, at.rg);
 #pragma unroll
     for (int i = 0; i < P::NS; i++) {
@@ -114,7 +123,8 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
     for (int i = 0; i < P::NC; i++) dpar[0][i] += hold ? 0.f : d.par[i];
 #pragma unroll
     for (int i = 0; i < R; i++) {
-      const float back = fmaf(p[i], d.r, w.keep * (P::keeps ? g[i] * Pm[i] : Pm[i]));
+      float back = fmaf(p[i], d.r, of_s[i]);
+      if constexpr (P::Cell::energy) back = fmaf(d.energy * (2.f / P::N), Sp[i], back);
       dS[i] = hold ? dS[i] : back;
       kc[i] = kn[i], q[i] = qn[i];
     }

@@ -202,6 +202,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     else return transposed(pack_stored<P>(pair == 0 ? dy : pair == 1 && P::reads ? dr : 0.f, pair == 0 && !P::reads ? dr : 0.f));
   };
   const auto of_write = [&](int s, int m) {
+    if constexpr (P::Cell::elementwise) return transposed(pack_stored<P>(0.f, pair == 0 ? 1.f : 0.f));
     unsigned first = written[0].at(s, m);
     if constexpr (P::NX > 0) first = pair == 0 ? first : 0u;
     if constexpr (P::seconds) first = pair == 2 ? written[1].at(s, m) >> 16 : first;
@@ -224,8 +225,8 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   for (int s = kInterval - 1; s >= 0; s--) {
     const int before = s > 0 ? s - 1 : 0;
     const float (&Sp)[E] = hist[s];
-    float kn[R], q[R], p[R], kept[R], l[R], in[M][P::NL], c[P::AS], Pm[E], base[E], dwrite[M], dkeep[M], dr[M], din[P::NL][M],
-        dscalar[P::AS];
+    float kn[R], q[R], p[R], kept[R], l[R], in[M][P::NL], c[P::AS], Pm[E], base[E], dwrite[M], dkeep[M],
+        dsecond[M] = {}, dr[M], din[P::NL][M], dscalar[P::AS];
     Products<P> sum, sum_l;
     load_vector<P, P::reads>(p, x.kq[s] + P::at_p * NP, t);
     load_vector<P, P::keeps>(kept, x.kq[s] + P::at_g * NP, t);
@@ -251,26 +252,40 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
         line_products<P, false>(sum, Pm, k);
       }
     };
-    products(sum, kc);
+    if constexpr (!P::Cell::elementwise) products(sum, kc);
     if constexpr (P::seconds) products(sum_l, l);
     Sums y;
     add(y);
     y.give(sums[s + 1], g, t);
-    Sums::turn(turned, Pm);
+    if constexpr (!P::Cell::elementwise) Sums::turn(turned, Pm);
     Sums::turn(turned_before, Sp);
-    MatrixLine<float> w[M];
+    MatrixLine<float> w[M], dw[M] = {};
+    MatrixIn<float> x_[M];
+    float of_s[E];
     if constexpr (P::keeps_r && P::Cell::backward_uses_r) load<M>(retrieved[s], rs + s * P::CB);
 #pragma unroll
     for (int m = 0; m < M; m++) {
       if constexpr (!P::Cell::backward_uses_r) retrieved[s][m] = 0.f;
-      w[m] = P::Cell::template line<typename P::Math, float>({retrieved[s][m], in[m], c, par[m]});
+      x_[m] = given<P>(retrieved[s][m], in[m], c, par[m], Sp, m);
+      w[m] = P::Cell::template line<typename P::Math, float>(x_[m]);
     }
+    if constexpr (P::Cell::elementwise) {
 #pragma unroll
-    for (int e = 0; e < E; e++) {
-      const int m = P::line_of(e);
-      const float now = P::keeps ? kept[P::k_of(e)] * Pm[e] : Pm[e], rest = MayHold && hold ? dS[e] : w[m].keep * now;
-      base[e] = fmaf(q[P::k_of(e)], dy[m], rest);
-      dkeep[m] = e < M ? now * Sp[e] : fmaf(now, Sp[e], dkeep[m]);
+      for (int m = 0; m < M; m++) {
+        elements<P>(of_s, Pm, dw[m], Pm, Sp, kc, w[m], m);
+        dkeep[m] = dw[m].keep, dwrite[m] = line_sum<4>(dw[m].write), dsecond[m] = line_sum<4>(dw[m].second);
+      }
+      Sums::turn(turned, Pm);
+#pragma unroll
+      for (int e = 0; e < E; e++) base[e] = fmaf(q[P::k_of(e)], dy[P::line_of(e)], MayHold && hold ? dS[e] : of_s[e]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < E; e++) {
+        const int m = P::line_of(e);
+        const float now = P::keeps ? kept[P::k_of(e)] * Pm[e] : Pm[e], rest = MayHold && hold ? dS[e] : w[m].keep * now;
+        base[e] = fmaf(q[P::k_of(e)], dy[m], rest);
+        dkeep[m] = e < M ? now * Sp[e] : fmaf(now, Sp[e], dkeep[m]);
+      }
     }
     if constexpr (P::keeps) {
       float of_g[E];
@@ -278,15 +293,17 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       for (int e = 0; e < E; e++) of_g[e] = w[P::line_of(e)].keep * Pm[e] * Sp[e];
       Sums::turn(turned_kept, of_g);
     }
-    line_sums<P, false>(dwrite, sum);
-    float dsecond[M] = {};
+    if constexpr (!P::Cell::elementwise) line_sums<P, false>(dwrite, sum);
     if constexpr (P::seconds) line_sums<P, false>(dsecond, sum_l);
 #pragma unroll
     for (int m = 0; m < M; m++) {
       if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
-      const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m], dsecond[m]},
-                                                                              {retrieved[s][m], in[m], c, par[m]});
+      const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m], dsecond[m]}, x_[m]);
       dr[m] = hold ? 0.f : d.r;
+      if constexpr (P::Cell::energy)
+#pragma unroll
+        for (int i = 0; i < R; i++)
+          base[P::element(m, i)] = fmaf(hold ? 0.f : d.energy * (2.f / P::N), Sp[P::element(m, i)], base[P::element(m, i)]);
 #pragma unroll
       for (int i = 0; i < P::NS; i++) {
         const float y = (i == 0 && P::Cell::scalar_keep) || t == 0 ? d.c[i] : 0.f;
