@@ -6,15 +6,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+from elman_core.model import LadderConfig, lm
+
 SCRIPT = """
 from elman_core import LadderForCausalLM, LadderLM, Variant, byte_tokenizer, find_checkpoint
 model = LadderLM("e42", dim=128, depth=2, use_conv=True)
-again: LadderForCausalLM = model
+models: list[LadderForCausalLM] = [
+    model, LadderLM("e42"), LadderLM("e42", 128, 2, 300, use_conv=True), LadderLM(level=3, dim=128, depth=2, rho=0.9),
+    LadderLM("e42", dim=128, mlp_ratio=1.5, options={"use_conv": True}), LadderLM(["e1", "e42"], depth=2),
+    LadderLM(variant=model.config),
+]
 tokenizer = byte_tokenizer()
 print(find_checkpoint("runs/a").name, model.config)
 """
 WRONG = {
-    'LadderLM("e42", dim="128")': 'Argument "dim" to "LadderLM" has incompatible type "str"',
+    'LadderLM("e42", dim="128")': 'No overload variant of "LadderLM" matches argument types "str", "str"',
+    'LadderLM("e42", dims=128)': 'No overload variant of "LadderLM" matches argument types "str", "int"',
+    'LadderLM("e42", dims=128, depth=2, use_conv=True)': 'No overload variant of "LadderLM" matches',
+    'LadderLM("e42", dim=128, dept=2)': 'No overload variant of "LadderLM" matches',
+    'LadderLM("e42", tie_word_embedings=True)': 'No overload variant of "LadderLM" matches',
+    'LadderLM(varient="e42", dim=128, depth=2)': 'No overload variant of "LadderLM" matches',
     "LadderForCausalLM(model.config, dims=128)": 'Unexpected keyword argument "dims" for "LadderForCausalLM"',
     'Variant(nam="e99")': 'Unexpected keyword argument "nam" for "Variant"',
     'find_checkpoint(run="runs/a")': 'Unexpected keyword argument "run" for "find_checkpoint"',
@@ -41,3 +52,8 @@ def test_mypy_finds_a_wrong_keyword_in_a_users_script(tmp_path: Path) -> None:
         )
     found = {line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line}
     assert found == {str(len(lines) + 1 + i) for i in range(len(WRONG))}, "the lines that are right pass"
+
+
+def test_a_type_checker_knows_every_field_of_the_config() -> None:
+    sizes = {"hidden_size", "num_hidden_layers", "vocab_size"}  # dim, depth and vocab_size
+    assert lm._Backbone.__annotations__.keys() == LadderConfig.__annotations__.keys() - {"variant", "made_with", *sizes}

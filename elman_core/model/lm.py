@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 from elman_core.registry import ConfigError, resolve
 
 from .config import LadderConfig
 from .modeling import LadderForCausalLM
+
+
+class _Backbone(TypedDict, total=False):
+    """What a call without keywords for options may have beside sizes."""
+
+    options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+    mlp_ratio: float
+    norm_eps: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    use_cache: bool
+    max_position_embeddings: int
+    pad_token_id: int | None
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
 
 
 class LadderLM(LadderForCausalLM):
@@ -27,7 +43,42 @@ class LadderLM(LadderForCausalLM):
 
     Raises:
         ConfigError: unknown or wrong options, sizes that the variant cannot have. PluginError: the variant is not installed.
+
+    Any keyword may be an option, so a type checker accepts options as keywords only beside `dim` and `depth`: a misspelt
+    `dim` or `depth` is then a missing one. Without them it accepts `options={…}` and the fields of `LadderConfig`.
     """
+
+    @overload
+    def __init__(
+        self,
+        variant: str | int | list,
+        dim: int = ...,
+        depth: int = ...,
+        vocab_size: int = ...,
+        **backbone: Unpack[_Backbone],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self, variant: str | int | list, dim: int, depth: int, vocab_size: int = ..., **options: Any
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        level: str | int,
+        dim: int = ...,
+        depth: int = ...,
+        vocab_size: int = ...,
+        **backbone: Unpack[_Backbone],
+    ) -> None: ...
+
+    @overload
+    def __init__(self, *, level: str | int, dim: int, depth: int, vocab_size: int = ..., **options: Any) -> None: ...
+
+    @overload
+    def __init__(self, variant: LadderConfig) -> None: ...
 
     def __init__(
         self,
