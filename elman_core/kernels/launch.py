@@ -44,9 +44,9 @@ def open_module(path: Path, family: str) -> Any:
 
 def readable(x: Tensor) -> Tensor:
     """x itself where a kernel can read it as it lies (adjacent elements in rows that start aligned), else a contiguous copy."""
-    steps = [stride * x.element_size() for stride in x.stride()[:-1]]
-    apart = not x.is_contiguous() and x.stride(-1) == 1 and not any(step % ALIGNMENT for step in steps)
-    return x if apart and x.data_ptr() % ALIGNMENT == 0 else whole(x)
+    if x.is_contiguous() or x.data_ptr() % ALIGNMENT or x.stride(-1) != 1:
+        return whole(x)
+    return whole(x) if any(step * x.element_size() % ALIGNMENT for step in x.stride()[:-1]) else x
 
 
 def whole(x: Tensor) -> Tensor:
@@ -58,4 +58,4 @@ def whole(x: Tensor) -> Tensor:
 
 def stream(x: Tensor) -> int:
     """The current stream of the device of x; 0 on a CPU."""
-    return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+    return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else 0

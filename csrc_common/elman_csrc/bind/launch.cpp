@@ -7,7 +7,9 @@
 #include <dlfcn.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <string>
@@ -280,15 +282,36 @@ PyObject* exception = PyExc_RuntimeError;
   throw py::error_already_set();
 }
 
-// What is asked of a tensor, by the methods that Python sees: torch's headers would tie this module to one version of torch.
+// A tensor as DLPack lays it out, and the functions by which torch fills one in without a detour through Python. DLPack 1.x.
+struct Lent {
+  std::byte* data;
+  std::int32_t device_type, device, dims;  // device_type 1: a CPU
+  std::uint8_t code, bits;
+  std::uint16_t lanes;
+  const std::int64_t *sizes, *strides;
+  std::uint64_t offset;
+};
+struct Exchange {
+  std::uint32_t major, minor;
+  const void *older, *managed[3];
+  int (*lend)(PyObject*, Lent*);
+};
+
+// What is asked of a tensor: torch's headers would tie this module to one version of torch. Versions that lend no tensors are asked
+// by the methods that Python sees.
 struct Names {
   py::object tensor, dtypes[7];  // of elman/dtype.h, then bool, uint8, int64
+  const Exchange* exchange = nullptr;
   py::str data_ptr{"data_ptr"}, shape{"shape"}, stride{"stride"}, dtype{"dtype"}, get_device{"get_device"};
   Names() {
     const py::module_ torch = py::module_::import("torch");
     tensor = torch.attr("Tensor");
     const char* known[] = {"float64", "float32", "bfloat16", "float16", "bool", "uint8", "int64"};
     for (int i = 0; i < 7; ++i) dtypes[i] = torch.attr(known[i]);
+    const py::object table = py::getattr(tensor, "__dlpack_c_exchange_api__", py::none());
+    if (PyCapsule_IsValid(table.ptr(), "dlpack_exchange_api"))
+      exchange = static_cast<const Exchange*>(PyCapsule_GetPointer(table.ptr(), "dlpack_exchange_api"));
+    if (exchange && exchange->major != 1) exchange = nullptr;
   }
 };
 const Names& names() {
@@ -305,15 +328,31 @@ struct Given {
   Given(const std::string& title, const std::string& name, py::handle x) {
     const Names& n = names();
     if (!py::isinstance(x, n.tensor)) fail(title, name + " must be a tensor, not " + std::string(py::repr(x)));
+    if (Lent lent; n.exchange && n.exchange->lend && !n.exchange->lend(x.ptr(), &lent)) {
+      address = reinterpret_cast<std::uint64_t>(lent.data) + lent.offset, device = lent.device_type == 1 ? -1 : lent.device;
+      dtype = code(lent.code, lent.bits), dims = lent.dims;
+      check_dims(title, name);
+      std::copy_n(lent.sizes, dims, sizes), std::copy_n(lent.strides, dims, strides);
+      return;
+    }
+    PyErr_Clear();
     address = call(x, n.data_ptr).cast<std::uint64_t>(), device = call(x, n.get_device).cast<int>();
     const py::object of = x.attr(n.dtype);
     for (dtype = 0; dtype < 7 && !of.is(n.dtypes[dtype]);) ++dtype;
     const py::tuple shape = x.attr(n.shape), stride = py::reinterpret_steal<py::tuple>(call(x, n.stride).release());
     dims = static_cast<int>(shape.size());
-    if (dims > kMostDims) fail(title, name + " has " + std::to_string(dims) + " dimensions");
+    check_dims(title, name);
     for (int i = 0; i < dims; ++i)
       sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), i)),
       strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(stride.ptr(), i));
+  }
+  // Of DLPack's codes (0 whole, 1 natural, 2 real, 4 bfloat, 6 bool): the place among `Names::dtypes`.
+  static int code(int kind, int bits) {
+    if (kind == 2) return bits == 64 ? 0 : bits == 32 ? 1 : bits == 16 ? 3 : 7;
+    return kind == 4 ? 2 : kind == 6 ? 4 : kind == 1 && bits == 8 ? 5 : kind == 0 && bits == 64 ? 6 : 7;
+  }
+  void check_dims(const std::string& title, const std::string& name) const {
+    if (dims > kMostDims) fail(title, name + " has " + std::to_string(dims) + " dimensions");
   }
   static py::object call(py::handle x, const py::str& method) {
     PyObject* made = PyObject_CallMethodNoArgs(x.ptr(), method.ptr());

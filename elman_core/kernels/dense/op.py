@@ -166,7 +166,8 @@ class DenseKernel:
         if backend == "reference":
             return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
         b = () if b_d is None else (b_d,)
-        h0_Bd = h0_Bd.to(compute_dtype(u_TBd))
+        if h0_Bd.dtype != (state := compute_dtype(u_TBd)):
+            h0_Bd = h0_Bd.to(state)
         y_TBd, last_Bd, *_ = recurrence.op(u_TBd, *extras, w_dd, *b, h0_Bd, mask_TB, starts_TB, backend)
         return y_TBd, last_Bd
 

@@ -83,7 +83,8 @@ class Recurrence:
     def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         extras, (w, *b, h0, mask, starts, backend) = self._parts(rest)
         if backend != "torch":
-            return run.forward(self.cell, u, extras, w.to(u.dtype), h0, mask, *b)
+            w = w if w.dtype == u.dtype else w.to(u.dtype)
+            return run.forward(self.cell, u, extras, w, h0, mask, *b)
         with without_autocast(u):
             u_, w_, *others = (x.to(h0.dtype) for x in (u, w, *extras))
             update, readout = self.cell.update, self.cell.readout

@@ -230,17 +230,17 @@ def _prepared(
     steps, batch, width = main_TBd.shape
     if steps * batch > MAX_PLACES:
         plan((steps, batch, width), dtype, _device(device.index))  # which says so
-    module, chosen = _ready(cell, batch, width, dtype, device.index)
-    given |= {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
-    given |= {"error": error_word(device), "stream": launch.stream(main_TBd)}
-    return module, chosen.kind == "steps", given
+    module, apart, constants = _ready(cell, batch, width, dtype, device.index)
+    given["error"], given["stream"] = error_word(device), launch.stream(main_TBd)
+    return module, apart, given | constants
 
 
 @cache
-def _ready(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int) -> tuple[Any, Plan]:
-    """The module and the plan for a batch and width on this GPU."""
+def _ready(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int) -> tuple[Any, bool, dict[str, int]]:
+    """The module for a batch and width on this GPU, whether it runs step by step, and what a launch is told of the plan."""
     chosen = plan_for(cell, batch, width, dtype, index)
-    return _module(cell, chosen, dtype, width, index), chosen
+    constants = {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
+    return _module(cell, chosen, dtype, width, index), chosen.kind == "steps", constants
 
 
 @cache
