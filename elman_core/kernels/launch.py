@@ -6,6 +6,7 @@ compiled once for a Python and a machine, at the first use of any compiled kerne
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from elman_core.registry.errors import KernelError
 from . import build
 from .build import Extension
 
+_HERE = nullcontext()
 ALIGNMENT = 16  # bytes: the widest load of a kernel
 
 
@@ -54,6 +56,12 @@ def whole(x: Tensor) -> Tensor:
     if x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def on(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which the device of x is the current one."""
+    index = x.get_device()
+    return _HERE if index < 0 or index == torch.cuda.current_device() else torch.cuda.device(index)
 
 
 def stream(x: Tensor) -> int:

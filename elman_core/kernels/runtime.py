@@ -161,8 +161,10 @@ def transformed() -> bool:
     if forward_ad._current_level >= 0:
         return True
     functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    if not (levels := functorch.get_interpreter_stack()):
+        return False
     kinds = (functorch.TransformType.Grad, functorch.TransformType.Jvp)
-    return any(level.key() in kinds for level in functorch.get_interpreter_stack() or ())
+    return any(level.key() in kinds for level in levels)
 
 
 def refuse_second_derivatives(name: str) -> None:

@@ -55,7 +55,7 @@ def forward(
     sums = [] if bias_d is None else [torch.empty_like(history)]
     if bias_d is not None:
         given |= {"bias": bias_d.float().contiguous(), "sums": sums[0]}
-    with torch.cuda.device(u_TBd.get_device()):
+    with launch.on(u_TBd):
         module, apart, common = _prepared(cell, u_TBd, extras, w_dd, history, a, mask_TB)
         if not apart:
             last_Bd = torch.empty_like(h0_Bd)
@@ -93,7 +93,7 @@ def backward(
     gy_TBd, extras, g_last_Bd = readable(gy_TBd), [readable(e) for e in extras], g_last_Bd.contiguous()
     da_TBd, dextras = history.new_empty(gy_TBd.shape), [history.new_empty(gy_TBd.shape) for _ in extras]
     given: dict[str, Any] = {"main": gy_TBd, "da": da_TBd, "dextra": dextras}
-    with torch.cuda.device(gy_TBd.get_device()):
+    with launch.on(gy_TBd):
         module, apart, common = _prepared(cell, gy_TBd, extras, w_dd, history, a, mask_TB)
         if not apart:
             if x_TBd is not None:
