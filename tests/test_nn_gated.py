@@ -45,19 +45,30 @@ def compare(device: str, sizes=SIZES) -> None:
         for made, wanted in zip(found, gradients(defined, silu, *(x.double() for x in given)), strict=True):
             assert (made.double() - wanted).abs().max() <= limit * wanted.abs().max(), (leading, width, silu, has_norm)
         assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+        # With the map behind: what the backward makes again is what was there, bit for bit.
+        out, above = torch.randn(5, leading[-1] * width, device=device).to(dtype), torch.randn_like(whole[..., :5])
+        kept, made = (gradients(run, silu, *given[:-1], above, out=out) for run in (by_kernel_and_map, by_kernel))
+        assert all(torch.equal(a, b) for a, b in zip(kept, made, strict=True))
 
 
-def gradients(run, silu, *given):
+def gradients(run, silu, *given, out=None):
     """y of o and of a gate that ends a wider tensor, and the gradients of all; the last of `given` arrives at y."""
     o, whole, *weight = leaves = [x.detach().requires_grad_() for x in given[:-1]]
-    y = run(o, whole[..., whole.shape[-1] - o.shape[-1] * o.shape[-2] :], weight[0] if weight else None, silu)
-    return [y, *torch.autograd.grad(y, leaves, given[-1])]
+    gate, behind = whole[..., whole.shape[-1] - o.shape[-1] * o.shape[-2] :], []
+    if out is not None:
+        behind = [out.detach().requires_grad_()]
+    y = run(o, gate, weight[0] if weight else None, silu, *behind)
+    return [y, *torch.autograd.grad(y, [*leaves, *behind], given[-1])]
 
 
-def by_kernel(o, gate, weight, silu):
+def by_kernel(o, gate, weight, silu, out=None):
     from elman_core.nn.gated_triton import Gated
 
-    return Gated.apply(o, gate, weight, silu, 1e-5)
+    return Gated.apply(o, gate, weight, out, silu, 1e-5)
+
+
+def by_kernel_and_map(o, gate, weight, silu, out):
+    return F.linear(by_kernel(o, gate, weight, silu).flatten(-2), out)
 
 
 def defined(o, gate, weight, silu):

@@ -96,7 +96,7 @@ def add_norm_backward(
     a_rows = s_rows if d_stream is None else _rows(d_stream)
     x_rows = _rows(d_x) if d_x.numel() else d_rows
     width, count = stream.shape[-1], stream.shape[:-1].numel()
-    programs = min(count, PROGRAMS_PER_SM * multiprocessors(stream.device))
+    programs = min(count, PROGRAMS_PER_SM * _multiprocessors(stream.device))
     shares = torch.empty(programs, width, dtype=torch.float32, device=stream.device)
     block, warps = _block(width)
     _backward[(programs,)](
@@ -125,6 +125,6 @@ def _block(width: int) -> tuple[int, int]:
 
 
 @functools.cache
-def multiprocessors(device: torch.device) -> int:
+def _multiprocessors(device: torch.device) -> int:
     properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return properties.multi_processor_count if properties is not None else 1

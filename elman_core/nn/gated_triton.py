@@ -1,131 +1,99 @@
-"""The Triton kernels of `gated.py`: a program takes a block of rows, each one head of one token. With a norm, programs of the
-backward walk on and keep their share of dw in registers; the shares are summed in a fixed order. Imported on a GPU only.
-
-Shapes: N rows (tokens times H heads), V width of a head, P programs.
-"""
+"""The Triton kernel of `gated.py`, forward and back: a program takes a block of rows, each one head of one token. Imported
+on a GPU only."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from elman_core.kernels.runtime import refuse_second_derivatives
 
-from .add_norm_triton import PROGRAMS_PER_SM, multiprocessors
-
 ELEMENTS, WARPS = 2048, 8
 """Of a block."""
 
 
 @triton.jit
-def _places(block, rows, heads, stride, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a block: places where rows lie one behind the other, places in the gate, and which exist."""
-    row = block * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)[None, :]
-    token = (row // heads).to(tl.int64)
-    dense = row.to(tl.int64)[:, None] * width + column
-    inside = (row < rows)[:, None] & (column < width)
-    return dense, (token * stride + (row % heads) * width)[:, None] + column, inside
-
-
-@triton.jit
-def _forward(  # type: ignore[no-untyped-def]
-    o, gate, weight, y, rows, heads, stride, width, eps,
-    NORM: tl.constexpr, SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def _kernel(  # type: ignore[no-untyped-def]
+    o, gate, weight, y, dy, d_o, d_gate, shares, rows, heads, stride, width, eps,
+    NORM: tl.constexpr, SILU: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    dense, beside, inside = _places(tl.program_id(0), rows, heads, stride, width, ROWS, COLUMNS)
-    value = tl.load(o + dense, mask=inside, other=0.0).to(tl.float32)
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    beside = ((row // heads).to(tl.int64) * stride + row % heads * width)[:, None] + column[None, :]
+    value = tl.load(o + at, mask=inside, other=0.0).to(tl.float32)
     logit = tl.load(gate + beside, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        column = tl.arange(0, COLUMNS)
-        gain = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
-        value *= (1.0 / tl.sqrt(tl.sum(value * value, 1) / width + eps))[:, None] * gain[None, :]
+    opened = tl.sigmoid(logit)
+    slope = opened * tl.sigmoid(-logit)
     if SILU:
-        value *= logit
-    tl.store(y + dense, (value * tl.sigmoid(logit)).to(y.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _backward(  # type: ignore[no-untyped-def]
-    dy, o, gate, weight, d_o, d_gate, shares, rows, heads, stride, width, eps,
-    NORM: tl.constexpr, SILU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    column = tl.arange(0, COLUMNS)
-    gain = tl.full((COLUMNS,), 1.0, tl.float32)
-    share = tl.zeros((COLUMNS,), tl.float32)
+        slope = opened + logit * slope
+        opened *= logit
+    normed = value
     if NORM:
-        gain = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
-    for block in range(program, tl.cdiv(rows, ROWS), programs):
-        dense, beside, inside = _places(block, rows, heads, stride, width, ROWS, COLUMNS)
-        grad = tl.load(dy + dense, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(o + dense, mask=inside, other=0.0).to(tl.float32)
-        logit = tl.load(gate + beside, mask=inside, other=0.0).to(tl.float32)
-        opened = tl.sigmoid(logit)
-        slope = opened * tl.sigmoid(-logit)
-        if SILU:
-            slope = opened + logit * slope
-            opened *= logit
-        out = grad * opened
+        gain = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+        scale = (1.0 / tl.sqrt(tl.sum(value * value, 1) / width + eps))[:, None]
+        value *= scale
+        normed = value * gain
+    if KEEP:
+        tl.store(y + at, (normed * opened).to(y.dtype.element_ty), mask=inside)
+    if BACK:
+        grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(d_gate + at, (grad * normed * slope).to(d_gate.dtype.element_ty), mask=inside)
+        grad *= opened
         if NORM:
-            scale = (1.0 / tl.sqrt(tl.sum(value * value, 1) / width + eps))[:, None]
-            value *= scale
-            share += tl.sum(out * value, 0)
-            out *= gain[None, :]
-            out = scale * (out - value * (tl.sum(value * out, 1) / width)[:, None])
-            value *= gain[None, :]
-        tl.store(d_o + dense, out.to(d_o.dtype.element_ty), mask=inside)
-        tl.store(d_gate + dense, (grad * value * slope).to(d_gate.dtype.element_ty), mask=inside)
-    if NORM:
-        tl.store(shares + program * width + column, share, mask=column < width)
+            tl.store(shares + tl.program_id(0) * width + column, tl.sum(grad * value, 0), mask=column < width)
+            grad *= gain
+            grad = scale * (grad - value * (tl.sum(value * grad, 1) / width)[:, None])
+        tl.store(d_o + at, grad.to(d_o.dtype.element_ty), mask=inside)
 
 
 class Gated(torch.autograd.Function):
-    """y (..., H, V) of o (..., H, V), gate (..., H V) and the norm's weight (V) or None."""
+    """y of o (..., H, V), gate (..., H V) and the norm's weight (V) or None; or y Wᵀ, W (D, H V): then y is not kept, and the
+    backward makes it again while it reads what it is made of."""
 
     @staticmethod
-    def forward(o: Tensor, gate: Tensor, weight: Tensor | None, silu: bool, eps: float) -> Tensor:
-        o, gate = o.contiguous(), _rows(gate)
-        y = torch.empty_like(o)
-        grid, given, constants = _launch(o, gate, weight, silu, eps)
-        with torch.cuda.device_of(o):
-            _forward[(grid,)](o, gate, weight, y, *given, **constants)
-        return y
+    def forward(o: Tensor, gate: Tensor, weight: Tensor | None, out: Tensor | None, silu: bool, eps: float) -> Tensor:
+        y, *_ = _launch(o, gate, weight, silu, eps)
+        assert y is not None
+        return y if out is None else F.linear(y.flatten(-2), out)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.save_for_backward(*inputs[:3])
-        ctx.rest = inputs[3:]
+        ctx.save_for_backward(*inputs[:4])
+        ctx.rest = inputs[4:]
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives("gated")
-        o, gate, weight = ctx.saved_tensors
-        d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        o, gate = o.contiguous(), _rows(gate)
-        d_o = torch.empty_like(o)
-        blocks, given, constants = _launch(o, gate, weight, *ctx.rest)
-        programs = min(blocks, PROGRAMS_PER_SM * multiprocessors(o.device)) if weight is not None else blocks
-        shares = o.new_empty(programs if weight is not None else 0, o.shape[-1], dtype=torch.float32)
-        with torch.cuda.device_of(o):
-            _backward[(programs,)](dy.contiguous(), o, gate, weight, d_o, d_gate, shares, *given, **constants)
-        return d_o, d_gate, None if weight is None else shares.sum(0).to(weight.dtype), None, None
+        o, gate, weight, out = ctx.saved_tensors
+        dy = d if out is None else d.matmul(out).view(o.shape)
+        y, *gradients = _launch(o, gate, weight, *ctx.rest, dy, keep=out is not None)
+        d_out = None if y is None else d.flatten(0, -2).t().mm(y.flatten(0, -3).flatten(1))
+        return *gradients, d_out, None, None
 
 
-def _rows(gate: Tensor) -> Tensor:
-    """The gate as (tokens, H V), its columns adjacent; copied where it lies otherwise."""
-    rows = gate.reshape(-1, gate.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
-
-
-def _launch(o: Tensor, gate: Tensor, weight: Tensor | None, silu: bool, eps: float) -> tuple[int, Any, dict[str, Any]]:
-    """The number of blocks, the sizes that both kernels take, and what they are compiled for."""
-    width, count = o.shape[-1], o.shape[:-1].numel()
-    columns = triton.next_power_of_2(width)
+def _launch(
+    o: Tensor, gate: Tensor, weight: Tensor | None, silu: bool, eps: float, dy: Tensor | None = None, keep: bool = True
+) -> tuple[Tensor | None, ...]:
+    """y, if it is to be kept, and beside dy the gradients of o, gate and weight."""
+    o, beside, width = o.contiguous(), gate.reshape(-1, gate.shape[-1]), o.shape[-1]
+    beside = beside if beside.stride(-1) == 1 else beside.contiguous()
+    count, columns = o.shape[:-1].numel(), triton.next_power_of_2(width)
     rows = max(1, ELEMENTS // columns)
-    constants = {"NORM": weight is not None, "SILU": silu, "ROWS": rows, "COLUMNS": columns, "num_warps": WARPS}
-    return -(-count // rows), (count, o.shape[-2], gate.stride(0), width, eps), constants
+    blocks, back = -(-count // rows), dy is not None
+    y, d_o = torch.empty_like(o) if keep else None, torch.empty_like(o) if back else None
+    d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) if back else None
+    shares = o.new_empty(blocks, width, dtype=torch.float32) if back and weight is not None else None
+    with torch.cuda.device_of(o):
+        _kernel[(blocks,)](
+            o, beside, weight, y, None if dy is None else dy.contiguous(), d_o, d_gate, shares, count, o.shape[-2],
+            beside.stride(0), width, eps, NORM=weight is not None, SILU=silu, BACK=back, KEEP=keep, ROWS=rows,
+            COLUMNS=columns, num_warps=WARPS,
+        )  # fmt: skip
+    return y, d_o, d_gate, None if shares is None or weight is None else shares.sum(0).to(weight.dtype)

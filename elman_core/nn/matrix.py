@@ -198,7 +198,10 @@ class MatrixMixer(Mixer):
         """Norm, gate, and one output of all heads."""
         config = self.config
         if config.use_gate:
-            o_BTHV = gated(o_BTHV, projected["g_proj"], config.gate_activation, self.o_norm)
+            out = self.o_proj if config.concatenates else None
+            o_BTHV = gated(o_BTHV, projected["g_proj"], config.gate_activation, self.o_norm, out)
+            if out is not None:
+                return o_BTHV
         elif self.o_norm is not None:
             o_BTHV = self.o_norm(o_BTHV)
         if config.concatenates:
