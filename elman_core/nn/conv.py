@@ -39,4 +39,8 @@ class CausalConv(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """As `causal_conv` (elman_core/kernels/causal_conv/op.py): (y, the new window)."""
         weight_CK = self.weight.squeeze(1)
-        return causal_conv(u, weight_CK, self.bias, window_BKC, mask, starts, dim=self.dim, silu=self.silu)
+        if self.dim == 0:
+            return causal_conv(u, weight_CK, self.bias, window_BKC, mask, starts, silu=self.silu)
+        mask, starts = (None if x is None else x.transpose(0, 1) for x in (mask, starts))
+        y, window = causal_conv(u.transpose(0, 1), weight_CK, self.bias, window_BKC, mask, starts, silu=self.silu)
+        return y.transpose(0, 1), window

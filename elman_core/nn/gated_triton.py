@@ -71,9 +71,9 @@ class Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives("gated")
-        o, gate, weight, out = ctx.saved_tensors
+        (o, gate, weight, out), (silu, eps) = ctx.saved_tensors, ctx.rest
         dy = d if out is None else d.matmul(out).view(o.shape)
-        y, *gradients = _launch(o, gate, weight, *ctx.rest, dy, keep=out is not None)
+        y, *gradients = _launch(o, gate, weight, silu, eps, dy, keep=out is not None)
         d_out = None if y is None else d.flatten(0, -2).t().mm(y.flatten(0, -3).flatten(1))
         return *gradients, d_out, None, None
 

@@ -31,24 +31,24 @@ NAME = "causal_conv"
 
 
 def causal_conv(
-    x: Tensor, weight_CK: Tensor, bias_C: Tensor | None = None, window_BKC: Tensor | None = None,
-    mask: Tensor | None = None, starts: Tensor | None = None, *, dim: int = 0, silu: bool = False,
+    x_TBC: Tensor, weight_CK: Tensor, bias_C: Tensor | None = None, window_BKC: Tensor | None = None,
+    mask_TB: Tensor | None = None, starts_TB: Tensor | None = None, *, silu: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns (y in the shape and dtype of x, the new window (B, K - 1, C) in float32 or float64).
 
     Args:
-        x: (T, B, C), or (B, T, C) with `dim` 1; float32, bfloat16, float16 or float64; any strides.
+        x_TBC: float32, bfloat16, float16 or float64; any strides. Its layout is that of y: a view of (B, T, C) serves as well.
         weight_CK, bias_C: in any floating dtype. window_BKC: the last K - 1 inputs, oldest first; None is zeros.
-        mask: bool in the layout of x without C. Where it is False the step is not there: the window holds, the next step sees
-            the inputs before it, and y is finite but means nothing.
-        starts: bool likewise; True where a document begins, which sees no input of the one before.
-        dim: the axis of time. silu: whether y passes SiLU.
+        mask_TB: bool. Where it is False the step is not there: the window holds, the next step sees the inputs before it, and
+            y is finite but means nothing.
+        starts_TB: bool; True where a document begins, which sees no input of the one before.
+        silu: whether y passes SiLU.
     """
-    fits = x.is_cuda and x.dtype != torch.float64 and x.numel() > 0 and not runtime.transformed()
-    run = _op if fits and choice.runs(NAME, x, weight_CK.shape[1]) else reference
-    wide = runtime.compute_dtype(x, weight_CK)
+    fits = x_TBC.is_cuda and x_TBC.dtype != torch.float64 and x_TBC.numel() > 0 and not runtime.transformed()
+    run = _op if fits and choice.runs(NAME, x_TBC, weight_CK.shape[1]) else reference
+    wide = runtime.compute_dtype(x_TBC, weight_CK)
     bias_C, window_BKC = (None if p is None else p.to(wide) for p in (bias_C, window_BKC))
-    y, last = run(x, weight_CK.to(wide), bias_C, window_BKC, mask, starts, dim, silu)
+    y, last = run(x_TBC, weight_CK.to(wide), bias_C, window_BKC, mask_TB, starts_TB, silu)
     return y, last
 
 
@@ -90,70 +90,58 @@ def _module(dtype: torch.dtype, taps: int, _index: int) -> Any:
     return launch.open_module(build.build(made, build.local_arch(made)), NAME)
 
 
-def _by_time(x: Tensor | None, dim: int) -> Tensor | None:
-    """A view of x with time first."""
-    return x.transpose(0, 1) if dim and x is not None else x
-
-
 def _call(x: Tensor, weight: Tensor, *rest: Any) -> Any:
     """A call of the module for the current device, with the arguments that both directions have."""
-    bias, window, mask, starts, dim, silu = rest
-    flat = {
-        "weight": weight,
-        "bias": bias,
-        "window": window,
-        "mask": _by_time(mask, dim),
-        "starts": _by_time(starts, dim),
-    }
-    return _module(x.dtype, weight.shape[1], x.get_device()).call(
-        x=_by_time(launch.readable(x), dim), silu=silu, cuda_stream=launch.stream(x),
-        **{name: None if v is None else launch.whole(v) for name, v in flat.items()},
-    )  # fmt: skip
+    *tensors, silu = weight, *rest
+    names = ("weight", "bias", "window", "mask", "starts")
+    whole = {n: None if v is None else launch.whole(v) for n, v in zip(names, tensors, strict=True)}
+    module = _module(x.dtype, weight.shape[1], x.get_device())
+    return module.call(x=launch.readable(x), silu=silu, cuda_stream=launch.stream(x), **whole)
 
 
 def _forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    y, last = _fake_forward(x, weight, *rest)
+    y, last = _fake_forward(x, weight)
     with torch.cuda.device(x.get_device()):
-        _call(x, weight, *rest).run("forward", y=_by_time(y, rest[-2]), last=last)
+        _call(x, weight, *rest).run("forward", y=y, last=last)
     return y, last
 
 
 def _backward(dy: Tensor, dlast: Tensor | None, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    (bias, window, *_, dim, _silu), (channels, taps) = rest, weight.shape
-    dx, dwindow = x.new_empty(x.shape), weight.new_empty(0 if window is None else window.shape)
+    (bias, window, *_), (channels, taps) = rest, weight.shape
+    dx, dwindow = torch.empty_like(x), weight.new_empty(0 if window is None else window.shape)
     with torch.cuda.device(x.get_device()):
-        count = _module(x.dtype, taps, x.get_device()).ask("shares", x.shape[dim], x.shape[1 - dim], channels)
+        count = _module(x.dtype, taps, x.get_device()).ask("shares", *x.shape)
         shares = weight.new_empty(count, taps + 1, channels)
         _call(x, weight, *rest).run(
-            "backward", dy=_by_time(launch.readable(dy), dim), dx=_by_time(dx, dim), shares=shares,
-            dlast=None if dlast is None else launch.whole(dlast), dwindow=None if window is None else dwindow,
+            "backward", dy=launch.readable(dy), dx=dx, shares=shares, dlast=None if dlast is None else launch.whole(dlast),
+            dwindow=None if window is None else dwindow,
         )  # fmt: skip
     sums = shares.sum(0)
     return dx, sums[:-1].t().contiguous(), weight.new_empty(0) if bias is None else sums[-1].clone(), dwindow
 
 
-def _fake_forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(x.shape[1 - rest[-2]], weight.shape[1] - 1, x.shape[2])
+def _fake_forward(x: Tensor, weight: Tensor, *_rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), weight.new_empty(x.shape[1], weight.shape[1] - 1, x.shape[2])
 
 
 def _fake_backward(_dy: Tensor, _dlast: Any, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape), *(weight.new_empty(0 if p is None else p.shape) for p in (weight, *rest[:2]))
+    return torch.empty_like(x), *(weight.new_empty(0 if p is None else p.shape) for p in (weight, *rest[:2]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:-2])
-    ctx.rest = inputs[-2:]
+    ctx.save_for_backward(*inputs[:-1])
+    ctx.silu = inputs[-1]
 
 
 def _differentiate(ctx: Any, dy: Tensor | None, dlast: Tensor | None) -> tuple[Tensor | None, ...]:
     given = ctx.saved_tensors
-    dy = given[0].new_zeros(given[0].shape) if dy is None else dy
-    gradients = _backward_op(dy, dlast, *given, *ctx.rest)
-    return *(None if x is None else d for x, d in zip(given, gradients, strict=False)), None, None, None, None
+    dy = torch.zeros_like(given[0]) if dy is None else dy
+    gradients = _backward_op(dy, dlast, *given, ctx.silu)
+    return *(None if x is None else d for x, d in zip(given, gradients, strict=False)), None, None, None
 
 
-_ARGUMENTS = "Tensor x, Tensor weight, Tensor? bias, Tensor? window, Tensor? mask, Tensor? starts, int dim, bool silu"
+_ARGUMENTS = "Tensor x, Tensor weight, Tensor? bias, Tensor? window, Tensor? mask, Tensor? starts, bool silu"
 _backward_op = operator(
     f"{NAME}_backward(Tensor dy, Tensor? dlast, {_ARGUMENTS}) -> {tensors(4)}", _backward, _fake_backward
 )

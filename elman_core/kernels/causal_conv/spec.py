@@ -19,15 +19,15 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def make_spec(name: str, operator: Callable[..., Any], extension: Callable[..., Extension]) -> KernelSpec:
-    """What `verify` knows of the kernel. Options of a case: bias; silu; dim; packed: documents start inside its rows; sliced:
-    x is a slice of a wider tensor."""
+    """What `verify` knows of the kernel. Options of a case: bias; silu; packed: documents start inside its rows; sliced: x
+    is a slice of a wider tensor whose rows stand one behind the other."""
 
     def given(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, ...]:
         x, *rest = (inputs[n] for n in ("x", "weight", "bias", "window", "mask", "starts"))
         if options.get("sliced"):
             assert x is not None
-            x = F.pad(x, (8, 8))[..., 8:-8]
-        return x, *rest, options.get("dim", 0), options.get("silu", False)
+            x = F.pad(x, (8, 8)).transpose(0, 1).contiguous()[..., 8:-8].transpose(0, 1)
+        return x, *rest, options.get("silu", False)
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
         y, last = (reference if backend == "reference" else operator)(*given(inputs, options))
@@ -52,7 +52,7 @@ def make_spec(name: str, operator: Callable[..., Any], extension: Callable[..., 
 def first_use(dtype: torch.dtype, taps: int) -> list[Case]:
     """By which a dtype and K are verified when they are first used."""
     return [
-        _case((131, 5, 264, taps), dtype, silu=True, sliced=True, dim=1),
+        _case((131, 5, 264, taps), dtype, silu=True, sliced=True),
         _case((67, 9, 136, taps), dtype, masked=True, packed=True, bias=True),
         _case((131, 3, 37, taps), dtype, silu=True, bias=True),  # no row begins aligned
     ]
@@ -69,25 +69,24 @@ def _make_inputs(case: Case, generator: torch.Generator) -> Inputs:
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    made: Inputs = {
+    return {
         "x": random(steps, rows, channels).to(case.dtype),
         "mask": padding_mask(steps, rows, generator) if case.masked else None,
         "starts": torch.rand(steps, rows, generator=generator) < 0.1 if case.options.get("packed") else None,
+        "weight": random(channels, taps),
+        "bias": random(channels) if case.options.get("bias") else None,
+        "window": None if case.bare else random(rows, taps - 1, channels),
     }
-    if case.options.get("dim"):
-        made = {name: None if v is None else v.transpose(0, 1).contiguous() for name, v in made.items()}
-    made |= {"weight": random(channels, taps), "bias": random(channels) if case.options.get("bias") else None}
-    return made | {"window": None if case.bare else random(rows, taps - 1, channels)}
 
 
 def _cases(grid: Grid, dtype: torch.dtype) -> list[Case]:
     cases = [
         *first_use(dtype, 4),
         _case((1, 3, 512, 4), dtype, silu=True, bias=True),
-        _case((1, 70, 40, 4), dtype, masked=True, dim=1),
+        _case((1, 70, 40, 4), dtype, masked=True),
         _case((300, 5, 520, 4), dtype, strided=True, silu=True),
         _case((18, 5, 64, 2), dtype, bare=True, bias=True),
-        _case((64, 3, 64, 7), dtype, masked=True, packed=True, silu=True, dim=1),
+        _case((64, 3, 64, 7), dtype, masked=True, packed=True, silu=True),
     ]
     if grid == "full":
         cases += [case for taps in (2, 3, 8, 12) for case in first_use(dtype, taps)]
@@ -99,5 +98,5 @@ def _cases(grid: Grid, dtype: torch.dtype) -> list[Case]:
             (512, 64, 3072, 4),
             (4096, 2, 512, 4),
         ):
-            cases += [_case(sizes, dtype, silu=True, dim=1), _case(sizes, dtype, masked=True, packed=True, sliced=True)]
+            cases += [_case(sizes, dtype, silu=True), _case(sizes, dtype, masked=True, packed=True, sliced=True)]
     return cases
