@@ -57,7 +57,7 @@ def test_the_operators_are_sound(dtype):
     x = drawn(5, 2, 8, dtype=dtype, grad=False).transpose(0, 1).requires_grad_()
     residual, weight = drawn(2, 5, 8, dtype=torch.float32), drawn(8, dtype=torch.float32)
     torch.library.opcheck(torch.ops.elman.add_rms_norm.default, (x, residual, weight, 1e-5, dtype))
-    torch.library.opcheck(torch.ops.elman.rms_norm.default, (residual, weight, 1e-5, dtype))
+    torch.library.opcheck(torch.ops.elman.add_rms_norm.default, (residual, None, weight, 1e-5, dtype))
 
 
 def test_time_major_branches_stay_time_major_and_the_stream_stays_as_it_is():

@@ -4,7 +4,7 @@
     with q = w dn:   dR = dx = dR' + rho q - rho^3 R' mean(R' q),   dw = sum rho R' dn
 
 The stream is float32 (float64 for float64) whatever x and n are. Written apart, these are seven passes forward and ten
-backward with bfloat16 branches, 36 and 40 bytes an element; together 12 and 16. Two operators carry it, known to
+backward with bfloat16 branches, 36 and 40 bytes an element; together 12 and 16. An operator carries it, known to
 `torch.compile` and CUDA graphs: on a GPU one Triton kernel each way (add_norm_triton.py), elsewhere plain PyTorch. The few rows
 of decoding have a kernel of their own (`elman_core.kernels.decode`).
 
@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from elman_core.kernels.decode import op as decode
-from elman_core.kernels.runtime import operator, tensors, transformed
+from elman_core.kernels.runtime import mode, operator, tensors, transformed
 
 from .functional import without_autocast
 
@@ -57,32 +56,25 @@ def add_rms_norm(
         return _plain(stream, weight, eps)[0].to(out_dtype), stream
     # A dispatcher is what gradients, compilers and graphs need; a byte at a time on a CPU it would cost more than the norm.
     plain = not x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if residual is None:
-        stream = x.to(wide)
-        return (_run_norm if plain else _norm)(stream, weight, eps, out_dtype)[0], stream
-    normed, stream, _ = (_run_add_norm if plain else _add_norm)(x, residual.to(wide), weight, eps, out_dtype)
-    return normed, stream
+    x, residual = (x.to(wide), None) if residual is None else (x, residual.to(wide))
+    normed, stream, _ = (_run if plain else _op)(x, residual, weight, eps, out_dtype)
+    return normed, x if residual is None else stream
 
 
-# The operators: (n, R', rho) and (n, rho), rho (N,) in the dtype of the stream, for the backward alone.
+# The operator: (n, R', or nothing where that is x, rho (N,) in the dtype of the stream, for the backward alone).
 
 
-def _run_add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: torch.dtype) -> tuple[Tensor, ...]:
-    if _fuses(x, residual, weight):
+def _run(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    if _fuses(x, x if residual is None else residual, weight):
         with torch.cuda.device(x.device):  # Triton launches on the current one
-            return _kernels().add_norm(x, residual, weight, eps, out)
-    stream = _laid_out(residual + x, residual, residual.dtype)
-    normed, rho = _plain(stream, weight, eps)
-    return _laid_out(normed, x, out), stream, rho
-
-
-def _run_norm(stream: Tensor, weight: Tensor, eps: float, out: torch.dtype) -> tuple[Tensor, Tensor]:
-    if _fuses(stream, stream, weight):
-        with torch.cuda.device(stream.device):
-            normed, _, rho = _kernels().add_norm(stream, None, weight, eps, out)
-        return normed, rho
-    normed, rho = _plain(stream, weight, eps)
-    return _laid_out(normed, stream, out), rho
+            normed, stream, rho = _kernels().add_norm(x, residual, weight, eps, out)
+    else:
+        stream = x if residual is None else _laid_out(residual + x, residual, residual.dtype)
+        normed, rho = _plain(stream, weight, eps)
+        normed = _laid_out(normed, x, out)
+    return normed, x.new_empty(0) if residual is None else stream, rho
 
 
 def _run_backward(
@@ -151,12 +143,7 @@ def _fuses(x: Tensor, stream: Tensor, weight: Tensor) -> bool:
 
 def triton_runs() -> bool:
     """Whether kernels in Triton run on a GPU: it is installed, and plain PyTorch is not asked for."""
-    return not kernels_are_off() and has_triton()
-
-
-def kernels_are_off() -> bool:
-    """Whether plain PyTorch is asked for: ELMAN_KERNELS=off."""
-    return os.environ.get("ELMAN_KERNELS") == "off"
+    return mode() != "off" and has_triton()
 
 
 @functools.cache
@@ -171,15 +158,12 @@ def _kernels() -> Any:
     return add_norm_triton
 
 
-def _fake_add_norm(
-    x: Tensor, residual: Tensor, _weight: Tensor, _eps: float, out: torch.dtype
+def _fake(
+    x: Tensor, residual: Tensor | None, _weight: Tensor, _eps: float, out: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rho = residual.new_empty(residual.shape[:-1].numel())
-    return torch.empty_like(x, dtype=out), torch.empty_like(residual), rho
-
-
-def _fake_norm(stream: Tensor, _weight: Tensor, _eps: float, out: torch.dtype) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(stream, dtype=out), stream.new_empty(stream.shape[:-1].numel())
+    stream = x if residual is None else residual
+    rho = stream.new_empty(stream.shape[:-1].numel())
+    return torch.empty_like(x, dtype=out), x.new_empty(0) if residual is None else torch.empty_like(stream), rho
 
 
 def _fake_backward(
@@ -194,41 +178,20 @@ def _fake_backward(
     return torch.empty_like(stream), _empty_gradient(stream, dtype, strides), torch.empty_like(weight)
 
 
-def _save_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _save(ctx, inputs[0], inputs[2], *output[1:])
-
-
-def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _save(ctx, inputs[0], inputs[1], inputs[0], output[1])
-
-
-def _save(ctx: Any, x: Tensor, weight: Tensor, stream: Tensor, rho: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, residual, weight, *_ = inputs
     ctx.set_materialize_grads(False)  # where nothing reads the stream above, there is no gradient to add
-    ctx.save_for_backward(stream, rho, weight)
-    ctx.x_dtype, ctx.x_strides = x.dtype, _dense_strides(x)
+    ctx.save_for_backward(x if residual is None else output[1], output[2], weight)
+    ctx.x_dtype, ctx.x_strides, ctx.adds = x.dtype, _dense_strides(x), residual is not None
 
 
-def _gradients(
-    ctx: Any, dn: Tensor | None, d_stream: Tensor | None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dR, dx, dw)."""
+def _differentiate(ctx: Any, dn: Tensor | None, d_stream: Tensor | None, _rho: None) -> tuple[Tensor | None, ...]:
+    d_stream = d_stream if ctx.adds else None
     if dn is None:
-        return d_stream, None if d_stream is None else d_stream.to(ctx.x_dtype), None
+        return None if d_stream is None else d_stream.to(ctx.x_dtype), d_stream, None, None, None
     stream, rho, weight = ctx.saved_tensors
     d, d_x, dw = _backward(dn, d_stream, stream, rho, weight, ctx.x_dtype, ctx.x_strides)
-    return d, d if ctx.x_dtype == stream.dtype else d_x, dw
-
-
-def _differentiate_add_norm(
-    ctx: Any, dn: Tensor | None, d_stream: Tensor | None, _rho: None
-) -> tuple[Tensor | None, ...]:
-    d, d_x, dw = _gradients(ctx, dn, d_stream)
-    return d_x, d, dw, None, None
-
-
-def _differentiate_norm(ctx: Any, dn: Tensor | None, _rho: None) -> tuple[Tensor | None, ...]:
-    d, _, dw = _gradients(ctx, dn, None)
-    return d, dw, None, None
+    return d if ctx.x_dtype == stream.dtype else d_x, d if ctx.adds else None, dw, None, None
 
 
 _backward = operator(
@@ -237,17 +200,10 @@ _backward = operator(
     _run_backward,
     _fake_backward,
 )
-_add_norm = operator(
-    f"add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, ScalarType out) -> {tensors(3)}",
-    _run_add_norm,
-    _fake_add_norm,
-    _save_add_norm,
-    _differentiate_add_norm,
-)
-_norm = operator(
-    f"rms_norm(Tensor stream, Tensor weight, float eps, ScalarType out) -> {tensors(2)}",
-    _run_norm,
-    _fake_norm,
-    _save_norm,
-    _differentiate_norm,
+_op = operator(
+    f"add_rms_norm(Tensor x, Tensor? residual, Tensor weight, float eps, ScalarType out) -> {tensors(3)}",
+    _run,
+    _fake,
+    _save,
+    _differentiate,
 )
