@@ -52,6 +52,8 @@ SIZES: dict[str, dict[str, str]] = {
     "43M": {"e42": "e42@1536x6", "mamba2": "mamba2@640x16", "gdn": "gdn@640x13"},
     "49M": {"e1": "e1@1280x6", "mamba2": "mamba2@640x19", "gdn": "gdn@640x15"},
     "64M": {"e88": "e88:h32n16@1536x20", "mamba2": "mamba2@768x17", "gdn": "gdn@768x14"},
+    "27M": {"e88": "e88:conv_h32n32@640x8", "gdn": "gdn@640x8"},
+    "27M-n64": {"e88": "e88:conv_h16n64@640x8"},
     "tiny": {"transformer": "transformer@64x1", "mamba2": "mamba2@32x1", "gdn": "gdn@128x1"},
 }  # fmt: skip
 TINY = "64x1"
@@ -61,6 +63,8 @@ PEERS = {
     "43M": {"mamba_ssm": (640, 16), "fla": (640, 13)},
     "49M": {"mamba_ssm": (640, 19), "fla": (640, 15)},
     "64M": {"mamba_ssm": (768, 17), "fla": (768, 14)},
+    "27M": {},
+    "27M-n64": {},
     "tiny": {"llama": (64, 1)},
 }
 TARGETS = {"e1@1280x6": 750_000, "e42@1536x6": 700_000, "e88:h32n16@1536x20": 600_000}

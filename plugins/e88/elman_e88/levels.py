@@ -26,6 +26,7 @@ C16 = {**GATED, **_heads(16)}
 D16 = {**PLAIN, **_heads(16)}
 H8 = {**PLAIN, **_heads(8)}
 FLA = {**_heads(56), "use_gate": True}
+CONV = {**GATED, "use_conv": True, "use_write_gate": True}
 
 PRESETS: Mapping[str, Options] = {
     # the plain form: no gate, no norm, no convolution
@@ -36,6 +37,9 @@ PRESETS: Mapping[str, Options] = {
             (32, 16), (32, 32), (64, 8), (128, 8), (256, 8),
         )
     },
+    # what comes closest to Gated DeltaNet: convolution, write gate, sigmoid gate, no norm
+    "conv_h32n32": {**CONV, **_heads(32, 32)},
+    "conv_h16n64": {**CONV, **_heads(16, 64)},
     "demo": {**PLAIN, **_heads(8, 16)},  # small enough for a CPU
     # one change each to 16 heads of 32 with sigmoid gate and output norm
     "a_noconv": A16,
