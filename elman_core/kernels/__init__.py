@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .dense.op import DenseKernel
     from .elementwise.op import ElementwiseKernel
     from .first_use import ensure_verified, used
+    from .gates.op import GatesKernel
     from .matrix.modules import Maps
     from .matrix.op import MatrixKernel
     from .runtime import compute_dtype, load_or_warn, warn_of_packed_rows
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Case": "spec", "DenseKernel": "dense.op", "ElementwiseKernel": "elementwise.op", "Extension": "build",
+    "GatesKernel": "gates.op",
     "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "Stamp": "stamps",
     "compute_dtype": "runtime", "ensure_verified": "first_use", "load": "build", "load_or_warn": "runtime",
     "padding_mask": "spec", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
-    "Case", "DenseKernel", "ElementwiseKernel", "Extension", "KernelError", "KernelSpec", "Maps", "MatrixKernel", "Report",
-    "Stamp", "compute_dtype", "ensure_verified", "load", "load_or_warn", "padding_mask", "stamp", "used", "warn_of_packed_rows",
+    "Case", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",
+    "MatrixKernel", "Report", "Stamp", "compute_dtype", "ensure_verified", "load", "load_or_warn", "padding_mask", "stamp",
+    "used", "warn_of_packed_rows",
 ]  # fmt: skip
 
 

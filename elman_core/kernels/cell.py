@@ -19,10 +19,11 @@ class Cell:
         name: of the kernel; lower case.
         header: the cell header, compiled together with a binding of `elman_csrc`.
         type: the C++ name of the cell.
-        reference: the variant's own slow, obvious function: the truth. Of an elementwise cell, its step.
-        readout, update, accumulates: of a dense cell, as `DenseKernel` says.
+        reference: the variant's own slow, obvious function: the truth. Of an elementwise or gated cell, its step.
+        readout, update, accumulates, blocks: of a dense cell, as `DenseKernel` says.
         extras: names of the tensors that the cell reads beside its input.
         streams, vectors, states: of an elementwise cell, as `ElementwiseKernel` says.
+        gates, kept, splits: of a gated cell, as `GatesKernel` says.
         uses_a: whether the backward of a dense cell is given a; as the header says.
         bare: of a dense cell with tied weights, which is given x of u = W silu(x) + b: the cell that is given u.
     """
@@ -36,10 +37,14 @@ class Cell:
     extras: tuple[str, ...] = ()
     uses_a: bool = False
     accumulates: str | None = None
+    blocks: bool = False
     bare: Cell | None = None
     streams: tuple[str, ...] = ()
     vectors: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
+    gates: int = 1
+    kept: int = 0
+    splits: bool = False
 
     def python(self, module: str) -> tuple[Path, ...]:
         """What a stamp covers beside the sources in C++: the file of the reference, and all beside that module."""

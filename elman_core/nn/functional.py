@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from elman_core.kernels.dense.portable import block_product
 from elman_core.kernels.runtime import compute_dtype, without_autocast
 
 Function = TypeVar("Function", bound=Callable[..., tuple[Any, ...]])
@@ -60,13 +61,6 @@ def dense_reference(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
         return torch.stack(outputs), h_Bd
 
     return full_precision(reference)
-
-
-def block_product(h_Bd: Tensor, w: Tensor) -> Tensor:
-    """h Wᵀ for W (d, d), or (n, d / n, d / n), the blocks of a block-diagonal matrix."""
-    if w.dim() == 2:
-        return h_Bd @ w.T
-    return torch.matmul(w, h_Bd.unflatten(-1, (len(w), -1))[..., None]).flatten(-3)
 
 
 def matrix_reference(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from elman_core import Variant
 
 from .mixer import GRUConfig, GRUMixer, LSTMConfig, LSTMMixer
-from .op import gru, lstm
+from .op import gru, gru_gates, lstm, lstm_gates
 from .reference import gru_reference, lstm_reference
 
 __all__ = [
@@ -28,6 +28,7 @@ def gru_variant() -> Variant:
         config=GRUConfig,
         mixer=GRUMixer,
         presets={"predecessor": {"expansion": 2.0, "reset_after": False, "init": "normal", "zero_out_proj": True}},
+        kernels=gru_gates.specs(),
     )
 
 
@@ -39,4 +40,5 @@ def lstm_variant() -> Variant:
         config=LSTMConfig,
         mixer=LSTMMixer,
         presets={"predecessor": {"expansion": 2.0, "init": "normal", "zero_out_proj": True}},
+        kernels=lstm_gates.specs(),
     )

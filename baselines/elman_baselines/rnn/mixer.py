@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from elman_core import Mixer, State, option
+from elman_core.kernels import GatesKernel
 from elman_core.nn import compute_dtype, orthogonal_, time_major
 
-from .op import gru, lstm
+from .op import gru, gru_gates, lstm, lstm_gates
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class RNNMixer(Mixer):
     """What GRU and LSTM share. The parameters have the names, shapes and order of torch.nn.GRU and LSTM."""
 
     gates: ClassVar[int]
+    kernel: ClassVar[GatesKernel]
     parts: ClassVar[tuple[str, ...]]
 
     def __init__(self, dim: int, config: Any, layer_idx: int = 0) -> None:
@@ -116,11 +118,15 @@ class RNNMixer(Mixer):
     def backend(self) -> str:
         if self.bias_hh is None:
             return "reference"
-        return "cudnn" if self.weight_hh.is_cuda else "torch"
+        if not self.weight_hh.is_cuda:
+            return "torch"
+        supported = self.kernel.supports(torch.bfloat16, self.inner)
+        return self.kernel.backend(self.weight_hh.device, self.inner, "cudnn") if supported else "cudnn"
 
 
 class GRUMixer(RNNMixer):
     gates = 3
+    kernel = gru_gates
     parts = ("h",)
 
     def recur(self, x_TBI: Tensor, state: State, *flags_TB: Tensor | None) -> tuple[Tensor, State]:
@@ -130,6 +136,7 @@ class GRUMixer(RNNMixer):
 
 class LSTMMixer(RNNMixer):
     gates = 4
+    kernel = lstm_gates
     parts = ("h", "c")
 
     def reset_parameters(self) -> None:

@@ -1,22 +1,45 @@
-"""`gru` and `lstm`: the seam. torch's fused recurrences (cuDNN on a GPU) or the reference, with one signature.
+"""`gru` and `lstm`: the seam. Kernels, torch's fused recurrences (cuDNN on a GPU) or the reference, with one signature.
 
-T time, B batch, I width of the input, d width of the state. On a GPU the fused recurrences run in the dtype of x, float16 and
-bfloat16 included; on a CPU 16-bit inputs are computed in float32. The states that go in and out stay float32 (or float64).
+T time, B batch, I width of the input, d width of the state. On a GPU, kernels of our own (`elman_core.kernels.GatesKernel`) run
+what they support: 16 bits, more than one step, one document a row. cuDNN runs the rest in the dtype of x, and everything with
+ELMAN_KERNELS=off. On a CPU 16-bit inputs are computed in float32. The states that go in and out stay float32 (or float64).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from elman_core.nn import without_autocast
+from elman_core.kernels import GatesKernel
+from elman_core.nn import gate, without_autocast
 
 from .reference import Weights, gru_reference
 
 Fused = Callable[..., tuple[Tensor, ...]]
+Gates = tuple[Tensor, ...]
+_HEADER = Path(__file__).parent / "csrc" / "rnn_cells.h"
+
+
+def _lstm_step(p: Gates, u: Gates, _h: Tensor, c: Tensor) -> Gates:
+    i, f, g, o = (a + b for a, b in zip(p, u, strict=True))
+    c = gate(f)[0] * c + gate(i)[0] * g.tanh()
+    return gate(o)[0] * c.tanh(), c
+
+
+def _gru_step(p: Gates, u: Gates, h: Tensor) -> Gates:
+    open_, shut = gate(p[1] + u[1])
+    return (shut * (u[2] + gate(p[0] + u[0])[0] * p[2]).tanh() + open_ * h,)
+
+
+lstm_gates = GatesKernel(
+    "lstm", header=_HEADER, cell="elman::rnn::Lstm", step=_lstm_step, gates=4, kept=4, states=("h", "c")
+)
+gru_gates = GatesKernel("gru", header=_HEADER, cell="elman::rnn::Gru", step=_gru_step, gates=3, kept=4, splits=True)
 
 
 def gru(
@@ -25,6 +48,10 @@ def gru(
     """(y (T, B, d), hT (B, d)), as `gru_reference`; three weights are the form that no library has fused."""
     if len(weights) == 3:
         return gru_reference(x_TBI, weights, h0_Bd, mask_TB, starts_TB)
+    if starts_TB is None and _has_kernel(gru_gates, x_TBI, weights):
+        w_ih, w_hh, b_ih, b_hh = weights
+        y_TBd, h_Bd = gru_gates(_linear(x_TBI, w_ih, b_ih), w_hh, b_hh, h0_Bd, mask=mask_TB)
+        return y_TBd, h_Bd
     y_TBd, h_Bd = _fused(torch.gru, x_TBI, weights, (h0_Bd,), mask_TB, starts_TB)
     return y_TBd, h_Bd
 
@@ -38,8 +65,22 @@ def lstm(
     starts_TB: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y (T, B, d), hT (B, d), cT (B, d)), as `lstm_reference`."""
+    if starts_TB is None and _has_kernel(lstm_gates, x_TBI, weights):
+        w_ih, w_hh, b_ih, b_hh = weights  # both biases are added to the same sums
+        y_TBd, h_Bd, c_Bd = lstm_gates(_linear(x_TBI, w_ih, b_ih + b_hh), w_hh, None, h0_Bd, c0_Bd, mask=mask_TB)
+        return y_TBd, h_Bd, c_Bd
     y_TBd, h_Bd, c_Bd = _fused(torch.lstm, x_TBI, weights, (h0_Bd, c0_Bd), mask_TB, starts_TB)
     return y_TBd, h_Bd, c_Bd
+
+
+def _has_kernel(kernel: GatesKernel, x_TBI: Tensor, weights: Weights) -> bool:
+    width = weights[1].shape[1]
+    return kernel.supports(x_TBI.dtype, width) and x_TBI.shape[0] > 1 and kernel.takes(x_TBI, width)
+
+
+def _linear(x_TBI: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    with without_autocast(x_TBI):
+        return F.linear(x_TBI, weight.to(x_TBI.dtype), bias.to(x_TBI.dtype))
 
 
 def _fused(

@@ -3,7 +3,7 @@
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=elman::e42::Cell
 //   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d
 //   -DELMAN_KIND=cluster | grid | tiles  -DELMAN_SPILL=chunks of W in shared memory  -DELMAN_WIDE=1 | 2: tiles of up to 8 or
-//   16 rows  -DELMAN_INPUT=Projected | Tied | TiedSilu
+//   16 rows  -DELMAN_INPUT=Projected | Tied | TiedSilu  -DELMAN_SLOTS=blocks of a block-diagonal matrix
 // Which kind runs a shape is decided in Python (elman_core/kernels/dense/plan.py).
 #include <elman/dense.cuh>
 
@@ -17,6 +17,9 @@
 #define ELMAN_KIND grid
 #define ELMAN_SPILL 0
 #define ELMAN_WIDE 1
+#endif
+#ifndef ELMAN_SLOTS
+#define ELMAN_SLOTS 1
 #endif
 #ifndef ELMAN_INPUT
 #define ELMAN_INPUT Projected
@@ -32,13 +35,13 @@ constexpr int spill = ELMAN_SPILL, wide = ELMAN_WIDE;
 constexpr dense::Input input = dense::Input::ELMAN_INPUT;
 constexpr bool tied = input != dense::Input::Projected;
 constexpr dense::Exchange how = kind == Kind::cluster ? dense::Exchange::Cluster : dense::Exchange::Grid;
-constexpr int parts = (d + dense::kOwned<Elem> - 1) / dense::kOwned<Elem>;
+constexpr int slots = ELMAN_SLOTS, block = d / slots, parts = (block + dense::kOwned<Elem> - 1) / dense::kOwned<Elem>;
 
 // What of a launch depends on the instantiation. The attributes belong to the current device.
 template <bool masked, bool backward>
 struct Kernel {
   static constexpr auto function =
-      dense::dense_kernel<Cell, Elem, d, spill, wide, how, kind != Kind::tiles, input, masked, backward>;
+      dense::dense_kernel<Cell, Elem, block, slots, spill, wide, how, kind != Kind::tiles, input, masked, backward>;
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attribute[1];
   Outcome outcome;
@@ -53,8 +56,8 @@ struct Kernel {
   inline static std::map<int, std::size_t> granted;  // by device: the most shared memory of a launch so far
 
   Kernel(int tiles, int groups, cudaStream_t stream) {
-    config.gridDim = dim3(parts, groups), config.blockDim = dense::kThreads, config.stream = stream;
-    config.dynamicSmemBytes = dense::Layout<Elem, d, spill, wide, how>::bytes((tiles + groups - 1) / groups);
+    config.gridDim = dim3(parts, groups, slots), config.blockDim = dense::kThreads, config.stream = stream;
+    config.dynamicSmemBytes = dense::Layout<Elem, block, spill, wide, how>::bytes((tiles + groups - 1) / groups);
     config.attrs = attribute, config.numAttrs = 1;
     if (how == dense::Exchange::Cluster) {
       attribute[0].id = cudaLaunchAttributeClusterDimension;
@@ -91,7 +94,7 @@ struct Kernel {
                        "occupancy") ||
         outcome.failed(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "device"))
       return -1;
-    return fit * processors / parts;
+    return fit * processors / (parts * slots);
   }
   const char* launch(const Args& g) {
     const int fit = capacity(), groups = config.gridDim.y;
@@ -110,6 +113,7 @@ struct Kernel {
 template <bool backward>
 const char* run(const DenseCall& call) {
   if (const char* why = refuse(call)) return why;
+  if (call.slots > 1 ? call.slots != slots : slots > 1) return "this module was compiled for another number of slots";
   const Args g = describe<backward>(call);
   const auto stream = at<CUstream_st>(call.stream);
   const std::size_t plane = static_cast<std::size_t>(g.B) * d;
@@ -136,5 +140,5 @@ ELMAN_EXPORT std::int64_t elman_dense_capacity(std::int64_t tiles, std::int64_t 
   return backward ? Kernel<false, true>(each, 1, nullptr).capacity() : Kernel<false, false>(each, 1, nullptr).capacity();
 }
 ELMAN_EXPORT std::int64_t elman_dense_shared_bytes(std::int64_t tiles) {
-  return dense::Layout<Elem, d, spill, wide, how>::bytes(static_cast<int>(tiles));
+  return dense::Layout<Elem, block, spill, wide, how>::bytes(static_cast<int>(tiles));
 }

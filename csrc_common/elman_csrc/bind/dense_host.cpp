@@ -26,6 +26,7 @@ template <class T>
 elman::DenseHost<T, Cell::extras> describe(const DenseCall& call) {
   elman::DenseHost<T, Cell::extras> run{};
   run.steps = call.steps, run.batch = call.batch, run.width = call.width;
+  run.block = call.slots > 1 ? call.width / call.slots : call.width;
   for (int k = 0; k < Cell::extras; ++k) run.extra[k] = view<const T>(call.extra[k]);
   run.w = at<const T>(call.w), run.history = at<T>(call.history), run.mask = at<const unsigned char>(call.mask);
   run.a = at<T>(call.a);

@@ -19,6 +19,7 @@
 #include <elman/decode_call.h>
 #include <elman/dense_call.h>
 #include <elman/elementwise_call.h>
+#include <elman/gates_call.h>
 #include <elman/matrix_state_call.h>
 
 namespace py = pybind11;
@@ -85,7 +86,7 @@ Family dense() {
   return {sizeof(Call),
           {view("main", AT(main), "TBd"),
            view("extra", AT(extra), "TBd", 4, AT(extras)),
-           whole("w", AT(w), "dd"),
+           whole("w", AT(w), "d?"),
            whole("h0", AT(h0), "Bd", state),
            whole("history", AT(history), "UBd"),
            whole("y", AT(y), "TBd"),
@@ -109,12 +110,44 @@ Family dense() {
            number("groups", AT(groups)),
            number("delay", AT(delay)),
            number("timeout_ns", AT(timeout_ns)),
+           number("slots", AT(slots)),
            number("t", AT(t))},
           {{'T', AT(steps)}, {'B', AT(batch)}, {'d', AT(width)}},
           {{"forward", "main w h0 history y last"},
            {"backward", "main w history g_last da dh0"},
            {"forward_step", "main w history y product state"},
            {"backward_step", "main w history da product state"}}};
+}
+
+Family gates() {
+  using Call = GatesCall;
+  const Type state = Type::state;
+  return {sizeof(Call),
+          {view("main", AT(main), "TB?"),
+           whole("w", AT(w), "?d"),
+           whole("bias", AT(bias), "?", state),
+           whole("h0", AT(h0), "Bd", state),
+           whole("s0", AT(s0), "Bd", state),
+           whole("y", AT(y), "TBd"),
+           whole("last", AT(last), "Bd", state),
+           whole("s_last", AT(s_last), "Bd", state),
+           whole("history", AT(history), "UBd"),
+           whole("kept", AT(kept), "TB?"),
+           whole("memory", AT(memory), "UBd"),
+           whole("g_last", AT(g_last), "Bd", state),
+           whole("g_s_last", AT(g_s_last), "Bd", state),
+           whole("dp", AT(dp), "TB?"),
+           whole("du", AT(du), "TB?"),
+           whole("dh0", AT(dh0), "Bd", state),
+           whole("ds0", AT(ds0), "Bd", state),
+           whole("mask", AT(mask), "TB", Type::flag),
+           number("error", AT(error)),
+           number("stream", AT(stream)),
+           number("rows", AT(rows)),
+           number("groups", AT(groups)),
+           number("timeout_ns", AT(timeout_ns))},
+          {{'T', AT(steps)}, {'B', AT(batch)}, {'d', AT(width)}},
+          {{"forward", "main w h0 y last history"}, {"backward", "main w history kept g_last dp dh0"}}};
 }
 
 Field row(const char* name, std::size_t at, const char* shape) {
@@ -264,6 +297,7 @@ Family finished(Family family) {
 const std::map<std::string, Family>& families() {
   static const auto* const all = new std::map<std::string, Family>{
       {"dense", finished(dense())},
+      {"gates", finished(gates())},
       {"decode_linear", finished(decode_linear())},
       {"decode_step", finished(decode_step())},
       {"decode_norm", finished(decode_norm())},

@@ -41,6 +41,7 @@ from elman_core.kernels.runtime import (
     transformed,
 )
 from elman_core.kernels.spec import Backend, KernelSpec
+from elman_core.registry.errors import ConfigError
 
 from . import run, spec
 from .recurrence import Recurrence
@@ -58,6 +59,7 @@ class DenseKernel:
         extras: names of the tensors (T, B, d) that the cell reads beside u.
         uses_a: whether the cell's backward is given a; as the header says.
         tied: whether W projects the input too, u = W silu(x) + b: a kernel of its own then does all of it in one launch.
+        blocks: whether W is block-diagonal: given as its S blocks (S, d / S, d / S), independent slots in one launch.
         accumulates: the extra, logits of a gate, that scales what every step adds to the state, if the state keeps everything.
             Verification then draws logits near -log T: a state that grows with T leaves rounding to decide its gradient.
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
@@ -74,24 +76,26 @@ class DenseKernel:
         extras: Sequence[str] = (),
         uses_a: bool = False,
         tied: bool = False,
+        blocks: bool = False,
         accumulates: str | None = None,
         cell: str | None = None,
     ) -> None:
         self.name = name
         self.cell = Cell(
             name, Path(header), cell or f"elman::{name}::Cell", reference, readout, update, tuple(extras), uses_a,
-            accumulates=accumulates,
+            accumulates=accumulates, blocks=blocks,
         )  # fmt: skip
         extra = dict.fromkeys(self.cell.extras, Wanted("TBd"))
         flag = Wanted("TB", "bool", True)
         self._wanted = {
-            "u": Wanted("TBd", "stored"), **extra, "w": Wanted("dd", "computed"), "b": Wanted("d", "stored", True),
+            "u": Wanted("TBd", "stored"), **extra, "w": Wanted("Snn" if blocks else "dd", "computed"),
+            "b": Wanted("d", "stored", True),
             "h0": Wanted("Bd", "computed"), "mask": flag, "starts": flag,
         }  # fmt: skip
         self._plain = Recurrence(self.cell, self)
         tied_cell = replace(self.cell, name=f"{name}_tied_silu", bare=self.cell)
         self._tied = Recurrence(tied_cell, self) if tied else None
-        self._step = Step(self.cell, self) if len(self.cell.extras) <= MOST_EXTRAS else None
+        self._step = Step(self.cell, self) if len(self.cell.extras) <= MOST_EXTRAS and not blocks else None
         self.op = self._plain.op
 
     def __call__(
@@ -161,8 +165,13 @@ class DenseKernel:
         self, recurrence: Recurrence, u_TBd: Tensor, extras: Sequence[Tensor | None], w_dd: Tensor | None,
         b_d: Tensor | None, h0_Bd: Any, mask_TB: Tensor | None, starts_TB: Tensor | None, backend: Backend,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        check(recurrence.name, self._wanted, (u_TBd, *extras, w_dd, b_d, h0_Bd, mask_TB, starts_TB))
-        backend = choose(self.name, backend, u_TBd, lambda: map(int, u_TBd.shape[1:]), starts=starts_TB)
+        sizes = check(recurrence.name, self._wanted, (u_TBd, *extras, w_dd, b_d, h0_Bd, mask_TB, starts_TB))
+        slots = [sizes["S"]] if self.cell.blocks else []
+        if slots and sizes["S"] * sizes["n"] != sizes["d"]:
+            raise ConfigError(
+                f"{self.name}: w must be ({slots[0]}, d, d) with d = {sizes['d']} / {slots[0]}, not {sizes['n']}"
+            )
+        backend = choose(self.name, backend, u_TBd, lambda: map(int, (*u_TBd.shape[1:], *slots)), starts=starts_TB)
         if backend == "reference":
             return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
         b = () if b_d is None else (b_d,)
@@ -182,5 +191,5 @@ class DenseKernel:
     def backend(self, device: torch.device | str, width: int) -> str:
         """What "auto" runs at this width, in words; compiles nothing, so before the first use it is what will be tried."""
         asked = [one.name for one in (self._tied, self._plain) if one]
-        said = [in_words(name, device, "torch", lambda _rows, d: d == width) for name in asked]
+        said = [in_words(name, device, "torch", lambda _rows, d, *_: d == width) for name in asked]
         return "cuda" if "cuda" in said else said[-1]

@@ -17,7 +17,7 @@ The shared memory of a block must agree with `Layout` of elman/dense.cuh; the te
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
@@ -48,7 +48,7 @@ class Plan:
 
     spill: chunks of 32 columns a warp (of 8) that lie in shared memory instead of registers.
     rows: batch rows of a tile, up to 8, or 16 if wide = 2. groups: of blocks. parts: blocks of a group.
-    delay: clocks before the first look.
+    delay: clocks before the first look. slots: blocks of a block-diagonal W; groups are of each.
     """
 
     kind: Kind
@@ -58,6 +58,7 @@ class Plan:
     parts: int = 0
     delay: int = 0
     wide: int = 1
+    slots: int = 1
 
     def tiles_each(self, batch: int) -> int:
         """Tiles of the group that has most."""
@@ -69,16 +70,28 @@ class Plan:
         return f"{self.kind}: {self.groups} groups of {self.parts} blocks, tiles of {self.rows} rows"
 
 
-def plan(sizes: Sequence[int], dtype: torch.dtype, device: Device, without: Collection[Kind] = ()) -> Plan:
+def plan(
+    sizes: Sequence[int], dtype: torch.dtype, device: Device, without: Collection[Kind] = (), slots: int = 1
+) -> Plan:
     """The plan for sizes (T, B, d).
 
     Args:
-        without: kinds that the device has turned out not to hold.
+        without: kinds that the device has turned out not to hold. slots: blocks of W, if it is block-diagonal.
 
     Raises:
         KernelError: not supported; names what is.
     """
     steps, batch, width = sizes
+    if slots > 1:  # each has its share of the device
+        owned = 128 // dtype.itemsize
+        share = replace(device, processors=device.processors // slots)
+        whole = plan((steps, batch, width // slots), dtype, share, {"cluster", *without})
+        if whole.kind == "steps" or width // slots % owned:
+            raise KernelError(
+                f"no persistent launch holds {slots} matrices of {width // slots} x {width // slots} in {dtype}: they must "
+                f"be smaller, or multiples of {owned} wide"
+            )
+        return replace(whole, slots=slots)
     if device.capability < (8, 0):
         raise KernelError(
             f"dense kernels need compute capability 8.0 or newer, not {'.'.join(map(str, device.capability))}"

@@ -10,6 +10,8 @@ and the pointwise derivatives D_t = dh_t/da_t and P_t = dh_t/dh_{t-1}, so that g
 with G_t the part that comes from y_t. Autograd would instead record and replay every small operation of every step, and add up
 dW step by step; and a compiler would unroll the loop.
 
+W (S, d / S, d / S) stands for the blocks of a block-diagonal matrix.
+
 Shapes: T time, B batch, d width. Computes in float32 (float64 for float64); `history` (T+1, B, d) starts with h_0.
 """
 
@@ -40,16 +42,17 @@ def forward(
     """
     a_TBd = u_TBd.new_empty(0 if update is None else u_TBd.shape)
     steps, h_Bd = u_TBd.shape[0], h0_Bd
-    w_t = w_dd.t()
+    w_t = w_dd.mT
     states, a_s = [h0_Bd], a_TBd.unbind(0)
     per_step = list(zip(*(e.unbind(0) for e in extras), strict=True)) if extras else [()] * steps
     for t, u_Bd in enumerate(u_TBd.unbind(0)):
         if starts_TB is not None:
             h_Bd = restarted(h_Bd, starts_TB[t])
-        if update is None:
-            new_Bd = torch.addmm(u_Bd, h_Bd, w_t)
+        if w_dd.dim() == 3:
+            a_Bd = torch.add(u_Bd, block_product(h_Bd, w_dd), out=None if update is None else a_s[t])
         else:
-            new_Bd = update(torch.addmm(u_Bd, h_Bd, w_t, out=a_s[t]), h_Bd, *per_step[t])
+            a_Bd = torch.addmm(u_Bd, h_Bd, w_t, out=None if update is None else a_s[t])
+        new_Bd = a_Bd if update is None else update(a_Bd, h_Bd, *per_step[t])
         h_Bd = new_Bd if mask_TB is None else torch.where(mask_TB[t, :, None], new_Bd, h_Bd)
         states.append(h_Bd)
     history = torch.stack(states)
@@ -103,7 +106,8 @@ def backward(
         if slopes is not None:
             torch.mul(totals[t], slopes[t], out=deltas[t])
         earlier = totals[t - 1] if t else dh0_Bd
-        earlier.addmm_(deltas[t] if starts_TB is None else restarted(deltas[t], starts_TB[t]), w_dd)
+        delta = deltas[t] if starts_TB is None else restarted(deltas[t], starts_TB[t])
+        earlier.addmm_(delta, w_dd) if w_dd.dim() == 2 else earlier.add_(block_product(delta, w_dd.mT))
         if carries is not None:
             earlier.addcmul_(carries[t], totals[t])
     d_extras = []
@@ -111,6 +115,21 @@ def backward(
         parts = [p for p in (from_y, None if s is None else s * total) if p is not None]
         d_extras.append(sum(parts[1:], parts[0]) if parts else torch.zeros_like(e))
     return da_TBd, d_extras, dh0_Bd
+
+
+def block_product(h: Tensor, w: Tensor) -> Tensor:
+    """h Wᵀ for h (B, d) and W (d, d), or (S, d / S, d / S), the blocks of a block-diagonal matrix."""
+    if w.dim() == 2:
+        return h @ w.T
+    return torch.bmm(h.unflatten(-1, (len(w), -1)).transpose(0, 1), w.mT).transpose(0, 1).flatten(1)
+
+
+def weight_gradient(da: Tensor, before: Tensor, w: Tensor) -> Tensor:
+    """Σ daᵀ h over all places, in the shape and dtype of W; da and h are (places, d)."""
+    if w.dim() == 2:
+        return product(da.t(), before, w.dtype)
+    parts = (x.unflatten(-1, (len(w), -1)).unbind(-2) for x in (da, before))
+    return torch.stack([product(a.t(), b, w.dtype) for a, b in zip(*parts, strict=True)])
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -64,13 +64,13 @@ class Recurrence:
         )
         register(self)
 
-    def prepare(self, dtype: torch.dtype, rows: int, width: int) -> str | None:
+    def prepare(self, dtype: torch.dtype, rows: int, width: int, *slots: int) -> str | None:
         """As `choice.Compiled`. With tied weights there is nothing where no persistent launch holds W."""
-        return run.prepare(self.cell, rows, width, dtype)
+        return run.prepare(self.cell, rows, width, dtype, *slots)
 
-    def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
+    def cases(self, dtype: torch.dtype, rows: int, width: int, *slots: int) -> Sequence[Case]:
         """As `choice.Compiled`."""
-        return [Case.of("TBd", (64, rows, width), dtype)]
+        return [Case.of("TBdS"[: 3 + len(slots)], (64, rows, width, *slots), dtype)]
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
@@ -143,6 +143,6 @@ class Recurrence:
             multiplied = tied[1][:-1] if tied else portable.restarted(history[:-1], starts)
             flat, before = da.reshape(-1, width), multiplied.reshape(-1, width)
             with without_autocast(da):  # a backward may be called inside autocast
-                dw = portable.product(flat.t(), before, w.dtype)
+                dw = portable.weight_gradient(flat, before, w)
         biases = [each.to(dtype) for each, dtype in zip(db, ctx.biases, strict=True)]
         return du.to(ctx.dtype), *dextras, dw, *biases, dh0, None, None, None

@@ -123,14 +123,14 @@ def source(cell: Cell, target: Target) -> Extension:
     return build.shipped(f"{cell.name}_dense_{target}", binding, cell.header, CELL=cell.type, **input_)
 
 
-def prepare(cell: Cell, batch: int, width: int, dtype: torch.dtype) -> str | None:
+def prepare(cell: Cell, batch: int, width: int, dtype: torch.dtype, slots: int = 1) -> str | None:
     """Compile and load what the current device needs; the plan in words, None for tied weights that no persistent launch holds.
 
     Raises:
         KernelError: not supported, or it cannot be built.
     """
     index = torch.cuda.current_device()
-    chosen = plan_for(cell, batch, width, dtype, index)
+    chosen = plan_for(cell, batch, width, dtype, index, slots)
     if chosen.kind == "steps" and cell.bare is not None:
         return None
     _module(cell, chosen, dtype, width, index)
@@ -138,7 +138,7 @@ def prepare(cell: Cell, batch: int, width: int, dtype: torch.dtype) -> str | Non
 
 
 @cache
-def plan_for(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int) -> Plan:
+def plan_for(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int, slots: int = 1) -> Plan:
     """The first plan whose blocks that GPU holds together: a part of a GPU may hold fewer than it says. Compiles what it asks.
 
     Raises:
@@ -146,7 +146,7 @@ def plan_for(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int)
     """
     without: set[Kind] = set()
     while True:
-        chosen = plan((1, batch, width), dtype, _device(index), without)
+        chosen = plan((1, batch, width), dtype, _device(index), without, slots)
         if chosen.kind == "steps":
             return chosen
         with torch.cuda.device(index):
@@ -165,7 +165,10 @@ def extension(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int) -> Exten
         binding = binding.with_name("dense_cuda_steps.cu")
     else:
         defines += [("ELMAN_KIND", chosen.kind), ("ELMAN_SPILL", str(chosen.spill)), ("ELMAN_WIDE", str(chosen.wide))]
+    if chosen.slots > 1:
+        defines.append(("ELMAN_SLOTS", str(chosen.slots)))
     name = f"{bare.name}_{'wide_' if chosen.wide == 2 else ''}{chosen.kind}_{str(dtype).removeprefix('torch.')}_{width}"
+    name += f"_{chosen.slots}" if chosen.slots > 1 else ""
     return replace(bare, name=name, binding=binding, defines=(*bare.defines, *defines))
 
 
@@ -214,9 +217,11 @@ def _prepared(
     mask_TB: Tensor | None,
 ) -> tuple[Any, bool, dict[str, Any]]:
     """The module for a call on these tensors, whether it runs step by step, and what both directions are given."""
+    slots = len(w_dd) if cell.blocks else 1
     given: dict[str, Any] = {
         "extra": extras,
-        "w": w_dd.contiguous(),
+        "slots": slots,
+        "w": w_dd.contiguous().flatten(0, -2),
         "history": history,
         "a": a if a.numel() else None,
         "mask": None if mask_TB is None else mask_TB.contiguous(),
@@ -230,15 +235,17 @@ def _prepared(
     steps, batch, width = main_TBd.shape
     if steps * batch > MAX_PLACES:
         plan((steps, batch, width), dtype, _device(device.index))  # which says so
-    module, apart, constants = _ready(cell, batch, width, dtype, device.index)
+    module, apart, constants = _ready(cell, batch, width, dtype, device.index, slots)
     given["error"], given["stream"] = error_word(device), launch.stream(main_TBd)
     return module, apart, given | constants
 
 
 @cache
-def _ready(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int) -> tuple[Any, bool, dict[str, int]]:
+def _ready(
+    cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int, slots: int
+) -> tuple[Any, bool, dict[str, int]]:
     """The module for a batch and width on this GPU, whether it runs step by step, and what a launch is told of the plan."""
-    chosen = plan_for(cell, batch, width, dtype, index)
+    chosen = plan_for(cell, batch, width, dtype, index, slots)
     constants = {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
     return _module(cell, chosen, dtype, width, index), chosen.kind == "steps", constants
 

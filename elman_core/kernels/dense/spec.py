@@ -25,6 +25,7 @@ from . import plan, run
 from .plan import Device
 
 _USUAL_WIDTHS = (512, 768, 1024, 1280, 1536, 2048)
+_USUAL_SLOTS = 8
 _USUAL_BATCHES = (1, 8, 16, 32, 64, 128, 256, 512)
 # The largest GPU of each architecture: multiprocessors, shared memory a block may have, compute capability.
 _GPUS = {
@@ -36,7 +37,7 @@ _GPUS = {
     "sm_120": Device(188, 99 * 1024, (12, 0)),
 }
 _HOST_DTYPES = (torch.float64, torch.float32)
-_case = partial(Case.of, "TBd")
+_case, _blocks = partial(Case.of, "TBd"), partial(Case.of, "TBdS")
 CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -51,6 +52,8 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
 
     def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
         steps, rows, width = (case.sizes[k] for k in "TBd")
+        blocks = (case.sizes["S"],) if cell.blocks else ()
+        square = width // math.prod(blocks)
 
         def random(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float32).to(case.dtype)
@@ -59,7 +62,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         if cell.accumulates is not None:
             inputs[cell.accumulates] = (random(steps, rows, width) - math.log(steps)).to(case.dtype)
         # The largest singular value of a random (d, d) matrix is about 2 sqrt(d): W has norm 0.9 or less.
-        inputs["w"] = random(width, width) * (0.45 / width**0.5)
+        inputs["w"] = random(*blocks, square, square) * (0.45 / square**0.5)
         h0 = torch.zeros(rows, width) if case.bare else torch.randn((rows, width), generator=generator)
         inputs["h0"] = h0.to(compute_dtype(case.dtype))
         inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
@@ -87,6 +90,8 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         return {} if mask is None else {"y": mask[..., None]}
 
     def cases(target: Target, grid: Grid) -> list[Case]:
+        if cell.blocks:
+            return list(_block_cases(target, grid))
         return list(_host_cases(grid) if target == "host" else _cuda_cases(grid))
 
     return KernelSpec(
@@ -124,7 +129,7 @@ def _needs(cell: Cell, target: Target, cases: Sequence[Case]) -> list[Extension]
     for case in cases:
         sizes = (case.sizes["T"], case.sizes["B"], case.sizes["d"])
         with contextlib.suppress(KernelError):  # the case itself reports what is not supported
-            chosen = plan.plan(sizes, case.dtype, device)
+            chosen = plan.plan(sizes, case.dtype, device, slots=case.sizes.get("S", 1))
             found.append(run.extension(cell, chosen, case.dtype, case.sizes["d"]))
     return found
 
@@ -142,13 +147,29 @@ def builds(
     if arch not in _GPUS:
         raise KernelError(f"{arch!r} is not an architecture dense kernels are built for: {', '.join(_GPUS)}")
     found: dict[Extension, None] = {}
-    for width in widths or _USUAL_WIDTHS:
+    slots = _USUAL_SLOTS if cell.blocks else 1
+    for width in widths or ((512 * slots,) if cell.blocks else _USUAL_WIDTHS):
         for dtype in dtypes or (torch.bfloat16,):
             for batch in _USUAL_BATCHES:
-                chosen = plan.plan((1, batch, width), dtype, _GPUS[arch])
+                chosen = plan.plan((1, batch, width), dtype, _GPUS[arch], slots=slots)
                 if chosen.kind != "steps" or cell.bare is None:
                     found[run.extension(cell, chosen, dtype, width)] = None
     return list(found)
+
+
+def _block_cases(target: Target, grid: Grid) -> Iterator[Case]:
+    for dtype in _HOST_DTYPES if target == "host" else CUDA_DTYPES:
+        wide = 5 if target == "host" else 64
+        yield _blocks((1, 3, 2 * wide, 2), dtype)
+        yield _blocks((7, 3, 3 * wide, 3), dtype)
+        yield _blocks((9, 4, 2 * wide, 2), dtype, masked=True)
+        yield _blocks((8, 2, 4 * wide, 4), dtype, masked=True, strided=True)
+        yield _blocks((33, 2, 2 * wide, 2), dtype, strided=True, bare=True)
+        if grid == "full":
+            for slots, width in ((2, 6), (8, 4)) if target == "host" else ((8, 512), (4, 768), (2, 1024), (8, 256)):
+                yield _blocks((1, 2, slots * width, slots), dtype)
+                yield _blocks((40, 32, slots * width, slots), dtype, masked=True)
+                yield _blocks((21, 70, slots * width, slots), dtype, strided=True)
 
 
 def _host_cases(grid: Grid) -> Iterator[Case]:

@@ -12,6 +12,7 @@ from elman_core import Variant, hookimpl
 from elman_core.registry import Published
 
 from .mixer import E2Config, E2Mixer
+from .op import e2
 
 
 @hookimpl
@@ -23,6 +24,7 @@ def elman_variants() -> Iterable[Variant]:
         "y_t = (Σ_s C_s h_t^s) silu(z_t)",
         config=E2Config,
         mixer=E2Mixer,
+        kernels=e2.specs(),
         aliases={"2": "", "slot": "", "slot_elman": ""},
         published=(
             Published(

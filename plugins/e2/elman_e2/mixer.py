@@ -11,7 +11,7 @@ from elman_core import State, option
 from elman_core.nn import SpectralNorm, WrapperConfig, WrapperMixer, linear, orthogonal_, xavier_uniform_
 from elman_core.registry import StateSpec
 
-from .reference import e2_reference
+from .op import e2
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class E2Mixer(WrapperMixer):
     """
 
     gated = True
+    kernel = e2
     config: E2Config
     fp32_params = ("clip.u", "clip.v")
 
@@ -61,9 +62,12 @@ class E2Mixer(WrapperMixer):
             u = u.tile(slots) + self.b.to(u.dtype)
         w_SII = self.w_h if self.clip is None else self.clip(self.w_h)
         h0 = self.vector(None, "h", u[..., : self.inner]).tile(slots) if state is None else state["h"].flatten(1)
-        y, last = e2_reference(u, w_SII, h0, *flags)
+        y, last = self.kernel(u, w_SII, h0, *flags)
         mixed_TBI = torch.einsum("tbsi,s->tbi", y.unflatten(-1, (slots, -1)), self.c.to(y.dtype))
         return mixed_TBI * F.silu(z_TBI), {"h": last.unflatten(-1, (slots, -1))}
+
+    def backend(self) -> str:
+        return self.kernel.backend(self.out_proj.weight.device, self.config.slots * self.inner)
 
     def reset_cell(self) -> None:
         slots = self.config.slots

@@ -31,7 +31,9 @@ namespace elman::dense {
 
 // A tile has up to 8 * N batch rows. single: a group has one tile; otherwise several, and while one's words travel the others
 // are worked on.
-template <class Cell, class Elem, int d, int KS, int N, Exchange how, bool single, Input input, bool masked, bool backward>
+// slots: the matrix is block-diagonal, of so many blocks d x d; one after another in g.w, and their groups never talk to each other.
+template <class Cell, class Elem, int d, int slots, int KS, int N, Exchange how, bool single, Input input, bool masked,
+          bool backward>
 __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constant__ DenseArgs<Elem, Cell::extras> g) {
   constexpr int KC = kChunks<d>, KW = KC * kChunk;
   constexpr bool cluster = how == Exchange::Cluster, tied = input != Input::Projected;
@@ -40,9 +42,11 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   using P = Product<Elem, KC, KS, N>;
   using L = Layout<Elem, d, KS, N, how>;
   using Slot = Slots<Elem, KC>;
-  constexpr int VW = S::per_word, R = kOwned<Elem>;
+  constexpr int VW = S::per_word, R = kOwned<Elem>, D = slots * d;  // D: channels of a row
+  static_assert(slots == 1 || (!tied && d % R == 0), "the last block of a slot owns all of its rows");
   extern __shared__ __align__(128) char shared[];
 
+  const int slot_channel = slots > 1 ? blockIdx.z * d : 0;
   const int part = blockIdx.x, parts = gridDim.x, groups = gridDim.y, first_tile = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int local_tiles = single ? 1 : (g.tiles - first_tile + groups - 1) / groups;
@@ -54,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
 
   Elem* const exchange = backward ? g.da : tied ? g.sums : g.history;
   P product;
-  product.template load<backward>(g.w, d, part * R, shared + L::spill);
+  product.template load<backward>(g.w + static_cast<size_t>(slot_channel) * d, d, part * R, shared + L::spill);
   Patience patience{g.error, g.timeout_ns};
 
   // ---- receiving: this warp's slice of the state, KC chunks of 32 columns ---------------------------------------------------
@@ -85,8 +89,8 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
     const int last = rows_in(tile) - 1;
 #pragma unroll
     for (int j = 0; j < P::pieces; ++j)
-      from[j] =
-          exchange + static_cast<size_t>(t * g.B + tile * g.rows + min(P::row(lane, j), last)) * d + warp * KW + P::column(lane, j);
+      from[j] = exchange + static_cast<size_t>(t * g.B + tile * g.rows + min(P::row(lane, j), last)) * D + slot_channel +
+                warp * KW + P::column(lane, j);
   };
   auto look_first = [&] {
 #pragma unroll
@@ -120,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   };
   // 16 bytes of what the first product multiplies: h_0, from the float tensor the caller gave, and the first x where it is tied.
   auto initial = [&](int row, int column) {
-    const float* from = g.h0 + static_cast<size_t>(row) * d + column;
+    const float* from = g.h0 + static_cast<size_t>(row) * D + slot_channel + column;
     if constexpr (!tied) return rounded<Elem>(from);
     float sum[4 * VW];
     const Elem* x = g.u.data + row * g.u.b + column;
@@ -180,16 +184,16 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   }
 
   // ---- the epilogue: this thread has a word in each of the batch rows warp, warp + 8 ... of a tile --------------------------
-  using W = Word<Cell, Elem, d, input, masked, backward>;
+  using W = Word<Cell, Elem, D, input, masked, backward>;
   W words[N];
-  const int channel = part * R + lane * VW, first_t = backward ? g.T - 1 : 0;
+  const int channel = slot_channel + part * R + lane * VW, first_t = backward ? g.T - 1 : 0;
   const bool mine = d % R == 0 || channel < d;
-  const ptrdiff_t plane = static_cast<ptrdiff_t>(g.B) * d, forth = backward ? -plane : plane;
+  const ptrdiff_t plane = static_cast<ptrdiff_t>(g.B) * D, forth = backward ? -plane : plane;
   auto works = [&](int tile, int n) { return warp + kRows * n < rows_in(tile); };
   auto row_of = [&](int tile, int n) { return tile * g.rows + warp + kRows * n; };
   auto word_at = [&](int t, int tile) {
-    return static_cast<ptrdiff_t>(t * g.B + row_of(tile, 0)) * d + channel;
-  };  // the next is 8 * d on
+    return static_cast<ptrdiff_t>(t * g.B + row_of(tile, 0)) * D + channel;
+  };  // the next is 8 * D on
   int fetch_s = 0, fetch_tile = first_tile;
   auto fetch = [&](typename W::Inputs(&into)[N]) {
 #pragma unroll
@@ -208,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
     for (int n = 0; n < N; ++n) {
       const int tile = first_tile + local * groups;
       const float* initial = backward ? g.ghT : g.h0;
-      const ptrdiff_t at = word_at(0, tile) + n * kRows * d;
+      const ptrdiff_t at = word_at(0, tile) + n * kRows * D;
       float value[VW];
 #pragma unroll
       for (int i = 0; i < VW; ++i) carry(local, n)[i] = value[i] = works(tile, n) && mine ? initial[at + i] : 0.f;
@@ -253,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         if (!cluster && lane % 31 == 0 && works(tile, n) && s + kAhead < g.T)
-          ptx::prefetch_l2(publish_at + n * kRows * d + kAhead * forth);
+          ptx::prefetch_l2(publish_at + n * kRows * D + kAhead * forth);
         words[n].prepare(s == 0, carry(local, n));
       }
 
@@ -306,10 +310,10 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
             if (s + 1 < iterations) send(s, published);
           }
           if (mine) {
-            Elem* const to = publish_at + n * kRows * d;
+            Elem* const to = publish_at + n * kRows * D;
             if constexpr (cluster) *reinterpret_cast<unsigned*>(to) = published;
             else ptx::store_relaxed(to, published);
-            words[n].write_rest(g, at + n * kRows * d);
+            words[n].write_rest(g, at + n * kRows * D);
             if constexpr (tied && backward) {
               float da[VW];
               S::unpack(published, da);
@@ -318,7 +322,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
             }
           }
         }
-        if (tied && backward && s > 0 && mine) words[n].write_dx(g, at + n * kRows * d);
+        if (tied && backward && s > 0 && mine) words[n].write_dx(g, at + n * kRows * D);
         words[n].keep(carry(local, n), s + 1 == iterations);
       }
       if constexpr (single) at += forth;
@@ -328,7 +332,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const int tile = first_tile + local * groups;
-      float* const last = (backward ? g.dh0 : g.hT) + word_at(0, tile) + n * kRows * d;
+      float* const last = (backward ? g.dh0 : g.hT) + word_at(0, tile) + n * kRows * D;
       if (works(tile, n) && mine)
 #pragma unroll
         for (int i = 0; i < VW; ++i) last[i] = carry(local, n)[i];

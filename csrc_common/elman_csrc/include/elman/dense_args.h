@@ -13,7 +13,7 @@ struct StridedView {  // of a [T,B,d] tensor: channels are adjacent, strides cou
 
 template <class Elem, int extras>
 struct DenseArgs {
-  const Elem* w;                                     // [d,d]
+  const Elem* w;                                     // [d,d], or the blocks of a block-diagonal one
   StridedView<Elem> extra[extras > 0 ? extras : 1];  // what the cell reads beside u
   const unsigned char* mask;                         // [T,B], 0 = hold the state; null = no position is masked
   Elem* history;                                     // [T+1,B,d]: h_0, h_1 ... h_T. Written by the forward, read by the backward

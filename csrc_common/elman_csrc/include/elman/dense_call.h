@@ -30,6 +30,7 @@ struct DenseView {
 };
 struct DenseCall {
   std::int64_t steps, batch, width, extras;
+  std::int64_t slots;  // more than 1: W is block-diagonal, [slots,d/slots,d/slots], its blocks
   DenseView main, extra[4];  // u or gy; what the cell reads beside it
   std::uint64_t w, h0, history, y, last;  // [d,d], [B,d], [T+1,B,d], [T,B,d], [B,d]
   std::uint64_t g_last, da, dextra[4], dh0;  // [B,d], [T,B,d], [T,B,d], [B,d]

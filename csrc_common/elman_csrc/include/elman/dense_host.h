@@ -20,9 +20,9 @@ struct View {
 
 template <class T, int extras>
 struct DenseHost {
-  std::int64_t steps, batch, width;
+  std::int64_t steps, batch, width, block;  // block: width of a block of W, which is block-diagonal; or all of it
   View<const T> extra[extras > 0 ? extras : 1];
-  const T* w;                 // [d,d], rows are outputs
+  const T* w;                 // [d,block], rows are outputs
   T* history;                 // [T+1,B,d]: h_0, then h_1 .. h_T; written by the forward, read by the backward
   T* a;                       // [T,B,d], where the cell uses it
   const unsigned char* mask;  // [T,B], 0 = hold the state; null = nothing is masked
@@ -52,7 +52,8 @@ void dense_forward(const DenseHost<T, Cell::extras>& run, View<const T> u, const
           continue;
         }
         double sum = in[i];
-        for (std::int64_t k = 0; k < d; ++k) sum += double(run.w[i * d + k]) * before[k];
+        for (std::int64_t k = 0; k < run.block; ++k)
+          sum += double(run.w[i * run.block + k]) * before[i / run.block * run.block + k];
         const T a = T(sum);
         if (UsesA<Cell>::value) run.a[(t * run.batch + b) * d + i] = a;
         T e[Cell::extras > 0 ? Cell::extras : 1] = {};
@@ -96,7 +97,8 @@ void dense_backward(const DenseHost<T, Cell::extras>& run, View<const T> gy, con
       }
       for (std::int64_t i = 0; i < d; ++i) {
         double sum = through[i];
-        for (std::int64_t k = 0; k < d; ++k) sum += double(run.w[k * d + i]) * delta[k];
+        const std::int64_t begin = i / run.block * run.block;
+        for (std::int64_t k = begin; k < begin + run.block; ++k) sum += double(run.w[k * run.block + i - begin]) * delta[k];
         gh[i] = T(sum);
       }
     }

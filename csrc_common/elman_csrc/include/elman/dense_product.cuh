@@ -26,9 +26,9 @@ constexpr int kStride = kOwned<Elem> + 4;  // of partial sums, in floats: the fr
 // 16-bit storage: tensor cores. A lane's fragment of the state is eight consecutive columns of one batch row, one 16-byte
 // load; the order of columns inside a chunk is permuted to that end, the same way in the matrix and in the state, which leaves
 // the sum as it is.
-template <class Elem, int KC, int KS, int N>
-struct Product {
-  static constexpr int tiles = kOwned<Elem> / 16, pieces = N;
+template <class Elem, int KC, int KS, int N, int T = kOwned<Elem> / 16>
+struct Product {  // T: tiles of 16 matrix rows
+  static constexpr int tiles = T, pieces = N, stride = 16 * T + 4;  // stride: of partial sums
   static constexpr int shared_bytes = KS * tiles * 2 * kThreads * 16;
 
   unsigned a[KC - KS > 0 ? KC - KS : 1][tiles][2][4];
@@ -103,18 +103,18 @@ struct Product {
     for (int n = 0; n < N; ++n) piece[n] = *reinterpret_cast<const uint4*>(chunk + row(lane, n) * row_bytes + column(lane, n) * 2);
     add(k, piece, nullptr);
   }
-  static __device__ unsigned place(int lane) { return (lane % 4 * 2 * kStride<Elem> + lane / 4) * 4; }
+  static __device__ unsigned place(int lane) { return (lane % 4 * 2 * stride + lane / 4) * 4; }
   __device__ void store(unsigned to, int rows) {  // to: shared address of this warp's partial sums + place(lane)
 #pragma unroll
     for (int n = 0; n < N; ++n)
       if (kRows * n + 2 * static_cast<int>(threadIdx.x % 4) < rows)
 #pragma unroll
         for (int i = 0; i < tiles; ++i) {
-          const unsigned at = to + (kRows * n * kStride<Elem> + i * 16) * 4;
+          const unsigned at = to + (kRows * n * stride + i * 16) * 4;
           ptx::store_shared(at, c[n][i][0]);
-          ptx::store_shared(at + kStride<Elem> * 4, c[n][i][1]);
+          ptx::store_shared(at + stride * 4, c[n][i][1]);
           ptx::store_shared(at + 32, c[n][i][2]);
-          ptx::store_shared(at + 32 + kStride<Elem> * 4, c[n][i][3]);
+          ptx::store_shared(at + 32 + stride * 4, c[n][i][3]);
         }
   }
   __device__ void poison() {
@@ -126,7 +126,7 @@ struct Product {
 // fp32 storage: true fp32 multiply-adds. A lane owns one row of the matrix; the state goes through shared memory and is read as a
 // broadcast, 16 bytes for 4 multiply-adds of every lane.
 template <int KC, int KS, int N>
-struct Product<float, KC, KS, N> {
+struct Product<float, KC, KS, N, kOwned<float> / 16> {
   static constexpr int rows_held = kRows * N, pieces = 2 * N, stage_row = kChunk * 4;
   static constexpr int shared_bytes = KS * kChunk * kThreads * 4;
 

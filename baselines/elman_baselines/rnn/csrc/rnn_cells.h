@@ -1,0 +1,52 @@
+// LSTM and GRU as in torch.nn and cuDNN. Gates of an LSTM in the order i f g o, of a GRU r z n.
+#pragma once
+
+#include <elman/gates_cell.h>
+
+namespace elman::rnn {
+
+// s = f s' + i g, h = o tanh(s). Kept: the four pre-activations.
+struct Lstm {
+  static constexpr int gates = 4, kept = 4;
+  static constexpr bool memory = true, splits = false;
+
+  template <class Math, class T>
+  static ELMAN_HD GatesState<T> forward(const T* p, const T* u, T, T s, T* kept) {
+    for (int q = 0; q < 4; ++q) kept[q] = p[q] + u[q];
+    const T next = Math::gate(kept[1]).open * s + Math::gate(kept[0]).open * Math::tanh(kept[2]);
+    return {Math::gate(kept[3]).open * Math::tanh(next), next};
+  }
+  template <class Math, class T>
+  static ELMAN_HD GatesGrad<T, 4> backward(T gh, T gs, const T* kept, T, T s, T s_new) {
+    const Gate<T> i = Math::gate(kept[0]), f = Math::gate(kept[1]), o = Math::gate(kept[3]);
+    const T g = Math::tanh(kept[2]), read = Math::tanh(s_new), total = gs + gh * o.open * (T(1) - read * read);
+    return {
+        {total * g * i.open * i.shut, total * s * f.open * f.shut, total * i.open * (T(1) - g * g), gh * read * o.open * o.shut},
+        {},
+        T(0),
+        total * f.open};
+  }
+};
+
+// n = tanh(u_n + r p_n), h = (1 - z) n + z h'. Kept: the pre-activations of r, z and n, and p_n.
+struct Gru {
+  static constexpr int gates = 3, kept = 4;
+  static constexpr bool memory = false, splits = true;
+
+  template <class Math, class T>
+  static ELMAN_HD GatesState<T> forward(const T* p, const T* u, T h, T, T* kept) {
+    kept[0] = p[0] + u[0], kept[1] = p[1] + u[1], kept[3] = p[2];
+    kept[2] = u[2] + Math::gate(kept[0]).open * p[2];
+    const Gate<T> z = Math::gate(kept[1]);
+    return {z.shut * Math::tanh(kept[2]) + z.open * h, T(0)};
+  }
+  template <class Math, class T>
+  static ELMAN_HD GatesGrad<T, 3> backward(T gh, T, const T* kept, T h, T, T) {
+    const Gate<T> r = Math::gate(kept[0]), z = Math::gate(kept[1]);
+    const T n = Math::tanh(kept[2]), dn = gh * z.shut * (T(1) - n * n);
+    const T dr = dn * kept[3] * r.open * r.shut, dz = gh * (h - n) * z.open * z.shut;
+    return {{dr, dz, dn * r.open}, {dr, dz, dn}, gh * z.open, T(0)};
+  }
+};
+
+}  // namespace elman::rnn

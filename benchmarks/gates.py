@@ -1,0 +1,112 @@
+"""Time GRU and LSTM beside cuDNN's, and E2's slots beside E1, on one GPU; and training steps of GRU and LSTM on either.
+
+    python benchmarks/gates.py [--out benchmarks/results/gates_h200.json]
+
+One layer, µs a time step, forward and forward + backward with all gradients, T = 512, B = 32. GRU and LSTM with their input
+product: ours in bfloat16, cuDNN's (torch.nn) in float16, in which alone it takes its persistent kernels. E2: the recurrence of
+8 slots of 512 beside E1's at 1536. The step: `training_step.py`'s, as one CUDA graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from dense import both, ours
+from elman_baselines.rnn import gru, lstm
+from machine import commit, facts
+from tables import RESULTS, markdown
+from training_step import figures, random_text, row_of, steady, trainer
+
+from elman_core.kernels.dense.run import check_errors
+from elman_core.registry import resolve
+
+WIDTHS, B, T, REPEATS = (512, 768, 1024), 32, 512, 31
+KINDS = {"gru": (gru, torch.nn.GRU, 1), "lstm": (lstm, torch.nn.LSTM, 2)}
+
+
+def recurrence(kind: str, width: int) -> dict[str, Any]:
+    """Ours, and cuDNN's, from the same call to the next."""
+    run, module, states = KINDS[kind]
+    theirs = module(width, width).cuda().half()
+    weights = [w.detach().clone().bfloat16().requires_grad_() for w in theirs.parameters()]
+    x = torch.randn(T, B, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    start = [torch.zeros(B, width, device="cuda") for _ in range(states)]
+    found = {"ours": both(lambda: run(x, tuple(weights), *start)[:1], [x, *weights], T, REPEATS)}
+    y = x.detach().half().requires_grad_()
+    found["cudnn"] = both(lambda: theirs(y)[:1], [y, *theirs.parameters()], T, REPEATS)
+    check_errors(torch.device("cuda", 0))
+    return found
+
+
+def slots() -> dict[str, Any]:
+    e2, e1 = (resolve(n).variant.branch(0).kernel for n in ("e2", "e1"))  # type: ignore[attr-defined]
+    u = torch.randn(T, B, 8 * 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    w = (torch.randn(8, 512, 512, device="cuda") * 0.45 / 512**0.5).bfloat16().requires_grad_()
+    h0 = torch.randn(B, 8 * 512, device="cuda", requires_grad=True)
+    return {
+        "e2, 8 slots of 512": both(lambda: e2(u, w, h0, backend="cuda"), [u, w, h0], T, REPEATS),
+        "e1 at 1536": ours(e1, T, B, 1536, torch.bfloat16, REPEATS),
+    }
+
+
+def step(name: str, text: Path) -> dict[str, Any]:
+    with trainer(name, "graph", B, T, "cuda", text) as made:
+        found = figures(steady(made, 5, 20), B * T)
+        return {
+            "model": name,
+            "backend": made.model.model.layers[0].mixer.backend(),
+            "ran": made._how()["mode"],
+            **found,
+        }
+
+
+def words(found: dict[str, Any]) -> str:
+    """Markdown: of every layer, then of every training step."""
+    ways = ("forward", "forward_backward")
+    rows = [["layer", "ours", "cuDNN, float16", "ours / cuDNN"]]
+    for name, row in found["recurrences"].items():
+        us = {who: [row[who][way]["median"] for way in ways] for who in ("ours", "cudnn")}
+        ratios = [a / b for a, b in zip(us["ours"], us["cudnn"], strict=True)]
+        rows.append([name, *(" / ".join(f"{v:.2f}" for v in vs) for vs in (us["ours"], us["cudnn"], ratios))])
+    more = [["recurrence", "forward / forward + backward"]]
+    more += [[n, " / ".join(f"{r[way]['median']:.2f}" for way in ways)] for n, r in found["slots"].items()]
+    steps = [["model", "kernels of elman_csrc", "cuDNN"]]
+    for name in dict.fromkeys(r["model"] for r in found["steps"]):
+        steps.append([name, *(f"{r['tok_s']:,} tok/s" for r in found["steps"] if r["model"] == name)])
+    return "\n\n".join(markdown(table) for table in (rows, more, steps))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RESULTS / "gates_h200.json")
+    parser.add_argument("--commit", default=commit())
+    given = parser.parse_args()
+    os.environ["ELMAN_KERNELS"] = "require"
+    found: dict[str, Any] = {"what": "see the docstring of benchmarks/gates.py", "B": B, "T": T, **facts(given.commit)}
+    found["recurrences"] = {f"{kind} {width}": recurrence(kind, width) for kind in KINDS for width in WIDTHS}
+    found["slots"] = slots()
+    found["steps"] = []
+    with tempfile.TemporaryDirectory() as folder:
+        text = random_text(Path(folder))
+        for name in ("lstm@896x6", "gru@1024x6"):
+            for mode in ("require", "off"):
+                os.environ["ELMAN_KERNELS"] = mode
+                found["steps"].append(row_of(lambda: step(name, text)))  # noqa: B023
+    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    caption = (
+        f"µs a time step of one layer, T = {T}, B = {B}, forward / forward + backward; and training steps (6 layers, B = {B}). "
+        f"{found['gpu']}, torch {torch.__version__}, CUDA {torch.version.cuda}, commit {given.commit}; medians. "
+        "`benchmarks/gates.py`."
+    )
+    given.out.with_suffix(".md").write_text(f"{caption}\n\n{words(found)}\n")
+    print(words(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+// Gated cells on the GPU as one module: one cell, 16-bit storage type and width. Compiled with
+//   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=type  -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d
+//   -DELMAN_TILES=1 | 2: of 8 batch rows a block takes together
+// The interface is that of gates_call.h.
+#include <elman/gates.cuh>
+#include <elman/gates_call.h>
+#include <elman/stored.cuh>
+
+#include <cstdio>
+
+#include ELMAN_CELL_HEADER
+
+#ifndef ELMAN_DTYPE  // what is built where no shape is known yet
+#define ELMAN_DTYPE 2
+#define ELMAN_WIDTH 512
+#define ELMAN_TILES 1
+#endif
+
+namespace {
+
+using Cell = ELMAN_CELL;
+using Elem = elman::Stored<ELMAN_DTYPE>;
+using elman::at;
+constexpr int d = ELMAN_WIDTH, N = ELMAN_TILES, S = 2, parts = d / elman::gates::kOwned;
+static_assert(d % (S * elman::gates::kOwned) == 0, "clusters share channels evenly");
+
+const char* said(cudaError_t status, const char* what) {
+  static thread_local char buffer[256];
+  if (status == cudaSuccess) return nullptr;
+  cudaGetLastError();
+  std::snprintf(buffer, sizeof buffer, "%s: %s", what, cudaGetErrorString(status));
+  return buffer;
+}
+
+template <bool masked, bool backward>
+struct Kernel {
+  static constexpr auto function = elman::gates::gates_kernel<Cell, Elem, d, S, N, masked, backward>;
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attributes[2];
+
+  Kernel(int groups, cudaStream_t stream) {
+    config.gridDim = dim3(parts, groups), config.blockDim = elman::dense::kThreads, config.stream = stream;
+    config.dynamicSmemBytes = elman::gates::Layout<Cell, Elem, d, S, N, backward>::bytes;
+    config.attrs = attributes, config.numAttrs = backward ? 2 : 1;
+    attributes[0].id = cudaLaunchAttributeCooperative, attributes[0].val.cooperative = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = S, attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  }
+  cudaError_t prepare() {
+    return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.dynamicSmemBytes));
+  }
+  // How many groups the current device holds together; -1 if it cannot be known.
+  int capacity() {
+    int fit = 0, device = 0, processors = 0;
+    if (prepare() != cudaSuccess) return -1;
+    config.attrs = attributes + 1, config.numAttrs = 1;  // of clusters alone
+    if (backward) return cudaOccupancyMaxActiveClusters(&fit, function, &config) == cudaSuccess ? fit * S / parts : -1;
+    if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, function, elman::dense::kThreads, config.dynamicSmemBytes) ||
+        cudaGetDevice(&device) || cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device))
+      return -1;
+    return fit * processors / parts;
+  }
+};
+
+template <bool masked, bool backward>
+cudaError_t launch(elman::gates::GatesArgs<Elem> g, int groups, cudaStream_t stream) {
+  const int tiles = (g.B + g.rows - 1) / g.rows;
+  cudaError_t status = Kernel<masked, backward>(1, stream).prepare();
+  for (g.first_tile = 0; g.first_tile < tiles && status == cudaSuccess; g.first_tile += groups) {
+    Kernel<masked, backward> kernel(tiles - g.first_tile < groups ? tiles - g.first_tile : groups, stream);
+    status = cudaLaunchKernelEx(&kernel.config, kernel.function, g);
+  }
+  return status;
+}
+
+template <bool backward>
+const char* run(const GatesCall& call) {
+  if (call.width != d) return "this module was compiled for another width";
+  elman::gates::GatesArgs<Elem> g{};
+  g.w = at<const Elem>(call.w), g.main = at<const Elem>(call.main.address), g.main_t = call.main.t, g.main_b = call.main.b;
+  g.bias = at<const float>(call.bias), g.mask = at<const unsigned char>(call.mask);
+  g.h0 = at<const float>(backward ? call.g_last : call.h0), g.s0 = at<const float>(backward ? call.g_s_last : call.s0);
+  g.history = at<Elem>(call.history), g.kept = at<Elem>(call.kept), g.memory = at<Elem>(call.memory);
+  g.y = at<Elem>(call.y), g.dp = at<Elem>(call.dp), g.du = at<Elem>(call.du);
+  g.h1 = at<float>(backward ? call.dh0 : call.last), g.s1 = at<float>(backward ? call.ds0 : call.s_last);
+  g.T = static_cast<int>(call.steps), g.B = static_cast<int>(call.batch), g.rows = static_cast<int>(call.rows);
+  g.timeout_ns = call.timeout_ns, g.error = at<int>(call.error);
+  const auto stream = at<CUstream_st>(call.stream);
+  const std::size_t plane = static_cast<std::size_t>(g.B) * d, all = g.T * plane * sizeof(Elem);
+  Elem* const exchange = backward ? g.dp : g.history + plane;
+  const cudaError_t filled = cudaMemsetAsync(exchange, 0xff, backward ? all * Cell::gates : all, stream);  // the sentinel
+  if (filled != cudaSuccess) return said(filled, "memset");
+  const int groups = static_cast<int>(call.groups);
+  return said(g.mask ? launch<true, backward>(g, groups, stream) : launch<false, backward>(g, groups, stream), "launch");
+}
+
+}  // namespace
+
+ELMAN_EXPORT std::int64_t elman_gates_call_bytes() { return sizeof(GatesCall); }
+ELMAN_EXPORT std::int64_t elman_gates_dtype() { return ELMAN_DTYPE; }
+ELMAN_EXPORT std::int64_t elman_gates_numbers() { return Cell::gates + 8 * Cell::kept + 64 * Cell::memory + 128 * Cell::splits; }
+ELMAN_EXPORT const char* elman_gates_forward(const GatesCall* call) { return run<false>(*call); }
+ELMAN_EXPORT const char* elman_gates_backward(const GatesCall* call) { return run<true>(*call); }
+// Groups that can be resident together on the current device; -1 if it cannot be known.
+ELMAN_EXPORT std::int64_t elman_gates_capacity(std::int64_t backward) {
+  return backward ? Kernel<false, true>(1, nullptr).capacity() : Kernel<false, false>(1, nullptr).capacity();
+}

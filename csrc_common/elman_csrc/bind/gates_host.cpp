@@ -1,0 +1,22 @@
+// Gated cells on the host as one module, for float and double. Compiled with -DELMAN_CELL_HEADER="path/of/cell.h" -DELMAN_CELL=type.
+// The interface is that of gates_call.h.
+#include <elman/gates_host.h>
+
+#include ELMAN_CELL_HEADER
+
+namespace {
+using Cell = ELMAN_CELL;
+template <class T, bool back>
+const char* run(const GatesCall& call) {
+  const elman::GatesHost<Cell, T> host{call};
+  back ? host.backward() : host.forward();
+  return nullptr;
+}
+}  // namespace
+
+ELMAN_EXPORT std::int64_t elman_gates_call_bytes() { return sizeof(GatesCall); }
+ELMAN_EXPORT std::int64_t elman_gates_numbers() { return Cell::gates + 8 * Cell::kept + 64 * Cell::memory + 128 * Cell::splits; }
+ELMAN_EXPORT const char* elman_gates_forward_float32(const GatesCall* call) { return run<float, false>(*call); }
+ELMAN_EXPORT const char* elman_gates_forward_float64(const GatesCall* call) { return run<double, false>(*call); }
+ELMAN_EXPORT const char* elman_gates_backward_float32(const GatesCall* call) { return run<float, true>(*call); }
+ELMAN_EXPORT const char* elman_gates_backward_float64(const GatesCall* call) { return run<double, true>(*call); }

@@ -1,0 +1,339 @@
+// Gated cells on the GPU (gates_cell.h): k products of the same h in every step, all time steps in one persistent launch, forward
+// and backward, with 16-bit storage.
+//
+// The blocks of a group hold all of W on chip (dense_product.cuh); a group takes a tile of up to 16 batch rows, and groups never talk
+// to each other. Block p makes channels 16 p .. 16 p + 15 of all gates, so that the cell sees one thread alone:
+//
+//   forward   the block holds the rows of its channels in all k gates, 16 k x d, and multiplies h by them.
+//   backward  gh is W^T dp, k d columns for every channel. A cluster of S blocks shares them: each holds one S-th of the columns for
+//             all 16 S channels of the cluster, multiplies one S-th of dp, and hands each block its channels' partial sums through
+//             distributed shared memory. So a block reads k / S of what a step hands on, and not k times as much as the forward.
+//
+// The state (dp on the way back) is exchanged through L2 as in dense.cuh: its tensor is filled with a sentinel NaN before the launch, and
+// readers look at the data until no sentinel is left. All blocks must be resident together; every wait is bounded in time.
+#pragma once
+
+#include "dense_exchange.cuh"
+#include "gates_cell.h"
+
+namespace elman::gates {
+
+using dense::kAhead, dense::kChunk, dense::kThreads, dense::kWarps, dense::Patience;
+
+constexpr int kOwned = 16;  // channels of a block
+
+template <class Elem>
+struct GatesArgs {
+  const Elem *w, *main;  // [k d,d]; u [T,B,k d], or gy [T,B,d]
+  long long main_t, main_b;  // its strides
+  const float *bias, *h0, *s0;  // [k d] or null, [B,d], [B,d]: the states before the first step, or the gradients of the last
+  const unsigned char* mask;
+  Elem *history, *kept, *memory;  // [T+1,B,d], [T,B,kept d], [T+1,B,d]; the last two null where no backward will follow
+  Elem *y, *dp, *du;  // [T,B,d]; [T,B,k d]
+  float *h1, *s1;  // [B,d]: the last states, or the gradients of the first
+  int T, B, rows, first_tile;
+  int* error;
+  unsigned long long timeout_ns;
+};
+
+// A block's part of the matrix, all of it in registers. eight(row, column): eight numbers of a row of the part, from that column on.
+template <class Elem, int KC, int N, int T>
+struct Part : dense::Product<Elem, KC, 0, N, T> {
+  template <class Eight>
+  __device__ void load(Eight eight) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < KC; ++k)
+#pragma unroll
+      for (int i = 0; i < T; ++i) {
+        const int row = i * 16 + lane / 4, column = (warp * KC + k) * kChunk + this->column(lane, 0);
+        const uint4 x = eight(row, column), y = eight(row + 8, column);
+        auto& a = this->a[k][i];
+        a[0][0] = x.x, a[0][1] = y.x, a[0][2] = x.y, a[0][3] = y.y, a[1][0] = x.z, a[1][1] = y.z, a[1][2] = x.w, a[1][3] = y.w;
+      }
+  }
+};
+
+template <class Cell, class Elem, int d, int S, int N, bool backward>
+struct Layout {  // S: blocks of a cluster of the backward. N: tiles of 8 batch rows.
+  static constexpr int k = Cell::gates, tiles = backward ? S : k;
+  static constexpr int columns = backward ? k * d / S : d;  // of a step's vector that a block multiplies
+  static constexpr int KC = (columns + kWarps * kChunk - 1) / (kWarps * kChunk), KW = KC * kChunk;
+  // Clocks between having a step's sums and looking for the next step, the best of an H200: a look too early costs a round trip to L2.
+  static constexpr int look_after = backward ? 1300 + 65 * KC : 1000 + 100 * KC;
+  using Product = Part<Elem, KC, N, tiles>;
+  static constexpr int partial_floats = kWarps * 8 * N * Product::stride;  // two buffers, which alternate
+  static constexpr int slot_floats = S * 8 * N * kOwned;  // partial sums of a block's channels, from each block of the cluster
+  static constexpr int slots = 2 * partial_floats * 4, barriers = slots + (backward ? 2 * slot_floats * 4 : 0);
+  static constexpr int bytes = barriers + 16;
+};
+
+template <class Elem>
+__device__ __forceinline__ float widened(unsigned short v) {
+  float x[2];
+  Storage<Elem>::unpack(v, x);
+  return x[0];
+}
+template <class Elem>
+__device__ __forceinline__ float load(const Elem* p) {
+  return widened<Elem>(__ldcs(reinterpret_cast<const unsigned short*>(p)));
+}
+template <class Elem>
+__device__ __forceinline__ void store(Elem* p, float x) {
+  const float two[2] = {x, 0.f};
+  __stcs(reinterpret_cast<unsigned short*>(p), static_cast<unsigned short>(Storage<Elem>::pack(two)));
+}
+
+template <class Cell, class Elem, int d, int S, int N, bool masked, bool backward>
+__global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constant__ GatesArgs<Elem> g) {
+  using L = Layout<Cell, Elem, d, S, N, backward>;
+  using P = typename L::Product;
+  using Math = typename Storage<Elem>::Math;
+  constexpr int k = Cell::gates, KC = L::KC, KW = L::KW, D = backward ? k * d : d;  // D: the row of what is exchanged
+  constexpr int kept = Cell::kept;
+  extern __shared__ __align__(128) char shared[];
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % S;
+  const int row0 = (g.first_tile + blockIdx.y) * g.rows, rows = min(g.rows, g.B - row0);
+  const unsigned shared_base = ptx::shared_address(shared);
+  Elem* const exchange = backward ? g.dp : g.history;
+  Patience patience{g.error, g.timeout_ns};
+
+  P product;
+  product.load([&](int r, int column) -> uint4 {
+    if (column >= L::columns) return make_uint4(0, 0, 0, 0);
+    const auto bits = reinterpret_cast<const unsigned short*>(g.w);
+    if constexpr (backward) {
+      const unsigned short* p = bits + static_cast<size_t>(rank * L::columns + column) * d + (blockIdx.x - rank) * kOwned + r;
+      auto two = [&](int i) { return p[i * d] | static_cast<unsigned>(p[(i + 1) * d]) << 16; };
+      return make_uint4(two(0), two(2), two(4), two(6));
+    } else {
+      const size_t row = r / kOwned * d + blockIdx.x * kOwned + r % kOwned;
+      return *reinterpret_cast<const uint4*>(bits + row * d + column);
+    }
+  });
+
+  // ---- receiving: this warp's KC chunks of what the block multiplies ---------------------------------------------------------
+  constexpr bool full = L::columns == kWarps * KW;
+  const int first_column = warp * KW + P::column(lane, 0);
+  unsigned wanted = 0;  // bit i: this lane's piece of chunk i lies inside
+#pragma unroll
+  for (int i = 0; i < KC; ++i)
+    if (full || i * kChunk + first_column < L::columns) wanted |= 1u << i;
+  uint4 piece[KC][N];
+#pragma unroll
+  for (int i = 0; i < KC; ++i)
+#pragma unroll
+    for (int n = 0; n < N; ++n) piece[i][n] = make_uint4(0, 0, 0, 0);
+  auto multiply = [&](int t) {  // giving up leaves the sentinel where it is, and it is a NaN
+    const Elem* from[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n)  // a lane without a batch row repeats the last
+      from[n] = exchange + (static_cast<size_t>(t) * g.B + row0 + min(P::row(lane, n), rows - 1)) * D +
+                (backward ? rank * L::columns : 0) + first_column;
+    auto look_at = [&](int i) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        if constexpr (full) ptx::load_relaxed(piece[i][n], from[n] + i * kChunk);
+        else ptx::load_relaxed(piece[i][n], from[n] + i * kChunk, wanted & 1u << i);
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < KC; ++i) look_at(i);
+    patience.turns = 0;
+#pragma unroll
+    for (int i = 0; i < KC; ++i) {  // a chunk is multiplied while later ones are on their way
+      while (true) {
+        unsigned top = 0;
+#pragma unroll
+        for (int n = 0; n < N; ++n) top = max(top, dense::largest(piece[i][n]));
+        if (!__any_sync(~0u, top == 0xffffffffu) || patience.over()) break;
+        look_at(i);
+      }
+      product.add(i, piece[i], nullptr);
+    }
+  };
+  auto multiply_initial = [&] {
+#pragma unroll
+    for (int i = 0; i < KC; ++i) {
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+        if (wanted & 1u << i)
+          piece[i][n] = dense::rounded<Elem>(g.h0 + static_cast<size_t>(row0 + min(P::row(lane, n), rows - 1)) * d + first_column +
+                                             i * kChunk);
+      product.add(i, piece[i], nullptr);
+    }
+  };
+
+  // ---- the sums of a cluster ------------------------------------------------------------------------------------------------
+  auto barrier = [&](int slot) { return shared_base + L::barriers + slot * 8; };
+  const int sum_bytes = S * rows * kOwned * 4;
+  if constexpr (backward) {
+    if (threadIdx.x == 0)
+      for (int slot = 0; slot < 2; ++slot) ptx::barrier_init(barrier(slot), 1), ptx::barrier_expect(barrier(slot), sum_bytes);
+    ptx::cluster_sync();
+  }
+
+  // ---- the cell: this thread's channel and row. The rows of a warp lie four apart, so that its reads meet no bank conflict ------
+  const int row = warp % 4 + lane / 16 * 4 + warp / 4 * 8, channel = blockIdx.x * kOwned + lane % 16;
+  const bool mine = row < rows;
+  const size_t plane = static_cast<size_t>(g.B) * d, place = static_cast<size_t>(row0 + row) * d + channel;
+  const int first_t = backward ? g.T - 1 : 0, forth = backward ? -1 : 1;
+  const Elem* const main_at = g.main + static_cast<long long>(row0 + row) * g.main_b + channel;
+  constexpr int inputs = backward ? kept + 3 : k;
+  struct Inputs {
+    unsigned short v[inputs];  // u; or kept, gy, h and s before the step
+    unsigned char live;
+  };
+  auto fetch = [&](int s) {
+    Inputs in{};
+    if (!mine || s >= g.T) return in;
+    const int t = first_t + s * forth;
+    auto read = [](const Elem* p) { return __ldcs(reinterpret_cast<const unsigned short*>(p)); };
+    if constexpr (backward) {
+#pragma unroll
+      for (int n = 0; n < kept; ++n)
+        in.v[n] = read(g.kept + (static_cast<size_t>(t) * g.B + row0 + row) * kept * d + n * d + channel);
+      in.v[kept] = read(main_at + t * g.main_t);
+      in.v[kept + 1] = read(g.history + t * plane + place);
+      if (Cell::memory) in.v[kept + 2] = read(g.memory + t * plane + place);
+    } else {
+#pragma unroll
+      for (int q = 0; q < k; ++q) in.v[q] = read(main_at + t * g.main_t + q * d);
+    }
+    if (masked) in.live = g.mask[static_cast<size_t>(t) * g.B + row0 + row];
+    return in;
+  };
+
+  float h = 0.f, s_now = 0.f, s_new = 0.f, bias[k] = {};  // h, s; or what arrives at them beside the product and gy
+  if (mine) {
+    h = g.h0[place];
+    if (Cell::memory) s_now = g.s0[place];
+    if constexpr (backward) {
+      if (Cell::memory) s_new = load(g.memory + g.T * plane + place);
+    } else {
+      store(g.history + place, h);
+      if (Cell::memory && g.memory) store(g.memory + place, s_now);
+      if (g.bias)
+#pragma unroll
+        for (int q = 0; q < k; ++q) bias[q] = g.bias[q * d + channel];
+    }
+  }
+
+  // ---- the walk: forward t = s; backward t = T - 1 - s, and once more for what arrives at h_0 -----------------------------------
+  float* const partials = reinterpret_cast<float*>(shared);
+  Inputs next = fetch(0), after = fetch(1);
+  int summed = static_cast<int>(clock64());
+  const int iterations = backward ? g.T + 1 : g.T;
+  for (int s = 0; s < iterations; ++s) {
+    const int t = first_t + s * forth;
+    const Inputs in = next;
+    next = after;
+    after = fetch(s + 2);
+    const bool live = !masked || in.live;
+    const size_t at = static_cast<size_t>(t + (backward ? 0 : 1)) * g.B * D + static_cast<size_t>(row0 + row) * D + channel;
+    if (mine && lane % 16 == 0 && s + kAhead < g.T)
+#pragma unroll
+      for (int q = 0; q < D / d; ++q) ptx::prefetch_l2(exchange + at + q * d + kAhead * forth * static_cast<ptrdiff_t>(g.B) * D);
+
+    // Everything up to the wait is done while the other blocks' words are on their way.
+    float x[inputs];
+#pragma unroll
+    for (int n = 0; n < inputs; ++n) x[n] = widened<Elem>(in.v[n]);
+    GatesGrad<float, k> constant, slope;
+    if constexpr (backward) {
+      if (s < g.T && live) h += x[kept];  // gy
+      constant = Cell::template backward<Math, float>(h, s_now, x, x[kept + 1], x[kept + 2], s_new);
+      slope = Cell::template backward<Math, float>(1.f, 0.f, x, x[kept + 1], x[kept + 2], s_new);
+    }
+
+    float sum[k] = {};  // the backward has one
+    if (!backward || s > 0) {
+      float* const partial = partials + (s & 1) * L::partial_floats;
+      product.clear();
+      if (s == 0) {
+        multiply_initial();
+      } else {
+        while (static_cast<int>(clock64()) - summed < L::look_after) {
+        }
+        multiply(backward ? t + 1 : t);
+      }
+      product.store(ptx::shared_address(partial + warp * 8 * N * P::stride) + P::place(lane), rows);
+      __syncthreads();
+      summed = static_cast<int>(clock64());
+      if constexpr (backward) {
+        constexpr int quads = 4 * S;  // a thread adds four channels of a row, and sends them to their block
+        const int from = threadIdx.x / quads, quad = threadIdx.x % quads, slot = s & 1;
+        if (from < rows) {
+          float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+          for (int w = 0; w < kWarps; ++w) {
+            const float4 p = *reinterpret_cast<const float4*>(partial + (w * 8 * N + from) * P::stride + quad * 4);
+            v.x += p.x, v.y += p.y, v.z += p.z, v.w += p.w;
+          }
+          const unsigned to = shared_base + L::slots + (slot * L::slot_floats + (rank * 8 * N + from) * kOwned + quad % 4 * 4) * 4;
+          const uint4 words = make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
+          ptx::store_async(ptx::in_block(to, quad / 4), words, ptx::in_block(barrier(slot), quad / 4));
+        }
+        patience.turns = 0;
+        const int parity = (s - 1) >> 1 & 1;
+        while (!ptx::barrier_passed(barrier(slot), parity) && !patience.over()) {
+        }
+        if (threadIdx.x == 0) ptx::barrier_expect(barrier(slot), sum_bytes);
+        const float* arrived = reinterpret_cast<const float*>(shared + L::slots) + slot * L::slot_floats + row * kOwned + lane % 16;
+        if (mine)
+#pragma unroll
+          for (int r = 0; r < S; ++r) sum[0] += arrived[r * 8 * N * kOwned];
+        if (patience.lost) sum[0] = __int_as_float(0x7fffffff);
+      } else if (mine) {
+#pragma unroll
+        for (int q = 0; q < k; ++q)
+#pragma unroll
+          for (int w = 0; w < kWarps; ++w) sum[q] += partial[(w * 8 * N + row) * P::stride + q * kOwned + lane % 16];
+      }
+    }
+
+    if constexpr (backward) {
+      if (s == g.T) {
+        h += sum[0];
+        break;
+      }
+#pragma unroll
+      for (int q = 0; q < k; ++q) {  // of two neighbours one stores the word of both
+        const float dp = live ? constant.dp[q] + sum[0] * slope.dp[q] : 0.f, other = __shfl_xor_sync(~0u, dp, 1);
+        const float two[2] = {lane % 2 ? other : dp, lane % 2 ? dp : other};
+        if (mine && lane % 2 == q % 2) ptx::store_relaxed(g.dp + at + q * d - lane % 2, Storage<Elem>::pack(two));
+      }
+      if (Cell::splits && mine)
+#pragma unroll
+        for (int q = 0; q < k; ++q) store(g.du + at + q * d, live ? constant.du[q] + sum[0] * slope.du[q] : 0.f);
+      h = live ? constant.dh + sum[0] * slope.dh : h + sum[0];
+      if (live) s_now = constant.ds + sum[0] * slope.ds;
+      s_new = x[kept + 2];
+    } else {
+      float p[k], keep[kept];
+#pragma unroll
+      for (int q = 0; q < k; ++q) p[q] = sum[q] + bias[q];
+      const GatesState<float> made = Cell::template forward<Math, float>(p, x, h, s_now, keep);
+      if (live) h = made.h, s_now = made.s;
+      const float other = __shfl_xor_sync(~0u, h, 1), two[2] = {h, other};
+      if (mine) {
+        if (lane % 2 == 0) ptx::store_relaxed(g.history + at, Storage<Elem>::pack(two));
+        store(g.y + at - plane, live ? h : 0.f);
+        if (g.kept) {
+#pragma unroll
+          for (int n = 0; n < kept; ++n)
+            store(g.kept + (static_cast<size_t>(t) * g.B + row0 + row) * kept * d + n * d + channel, keep[n]);
+          if (Cell::memory) store(g.memory + at, s_now);
+        }
+      }
+    }
+  }
+  if (mine) {
+    g.h1[place] = h;
+    if (Cell::memory) g.s1[place] = s_now;
+  }
+  if constexpr (backward) ptx::cluster_sync();  // no block leaves while another may still write to it
+}
+
+}  // namespace elman::gates

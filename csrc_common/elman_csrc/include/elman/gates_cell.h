@@ -1,0 +1,39 @@
+// What a gated cell is: k products of the same h in every step, and up to one state beside h that nothing multiplies.
+//
+//   p_t = W h_{t-1} + b              W [k d,d], the rows of a product (a gate) below those of another
+//   (h_t, s_t) = Cell::forward(p_t, u_t, h_{t-1}, s_{t-1})        u_t [k d]: everything that does not depend on the state
+//
+// and, walking back, with gh_t and gs_t all that arrives at h_t and s_t,
+//
+//   (dp_t, du_t, dh', ds') = Cell::backward(gh_t, gs_t, kept_t, h_{t-1}, s_{t-1}, s_t)
+//   gh_{t-1} = W^T dp_t + dh' + dL/dy_{t-1},   gs_{t-1} = ds'          y_t = h_t
+//
+// A cell is pointwise: it sees one channel of one row. It is a struct with
+//
+//   static constexpr int  gates;   k, 1 to 4
+//   static constexpr int  kept;    numbers of a channel that the forward keeps for the backward, in the storage type
+//   static constexpr bool memory;  whether there is s (the LSTM's); if not, its arguments are 0
+//   static constexpr bool splits;  whether du differs from dp (the GRU's)
+//   template <class Math, class T> static GatesState<T>       forward(const T* p, const T* u, T h, T s, T* kept);
+//   template <class Math, class T> static GatesGrad<T, gates> backward(T gh, T gs, const T* kept, T h, T s, T s_new);
+//
+// The backward is linear in (gh, gs): the GPU evaluates it twice, before gh is known. What it reads of kept, h and s is rounded to
+// the storage type. T is float on the GPU and double in the host build. Arrays are indexed with constants only.
+#pragma once
+
+#include "portable.h"
+
+namespace elman {
+
+template <class T>
+struct GatesState {
+  T h, s;
+};
+
+template <class T, int gates>
+struct GatesGrad {
+  T dp[gates], du[gates];  // du only where it differs
+  T dh, ds;
+};
+
+}  // namespace elman

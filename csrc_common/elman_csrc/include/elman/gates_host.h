@@ -1,0 +1,87 @@
+// Gated cells on the host: the equations of gates_cell.h, one loop after the other, in float or double. Products are summed in double.
+#pragma once
+
+#include "gates_call.h"
+#include "gates_cell.h"
+
+namespace elman {
+
+template <class Cell, class T>
+struct GatesHost {
+  static constexpr int k = Cell::gates, kept = Cell::kept;
+  const GatesCall& call;
+  const std::int64_t B = call.batch, d = call.width;
+
+  T* plane(std::uint64_t address, std::int64_t t, std::int64_t b, int n = 1) const {  // row b of step t of [T,B,n d]
+    return at<T>(address) + (t * B + b) * n * d;
+  }
+  const T* main(std::int64_t t, std::int64_t b) const { return at<const T>(call.main.address) + t * call.main.t + b * call.main.b; }
+  bool held(std::int64_t t, std::int64_t b) const { return call.mask && at<const unsigned char>(call.mask)[t * B + b] == 0; }
+
+  void forward() const {
+    const T *w = at<const T>(call.w), *bias = at<const T>(call.bias);
+    for (std::int64_t b = 0; b < B; ++b)
+      for (std::int64_t i = 0; i < d; ++i) {
+        plane(call.history, 0, b)[i] = plane(call.h0, 0, b)[i];
+        if (Cell::memory) plane(call.s_last, 0, b)[i] = plane(call.s0, 0, b)[i];
+        if (Cell::memory && call.memory) plane(call.memory, 0, b)[i] = plane(call.s0, 0, b)[i];
+      }
+    for (std::int64_t t = 0; t < call.steps; ++t)
+      for (std::int64_t b = 0; b < B; ++b)
+        for (std::int64_t i = 0; i < d; ++i) {
+          const T* before = plane(call.history, t, b);
+          T p[k], u[k], keep[kept > 0 ? kept : 1] = {};
+          for (int q = 0; q < k; ++q) {
+            double sum = bias ? bias[q * d + i] : T(0);
+            for (std::int64_t j = 0; j < d; ++j) sum += double(w[(q * d + i) * d + j]) * before[j];
+            p[q] = T(sum), u[q] = main(t, b)[q * d + i];
+          }
+          T* const s = Cell::memory ? plane(call.s_last, 0, b) + i : nullptr;
+          const GatesState<T> made = Cell::template forward<Exact>(p, u, before[i], s ? *s : T(0), keep);
+          const bool live = !held(t, b);
+          plane(call.history, t + 1, b)[i] = live ? made.h : before[i];
+          plane(call.y, t, b)[i] = live ? made.h : T(0);
+          if (s && live) *s = made.s;
+          if (!call.kept) continue;
+          for (int n = 0; n < kept; ++n) plane(call.kept, t, b, kept)[n * d + i] = keep[n];
+          if (s) plane(call.memory, t + 1, b)[i] = *s;
+        }
+    for (std::int64_t b = 0; b < B; ++b)
+      for (std::int64_t i = 0; i < d; ++i) plane(call.last, 0, b)[i] = plane(call.history, call.steps, b)[i];
+  }
+
+  void backward() const {  // dh0 and ds0 carry what arrives at h_t and s_t on the way back
+    const T* w = at<const T>(call.w);
+    for (std::int64_t b = 0; b < B; ++b)
+      for (std::int64_t i = 0; i < d; ++i) {
+        plane(call.dh0, 0, b)[i] = plane(call.g_last, 0, b)[i];
+        if (Cell::memory) plane(call.ds0, 0, b)[i] = plane(call.g_s_last, 0, b)[i];
+      }
+    for (std::int64_t t = call.steps - 1; t >= 0; --t)
+      for (std::int64_t b = 0; b < B; ++b) {
+        T *gh = plane(call.dh0, 0, b), *dp = plane(call.dp, t, b, k);
+        const bool live = !held(t, b);
+        for (std::int64_t i = 0; i < d; ++i) {
+          T keep[kept > 0 ? kept : 1] = {};
+          for (int n = 0; n < kept; ++n) keep[n] = plane(call.kept, t, b, kept)[n * d + i];
+          T* const gs = Cell::memory ? plane(call.ds0, 0, b) + i : nullptr;
+          const T s = gs ? plane(call.memory, t, b)[i] : T(0), s_new = gs ? plane(call.memory, t + 1, b)[i] : T(0);
+          const auto grad =
+              Cell::template backward<Exact>(gh[i] + main(t, b)[i], gs ? *gs : T(0), keep, plane(call.history, t, b)[i], s, s_new);
+          for (int q = 0; q < k; ++q) {
+            dp[q * d + i] = live ? grad.dp[q] : T(0);
+            if (Cell::splits) plane(call.du, t, b, k)[q * d + i] = live ? grad.du[q] : T(0);
+          }
+          if (live) gh[i] = grad.dh;
+          if (gs && live) *gs = grad.ds;
+        }
+        for (std::int64_t j = 0; live && j < d; ++j) {
+          double sum = gh[j];
+          for (std::int64_t i = 0; i < k * d; ++i) sum += double(w[i * d + j]) * dp[i];
+          gh[j] = T(sum);
+        }
+      }
+  }
+};
+
+}  // namespace elman

@@ -1,0 +1,1 @@
+"""Gated recurrences: several products of the same h in every step, as of LSTM and GRU."""

@@ -1,0 +1,159 @@
+"""The compiled modules of gated cells (`elman/gates_call.h` of `elman_csrc`), for the host and the GPU alike.
+
+On a GPU, d / 16 blocks hold all of W, 16 channels of every gate each; as many groups of them as fit take up to 16 rows of the
+batch each, and larger batches take several launches. 16-bit storage, and clusters of blocks: sm_90 and newer.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels import build, launch
+from elman_core.kernels.build import Extension, Target
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.dense.run import TIMEOUT_NS, error_word
+from elman_core.kernels.runtime import DTYPE_CODES
+from elman_core.registry.errors import ConfigError, KernelError
+
+DTYPES = (torch.bfloat16, torch.float16)
+OWNED, _ROWS, STEP, WIDEST = 16, 16, 64, 1024  # channels of a block, rows of a group, what divides d, the widest
+
+
+def extension(
+    cell: Cell, target: Target, dtype: torch.dtype = torch.bfloat16, width: int = 512, rows: int = 8
+) -> Extension:
+    """What is compiled of a cell: for the CPU one module; on a GPU one for each dtype, width and 8 or 16 rows.
+
+    Raises:
+        KernelError: the sources are not installed, or no kernel has this dtype or width.
+    """
+    name = f"{cell.name}_gates_{target}"
+    if target == "host":
+        return build.shipped(name, "gates_host.cpp", cell.header, CELL=cell.type)
+    if dtype not in DTYPES:
+        raise KernelError(f"{cell.name}: kernels of gated cells store bfloat16 and float16, not {dtype}")
+    if width % STEP or width > WIDEST:
+        raise KernelError(
+            f"{cell.name}: its kernels take widths that are multiples of {STEP} up to {WIDEST}, not {width}"
+        )
+    tiles = 1 if rows <= 8 else 2
+    name += f"_{str(dtype).removeprefix('torch.')}_{width}_{tiles}"
+    return build.shipped(
+        name, "gates_cuda.cu", cell.header, CELL=cell.type, DTYPE=DTYPE_CODES[dtype], WIDTH=width, TILES=tiles
+    )  # fmt: skip
+
+
+def rows_of(batch: int, groups: int) -> int:
+    """Batch rows of a group: as few as the number of launches allows."""
+    return ceil(batch / (groups * ceil(batch / (groups * _ROWS))))
+
+
+@cache
+def settled(cell: Cell, dtype: torch.dtype, batch: int, width: int, index: int) -> tuple[Any, int, int]:
+    """The module for a problem on this GPU, rows of a group, and groups that run together.
+
+    Raises:
+        KernelError: not supported, it cannot be built, or the GPU does not hold W.
+    """
+    found: Any = torch.cuda.get_device_properties(index)
+    if found.major < 9:
+        raise KernelError(
+            f"{cell.name}: its kernels need compute capability 9.0 or newer, not {found.major}.{found.minor}"
+        )
+    groups = found.multi_processor_count // ceil(width / OWNED)
+    while groups:
+        rows = rows_of(batch, groups)
+        module = _module(cell, extension(cell, "cuda", dtype, width, rows), index)
+        with torch.cuda.device(index):
+            held = min(module.ask("capacity", backward) for backward in (0, 1))
+        if held >= groups:
+            return module, rows, groups
+        groups = min(held, groups - 1)
+    raise KernelError(f"{cell.name}: this GPU does not hold the {ceil(width / OWNED)} blocks of width {width} together")
+
+
+def forward(
+    cell: Cell, u_TBG: Tensor, w_Gd: Tensor, b_G: Tensor | None, states_SBd: Tensor, mask_TB: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(y (T, B, d), the last states (S, B, d), history (T+1, B, d), and with `keep` memory like it and what the cell keeps).
+
+    Raises:
+        KernelError: the module cannot be built or run, or an earlier launch gave up waiting.
+    """
+    u_TBG, states_SBd = launch.readable(u_TBG), launch.whole(states_SBd)
+    steps, rows, width = u_TBG.shape[0], u_TBG.shape[1], w_Gd.shape[1]
+    y_TBd, history = u_TBG.new_empty(steps, rows, width), u_TBG.new_empty(steps + 1, rows, width)
+    last_SBd, memory, kept = torch.empty_like(states_SBd), u_TBG.new_empty(0), u_TBG.new_empty(0)
+    given: dict[str, Any] = {"h0": states_SBd[0], "last": last_SBd[0], "y": y_TBd, "history": history}
+    if len(states_SBd) > 1:
+        given |= {"s0": states_SBd[1], "s_last": last_SBd[1]}
+    if keep:
+        given["kept"] = kept = u_TBG.new_empty(steps, rows, cell.kept * width)
+        if len(states_SBd) > 1:
+            given["memory"] = memory = torch.empty_like(history)
+    bias = None if b_G is None else launch.whole(b_G.to(states_SBd.dtype))
+    _run(cell, "forward", rows, width, main=u_TBG, w=launch.whole(w_Gd), bias=bias, mask=_whole(mask_TB), **given)
+    return y_TBd, last_SBd, history, memory, kept
+
+
+def backward(
+    cell: Cell, gy_TBd: Tensor, g_last_SBd: Tensor, w_Gd: Tensor, history: Tensor, memory: Tensor, kept: Tensor,
+    mask_TB: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of u, empty where they are those of p, of p (T, B, k d), and of the first states (S, B, d).
+
+    Raises:
+        KernelError: as `forward`.
+    """
+    gy_TBd, g_last_SBd = launch.readable(gy_TBd), launch.whole(g_last_SBd)
+    steps, rows, width = gy_TBd.shape
+    dp, first_SBd = gy_TBd.new_empty(steps, rows, len(w_Gd)), torch.empty_like(g_last_SBd)
+    du = torch.empty_like(dp) if cell.splits else dp.new_empty(0)
+    given: dict[str, Any] = {"g_last": g_last_SBd[0], "dh0": first_SBd[0], "dp": dp}
+    if len(g_last_SBd) > 1:
+        given |= {"g_s_last": g_last_SBd[1], "ds0": first_SBd[1], "memory": memory}
+    if cell.splits:
+        given["du"] = du
+    given |= {"main": gy_TBd, "w": launch.whole(w_Gd), "history": history, "kept": kept, "mask": _whole(mask_TB)}
+    _run(cell, "backward", rows, width, **given)
+    return du, dp, first_SBd
+
+
+def _whole(x: Tensor | None) -> Tensor | None:
+    return None if x is None else launch.whole(x)
+
+
+def _run(cell: Cell, function: str, rows: int, width: int, **given: Any) -> None:
+    like: Tensor = given["main"]
+    if not like.is_cuda:
+        if like.dtype not in (torch.float32, torch.float64):
+            raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {like.dtype}")
+        _module(cell, extension(cell, "host"), None).run(function, **given)
+        return
+    index = like.get_device()
+    with torch.cuda.device(index):
+        module, each, groups = settled(cell, like.dtype, rows, width, index)
+        given |= {"rows": each, "groups": groups, "timeout_ns": TIMEOUT_NS}
+        module.run(function, error=error_word(like.device), stream=launch.stream(like), **given)
+
+
+@cache
+def _module(cell: Cell, what: Extension, _index: int | None) -> Any:
+    """The compiled module.
+
+    Raises:
+        ConfigError: the cell header says other numbers than Python.
+        KernelError: it cannot be built or loaded.
+    """
+    module = launch.open_module(build.build(what, build.local_arch(what)), "gates")
+    memory = len(cell.states) > 1
+    if module.ask("numbers") != cell.gates + 8 * cell.kept + 64 * memory + 128 * cell.splits:
+        raise ConfigError(
+            f"{cell.name}: its cell and its GatesKernel differ in gates, kept, memory or splits: they must agree"
+        )
+    return module

@@ -1,0 +1,150 @@
+"""`GatesKernel`: one object turns a gated cell into a differentiable op that runs anywhere.
+
+    p_t = W h_{t-1} + b,   (h_t, s_t) = step(p_t, u_t, h_{t-1}, s_{t-1}),   y_t = h_t
+
+p and u have k parts of d channels, the gates: k products of the same h in a step; s is there or not. Registered with
+`torch.library` as `elman::gates_NAME` (with its backward `elman::gates_NAME_backward`). Three back ends compute it:
+
+    torch   plain PyTorch, backward by hand (portable.py): every device
+    cuda    one persistent launch of `elman_csrc` with the cell header, compiled at first use: NVIDIA GPUs, sm_90 and newer,
+            16-bit storage, d a multiple of 64 up to 1024
+    host    the same cell header in C++ loops: an instrument of the tests, taken only when asked for by name
+
+and "reference" is the step in an obvious loop, differentiated by autograd: the truth for all of them.
+
+Shapes: T time, B batch, d width, G = k d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.check import Wanted, check
+from elman_core.kernels.choice import choose, in_words, register, runs
+from elman_core.kernels.runtime import compute_dtype, without_autocast
+from elman_core.kernels.spec import Backend, Case, KernelSpec
+
+from . import native, portable, spec
+from .recurrence import Recurrence
+
+
+class GatesKernel:
+    """The op of one gated cell. Make one at module level and call it.
+
+    Args:
+        name: of the kernel; lower case.
+        header: the cell header, as in `elman/gates_cell.h` of `elman_csrc`.
+        step: `step(p, u, *states) -> new states` in PyTorch, pointwise, for any number of leading dimensions; p and u are
+            tuples of `gates` tensors, and the first state is h.
+        gates: k. kept: numbers that the C++ cell keeps. splits: whether its du differs from dp.
+        states: names, h and up to one more.
+        cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        header: Path,
+        step: portable.Step,
+        gates: int,
+        kept: int,
+        splits: bool = False,
+        states: Sequence[str] = ("h",),
+        cell: str | None = None,
+    ) -> None:
+        self.name = name
+        self.cell = Cell(
+            name, Path(header), cell or f"elman::{name}::Cell", step,
+            states=tuple(states), gates=gates, kept=kept, splits=splits,
+        )  # fmt: skip
+        flag = Wanted("TB", "bool", True)
+        self._wanted = {
+            "u": Wanted("TBG", "stored"), "w": Wanted("Gd", "stored"), "b": Wanted("G", "stored", True),
+            **dict.fromkeys(states, Wanted("Bd", "stored")), "mask": flag, "starts": flag,
+        }  # fmt: skip
+        self.op = Recurrence(self.cell).op
+        register(self)
+
+    def __call__(
+        self,
+        u_TBG: Tensor,
+        w_Gd: Tensor,
+        b_G: Tensor | None,
+        *states: Tensor,
+        mask: Tensor | None = None,
+        starts: Tensor | None = None,
+        backend: Backend = "auto",
+    ) -> tuple[Tensor, ...]:
+        """The recurrence over all time steps.
+
+        Args:
+            u_TBG: all that does not depend on the state; float32, bfloat16, float16 or float64; any strides.
+            w_Gd: W, the rows of a gate below those of another. b_G: what is added to the products, if anything.
+            states: before the first step, (B, d) each.
+            mask: (T, B), bool; where False the states are held, y is 0, and nothing flows back but through the states.
+            starts: (T, B), bool; where True the states are set to 0 before the step, masked or not. Plain PyTorch alone does
+                that so far: on a GPU one warning says so.
+            backend: "auto" or one of the module's docstring.
+
+        Returns:
+            y (T, B, d) in the dtype of u, and the states (B, d) in float32 (float64 for float64).
+
+        Raises:
+            ConfigError: shapes, dtypes or devices that do not fit together.
+            KernelError: a back end asked for that cannot run this.
+            NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
+        """
+        check(
+            self.name, self._wanted, (u_TBG, w_Gd, b_G, *states, mask, starts), {"G": self.cell.gates * w_Gd.shape[-1]}
+        )
+        wide = compute_dtype(u_TBG)
+        backend = choose(self.name, backend, u_TBG, lambda: map(int, (u_TBG.shape[1], w_Gd.shape[1])), starts=starts)
+        h0_SBd = torch.stack([h.to(wide) for h in states])
+        if backend == "reference":
+            with without_autocast(u_TBG):
+                b = None if b_G is None else b_G.to(wide)
+                y_TBd, last_SBd, *_ = portable.forward(
+                    self.cell.reference, u_TBG.to(wide), w_Gd.to(wide), b, h0_SBd, mask, starts
+                )
+            return y_TBd.to(u_TBG.dtype), *last_SBd.unbind(0)
+        inputs = [x for x in (u_TBG, w_Gd, b_G, h0_SBd) if x is not None]
+        keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        y_TBd, last_SBd, *_ = self.op(u_TBG, w_Gd, b_G, h0_SBd, mask, starts, keep, backend)
+        return y_TBd, *last_SBd.unbind(0)
+
+    @staticmethod
+    def supports(dtype: torch.dtype, width: int) -> bool:
+        """Whether there are kernels for this dtype and width."""
+        return dtype in native.DTYPES and width % native.STEP == 0 and width <= native.WIDEST
+
+    def takes(self, like: Tensor, width: int) -> bool:
+        """Whether a kernel runs rows of `like` (T, B, …) at this width. Compiles and verifies it at the first use of a size."""
+        # Sizes as numbers: a compiled function is compiled anew for another batch or width.
+        return like.is_cuda and runs(self.name, like, int(like.shape[1]), int(width))
+
+    def spec(self) -> KernelSpec:
+        """What `elman verify` checks."""
+        return spec.make_spec(self.cell, self, self.op)
+
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """All that `elman verify` checks: give it as `Variant(kernels=….specs())`."""
+        return (self.spec(),)
+
+    def backend(self, device: torch.device | str, width: int, plain: str = "torch") -> str:
+        """What "auto" runs at this width, in words; compiles nothing, so before the first use it is what will be tried."""
+        return in_words(self.name, device, plain, lambda _rows, d: d == width)
+
+    def prepare(self, dtype: torch.dtype, rows: int, width: int) -> str:
+        """As `choice.Compiled`."""
+        _, each, groups = native.settled(self.cell, dtype, rows, width, torch.cuda.current_device())
+        return f"{groups} groups of {width // native.OWNED} blocks, {each} rows each"
+
+    def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
+        """As `choice.Compiled`."""
+        return [Case.of("TBd", (64, rows, width), dtype)]

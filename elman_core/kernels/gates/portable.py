@@ -1,0 +1,96 @@
+"""The gated recurrence in plain PyTorch: the obvious loop, and its backward by hand.
+
+    p_t = W h_{t-1} + b,   (h_t, s_t) = step(p_t, u_t, h_{t-1}, s_{t-1}),   y_t = h_t
+
+A step is pointwise, so autograd finds its derivatives for all steps at once, one for each pair of a new state and what it is
+made of. The loop back holds the product of every step,
+
+    dp_t = Σ_i D_i r_i,   r_j <- Σ_i S_ij r_i  (+ W^T dp_t + dL/dy_{t-1} for h),   r_i: what arrives at state i
+
+Shapes: T time, B batch, d width, k gates, S states. Computes in float32 (float64 for float64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Step = Callable[..., tuple[Tensor, ...]]
+"""`step(p, u, *states) -> new states`: p, u are tuples of k tensors; any number of leading dimensions. h is the first state."""
+
+
+def forward(
+    step: Step,
+    u_TBG: Tensor,
+    w_Gd: Tensor,
+    b_G: Tensor | None,
+    states_SBd: Tensor,
+    mask_TB: Tensor | None,
+    starts_TB: Tensor | None,
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    """(y (T, B, d), last states (S, B, d), the states before every step, p of every step), G = k d; autograd differentiates it.
+
+    mask_TB: where False the states are held and y is 0. starts_TB: where True a step begins from 0.
+    """
+    gates = len(w_Gd) // w_Gd.shape[1]
+    outputs, before, products = [], [], []
+    for t, u_BG in enumerate(u_TBG.unbind(0)):
+        if starts_TB is not None:
+            states_SBd = torch.where(starts_TB[t, :, None], 0.0, states_SBd)
+        before.append(states_SBd)
+        h_Bd = states_SBd[0]
+        p_BG = h_Bd @ w_Gd.T if b_G is None else torch.addmm(b_G, h_Bd, w_Gd.T)
+        products.append(p_BG)
+        new_SBd = torch.stack(step(p_BG.chunk(gates, -1), u_BG.chunk(gates, -1), *states_SBd.unbind(0)))
+        y_Bd = new_SBd[0]
+        if mask_TB is not None:
+            keep = mask_TB[t, :, None]
+            new_SBd, y_Bd = torch.where(keep, new_SBd, states_SBd), torch.where(keep, y_Bd, 0.0)
+        states_SBd = new_SBd
+        outputs.append(y_Bd)
+    return torch.stack(outputs), states_SBd, before, products
+
+
+def backward(
+    step: Step,
+    gy_TBd: Tensor,
+    g_last_SBd: Tensor,
+    u_TBG: Tensor,
+    w_Gd: Tensor,
+    before_TSBd: Tensor,
+    p_TBG: Tensor,
+    mask_TB: Tensor | None,
+    starts_TB: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of u and p (T, B, k d), and of the first states (S, B, d)."""
+    gates = len(w_Gd) // w_Gd.shape[1]
+    with torch.enable_grad():
+        states = [h.detach().requires_grad_() for h in before_TSBd.unbind(1)]
+        p, u = p_TBG.detach().requires_grad_(), u_TBG.detach().requires_grad_()
+        new = step(p.chunk(gates, -1), u.chunk(gates, -1), *states)
+    slopes = [  # of every new state: with respect to u, p and the old states
+        torch.autograd.grad([h], [u, p, *states], [torch.ones_like(h)], retain_graph=True, materialize_grads=True)
+        for h in new
+    ]
+    r = list(g_last_SBd.unbind(0))
+    du, dp = torch.zeros_like(p_TBG), torch.zeros_like(p_TBG)
+    for t in range(len(gy_TBd) - 1, -1, -1):
+        earlier = [torch.zeros_like(g) for g in r]
+        for g, (of_u, of_p, *of_states) in zip([r[0] + gy_TBd[t], *r[1:]], slopes, strict=True):
+            wide = g.repeat(1, gates)
+            du[t].addcmul_(wide, of_u[t])
+            dp[t].addcmul_(wide, of_p[t])
+            for before, slope in zip(earlier, of_states, strict=True):
+                before.addcmul_(g, slope[t])
+        if mask_TB is not None:
+            keep = mask_TB[t, :, None]
+            for x in (du, dp):
+                x[t].masked_fill_(~keep, 0.0)
+            earlier = [torch.where(keep, new_r, old) for new_r, old in zip(earlier, r, strict=True)]
+        earlier[0] = torch.addmm(earlier[0], dp[t], w_Gd)
+        if starts_TB is not None:  # nothing flows back past the start of a document
+            earlier = [torch.where(starts_TB[t, :, None], 0.0, g) for g in earlier]
+        r = earlier
+    return du, dp, torch.stack(r)

@@ -1,0 +1,114 @@
+"""`elman::gates_NAME` and its backward: the recurrence as `torch.library` knows it, on every back end that is named.
+
+Shapes: T time, B batch, d width, G = k d, S states.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels.cell import Cell
+from elman_core.kernels.dense.portable import product
+from elman_core.kernels.runtime import operator, tensors, without_autocast
+
+from . import native, portable
+
+
+class Recurrence:
+    """The operator of one cell, `op(u, w, b, h0, mask, starts, keep, backend)`, and its derivative.
+
+    keep: whether a backward will follow. Outputs: y (T, B, d), the last states (S, B, d), and, for the backward alone, three
+    tensors: for "torch" the states before every step (T, S, B, d), p of every step (T, B, G) and nothing; else those of
+    `native.forward`.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        end = "Tensor? mask, Tensor? starts"
+        self._backward = operator(
+            f"gates_{cell.name}_backward(Tensor gy, Tensor g_last, Tensor? u, Tensor w, Tensor k0, Tensor k1, Tensor k2, {end},"
+            f" str backend) -> {tensors(3)}",
+            self._run_backward,
+            self._fake_backward,
+        )
+        self.op = operator(
+            f"gates_{cell.name}(Tensor u, Tensor w, Tensor? b, Tensor h0, {end}, bool keep, str backend) -> {tensors(5)}",
+            self._run_forward,
+            self._fake_forward,
+            self._save,
+            self._differentiate,
+        )
+
+    def _run_forward(
+        self, u: Tensor, w: Tensor, b: Tensor | None, h0: Tensor, mask: Any, starts: Any, keep: bool, backend: str
+    ) -> tuple[Tensor, ...]:
+        if backend != "torch":
+            return native.forward(self.cell, u, w.to(u.dtype), b, h0, mask, keep)
+        with without_autocast(u):
+            wide = b if b is None else b.to(h0.dtype)
+            y, last, before, products = portable.forward(
+                self.cell.reference, u.to(h0.dtype), w.to(h0.dtype), wide, h0, mask, starts
+            )
+        kept = [torch.stack(x) if keep else h0.new_empty(0) for x in (before, products)]
+        return y.to(u.dtype), last, *kept, h0.new_empty(0)
+
+    def _run_backward(
+        self, gy: Tensor, g_last: Tensor, u: Tensor | None, w: Tensor, *rest: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        k0, k1, k2, mask, starts, backend = rest
+        if backend != "torch":
+            return native.backward(self.cell, gy, g_last, w.to(gy.dtype), k0, k1, k2, mask)
+        assert u is not None
+        full = k1.dtype
+        return portable.backward(self.cell.reference, gy.to(full), g_last, u.to(full), w.to(full), k0, k1, mask, starts)
+
+    def _fake_forward(self, u: Tensor, w: Tensor, _b: Any, h0: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        *_, keep, backend = rest
+        (steps, rows, wide), width, states = u.shape, w.shape[1], h0.shape[0]
+        y, last = u.new_empty(steps, rows, width), torch.empty_like(h0)
+        none: tuple[int, ...] = (0,)
+        if backend == "torch":
+            shapes: list[tuple[int, ...]] = (
+                [(steps, states, rows, width), (steps, rows, wide)] if keep else [none, none]
+            )
+            return y, last, *(h0.new_empty(s) for s in shapes), h0.new_empty(0)
+        history, kept = (steps + 1, rows, width), (steps, rows, self.cell.kept * width)
+        shapes = [history, history if keep and states > 1 else none, kept if keep else none]
+        return y, last, *(u.new_empty(s) for s in shapes)
+
+    def _fake_backward(self, gy: Tensor, g_last: Tensor, _u: Any, w: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        backend, dtype = rest[-1], rest[1].dtype if rest[-1] == "torch" else gy.dtype
+        dp = gy.new_empty(*gy.shape[:2], w.shape[0], dtype=dtype)
+        du = torch.empty_like(dp) if backend == "torch" or self.cell.splits else dp.new_empty(0)
+        return du, dp, torch.empty_like(g_last)
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        u, w, b, _h0, mask, starts, _keep, backend = inputs
+        _, last, *kept = output
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(u if backend == "torch" else None, w, *kept, mask, starts)
+        ctx.backend, ctx.dtype, ctx.shape, ctx.bias = backend, u.dtype, last.shape, None if b is None else b.dtype
+
+    def _differentiate(self, ctx: Any, gy: Tensor | None, g_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        u, w, *kept, mask, starts = ctx.saved_tensors
+        _, rows, width = ctx.shape
+        steps = len(kept[0]) - (ctx.backend != "torch")
+        if gy is None:
+            gy = kept[0].new_zeros(steps, rows, width, dtype=ctx.dtype)
+        if g_last is None:
+            wide = torch.float64 if ctx.dtype == torch.float64 else torch.float32
+            g_last = kept[0].new_zeros(ctx.shape, dtype=wide)
+        du, dp, dh0 = self._backward(gy, g_last, u, w, *kept, mask, starts, ctx.backend)
+        du = du if du.numel() else dp
+        before = kept[0][:, 0] if ctx.backend == "torch" else kept[0][:-1]
+        _, needs_w, needs_b, *_ = ctx.needs_input_grad
+        dw = db = None
+        with without_autocast(dp):  # a backward may be called inside autocast
+            if needs_w:
+                dw = product(dp.flatten(0, 1).t(), before.reshape(steps * rows, width), w.dtype)
+            if needs_b:
+                db = dp.sum((0, 1), dtype=torch.promote_types(dp.dtype, torch.float32)).to(ctx.bias)
+        return du.to(ctx.dtype), dw, db, dh0, None, None, None, None
