@@ -319,7 +319,7 @@ PyObject* exception = PyExc_RuntimeError;
 // A tensor as DLPack lays it out, and the functions by which torch fills one in without a detour through Python. DLPack 1.x.
 struct Lent {
   std::byte* data;
-  std::int32_t device_type, device, dims;  // device_type 1: a CPU
+  std::int32_t device_type, device, dims;  // device_type 2: CUDA
   std::uint8_t code, bits;
   std::uint16_t lanes;
   const std::int64_t *sizes, *strides;
@@ -363,7 +363,7 @@ struct Given {
     const Names& n = names();
     if (!py::isinstance(x, n.tensor)) fail(title, name + " must be a tensor, not " + std::string(py::repr(x)));
     if (Lent lent; n.exchange && n.exchange->lend && !n.exchange->lend(x.ptr(), &lent)) {
-      address = reinterpret_cast<std::uint64_t>(lent.data) + lent.offset, device = lent.device_type == 1 ? -1 : lent.device;
+      address = reinterpret_cast<std::uint64_t>(lent.data) + lent.offset, device = lent.device_type == 2 ? lent.device : -1;
       dtype = code(lent.code, lent.bits), dims = lent.dims;
       check_dims(title, name);
       std::copy_n(lent.sizes, dims, sizes), std::copy_n(lent.strides, dims, strides);
