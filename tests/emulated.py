@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from elman_core.kernels import MatrixKernel, build, toolchain
 from elman_core.kernels.build import Extension
 from elman_core.kernels.spec import KernelSpec
@@ -35,7 +37,7 @@ def compile_emulated(extension: Extension, source: Path, made: Path, *options: s
         digest.update(path.read_bytes())
     kept = KEPT / digest.hexdigest()[:20]
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with build._lock(kept.with_suffix(".lock")):
+    with FileLock(kept.with_suffix(".lock")):
         if not kept.exists():
             cell = [] if extension.header is None else [f'-DELMAN_CELL_HEADER="{extension.header}"']
             _compile(source, made, *options, *(f"-I{folder}" for folder in includes), *cell)

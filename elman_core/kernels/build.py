@@ -21,12 +21,14 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
+
+from filelock import FileLock
 
 from elman_core.registry.errors import KernelError
 
@@ -207,7 +209,7 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     target = folder / extension.file_name(arch)
     if target in _failed:  # a compiler that failed is not asked again for every size that needs this module
         raise _failed[target]
-    with _lock(folder / f".{target.stem}.lock"):
+    with FileLock(folder / f".{target.stem}.lock"):  # the system drops it if this process dies
         if not target.is_file():  # another process may have made it while this one waited
             try:
                 _compile(extension, arch, target)
@@ -303,21 +305,6 @@ def writable_cache() -> Path:
     raise KernelError(
         f"no cache folder can be written ({', '.join(map(str, folders))}): set ELMAN_CACHE to one that can"
     )
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file; the kernel of the system drops it if this process dies."""
-    try:
-        import fcntl
-    except ImportError as error:
-        raise KernelError("kernels are built on Linux or macOS; elsewhere set ELMAN_KERNELS=off") from error
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _feature_set(arch: str) -> str:
