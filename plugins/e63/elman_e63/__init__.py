@@ -1,4 +1,4 @@
-"""E63: a leaky update whose candidate is an Elman network's; forms a (the default), b and d."""
+"""E63: a leaky update whose candidate is an Elman network's; forms a (the default), b, c and d."""
 
 from collections.abc import Iterable
 
@@ -15,12 +15,13 @@ def elman_variants() -> Iterable[Variant]:
         name="e63",
         summary="nonlinear delta: leaky update towards tanh(W h + W_x x + b), y = h silu(h)",
         equation="x = silu(W_in x̂), α = σ(W_α x_t + b_α), v = tanh(W_h h_{t-1} + W_x x_t + b);  h_t = α h_{t-1} + (1 - α) v,  "
-        "y_t = h_t silu(h_t);  b: α h_{t-1} + σ(W_β x_t + b_β) v;  d: h_{t-1} + α v",
+        "y_t = h_t silu(h_t);  b: α h_{t-1} + σ(W_β x_t + b_β) v;  "
+        "c: as b, with U_α h_{t-1} and U_β h_{t-1} in the gates;  d: h_{t-1} + α v",
         config=E63Config,
         mixer=E63Mixer,
-        presets={"b": {"form": "b"}, "d": {"form": "d"}, "e2": {"expansion": 2.0}},
+        presets={**{form: {"form": form} for form in "bcd"}, "e2": {"expansion": 2.0}},
         aliases={"63": "", "63a": "", "e63a": "", "nonlinear-delta": "", "nonlinear_delta": ""}
-        | {f"{prefix}63{form}": form for prefix in ("", "e") for form in ("b", "d")},
+        | {f"{prefix}63{form}": form for prefix in ("", "e") for form in "bcd"},
         kernels=tuple(spec for kernel in KERNELS.values() for spec in kernel.specs()),
         published=(
             Published(

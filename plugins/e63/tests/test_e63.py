@@ -7,14 +7,15 @@ from elman_core.testing import VariantContract, self_gate, self_gate_slope, sigm
 
 class TestE63(VariantContract):
     variant = "e63"
-    options = ({}, {"form": "b", "use_conv": True, "mamba2_init": True}, {"form": "d"})
+    options = ({}, {"form": "b", "use_conv": True, "mamba2_init": True}, {"form": "c"}, {"form": "d"})
 
     def parts(self, o, p, s, x):
         """(keep, write, the candidate)."""
-        alpha = sigmoid(p["w_alpha.weight"] @ x + p["w_alpha.bias"])
+        seen = {n: p[f"u_{n}"] @ s["h"] if o["form"] == "c" else 0 for n in ("alpha", "beta")}
+        alpha = sigmoid(p["w_alpha.weight"] @ x + p["w_alpha.bias"] + seen["alpha"])
         v = np.tanh(p["w_h"] @ s["h"] + p["w_x.weight"] @ x + p["w_x.bias"])
-        if o["form"] == "b":
-            return alpha, sigmoid(p["w_beta.weight"] @ x + p["w_beta.bias"]), v
+        if o["form"] in "bc":
+            return alpha, sigmoid(p["w_beta.weight"] @ x + p["w_beta.bias"] + seen["beta"]), v
         return (alpha, 1 - alpha, v) if o["form"] == "a" else (1.0, alpha, v)
 
     def step(self, o, p, s, x, z):
@@ -28,12 +29,16 @@ class TestE63(VariantContract):
         deltas = {"w_x": gh * write * (1 - v * v)}
         if o["form"] == "a":
             deltas["w_alpha"] = gh * (s["h"] - v) * keep * write
-        elif o["form"] == "b":
+        elif o["form"] in "bc":
             deltas |= {"w_alpha": gh * s["h"] * keep * (1 - keep), "w_beta": gh * v * write * (1 - write)}
         else:
             deltas["w_alpha"] = gh * v * write * (1 - write)
         dp = {"w_h": np.outer(deltas["w_x"], s["h"])}
         for name, delta in deltas.items():
             dp |= {f"{name}.weight": np.outer(delta, x), f"{name}.bias": delta}
+        dh = gh * keep + p["w_h"].T @ deltas["w_x"]
+        for name in ("alpha", "beta") if o["form"] == "c" else ():
+            dp[f"u_{name}"] = np.outer(deltas[f"w_{name}"], s["h"])
+            dh = dh + p[f"u_{name}"].T @ deltas[f"w_{name}"]
         dx = sum(p[f"{name}.weight"].T @ delta for name, delta in deltas.items())
-        return dp, {"h": gh * keep + p["w_h"].T @ deltas["w_x"]}, dx, None
+        return dp, {"h": dh}, dx, None
