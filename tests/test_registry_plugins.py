@@ -209,3 +209,15 @@ except elman_core.PluginError as error:
 """
     done = shelf.run(code, "good")
     assert done.stdout.strip().endswith("made with elman-gone==0.1.0: pip install elman-gone"), done.stderr
+
+
+def test_a_slow_import_of_torch_is_not_blamed_on_the_first_plugin(shelf: Shelf) -> None:
+    (shelf.root / "good" / "torch.py").write_text("import time; time.sleep(1)\n")
+    code = "from elman_core.registry import checks, plugins; checks.said_when_slow.__wrapped__.__defaults__ = (0.3,); plugins()"
+    for name, what in (("good", "torch"), ("twin", "plugin elman-twin")):
+        source = shelf.root / name / f"elman_{name}" / "__init__.py"
+        whole = source.read_text()
+        source.write_text(("import torch\n" if name == "good" else "import time; time.sleep(1)\n") + whole)
+        assert f"still waiting for {what} to be imported" in shelf.run(code, name).stderr
+        source.write_text(whole)
+    (shelf.root / "good" / "torch.py").unlink()

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -139,7 +140,7 @@ class Plugins:
             if needs := needs_core(point.dist):
                 self.not_loaded.append(NotLoaded(point.name, package, version, needs))
                 return
-            with said_when_slow(lambda: f"plugin {package} to be imported"):
+            with said_when_slow(lambda: f"{_importing(package)} to be imported"):
                 plugin = point.load()
                 check_hooks(plugin)
                 self.manager.register(plugin, name=key)
@@ -216,6 +217,12 @@ class Plugins:
 def _package(point: metadata.EntryPoint) -> str:
     name = point.dist.name if point.dist else None  # None, too, where the metadata has no name
     return re.sub(r"[-_.]+", "-", name).lower() if name else printable(point.value.partition(":")[0])
+
+
+def _importing(package: str) -> str:
+    """What a plugin that loads slowly waits for: torch, which the first plugin imports, or the plugin itself."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return "torch" if getattr(spec, "_initializing", False) else f"plugin {package}"
 
 
 def _made_by(package: str, made_with: str | None) -> bool:
