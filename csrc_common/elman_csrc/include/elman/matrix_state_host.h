@@ -195,7 +195,8 @@ struct Driver {
           const auto a = Cell::template line_backward<Exact>(dw, in);
           for (int i = 0; i < N; i++) {
             dp[i] += Sp[v * N + i] * a.r;
-            d[i] += x_.p[i] * a.r + 2 * Sp[v * N + i] * a.energy / N;
+            d[i] += x_.p[i] * a.r;
+            if constexpr (Cell::energy) d[i] += 2 * Sp[v * N + i] * a.energy / N;
           }
           for (int l = 0; l < Cell::lines; l++) {
             T e = a.in[l];
