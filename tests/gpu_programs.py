@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from elman_core.kernels import MatrixKernel
 from elman_core.kernels.build import Extension
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.decode import run
@@ -15,7 +16,7 @@ from elman_core.kernels.dense.run import source
 from elman_core.kernels.matrix.modules import Maps, Size, extension
 from elman_core.kernels.runtime import DTYPE_CODES
 
-e1, e42, e88 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e1", "e42", "e88"))
+e1, e42, e88, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e1", "e42", "e88", "e97"))
 HERE = Path(__file__).parent
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 PLAIN, FUSED = Maps(), e88.cell.maps[0]
@@ -41,9 +42,11 @@ def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int, tied
     return Program("dense", replace(bare, name=name, defines=(*bare.defines, *defines)))
 
 
-def matrix(rows: int, columns: int, dtype: torch.dtype, maps: Maps = PLAIN, write: bool = False) -> Program:
-    size = Size(rows, columns, dtype, e88.cell.form(maps, [False], write))
-    return Program("matrix_state", extension(e88.cell, "cuda", size))
+def matrix(
+    rows: int, columns: int, dtype: torch.dtype, maps: Maps = PLAIN, write: bool = False, of: MatrixKernel = e88
+) -> Program:
+    size = Size(rows, columns, dtype, of.cell.form(maps, [False], write))
+    return Program("matrix_state", extension(of.cell, "cuda", size))
 
 
 def decode(dtype: torch.dtype, cell: Cell | None = None) -> Program:

@@ -17,31 +17,26 @@ namespace {
 using Elem = elman::Stored<ELMAN_DTYPE>;
 constexpr int B = ELMAN_BATCH, T = ELMAN_STEPS, H = ELMAN_HEADS, N = ELMAN_ROWS, V = ELMAN_LINES;
 constexpr std::size_t places = std::size_t(B) * T * H, states = std::size_t(B) * H * N * V;
-constexpr int packed_step = H * (2 * N + V);
-static_assert(Cell::lines == 1 && Cell::params == 0, "one line of inputs: v");
+constexpr int keys = 2 + Cell::vectors, inputs_of_token = keys + Cell::lines;  // q, k, vectors; lines
+constexpr int packed_step = H * (keys * N + Cell::lines * V);
 
 struct Variant {
   bool masked, packed, carried;  // carried: a state comes in, and a gradient of the last one
 };
 constexpr Variant variants[] = {{false, false, true}, {false, true, false}, {true, true, true}, {true, false, false}};
 
-// q, k and v, or their gradients: slices of one tensor, or three tensors.
-struct Keys {
-  Elem *q, *k, *v;
-  std::int64_t key_step, line_step;
-};
+// q, k, vectors and lines, or their gradients: slices of one tensor, or a tensor each.
 template <class Make>
-Keys keys(bool packed, Make make) {
-  if (!packed) {
-    Elem* const q = make("of q", places * N);
-    Elem* const k = make("of k", places * N);
-    return {q, k, make("of v", places * V), H * N, H * V};
+void views(bool packed, MatrixView (&to)[inputs_of_token], Make make) {
+  Elem* next = packed ? make("of the packed inputs", std::size_t(B) * T * packed_step) : nullptr;
+  for (int i = 0; i < inputs_of_token; ++i) {
+    const int width = H * (i < keys ? N : V);
+    to[i] = {address(packed ? next : make(i < keys ? "of a key" : "of a line", places / H * width)), packed ? packed_step : width};
+    next += packed ? width : 0;
   }
-  Elem* const all = make("of q, k and v", std::size_t(B) * T * packed_step);
-  return {all, all + H * N, all + 2 * H * N, packed_step, packed_step};
 }
 bool can_be_packed(std::int64_t align) {  // `sliceable` of matrix/run.py
-  return packed_step * sizeof(Elem) % align == 0 && H * N * sizeof(Elem) % align == 0;
+  return packed_step * sizeof(Elem) % align == 0 && H * N * sizeof(Elem) % align == 0 && H * V * sizeof(Elem) % align == 0;
 }
 
 // A scalar of a head is float where it is given.
@@ -53,10 +48,14 @@ constexpr elman::ScalarKind kinds[2] = {Options::kind0, Options::kind1};
 
 void give(MatrixCall& call, const Variant& variant) {
   call.batch = B, call.steps = T, call.heads = H;
-  call.lines = Cell::lines, call.scalars = Cell::scalars, call.k_head = call.q_head = N;
+  call.vectors = Cell::vectors, call.lines = Cell::lines, call.scalars = Cell::scalars, call.params = Cell::params;
+  call.shared = Options::shared, call.interval = Forward::interval;
   unsigned seed = 1;
-  const Keys in = keys(variant.packed, [&](const char*, std::size_t count) { return filled<Elem>(count, 2.f, seed++); });
-  call.q = {address(in.q), in.key_step}, call.k = {address(in.k), in.key_step}, call.line[0] = {address(in.v), in.line_step};
+  MatrixView in[inputs_of_token];
+  views(variant.packed, in, [&](const char*, std::size_t count) { return filled<Elem>(count, 2.f, seed++); });
+  call.q = in[0], call.k = in[1];
+  std::copy_n(in + 2, Cell::vectors, call.vector), std::copy_n(in + keys, Cell::lines, call.line);
+  for (int i = 0; i < Cell::params; ++i) call.param[i] = address(filled<float>(std::size_t(H) * V, 1.f, 50 + i));
   for (int i = 0; i < Cell::scalars; ++i)
     call.scalar[i] = {scalar(kinds[i], [&](auto like) { return filled<decltype(like)>(places, 1.f, 10 + i); }), H};
   if (Backward::mamba) call.a_log = address(filled<float>(H, 1.f, 20)), call.dt_bias = address(filled<float>(H, 1.f, 21));
@@ -78,14 +77,18 @@ void take(MatrixCall& call, const Variant& variant, Outputs& outputs) {
   }
   call.dy = address(filled<Elem>(places * V, 1.f, 40));
   if (variant.carried) call.ds1 = address(filled<float>(states, 1.f, 41));
-  const Keys d = keys(variant.packed, [&](const char* name, std::size_t count) { return outputs.make<Elem>(name, count); });
-  call.dq = {address(d.q), d.key_step}, call.dk = {address(d.k), d.key_step}, call.dline[0] = {address(d.v), d.line_step};
+  MatrixView d[inputs_of_token];
+  views(variant.packed, d, [&](const char* name, std::size_t count) { return outputs.make<Elem>(name, count); });
+  call.dq = d[0], call.dk = d[1];
+  std::copy_n(d + 2, Cell::vectors, call.dvector), std::copy_n(d + keys, Cell::lines, call.dline);
+  for (int i = 0; i < Cell::params; ++i)
+    call.dparam[i] = address(outputs.make<float>("gradient of a constant", std::size_t(B) * H * V));
   for (int i = 0; i < Cell::scalars; ++i) {
     const char* name = i ? "gradient of the write strength" : "gradient of the decay";
     call.dscalar[i] = {scalar(kinds[i], [&](auto like) { return outputs.make<decltype(like)>(name, places); }), H};
   }
   if (Backward::mamba) call.dhead = address(outputs.make<float>("dhead", std::size_t(Backward::PARTS) * 2 * B * H));
-  if (Backward::PARTS > 1) call.parts = address(filled<float>(Backward::PARTS * places * (2 * N + 2), 0, 0));
+  if (Backward::PARTS > 1) call.parts = address(filled<float>(Backward::PARTS * places * (keys * N + 2), 0, 0));
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from emulated import HERE, compile_detector, compile_to_find_races, find_races
-from gpu_programs import FUSED, Program, bf16, f16, f32, matrix, name_of
+from gpu_programs import FUSED, Program, bf16, e97, f16, f32, matrix, name_of
 
 from elman_core.kernels.build import Extension
 from elman_core.testing.kernel import need_host_compiler
@@ -34,6 +34,8 @@ PROGRAMS = {  # to numbers of heads
     LARGE: 1,
     matrix(96, 20, f16, FUSED, write=True): 2,
     matrix(16, 16, f32, FUSED): 3,  # no helpers, a warp a team
+    matrix(16, 24, bf16, FUSED, of=e97): 3,  # a further vector, two lines
+    matrix(20, 24, f32, FUSED, write=True, of=e97): 1,
 }
 SOUND = ("barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy")
 RACING = {  # to the number of places
