@@ -316,3 +316,31 @@ def test_a_pybind11_module_of_a_plugin_is_built_and_called(project: Path) -> Non
     values = (ctypes.c_double * 3)(1.0, 2.0, 3.0)
     module.scale(ctypes.addressof(values), 3, 0.5)
     assert list(values) == [0.5, 1.0, 1.5]
+
+
+def test_the_launcher_serves_a_torch_that_lends_no_tensors() -> None:
+    """By the methods that Python sees: the same results, the same refusals."""
+    need_host_compiler()
+    program = """
+import sys, torch
+if sys.argv[1] == "without":
+    del torch.Tensor.__dlpack_c_exchange_api__
+from elman_e42.op import e42
+from elman_core.kernels.dense import run
+torch.manual_seed(0)
+u, w, h0 = torch.randn(5, 2, 4, requires_grad=True), torch.nn.Parameter(torch.randn(4, 4)), torch.zeros(2, 4)
+y, last = e42(u, w, h0, torch.arange(10).view(5, 2) > 2, backend="host")
+print(y.tolist(), torch.autograd.grad(y.sum() + last.sum(), [u, w])[1].tolist())
+for wrong in (w.detach().half(), w[:3], 3):
+    try:
+        run._host_module(e42.cell).run("forward", main=u, w=wrong)
+    except Exception as error:
+        print(error)
+"""
+    said = [
+        subprocess.run([sys.executable, "-c", program, how], capture_output=True, text=True, check=True).stdout
+        for how in ("with", "without")
+    ]
+    assert said[0] == said[1]
+    assert "w has the wrong dtype, torch.float16" in said[0]
+    assert "w must be a tensor, not 3" in said[0]
