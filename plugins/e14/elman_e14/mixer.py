@@ -84,7 +84,7 @@ class E14Mixer(MatrixWrapperMixer):
         H = self.config.blocks(self.inner)
         q, k, v, decay = linears([getattr(self, name) for name in MAPS], x_BTI)
         keys = [x.unflatten(-1, (H, -1)) for x in (q, k)]
-        return keys + [x[:, :, None].expand(-1, -1, H, -1) for x in (v, decay)]
+        return keys + [x[:, :, None] for x in (v, decay)]
 
     def readout(self, o_BTx: Tensor, x_BTI: Tensor, z_BTI: Any) -> Tensor:
         return o_BTx.unflatten(-1, (-1, self.inner)).sum(2) * F.silu(z_BTI)
