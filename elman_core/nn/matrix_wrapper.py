@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -30,14 +30,14 @@ class MatrixForm:
     """What a matrix-state mixer inside the wrapper is made of.
 
     Attributes:
-        kernel: the recurrence.
+        kernel: the recurrence; or its reference alone, of a recurrence that no cell can be.
         maps: the maps W u whose outputs are the kernel's q, k, other rows and lines, in their order.
         biases: {map: bias at the start} of the maps W u + b.
         vectors: the kernel's params, in their order: {name: value at the start}.
         options: of the kernel, that are on. inputs: what happens to the inputs first; None is the kernel's first maps.
     """
 
-    kernel: MatrixKernel
+    kernel: MatrixKernel | Callable[..., tuple[Tensor, Tensor]]
     maps: tuple[str, ...] = ("w_q", "w_k", "w_v")
     biases: Mapping[str, float] = field(default_factory=dict)
     vectors: Mapping[str, float] = field(default_factory=dict)
@@ -97,6 +97,10 @@ class MatrixWrapperMixer(WrapperMixer):
         """The kernel's scalars, (B, T, H) each."""
         return []
 
+    def vectors(self) -> list[Tensor]:
+        """The kernel's params, (H n) each; the parameters themselves unless overridden."""
+        return [getattr(self, name) for name in self.form_of(self.config).vectors]
+
     def readout(self, o_BTx: Tensor, x_BTI: Tensor, z_BTI: Tensor | None) -> Tensor:
         """y of what is read, o (B, T, H n): o silu(o) unless overridden."""
         return self_gate(o_BTx)
@@ -105,24 +109,20 @@ class MatrixWrapperMixer(WrapperMixer):
         self, x_BTI: Tensor, z_BTI: Tensor | None, state: State | None, *flags_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         form, inputs = self.form_of(self.config), self.inputs(x_BTI)
-        vectors = [getattr(self, name).view(-1, inputs[-1].shape[-1]) for name in form.vectors]
+        vectors = [p.view(-1, inputs[-1].shape[-1]) for p in self.vectors()]
         mask_BT, starts_BT = flags_BT
-        options: dict[str, Any] = dict.fromkeys(form.options, True)
-        o_BTHn, s = form.kernel(
-            *inputs,
-            *self.scalars(x_BTI),
-            *vectors,
-            state_BHNV=None if state is None else state["S"],
-            mask_BT=mask_BT,
-            starts_BT=starts_BT,
-            maps=form.inputs,
-            **options,
-        )
+        s, options = None if state is None else state["S"], dict[str, Any](dict.fromkeys(form.options, True))
+        q, k, *given = [*inputs, *self.scalars(x_BTI), *vectors]
+        if isinstance(form.kernel, MatrixKernel):
+            rest: dict[str, Any] = {"state_BHNV": s, "mask_BT": mask_BT, "starts_BT": starts_BT, "maps": form.inputs}
+            o_BTHn, s = form.kernel(q, k, *given, **rest, **options)
+        else:
+            o_BTHn, s = form.kernel(q, k, *given, s, mask_BT, starts_BT, **options)
         return self.readout(o_BTHn.flatten(2), x_BTI, z_BTI), {"S": s}
 
     def backend(self) -> str:
-        n = self.config.n_state
-        return self.form_of(self.config).kernel.backend(self.out_proj.weight.device, n, n)
+        kernel, n = self.form_of(self.config).kernel, self.config.n_state
+        return kernel.backend(self.out_proj.weight.device, n, n) if isinstance(kernel, MatrixKernel) else "reference"
 
     def reset_cell(self) -> None:
         form = self.form_of(self.config)
