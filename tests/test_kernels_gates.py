@@ -76,17 +76,21 @@ def test_rows_are_spread_over_as_few_launches_as_there_must_be(batch, groups, ro
     assert found * groups * launches >= batch
 
 
-def test_sizes_without_a_kernel_are_named():
-    cell = rnn.lstm_gates
-    assert cell.supports(torch.bfloat16, 1024)
+def test_sizes_without_a_kernel_are_named(monkeypatch):
+    cell, device = rnn.lstm_gates, torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert cell.supports(device, torch.bfloat16, 1024)
+    assert not cell.supports(torch.device("cpu"), torch.bfloat16, 1024)
     for dtype, width, said in (
         (torch.float32, 512, "store bfloat16 and float16, not torch.float32"),
         (torch.bfloat16, 200, "multiples of 64 up to 1024, not 200"),
         (torch.float16, 1088, "multiples of 64 up to 1024, not 1088"),
     ):
-        assert not cell.supports(dtype, width)
         with pytest.raises(KernelError, match=said):
             cell.spec().builds("cuda", "sm_90", (width,), (dtype,))
+        assert not cell.supports(device, dtype, width)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert not cell.supports(device, torch.bfloat16, 1024)
 
 
 def test_a_header_that_differs_from_python_is_refused():

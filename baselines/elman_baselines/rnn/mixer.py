@@ -118,10 +118,10 @@ class RNNMixer(Mixer):
     def backend(self) -> str:
         if self.bias_hh is None:
             return "reference"
-        if not self.weight_hh.is_cuda:
-            return "torch"
-        supported = self.kernel.supports(torch.bfloat16, self.inner)
-        return self.kernel.backend(self.weight_hh.device, self.inner, "cudnn") if supported else "cudnn"
+        device = self.weight_hh.device
+        plain = "cudnn" if device.type == "cuda" else "torch"
+        supported = self.kernel.supports(device, torch.bfloat16, self.inner)
+        return self.kernel.backend(device, self.inner, plain) if supported else plain
 
 
 class GRUMixer(RNNMixer):

@@ -75,7 +75,7 @@ def lstm(
 
 def _has_kernel(kernel: GatesKernel, x_TBI: Tensor, weights: Weights) -> bool:
     width = weights[1].shape[1]
-    return kernel.supports(x_TBI.dtype, width) and x_TBI.shape[0] > 1 and kernel.takes(x_TBI, width)
+    return x_TBI.shape[0] > 1 and kernel.supports(x_TBI.device, x_TBI.dtype, width) and kernel.takes(x_TBI, width)
 
 
 def _linear(x_TBI: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

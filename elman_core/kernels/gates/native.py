@@ -17,10 +17,10 @@ from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.dense.run import TIMEOUT_NS, error_word
-from elman_core.kernels.runtime import DTYPE_CODES
+from elman_core.kernels.runtime import DTYPE_CODES, constant_when_compiled
 from elman_core.registry.errors import ConfigError, KernelError
 
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES, CAPABILITY = (torch.bfloat16, torch.float16), (9, 0)
 OWNED, _ROWS, STEP, WIDEST = 16, 16, 64, 1024  # channels of a block, rows of a group, what divides d, the widest
 
 
@@ -48,6 +48,12 @@ def extension(
     )  # fmt: skip
 
 
+@constant_when_compiled
+def is_capable(index: int | None) -> bool:
+    """Whether that GPU, or the current one, runs kernels of gated cells."""
+    return torch.cuda.get_device_capability(index) >= CAPABILITY
+
+
 def rows_of(batch: int, groups: int) -> int:
     """Batch rows of a group: as few as the number of launches allows."""
     return ceil(batch / (groups * ceil(batch / (groups * _ROWS))))
@@ -61,7 +67,7 @@ def settled(cell: Cell, dtype: torch.dtype, batch: int, width: int, index: int) 
         KernelError: not supported, it cannot be built, or the GPU does not hold W.
     """
     found: Any = torch.cuda.get_device_properties(index)
-    if found.major < 9:
+    if (found.major, found.minor) < CAPABILITY:
         raise KernelError(
             f"{cell.name}: its kernels need compute capability 9.0 or newer, not {found.major}.{found.minor}"
         )

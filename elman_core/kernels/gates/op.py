@@ -119,9 +119,10 @@ class GatesKernel:
         return y_TBd, *last_SBd.unbind(0)
 
     @staticmethod
-    def supports(dtype: torch.dtype, width: int) -> bool:
-        """Whether there are kernels for this dtype and width."""
-        return dtype in native.DTYPES and width % native.STEP == 0 and width <= native.WIDEST
+    def supports(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+        """Whether there are kernels for this device, dtype and width."""
+        sizes = dtype in native.DTYPES and width % native.STEP == 0 and width <= native.WIDEST
+        return sizes and device.type == "cuda" and native.is_capable(device.index)
 
     def takes(self, like: Tensor, width: int) -> bool:
         """Whether a kernel runs rows of `like` (T, B, …) at this width. Compiles and verifies it at the first use of a size."""
