@@ -99,6 +99,6 @@ def run(cell: Cell | None, family: str, like: Tensor, weights: Sequence[Tensor],
         KernelError: tensors that do not fit together, too many rows, a dtype it does not take, or a launch that failed.
     """
     early = _rest(weights) and _may_begin_early(like.device)
-    with torch.cuda.device(like.get_device()):
+    with launch.on(like):
         opened = module(cell, family, like.dtype, like.device.index)
         opened.call(**given, early=early, stream=launch.stream(like)).run("")

@@ -221,7 +221,7 @@ def _prepared(
     given: dict[str, Any] = {
         "extra": extras,
         "slots": slots,
-        "w": w_dd.contiguous().flatten(0, -2),
+        "w": w_dd.contiguous().flatten(0, 1) if cell.blocks else w_dd.contiguous(),
         "history": history,
         "a": a if a.numel() else None,
         "mask": None if mask_TB is None else mask_TB.contiguous(),

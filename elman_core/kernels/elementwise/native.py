@@ -109,9 +109,8 @@ def _run(
     **arguments: Any,
 ) -> None:
     first = streams[0]
-    index = first.device.index if first.is_cuda else None
-    with torch.cuda.device(-1 if index is None else index):
-        _module(cell, target, first.dtype, index).call(
+    with launch.on(first):
+        _module(cell, target, first.dtype, first.device.index).call(
             stream=[launch.readable(x) for x in streams],
             vector=[launch.whole(p) for p in vectors],
             mask=None if mask_TB is None else launch.whole(mask_TB),
