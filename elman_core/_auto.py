@@ -1,6 +1,6 @@
 """Make `AutoModelForCausalLM.from_pretrained` know our checkpoints once `elman_core` is imported, at no cost before.
 
-Transformers has no plugin discovery: somebody must register the Auto classes. `import elman_core.model` does it. Importing
+Transformers has no plugin discovery, so the Auto classes must be registered. `import elman_core.model` does that. Importing
 `elman_core` alone must stay cheap, so it registers at once if transformers' Auto classes are already there, and otherwise
 watches the imports of transformers: when its Auto classes have come, and none of its modules is half-imported (ours would then
 find names missing), it registers and stops watching.

@@ -1,4 +1,4 @@
-"""File locks that child processes inherit: held until the last of the processes has ended, however it ended.
+"""File locks that child processes inherit. A lock lasts until the last of these processes ends, however it ends.
 
 A lock is a regular file, opened without following links, and written only by its owner: in a folder that all users share,
 anyone can plant a link or a pipe under its name.
@@ -45,7 +45,7 @@ class Lock:
             raise StorageError(f"cannot lock {path}: {error.strerror}") from error
 
     def write(self, text: str) -> None:
-        """Write into the file who has the lock, unless the file belongs to another user, or has other names."""
+        """Write the owner of the lock into the file, unless the file belongs to another user or has other hard links."""
         found = os.fstat(self.fd)
         if found.st_uid != os.geteuid() or found.st_nlink != 1:
             return
@@ -131,7 +131,7 @@ def _create(path: Path, shared: bool) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.parent.chmod(0o1777)
         if path.parent == MACHINE_WIDE and path.parent.is_symlink():
-            raise StorageError(f"{path.parent} is a link: somebody planted it; remove it{hint}")
+            raise StorageError(f"{path.parent} is a link, which another user may have planted; remove it{hint}")
         try:
             fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             os.fchmod(fd, 0o666)  # whatever the umask

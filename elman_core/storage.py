@@ -1,7 +1,7 @@
-"""Writing that a kill, a full disk or a bad sector cannot turn into a wrong read.
+"""Safe writing: a kill, a full disk or a bad sector never leads to wrong data being read.
 
 A folder is written under a temporary name beside its place, every file is synchronised to the disk, its checksums are added,
-and then it is renamed. So what has the final name is complete, and what was damaged afterwards is found out and named.
+and then it is renamed. So a file under its final name is complete, and later damage is detected and reported.
 JSON objects carry a digest of themselves, and the lines of a log a CRC.
 """
 

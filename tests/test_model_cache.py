@@ -191,7 +191,7 @@ def test_a_long_prompt_leaves_only_its_end_recorded(model):
     cache = LadderCache(model.config)
     cache.activate_past_recording()
     torch.testing.assert_close(model(long, past_key_values=cache).logits, model(long).logits, **EXACT)
-    with pytest.raises(ConfigError, match=f"cannot take back {WINDOW + 1} tokens: {WINDOW} are recorded"):
+    with pytest.raises(ConfigError, match=f"cannot undo {WINDOW + 1} tokens: only {WINDOW} are recorded"):
         cache.crop(-WINDOW - 1)
     cache.crop(-WINDOW)
     out = model(long[:, 40:], past_key_values=cache).logits

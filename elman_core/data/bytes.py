@@ -1,6 +1,6 @@
-"""A file as bytes: mapped into memory, opened in no time, whatever its size, and never preprocessed.
+"""A file as bytes: memory-mapped, so a file of any size opens at once, and never preprocessed.
 
-Reading a mapped file that was cut short, or lies on a failing network disk, kills a process with SIGBUS and no message. So the
+Reading a mapped file that was truncated, or is on a failing network disk, kills a process with SIGBUS and no message. So the
 pages of a window are requested first, for which the kernel returns an error instead (`MADV_POPULATE_READ`, Linux 5.14). Without
 that call, and after such an error, the window is read with `pread`, whose error says what failed and where.
 """
@@ -115,7 +115,7 @@ class ByteFile:
         """Compare the file's size and time with those at the last look, and its fingerprint if they differ.
 
         Raises:
-            DataError: other bytes than when `fingerprint` was first asked for.
+            DataError: the bytes have changed since `fingerprint` was first called.
         """
         stamp = self._stamp()
         if stamp == self._changed or self._known is None:

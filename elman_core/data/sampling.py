@@ -1,4 +1,4 @@
-"""Which bytes make up global batch s: a pure function of the seed, s and the row. Nothing here has a state to lose.
+"""Which bytes make up global batch s: a pure function of the seed, s and the row. There is no state to lose.
 
 A window is `length + 1` bytes: the first `length` are inputs, the last `length` are targets.
 """

@@ -1,4 +1,4 @@
-"""Which bytes are held out: whole blocks, chosen by the hash of the block's number, that training never reads."""
+"""Which bytes are held out from training: whole blocks, chosen by the hash of the block's number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Split:
 
     Attributes:
         size: bytes in the file.
-        fraction: what was asked for.
+        fraction: as requested.
         block: bytes in a block: 64 KiB, or less for files under a megabyte.
         heldout_runs, training_runs: stretches of whole blocks, (n, 2), int64.
     """
@@ -51,9 +51,9 @@ class Split:
 def split(size: int, fraction: float = 0.01) -> Split:
     """Hold out `fraction` of a file, but at least min(1 MiB, 10 %), in blocks of 64 KiB.
 
-    The n blocks whose numbers have the smallest hashes are held out, so the choice depends on nothing but the size and the
-    fraction. Files too small for sixteen such blocks are cut into smaller ones (a power of two). A last block that is not
-    whole is always trained on. With `fraction` 0 nothing is held out.
+    The n blocks whose numbers have the smallest hashes are held out, so the choice depends only on the size and the
+    fraction. Files too small for sixteen such blocks are divided into smaller ones (a power of two). An incomplete last block
+    is always used for training. With `fraction` 0 nothing is held out.
 
     Raises:
         DataError: fraction outside [0, 0.5].

@@ -147,7 +147,7 @@ class _Fetched:
     def read(self) -> Iterator[list[int]]:
         for row in self.rows.read():
             if min(row) < 0:
-                check_errors(self.device)  # a kernel that gave up leaves no number, and in a replay says it to nobody
+                check_errors(self.device)  # a kernel that gave up leaves NaN, and a replay reports no error
                 raise DivergedError(
                     "the model's logits are not finite: its weights have diverged, or 16 bits are too few for it"
                 )

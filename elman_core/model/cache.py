@@ -51,7 +51,7 @@ class RecurrentLayer(CacheLayerMixin):
         return self.state
 
     def recorder(self, kind: str) -> Tape | None:
-        """The tape that the mixer is to run on, if tokens may be taken back.
+        """The tape on which the mixer should run, if tokens may be undone.
 
         Args:
             kind: the mixer's `rollback`.
@@ -129,7 +129,7 @@ class RecurrentLayer(CacheLayerMixin):
         self.seen += tokens_to_remove
 
     def expect_draft(self, tokens: int) -> None:
-        """Let a draft of so many tokens be taken back even where it follows the prompt in one forward."""
+        """Allow a draft of this many tokens to be undone even if it follows the prompt in the same forward."""
         self.window = max(self.window, tokens + 2)
         if self.tape is not None:
             self.tape.window = self.window

@@ -1,6 +1,6 @@
-"""Recording what a function does on a GPU as a CUDA graph, to repeat it without the host, and reading its results late.
+"""Record a function's GPU work as a CUDA graph, replay it without the host, and read its results later.
 
-Training and generation share both.
+Training and generation both use it.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ class Recording(Protocol):
     """What was recorded."""
 
     def __call__(self) -> Tensor:
-        """Repeat it; returns the very tensor that the function gave."""
+        """Replay it; returns the same tensor object that the function returned."""
 
     def release(self) -> None:
-        """Give it up, with what it holds. It is not called any more."""
+        """Free it and its memory. It must not be called again."""
 
 
 class Recorder(Protocol):
-    """What records: `CudaRecorder`, or the tests' own on a CPU."""
+    """Records: `CudaRecorder`, or the tests' recorder on a CPU."""
 
     def work(self) -> AbstractContextManager[Any]:
-        """What runs inside may be recorded later, or is what is being replayed."""
+        """Code run inside may be recorded later, or is being replayed."""
 
     def record(self, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Recording:
-        """Record what `run` does; the result replays it and returns the very tensor that `run` gave.
+        """Record `run`; the result replays it and returns the same tensor object that `run` returned.
 
         Args:
-            run: reads and writes tensors that stay where they are, and never waits for the device. It has run before, so that
-                whatever is compiled or allocated once is there.
-            generators: of random numbers that `run` draws from, beside the device's own; they advance with every replay.
+            run: reads and writes tensors whose addresses do not change, and never waits for the device. It must have run once
+                before, so that everything that is compiled or allocated once exists.
+            generators: random generators that `run` uses besides the device's default; they advance with every replay.
 
         Raises:
-            RuntimeError: `run` did what cannot be recorded.
+            RuntimeError: `run` did something that cannot be recorded.
         """
 
 
@@ -98,12 +98,12 @@ class CudaRecording:
         return self.result
 
     def release(self) -> None:
-        """Destroy the graph, whoever still refers to it: a communicator of NCCL waits for those that hold its operations."""
+        """Destroy the graph even if it is referenced: an NCCL communicator cannot close while a graph has its operations."""
         self.graph.reset()
 
 
 class CudaRecorder:
-    """Records a CUDA graph, on a stream of its own, as capturing demands."""
+    """Records a CUDA graph on a separate stream, which capturing requires."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, torch.cuda.Stream(device)

@@ -124,23 +124,23 @@ class LadderModel(LadderPreTrainedModel):
 
         Args:
             input_ids: (B, T) tokens; or `inputs_embeds` (B, T, D).
-            attention_mask: (B, T) or, after a cache, (B, past + T): where it is 0 the state is held and the output is
-                zero. Any pattern is exact: left padding, right padding, holes.
+            attention_mask: (B, T) or, after a cache, (B, past + T): where it is 0 the state does not change and the output
+                is zero. Any pattern is exact: left padding, right padding, gaps.
             position_ids: (B, T), in the keyword arguments: several documents packed into a row, each counted from 0. Each is
-                computed as if it stood in a row of its own. `seq_idx` (B, T) or `cu_seq_lens_q` (for B = 1) say the same.
-                Positions show a document only if that of its first real token is not greater than that of the real token
-                before it: where a document's first tokens may be masked, give `seq_idx`.
+                computed as if it were alone in its row. `seq_idx` (B, T) or `cu_seq_lens_q` (for B = 1) mean the same.
+                A new document is recognised only if the position of its first real token is not greater than that of the
+                real token before it; if a document's first tokens may be masked, pass `seq_idx`.
             past_key_values: the state so far, changed in place; an empty `DynamicCache` is accepted.
             output_hidden_states: also the residual stream before every layer; the last entry is after the final norm.
 
         Raises:
             ConfigError: both or neither input, no tokens, a mask or positions of the wrong shape, or packed rows together with
-                a cache that can take tokens back.
+                a cache that can undo tokens.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ConfigError("give exactly one of input_ids and inputs_embeds")
         config = self.config
-        if use_cache is None:  # training has no use for a state that nobody asked for
+        if use_cache is None:  # training does not need the state unless it is requested
             use_cache = config.use_cache and not (self.training and past_key_values is None)
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states

@@ -39,7 +39,7 @@ class LadderPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["LadderBlock"]  # noqa: RUF012 (transformers declares these so)
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _is_stateful = False  # tokens can be taken back, so assisted decoding works
+    _is_stateful = False  # tokens can be undone, so assisted decoding works
     _can_compile_fullgraph = False  # an instance whose state is of constant size can
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = False
     model_tags = ["rnn", "elman", "byte-level", "custom_code"]  # noqa: RUF012
@@ -71,7 +71,7 @@ class LadderPreTrainedModel(PreTrainedModel):
 
         Transformers builds on the meta device, loads, and calls this where anything may be missing. It protects loaded tensors
         from `torch.nn.init` but not from arithmetic in place; here no operation writes to them while a mixer resets the rest.
-        So what a mixer derives from a loaded tensor, such as its largest singular value, is derived from what was loaded.
+        So values that a mixer derives from a tensor, such as its largest singular value, are derived from the loaded tensor.
         """
         if not isinstance(module, Mixer):
             super()._init_weights(module)

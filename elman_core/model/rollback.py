@@ -1,8 +1,8 @@
-"""Taking tokens back from a recurrent state, for assisted decoding.
+"""Undo tokens of a recurrent state, for assisted decoding.
 
-A key/value cache forgets its last n tokens by dropping them; a recurrent state has to be what it was. While a cache records,
-each residual branch has a tape with what that takes: the small states before each token (`Snapshots`), or the state before the
-recorded tokens and the mixer's inputs for them, which are run again (`Replay`), where a state is a large matrix.
+A key/value cache forgets its last n tokens by dropping them; a recurrent state must be restored. While a cache records, each
+residual branch has a tape with what is needed: the states before each token if they are small (`Snapshots`), or, if the state
+is a large matrix, the state before the recorded tokens and the mixer's inputs for them, which are run again (`Replay`).
 
 Shapes: B batch, T new tokens, L recorded tokens, D width.
 """
@@ -18,10 +18,10 @@ from torch import Tensor
 from elman_core.registry import ConfigError, State
 
 WINDOW = 64
-"""Tokens at the end of a prompt that can be taken back, where no longer draft is announced."""
+"""Tokens at the end of a prompt that can be undone, unless a longer draft is announced."""
 
 LIMIT = 1024
-"""Tokens that can be taken back at most, over several forwards, and in one that continues a state."""
+"""The most tokens that can be undone, over several forwards or in one that continues a state."""
 
 Mixed = tuple[Tensor, State]
 Mix = Callable[..., Mixed]
@@ -34,7 +34,7 @@ def map_state(fn: MapTensor, state: State | None) -> State | None:
 
 
 class Tape(Protocol):
-    """What a residual branch records. `window`: tokens at the end of a prompt that can be taken back."""
+    """What a residual branch records. `window`: tokens at the end of a prompt that can be undone."""
 
     window: int
 
@@ -54,7 +54,7 @@ def make_tape(kind: str, window: int = WINDOW) -> Tape:
 
 
 def _too_many(n: int, recorded: int) -> ConfigError:
-    return ConfigError(f"cannot take back {n} tokens: {recorded} are recorded")
+    return ConfigError(f"cannot undo {n} tokens: only {recorded} are recorded")
 
 
 def _bulk(steps: int, state: State | None, window: int) -> int:
@@ -98,7 +98,7 @@ class Snapshots:
 
 
 class Replay:
-    """Keeps the inputs of the recorded tokens and the state before them; runs them again when some are taken back."""
+    """Keeps the inputs of the recorded tokens and the state before them; runs them again when some are undone."""
 
     def __init__(self, window: int = WINDOW) -> None:
         self.window = window

@@ -28,7 +28,7 @@ from .functional import without_autocast
 FUSED = (torch.float32, torch.bfloat16, torch.float16)
 """What Triton's kernels read, and compute in float32."""
 WIDEST = 16384
-"""Width that the fused kernel takes at most: a row is held in registers."""
+"""The largest width of the fused kernel, which keeps a row in registers."""
 
 
 def add_rms_norm(
@@ -37,7 +37,7 @@ def add_rms_norm(
     """`R' = R + x`, `n = weight * R' / sqrt(mean(R'^2) + eps)`; returns `(n, R')`.
 
     Args:
-        x: (..., D) output of the branch below, any floating dtype and layout; n lies in memory as x does.
+        x: (..., D) output of the branch below, any floating dtype and layout; n has the memory layout of x.
         residual: (..., D) the stream so far, float32 or float64; None where it starts, so that R' = x.
         weight: (D,) gains.
         eps: added to the mean square.

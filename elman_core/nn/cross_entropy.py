@@ -28,7 +28,7 @@ ROWS = 4096
 """Rows whose softmax exists in float32 at once, in plain PyTorch."""
 
 WIDEST = 4096
-"""Classes that the Triton kernel takes at most: a row is held in registers."""
+"""The most classes that the Triton kernel supports: it keeps a row in registers."""
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

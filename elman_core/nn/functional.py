@@ -43,8 +43,8 @@ def dense_reference(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
 
     Returns:
         `reference(u_TBd, *extras_TBd, w_dd, h0_Bd, mask_TB=None, starts_TB=None) -> (y_TBd, h_T)`, a loop over time in float32
-        or float64. Where the mask is False the state is held and y means nothing; where a document starts, h is first set to 0.
-        W (n, d / n, d / n) stands for the n blocks of a block-diagonal matrix.
+        or float64. Where the mask is False, the state does not change and y is undefined; where a document starts, h is first
+        set to 0. W of shape (n, d / n, d / n) contains the n blocks of a block-diagonal matrix.
     """
     count = len(inspect.signature(step).parameters) - 2
 
@@ -66,13 +66,13 @@ def dense_reference(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
 def matrix_reference(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     """Decorator: the reference of a matrix-state recurrence from its step `(S, k, [rows,] v, *others, **options) -> new S`.
 
-    In the step S is (B, H, N, V), rows keys, and what stands beside it broadcasts to it: keys (B, H, N, 1), lines (B, H, 1, V),
-    scalars (B, H, 1, 1), params (H, 1, V). So Sᵀ k is `k.mT @ S`. Keys are k and what stands between it and v.
+    In the step, S is (B, H, N, V) with keys as rows, and the other inputs broadcast to it: keys (B, H, N, 1), lines
+    (B, H, 1, V), scalars (B, H, 1, 1), params (H, 1, V). So Sᵀ k is `k.mT @ S`. Keys are k and all arguments between k and v.
 
     Returns:
         `reference(q, k, …, v, *others, state=None, mask=None, starts=None, **options) -> (o, S_T)`, o_t = S_tᵀ q_t, a loop
         over time in float32 or float64. Keys are (B, T, H, N), lines (B, T, H, V), scalars (B, T, H) or None, params (H, V).
-        Where the mask is False the state is held and o means nothing; where a document starts, S is first set to 0.
+        Where the mask is False, the state does not change and o is undefined; where a document starts, S is first set to 0.
     """
     names = [n for n, p in inspect.signature(step).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     keys, count = names.index("v") - 1, len(names) - 1
@@ -99,7 +99,7 @@ def matrix_reference(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor,
 
 
 def gate(logit: Tensor) -> tuple[Tensor, Tensor]:
-    """sigmoid(logit) and 1 - sigmoid(logit), both with all their digits, and so their derivatives: also nearly shut or open."""
+    """sigmoid(logit) and 1 - sigmoid(logit), accurate with their derivatives even for a gate that is nearly closed or open."""
     return F.logsigmoid(logit).exp(), F.logsigmoid(-logit).exp()
 
 

@@ -1,4 +1,4 @@
-"""Several linear maps of one input as one product: x is read once, its gradient is written once. And one of an odd width."""
+"""Several linear maps of one input as one product: x is read once, its gradient written once. Also single maps of odd width."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch import Tensor, nn
 from elman_core.kernels.runtime import autocast_dtype
 
 ROWS = 4096
-"""Rows of x from which on a copy of the weights, one behind the other or with rows of zeros, costs less than what it spares."""
+"""The number of rows of x from which concatenating the weights, or padding them with rows of zeros, pays off."""
 
 ALIGN = 8
 THIN = 128
-"""Columns of a gradient up to which its copy costs less than a product of its own, which reads x and the sum so far again."""
+"""Gradients of at most this many columns are copied; a separate product would cost more, since it reads x and the sum again."""
 
 
 def joins(modules: Sequence[nn.Module], x: Tensor) -> bool:
-    """Whether `joined` pays: several maps, many rows, on a GPU. On a CPU a product has no cost beside its arithmetic."""
+    """Whether `joined` pays off: several maps, many rows, on a GPU. On a CPU, a product costs only its arithmetic."""
     return len(modules) > 1 and many_rows(x)
 
 
 def many_rows(x: Tensor) -> bool:
-    """Whether x has so many rows, on a GPU, that to copy the weights costs little beside their product."""
+    """Whether x is on a GPU and has so many rows that copying the weights is cheap compared with their product."""
     return x.is_cuda and x.shape[:-1].numel() >= ROWS
 
 
 def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
-    """`[module(x), ...]` by one product; what it returns are views of one tensor.
+    """`[module(x), ...]` by one product; the results are views of one tensor.
 
-    Each begins at a multiple of 8 columns, 16 bytes of 16-bit numbers, and rows lie so far apart: what kernels read in place.
+    Views and their rows start at multiples of 8 columns (16 bytes in 16-bit dtypes), so kernels can read them in place.
 
     Args:
         modules: of one dtype, K inputs each. x: (..., K).
@@ -40,7 +40,7 @@ def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
     weights: list[Tensor] = []  # each followed by rows of zeros, or by none
     biases: list[Tensor] = []
     for module in modules:
-        # As autocast will have it, before it is copied: half as much to copy, there and back.
+        # Cast as autocast would, but before copying: half as many bytes, forward and backward.
         weight = module.weight.to(autocast_dtype(module.weight))
         weights += [weight, weight.new_zeros(-module.out_features % ALIGN, x.shape[-1])]
         bias = weight.new_zeros(module.out_features) if module.bias is None else module.bias.to(weight.dtype)
@@ -54,8 +54,8 @@ def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
 
 
 class _Product(torch.autograd.Function):
-    """`F.linear(x, weight, bias).split(sizes, -1)`, whose gradients are read where they lie: those side by side, as a kernel
-    may leave them, by one product, others by products of their own. Only thin ones are copied behind each other."""
+    """`F.linear(x, weight, bias).split(sizes, -1)`, whose gradients are read in place: adjacent ones, as kernels may
+    produce them, by one product, others by separate products. Only thin ones are copied together."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: list[int]) -> tuple[Tensor, ...]:

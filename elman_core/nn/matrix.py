@@ -34,7 +34,7 @@ class MatrixConfig:
     n_state: int = option(32, "width N of a query and key, the rows of a head's state", ge=4, le=128, multiple_of=4)
     n_heads: int = option(16, "number H of heads", ge=1, le=1024)
     use_conv: bool = option(False, "causal depthwise convolution of width 4 on q, k, v; its window is state")
-    use_gate: bool = option(True, "gate on the output, from a projection of its own")
+    use_gate: bool = option(True, "gate on the output, from a separate projection")
     gate_activation: Literal["sigmoid", "silu"] = option("sigmoid", "activation of that gate")
     use_silu: bool = option(True, "SiLU on q, k, v")
     l2_norm: bool = option(True, "q and k of each head have length 1")
@@ -70,7 +70,7 @@ class MatrixConfig:
 
     @property
     def concatenates(self) -> bool:
-        """Whether the outputs of the heads stand side by side in front of the output projection, or are summed."""
+        """Whether the heads' outputs are concatenated in front of the output projection; otherwise they are summed."""
         return self.head_mix in ("concat", "per_head")
 
 

@@ -19,17 +19,17 @@ class SpectralNorm(ComputedWeight):
     """W_eff = W radius / (|sigma| + 1e-8), sigma = uᵀ W v, with u, v from the power iteration and constant for the gradient.
 
     The vectors are persistent float32 buffers, so a model and its copy compute the same. They are zero until the weight is
-    first used: then 15 iterations find them, which training keeps and evaluation does not. From there on, in training mode,
-    they take one warm-started round of three iterations whenever the weight is not the one of the last round; in eval nothing
-    changes. Whether it is the same weight is decided on the device and without a branch: the buffer `seen` keeps a checksum of
-    its bits, an integer and so the same in whatever order it is summed. A round therefore happens once per optimizer step: not
-    again for a second micro-batch, for the recomputation of activation checkpointing, after a reload or in a resumed run.
+    first used; then 15 iterations find them. Training keeps the result, evaluation does not. After that, in training mode, one
+    warm-started round of three iterations runs whenever the weight differs from that of the last round; in evaluation nothing
+    changes. The comparison runs on the device without a branch: the buffer `seen` keeps a checksum of the weight's bits, an
+    integer and therefore independent of the order of summation. So there is one round per optimizer step, and none for a second
+    micro-batch, for the recomputation of activation checkpointing, after a reload or in a resumed run.
 
     Args:
         width: rows of the weight. columns: as many unless given.
         radius: rho, the largest singular value of the result.
-        blocks: n of a weight (n, width, width), each matrix of which is scaled by itself.
-        clip: scale down alone, by a factor that is constant for the gradient.
+        blocks: n of a weight (n, width, width), whose matrices are scaled separately.
+        clip: only scale down, by a factor that is constant for the gradient.
     """
 
     u: Tensor
@@ -44,7 +44,7 @@ class SpectralNorm(ComputedWeight):
         several = () if blocks is None else (blocks,)
         self.register_buffer("u", torch.zeros(*several, width))
         self.register_buffer("v", torch.zeros(*several, columns or width))
-        self.register_buffer("seen", torch.zeros(8))  # bytes, which every floating dtype holds exactly
+        self.register_buffer("seen", torch.zeros(8))  # bytes, which every floating-point dtype represents exactly
         self._started = False  # whether `seen` is known not to be zero; spares the host another look
 
     @torch.no_grad()
@@ -137,7 +137,7 @@ def _times(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def _own(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy. Loaded tensors may lie anywhere in a file's memory, and the last bit of a BLAS product depends on alignment."""
+    """A copy. Loaded tensors may start at any address of a file, and the last bit of a BLAS product depends on alignment."""
     return x.to(dtype, copy=True)
 
 

@@ -37,7 +37,7 @@ def one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def said_when_slow(what: Callable[[], str], seconds: float = 5.0) -> Iterator[None]:
-    """Log what is waited for if the block takes longer."""
+    """Log what the program is waiting for if the block takes longer."""
     timer = threading.Timer(seconds, lambda: log.warning("elman: still waiting for %s", what()))
     timer.daemon = True
     timer.start()
@@ -50,7 +50,7 @@ def said_when_slow(what: Callable[[], str], seconds: float = 5.0) -> Iterator[No
 def check_hooks(plugin: Any) -> None:
     """Every hook that `plugin` implements exists, is marked and takes arguments that exist; it implements at least one.
 
-    pluggy takes a misspelt hook for a hook of somebody else and an unmarked function for no hook: both would be silence.
+    pluggy assumes that a misspelt hook belongs to somebody else, and ignores an unmarked function: neither gives an error.
 
     Raises:
         PluginError: says which, with the right spelling.

@@ -29,7 +29,7 @@ hookimpl = pluggy.HookimplMarker("elman")
 def elman_variants() -> Iterable[Variant]:  # type: ignore[empty-body]
     """Yield the variants this plugin adds.
 
-    Called once, when a variant is first asked for. Yield frozen `Variant` dataclasses; never call back into the registry::
+    Called once, when a variant is first requested. Yield frozen `Variant` dataclasses; never call back into the registry::
 
         @hookimpl
         def elman_variants():

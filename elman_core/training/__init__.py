@@ -1,6 +1,6 @@
 """Training on one device or several: settings, optimizers, schedules, exact resume, runs as folders.
 
-`start(settings, out).fit()` trains; `resume(path)` goes on. `settings` alone needs no torch.
+`start(settings, out).fit()` trains; `resume(path)` continues. `settings` alone needs no torch.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ WIDTH, DEPTH, WINDOW, ROWS = 192, 3, 64, 16
 
 
 def choose_variant(asked: str | None = None) -> str:
-    """The variant to train: the one asked for; or the first by name with a preset called `demo`; or the fastest here.
+    """The variant to train: the requested one; or the first by name with a preset called `demo`; or the fastest here.
 
     A plugin ships a preset `demo` to say that its variant learns quickly on a CPU, and with which options.
 
     Raises:
-        PluginError: none is installed, or not the one asked for.
+        PluginError: none is installed, or not the requested one.
     """
     if asked is not None:
         found = resolve(asked)

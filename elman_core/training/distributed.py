@@ -1,7 +1,7 @@
-"""Several processes, one training: who takes part, what they tell each other, and how a failure of one ends all.
+"""Several processes, one training: who takes part, what they exchange, and how a failure of one ends all.
 
-A rank is a process with one device and its own rows of the batch. Whatever may fail on one rank alone runs in `together` or
-`first`, after which all ranks know. A rank that fails elsewhere leaves a note in the launcher's store before it exits; ranks
+A rank is a process with one device and its own rows of the batch. Code that may fail on only one rank runs in `together` or
+`first`, which inform all ranks. A rank that fails elsewhere leaves a note in the launcher's store before it exits; ranks
 whose connection to it breaks read the note there.
 """
 

@@ -1,7 +1,8 @@
 """How a step is run: eager, compiled, or recorded once and replayed as one CUDA graph, so that no kernel waits for the host.
 
-The first steps of a captured run are eager, which compiles and warms up what they use; the next is recorded. What a recorded
-step reads and writes stays at fixed addresses: windows, learning rate and carried state are copied there before each replay.
+The first steps of a captured run are eager, which compiles and warms up everything; the next one is recorded. The tensors that
+a recorded step reads and writes keep their addresses: windows, learning rate and carried state are copied there before each
+replay.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def choose_mode(settings: Settings, model: Any, device: torch.device, sharded: b
         sharded: whether each rank holds only a part of the weights.
 
     Raises:
-        ConfigError: the mode asked for by name is unavailable; says why.
+        ConfigError: the requested mode is unavailable; says why.
     """
     asked = settings.train.launch
     against = _against_capture(settings, model, device)

@@ -1,7 +1,7 @@
 """The windows of each step, read ahead in a thread and already on their way to the GPU.
 
-What a step sees does not depend on that: a batch is a function of its step. Bytes are copied as uint8 and become int64 on the
-device. A slow disk makes a step wait, never skip.
+Reading ahead does not change what a step sees: a batch is a function of its step. Bytes are copied as uint8 and converted to
+int64 on the device. A slow disk makes a step wait; no batch is skipped.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .settings import Settings
 from .step import Windows
 
 DEPTH = 4
-"""Batches read ahead: a read may take as long as so many steps before one waits for it."""
+"""Batches read ahead: a step waits only if a read takes longer than this many steps."""
 
 CLOSING = 5.0
-"""Seconds that the end of a run waits for a read under way; then a hanging disk is left alone."""
+"""Seconds that the end of a run waits for an unfinished read, in case a disk hangs."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Prefetcher:
         self._stream: torch.cuda.Stream | None = None
 
     def get(self, step: int) -> Ready:
-        """The batch of `step`, waiting for it if needed. Any step may be asked for; only the next is read ahead.
+        """The batch of `step`, waiting for it if needed. Any step may be requested; only the following ones are read ahead.
 
         Raises:
             whatever `read` raised for this step.

@@ -1,4 +1,4 @@
-"""What a run says of itself: the protocol that makes its numbers comparable, as one short hash, and rows of the model card."""
+"""How a run describes itself: the protocol, as a short hash, which makes its numbers comparable, and rows of the model card."""
 
 from __future__ import annotations
 

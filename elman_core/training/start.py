@@ -91,20 +91,20 @@ def resume(
     quiet: bool = False,
     sets: Sequence[str] = (),
 ) -> Trainer | None:
-    """The trainer of a run, at its last good checkpoint; None if everything asked for has been done.
+    """The trainer of a run, at its last intact checkpoint; None if the run has already reached the requested length.
 
-    The schedule keeps the horizon that it had when the run started; after it, the learning rate stays where it ended.
+    The schedule keeps its original length; after its end, the learning rate keeps its last value.
 
     Args:
-        path: the run. steps: a new total, or `+20` for so many more. minutes: likewise.
+        path: the run. steps: a new total, or `+20` for 20 more. minutes: likewise.
         data: where the text is now, if it was moved.
-        sets: settings to change, out of `RESUMABLE`, which change no number that is compared, and `RETUNABLE`, which do: the
-            change is recorded, and becomes part of the run's protocol.
+        sets: settings to change: those in `RESUMABLE` do not affect results; those in `RETUNABLE` do, so the change is recorded
+            and becomes part of the run's protocol.
 
     Raises:
-        CheckpointError: not a run, a manifest that was changed, or no checkpoint is intact.
+        CheckpointError: not a run, an edited manifest, or no intact checkpoint.
         DataError: the text is not the one the run began with.
-        ConfigError: a setting that a run keeps. All of them on every rank, if it happened on any.
+        ConfigError: a setting that cannot change in a run. If one rank fails, all ranks raise its error.
     """
     ranks = join()
     settings = ranks.together(lambda: _stored_settings(path, data, sets))
@@ -293,7 +293,7 @@ def _first_lines(run: Trainer, resumed: bool = False) -> Iterator[str]:
 
 
 def _folder(ranks: Ranks, take: Callable[[], RunFolder]) -> RunFolder:
-    """The run's folder on the first rank; on the others a stand-in that writes nothing."""
+    """The run's folder on the first rank; on other ranks a substitute that writes nothing."""
     taken: list[RunFolder] = []
 
     def tell() -> tuple[Path, dict[str, Any]]:

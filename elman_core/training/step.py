@@ -1,8 +1,8 @@
-"""What one optimizer step computes: forward, loss, backward, norm, clipping, update. The trainer around it keeps the rest.
+"""What one optimizer step computes: forward, loss, backward, norm, clipping, update. The trainer does everything else.
 
-Nothing in a step waits for the device. Whether the loss and the gradient are finite is decided there: from the first step on
-in which they are not, no update happens any more, and whoever reads the step's values, however late, finds weights, optimizer
-and carried state as they were before it.
+Nothing in a step waits for the device, which itself decides whether the loss and the gradient are finite. From the first step
+in which they are not, no more updates happen. So weights, optimizer and carried state stay as they were before that step,
+however late its values are read.
 
 Shapes: B rows, T time; a window is T + 1 bytes.
 """
@@ -87,15 +87,15 @@ class StepValues:
 
 
 class OneProcess:
-    """What a step asks of the processes that share it; here there is one. Several replace it (data parallelism).
+    """What a step needs from the processes that share it; here there is only one. Data parallelism replaces this class.
 
-    A step sees the rows of its own process, and every process the same norm and the same values, so that all decide alike.
+    A step sees the rows of its own process; norm and values are the same in every process, so all decide alike.
     """
 
     heard: Tensor
 
     def tell(self, notes: Sequence[float]) -> None:
-        """Before a step: numbers to be added up over the processes in `mean`, which then lie in `heard`."""
+        """Before a step: numbers that `mean` sums over the processes; the sums are then in `heard`."""
 
     def refusal(self, own: str) -> str:
         """Why the step cannot be recorded, on any of the processes, or "". `own`: on this one."""
@@ -106,7 +106,7 @@ class OneProcess:
         return forward_loss(model, inputs_BT, targets_BT, **how)
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of each micro-batch; gradients need to be whole after the `last` only."""
+        """Around forward and backward of each micro-batch; gradients must be complete only after the `last`."""
         return nullcontext()
 
     def reduce_gradients(self, params: Sequence[Tensor]) -> None:

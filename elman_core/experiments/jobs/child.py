@@ -62,7 +62,7 @@ def _wait(process: subprocess.Popen[bytes], holder: int) -> int:
         except subprocess.TimeoutExpired:
             pass
         if deadline == math.inf and (held is None or not held.is_running()):
-            sys.stderr.write("the process that started this job is gone: the job is told to save and end\n")
+            sys.stderr.write("the process that started this job has ended: the job is asked to save and stop\n")
             deadline = time.monotonic() + SAVING
             os.killpg(0, signal.SIGTERM)
         elif time.monotonic() > deadline:
