@@ -53,11 +53,13 @@ __device__ __forceinline__ void read_saved(float (&S)[P::E], const BackwardShare
 // has none before it; its last state goes to the walk where results will lie.
 template <class P>
 __device__ __forceinline__ void replay_ahead(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments, int j,
-                                             int raw, const Constants<P>& par, Packed<P>& state) {
+                                             int raw, const Constants<P>& par) {
   if (j >= segments) {
     for (int i = 0; i < P::signals; i++) signal<P, true>(at.team, i);
     return;
   }
+  Packed<P> state;
+  fetch_state<P>(state, a, at, segments - 1 - j);
   helpers_sync<P>(at.team);
   if (j == 0) {
     replay<P, true>(sm, 0, raw, at, par, state);
@@ -95,10 +97,8 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
   __pipeline_commit();
   __pipeline_wait_prior(0);
   helpers_sync<P>(at.team);
-  Packed<P> saved;
-  if constexpr (P::ahead) fetch_state<P>(saved, a, at, segments - 1);
   ready(0, 0);
-  if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, 0, 0, par, saved);
+  if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, 0, 0, par);
   team_sync<P>(at.team);
   int before = 2, next = 1;  // of the three places of raw inputs: those of j - 1 and j + 1
   for (int j = 0; j < segments; j++) {
@@ -110,9 +110,8 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
     helpers_sync<P>(at.team);
     bring(j + 2, before);
     __pipeline_commit();
-    if constexpr (P::ahead) fetch_state<P>(saved, a, at, max(segments - 2 - j, 0));
     ready(j + 1, next);
-    if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, j + 1, next, par, saved);
+    if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, j + 1, next, par);
     __pipeline_wait_prior(1);  // the state of j + 1
     team_sync<P>(at.team);
     const int now = 3 - before - next;

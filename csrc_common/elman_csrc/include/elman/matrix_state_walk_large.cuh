@@ -137,7 +137,7 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
 template <class P, bool MayHold>
 __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const Constants<P>& par,
                                            Packed<P>& state, float (&dS)[P::E], Constants<P>& dpar) {
-  constexpr int R = P::R, M = P::M, E = P::E, last = P::steps - 1, each = P::steps / P::signals, by = MayHold || !P::ahead ? 1 : 2;
+  constexpr int R = P::R, M = P::M, E = P::E, last = P::steps - 1, each = P::steps / P::signals, by = P::ahead ? 2 : 1;
   using Sums = LineSums<P>;
   const int g = at.cg, t = at.rg;
   const Ready<P>& x = sm.x[buf];
