@@ -138,7 +138,7 @@ class TestCluster:
         assert other.attempt_log(1).read_text() == f"gpu 0 skip {cache} in {os.getcwd()}\n"
         assert train.attempt_log(1).read_text().splitlines()[-2:] == [
             "train step 5",
-            "the process that started this job is gone: the job is told to save and end",
+            "the process that started this job has ended: the job is asked to save and stop",
         ]
         assert train.attempt_log(2).read_text().splitlines() == [
             f"resume step {s}" for s in range(SAVED + 1, STEPS + 1)
@@ -282,5 +282,5 @@ def test_a_tethered_command_saves_and_ends_when_its_holder_is_gone(tmp_path: Pat
         holder.send_signal(signal.SIGKILL)
     wait_for(exit_file.exists)
     assert json.loads(exit_file.read_text())["exit_code"] == 143
-    assert "told to save and end" in log.read_text()
+    assert "asked to save and stop" in log.read_text()
     assert "saved\n" in log.read_text()

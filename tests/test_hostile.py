@@ -174,7 +174,7 @@ def test_a_lock_follows_no_link_and_writes_no_file_of_another_name(tmp_path, mon
     assert target.read_text() == "precious"
     shared.rmdir()
     shared.symlink_to(tmp_path)
-    with pytest.raises(StorageError, match="is a link: somebody planted it"):
+    with pytest.raises(StorageError, match="is a link, which another user may have planted"):
         Lock(shared / "GPU.lock", shared=True)
 
 
