@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from elman_core.kernels.build import build
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.matrix import modules
 from elman_core.kernels.matrix import run as matrix_run
-from elman_core.kernels.matrix.spec import case
+from elman_core.kernels.matrix.spec import case, make_inputs
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.nn import full_precision
@@ -72,7 +73,7 @@ class Made:
     emulated: tuple[Case, ...] = ()
 
 
-def retrieved_after_the_decay(s: Tensor, k: Tensor, x: Any, linear: bool) -> Tensor:
+def retrieved_after_the_decay(s: Tensor, k: Tensor, x: Any, linear: bool) -> Tensor:  # linear: gated DeltaNet
     kept = x["decay"] * s
     new = kept + k * (x["v"] - (kept * k).sum(-2, keepdim=True)) * x.get("write", 1)
     return new if linear else new.tanh()
@@ -366,22 +367,37 @@ def test_the_loops_of_the_host_equal_the_reference(name: str, kernels: dict[str,
     assert report.passed, "\n".join(failures(report))
 
 
+def load_emulated(folder: Path, cell: Cell, _target: str, size: Any) -> Any:
+    extension = modules.extension(cell, "cuda", size)
+    made = folder / f"{extension.name}.so"
+    if not made.exists():
+        compile_emulated(extension, extension.binding, made, *LIBRARY, "-D__CUDA_ARCH_LIST__=900")
+    return launch.open_module(made, "matrix")
+
+
 @pytest.mark.parametrize(("name", "problem"), PROBLEMS, ids=str)
 def test_the_gpu_source_equals_the_reference(
     name: str, problem: Case, kernels: dict[str, MatrixKernel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_host_compiler()
 
-    def load(cell: Cell, _target: str, size: Any) -> Any:
-        extension = modules.extension(cell, "cuda", size)
-        made = tmp_path / f"{extension.name}.so"
-        if not made.exists():
-            compile_emulated(extension, extension.binding, made, *LIBRARY, "-D__CUDA_ARCH_LIST__=900")
-        return launch.open_module(made, "matrix")
-
-    monkeypatch.setattr(matrix_run, "load", load)
+    monkeypatch.setattr(matrix_run, "load", partial(load_emulated, tmp_path))
     report = verify(emulated_spec(kernels[name]), "emulated", cases=[problem], opcheck=False)
     assert report.passed, "\n".join(failures(report))
+
+
+def test_room_for_other_states_than_a_module_saves_is_one_line(
+    kernels: dict[str, MatrixKernel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cell that is elementwise, and not declared so."""
+    need_host_compiler()
+    monkeypatch.setattr(matrix_run, "load", partial(load_emulated, tmp_path))
+    cell = kernels["made_up_residual"].cell
+    other = MatrixKernel("undeclared", header=cell.header, cell=cell.type, reference=cell.reference, params=("slope",))
+    problem = case((1, 17, 1, 48, 20), bf16)
+    inputs = make_inputs(other.cell, problem, torch.Generator().manual_seed(0))
+    with pytest.raises(KernelError, match="saves a state every 16 steps, and the call has room for one every 8"):
+        emulated_spec(other).call("emulated", inputs, problem.options)
 
 
 def test_it_compiles_for_a_gpu(kernels: dict[str, MatrixKernel], tmp_path: Path) -> None:
