@@ -58,7 +58,9 @@ def require_text(*names: str | Path | None) -> None:
         except (OSError, RuntimeError) as error:
             raise ConfigError(f"{name} cannot be used: {getattr(error, 'strerror', None) or error}") from error
         if (shown := printable(whole)) != whole:
-            raise ConfigError(f"{shown}: a name with a control character or not in UTF-8 fits in no recipe; rename it")
+            raise ConfigError(
+                f"{shown}: a recipe cannot store names with control characters or outside UTF-8; rename it"
+            )
 
 
 def write_text(path: Path, text: str) -> None:

@@ -209,7 +209,7 @@ def test_a_damaged_export_is_not_loaded(run, tmp_path, monkeypatch):
 def test_a_folder_left_by_a_kill_before_the_manifest_is_begun_again(text, tmp_path):
     for name in (".lock", "metrics.jsonl", "console.log", ".partial-manifest.json"):
         (tmp_path / name).touch()
-    with pytest.raises(CheckpointError, match="was killed before its first step: elman train takes this --out again"):
+    with pytest.raises(CheckpointError, match="was killed before its first step: start it again with elman train"):
         resume(tmp_path, quiet=True)
     assert start(settings(text, "train.steps=2"), tmp_path, quiet=True).fit().status == "ok"
     (tmp_path / "metrics.jsonl").rename(tmp_path / "thesis.tex")

@@ -90,7 +90,7 @@ def test_a_text_cut_short_is_an_error_that_names_the_byte(text):
     file = ByteFile(text)
     os.truncate(text, 90_000)
     assert len(file.read(89_000, 500)) == 500
-    with pytest.raises(DataError, match=r"cut short .* at byte 90,000, where it had 200,000 bytes"):
+    with pytest.raises(DataError, match=r"truncated .* at byte 90,000, where it had 200,000 bytes"):
         file.read(89_900, 500)
 
 
@@ -125,11 +125,11 @@ def test_a_text_cut_short_during_training_ends_the_run_with_a_line_and_keeps_the
     after_step(3, lambda _: os.truncate(text, 10))
     assert main(train_words(text, tmp_path / "run", "train.steps=6", "train.save_every=2")) == 2
     said = capsys.readouterr().err
-    assert f"{text} was cut short while it was read: nothing at byte" in said
+    assert f"{text} was truncated while it was read: no data at byte" in said
     assert said.count("\n") == 1
     found = manifest(tmp_path / "run")
     assert found["status"] == "crashed"
-    assert "was cut short" in found["error"]
+    assert "was truncated" in found["error"]
     assert [p.name for p in sorted((tmp_path / "run" / "checkpoints").iterdir())] == ["step-00000002", "step-00000003"]
 
 

@@ -136,7 +136,7 @@ def _install(monkeypatch: pytest.MonkeyPatch, variant: Variant) -> None:
 def test_what_does_not_fit_is_an_error_that_names_what_would() -> None:
     with pytest.raises(ConfigError, match=r"512x20 with 42,335,904 \(-15.3 %\).* 512x24 has 50,776,768 \(\+1.6 %\)"):
         solve_width("gdn", None, 50_000_000, 20)  # whole heads of 128
-    with pytest.raises(ConfigError, match=r"comes no nearer to 100 parameters than 8x2.*, or take e42@8x2 as it is"):
+    with pytest.raises(ConfigError, match=r"comes no closer to 100 parameters than 8x2.*, or take e42@8x2 as it is"):
         solve_width("e42", None, 100, 2)
     with pytest.raises(ConfigError, match="over 4096 layers"):
         candidates("e42", None, 10**9, width=16)

@@ -29,6 +29,6 @@ def test_a_text_or_a_folder_with_such_a_name_is_refused_before_anything_is_writt
         assert main([*words, "--data", str(data), "--out", str(where)]) == 2
         said = capsys.readouterr().err.strip().splitlines()
         assert len(said) == 1
-        assert said[0].endswith("a name with a control character or not in UTF-8 fits in no recipe; rename it")
+        assert said[0].endswith("a recipe cannot store names with control characters or outside UTF-8; rename it")
         assert any(escaped in said[0] for escaped in (r"\udcff", r"\n", r"\x1b"))
         assert not where.exists()

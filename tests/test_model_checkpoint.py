@@ -106,7 +106,7 @@ def test_a_missing_tensor_is_an_error_and_not_a_random_weight(saved):
     del tensors["model.layers.0.mixer.rec"]
     save_file(tensors, saved / WEIGHTS, {"format": "pt"})
     write_checksums(saved)
-    with pytest.raises(CheckpointError, match=r"does not hold the whole model.*mixer\.rec"):
+    with pytest.raises(CheckpointError, match=r"does not contain the whole model.*mixer\.rec"):
         load_checkpoint(saved)
 
 
@@ -162,7 +162,7 @@ def test_the_last_weights_replace_the_evaluation_weights(saved):
     use_last_weights(model, saved)
     assert all(torch.equal(p, last[n]) for n, p in model.named_parameters())
     save_file({"other": torch.zeros(2)}, saved / "state" / "last.safetensors")
-    with pytest.raises(CheckpointError, match="of another model"):
+    with pytest.raises(CheckpointError, match="belongs to another model"):
         use_last_weights(model, saved)
 
 

@@ -116,7 +116,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_variant_of_a_shared_package_is_not_copied(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not in a package elman_gru of its own"):
+    with pytest.raises(ConfigError, match="has no package elman_gru of its own"):
         render("e99", tmp_path, "gru")
 
 

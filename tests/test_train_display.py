@@ -62,7 +62,7 @@ def test_several_gpus_are_started_by_torchrun(text, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     words = ["train", "e42@16x1", "--data", str(text), "--gpus", "5"]
     assert main(words) == 2
-    assert "--gpus 5: this machine shows 4 GPUs" in capsys.readouterr().err
+    assert "--gpus 5: this machine has 4 GPUs" in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["elman", *words])
     on_gpus(4)
     [(_, command)] = begun

@@ -91,7 +91,7 @@ def test_a_checkpoint_of_the_other_optimizer_is_refused_before_the_first_step(ki
         for name in (kind, other)
     ]
     path = runs[0].fit().checkpoint
-    with pytest.raises(CheckpointError, match=r"state is of another optimizer|last.safetensors"):
+    with pytest.raises(CheckpointError, match=r"state belongs to another optimizer|last.safetensors"):
         load_checkpoint(path, runs[1].model, runs[1].optimizer)
     runs[1].folder.close()
 

@@ -79,7 +79,7 @@ def _copied(source: str, name: str) -> dict[str, str]:
     """The package `elman_SOURCE` and its tests with the variant's name replaced everywhere."""
     spec = importlib.util.find_spec(f"elman_{source}")
     if spec is None or spec.origin is None:
-        raise ConfigError(f"variant {source!r} is not in a package elman_{source} of its own and cannot be copied")
+        raise ConfigError(f"variant {source!r} has no package elman_{source} of its own, so it cannot be copied")
     package = Path(spec.origin).parent
     if not (package.parent / "tests").is_dir():
         raise ConfigError(

@@ -53,7 +53,7 @@ def evaluate(
         raise ConfigError(f"--precision takes fp32 or bf16, not {precision!r}")
     file = ByteFile(path)
     if data is None and file.fingerprint() != asked["text"]:
-        raise DataError(f"{path} is not the text of this run any more; --data {path} scores it nevertheless")
+        raise DataError(f"{path} is no longer the text of this run; to score it anyway, use --data {path}")
     fraction = heldout if heldout is not None else asked.get("heldout", 0.01)
     if not everything:
         heldout_offsets(split(file.size, fraction), 1)  # nothing held out is said before torch is imported

@@ -192,7 +192,7 @@ def _of_variant(name: str, target: str | None) -> list[KernelSpec]:
 
     variant = get_variant(name)
     if not variant.kernels:
-        raise ConfigError(f"variant {variant.name!r} has no kernel of its own: its reference is what runs")
+        raise ConfigError(f"variant {variant.name!r} has no kernel: its reference runs")
     return [s for s in variant.kernels if _runs(s, target)] or list(variant.kernels)
 
 

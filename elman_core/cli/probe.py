@@ -53,7 +53,7 @@ def probe(
 
     limit = parse_bytes(memory) if memory is not None else None
     if limit is not None and limit < LEAST:
-        raise ConfigError(f"--memory {memory} is less than the libraries take by themselves: give 1G or more")
+        raise ConfigError(f"--memory {memory} is less than the libraries alone need: give 1G or more")
     found = measure(settings, seconds, limit)
     best = None
     if search or (search is None and found.device.startswith("cuda")):

@@ -99,7 +99,7 @@ def on_gpus(count: int | None) -> None:
     from elman_core.registry import ConfigError
 
     if count > torch.cuda.device_count():
-        raise ConfigError(f"--gpus {count}: this machine shows {torch.cuda.device_count()} GPUs; see elman doctor")
+        raise ConfigError(f"--gpus {count}: this machine has {torch.cuda.device_count()} GPUs; see elman doctor")
     launcher = ["torch.distributed.run", "--standalone", "--local-addr", "localhost", "--nproc-per-node", str(count)]
     os.execv(sys.executable, [sys.executable, "-m", *launcher, "-m", "elman_core", *sys.argv[1:]])
 

@@ -90,7 +90,7 @@ class ByteFile:
             got = self._patiently(offset, wanted)
         if len(got) < wanted:
             raise DataError(
-                f"{self.path} was cut short while it was read: nothing at byte {offset + len(got):,}, where it had "
+                f"{self.path} was truncated while it was read: no data at byte {offset + len(got):,}, where it had "
                 f"{self.size:,} bytes when it was opened"
             )
         return np.frombuffer(got, dtype=np.uint8)
@@ -122,7 +122,7 @@ class ByteFile:
             return
         if stamp[0] >= self.size and self.fingerprint() != self._known:
             raise DataError(
-                f"{self.path} was changed while it was read: the text is not the one that the training began with"
+                f"{self.path} was changed while it was read: it is no longer the text that the training began with"
             )
         self._changed = stamp  # touched, appended to, or cut short, which `read` reports
 

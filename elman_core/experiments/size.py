@@ -153,7 +153,7 @@ def nothing_fits(
     """The line that says that none of `sizes`, nearest first, is within 2 %, and which size is."""
     best = sizes[0]
     line = (
-        f"{variant} comes no nearer to {parameters:,} parameters than {best.width}x{best.depth} with {best.parameters:,} "
+        f"{variant} comes no closer to {parameters:,} parameters than {best.width}x{best.depth} with {best.parameters:,} "
         f"({100 * best.off:+.1f} %); equal means within 2 %"
     )
     try:

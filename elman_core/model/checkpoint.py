@@ -45,7 +45,7 @@ def check_checkpoint(folder: str | os.PathLike, checksums: bool = True) -> None:
     config = _read_json(root / "config.json")
     if config.get("model_type") != LadderConfig.model_type:
         raise CheckpointError(
-            f"{root / 'config.json'} is of a {config.get('model_type')!r}, not {LadderConfig.model_type!r}"
+            f"{root / 'config.json'} describes a {config.get('model_type')!r} model, not {LadderConfig.model_type!r}"
         )
     for path in _weight_files(root):
         check_safetensors(path)
@@ -163,7 +163,9 @@ def load_checkpoint(
     model, report = loaded
     wrong = sorted(report["missing_keys"]) + sorted(str(k) for k in report["mismatched_keys"])
     if wrong:
-        raise CheckpointError(f"{path} does not hold the whole model: {len(wrong)} tensors missing, such as {wrong[0]}")
+        raise CheckpointError(
+            f"{path} does not contain the whole model: {len(wrong)} tensors missing, such as {wrong[0]}"
+        )
     return model.to(device).eval()
 
 
@@ -213,5 +215,7 @@ def use_last_weights(model: LadderForCausalLM, checkpoint: str | os.PathLike) ->
     with torch.no_grad():
         for name, tensor in load_file(path).items():
             if name not in own or own[name].shape != tensor.shape:
-                raise CheckpointError(f"{path} is of another model: it holds {name!r} of shape {tuple(tensor.shape)}")
+                raise CheckpointError(
+                    f"{path} belongs to another model: it has {name!r} of shape {tuple(tensor.shape)}"
+                )
             own[name].copy_(tensor)

@@ -138,7 +138,7 @@ class Optimizer:
             )
         kinds = {kind for values in by_name.values() for kind in values}
         if kinds and kinds != (_AVERAGED if self.averages else _ADAMW):
-            raise CheckpointError(f"the state is of another optimizer: it has {', '.join(sorted(kinds))}")
+            raise CheckpointError(f"the state belongs to another optimizer: it has {', '.join(sorted(kinds))}")
         if lacking := sorted(f"{k}/{n}" for n, values in by_name.items() for k in kinds - values.keys()):
             raise CheckpointError(f"the optimizer's state lacks {', '.join(lacking[:3])}")
         for name, values in by_name.items():

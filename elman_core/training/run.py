@@ -184,7 +184,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         if path.is_dir() and (path / LOCK).exists() and _not_begun(path):
             raise CheckpointError(
-                f"{path} was killed before its first step: elman train takes this --out again"
+                f"{path} was killed before its first step: start it again with elman train and the same --out"
             ) from error
         raise CheckpointError(f"{path} is not a run: it has no {MANIFEST}") from error
     except OSError as error:
