@@ -21,7 +21,11 @@ from elman_core import __version__
 from elman_core.registry import ConfigError
 from elman_core.registry.checks import is_missing, one_line
 
-INNER = ("__init__.py", "mixer.py", "reference.py", "op.py")  # of the package of each variant
+INNER = (
+    "__init__.py",
+    "mixer.py",
+    "reference.py",
+)  # of the package of each variant; and op.py, if the mixer imports it
 FORBIDDEN = ("transformers", "pluggy")
 PUBLIC = ("elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry", "elman_core.testing")
 
@@ -66,6 +70,7 @@ class Plugin:
             variants = [package]
         wanted = [self.folder / "README.md", self.folder / "tests", package / "__init__.py"]
         wanted += [v / name for v in variants for name in INNER]
+        wanted += [v / "op.py" for v in variants if _takes_op(v / "mixer.py")]
         missing = [p.relative_to(self.folder).as_posix() for p in dict.fromkeys(wanted) if not p.exists()]
         return f"missing: {', '.join(missing)}" if missing else ""
 
@@ -123,6 +128,12 @@ class Plugin:
         }
         missing = sorted(wanted - held)
         return f"missing in {wheel.name}: {', '.join(missing)}" if missing else ""
+
+
+def _takes_op(mixer: Path) -> bool:
+    """Whether it imports the op beside it: a recurrence without a kernel has none."""
+    text = mixer.read_text(encoding="utf-8", errors="replace") if mixer.exists() else ""
+    return re.search(r"from \.op import|from \. import .*\bop\b", text) is not None
 
 
 def _modules(tree: ast.Module) -> Iterator[str]:
