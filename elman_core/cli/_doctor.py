@@ -29,11 +29,12 @@ def _machine() -> list[Row]:
 
     import elman_core
 
+    threads = torch.get_num_threads()
     rows = [
         _row("elman-core", "ok", elman_core.__version__),
         _row("python", "ok", f"{platform.python_version()}, {sys.executable}"),
         _row("platform", "ok", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"),
-        _row("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        _row("torch", "ok", f"{torch.__version__}, {threads} thread{'s' if threads > 1 else ''}"),
     ]
     for package in ("transformers", "safetensors", "schedulefree"):
         rows.append(_package_row(package))

@@ -22,6 +22,8 @@ def new(
     ] = Path(),
 ) -> None:
     """Write a plugin that passes its contract at once; change it from there."""
+    from elman_core.registry.checks import is_missing
+
     from ._scaffold import render
 
     target, files = render(name, folder, source)
@@ -29,7 +31,7 @@ def new(
     for file in files:
         print(f"  {file}")
     where = shlex.quote(str(target))
-    print(f"\npip install -e {where}\nelman check {where}")
+    print(f"\npip install -e {where}{' pytest' if is_missing('pytest') else ''}\nelman check {where}")
 
 
 def check(

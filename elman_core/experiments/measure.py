@@ -114,7 +114,9 @@ def _measure(settings: Settings, seconds: float, limit: int | None, folder: Path
         idle_memory=idle,
         parts=parts,
     )
-    name = f"{device} ({torch.cuda.get_device_name(device)})" if on_gpu else f"cpu, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    on_cpu = f"cpu, {threads} thread{'s' if threads > 1 else ''}"
+    name = f"{device} ({torch.cuda.get_device_name(device)})" if on_gpu else on_cpu
     parameters = sum(p.numel() for p in trainer.model.parameters())
     found = Probe(parameters, name, chosen.precision, backends(trainer.model), measured)
     return dataclasses.asdict(found)

@@ -256,7 +256,10 @@ def _losses(members: Sequence[Contender], x: str) -> Any:
     _across(axes, x)
     axes.set_xlim(0, None)
     bands = " · bands: range of the seeds" if any(len(member.runs) > 1 for member in members) else ""
-    axes.legend(loc="upper right", title=f"lines: training, smoothed{bands}\nmarks: held out", title_fontsize=8)
+    raw = len(members) <= 3 and any(len(member.runs) == 1 for member in members)
+    marks = "marks: held out" + " · thin lines: each step" * raw
+    title = f"lines: training, smoothed{bands}\n{marks}"
+    axes.legend(loc="upper right", title=title, title_fontsize=8, alignment="left")
     return figure
 
 
