@@ -70,7 +70,8 @@ class Plugin:
             variants = [package]
         wanted = [self.folder / "README.md", self.folder / "tests", package / "__init__.py"]
         wanted += [v / name for v in variants for name in INNER]
-        wanted += [v / "op.py" for v in variants if _takes_op(v / "mixer.py")]
+        takes_op = re.compile(rb"from \.(op import| import .*\bop\b)")
+        wanted += [v / "op.py" for v in variants if (m := v / "mixer.py").exists() and takes_op.search(m.read_bytes())]
         missing = [p.relative_to(self.folder).as_posix() for p in dict.fromkeys(wanted) if not p.exists()]
         return f"missing: {', '.join(missing)}" if missing else ""
 
@@ -128,12 +129,6 @@ class Plugin:
         }
         missing = sorted(wanted - held)
         return f"missing in {wheel.name}: {', '.join(missing)}" if missing else ""
-
-
-def _takes_op(mixer: Path) -> bool:
-    """Whether it imports the op beside it: a recurrence without a kernel has none."""
-    text = mixer.read_text(encoding="utf-8", errors="replace") if mixer.exists() else ""
-    return re.search(r"from \.op import|from \. import .*\bop\b", text) is not None
 
 
 def _modules(tree: ast.Module) -> Iterator[str]:
