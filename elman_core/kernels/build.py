@@ -96,7 +96,7 @@ class Extension:
         return found
 
     def flags(self, arch: str) -> list[str]:
-        """What decides the code that comes out, paths left out."""
+        """The flags that determine the compiled code, without paths."""
         flags, comma = [*_HOST_FLAGS], ","
         if self.is_cuda:
             features, comma = _feature_set(arch), r"\,"  # of a list, to nvcc
@@ -105,7 +105,7 @@ class Extension:
         return [*flags, f"-DELMAN_MODULE={self.name}"] if self.python else flags
 
     def key(self, arch: str) -> str:
-        """Hash of everything that decides the module, the compiler apart."""
+        """Hash of everything that determines the module, except the compiler."""
         digest = hashlib.sha256()
         for part in (arch, toolchain.python_abi() if self.python else "", *self.flags(arch)):
             digest.update(part.encode() + b"\0")

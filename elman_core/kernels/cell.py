@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A cell in C++ and in PyTorch. Compiled modules are remembered by it: it equals itself alone.
+    """A cell in C++ and in PyTorch. Compiled modules are cached by cell, so it is equal only to itself.
 
     Attributes:
         name: of the kernel; lower case.
@@ -47,6 +47,6 @@ class Cell:
     splits: bool = False
 
     def python(self, module: str) -> tuple[Path, ...]:
-        """What a stamp covers beside the sources in C++: the file of the reference, and all beside that module."""
+        """What a stamp covers besides the C++ sources: the reference's file and all files beside it."""
         reference = inspect.getsourcefile(inspect.unwrap(self.reference))
         return (*((Path(reference),) if reference else ()), *sorted(Path(module).parent.glob("*.py")))

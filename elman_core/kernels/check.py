@@ -1,4 +1,4 @@
-"""What operators take: one table of names, sizes and dtypes for each kernel, and one line for what does not fit it."""
+"""The inputs of operators: a table of names, sizes and dtypes for each kernel, and a one-line error for what does not fit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
 def check(
     kernel: str, wanted: Mapping[str, Wanted], given: Sequence[Any], sizes: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, int]:
-    """Compare tensors with a table, in its order. The first one says the dtype and the device.
+    """Compare tensors with a table, in its order. The first one sets the dtype and the device.
 
     What has passed is remembered by kernel, shapes, dtypes and devices: comparing takes longer than a launch.
 

@@ -29,7 +29,7 @@ Problem = tuple[Any, ...]
 
 
 class Compiled(Protocol):
-    """What is asked of a kernel for GPUs. `problem`: plain values that, beside the dtype, tell modules and cases apart."""
+    """The interface of a GPU kernel. `problem`: plain values that, with the dtype, identify modules and cases."""
 
     @property
     def name(self) -> str: ...
@@ -42,7 +42,7 @@ class Compiled(Protocol):
         """
 
     def cases(self, dtype: torch.dtype, *problem: Any) -> Sequence[Case]:
-        """By which this problem is verified at its first use."""
+        """The cases that verify this problem at its first use."""
 
     def spec(self) -> KernelSpec: ...
 

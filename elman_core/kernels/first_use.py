@@ -1,4 +1,4 @@
-"""A size that was never verified on this machine is verified at its first use, in training and in decoding, and stamped.
+"""Verify each size at its first use on a machine, in training and in decoding, and stamp it.
 
 `ELMAN_VERIFY=skip` is the named override; `used()` says so, and goes into a run's manifest.
 """

@@ -1,4 +1,4 @@
-"""Recorded errors: how far each kernel was from float64 where it was measured, so that a verification can hold it to that.
+"""Recorded errors: how far each kernel was from float64 when it was measured, as limits for later verifications.
 
 A plugin ships one JSON file with what `elman verify --record` found on the full grid:
 `{"sm_90": {"device", "torch", "cuda", "errors": {KERNEL: {"bfloat16 d w": 1.9e-3}}}}`. On that architecture `verify` allows
@@ -23,7 +23,7 @@ _THREE_DIGITS = Context(prec=3, rounding=ROUND_UP)
 
 
 def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
-    """Record the worst error of each dtype and tensor that the report has for this machine's architecture.
+    """Record the report's worst error of each dtype and tensor for this machine's architecture.
 
     Returns:
         the errors that grew: `{"bfloat16 d w": (before, now)}`.

@@ -35,7 +35,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def compute_dtype(*of: Tensor | torch.dtype | None) -> torch.dtype:
-    """float64 if any of these tensors or dtypes is, else float32: what references compute in and states are kept in."""
+    """float64 if any of these tensors or dtypes is, else float32: the dtype of states and of computation in references."""
     for x in of:
         if (x.dtype if isinstance(x, Tensor) else x) == torch.float64:
             return torch.float64
@@ -129,7 +129,7 @@ def operator(
 
 
 def tensors(count: int) -> str:
-    """So many results, in a schema."""
+    """That many results, as written in a schema."""
     return f"({', '.join(['Tensor'] * count)})"
 
 
@@ -168,7 +168,7 @@ def transformed() -> bool:
 
 
 def refuse_second_derivatives(name: str) -> None:
-    """Raise NotImplementedError where a derivative is itself to be differentiated: a kernel's backward knows nothing of it."""
+    """Raise NotImplementedError if a derivative would itself be differentiated: a kernel's backward does not support it."""
     if torch.is_grad_enabled():
         raise NotImplementedError(
             f"{name} has no second derivative (create_graph=True); recurrences have it with backend='reference'"
@@ -176,7 +176,7 @@ def refuse_second_derivatives(name: str) -> None:
 
 
 def refuse_transforms(name: str, otherwise: str) -> None:
-    """Raise where a kernel was named and `transformed`.
+    """Raise if a kernel was chosen by name and `transformed` is true.
 
     Raises:
         NotImplementedError: names the kernel and what to take instead.

@@ -1,4 +1,4 @@
-"""`KernelSpec`: what `verify` and the contract's tests must know of a kernel, whatever family it belongs to.
+"""`KernelSpec`: what `verify` and the contract's tests need to know about a kernel of any family.
 
 A plugin yields its kernels' specs as `Variant(kernels=(…,))`. A dense kernel makes its own (`DenseKernel.spec()`); another
 family fills in the fields.

@@ -56,7 +56,7 @@ class Stamp:
 
 
 def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) -> Stamp | None:
-    """The stamp of this kernel as it is now on this machine; None if it was never verified so, or there is no kernel or GPU."""
+    """The stamp of this kernel as it is now on this machine; None without a verification, a kernel or a GPU."""
     if target not in spec.targets or (target == "cuda" and arch is None and not torch.cuda.is_available()):
         return None
     path = _path(spec, target, arch or build.local_arch(spec.extension(target)))
@@ -81,7 +81,7 @@ def save(spec: KernelSpec, made: Stamp) -> None:
 
 
 def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
-    """The stamp that a report gives, in place of the one that is there; single problems (`extra`) are added to that instead.
+    """The stamp for a report, which replaces the existing one; single problems (`extra`) are added to the existing one instead.
 
     Raises:
         KernelError: the report is not of a compiled kernel.

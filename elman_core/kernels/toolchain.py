@@ -1,4 +1,4 @@
-"""Where the compilers and headers are. Looks; runs nothing."""
+"""Where the compilers and headers are. Only looks them up; runs nothing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def host_architecture() -> str:
 
 
 def python_abi() -> str:
-    """What tells apart the extension modules of two Pythons: ".cpython-311-x86_64-linux-gnu.so"."""
+    """The suffix that distinguishes extension modules of different Python versions: ".cpython-311-x86_64-linux-gnu.so"."""
     return str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 

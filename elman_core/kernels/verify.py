@@ -1,4 +1,4 @@
-"""Is a kernel right? Every output and every gradient against a float64 reference; of a kernel for decoding, every output.
+"""Check a kernel: every output and every gradient against a float64 reference; for decoding kernels, every output.
 
 The error of a tensor is relative, in the L2 norm, against a float64 truth computed from the same rounded inputs. Two limits
 hold, and the smaller decides:
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass
 class Report:
-    """What `verify` found. `faults`: the failures that are no matter of size: not finite, not repeatable, opcheck, an error."""
+    """What `verify` found. `faults`: failures other than too large an error: not finite, not repeatable, opcheck, an exception."""
 
     name: str
     target: str
@@ -160,7 +160,7 @@ def verify(
 
 
 def recorded_errors(spec: KernelSpec, target: Target) -> Mapping[str, float]:
-    """What the plugin has recorded of this kernel on this machine's architecture: `{"bfloat16 d w": 1.9e-3}`."""
+    """The errors that the plugin has recorded for this kernel on this machine's architecture: `{"bfloat16 d w": 1.9e-3}`."""
     if not (known := read_record(spec)):
         return {}
     errors = known.get(build.local_arch(spec.extension(target)), {}).get("errors", {})

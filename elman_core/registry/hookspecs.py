@@ -1,6 +1,6 @@
-"""The hooks of elman. This file is signatures and docstrings only; it costs nothing to import.
+"""The hooks of elman. This file contains only signatures and docstrings and is cheap to import.
 
-`elman_variants` registers. The others come in two kinds. *Observe* hooks never change anything: `elman_run_start`,
+`elman_variants` registers variants. The other hooks are of two kinds. *Observe* hooks never change anything: `elman_run_start`,
 `elman_step_end`, `elman_evaluation_end`, `elman_checkpoint_saved`, `elman_run_end`. *Act* hooks do, and every run that uses
 one names the plugin in its manifest: `elman_loss_terms`, `elman_before_optimizer_step`. An exception in any hook stops the
 run cleanly, with the plugin named.
@@ -66,7 +66,7 @@ def elman_evaluation_end(run: Any, result: Mapping[str, float]) -> None:
 def elman_checkpoint_saved(run: Any, path: Path) -> None:
     """Observe: a checkpoint is complete on disk.
 
-    :param path: the Hugging Face folder, final name.
+    :param path: the Hugging Face folder, under its final name.
     """
 
 
@@ -82,11 +82,11 @@ def elman_run_end(run: Any, error: BaseException | None) -> None:
 def elman_loss_terms(run: Any, outputs: Any) -> Mapping[str, Tensor]:  # type: ignore[empty-body]
     """Act: add named terms to the loss of a micro-batch. Each is logged under its name.
 
-    :param outputs: `outputs.logits` (B, T, V), `outputs.loss`, `outputs.hidden_states` if the model was asked for them.
-    :return: `{name: scalar}`; the scalars are added to the loss as they are.
+    :param outputs: `outputs.logits` (B, T, V), `outputs.loss`, `outputs.hidden_states` if the model returns them.
+    :return: `{name: scalar}`; the scalars are added to the loss unscaled.
     """
 
 
 @hookspec
 def elman_before_optimizer_step(run: Any) -> None:
-    """Act: gradients are accumulated, not yet clipped; `run.model` holds them."""
+    """Act: gradients are accumulated, not yet clipped; they are in `run.model`."""

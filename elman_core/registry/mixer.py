@@ -18,8 +18,8 @@ class Mixer(nn.Module):
 
     1. `forward(x_BTD, state=None, mask_BT=None, starts_BT=None) -> (y_BTD, state)`. `state=None` is the initial state, made
        inside. A state is a `dict[str, Tensor]`, batch first, never changed in place, and no view of anything larger. Where
-       the mask is False it is held, not zeroed. Where `starts_BT` is True a document begins: before that position, masked
-       or not, the state of the row (window and keys included) becomes the initial one.
+       the mask is False, the state does not change; it is not zeroed. Where `starts_BT` is True a document begins: before
+       that position, masked or not, the row's state (window and keys included) becomes the initial one.
     2. Feeding a sequence in pieces equals feeding it whole; a step is `forward` with T = 1.
     3. Output at t does not depend on inputs after t; rows of a batch do not depend on each other.
     4. No input norm and no residual inside; inner norms that belong to the model (QK, output, gated) stay.
@@ -41,13 +41,13 @@ class Mixer(nn.Module):
     """`per_token` for a key/value cache: its state grows with every byte."""
 
     rollback: ClassVar[Literal["snapshot", "replay"]] = "snapshot"
-    """How generation takes tokens back: keep small states, or keep the inputs of large ones and run them again."""
+    """How generation undoes tokens: by keeping states, if they are small, or by keeping the inputs and running them again."""
 
     fp32_params: ClassVar[tuple[str, ...]] = ()
     """Names of parameters and buffers that stay float32 when a model is loaded in 16 bits."""
 
     no_decay: ClassVar[tuple[str, ...]] = ()
-    """Names of parameters of two or more dimensions that weight decay must leave alone (one-dimensional ones always are)."""
+    """Names of parameters of two or more dimensions that are exempt from weight decay (one-dimensional ones always are)."""
 
     def __init__(self, dim: int, config: Any, layer_idx: int = 0) -> None:
         super().__init__()
@@ -63,11 +63,11 @@ class Mixer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def reset_parameters(self) -> None:
-        """Draw every parameter below this mixer anew. Use in-place initialisers under no_grad (`torch.nn.init`)."""
+        """Initialise every parameter of this mixer and its submodules again, in place and under no_grad (`torch.nn.init`)."""
         raise NotImplementedError(f"{type(self).__name__}.reset_parameters")
 
     def reset_buffers(self) -> None:
-        """Make every non-persistent buffer anew. The default serves mixers without any."""
+        """Compute every non-persistent buffer again. The default is for mixers without any."""
 
     @classmethod
     def state_spec(cls, dim: int, config: Any) -> StateSpec:
@@ -81,12 +81,12 @@ class Mixer(nn.Module):
 
     @classmethod
     def validate(cls, dim: int, config: Any) -> None:
-        """Raises `ConfigError` for sizes or combinations of options that no single field can rule out."""
+        """Raises `ConfigError` for sizes or combinations of options that the bounds of single fields cannot exclude."""
 
     def backend(self) -> str:
         """What runs the recurrence for the parameters' device and dtype, for the first lines of a run and its manifest.
 
-        "torch" and "reference" are steps in plain PyTorch, which a comparison of speeds on a GPU says; "" is a branch in which
-        no position depends on another.
+        "torch" and "reference" mean plain PyTorch steps, which comparisons of speed on a GPU point out; "" means a branch
+        without a recurrence.
         """
         return "reference"

@@ -29,7 +29,7 @@ def option(
     lt: float | None = None,
     multiple_of: int | None = None,
 ) -> Any:
-    """A field of a config dataclass, with what `elman show` prints of it and what is checked before anything is built.
+    """A field of a config dataclass, with the help that `elman show` prints and the bounds checked before a model is built.
 
     Choices are written as the field's type: `gate: Literal["none", "silu"] = option("none", "output gate")`.
 
@@ -44,12 +44,12 @@ def option(
 
 @dataclass(frozen=True)
 class Published:
-    """A published figure, for `elman show`: of which model, what was measured, on what, and how far to trust it.
+    """A published figure, for `elman show`: the model, what was measured, on which hardware, and how reliable it is.
 
     Attributes:
         model: "e99:preset@1536x6"; the contract counts its parameters.
-        parameters: of the whole model, or None where the publication says none.
-        figures: with their units. note: the setting, and what speaks against the figure.
+        parameters: of the whole model, or None if the publication does not say.
+        figures: with their units. note: the setting, and reasons to doubt the figure.
     """
 
     model: str
@@ -71,12 +71,12 @@ class Variant:
         equation: the recurrence in a line or two of plain text.
         presets: `{"h32n16": {"n_heads": 32, "n_state": 16}}` gives "e99:h32n16"; states what differs from the defaults.
         aliases: other names for a preset or for options, such as published level names: `{"E99f_h32n16": "h32n16"}`;
-            an empty string is the variant itself. Compared without case.
-        parse_alias: recognises families of names; returns options, or None if the name is not of this variant.
+            an empty string means the variant itself. Case is ignored.
+        parse_alias: recognises families of names; returns options, or None if the name does not belong to this variant.
         published: figures for `elman show`.
         requires: importable modules without which the variant cannot run at all.
         accelerated_by: optional modules, best as `{module: command that installs it}`; without them a plain PyTorch path runs.
-        kernels: an `elman_core.kernels.KernelSpec` for each kernel of its own, for `elman build` and `elman verify`.
+        kernels: an `elman_core.kernels.KernelSpec` for each of its kernels, for `elman build` and `elman verify`.
         rungs: residual branches in one layer (a transformer layer has two); as many as `mixer` has classes, if it is a tuple.
             A mixer is built for each, with `layer_idx` counting the branches of the whole ladder.
     """
