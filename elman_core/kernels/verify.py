@@ -74,7 +74,7 @@ class Row:
 
 @dataclass
 class Report:
-    """What `verify` found. `faults`: failures other than too large an error: not finite, not repeatable, opcheck, an exception."""
+    """What `verify` found. `faults`: failures besides large errors: not finite, not repeatable, opcheck, an exception."""
 
     name: str
     target: str
