@@ -41,18 +41,29 @@ EQUATIONS = {
 def models_table() -> str:
     """Quality and speed of whole models, the best first."""
     data = json.loads((RESULTS / "100mb_h200.json").read_text())
+    found = [
+        (run["result"]["bits_per_byte"], run["what"], run["parameters"], run["result"]["tok_s"],
+         run["result"]["peak_memory"] / 2**30)
+        for run in data["models"]
+    ]  # fmt: skip
+    recipes = json.loads((RESULTS / "e88_recipes_h200.json").read_text())["rows"]
+    [quality] = [
+        r["bits_per_byte"] for r in recipes if r["preset"] == "h32n32" and r["options"].get("gate") == "sigmoid"
+    ]
+    [step] = json.loads((RESULTS / "training_step_27m_h200.json").read_text())["rows"]
+    found.append((quality, step["model"], step["parameters"], step["tok_s"], step["peak_gib"]))
     rows = [["model", "recurrence", "parameters", "held-out bits per byte", "training, tok/s", "GiB"]]
-    for run in sorted(data["models"], key=lambda run: run["result"]["bits_per_byte"]):
-        what, made = run["what"], run["result"]
-        name = re.split("[:@]", what)[0]
+    for quality, what, parameters, speed, memory in sorted(found):
+        equation = "E88 with convolution, write gate and sigmoid gate" if "conv" in what else ""
         rows.append([
-            f"`{what}`", EQUATIONS.get(name, ""), f"{run['parameters'] / 1e6:.1f}M", f"{made['bits_per_byte']:.3f}",
-            f"{made['tok_s']:,.0f}", f"{made['peak_memory'] / 2**30:.1f}",
+            f"`{what}`", equation or EQUATIONS[re.split("[:@]", what)[0]], f"{parameters / 1e6:.1f}M", f"{quality:.3f}",
+            f"{speed:,.0f}", f"{memory:.1f}",
         ])  # fmt: skip
     caption = (
         "Each model read 100 million bytes of Python sources on one H200, at its best learning rate of three, one seed: "
-        "differences under 0.005 bits per byte mean nothing. h' and S' are the states of the step before. `gru` and `lstm` "
-        "(cuDNN's) are variants too. [Every run](docs/results.md)."
+        "differences under 0.005 bits per byte mean nothing. h' and S' are the states of the step before. E88 with convolution "
+        "and gates had one learning rate, and its speed is of a later run. [Every run](docs/results.md), "
+        "[recipes of E88, and which claims hold](docs/claims.md)."
     )
     return f"{caption}\n\n{markdown(rows)}"
 
@@ -67,13 +78,19 @@ def peers_table() -> str:
         ours, theirs = (row[key]["forward_backward"]["median"] for key in (name, peer))
         what = f"{name.split()[0].upper()}'s recurrence, d = 1024, B = 32, forward and backward"
         rows.append([what, f"{ours:.2f} µs a time step", peer, f"{theirs:.2f} µs", f"{theirs / ours:.1f}"])
-    for size, name, peer in (("49M", "gdn", "fla"), ("49M", "mamba2", "mamba_ssm"), ("50M", "transformer", "llama")):
+    gates = json.loads((RESULTS / "gates_h200.json").read_text())["recurrences"]["lstm 1024"]
+    ours, theirs = (gates[key]["forward_backward"]["median"] for key in ("ours", "cudnn"))
+    what = "LSTM with its input product, d = 1024, B = 32, forward and backward"
+    rows.append([what, f"{ours:.2f} µs a time step", "cuDNN LSTM fp16", f"{theirs:.2f} µs", f"{theirs / ours:.1f}"])
+    for size, name, peer in (("49M", "gdn", "fla"), ("49M", "mamba2", "mamba_ssm")):
         at = [row for row in steps["rows"] if (row["size"], row["B"]) == (size, 32) and "tok_s" in row]
         ours, theirs = (max(row["tok_s"] for row in at if row["name"] == n) for n in (name, peer))
         what, whose = f"`{name}`, {size} parameters, a training step, B = 32", PEERS[peer].split(",")[0]
         rows.append([what, f"{ours:,} tok/s", whose, f"{theirs:,} tok/s", f"{ours / theirs:.1f}"])
     caption = (
-        "One H200, T = 512, bfloat16; in training steps our weights are float32 under autocast, the peers' are bfloat16. "
+        "All T steps of a recurrence run in one launch with the weights on chip, only the recurrent product is inside the "
+        "loop, and a whole training step is one CUDA graph. One H200, T = 512, bfloat16; in training steps our weights are "
+        "float32 under autocast, the peers' are bfloat16. "
         "[More sizes and shapes, decoding, versions](docs/speed.md)."
     )
     return f"{caption}\n\n{markdown(rows)}"
