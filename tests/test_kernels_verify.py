@@ -105,8 +105,8 @@ inline bool fault(int n) {
 }  // namespace elman
 """
 EDITS = [
-    ("dense_host.h", "run.w[k * d + i]", "run.w[fault(1) ? i * d + k : k * d + i]"),
-    ("dense_host.h", "run.w[i * d + k]", "run.w[fault(2) ? k * d + i : i * d + k]"),
+    ("dense_host.h", "run.w[k * run.block + i - begin]", "run.w[fault(1) ? i * d + k : k * d + i]"),
+    ("dense_host.h", "run.w[i * run.block + k]", "run.w[fault(2) ? k * d + i : i * d + k]"),
     ("dense_host.h", "t >= 0; --t", "t >= (fault(3) ? 1 : 0); --t"),
     ("e1_cell.h", "{gy * h * silu_derivative(z, s)}", "{fault(4) ? T(0) : gy * h * silu_derivative(z, s)}"),
     ("e1_cell.h", "const T total = gy * silu(z, s) + gh;", "const T total = gy * (fault(5) ? T(1) : silu(z, s)) + gh;"),
@@ -560,7 +560,8 @@ def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_her
     dense = [modules.pop(name).removeprefix(f"{name}_").split("_")[2] for name in ("e42", "e42_tied_silu")]
     assert dense == ["cluster", "cluster"]
     assert modules == {
-        "e42_step": "e42_step_decode_bfloat16", "decode": "shared_decode_bfloat16", "launcher": "elman_launch"
+        "e42_step": "e42_step_decode_bfloat16", "decode": "shared_decode_bfloat16", "causal_conv": "causal_conv_bfloat16_4",
+        "launcher": "elman_launch",
     }  # fmt: skip
 
 

@@ -72,7 +72,7 @@ CASES = {
         2, ("train.parallel=fsdp", "train.gradient_checkpointing=true", "train.accumulate=2", "train.loss_chunk=5"),
     ),
     "sharded matrix": (2, ("train.parallel=fsdp", "model.variant=e88", "model.options.n_heads=2", "model.options.n_state=4",
-                           "train.lr=1e-3")),  # at 1e-2 it is chaotic: accumulation on one device departs as far
+                           "train.lr=3e-4")),  # at 1e-2 it is chaotic: accumulation on one device departs as far
 }  # fmt: skip
 
 

@@ -111,7 +111,8 @@ class MatrixWrapperMixer(WrapperMixer):
         form, inputs = self.form_of(self.config), self.inputs(x_BTI)
         vectors = [p.view(-1, inputs[-1].shape[-1]) for p in self.vectors()]
         mask_BT, starts_BT = flags_BT
-        s, options = None if state is None else state["S"], dict[str, Any](dict.fromkeys(form.options, True))
+        s = None if state is None else state["S"]
+        options: dict[str, Any] = dict.fromkeys(form.options, True)
         q, k, *given = [*inputs, *self.scalars(x_BTI), *vectors]
         if isinstance(form.kernel, MatrixKernel):
             rest: dict[str, Any] = {"state_BHNV": s, "mask_BT": mask_BT, "starts_BT": starts_BT, "maps": form.inputs}

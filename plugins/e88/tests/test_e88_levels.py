@@ -86,7 +86,7 @@ def test_a_level_means_what_was_published(level, form):
     assert found.config == found.variant.make_config(expected)
 
 
-@pytest.mark.parametrize("level", ["E88z_h8", "E88_", "E88h", "E880", "E75h4n16", "E88h8m32"])
+@pytest.mark.parametrize("level", ["E88z_h8", "E88_", "E88h", "E880", "E87h4n16", "E88h8m32"])
 def test_a_name_that_no_level_has_is_refused(level):
     with pytest.raises(PluginError, match="no variant"):
         resolve(level)

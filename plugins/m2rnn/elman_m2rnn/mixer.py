@@ -74,8 +74,8 @@ class M2RNNMixer(Mixer):
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        config, new_state = self.config, State()
-        widths = config.widths
+        config, widths = self.config, self.config.widths
+        new_state: State = {}
         qkv, f_BTH, g = linear(self.in_proj, x_BTD).split([sum(widths[:3]), *widths[3:]], -1)
         if self.conv is not None:
             qkv, new_state["conv"] = self.conv(qkv, None if state is None else state["conv"], mask_BT, starts_BT)
