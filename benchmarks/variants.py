@@ -1,4 +1,4 @@
-"""Time the dense recurrence of several variants beside E1's, and a training step of each at about 25M parameters, on one GPU.
+"""Time a training step of several variants at about 25M parameters, and dense recurrences beside E1's, on one GPU.
 
     python benchmarks/variants.py NAME[:PRESET]... [--out benchmarks/results/variants_dense_h200.json] [--size 25M]
 
@@ -23,6 +23,7 @@ from tables import RESULTS, markdown
 from training_step import figures, random_text, row_of, steady, trainer
 
 from elman_core.experiments.size import candidates, parse_parameters
+from elman_core.kernels import DenseKernel
 from elman_core.registry import resolve
 
 WIDTHS, B, T = (1024, 1536, 2048), 32, 512
@@ -31,8 +32,10 @@ DEPTH, WARM, STEPS, REPEATS = 6, 5, 20, 31
 
 def recurrence(name: str) -> dict[str, Any]:
     found = resolve(name)
-    mixer: Any = found.variant.branch(0)(64, found.config, 0)
-    return {"name": name} | {str(d): ours(mixer.kernel, T, B, d, torch.bfloat16, REPEATS) for d in WIDTHS}
+    kernel = getattr(found.variant.branch(0)(64, found.config, 0), "kernel", None)
+    if not isinstance(kernel, DenseKernel):
+        return {"name": name}
+    return {"name": name} | {str(d): ours(kernel, T, B, d, torch.bfloat16, REPEATS) for d in WIDTHS}
 
 
 def step(name: str, size: str, text: Path) -> dict[str, Any]:
@@ -69,6 +72,9 @@ def table(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         words = []
         for d in map(str, WIDTHS):
+            if d not in row:
+                words.append("–")
+                continue
             pairs = [(row[d][way]["median"], first[d][way]["median"]) for way in ("forward", "forward_backward")]
             words.append(" / ".join(f"{us:.2f} ({us / e1:.2f})" for us, e1 in pairs))
         trained = row.get("step", {})
@@ -89,7 +95,7 @@ def main() -> None:
     parser.add_argument("--commit", default=commit())
     given = parser.parse_args()
     os.environ.setdefault("ELMAN_KERNELS", "require")
-    what = "dense variants beside E1, and a training step; see the docstring of benchmarks/variants.py"
+    what = "variants: a dense recurrence beside E1's, and a training step; see the docstring of benchmarks/variants.py"
     found: dict[str, Any] = {"what": what, "B": B, "T": T, **facts(given.commit), "rows": []}
     for name in ("e1", *given.names, "e1"):
         found["rows"].append(recurrence(name))
