@@ -18,7 +18,10 @@ SUPPORTED = "rows N: multiples of 4 from 4 to 128; columns V: 1 to 4096; float32
 CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HOST_DTYPES = (torch.float64, torch.float32)
 KINDS = {"given": 0, "sigmoid": 1, "mamba": 2}
-RESERVED = ("q", "k", "packed", "state", "mask", "starts", "a_log", "dt_bias", "maps", "backend", "n_state", "heads")
+RESERVED = (
+    "q", "k", "packed", "state", "mask", "starts", "a_log", "dt_bias", "maps", "backend", "n_state", "heads", "rows", "form",
+    "keep",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ combinations without a meaning, which the published code took for others, and le
 drew anew at every call. Its diagonal kernels passed no gradient and ignored q: figures of "Diag" are those of a random feature.
 S has keys as rows: it is the transpose of the published one.
 
-No form has a compiled kernel yet: plain PyTorch runs all of them, one step at a time, also on a GPU.
+surprise_gate and both norms mix the columns of a state in every step: no kernel does that. They run in plain PyTorch, as
+diagonal states do.
 """
 
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from elman_core import Variant, hookimpl
 from elman_core.registry import Published
 
 from .mixer import E74Config, E74Mixer
+from .op import KERNELS
 
 ALONE = "10 min; mean of 1000 steps; its own model of the language: no silu behind W_in, all maps N(0, 0.02²)"
 
@@ -42,6 +44,7 @@ def elman_variants() -> Iterable[Variant]:
             "74": "", "74v2": "", "74v2-delta": "", "74v2-delta-input": "delta_input", "74v2-ema-input": "ema_input",
             **{f"74v2-{name}": name for name in ("residual", "ntm", "retrieved_gate", "ema")},
         },
+        kernels=tuple(kernel.spec() for kernel in KERNELS.values()),
         published=(
             Published("e74@2176x20", 100_872_832, "no loss", "a count in a log"),
             Published("e74:n16e2@1536x20", 98_237_952, "1.815 nats/byte, 99k tok/s", ALONE),

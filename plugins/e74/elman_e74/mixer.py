@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core import ConfigError, option
+from elman_core.kernels import MatrixKernel
 from elman_core.nn import MatrixForm, MatrixWrapperConfig, MatrixWrapperMixer, l2_normalize, linear, linears, self_gate
 from elman_core.registry import StateSpec
 
 from . import reference
+from .op import KERNELS
 
 MAPS = {
     "full": ("w_q", "w_k", "w_z", "w_v"),
@@ -65,7 +67,6 @@ class E74Mixer(MatrixWrapperMixer):
     Parameters beside the wrapper's, where the options ask for them: w_q, w_k, w_v (n, I), w_k serving for the tied ones; w_z;
     w_alpha and b_alpha (n), or log_alpha (1), (n) of a diagonal state; rho; w_e, b_e, w_w, b_w; w_g, b_g; d_g, b_g; w_zg.
     Maps have NAME.weight, w_z and w_zg also NAME.bias. State: S (B, 1, n, n), rows keys and columns values, or (B, n, 1, 1).
-    The recurrence runs in PyTorch on every device.
     """
 
     fp32_params = ("log_alpha",)
@@ -75,16 +76,16 @@ class E74Mixer(MatrixWrapperMixer):
     @classmethod
     def form_of(cls, config: E74Config) -> MatrixForm:
         step, maps, vectors = RULES[config.rule]
-        how: dict[str, Any] = {
-            "linear_state": config.nonlinearity == "linear",
-            "norm": NORMS.get(config.nonlinearity, ""),
-        }
-        if config.rule == "sized":
-            how |= {"retain": config.gate == "retain", "diagonal": config.state == "diagonal"}
+        kernel: Any = KERNELS.get(config.rule)
+        diagonal = config.state == "diagonal"
+        if kernel is None or diagonal or config.nonlinearity in NORMS:
+            how = {"diagonal": True} if diagonal and config.rule == "sized" else {}
+            kernel = partial(step, norm=NORMS.get(config.nonlinearity, ""), **how)
         biases = {"w_z": 1.0} if config.proj == "full" else {}
         if config.gate == "input":
             maps, biases = (*maps, "w_zg"), {**biases, "w_zg": 0.0}
-        return MatrixForm(partial(step, **how), MAPS[config.proj] + maps, biases, vectors)
+        on = ("linear_state",) if config.nonlinearity == "linear" else ()
+        return MatrixForm(kernel, MAPS[config.proj] + maps, biases, vectors, on)
 
     def build_cell(self, inner: int) -> None:
         super().build_cell(inner)
@@ -127,16 +128,22 @@ class E74Mixer(MatrixWrapperMixer):
                 raise ConfigError(f"e74: {why}: choose another combination")
 
     def inputs(self, x_BTI: Tensor) -> list[Tensor]:
-        names = [name for name in self.form_of(self.config).maps if name != "w_zg"]
+        form = self.form_of(self.config)
+        names = [name for name in form.maps if name != "w_zg"]
         made = dict(zip(names, linears([getattr(self, name) for name in names], x_BTI), strict=True))
         q, v = (made.get(name, made["w_k"]) for name in ("w_q", "w_v"))
+        k = made["w_k"] if isinstance(form.kernel, MatrixKernel) else l2_normalize(made["w_k"])  # kernels normalise it
         z = [made["w_z"]] if "w_z" in made else []
-        each = [q, l2_normalize(made["w_k"]), *z, v, *(made[name] for name in RULES[self.config.rule][1])]
+        each = [q, k, *z, v, *(made[name] for name in RULES[self.config.rule][1])]
         return [x.unsqueeze(-1 if self.config.state == "diagonal" else -2) for x in each]
 
     def scalars(self, x_BTI: Tensor) -> list[Tensor]:
         simple = self.config.update == "simple"
         return [torch.sigmoid(self.log_alpha).expand(*x_BTI.shape[:2], -1)] if simple else []
+
+    def vectors(self) -> list[Tensor]:
+        made = super().vectors()
+        return [-p for p in made] if self.config.gate == "retain" else made  # 1 - σ(a) = σ(-a)
 
     def readout(self, o_BTx: Tensor, x_BTI: Tensor, z_BTI: Tensor | None) -> Tensor:
         return o_BTx * F.silu(linear(self.w_zg, x_BTI)) if self.config.gate == "input" else self_gate(o_BTx)

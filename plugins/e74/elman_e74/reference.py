@@ -1,4 +1,4 @@
-"""The recurrences of E74. k has length 1; phi is tanh unless said.
+"""The recurrences of E74, the truth that kernels are compared with. k has length 1; phi is tanh unless said.
 
 S (B, H, N, V), rows keys; k, z (B, H, N, 1), all else beside columns. A diagonal state is one of n heads with N = V = 1.
 """
@@ -35,13 +35,10 @@ def read(s: Tensor, k: Tensor, z: Tensor, v: Tensor, **how: Any) -> Tensor:
 
 
 @matrix_reference
-def sized(
-    s: Tensor, k: Tensor, v: Tensor, d_g: Tensor, b_g: Tensor, *, retain: bool, diagonal: bool, **how: Any
-) -> Tensor:
-    """S + k (g (v - Sᵀ k))ᵀ, g = σ(d_g m + b_g), or 1 - that if `retain`; m is the mean over keys of S², or S if diagonal."""
+def sized(s: Tensor, k: Tensor, v: Tensor, d_g: Tensor, b_g: Tensor, *, diagonal: bool = False, **how: Any) -> Tensor:
+    """S + k (g (v - Sᵀ k))ᵀ, g = σ(d_g m + b_g); m is the mean over keys of S², or S if diagonal."""
     size = s if diagonal else s.square().mean(-2, keepdim=True)
-    g = torch.sigmoid((d_g * size + b_g) * (-1 if retain else 1))
-    return phi(torch.addcmul(s, k, g * (v - k.mT @ s)), **how)
+    return phi(torch.addcmul(s, k, torch.sigmoid(d_g * size + b_g) * (v - k.mT @ s)), **how)
 
 
 @matrix_reference
