@@ -268,11 +268,10 @@ def budget_table() -> str:
 
     dense, matrix = (json.loads((RESULTS / f"{name}_h200.json").read_text()) for name in ("dense", "matrix_state"))
     caption = (
-        "By arithmetic (`python benchmarks/step_budget.py`; B = 32, T = 512, one H200, bfloat16 autocast over float32 "
-        f"weights), from recurrences timed alone (`benchmarks/results/dense_h200.json`, commit {dense['commit'][:7]}, and "
-        f"`matrix_state_h200.json`, {matrix['commit'][:7]}) and from bytes and products for the rest; below it, what a run of "
-        "`elman train` measured (`training_step_h200.json`, tables of kernels beside it; `python benchmarks/training_step.py "
-        "--targets --profile`)."
+        "Calculated by `python benchmarks/step_budget.py` (B = 32, T = 512, one H200, bfloat16 autocast over float32 weights): "
+        f"recurrences as timed alone (`benchmarks/results/dense_h200.json`, commit {dense['commit'][:7]}, and "
+        f"`matrix_state_h200.json`, {matrix['commit'][:7]}), the rest from bytes and products. Below the sum: what `elman train` "
+        "measured (`training_step_h200.json`, kernel tables beside it; `python benchmarks/training_step.py --targets --profile`)."
     )
     return f"{caption}\n\n{step_budget.table(RESULTS)}"
 

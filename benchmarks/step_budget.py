@@ -113,14 +113,14 @@ def table(results: Path = RESULTS) -> str:
     rows += [[name, *(f"{p[name]:.2f}" for p in parts)] for name in parts[0]]
     rows += [
         ["**step**", *(f"**{s:.1f}**" for s in sums)],
-        ["tok/s by this sum", *(f"{TOKENS / s:.0f}K" for s in sums)],
-        ["the same with add and norm apart", *(f"{TOKENS / s:.0f}K" for s in apart)],
+        ["tok/s from this sum", *(f"{TOKENS / s:.0f}K" for s in sums)],
+        ["the same with add and norm in separate kernels", *(f"{TOKENS / s:.0f}K" for s in apart)],
     ]
     rows += [
         [f"tok/s measured, {words}", *(f"{measured(s, setting, results) / 1e3:.0f}K" for s in SHAPES)]
-        for setting, words in (("graph", "a graph"), ("eager", "eager"))
+        for setting, words in (("graph", "CUDA graph"), ("eager", "eager"))
     ]
-    rows.append(["tok/s to reach", *(f"{s.target / 1e3:.0f}K" for s in SHAPES)])
+    rows.append(["target, tok/s", *(f"{s.target / 1e3:.0f}K" for s in SHAPES)])
     return markdown(rows)
 
 
