@@ -270,8 +270,9 @@ def budget_table() -> str:
     caption = (
         "Calculated by `python benchmarks/step_budget.py` (B = 32, T = 512, one H200, bfloat16 autocast over float32 weights): "
         f"recurrences as timed alone (`benchmarks/results/dense_h200.json`, commit {dense['commit'][:7]}, and "
-        f"`matrix_state_h200.json`, {matrix['commit'][:7]}), the rest from bytes and products. Below the sum: what `elman train` "
-        "measured (`training_step_h200.json`, kernel tables beside it; `python benchmarks/training_step.py --targets --profile`)."
+        f"`matrix_state_h200.json`, {matrix['commit'][:7]}), the rest from bytes and products. Below the sum: what "
+        "`elman train` measured (`training_step_h200.json`, kernel tables beside it; `python benchmarks/training_step.py "
+        "--targets --profile`)."
     )
     return f"{caption}\n\n{step_budget.table(RESULTS)}"
 

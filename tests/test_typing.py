@@ -10,9 +10,9 @@ from elman_core.model import LadderConfig, lm
 
 SCRIPT = """
 from elman_core import LadderForCausalLM, LadderLM, Variant, byte_tokenizer, find_checkpoint
-model = LadderLM("e42", dim=128, depth=2, use_conv=True)
+model = LadderLM("e42", dim=128, depth=2, options={"use_conv": True})
 models: list[LadderForCausalLM] = [
-    model, LadderLM("e42"), LadderLM("e42", 128, 2, 300, use_conv=True), LadderLM(level=3, dim=128, depth=2, rho=0.9),
+    model, LadderLM("e42"), LadderLM("e42", 128, 2, 300, norm_eps=1e-6), LadderLM(level=3, dim=128, options={"rho": 0.9}),
     LadderLM("e42", dim=128, mlp_ratio=1.5, options={"use_conv": True}), LadderLM(["e1", "e42"], depth=2),
     LadderLM(variant=model.config),
 ]
@@ -22,7 +22,8 @@ print(find_checkpoint("runs/a").name, model.config)
 WRONG = {
     'LadderLM("e42", dim="128")': 'No overload variant of "LadderLM" matches argument types "str", "str"',
     'LadderLM("e42", dims=128)': 'No overload variant of "LadderLM" matches argument types "str", "int"',
-    'LadderLM("e42", dims=128, depth=2, use_conv=True)': 'No overload variant of "LadderLM" matches',
+    'LadderLM("e42", dim=128, depth=2, hiden=3)': 'No overload variant of "LadderLM" matches',
+    "LadderLM(level=3, dim=128, depth=2, norm_ep=1e-6)": 'No overload variant of "LadderLM" matches',
     'LadderLM("e42", dim=128, dept=2)': 'No overload variant of "LadderLM" matches',
     'LadderLM("e42", tie_word_embedings=True)': 'No overload variant of "LadderLM" matches',
     'LadderLM(varient="e42", dim=128, depth=2)': 'No overload variant of "LadderLM" matches',

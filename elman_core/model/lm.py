@@ -13,7 +13,7 @@ from .modeling import LadderForCausalLM
 
 
 class _Backbone(TypedDict, total=False):
-    """What a call without keywords for options may have beside sizes."""
+    """What a call may have beside sizes, to a type checker."""
 
     options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
     mlp_ratio: float
@@ -30,22 +30,22 @@ class _Backbone(TypedDict, total=False):
 class LadderLM(LadderForCausalLM):
     """A `LadderForCausalLM` made from a variant, a width and a depth::
 
-        model = LadderLM(variant="name", dim=1536, depth=6, option=value)
+        model = LadderLM("name", dim=1536, depth=6, options={"option": value})
         loss = model(tokens_BT1, return_loss=True)
 
     Same tensors, same checkpoint: what it saves is a `LadderForCausalLM`.
 
     Args:
-        variant: name, `name:preset`, published level name, or a list with one for each layer. A `LadderConfig` is taken too.
+        variant: name, `name:preset`, published level name, or a list with one of these per layer; or a `LadderConfig`.
         dim: width D. depth: layers L. vocab_size: V.
         level: a published level number or name, instead of `variant`.
-        options: options of the variant; fields of `LadderConfig` go there.
+        options: the variant's options as a mapping. Options may also be keywords, but a type checker then reports them,
+            because it cannot tell them from misspelt fields.
+        Other keywords: fields of `LadderConfig`.
 
     Raises:
-        ConfigError: unknown or wrong options, sizes that the variant cannot have. PluginError: the variant is not installed.
-
-    Any keyword may be an option, so a type checker accepts options as keywords only beside `dim` and `depth`: a misspelt
-    `dim` or `depth` is then a missing one. Without them it accepts `options={…}` and the fields of `LadderConfig`.
+        ConfigError: unknown or wrong options, or sizes that the variant does not support.
+        PluginError: the variant is not installed.
     """
 
     @overload
@@ -60,11 +60,6 @@ class LadderLM(LadderForCausalLM):
 
     @overload
     def __init__(
-        self, variant: str | int | list, dim: int, depth: int, vocab_size: int = ..., **options: Any
-    ) -> None: ...
-
-    @overload
-    def __init__(
         self,
         *,
         level: str | int,
@@ -73,9 +68,6 @@ class LadderLM(LadderForCausalLM):
         vocab_size: int = ...,
         **backbone: Unpack[_Backbone],
     ) -> None: ...
-
-    @overload
-    def __init__(self, *, level: str | int, dim: int, depth: int, vocab_size: int = ..., **options: Any) -> None: ...
 
     @overload
     def __init__(self, variant: LadderConfig) -> None: ...
