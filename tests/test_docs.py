@@ -175,7 +175,7 @@ def test_the_readme_sets_up_a_fresh_machine_with_two_commands() -> None:
     assert first == f'{start}requirements.txt && .venv/bin/elman generate pretrained/e88-small -p "def "'
     assert len(README.splitlines()) <= 100
     every_plugin = "$(printf ' -e %s' plugins/*/)"
-    assert test == f"{start}requirements-dev.txt {every_plugin} && .venv/bin/python -m pytest -n auto"
+    assert test == f"{start}requirements-dev.txt {every_plugin} && .venv/bin/python -m pytest -n auto --dist worksteal"
     ci = (ROOT / ".ci/run").read_text()
     marks = re.findall(r"<!-- test command -->\n```bash\n(.*)\n```", README)
     assert marks == [test]

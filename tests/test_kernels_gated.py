@@ -36,7 +36,7 @@ def nearly_shut(kernel, logit: float):
 @pytest.mark.parametrize("backend", ["host", "torch"])
 def test_a_gated_cell_that_is_given_a_passes_the_quick_grid(kernels, backend):
     need_host_compiler()
-    report = verify(kernels["given"].spec(), backend)
+    report = verify(kernels["given"].spec(), backend, opcheck=backend == "host")
     assert report.passed, list(failures(report))
     assert {row.tensor for row in report.rows} == {"y", "h_T", "d u", "d gate", "d w", "d h0"}
 

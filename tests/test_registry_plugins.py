@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 from broken_plugins import Shelf, install_all
-from safetensors.torch import save_file
 
 BROKEN = {
     "importerror": "RuntimeError: first line second line",
@@ -191,24 +189,6 @@ def test_names_presets_and_aliases_resolve_without_case(shelf: Shelf) -> None:
     old = shelf.run(code.format("level7"), "good")
     assert old.stdout.strip() == "good:wide 64"
     assert old.stderr.strip() == "elman: level level7 is variant good:wide"
-
-
-def test_a_checkpoint_of_a_missing_plugin_says_what_to_install(shelf: Shelf) -> None:
-    config = {"model_type": "elman_ladder", "variant": "gone", "options": {}, "hidden_size": 8, "num_hidden_layers": 1}
-    config["made_with"] = {"gone": "elman-gone==0.1.0"}
-    (shelf.root / "checkpoint").mkdir()
-    (shelf.root / "checkpoint" / "config.json").write_text(json.dumps(config))
-    save_file({"x": torch.zeros(1)}, shelf.root / "checkpoint" / "model.safetensors", metadata={"format": "pt"})
-    code = f"""
-from transformers import AutoModelForCausalLM
-import elman_core
-try:
-    AutoModelForCausalLM.from_pretrained({str(shelf.root / "checkpoint")!r})
-except elman_core.PluginError as error:
-    print(error)
-"""
-    done = shelf.run(code, "good")
-    assert done.stdout.strip().endswith("made with elman-gone==0.1.0: pip install elman-gone"), done.stderr
 
 
 def test_a_slow_import_of_torch_is_not_blamed_on_the_first_plugin(shelf: Shelf) -> None:
