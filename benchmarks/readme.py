@@ -33,7 +33,7 @@ EQUATIONS = {
     "e42": "h = W (x + h') + b, y = h silu(h): one matrix, no tanh",
     "e88": "S = tanh(λ S' + k (v - S'ᵀ k)ᵀ), o = Sᵀ q, many heads",
     "gdn": "Gated DeltaNet: a delta rule with a decay",
-    "mamba2": "Mamba-2: linear, one decay a head",
+    "mamba2": "Mamba-2: linear, one decay per head",
     "transformer": "causal attention, rotary positions, SwiGLU",
 }
 
@@ -61,8 +61,8 @@ def models_table() -> str:
         ])  # fmt: skip
     caption = (
         "Each model read 100 million bytes of Python sources on one H200, at its best learning rate of three, one seed: "
-        "differences under 0.005 bits per byte mean nothing. h' and S' are the states of the step before. E88 with convolution "
-        "and gates had one learning rate, and its speed is of a later run. [Every run](docs/results.md), "
+        "differences under 0.005 bits per byte mean nothing. h' and S' are the states of the previous step. E88 with convolution "
+        "and gates was trained at one learning rate, and its speed comes from a later run. [Every run](docs/results.md), "
         "[recipes of E88, and which claims hold](docs/claims.md)."
     )
     return f"{caption}\n\n{markdown(rows)}"
@@ -72,25 +72,25 @@ def peers_table() -> str:
     """Ours beside the usual implementation, in five rows."""
     dense = json.loads((RESULTS / "dense_h200.json").read_text())
     steps = json.loads((RESULTS / "training_step_h200.json").read_text())
-    rows = [["what", "elman", "", "peer", "times"]]
+    rows = [["what", "elman", "peer", "its speed", "elman is faster by"]]
     for name, peer in (("e42 bf16", "cuDNN RNN fp16"), ("e1 bf16", "FlashRNN fused bf16")):
         [row] = [row for row in dense["rows"] if (row["d"], row["B"]) == (1024, 32)]
         ours, theirs = (row[key]["forward_backward"]["median"] for key in (name, peer))
         what = f"{name.split()[0].upper()}'s recurrence, d = 1024, B = 32, forward and backward"
-        rows.append([what, f"{ours:.2f} µs a time step", peer, f"{theirs:.2f} µs", f"{theirs / ours:.1f}"])
+        rows.append([what, f"{ours:.2f} µs a time step", peer, f"{theirs:.2f} µs", f"{theirs / ours:.1f}×"])
     gates = json.loads((RESULTS / "gates_h200.json").read_text())["recurrences"]["lstm 1024"]
     ours, theirs = (gates[key]["forward_backward"]["median"] for key in ("ours", "cudnn"))
     what = "LSTM with its input product, d = 1024, B = 32, forward and backward"
-    rows.append([what, f"{ours:.2f} µs a time step", "cuDNN LSTM fp16", f"{theirs:.2f} µs", f"{theirs / ours:.1f}"])
+    rows.append([what, f"{ours:.2f} µs a time step", "cuDNN LSTM fp16", f"{theirs:.2f} µs", f"{theirs / ours:.1f}×"])
     for size, name, peer in (("49M", "gdn", "fla"), ("49M", "mamba2", "mamba_ssm")):
         at = [row for row in steps["rows"] if (row["size"], row["B"]) == (size, 32) and "tok_s" in row]
         ours, theirs = (max(row["tok_s"] for row in at if row["name"] == n) for n in (name, peer))
         what, whose = f"`{name}`, {size} parameters, a training step, B = 32", PEERS[peer].split(",")[0]
-        rows.append([what, f"{ours:,} tok/s", whose, f"{theirs:,} tok/s", f"{ours / theirs:.1f}"])
+        rows.append([what, f"{ours:,} tok/s", whose, f"{theirs:,} tok/s", f"{ours / theirs:.1f}×"])
     caption = (
         "All T steps of a recurrence run in one launch with the weights on chip, only the recurrent product is inside the "
-        "loop, and a whole training step is one CUDA graph. One H200, T = 512, bfloat16; in training steps our weights are "
-        "float32 under autocast, the peers' are bfloat16. "
+        "loop, and a whole training step is one CUDA graph. One H200, T = 512, bfloat16. In training steps, our weights are "
+        "float32 under autocast and the peers' are bfloat16. "
         "[More sizes and shapes, decoding, versions](docs/speed.md)."
     )
     return f"{caption}\n\n{markdown(rows)}"
@@ -119,7 +119,7 @@ def of_two_runs(data: dict[str, Any]) -> str:
         if isinstance(cell, dict) and "commit" in cell
     }
     said = [f"d = {width} ({commit})" for width, commit in sorted(other)]
-    return f" Of another run: {', '.join(said)}." if said else ""
+    return f" From another run: {', '.join(said)}." if said else ""
 
 
 def matrix_table() -> str:
@@ -134,7 +134,7 @@ def matrix_table() -> str:
             "forward",
             "backward",
             "fused with SiLU, L2 norm and decay",
-            "the same in PyTorch around it",
+            "these in PyTorch around it",
             "commit",
         ]
     ]
@@ -163,9 +163,9 @@ def e88_table() -> str:
         for r in data["recurrence"]
     ]  # fmt: skip
     caption = (
-        f"The recurrence in bf16, microseconds a layer, medians; one {data['gpu']}, torch {data['versions']['torch']}. "
-        '"Fused" includes SiLU, L2 norm and decay, and is what the layer runs. Saved: what the plain form keeps for its '
-        "backward, its output not counted. `benchmarks/matrix_state.py`."
+        f"The recurrence in bf16, microseconds per layer, medians; one {data['gpu']}, torch {data['versions']['torch']}. "
+        '"Fused" includes SiLU, L2 norm and decay; the layer runs this form. "Saved" is what the plain form keeps for its '
+        "backward, without its output. `benchmarks/matrix_state.py`."
     )
     layers = "; ".join(
         f"{r['layer']} ({r['parameters']:,} parameters) {r['forward']:.0f} and {r['backward']:.0f} us"
@@ -173,14 +173,16 @@ def e88_table() -> str:
     )
     sizes = f"B = {data['layers'][0]['B']}, T = {data['layers'][0]['T']}"
     run = data["layers"][0].get("commit", data["commit"])[:7]
-    beside = f"Whole layers, {sizes}, bfloat16 weights, forward and backward, in one run (commit {run}): {layers}."
+    beside = (
+        f"Whole layers, {sizes}, bfloat16 weights, forward and backward, measured in one run (commit {run}): {layers}."
+    )
     return f"{caption}\n\n{markdown(rows)}\n\n{beside}"
 
 
 def step_table() -> str:
     """tok/s and memory of a whole training step: the best setting of each model, B = 32, models of about one size together."""
     data = json.loads((RESULTS / "training_step_h200.json").read_text())
-    head = ["size", "model", "parameters", "tok/s", "ms a step", "peak GiB", "launched as", "commit", "eager tok/s"]
+    head = ["size", "model", "parameters", "tok/s", "ms per step", "peak GiB", "launched as", "commit", "eager tok/s"]
     rows = [[*head, "tok/s at B = 64"]]
     best: dict[tuple[str, str], dict[str, Any]] = {}
     eager: dict[tuple[str, str], dict[str, Any]] = {}
@@ -217,7 +219,7 @@ def step_table() -> str:
     caption = (
         "A whole training step through `elman train` (reading, forward, backward, clipping, AdamW, metrics; float32 weights, "
         f"bfloat16 autocast), B = 32, T = {data['T']}, medians; one {data['gpu']}, torch {data['versions']['torch']}. "
-        f"Rows of one commit were measured within minutes on one machine; eager ones of {of[0]}, at B = 64 of {of[1]}. "
+        f"Rows with the same commit were measured within minutes on one machine; eager rows come from {of[0]}, B = 64 from {of[1]}. "
         "`benchmarks/training_step.py`, `benchmarks/results/training_step_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"
@@ -241,7 +243,7 @@ def decoding_table() -> str:
             "parameters",
             "samples",
             "bytes/s",
-            "µs a step",
+            "µs per step",
             "`generate(custom_generate=in_bursts)`",
             "`generate()`",
         ]
@@ -257,7 +259,7 @@ def decoding_table() -> str:
     versions = f"torch {data['versions']['torch']}, transformers {data['versions']['transformers']}"
     caption = (
         "Decoding in bfloat16 with the sampling of `elman generate`, bytes per second over all samples, medians; `generate()` "
-        f"with prompt and recording in its time; one {data['hardware']}, {versions}, {_commits(data)}. "
+        f"includes prompt and recording; one {data['hardware']}, {versions}, {_commits(data)}. "
         "`benchmarks/generation.py`, `benchmarks/results/decoding_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"
@@ -293,7 +295,7 @@ def sums_table() -> str:
     """Milliseconds of all gradients' sums, by model, number of GPUs and way."""
     data = json.loads((RESULTS / "gradient_sums_h200.json").read_text())
     ways = {
-        "flat 25": "copied to buckets of 25 MB", "flat 256": "of 256 MB", "each": "one by one, in place",
+        "flat 25": "copied to buckets of 25 MB", "flat 256": "to buckets of 256 MB", "each": "one by one, in place",
         "grouped": "grouped, in place", "core": "as it is now",
     }  # fmt: skip
     found = {(r["model"], r["gpus"], r["way"]): r for r in data["rows"]}
@@ -304,7 +306,7 @@ def sums_table() -> str:
         rows.append([model, f"{core['megabytes']:.0f} MB", str(gpus), *ms, f"{core['bus_gb_s']:.0f}"])
     without = " without NVLink's multicast" if data["environment"].get("NCCL_NVLS_ENABLE") == "0" else ""
     caption = (
-        f"Milliseconds for all gradients of a model, float32, in a graph; {data['gpu']}s, NCCL {data['nccl']}{without}, "
+        f"Milliseconds to sum all gradients of a model, float32, in a CUDA graph; {data['gpu']}s, NCCL {data['nccl']}{without}, "
         f"commit {data['commit']}. `benchmarks/gradient_sums.py`, `benchmarks/results/gradient_sums_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"

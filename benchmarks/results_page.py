@@ -122,7 +122,17 @@ def _comparison(facts: Mapping[str, Any]) -> list[str]:
     models = facts["models"]
     done = [m for m in models if m["status"] == "ok"]
     order = sorted(done, key=lambda m: m["result"].get("bits_per_byte", float("inf")))
-    rows = [["model", "parameters", "lr", "held-out bits per byte", "loss, last 100 steps", "tok/s", "peak GiB"]]
+    rows = [
+        [
+            "model",
+            "parameters",
+            "lr",
+            "held-out bits per byte",
+            "training loss, last 100 steps (nats per byte)",
+            "tok/s",
+            "peak GiB",
+        ]
+    ]
     for m in order:
         r = m["result"]
         rows.append([
@@ -135,7 +145,7 @@ def _comparison(facts: Mapping[str, Any]) -> list[str]:
         lines += ["", f"Without a result: {', '.join(missing)}."]
     usual = Counter(m["protocol_hash"] for m in done).most_common(1)
     if others := [f"`{m['what']}`" for m in done if m["protocol_hash"] != usual[0][0]]:
-        lines += ["", f"Not of one protocol and text with the others: {', '.join(others)}."]
+        lines += ["", f"With another protocol or text than the rest: {', '.join(others)}."]
     values = sorted({t["lr"] for m in models for t in m["trials"]})
     trials = [["model", *(f"lr {v:g}" for v in values)]]
     for m in models:
@@ -146,7 +156,7 @@ def _comparison(facts: Mapping[str, Any]) -> list[str]:
     length = " or ".join(f"{n:,}" for n in sorted(seen)) or "so many"
     lines += [
         "",
-        f"Held-out bits per byte of the trials on {length} bytes, of which the best went the whole length:",
+        f"Held-out bits per byte of the trials on {length} bytes; each model's best learning rate was used for its full run:",
         "",
         markdown(trials),
         *_at_the_edge(done),
@@ -159,13 +169,13 @@ def _comparison(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _at_the_edge(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Whose best learning rate was the largest or the smallest that was tried, so that a better one may lie beyond."""
+    """Names the models whose best learning rate was the largest or the smallest value tried, so a better one may lie beyond."""
     said = []
     for word, end in (("largest", max), ("smallest", min)):
         rates = {m["what"]: [t["lr"] for t in m["trials"]] for m in models}
         names = [f"`{m['what']}`" for m in models if len(rates[m["what"]]) > 1 and m["lr"] == end(rates[m["what"]])]
-        said += [f"the {word} that was tried for {', '.join(names)}"] if names else []
-    return ["", f"The best is {', and '.join(said)}: a better one may lie beyond."] if said else []
+        said += [f"the {word} value tried for {', '.join(names)}"] if names else []
+    return ["", f"The best is {', and '.join(said)}, so a better one may lie beyond."] if said else []
 
 
 def _trial(trial: Mapping[str, Any] | None, chosen: float | None) -> str:
@@ -202,32 +212,32 @@ def _conditions(facts: Mapping[str, Any]) -> str:
     torch = sorted({str((m["versions"] or {}).get("torch", "?")) for m in ran})
     seeds = sorted({m["seed"] for m in facts["models"]})
     hashes = sorted({m["protocol_hash"] for m in ran if m["protocol_hash"]})
-    source = "a text that the folder does not describe"
+    source = "a text of unknown origin"
     if text:
         made = f"SHA-256 `{text['sha256'][:16]}…`, `benchmarks/python_sources.py`"
         source = f"{text['bytes']:,} bytes of installed Python sources ({made})"
     return (
-        f"One model on one GPU each ({', '.join(machines)}; torch {', '.join(torch)}), seed {', '.join(map(str, seeds))}, on "
+        f"Each model was trained on one GPU ({', '.join(machines)}; torch {', '.join(torch)}) with seed {', '.join(map(str, seeds))} on "
         f"{source}. Recipe: `elman_core/recipes/suites/{facts['suite']}.toml` (`elman bench {facts['suite']}`), protocol "
-        f"{', '.join(hashes) or 'unknown'}. Each model has the best of its learning rates, which short trials chose. tok/s: "
-        f"median over the steps of its own run. `benchmarks/results/{COMPARISON}`."
+        f"{', '.join(hashes) or 'unknown'}. Short trials chose each model's learning rate. tok/s: median over "
+        f"the steps of its own run. `benchmarks/results/{COMPARISON}`."
     )
 
 
 def _scaling(facts: Mapping[str, Any]) -> list[str]:
     rows = [["model", "GPUs", "how", "tok/s", "times one GPU", "GiB each"]]
     for r in sorted(facts["rows"], key=lambda r: r["gpus"]):
-        how = r["kind"] if "reason" in r else f"{r['kind']}: {r['parallel']['kind']}, {r['launch']}"
+        how = r["kind"] if "reason" in r else f"{r['parallel']['kind']}, {r['launch']}".removeprefix("none, ")
         figures = [r["reason"], "", ""] if "reason" in r else [
             f"{r['tok_s']:,}", f"{r['times_one']:.2f}" if "times_one" in r else "–", f"{r['memory_gib']:.1f}"
         ]  # fmt: skip
         rows.append([f"`{r['model']}`", str(r["gpus"]), how, *figures])
     beside = any(r.get("beside") for r in facts["rows"])
     machines = sorted({str(r["hardware"].get("gpu", "?")) for r in facts["rows"] if "hardware" in r})
-    note = " The rows of one GPU were measured at the same time, each on a GPU of its own." if beside else ""
+    note = " The rows for one GPU were measured at the same time, each on its own GPU." if beside else ""
     each = f"{facts['rows'][0]['rows_per_gpu']} rows of {facts['length']} bytes on each ({', '.join(machines)})"
     intro = (
-        f"tok/s of all GPUs together, {each}, medians; four are to reach {facts['target_on_four']} times one.{note} Commit "
+        f"tok/s of all GPUs together, {each}, medians; the target for four is {facts['target_on_four']} times one.{note} Commit "
         f"{facts['commit']}; `benchmarks/scaling.py`, `benchmarks/results/{SCALING}`."
     )
     return ["## One model on several GPUs", "", intro, "", markdown(rows)]

@@ -80,7 +80,7 @@ def test_what_did_not_end_and_what_differs_is_named(tmp_path: Path) -> None:
     page = results_page.page(tmp_path)
     assert "| `a@8x1` | 1 | 0.1 | 1.0000 | 1.0000 | 1 | 2.0 |" in page
     assert "| `a@8x1` | **2.0000** | 3.0000 |" in page
-    assert "Not of one protocol and text with the others: `c@8x1`." in page
+    assert "With another protocol or text than the rest: `c@8x1`." in page
     assert "Without a result: `d@8x1` (running)." in page
     assert "on 123,456,789 bytes" in page
     assert "NVIDIA Test; torch 9.9" in page

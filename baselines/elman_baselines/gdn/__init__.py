@@ -29,7 +29,7 @@ __all__ = ["GDNConfig", "GatedDeltaNet", "delta_rule_chunked", "delta_rule_refer
 def gdn_variant() -> Variant:
     return Variant(
         name="gdn",
-        summary="Gated DeltaNet, a linear matrix state with a delta rule and one decay a head: fla's layer",
+        summary="Gated DeltaNet, a linear matrix state with a delta rule and one decay per head: fla's layer",
         equation="S_t = α_t S_{t-1} + β_t k_t (v_t - α_t S_{t-1}ᵀ k_t)ᵀ,  o_t = S_tᵀ q_t / sqrt(K)",
         config=GDNConfig,
         mixer=GatedDeltaNet,

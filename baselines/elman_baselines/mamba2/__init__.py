@@ -30,7 +30,7 @@ COUNTED = "its 101,936,528 parameters include 21 · 896 biases of LayerNorms, wh
 def mamba2_variant() -> Variant:
     return Variant(
         name="mamba2",
-        summary="Mamba-2, a linear state-space model with one decay a head: mamba_ssm's module",
+        summary="Mamba-2, a linear state-space model with one decay per head: mamba_ssm's module",
         equation="h_t = exp(-exp(A_log) Δ_t) h_{t-1} + Δ_t x_t B_tᵀ,  y_t = h_t C_t + D x_t",
         config=Mamba2Config,
         mixer=Mamba2,

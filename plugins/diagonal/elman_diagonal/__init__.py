@@ -1,4 +1,4 @@
-"""diagonal: a linear recurrence of one number a channel, and an output gate that the cell's input drives.
+"""diagonal: a linear recurrence with one number per channel, and an output gate driven by the input of the cell.
 
     h_t = alpha h_{t-1} + W_x x_t + b        y_t = h_t silu(x_t + b_g)        alpha = sigmoid(alpha_hat)
 

@@ -3,7 +3,7 @@
     S_t = tanh(λ_t S_{t-1} + k_t (w_t v_t - S_{t-1}ᵀ (b_t k_t))ᵀ)        o_t = S_tᵀ q_t
 
 q, k, v = silu of projections of x, q and k of length 1; b = σ(W_b x) for each element of a key, w = σ(W_w x) for each element
-of a value; λ one a head. Along k the step multiplies the state by λ - Σ b_i k_i², between -1 and 1, about λ - 1/2 at the start,
+of a value; λ one per head. Along k a step multiplies the state by λ - Σ b_i k_i², between -1 and 1, about λ - 1/2 at the start,
 where E88's λ - 1 is never positive. `raw_write` writes w v itself. Parameters are named as published.
 """
 
