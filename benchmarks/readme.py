@@ -61,9 +61,9 @@ def models_table() -> str:
         ])  # fmt: skip
     caption = (
         "Each model read 100 million bytes of Python sources on one H200, at its best learning rate of three, one seed: "
-        "differences under 0.005 bits per byte mean nothing. h' and S' are the states of the previous step. E88 with convolution "
-        "and gates was trained at one learning rate, and its speed comes from a later run. [Every run](docs/results.md), "
-        "[recipes of E88, and which claims hold](docs/claims.md)."
+        "differences under 0.005 bits per byte mean nothing. h' and S' are the states of the previous step. E88 with "
+        "convolution and gates was trained at one learning rate, and its speed comes from a later run. "
+        "[Every run](docs/results.md), [recipes of E88, and which claims hold](docs/claims.md)."
     )
     return f"{caption}\n\n{markdown(rows)}"
 
@@ -219,8 +219,8 @@ def step_table() -> str:
     caption = (
         "A whole training step through `elman train` (reading, forward, backward, clipping, AdamW, metrics; float32 weights, "
         f"bfloat16 autocast), B = 32, T = {data['T']}, medians; one {data['gpu']}, torch {data['versions']['torch']}. "
-        f"Rows with the same commit were measured within minutes on one machine; eager rows come from {of[0]}, B = 64 from {of[1]}. "
-        "`benchmarks/training_step.py`, `benchmarks/results/training_step_h200.json`."
+        f"Rows with the same commit were measured within minutes on one machine; eager rows come from {of[0]}, B = 64 from "
+        f"{of[1]}. `benchmarks/training_step.py`, `benchmarks/results/training_step_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"
 
@@ -306,8 +306,8 @@ def sums_table() -> str:
         rows.append([model, f"{core['megabytes']:.0f} MB", str(gpus), *ms, f"{core['bus_gb_s']:.0f}"])
     without = " without NVLink's multicast" if data["environment"].get("NCCL_NVLS_ENABLE") == "0" else ""
     caption = (
-        f"Milliseconds to sum all gradients of a model, float32, in a CUDA graph; {data['gpu']}s, NCCL {data['nccl']}{without}, "
-        f"commit {data['commit']}. `benchmarks/gradient_sums.py`, `benchmarks/results/gradient_sums_h200.json`."
+        f"Milliseconds to sum all gradients of a model, float32, in a CUDA graph; {data['gpu']}s, NCCL {data['nccl']}"
+        f"{without}, commit {data['commit']}. `benchmarks/gradient_sums.py`, `benchmarks/results/gradient_sums_h200.json`."
     )
     return f"{caption}\n\n{markdown(rows)}"
 

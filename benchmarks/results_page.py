@@ -217,8 +217,9 @@ def _conditions(facts: Mapping[str, Any]) -> str:
         made = f"SHA-256 `{text['sha256'][:16]}…`, `benchmarks/python_sources.py`"
         source = f"{text['bytes']:,} bytes of installed Python sources ({made})"
     return (
-        f"Each model was trained on one GPU ({', '.join(machines)}; torch {', '.join(torch)}) with seed {', '.join(map(str, seeds))} on "
-        f"{source}. Recipe: `elman_core/recipes/suites/{facts['suite']}.toml` (`elman bench {facts['suite']}`), protocol "
+        f"Each model was trained on one GPU ({', '.join(machines)}; torch {', '.join(torch)}) with seed "
+        f"{', '.join(map(str, seeds))} on {source}. "
+        f"Recipe: `elman_core/recipes/suites/{facts['suite']}.toml` (`elman bench {facts['suite']}`), protocol "
         f"{', '.join(hashes) or 'unknown'}. Short trials chose each model's learning rate. tok/s: median over "
         f"the steps of its own run. `benchmarks/results/{COMPARISON}`."
     )
@@ -237,8 +238,8 @@ def _scaling(facts: Mapping[str, Any]) -> list[str]:
     note = " The rows for one GPU were measured at the same time, each on its own GPU." if beside else ""
     each = f"{facts['rows'][0]['rows_per_gpu']} rows of {facts['length']} bytes on each ({', '.join(machines)})"
     intro = (
-        f"tok/s of all GPUs together, {each}, medians; the target for four is {facts['target_on_four']} times one.{note} Commit "
-        f"{facts['commit']}; `benchmarks/scaling.py`, `benchmarks/results/{SCALING}`."
+        f"tok/s of all GPUs together, {each}, medians; the target for four is {facts['target_on_four']} times one.{note} "
+        f"Commit {facts['commit']}; `benchmarks/scaling.py`, `benchmarks/results/{SCALING}`."
     )
     return ["## One model on several GPUs", "", intro, "", markdown(rows)]
 
