@@ -36,6 +36,7 @@ SETTINGS = {
         "train.clip=0",
     ),
     "bf16, accumulating": ("train.precision=bf16", "train.accumulate=2"),
+    "muon": ("train.optimizer=muon",),
     "schedulefree, dropout": ("train.optimizer=schedulefree", "model.options.dropout=0.3"),
     "tbptt, accumulating": ("data.sampling=tbptt", "train.accumulate=2", "train.batch_size=8", "train.chunk_size=100"),
     "saving and evaluating": ("train.save_every=2", "train.eval_every=3"),

@@ -19,6 +19,7 @@ SETTINGS = {
     "accumulate": ("train.accumulate=2",),
     "checkpointing": ("train.gradient_checkpointing=true",),
     "dropout": ("model.options.dropout=0.3",),
+    "muon": ("train.optimizer=muon",),
     "schedulefree": ("train.optimizer=schedulefree",),
     "tbptt": ("data.sampling=tbptt", "train.accumulate=2"),
     "saving and evaluating": ("train.save_every=3", "train.eval_every=4"),

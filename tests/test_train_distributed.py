@@ -67,6 +67,7 @@ CASES = {
     "four ranks": (4, ()),
     "accumulated, recomputed": (2, ("train.accumulate=2", "train.gradient_checkpointing=true", "train.loss_chunk=5")),
     "carried": (2, ("data.sampling=tbptt", "data.documents=reset")),
+    "muon": (2, ("train.optimizer=muon", "train.lr=3e-4")),  # at 1e-2 rounding to bfloat16 adds up to 6e-5
     "schedule-free": (2, ("train.optimizer=schedulefree",)),
     "sharded, recomputed": (
         2, ("train.parallel=fsdp", "train.gradient_checkpointing=true", "train.accumulate=2", "train.loss_chunk=5"),

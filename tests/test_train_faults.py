@@ -83,9 +83,9 @@ def test_a_checkpoint_deleted_during_training_is_not_missed(text, tmp_path, afte
     assert [p.name for p in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000006", "step-00000008"]
 
 
-@pytest.mark.parametrize("kind", ["adamw", "schedulefree"])
+@pytest.mark.parametrize("kind", ["adamw", "schedulefree", "muon"])
 def test_a_checkpoint_of_the_other_optimizer_is_refused_before_the_first_step(kind, text, tmp_path):
-    other = {"adamw": "schedulefree", "schedulefree": "adamw"}[kind]
+    other = {"adamw": "schedulefree", "schedulefree": "adamw", "muon": "adamw"}[kind]
     runs = [
         start(settings(text, "train.steps=2", f"train.optimizer={name}"), tmp_path / name, quiet=True)
         for name in (kind, other)

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from elman_core.registry import Mixer
-from elman_core.training.optim import Optimizer, undecayed
+from elman_core.training.muon import orthogonal
+from elman_core.training.optim import Optimizer, matrices, undecayed
 from elman_core.training.settings import TrainSettings
 
 
@@ -64,7 +65,31 @@ def test_adamw_is_torchs_adamw():
         torch.testing.assert_close(p, q)
 
 
-@pytest.mark.parametrize("name", ["adamw", "schedulefree"])
+def test_muon_is_torchs_muon_on_the_matrices_of_mixers_and_adamw_on_the_rest():
+    settings = TrainSettings(optimizer="muon", weight_decay=0.5, beta1=0.8, beta2=0.9)
+    one, two = model(), model()
+    assert matrices(one) == {"1.weight"}
+    theirs = torch.optim.Muon([two[1].weight], lr=0.01, momentum=0.8, weight_decay=0.5, adjust_lr_fn="match_rms_adamw")
+    train(one, Optimizer(one, settings), 3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        for p in two.parameters():
+            p.grad = torch.randn(p.shape, generator=generator)
+        theirs.step()
+    torch.testing.assert_close(one[1].weight, two[1].weight)
+    three = model()
+    train(three, Optimizer(three, TrainSettings(weight_decay=0.5, beta1=0.8, beta2=0.9)), 3)
+    for name, p in three.named_parameters():
+        assert torch.equal(p, one.get_parameter(name)) == (name != "1.weight")
+
+
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24)])
+def test_an_orthogonal_matrix_has_singular_values_near_one(shape):
+    values = torch.linalg.svdvals(orthogonal(torch.randn(shape)).float())
+    assert 0.5 < values.min() < values.max() < 1.5
+
+
+@pytest.mark.parametrize("name", ["adamw", "schedulefree", "muon"])
 def test_a_saved_and_loaded_optimizer_goes_on_bit_for_bit(name):
     settings = TrainSettings(optimizer=name, weight_decay=0.1)
     straight, stopped = model(), model()

@@ -25,6 +25,7 @@ def stop_at(after_step):
 CASES = {
     "plain": (),
     "accumulated": ("train.accumulate=2",),
+    "muon": ("train.optimizer=muon",),
     "schedule_free": ("train.optimizer=schedulefree", "train.eval_every=7"),
     "tbptt": ("data.sampling=tbptt", "data.documents=reset", "train.accumulate=2"),
     "stream": ("data.sampling=stream", "train.schedule=wsd"),

@@ -34,7 +34,7 @@ def everything(trainer):
     return {name: tensor.numpy().tobytes() for name, tensor in held.items() if "spectral" not in name}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "schedulefree"])
+@pytest.mark.parametrize("optimizer", ["adamw", "schedulefree", "muon"])
 def test_after_a_step_that_is_not_finite_nothing_is_updated_any_more(optimizer, made):
     trainer = made(f"train.optimizer={optimizer}")
     compute = trainer.compute

@@ -1,4 +1,4 @@
-"""AdamW and schedule-free AdamW, with a state that is tensors by parameter name and plain numbers: nothing to pickle.
+"""AdamW, schedule-free AdamW, and Muon beside AdamW; their state is tensors by parameter name and plain numbers, not pickles.
 
 Schedule-free: Defazio et al., The Road Less Scheduled, 2024. Training weights y and base weights z are kept, both exactly;
 the evaluation weights x = y + (1 - 1/beta1) (z - y) are computed into new tensors, so looking at them changes nothing.
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from elman_core.registry import CheckpointError, Mixer
 
+from . import muon
 from .rank_tensors import placed
 from .schedule_free import ScheduleFree
 from .settings import TrainSettings
 
 _DECAY_RATES = ("A_log", "dt_bias", "decay")
-_ADAMW, _AVERAGED = {"step", "exp_avg", "exp_avg_sq"}, {"z", "exp_avg_sq"}
+_ADAMW, _AVERAGED, _MUON = {"step", "exp_avg", "exp_avg_sq"}, {"z", "exp_avg_sq"}, {"momentum"}
 """The tensors that each optimizer keeps for a parameter."""
 
 
@@ -33,8 +34,14 @@ def undecayed(model: nn.Module) -> set[str]:
     return names
 
 
+def matrices(model: nn.Module) -> set[str]:
+    """Names of the parameters that Muon updates: the matrices of mixers, without those of `undecayed`."""
+    inside = tuple(f"{prefix}." for prefix, module in model.named_modules() if isinstance(module, Mixer))
+    return {n for n, p in model.named_parameters() if p.ndim == 2 and n.startswith(inside)} - undecayed(model)
+
+
 class Optimizer:
-    """One of the two optimizers over the named parameters of a model.
+    """One of the optimizers over the named parameters of a model.
 
     Args:
         model: parameters that want gradients are trained. settings: the optimizer and its numbers.
@@ -42,13 +49,13 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.matrices = matrices(model) & self.params.keys() if settings.optimizer == "muon" else set()
+        self.beta, self.decay = settings.beta1, settings.weight_decay
         left_alone = undecayed(model)
+        others = {n: p for n, p in self.params.items() if n not in self.matrices}
         groups: list[dict[str, Any]] = [
-            {
-                "params": [p for n, p in self.params.items() if n not in left_alone],
-                "weight_decay": settings.weight_decay,
-            },
-            {"params": [p for n, p in self.params.items() if n in left_alone], "weight_decay": 0.0},
+            {"params": [p for n, p in others.items() if n not in left_alone], "weight_decay": settings.weight_decay},
+            {"params": [p for n, p in others.items() if n in left_alone], "weight_decay": 0.0},
         ]
         groups = [g for g in groups if g["params"]]
         betas = (settings.beta1, settings.beta2)
@@ -81,9 +88,14 @@ class Optimizer:
             self.set_lr(lr)
         self.inner.found_inf = failed  # type: ignore[attr-defined]  # as torch.amp.GradScaler hands it over
         self.inner.step()
+        for name in self.matrices:
+            if (p := self.params[name]).grad is not None:
+                momentum = self.inner.state[p].setdefault("momentum", torch.zeros_like(p))
+                muon.update(p, momentum, self.inner.param_groups[0]["lr"], self.beta, self.decay, failed)
 
     def zero_grad(self) -> None:
-        self.inner.zero_grad(set_to_none=True)
+        for p in self.params.values():
+            p.grad = None
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
@@ -137,9 +149,10 @@ class Optimizer:
                 f"the optimizer's state belongs to another model: {', '.join(odd[:3]) or 'other groups'}"
             )
         kinds = {kind for values in by_name.values() for kind in values}
-        if kinds and kinds != (_AVERAGED if self.averages else _ADAMW):
+        keeps = {n: _AVERAGED if self.averages else _MUON if n in self.matrices else _ADAMW for n in by_name}
+        if kinds != set[str]().union(*keeps.values()):
             raise CheckpointError(f"the state belongs to another optimizer: it has {', '.join(sorted(kinds))}")
-        if lacking := sorted(f"{k}/{n}" for n, values in by_name.items() for k in kinds - values.keys()):
+        if lacking := sorted(f"{k}/{n}" for n, values in by_name.items() for k in keeps[n] - values.keys()):
             raise CheckpointError(f"the optimizer's state lacks {', '.join(lacking[:3])}")
         for name, values in by_name.items():
             p = self.params[name]
