@@ -1,4 +1,4 @@
-"""The inputs of operators: a table of names, sizes and dtypes for each kernel, and a one-line error for what does not fit."""
+"""Check the inputs of operators against a table of names, sizes and dtypes; a tensor that does not fit is a one-line error."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Wanted(NamedTuple):
     """What one tensor must be.
 
     Attributes:
-        shape: a letter for each size, and the same size for the same letter; "1" is one.
-        dtype: that of the first tensor, that or the one it is computed in, any that tensors are stored in, or bool.
+        shape: a letter for each size; equal letters are equal sizes, and "1" is one.
+        dtype: "first": that of the first tensor; "computed": that or the dtype of its computation; "stored": any storage dtype.
         optional: whether it may be None.
     """
 
@@ -36,24 +36,23 @@ def check(
 ) -> dict[str, int]:
     """Compare tensors with a table, in its order. The first one sets the dtype and the device.
 
-    What has passed is remembered by kernel, shapes, dtypes and devices: comparing takes longer than a launch.
+    Comparing takes longer than a launch, so passed checks are remembered by kernel, shapes, dtypes and devices.
 
     Args:
-        sizes: those that are known before, by their letters.
+        sizes: known sizes by their letters.
 
     Returns:
         all sizes by their letters.
 
     Raises:
-        ConfigError: the first that does not fit.
+        ConfigError: a tensor does not fit; names the first.
     """
     if torch.compiler.is_compiling():
         return _compare(kernel, wanted, given, sizes)
-    key = (
-        kernel,
-        *[(x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x is None for x in given],
-        *sizes.values(),
-    )
+    try:
+        key = (kernel, *[x is None or (x.shape, x.dtype, x.device) for x in given], *sizes.values())
+    except AttributeError:  # not a tensor
+        return _compare(kernel, wanted, given, sizes)
     if (found := _passed.get(key)) is None:
         if len(_passed) >= _MOST_PASSED:
             _passed.clear()

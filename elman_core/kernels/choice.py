@@ -88,7 +88,7 @@ def choose(
     if asked != "reference":
         refuse_transforms(name, "backend='auto' or 'reference'")
     if asked in ("cuda", "host"):
-        if like.device.type != ("cpu" if asked == "host" else "cuda"):
+        if not (like.is_cpu if asked == "host" else like.is_cuda):
             raise KernelError(f"{name}: backend {asked!r} cannot run on tensors on {like.device}")
         if starts is not None:
             raise KernelError(f"{name}: backend {asked!r} takes no starts of documents; use backend={plain!r}")

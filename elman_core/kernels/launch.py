@@ -1,7 +1,7 @@
 """Compiled modules, opened and called through one small extension of Python (`bind/launch.cpp` of `elman_csrc`).
 
-The extension checks every tensor of a call (dtype, device, sizes, layout) and says in one line what does not fit. It is
-compiled once for a Python and a machine, at the first use of any compiled kernel; the modules themselves know no Python.
+The extension checks every tensor of a call (dtype, device, sizes, layout) and names what does not fit in one line. It is
+compiled once for each Python and machine, at the first use of any compiled kernel. The modules themselves contain no Python.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,39 +21,49 @@ from .build import Extension
 
 _HERE = nullcontext()
 ALIGNMENT = 16  # bytes: the widest load of a kernel
+Given = TypeVar("Given", Tensor, Tensor | None)
 
 
 def extension() -> Extension:
-    """What `build` compiles of the launcher, for the host."""
+    """The launcher's source, built for the host."""
     return build.shipped("elman_launch", "launch.cpp", python=True)
 
 
 @cache
 def open_module(path: Path, family: str) -> Any:
-    """A compiled module, with `call(**arguments)`, whose `run(function)` launches, `ask(function, *numbers)` and `info()`.
+    """A compiled module: `call(**arguments)`, whose `run(function)` launches, `run`, which does both, `ask` and `info`.
 
     Args:
-        family: of the tables in launch.cpp.
+        family: the table in launch.cpp that the module belongs to.
 
     Raises:
-        KernelError: it does not load, was made from other sources than this Python, or the launcher cannot be built. So do
-            its methods, of what does not fit and of launches that fail.
+        KernelError: the module does not load or was made from other sources than this Python, or the launcher cannot be built.
+            The module's methods raise it for arguments that do not fit and for launches that fail.
     """
     native: Any = build.load(extension())
     native.raises(KernelError)
     return native.Module(str(path), family, f"kernel {path.name.partition('-')[0]}")
 
 
+def opened(what: Extension, family: str) -> Any:
+    """`open_module` of what is compiled for the current device. Builds it if no cache folder holds it.
+
+    Raises:
+        KernelError: it cannot be built or loaded.
+    """
+    return open_module(build.build(what, build.local_arch(what)), family)
+
+
 def readable(x: Tensor) -> Tensor:
-    """x itself where a kernel can read it as it lies (adjacent elements in rows that start aligned), else a contiguous copy."""
+    """x itself if a kernel can read it in place (rows of adjacent elements that start aligned), else a contiguous copy."""
     if x.is_contiguous() or x.data_ptr() % ALIGNMENT or x.stride(-1) != 1:
         return whole(x)
     return whole(x) if any(step * x.element_size() % ALIGNMENT for step in x.stride()[:-1]) else x
 
 
-def whole(x: Tensor) -> Tensor:
-    """x itself where it is contiguous and aligned, else a copy."""
-    if x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
+def whole(x: Given) -> Given:
+    """x itself if it is contiguous and aligned, or None; else a copy."""
+    if x is None or (x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 

@@ -86,22 +86,21 @@ def extension(dtype: torch.dtype = torch.bfloat16, taps: int = 4) -> Extension:
 @cache
 def _module(dtype: torch.dtype, taps: int, _index: int) -> Any:
     """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
-    made = extension(dtype, taps)
-    return launch.open_module(build.build(made, build.local_arch(made)), NAME)
+    return launch.opened(extension(dtype, taps), NAME)
 
 
 def _call(x: Tensor, weight: Tensor, *rest: Any) -> Any:
-    """A call of the module for the current device, with the arguments that both directions have."""
+    """A call of the module for the current device, with the arguments of both directions."""
     *tensors, silu = weight, *rest
     names = ("weight", "bias", "window", "mask", "starts")
-    whole = {n: None if v is None else launch.whole(v) for n, v in zip(names, tensors, strict=True)}
+    whole = {n: launch.whole(v) for n, v in zip(names, tensors, strict=True)}
     module = _module(x.dtype, weight.shape[1], x.get_device())
     return module.call(x=launch.readable(x), silu=silu, cuda_stream=launch.stream(x), **whole)
 
 
 def _forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     y, last = _fake_forward(x, weight)
-    with torch.cuda.device(x.get_device()):
+    with launch.on(x):
         _call(x, weight, *rest).run("forward", y=y, last=last)
     return y, last
 
@@ -109,11 +108,11 @@ def _forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 def _backward(dy: Tensor, dlast: Tensor | None, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     (bias, window, *_), (channels, taps) = rest, weight.shape
     dx, dwindow = torch.empty_like(x), weight.new_empty(0 if window is None else window.shape)
-    with torch.cuda.device(x.get_device()):
+    with launch.on(x):
         count = _module(x.dtype, taps, x.get_device()).ask("shares", *x.shape)
         shares = weight.new_empty(count, taps + 1, channels)
         _call(x, weight, *rest).run(
-            "backward", dy=launch.readable(dy), dx=dx, shares=shares, dlast=None if dlast is None else launch.whole(dlast),
+            "backward", dy=launch.readable(dy), dx=dx, shares=shares, dlast=launch.whole(dlast),
             dwindow=None if window is None else dwindow,
         )  # fmt: skip
     sums = shares.sum(0)

@@ -58,8 +58,7 @@ def module(cell: Cell | None, family: str, dtype: torch.dtype, _index: int | Non
     Raises:
         KernelError: it cannot be built or loaded.
     """
-    what = extension(dtype, cell)
-    return launch.open_module(build.build(what, build.local_arch(what)), f"decode_{family}")
+    return launch.opened(extension(dtype, cell), f"decode_{family}")
 
 
 def here() -> int | None:

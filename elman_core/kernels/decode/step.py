@@ -79,7 +79,7 @@ class Step:
         *extras, w, h = rest
         tied = v is not None and v.data_ptr() == w.data_ptr() and (v.shape, v.stride()) == (w.shape, w.stride())
         x, w, h = readable(x), whole(w), whole(h.float())
-        v = w if tied else None if v is None else whole(v)
+        v = w if tied else whole(v)
         y, last = x.new_empty(len(x), len(w)), torch.empty_like(h)
         run.run(
             self.cell, "step", x, (w,) if v is None else (v, w),

@@ -46,7 +46,7 @@ class Recurrence:
 
     def __init__(self, cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
         self.cell, self.name, self.tied, self._kernel = cell, cell.name, cell.bare is not None, kernel
-        count = len(cell.extras)
+        self._extras = count = len(cell.extras)
         w = "".join(f"Tensor e{i}, " for i in range(count)) + "Tensor w"
         b, x = (", Tensor b", ", Tensor x") if self.tied else ("", "")
         self._backward = operator(
@@ -76,9 +76,9 @@ class Recurrence:
         """What `elman verify` checks."""
         return spec.make_spec(self.cell, self._kernel, self.op)
 
-    def _parts(self, rest: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _parts(self, rest: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """What follows the input or the gradients in a call: (extras, what follows those)."""
-        return list(rest[: len(self.cell.extras)]), list(rest[len(self.cell.extras) :])
+        return rest[: self._extras], rest[self._extras :]
 
     def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         extras, (w, *b, h0, mask, starts, backend) = self._parts(rest)
@@ -137,7 +137,7 @@ class Recurrence:
             g_last = history.new_zeros(rows, width, dtype=ctx.states)
         du, dh0, *rest = self._backward(gy, g_last, *extras, w, *tied[:1], history, a, mask, starts, ctx.backend)
         dextras, of_tied = self._parts(rest)
-        da, *db = of_tied or [du]
+        da, *db = of_tied or (du,)
         dw = None
         if ctx.needs_input_grad[1 + len(extras)]:
             multiplied = tied[1][:-1] if tied else portable.restarted(history[:-1], starts)

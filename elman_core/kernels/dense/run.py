@@ -1,8 +1,7 @@
-"""The dense op through compiled modules: on a GPU by a launch plan (plan.py), on a CPU through the host build of its cell, an
-instrument of the tests in float32 and float64. Compiles what a call needs at its first use.
+"""Run the dense op in compiled modules: on a GPU after a launch plan (plan.py), on a CPU in the host build of its cell, which
+serves the tests in float32 and float64. A call compiles what it needs at its first use.
 
-One compiled module of a GPU is one (cell, dtype, width, kind of plan): seconds of compilation for the shapes that a model has,
-not minutes for all that there could be.
+A GPU has one module for each cell, dtype, width and kind of plan. So only the shapes of a model are compiled, in seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def forward(
     """y (T, B, d), h_T (B, d) in float32, history (T+1, B, d), a (T, B, d) or empty; in the dtype of u.
 
     Args:
-        bias_d: with tied weights, where u is x. What W multiplied, (T+1, B, d), is then returned, too.
+        bias_d: the bias of tied weights, where u is x. Then what W multiplied, (T+1, B, d), is returned too.
 
     Raises:
         KernelError: the size or dtype is not supported, or an earlier launch gave up waiting.
@@ -51,20 +50,20 @@ def forward(
     steps, rows, width = u_TBd.shape
     history, y_TBd = u_TBd.new_empty(steps + 1, rows, width), u_TBd.new_empty(steps, rows, width)
     a = u_TBd.new_empty(steps, rows, width) if cell.uses_a else u_TBd.new_empty(0)
-    given: dict[str, Any] = {"main": u_TBd, "y": y_TBd}
+    given: dict[str, Any] = {"main": u_TBd, "extra": extras, "history": history, "y": y_TBd}
     sums = [] if bias_d is None else [torch.empty_like(history)]
     if bias_d is not None:
         given |= {"bias": bias_d.float().contiguous(), "sums": sums[0]}
     with launch.on(u_TBd):
-        module, apart, common = _prepared(cell, u_TBd, extras, w_dd, history, a, mask_TB)
+        module, apart = _prepared(cell, given, w_dd, a, mask_TB)
         if not apart:
             last_Bd = torch.empty_like(h0_Bd)
-            module.run("forward", **given, **common, h0=h0_Bd, last=last_Bd)
+            module.run("forward", **given, h0=h0_Bd, last=last_Bd)
             return y_TBd, last_Bd, history, a, *sums
         _is_untied(cell)
         history[0] = h0_Bd
         state_Bd, product_Bd, w_t = h0_Bd.clone(), torch.empty_like(h0_Bd), w_dd.t()
-        call = module.call(**given, **common, product=product_Bd, state=state_Bd)
+        call = module.call(**given, product=product_Bd, state=state_Bd)
         for t in range(steps):
             _multiply(history[t], w_t, product_Bd)
             call.run("forward_step", t=t)
@@ -85,27 +84,27 @@ def backward(
     """(da (T, B, d) in the dtype of the history, the gradients of the extras, dh_0 (B, d) in float32).
 
     Args:
-        x_TBd: with tied weights, what the forward was given. dx like da and db (d,) are then returned, too.
+        x_TBd: the x of a forward with tied weights. Then dx, in the shape and dtype of da, and db (d,) are returned too.
 
     Raises:
         KernelError: as `forward`.
     """
     gy_TBd, extras, g_last_Bd = readable(gy_TBd), [readable(e) for e in extras], g_last_Bd.contiguous()
     da_TBd, dextras = history.new_empty(gy_TBd.shape), [history.new_empty(gy_TBd.shape) for _ in extras]
-    given: dict[str, Any] = {"main": gy_TBd, "da": da_TBd, "dextra": dextras}
+    given: dict[str, Any] = {"main": gy_TBd, "extra": extras, "history": history, "da": da_TBd, "dextra": dextras}
     with launch.on(gy_TBd):
-        module, apart, common = _prepared(cell, gy_TBd, extras, w_dd, history, a, mask_TB)
+        module, apart = _prepared(cell, given, w_dd, a, mask_TB)
         if not apart:
             if x_TBd is not None:
-                dbias_Gd = g_last_Bd.new_empty(_WARPS * common["groups"], gy_TBd.shape[2])
+                dbias_Gd = g_last_Bd.new_empty(_WARPS * given["groups"], gy_TBd.shape[2])
                 given |= {"x": readable(x_TBd), "dx": torch.empty_like(da_TBd), "dbias": dbias_Gd}
             dh0_Bd = torch.empty_like(g_last_Bd)
-            module.run("backward", **given, **common, g_last=g_last_Bd, dh0=dh0_Bd)
+            module.run("backward", **given, g_last=g_last_Bd, dh0=dh0_Bd)
             tied = () if x_TBd is None else (given["dx"], given["dbias"].sum(0))
             return da_TBd, dextras, dh0_Bd, *tied
         _is_untied(cell)
         carry_Bd, product_Bd = g_last_Bd.clone(), torch.zeros_like(g_last_Bd)
-        call = module.call(**given, **common, product=product_Bd, state=carry_Bd)
+        call = module.call(**given, product=product_Bd, state=carry_Bd)
         for t in range(len(gy_TBd) - 1, -1, -1):
             call.run("backward_step", t=t)
             _multiply(da_TBd[t], w_dd, product_Bd)
@@ -113,7 +112,7 @@ def backward(
 
 
 def source(cell: Cell, target: Target) -> Extension:
-    """What is compiled of a cell, for the usual size on a GPU.
+    """What is compiled for a cell, at the usual size on a GPU.
 
     Raises:
         KernelError: the sources are not installed.
@@ -124,7 +123,7 @@ def source(cell: Cell, target: Target) -> Extension:
 
 
 def prepare(cell: Cell, batch: int, width: int, dtype: torch.dtype, slots: int = 1) -> str | None:
-    """Compile and load what the current device needs; the plan in words, None for tied weights that no persistent launch holds.
+    """Compile and load what the current device needs. The plan in words, or None if no persistent launch holds tied weights.
 
     Raises:
         KernelError: not supported, or it cannot be built.
@@ -139,7 +138,7 @@ def prepare(cell: Cell, batch: int, width: int, dtype: torch.dtype, slots: int =
 
 @cache
 def plan_for(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int, slots: int = 1) -> Plan:
-    """The first plan whose blocks that GPU holds together: a part of a GPU may hold fewer than it says. Compiles what it asks.
+    """The first plan whose blocks that GPU holds together; a part of a GPU may hold fewer than it reports. Compiles to ask.
 
     Raises:
         KernelError: not supported (names what is), or it cannot be built.
@@ -179,7 +178,7 @@ def capacity(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int, tiles: in
 
 
 def check_errors(device: torch.device) -> None:
-    """Raise if a launch on this device gave up waiting. Sees what has happened so far: synchronise first to be sure.
+    """Raise if a launch on this device has given up waiting. Synchronise first to cover every launch so far.
 
     Raises:
         KernelError: one did; its outputs are worthless.
@@ -194,10 +193,10 @@ def check_errors(device: torch.device) -> None:
 
 
 def error_word(device: torch.device) -> int:
-    """Address of the pinned word that a launch on this device sets when it gives up waiting; raises for an earlier launch.
+    """The address of the pinned word that a launch on this device sets when it gives up waiting.
 
     Raises:
-        KernelError: as `check_errors`.
+        KernelError: an earlier launch gave up, as `check_errors` says.
     """
     check_errors(device)
     index = device.index or 0
@@ -207,44 +206,34 @@ def error_word(device: torch.device) -> int:
     return ctypes.addressof(_error_words[index][1])
 
 
-def _prepared(
-    cell: Cell,
-    main_TBd: Tensor,
-    extras: Sequence[Tensor],
-    w_dd: Tensor,
-    history: Tensor,
-    a: Tensor,
-    mask_TB: Tensor | None,
-) -> tuple[Any, bool, dict[str, Any]]:
-    """The module for a call on these tensors, whether it runs step by step, and what both directions are given."""
-    slots = len(w_dd) if cell.blocks else 1
-    given: dict[str, Any] = {
-        "extra": extras,
-        "slots": slots,
-        "w": w_dd.contiguous().flatten(0, 1) if cell.blocks else w_dd.contiguous(),
-        "history": history,
-        "a": a if a.numel() else None,
-        "mask": None if mask_TB is None else mask_TB.contiguous(),
-    }
-    dtype, device = main_TBd.dtype, main_TBd.device
-    if device.type == "cpu":
+def _prepared(cell: Cell, given: dict[str, Any], w_dd: Tensor, a: Tensor, mask_TB: Tensor | None) -> tuple[Any, bool]:
+    """The module for a call, and whether it runs step by step. Adds the arguments of both directions to `given`."""
+    main_TBd: Tensor = given["main"]
+    dtype, slots = main_TBd.dtype, 1
+    given["w"], given["mask"] = w_dd.contiguous(), launch.whole(mask_TB)
+    if cell.blocks:
+        given["slots"] = slots = len(w_dd)
+        given["w"] = given["w"].flatten(0, 1)
+    if cell.uses_a:
+        given["a"] = a
+    if not main_TBd.is_cuda:
         if dtype not in (torch.float32, torch.float64):
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {dtype}")
         _is_untied(cell)
-        return _host_module(cell), False, given
-    steps, batch, width = main_TBd.shape
+        return _host_module(cell), False
+    (steps, batch, width), device = main_TBd.shape, main_TBd.device
     if steps * batch > MAX_PLACES:
         plan((steps, batch, width), dtype, _device(device.index))  # which says so
     module, apart, constants = _ready(cell, batch, width, dtype, device.index, slots)
-    given["error"], given["stream"] = error_word(device), launch.stream(main_TBd)
-    return module, apart, given | constants
+    given |= {"error": error_word(device), "stream": launch.stream(main_TBd), **constants}
+    return module, apart
 
 
 @cache
 def _ready(
     cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int, slots: int
 ) -> tuple[Any, bool, dict[str, int]]:
-    """The module for a batch and width on this GPU, whether it runs step by step, and what a launch is told of the plan."""
+    """The module for a batch and width on this GPU, whether it runs step by step, and a launch's arguments from its plan."""
     chosen = plan_for(cell, batch, width, dtype, index, slots)
     constants = {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
     return _module(cell, chosen, dtype, width, index), chosen.kind == "steps", constants
@@ -258,7 +247,7 @@ def _device(index: int) -> Device:
 
 @cache
 def _module(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int, _index: int | None) -> Any:
-    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
+    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
     return _opened(cell, extension(cell, chosen, dtype, width))
 
 
@@ -271,10 +260,10 @@ def _opened(cell: Cell, what: Extension) -> Any:
     """The compiled module.
 
     Raises:
-        ConfigError: the cell header and the kernel made of it differ in what the backward is given.
+        ConfigError: the cell header and its `DenseKernel` disagree on `uses_a`.
         KernelError: it cannot be built or loaded.
     """
-    module = launch.open_module(build.build(what, build.local_arch(what)), "dense")
+    module = launch.opened(what, "dense")
     if bool(module.ask("uses_a")) != cell.uses_a:
         said = f"its cell says uses_a = {str(not cell.uses_a).lower()} and its DenseKernel uses_a={cell.uses_a}"
         raise ConfigError(f"{cell.name}: {said}: they must agree")

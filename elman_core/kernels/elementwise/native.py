@@ -113,8 +113,8 @@ def _run(
         _module(cell, target, first.dtype, first.device.index).call(
             stream=[launch.readable(x) for x in streams],
             vector=[launch.whole(p) for p in vectors],
-            mask=None if mask_TB is None else launch.whole(mask_TB),
-            starts=None if starts_TB is None else launch.whole(starts_TB),
+            mask=launch.whole(mask_TB),
+            starts=launch.whole(starts_TB),
             cuda_stream=launch.stream(first),
             **arguments,
         ).run(function)
@@ -123,5 +123,4 @@ def _run(
 @cache
 def _module(cell: Cell, target: Target, dtype: torch.dtype, _index: int | None) -> Any:
     """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
-    made = extension(cell, target, dtype)
-    return launch.open_module(build.build(made, build.local_arch(made)), "elementwise")
+    return launch.opened(extension(cell, target, dtype), "elementwise")

@@ -1,7 +1,7 @@
-"""The compiled modules of gated cells (`elman/gates_call.h` of `elman_csrc`), for the host and the GPU alike.
+"""Run gated cells in their compiled modules (`elman/gates_call.h` of `elman_csrc`), on a CPU and on a GPU.
 
-On a GPU, d / 16 blocks hold all of W, 16 channels of every gate each; as many groups of them as fit take up to 16 rows of the
-batch each, and larger batches take several launches. 16-bit storage, and clusters of blocks: sm_90 and newer.
+On a GPU, d / 16 blocks hold all of W; each holds 16 channels of every gate. As many groups of blocks as fit take up to 16 rows
+of the batch each, and larger batches take several launches. Storage is 16-bit, and sm_90 or newer is needed for the clusters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OWNED, _ROWS, STEP, WIDEST = 16, 16, 64, 1024  # channels of a block, rows of a 
 def extension(
     cell: Cell, target: Target, dtype: torch.dtype = torch.bfloat16, width: int = 512, rows: int = 8
 ) -> Extension:
-    """What is compiled of a cell: for the CPU one module; on a GPU one for each dtype, width and 8 or 16 rows.
+    """What is compiled for a cell: one module for the CPU; for a GPU one for each dtype, width and 8 or 16 rows.
 
     Raises:
         KernelError: the sources are not installed, or no kernel has this dtype or width.
@@ -50,18 +50,18 @@ def extension(
 
 @constant_when_compiled
 def is_capable(index: int | None) -> bool:
-    """Whether that GPU, or the current one, runs kernels of gated cells."""
+    """Whether this GPU (None: the current one) runs kernels of gated cells."""
     return torch.cuda.get_device_capability(index) >= CAPABILITY
 
 
 def rows_of(batch: int, groups: int) -> int:
-    """Batch rows of a group: as few as the number of launches allows."""
+    """Batch rows of a group: the fewest that need no further launch."""
     return ceil(batch / (groups * ceil(batch / (groups * _ROWS))))
 
 
 @cache
 def settled(cell: Cell, dtype: torch.dtype, batch: int, width: int, index: int) -> tuple[Any, int, int]:
-    """The module for a problem on this GPU, rows of a group, and groups that run together.
+    """The module for a problem on the current GPU, the rows of a group, and the number of groups that run together.
 
     Raises:
         KernelError: not supported, it cannot be built, or the GPU does not hold W.
@@ -75,8 +75,7 @@ def settled(cell: Cell, dtype: torch.dtype, batch: int, width: int, index: int) 
     while groups:
         rows = rows_of(batch, groups)
         module = _module(cell, extension(cell, "cuda", dtype, width, rows), index)
-        with torch.cuda.device(index):
-            held = min(module.ask("capacity", backward) for backward in (0, 1))
+        held = min(module.ask("capacity", backward) for backward in (0, 1))
         if held >= groups:
             return module, rows, groups
         groups = min(held, groups - 1)
@@ -86,7 +85,9 @@ def settled(cell: Cell, dtype: torch.dtype, batch: int, width: int, index: int) 
 def forward(
     cell: Cell, u_TBG: Tensor, w_Gd: Tensor, b_G: Tensor | None, states_SBd: Tensor, mask_TB: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(y (T, B, d), the last states (S, B, d), history (T+1, B, d), and with `keep` memory like it and what the cell keeps).
+    """(y (T, B, d), the last states (S, B, d), history (T+1, B, d), memory like it, what the cell keeps (T, B, kept d)).
+
+    Without `keep` the last two are empty; so is the memory of a cell with one state.
 
     Raises:
         KernelError: the module cannot be built or run, or an earlier launch gave up waiting.
@@ -102,8 +103,8 @@ def forward(
         given["kept"] = kept = u_TBG.new_empty(steps, rows, cell.kept * width)
         if len(states_SBd) > 1:
             given["memory"] = memory = torch.empty_like(history)
-    bias = None if b_G is None else launch.whole(b_G.to(states_SBd.dtype))
-    _run(cell, "forward", rows, width, main=u_TBG, w=launch.whole(w_Gd), bias=bias, mask=_whole(mask_TB), **given)
+    given["bias"] = None if b_G is None else launch.whole(b_G.to(states_SBd.dtype))
+    _run(cell, "forward", rows, width, u_TBG, w_Gd, mask_TB, **given)
     return y_TBd, last_SBd, history, memory, kept
 
 
@@ -111,7 +112,7 @@ def backward(
     cell: Cell, gy_TBd: Tensor, g_last_SBd: Tensor, w_Gd: Tensor, history: Tensor, memory: Tensor, kept: Tensor,
     mask_TB: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of u, empty where they are those of p, of p (T, B, k d), and of the first states (S, B, d).
+    """The gradients of u (empty if equal to those of p), of p (T, B, k d), and of the first states (S, B, d).
 
     Raises:
         KernelError: as `forward`.
@@ -120,43 +121,40 @@ def backward(
     steps, rows, width = gy_TBd.shape
     dp, first_SBd = gy_TBd.new_empty(steps, rows, len(w_Gd)), torch.empty_like(g_last_SBd)
     du = torch.empty_like(dp) if cell.splits else dp.new_empty(0)
-    given: dict[str, Any] = {"g_last": g_last_SBd[0], "dh0": first_SBd[0], "dp": dp}
+    given: dict[str, Any] = {"g_last": g_last_SBd[0], "dh0": first_SBd[0], "dp": dp, "history": history, "kept": kept}
     if len(g_last_SBd) > 1:
         given |= {"g_s_last": g_last_SBd[1], "ds0": first_SBd[1], "memory": memory}
     if cell.splits:
         given["du"] = du
-    given |= {"main": gy_TBd, "w": launch.whole(w_Gd), "history": history, "kept": kept, "mask": _whole(mask_TB)}
-    _run(cell, "backward", rows, width, **given)
+    _run(cell, "backward", rows, width, gy_TBd, w_Gd, mask_TB, **given)
     return du, dp, first_SBd
 
 
-def _whole(x: Tensor | None) -> Tensor | None:
-    return None if x is None else launch.whole(x)
-
-
-def _run(cell: Cell, function: str, rows: int, width: int, **given: Any) -> None:
-    like: Tensor = given["main"]
-    if not like.is_cuda:
-        if like.dtype not in (torch.float32, torch.float64):
-            raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {like.dtype}")
-        _module(cell, extension(cell, "host"), None).run(function, **given)
-        return
-    index = like.get_device()
-    with torch.cuda.device(index):
-        module, each, groups = settled(cell, like.dtype, rows, width, index)
-        given |= {"rows": each, "groups": groups, "timeout_ns": TIMEOUT_NS}
-        module.run(function, error=error_word(like.device), stream=launch.stream(like), **given)
+def _run(
+    cell: Cell, function: str, rows: int, width: int, main: Tensor, w_Gd: Tensor, mask_TB: Tensor | None, **given: Any
+) -> None:
+    given |= {"main": main, "w": launch.whole(w_Gd), "mask": launch.whole(mask_TB)}
+    with launch.on(main):
+        if main.is_cuda:
+            module, each, groups = settled(cell, main.dtype, rows, width, main.get_device())
+            given |= {"rows": each, "groups": groups, "timeout_ns": TIMEOUT_NS}
+            given |= {"error": error_word(main.device), "stream": launch.stream(main)}
+        elif main.dtype in (torch.float32, torch.float64):
+            module = _module(cell, extension(cell, "host"), None)
+        else:
+            raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {main.dtype}")
+        module.run(function, **given)
 
 
 @cache
 def _module(cell: Cell, what: Extension, _index: int | None) -> Any:
-    """The compiled module.
+    """The compiled module for the current device, which has that index.
 
     Raises:
-        ConfigError: the cell header says other numbers than Python.
+        ConfigError: the cell header and its `GatesKernel` disagree on a number.
         KernelError: it cannot be built or loaded.
     """
-    module = launch.open_module(build.build(what, build.local_arch(what)), "gates")
+    module = launch.opened(what, "gates")
     memory = len(cell.states) > 1
     if module.ask("numbers") != cell.gates + 8 * cell.kept + 64 * memory + 128 * cell.splits:
         raise ConfigError(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels import build, launch
+from elman_core.kernels import launch
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Target
 from elman_core.registry.errors import KernelError
@@ -50,8 +50,7 @@ def load(cell: MatrixCell, target: Target, size: Size) -> Any:
 @cache
 def _module(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any:
     """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
-    extension = modules.extension(cell, target, size)
-    library = launch.open_module(build.build(extension, build.local_arch(extension)), "matrix")
+    library = launch.opened(modules.extension(cell, target, size), "matrix")
     if index is not None:
         most: Any = torch.cuda.get_device_properties(index)
         need = max(library.info()[1:3])
@@ -80,8 +79,8 @@ def forward(form: Form, state: Tensor | None, keep: bool, *given: Any) -> tuple[
     q, (B, T, H, N, V) = batched["q"], _sizes(form, batched)
     o, last = q.new_empty(B, T, H, V), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     saved = _saved(form.cell, q, (B, T, H, N, V), form.backend) if keep else q.new_empty(0)
-    state = None if state is None else state.contiguous()
-    with torch.cuda.device(q.get_device()):
+    state = launch.whole(state)
+    with launch.on(q):
         module.run("forward", **batched, **fixed, s0=state, s1=last, o=o, saved=saved if keep else None)
     return o, last, saved
 
@@ -99,7 +98,7 @@ def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: 
     q, scalars, count, (B, T, H, N, V) = batched["q"], batched["scalar"], len(fixed["param"]), _sizes(form, batched)
     made, (dq, dk, *dvectors), dlines, dscalars = _room(form, module, batched, packed)
     dy, ds0 = aligned(dy.to(q.dtype), 16).contiguous(), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
-    batched |= {"dy": dy, "ds1": None if ds1 is None else ds1.contiguous(), "saved": saved, "ds0": ds0}
+    batched |= {"dy": dy, "ds1": launch.whole(ds1), "saved": saved, "ds0": ds0}
     batched |= {"dq": dq, "dk": dk, "dvector": dvectors, "dline": dlines, "dscalar": dscalars}
     width = (2 + len(dvectors)) * N + 2
     parts = module.info()[0] if form.backend == "cuda" else 1
@@ -112,7 +111,7 @@ def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: 
         space = q.new_empty(parts * each * T * H * width, dtype=torch.float32) if parts > 1 else None
         # Shares of the gradients of A_log and dt_bias; the host fills them with zeros first.
         dhead = None if fixed["a_log"] is None else fixed["a_log"].new_empty(parts, 2, each, H)
-        with torch.cuda.device(q.get_device()):
+        with launch.on(q):
             module.run(
                 "backward", **some, **fixed, dparam=list(dparam), dhead=dhead, parts=space,
                 da_log=None if dhead is None else dhead[0, 0], ddt_bias=None if dhead is None else dhead[0, 1],
@@ -191,7 +190,7 @@ def _prepare(
     first, count = len(cell.packed), len(cell.vectors)
     lines, scalars = named[:first], named[first : len(named) - len(cell.params)]
     V = columns(cell, q, named[first - 1], H, N)
-    with torch.cuda.device(q.get_device()):
+    with launch.on(q):
         module = load(cell, form.backend, Size(N, V, q.dtype, form.text))
     align = module.info()[3] if form.backend == "cuda" else 0
     packed, keys = None, (q, k, *lines)
@@ -203,7 +202,7 @@ def _prepare(
     q, k, *rows = (aligned(x, align) for x in keys)
     batched = {
         "q": q, "k": k, "vector": rows[:count], "line": rows[count:],
-        "scalar": [aligned(x, 0) for x in scalars if x is not None], "mask": None if mask is None else mask.contiguous(),
+        "scalar": [aligned(x, 0) for x in scalars if x is not None], "mask": launch.whole(mask),
     }  # fmt: skip
     fixed = {
         "param": [x.contiguous() for x in named[len(named) - len(cell.params) :]], "a_log": a_log, "dt_bias": dt_bias,
