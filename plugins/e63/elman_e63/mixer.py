@@ -7,11 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from elman_core import State, option
-from elman_core.kernels import DenseKernel
-from elman_core.nn import DenseMixer, WrapperConfig, linear, orthogonal_, xavier_uniform_
+from elman_core.nn import DenseMixer, WrapperConfig, linear, orthogonal_, self_gate, xavier_uniform_
 
 from .op import KERNELS
-from .reference import e63c_reference
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class E63Mixer(DenseMixer):
     u_beta: Tensor | None
 
     @property
-    def kernel(self) -> DenseKernel:  # type: ignore[override]
+    def kernel(self) -> Any:  # type: ignore[override]
         return KERNELS[self.config.form]
 
     def build_cell(self, inner: int) -> None:
@@ -58,15 +56,13 @@ class E63Mixer(DenseMixer):
     def cell(self, x_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:
         if self.config.form != "c":
             return super().cell(x_TBI, *rest)
-        _, state, *flags = rest
+        _, state, mask_TB, starts_TB = rest
         assert self.u_alpha is not None and self.u_beta is not None  # noqa: PT018
         w = torch.cat([self.w_h, self.u_alpha, self.u_beta])
         u = torch.cat([linear(self.w_x, x_TBI), *self.extras(x_TBI, None)], -1)
-        y_TBI, h_BI = e63c_reference(u, w, self.vector(state, "h", x_TBI), *flags)
-        return y_TBI, {"h": h_BI}
-
-    def backend(self) -> str:
-        return "reference" if self.config.form == "c" else super().backend()
+        h0 = self.vector(state, "h", x_TBI)
+        h_TBI, h_BI = self.kernel(u, w, None, h0, mask=mask_TB, starts=starts_TB)
+        return self_gate(h_TBI), {"h": h_BI}
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
         return tuple(linear(gate, x_TBI) for gate in (self.w_alpha, self.w_beta) if gate is not None)
