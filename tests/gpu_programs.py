@@ -13,9 +13,11 @@ from elman_core.kernels.build import Extension
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.decode import run
 from elman_core.kernels.dense.run import source
+from elman_core.kernels.gates import native as gated
 from elman_core.kernels.matrix.modules import Maps, Size, extension
 from elman_core.kernels.runtime import DTYPE_CODES
 
+rnn = pytest.importorskip("elman_baselines.rnn.op")
 e1, e42, e88, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e1", "e42", "e88", "e97"))
 HERE = Path(__file__).parent
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
@@ -40,6 +42,10 @@ def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int, tied
     name = f"dense_{'tied_' if tied else ''}{kind}{spill}{wide}_{str(dtype).removeprefix('torch.')}_{width}"
     defines = tuple((f"ELMAN_{key}", str(value)) for key, value in macros.items())
     return Program("dense", replace(bare, name=name, defines=(*bare.defines, *defines)))
+
+
+def gates(cell: Cell, rows: int, dtype: torch.dtype, width: int) -> Program:
+    return Program("gates", gated.extension(cell, "cuda", dtype, width, rows))
 
 
 def matrix(

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 from emulated import compile_emulated
-from gpu_programs import FUSED, Program, bf16, decode, dense, e1, e42, f16, f32, matrix, name_of
+from gpu_programs import FUSED, Program, bf16, decode, dense, e1, e42, f16, f32, gates, matrix, name_of, rnn
 
 from elman_core.kernels import build, toolchain
 from elman_core.testing.kernel import need_host_compiler
@@ -47,6 +47,10 @@ PROGRAMS = [
     dense("cluster", 0, 1, bf16, 144, tied=True),
     dense("grid", 0, 1, f32, 80, tied=True),
     dense("tiles", 1, 2, f16, 272, tied=True),
+    gates(rnn.lstm_gates.cell, 4, bf16, 128),
+    gates(rnn.gru_gates.cell, 8, f16, 192),
+    gates(rnn.lstm_gates.cell, 16, f16, 64),
+    gates(rnn.gru_gates.cell, 16, bf16, 320),
     matrix(16, 16, bf16, FUSED),
     matrix(32, 32, bf16),
     matrix(32, 24, bf16, FUSED, write=True),  # several warps, the last of them with few lines
