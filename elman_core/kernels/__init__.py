@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .gates.op import GatesKernel
     from .matrix.modules import Maps
     from .matrix.op import MatrixKernel
+    from .rows import RowsKernel
     from .runtime import compute_dtype, load_or_warn, warn_of_packed_rows
     from .spec import Case, KernelSpec, padding_mask
     from .stamps import Stamp, stamp
@@ -27,14 +28,15 @@ if TYPE_CHECKING:
 _HOME = {
     "Case": "spec", "DenseKernel": "dense.op", "ElementwiseKernel": "elementwise.op", "Extension": "build",
     "GatesKernel": "gates.op",
-    "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "Stamp": "stamps",
+    "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows",
+    "Stamp": "stamps",
     "compute_dtype": "runtime", "ensure_verified": "first_use", "load": "build", "load_or_warn": "runtime",
     "padding_mask": "spec", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
     "Case", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",
-    "MatrixKernel", "Report", "Stamp", "compute_dtype", "ensure_verified", "load", "load_or_warn", "padding_mask", "stamp",
-    "used", "warn_of_packed_rows",
+    "MatrixKernel", "Report", "RowsKernel", "Stamp", "compute_dtype", "ensure_verified", "load", "load_or_warn",
+    "padding_mask", "stamp", "used", "warn_of_packed_rows",
 ]  # fmt: skip
 
 

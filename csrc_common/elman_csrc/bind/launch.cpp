@@ -21,6 +21,7 @@
 #include <elman/elementwise_call.h>
 #include <elman/gates_call.h>
 #include <elman/matrix_state_call.h>
+#include <elman/rows_call.h>
 
 namespace py = pybind11;
 
@@ -248,6 +249,35 @@ Family matrix() {
           {{"forward", "q k line s1 o"}, {"backward", "q k line saved dy ds0 dq dk dline"}}};
 }
 
+Family rows() {
+  using Call = RowsCall;
+  const Type state = Type::state;
+  return {sizeof(Call),
+          {timed("q", AT(q), "BT?K"),
+           timed("k", AT(k), "BT?K"),
+           timed("v", AT(v), "BTHV"),
+           whole("f", AT(f), "BTH", state),
+           whole("w", AT(w), "HVV"),
+           whole("mask", AT(mask), "BT", Type::flag),
+           whole("starts", AT(starts), "BT", Type::flag),
+           whole("s0", AT(s0), "BHKV", state),
+           whole("s1", AT(s1), "BHKV", state),
+           whole("o", AT(o), "BTHV"),
+           whole("saved", AT(saved), "BH?KV", state),
+           whole("dy", AT(dy), "BTHV"),
+           whole("ds1", AT(ds1), "BHKV", state),
+           whole("ds0", AT(ds0), "BHKV", state),
+           whole("dq", AT(dq), "BTHK"),
+           whole("dk", AT(dk), "BTHK"),
+           whole("dv", AT(dv), "BTHV"),
+           whole("df", AT(df), "BTH", state),
+           whole("dw", AT(dw), "BHVV", state),
+           number("shared", AT(shared)),
+           number("stream", AT(stream))},
+          {{'B', AT(batch)}, {'T', AT(steps)}, {'H', AT(heads)}},
+          {{"forward", "q k v f w s1 o"}, {"backward", "q k v f w saved dy ds0 dq dk dv df dw"}}};
+}
+
 Family elementwise() {
   using Call = ElementwiseCall;
   const Type state = Type::state;
@@ -303,6 +333,7 @@ const std::map<std::string, Family>& families() {
       {"decode_norm", finished(decode_norm())},
       {"decode_draw", finished(decode_draw())},
       {"matrix", finished(matrix())},
+      {"rows", finished(rows())},
       {"elementwise", finished(elementwise())},
       {"causal_conv", finished(causal_conv())},
   };

@@ -10,7 +10,7 @@ from elman_core import ConfigError, Mixer, State, option
 from elman_core.nn import CausalConv, RMSNorm, linear, mamba_decay, mamba_decay_, xavier_uniform_
 from elman_core.registry import StateSpec
 
-from .reference import m2rnn_reference
+from .op import m2rnn
 
 CONV_WIDTH = 4
 
@@ -45,7 +45,7 @@ class M2RNNMixer(Mixer):
 
     Parameters: in_proj.weight, rows of q, k, v, f̂, g, each head after head, of `M2RNNConfig.widths`; w_h (H, V, V); A_log (H);
     dt_bias (H); d (H, V), published as D; out_proj.weight (D, HV); conv.weight (C, 1, 4); o_norm.weight (HV).
-    State: S (B, H, K, V) and, with `use_conv`, conv (B, 3, C). The recurrence runs in PyTorch on every device.
+    State: S (B, H, K, V) and, with `use_conv`, conv (B, 3, C).
     """
 
     rollback = "replay"
@@ -84,10 +84,13 @@ class M2RNNMixer(Mixer):
         v_BTHV = v.unflatten(-1, (config.n_heads, -1))
         forget_BTH = mamba_decay(f_BTH, self.A_log, self.dt_bias)
         s = None if state is None else state["S"]
-        o_BTHV, new_state["S"] = m2rnn_reference(q, k, v_BTHV, forget_BTH, self.w_h, s, mask_BT, starts_BT)
+        o_BTHV, new_state["S"] = m2rnn(q, k, v_BTHV, forget_BTH, self.w_h, s, mask_BT, starts_BT)
         y = (o_BTHV + self.d.to(o_BTHV.dtype) * v_BTHV).flatten(2)
         y = y * F.silu(g) if config.use_gate else y
         return linear(self.out_proj, y if self.o_norm is None else self.o_norm(y)), new_state
+
+    def backend(self) -> str:
+        return m2rnn.backend(self.in_proj.weight.device, self.config.n_state, self.config.columns)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

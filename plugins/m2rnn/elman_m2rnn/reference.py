@@ -1,4 +1,7 @@
-"""The recurrence of M²RNN in plain PyTorch. B batch, T time, H heads, K rows and V columns of a state."""
+"""M²RNN in plain PyTorch: the truth that kernels are compared with.
+
+B batch, T time, H heads, K rows and V columns of a state.
+"""
 
 import torch
 from torch import Tensor
