@@ -2,8 +2,8 @@
 
 Transformers has no plugin discovery, so the Auto classes must be registered. `import elman_core.model` does that. Importing
 `elman_core` alone must stay cheap, so it registers at once if transformers' Auto classes are already there, and otherwise
-watches the imports of transformers: when its Auto classes have come, and none of its modules is half-imported (ours would then
-find names missing), it registers and stops watching.
+watches the imports of transformers: once its Auto classes exist and none of its modules is half-imported (our modules would
+then miss names), it registers and stops watching.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TARGET = "transformers.models.auto.configuration_auto"
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Turns garbage collection off around imports. They make about a million objects, all of which stay: a quarter of the time
-    to import transformers would go into looking for garbage among them."""
+    """Turns garbage collection off around imports. They make about a million objects, all of which stay: collection would
+    take a quarter of the time to import transformers and find nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -39,7 +39,7 @@ def _register() -> None:
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads a module of transformers as its own loader would, and tells the finder when it begins and ends."""
+    """Loads a module of transformers as its own loader would, and tells the finder when loading begins and ends."""
 
     def __init__(self, inner: importlib.abc.Loader, finder: _Finder) -> None:
         self.inner, self.finder = inner, finder

@@ -82,7 +82,7 @@ def is_locked(path: Path) -> bool:
 
 
 def lock_soon(path: Path, seconds: float = 1.0) -> Lock:
-    """The lock, tried for some seconds, since `is_locked` may hold it. Raises `BlockingIOError`, `StorageError`."""
+    """Take the lock, trying for some seconds, because `is_locked` may hold it. Raises `BlockingIOError`, `StorageError`."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -94,7 +94,7 @@ def lock_soon(path: Path, seconds: float = 1.0) -> Lock:
 
 
 def holder(path: Path) -> str:
-    """What the process that has a lock wrote into it."""
+    """The text that the owner of a lock wrote into it."""
     try:
         with open(_open(path, os.O_RDONLY), "rb") as file:
             return printable(file.read(200).decode(errors="replace").strip()) or "another process"
@@ -118,7 +118,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _create(path: Path, shared: bool) -> int:
-    """The file of a lock, made if there is none; `shared`: one that every user of the machine may lock, in a folder like /tmp.
+    """The file of a lock, made if missing; `shared`: every user of the machine may lock it, in a folder like /tmp.
 
     In such a folder Linux refuses to open another user's file with O_CREAT (fs.protected_regular), so creating and opening
     are two steps. A lock needs no right to write.

@@ -119,7 +119,7 @@ def test_a_job_of_two_gpus_gets_both_or_none(tmp_path):
     monitor.plant(2, utilisation=99)
     assert slots.take(2, "a") is None
     assert slots.take(1, "a").name == "gpu 0", "the one that it could have had is free again"
-    with pytest.raises(ConfigError, match="a job that needs 4 GPUs can never start: 3 may be used"):
+    with pytest.raises(ConfigError, match="a job that needs 4 GPUs can never start: only 3 may be used"):
         slots.take(4, "a")
 
 

@@ -115,7 +115,7 @@ def test_a_job_of_two_gpus_waits_for_both_and_is_not_overtaken(tmp_path, fake):
     assert set(schedule(jobs, gpu_executor(fake))[0].values()) == {"ok"}
     assert fake.collisions() == ""
     assert fake.ran() == ["a", "wide", "b"]
-    with pytest.raises(ConfigError, match="needs 3 GPUs can never start: 2 may be used"):
+    with pytest.raises(ConfigError, match="needs 3 GPUs can never start: only 2 may be used"):
         schedule([shell_job(tmp_path, "wider", shell, gpus=3)], gpu_executor(fake))
 
 
@@ -189,7 +189,7 @@ def test_a_gpu_that_fails_is_left_and_its_job_goes_elsewhere(tmp_path, fake):
 def test_without_any_gpu_left_the_jobs_wait_for_another_day(tmp_path, fake):
     jobs = [shell_job(tmp_path, id, "sleep 0.1; exit 1") for id in ("a", "b", "c")]
     lose = Recorder(lambda text: fake.plant(int(text[-1]), lost=True) if "started on gpu" in text else None)
-    with pytest.raises(ConfigError, match="0 may be used"):
+    with pytest.raises(ConfigError, match="only 0 may be used"):
         schedule(jobs, gpu_executor(fake), lose)
     assert {state(job).status for job in jobs} <= {"lost", "waiting"}
 

@@ -160,14 +160,14 @@ def test_a_single_masked_token_holds_the_state():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"position_ids": TOKENS[:, :3]}, "position_ids must be .* as the tokens"),
-        ({"seq_idx": TOKENS[None]}, "seq_idx must be .* as the tokens"),
+        ({"position_ids": TOKENS[:, :3]}, "position_ids must have the shape .* of the tokens"),
+        ({"seq_idx": TOKENS[None]}, "seq_idx must have the shape .* of the tokens"),
         ({"cu_seq_lens_q": torch.tensor([0, 3, 11])}, "cu_seq_lens_q belongs to one row"),
         ({"attention_mask": torch.ones(2, 3)}, "cover the 11 new tokens"),
         ({"attention_mask": torch.ones(2, 1, 11, 11)}, "must be"),
         ({"inputs_embeds": torch.ones(2, 3, 16)}, "exactly one of input_ids and inputs_embeds"),
         ({"past_key_values": "cache"}, "must be a transformers Cache"),
-        ({"return_loss": True, "labels": TOKENS}, "return_loss=True takes tokens"),
+        ({"return_loss": True, "labels": TOKENS}, "return_loss=True takes only tokens"),
         ({"actual_length": torch.tensor([3, 3])}, "actual_length needs return_loss"),
     ],
 )

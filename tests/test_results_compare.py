@@ -105,10 +105,10 @@ def test_a_run_done_twice_is_no_second_seed(tmp_path):
 @pytest.mark.parametrize(
     ("sets", "more", "wanted", "paired"),
     [
-        (("train.precision='bf16'",), {}, "not the same protocol (train.precision)", True),
+        (("train.precision='bf16'",), {}, "the protocols differ (train.precision)", True),
         (("train.batch_size=16",), {}, "the same batches", False),
-        ((), {"parameters": 1_100_000}, "not of equal size: 1,000,000 and 1,100,000", True),
-        ((), {"act_hooks": {"elman_loss": ["x"]}}, "not the same plugins' hooks", True),
+        ((), {"parameters": 1_100_000}, "the sizes differ: 1,000,000 and 1,100,000", True),
+        ((), {"act_hooks": {"elman_loss": ["x"]}}, "hooks of different plugins", True),
     ],
 )
 def test_what_makes_a_comparison_unfair_is_said(tmp_path, sets, more, wanted, paired):

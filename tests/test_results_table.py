@@ -398,8 +398,8 @@ def test_a_learning_rate_without_a_run_that_ended_well_is_not_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("levels", "note"),
     [
-        ((1.5, 1.4, 1.3), "toy: the best train.lr, 0.03, is the largest that was tried"),
-        ((1.2, 1.4, 1.3), "toy: the best train.lr, 0.01, is the smallest that was tried"),
+        ((1.5, 1.4, 1.3), "toy: the best train.lr, 0.03, is the largest value tried"),
+        ((1.2, 1.4, 1.3), "toy: the best train.lr, 0.01, is the smallest value tried"),
         ((1.5, 1.2, 1.3), ""),
     ],
 )
@@ -407,7 +407,7 @@ def test_a_best_value_at_the_edge_of_those_tried_is_noted(tmp_path, levels, note
     jobs = [tried(lr, level) for lr, level in zip((0.01, 0.02, 0.03), levels, strict=True)]
     notes = " ".join(collect(find_runs([write_suite(tmp_path / "s", jobs)])).groups[0].notes)
     assert note in notes
-    assert ("was tried" in notes) == bool(note)
+    assert ("value tried" in notes) == bool(note)
 
 
 def test_how_far_a_run_in_progress_is(tmp_path):

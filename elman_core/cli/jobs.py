@@ -145,7 +145,7 @@ def cancel(
         elif not held and state.status == "running":
             asked += stop_orphan(job, state.attempts[-1], len(state.attempts))
     told = "the scheduler stops" if held else "told to stop:"
-    print(f"{told} {asked} job{'' if asked == 1 else 's'} of {folder}; what runs saves first")
+    print(f"{told} {asked} job{'' if asked == 1 else 's'} of {folder}; running trainings save first")
 
 
 def _commands(file: Path | None, after: list[str] | None) -> tuple[dict[str, list[str]], Path]:

@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of a counter: `hash_u64(seed, step, row)` is the same in any order, on any rank, for ever.
+"""Random numbers as a pure function of a counter: `hash_u64(seed, step, row)` is always the same, in any order and on any rank.
 
 The generator is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): its output number n
 for seed k is `mix(k + n * GAMMA)`. Several counters are chained, each output being the seed of the next.

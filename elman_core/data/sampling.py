@@ -28,7 +28,7 @@ class Batch:
     Attributes:
         tokens: (R, length + 1), uint8.
         offsets: (R,), int64: where each window starts in the file.
-        fresh: (R,), bool: rows that do not continue where the same row of the step before ended.
+        fresh: (R,), bool: rows that do not continue where the same row of the previous step ended.
     """
 
     tokens: NDArray[np.uint8]
@@ -94,7 +94,7 @@ class TrainingWindows:
     Args:
         file: the bytes. parts: its split; only training bytes are read.
         length: inputs in a window (train.chunk_size). rows: rows of the global batch (train.batch_size).
-        sampling: `random` offsets; `stream`: contiguous; `tbptt`: contiguous, the model's state being carried.
+        sampling: `random` offsets; `stream`: contiguous; `tbptt`: contiguous, and the model's state is carried.
 
     Raises:
         DataError: no stretch of training bytes holds a window, or too few for the rows. ConfigError: unknown sampling.

@@ -109,7 +109,7 @@ def largest(
             if good == 1:
                 raise
             tried[good], why = "out of memory", "memory"
-            say(f"batch {good}: out of memory in more steps")
+            say(f"batch {good}: out of memory in later steps")
             good -= max(1, good // 32)
 
 

@@ -262,8 +262,8 @@ class _Target:
                 sizes.append(self._size(width, depth))
         if not sizes:
             raise ConfigError(
-                f"no multiple of {multiple} as the width of {self.found.name!r} comes within 2 % of {self.parameters:,} "
-                f"parameters at a depth up to {_GRID_DEPTH}: give a depth, and finer widths are tried"
+                f"no width of {self.found.name!r} that is a multiple of {multiple} gives {self.parameters:,} parameters "
+                f"within 2 % at a depth up to {_GRID_DEPTH}: give --depth to try finer widths"
             )
         return sizes[::-1]
 

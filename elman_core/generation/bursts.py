@@ -1,7 +1,7 @@
-"""The decoding loop of the command line as a way of transformers' `generate()`: `model.generate(…, custom_generate=in_bursts)`.
+"""The decoding loop of the command line for transformers' `generate()`: `model.generate(…, custom_generate=in_bursts)`.
 
-Transformers' own loop launches logits processors, a draw and a check for the end after every token, which on a GPU takes many
-times as long as the model's step. This one draws where the step is recorded, and reads tokens a burst at a time.
+Transformers' own loop launches logits processors, a draw and a check for the end after every token, which takes many times as
+long as the model's step on a GPU. This loop draws inside the recorded step and reads tokens in bursts.
 
 Shapes: B rows, T tokens, V vocabulary.
 """
@@ -38,8 +38,8 @@ def in_bursts(
 ) -> Tensor:
     """For `custom_generate`: the tokens of `generate()`, greedy or sampled from the same random numbers, without its loop.
 
-    It knows temperature, top-k, top-p, a repetition penalty, an end by length and by tokens, padded prompts, and several
-    sequences for a prompt. transformers does not hand a streamer to such functions.
+    It supports temperature, top-k, top-p, a repetition penalty, stopping by length and by tokens, padded prompts, and several
+    sequences per prompt. transformers does not pass a streamer to such functions.
 
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs: as `generate()` gives them.
@@ -48,7 +48,7 @@ def in_bursts(
         Tokens (B, T), prompt and what follows; a row that has ended is padded.
 
     Raises:
-        ConfigError: what it does not know. DivergedError: logits that are not finite.
+        ConfigError: an unsupported setting. DivergedError: logits that are not finite.
     """
     how = _sampling(logits_processor, generation_config)
     budget, ends = _ends(stopping_criteria, input_ids.shape[1])

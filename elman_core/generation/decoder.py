@@ -1,8 +1,8 @@
-"""One more byte of every sample at a time, all of it on the device: the model's step, sampling, and where the bytes are kept.
+"""Decodes one byte of every sample per step, entirely on the device: the model's step, sampling, and storage of the bytes.
 
-On a GPU several steps are recorded as one CUDA graph and replayed without waiting: bytes come back a burst at a time, while the
-next burst is computed. From one step of a burst to the next the state is handed on as it is; it goes back to where the graph
-reads it once a burst. What is computed beyond the end of a sample is dropped, so the bytes are those of the plain loop.
+On a GPU, several steps are recorded as one CUDA graph and replayed without waiting: the bytes of a burst arrive while the next
+burst is computed. Inside a burst, the state passes from step to step without a copy; once per burst, it is copied back to where
+the graph reads it. Bytes beyond the end of a sample are dropped, so the bytes equal those of the plain loop.
 
 Shapes: B samples, V vocabulary, R places for results.
 """
@@ -149,11 +149,11 @@ class _Fetched:
             if min(row) < 0:
                 check_errors(self.device)  # a kernel that gave up leaves NaN, and a replay reports no error
                 raise DivergedError(
-                    "the model's logits are not finite: its weights have diverged, or 16 bits are too few for it"
+                    "the model's logits are not finite: its weights have diverged, or 16-bit weights are too coarse for it"
                 )
             yield row
 
 
 def recorder_for(model: LadderForCausalLM, budget: int) -> Recorder | None:
-    """The recorder of a generation's steps: a CUDA graph where one is possible and pays; else None."""
+    """The recorder of a generation's steps: a CUDA graph if one is possible and worth it; otherwise None."""
     return step_graph.recorder_for(model) if budget >= WORTH else None

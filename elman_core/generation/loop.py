@@ -30,7 +30,7 @@ def generate_bytes(
     stop: Collection[int] = (),
     seed: int | None = None,
 ) -> Iterator[list[int | None]]:
-    """Continue `prompt` `num` times at once; yields at every step the next byte of each sample, None once it has ended.
+    """Continue `prompt` `num` times at once; yields the next byte of each sample at every step, None once it has ended.
 
     Args:
         model: in evaluation mode, on any device; its vocabulary is 256 bytes.
@@ -50,7 +50,7 @@ def generate_bytes(
         )
     if max_new_bytes < 0 or num < 1:
         raise ConfigError(
-            f"the number of new bytes must be 0 or more and of samples 1 or more, not {max_new_bytes}, {num}"
+            f"the number of new bytes must be at least 0, and of samples at least 1, not {max_new_bytes}, {num}"
         )
     if seed is not None and not -(2**63) <= seed < 2**64:  # what torch takes
         raise ConfigError(f"the seed must fit in 64 bits, not {seed}")

@@ -1,7 +1,7 @@
 """Streamers for transformers' `generate(streamer=…)` over bytes, in linear time.
 
 Transformers' own TextStreamer decodes its whole buffer again for every token until a newline comes, which is quadratic where
-tokens are bytes. These decode UTF-8 incrementally: a character is shown when its last byte has come, and bytes that are not
+tokens are bytes. These decode UTF-8 incrementally: a character appears when its last byte arrives, and bytes that are not
 UTF-8 show as U+FFFD, as in Python.
 """
 
@@ -70,7 +70,7 @@ class ByteIteratorStreamer(ByteTextStreamer):
 
     Args:
         skip_prompt: yield only what is new.
-        timeout: seconds to wait for the next characters before `queue.Empty` is raised; None waits for ever.
+        timeout: seconds to wait for the next characters before `queue.Empty` is raised; None waits forever.
     """
 
     def __init__(self, skip_prompt: bool = False, timeout: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Saved models through the public API of transformers, without the progress bars that it draws: commands have their own."""
+"""Saved models through the public API of transformers, without its progress bars: commands draw their own."""
 
 from __future__ import annotations
 

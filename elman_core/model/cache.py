@@ -28,7 +28,7 @@ class RecurrentLayer(CacheLayerMixin):
     `static` keeps every tensor at its address, for compiled and captured steps; the counter is then a tensor too, because
     an int would force a recompilation at every token.
 
-    While `record_past` is on, a tape records what it takes to `crop` the last tokens.
+    While `record_past` is on, a tape records what `crop` needs to undo the last tokens.
     """
 
     is_sliding = False
@@ -118,7 +118,7 @@ class RecurrentLayer(CacheLayerMixin):
         self.record_past = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last `-tokens_to_remove` tokens; 0 for none. They must have come since recording began."""
+        """Undo the last `-tokens_to_remove` tokens; 0 for none. They must have been read since recording began."""
         tokens_to_remove = int(tokens_to_remove)  # transformers counts on the device
         if tokens_to_remove > 0:
             raise ConfigError(f"crop takes the number of tokens to remove as a negative number, not {tokens_to_remove}")
@@ -175,7 +175,7 @@ class RecurrentLayer(CacheLayerMixin):
 
 
 class _Branches:
-    """What both caches are: a layer for every residual branch."""
+    """The common part of both caches: a layer for every residual branch."""
 
     layers: list[Any]
 
@@ -190,7 +190,7 @@ class _Branches:
 
 
 class LadderCache(_Branches, DynamicCache):
-    """What `generate()` and `use_cache=True` make. It is a `DynamicCache`, so code that checks for one accepts it.
+    """The cache that `generate()` and `use_cache=True` make. It is a `DynamicCache`, so code that checks for one accepts it.
 
     Args:
         config: of the model; or give `num_blocks`, the number of its residual branches.
@@ -212,7 +212,7 @@ class LadderCache(_Branches, DynamicCache):
     def save(self, path: str | os.PathLike) -> None:
         """Write the state to a safetensors file, whose size does not depend on how much has been read.
 
-        After `generate()` the state has seen every byte but the last, which is the first to feed when it continues.
+        After `generate()`, the state has read every byte except the last one: feed that byte first to continue.
 
         Raises:
             ConfigError: nothing has been read yet.
@@ -238,7 +238,7 @@ class LadderStaticCache(_Branches, StaticCache):
     """The same state at fixed addresses, for `generate(cache_implementation="static")`, compiled on a GPU.
 
     Args:
-        config: of the model; or give `num_blocks`. max_cache_len: accepted and not needed: a state has one size.
+        config: of the model; or give `num_blocks`. max_cache_len: accepted but unused, because a state has a fixed size.
     """
 
     def __init__(

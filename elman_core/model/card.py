@@ -56,7 +56,7 @@ UNDECIDED = "other  # yours to choose"
 
 
 def model_card(model: Any, licence: str | None = None) -> str:
-    """The card of a model as Markdown with the Hub's metadata: equation, sizes, what its training told, how to load.
+    """The card of a model as Markdown with the Hub's metadata: equation, sizes, facts about its training, how to load.
 
     Args:
         model: `model.training_facts`, if it has them, are further rows of the table: `{label: text}`.
@@ -95,7 +95,7 @@ def _state_size(model: Any) -> str:
 
 
 def set_licence(folder: str | os.PathLike, licence: str) -> None:
-    """Write `licence` into the metadata of the card in `folder`, where it has a line for one."""
+    """Write `licence` into the metadata of the card in `folder`, if it has a line for one."""
     path = Path(folder) / "README.md"
     text = path.read_text(encoding="utf-8")
     path.write_text(

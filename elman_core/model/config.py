@@ -38,7 +38,7 @@ class LadderConfig(PreTrainedConfig):
         hidden_size: width D of the residual stream.
         num_hidden_layers: depth L. A variant may yield several residual branches in one layer.
         vocab_size: 256 for bytes.
-        mlp_ratio: a SwiGLU of this width / D follows each layer as a branch of its own; the width is rounded up to a
+        mlp_ratio: a SwiGLU of this width / D follows each layer as a separate branch; the width is rounded up to a
             multiple of 64. 0: none.
         norm_eps: epsilon of every RMS norm of the backbone.
         initializer_range: standard deviation of the embedding.
@@ -49,7 +49,7 @@ class LadderConfig(PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id: bytes 0x00, 0x1e and 0x1e.
 
     Raises:
-        ConfigError: a keyword that is close to one of these but is none of them. Other unknown keywords are kept as
+        ConfigError: a keyword that looks like a misspelt one of these. Other unknown keywords are kept as
             attributes, as transformers requires.
     """
 
@@ -87,7 +87,7 @@ class LadderConfig(PreTrainedConfig):
 
     @property
     def num_blocks(self) -> int:
-        """Residual branches in the whole ladder: what a cache has one entry for. Looks the variants up."""
+        """The number of residual branches in the whole ladder; a cache has one entry for each. Looks the variants up."""
         return sum(1 for _ in branches(self))
 
     @classmethod

@@ -16,10 +16,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sent:
-    """A tensor on its way to the host, so that reading it waits for what computed it, and for nothing later.
+    """A tensor on its way to the host. Reading it waits only for the work that computes it.
 
     Attributes:
-        values: on the host, once they have arrived. arrived: when that is; None: now.
+        values: on the host, once they have arrived. arrived: the event of their arrival; None: they are there.
     """
 
     values: Tensor
@@ -77,7 +77,7 @@ def try_to_record(
     """`recorder.record(run, generators)`, or why it cannot be recorded.
 
     Raises:
-        torch.OutOfMemoryError: which says nothing of that.
+        torch.OutOfMemoryError: recording ran out of memory, which does not mean that `run` cannot be recorded.
     """
     try:
         return recorder.record(run, generators)

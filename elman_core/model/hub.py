@@ -35,14 +35,14 @@ AUTO_MAP = {
 
 
 def write_shim(folder: str | os.PathLike) -> None:
-    """Write the shim into `folder`, which is made if it is not there."""
+    """Write the shim into `folder`; make the folder if it is missing."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     (path / f"{SHIM_NAME}.py").write_text(SHIM, encoding="utf-8")
 
 
 def push(folder: str | os.PathLike, repo: str, private: bool = False) -> str:
-    """Upload a checkpoint folder to the hub as `repo`, which is made if it is not there. Returns its address.
+    """Upload a checkpoint folder to the hub as `repo`, which is made if it is missing. Returns its address.
 
     Raises:
         StorageError: no network, no permission, or no such name.

@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
 
 
 class LadderBlock(GradientCheckpointingLayer):
-    """A rung: add, norm, mixer. It hands the branch and the stream up separately; the block above adds them."""
+    """A rung: add, norm, mixer. It returns the branch and the stream separately; the next block adds them."""
 
     def __init__(self, config: LadderConfig, mixer: Mixer, ends_layer: bool) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class LadderModel(LadderPreTrainedModel):
 
 
 def _require_ids(input_ids: Tensor, vocab_size: int) -> None:
-    """Raise `ConfigError` for what is no (B, T) of tokens. Values are looked at on a CPU: a GPU would have to be waited for."""
+    """Raise `ConfigError` unless these are (B, T) tokens. Values are checked on a CPU only: a GPU would make the host wait."""
     if input_ids.ndim != 2:
         raise ConfigError(f"input_ids must be (batch, time), not of shape {tuple(input_ids.shape)}")
     if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or not input_ids.numel():
@@ -217,7 +217,7 @@ def _no_tokens(past: Any) -> str:
 def document_starts(
     packing: Mapping[str, Any], shape: tuple[int, int], mask_BT: Tensor | None, cache: Cache | None
 ) -> Tensor | None:
-    """(B, T) booleans, True where a document begins behind another text; None where none does, which is looked at.
+    """(B, T) booleans, True where a document begins after another text; None if none does, which a look at the values decides.
 
     Each real token is compared with the real token before it, so a document begins at its first real token, whatever is
     masked: its number (`seq_idx`, `cu_seq_lens_q`) is another, or its position is not greater. The first real token of a
@@ -255,5 +255,5 @@ def _of_shape(name: str, given: Tensor, shape: tuple[int, int]) -> Tensor:
     if given.ndim == 1:
         given = given[None]
     if given.ndim != 2 or given.shape[0] not in (1, shape[0]) or given.shape[1] != shape[1]:
-        raise ConfigError(f"{name} must be {tuple(shape)} as the tokens, not {tuple(given.shape)}")
+        raise ConfigError(f"{name} must have the shape {tuple(shape)} of the tokens, not {tuple(given.shape)}")
     return given.expand(shape)

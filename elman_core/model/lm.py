@@ -13,7 +13,7 @@ from .modeling import LadderForCausalLM
 
 
 class _Backbone(TypedDict, total=False):
-    """What a call may have beside sizes, to a type checker."""
+    """What a type checker accepts beside sizes."""
 
     options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
     mlp_ratio: float

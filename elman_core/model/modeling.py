@@ -66,7 +66,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         if return_loss:
             if input_ids is None or labels is not None or input_ids.shape[1] < 2:
                 raise ConfigError(
-                    "return_loss=True takes tokens (B, T + 1) alone: inputs are the first T, targets the last T"
+                    "return_loss=True takes only tokens (B, T + 1): inputs are the first T, targets the last T"
                 )
             input_ids, targets = input_ids[:, :-1], _targets(input_ids, actual_length)
             if attention_mask is not None:
@@ -116,9 +116,9 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def get_compiled_call(self, compile_config: Any) -> Any:
-        """What `generate()` runs its steps by where it would compile them: with a static cache on a GPU, a recorded step.
+        """The step of `generate()` where transformers would compile it: with a static cache on a GPU, a recorded step.
 
-        A `compile_config` of the user's is honoured: then transformers compiles.
+        With a user's `compile_config`, transformers compiles instead.
         """
         recorder = step_graph.recorder_for(self) if compile_config is None else None
         return super().get_compiled_call(compile_config) if recorder is None else step_graph.GraphedStep(self, recorder)

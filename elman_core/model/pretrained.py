@@ -69,9 +69,9 @@ class LadderPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise `module`, leaving tensors that came from a checkpoint bit for bit as they were.
 
-        Transformers builds on the meta device, loads, and calls this where anything may be missing. It protects loaded tensors
-        from `torch.nn.init` but not from arithmetic in place; here no operation writes to them while a mixer resets the rest.
-        So values that a mixer derives from a tensor, such as its largest singular value, are derived from the loaded tensor.
+        Transformers builds on the meta device, loads, and calls this if anything may be missing. It protects loaded tensors
+        from `torch.nn.init` but not from in-place arithmetic; here, no operation writes to them while a mixer resets the rest.
+        So a mixer derives values, such as the largest singular value of a tensor, from the loaded tensor.
         """
         if not isinstance(module, Mixer):
             super()._init_weights(module)
@@ -87,12 +87,12 @@ class LadderPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As transformers', with files compared with `checksums.json` where there is one, and weights in aligned memory.
+        """As transformers', but files are compared with `checksums.json` if there is one, and weights are in aligned memory.
 
         `pretrained/NAME` is a model of a package.
 
-        The loader hands out views into the mapped file, at any multiple of 8 bytes, and matrix libraries add in another order
-        where memory is not aligned: the last bits of the logits would depend on whether a model was loaded or made.
+        The loader returns views into the mapped file, at any multiple of 8 bytes, and matrix libraries sum in another order if
+        memory is not aligned. So the last bits of the logits would differ between a loaded and a new model.
 
         Args:
             checksums: whether to compare; by default unless the environment has `ELMAN_CHECKSUMS=0`.
@@ -120,7 +120,7 @@ class LadderPreTrainedModel(PreTrainedModel):
     def save_pretrained(
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
-        """Write a checkpoint: weights, config, shim, byte tokenizer and model card. What exists of the last two is kept.
+        """Write a checkpoint: weights, config, shim, byte tokenizer and model card. An existing tokenizer or card is kept.
 
         Checksums of files that are replaced are removed; `elman export` and training write them.
         """

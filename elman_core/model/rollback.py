@@ -34,7 +34,7 @@ def map_state(fn: MapTensor, state: State | None) -> State | None:
 
 
 class Tape(Protocol):
-    """What a residual branch records. `window`: tokens at the end of a prompt that can be undone."""
+    """The record of a residual branch. `window`: tokens at the end of a prompt that can be undone."""
 
     window: int
 
@@ -58,7 +58,7 @@ def _too_many(n: int, recorded: int) -> ConfigError:
 
 
 def _bulk(steps: int, state: State | None, window: int) -> int:
-    """How many tokens at the beginning of a forward are not recorded: of a prompt all but the last few."""
+    """The number of tokens at the beginning of a forward that are not recorded: all but the last few of a prompt."""
     return max(0, steps - (window if state is None else max(LIMIT, window)))
 
 
@@ -151,7 +151,7 @@ class Replay:
             self.inputs = fn(self.inputs[0]), fn(self.inputs[1])
 
     def __reduce__(self) -> tuple[type[Replay], tuple[int]]:
-        """A copied cache continues, and records anew: what was recorded would take the mixer's weights along."""
+        """A copied cache continues with a new record: copying the old one would also copy the mixer's weights."""
         return Replay, (self.window,)
 
 

@@ -1,4 +1,4 @@
-"""`pretrained/NAME`: trained models that installed packages bring along, found without a network."""
+"""`pretrained/NAME`: trained models in installed packages, found without a network."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def is_shipped(path: str | os.PathLike) -> bool:
 def shipped(path: str | os.PathLike) -> Path:
     """The folder of the model `pretrained/NAME`, after its files have been compared with their checksums.
 
-    Packages name themselves under the entry point group `elman.checkpoints`; each folder in such a package with a config.json
-    is a model.
+    Packages register in the entry point group `elman.checkpoints`; each folder with a config.json in such a package is a model.
 
     Raises:
         CheckpointError: no installed package has it, or a file is missing or altered.

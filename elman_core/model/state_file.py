@@ -1,4 +1,4 @@
-"""The state of a generation as a file: safetensors, `branch.name` for every tensor, constant in size whatever was read."""
+"""The state of a generation as a file: safetensors, `branch.name` for every tensor, of constant size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load_states(
     """What `save_states` wrote: the states and the number of tokens seen.
 
     Args:
-        config: of the model that is to continue: the names and shapes of the states are compared with what it has.
+        config: of the model that is to continue: the names and shapes of the states are compared with the model's.
 
     Raises:
         CheckpointError: no such file, a damaged one, one that holds something else, or another model's state.

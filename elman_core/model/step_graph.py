@@ -1,7 +1,7 @@
 """The decoding step of transformers' `generate()` with a static cache, recorded as one CUDA graph.
 
-It takes the place of what transformers would compile: nothing is traced, the step runs the very kernels that it runs
-uncompiled, and recording it costs a step.
+It replaces the compiled step of transformers: nothing is traced, the step runs the same kernels as without compiling, and
+recording takes one step.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PLAIN = {"input_ids", "past_key_values", "use_cache", "return_dict", "logits_to
 
 
 class GraphedStep:
-    """Called as the model is: a step of one new token for each row is recorded and replayed, anything else runs as it is.
+    """Called like the model: a step with one new token per row is recorded and replayed; anything else runs normally.
 
-    Make one for each generation: it holds to the cache of the first step that it is given. The logits that it returns are
-    overwritten by its next call.
+    Make one for each generation: it keeps the cache of its first step. Each call overwrites the logits that the previous call
+    returned.
 
     Args:
         model: in evaluation mode. recorder: what records the step.
@@ -95,7 +95,7 @@ class GraphedStep:
 
 
 def recorder_for(model: Any) -> Recorder | None:
-    """The recorder of a generation's steps: a CUDA graph where the state has a constant size and the model one device."""
+    """The recorder of a generation's steps: a CUDA graph if the state has a constant size and the model one device."""
     constant = all(block.mixer.state_growth == "constant" for block in model.model.layers)
     together = len({p.device for p in model.parameters()}) == 1
     return CudaRecorder(model.device) if model.device.type == "cuda" and constant and together else None

@@ -1,7 +1,7 @@
 """The byte tokenizer as a plain `tokenizer.json`: 256 entries, id = byte, no code to trust.
 
-0x1e separates documents (bos and eos), 0x00 pads. The two entries are named by the characters themselves, so that no other
-text can be taken for them: `encode(s) == list(s.encode())` for every string, and `bytes(ids)` are the raw bytes.
+0x1e separates documents (bos and eos), 0x00 pads. The two entries are named by the characters themselves, so no other
+text can be confused with them: `encode(s) == list(s.encode())` for every string, and `bytes(ids)` are the raw bytes.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _check_variant(variant: Any) -> None:
             raise PluginError(f"{name} of variant {variant.name!r} cannot be {getattr(variant, name)!r}")
     names = (*variant.presets, *variant.aliases, *variant.requires, *variant.accelerated_by)
     if odd := [name for name in names if not isinstance(name, str)]:
-        raise PluginError(f"variant {variant.name!r} has a name that is no text: {odd[0]!r}")
+        raise PluginError(f"variant {variant.name!r} has a name that is not text: {odd[0]!r}")
     if not (isinstance(variant.config, type) and dataclasses.is_dataclass(variant.config)):
         raise PluginError(f"the config of variant {variant.name!r} must be a dataclass, not {variant.config!r}")
     bare = [f.name for f in dataclasses.fields(variant.config) if f.default is f.default_factory is dataclasses.MISSING]

@@ -49,7 +49,7 @@ def kernels(x: Tensor, head_dim: int, packed: bool = False) -> Kernels | None:
     found = _chosen()
     if found is not None and found.guarded and head_dim != CHECKED and torch.is_grad_enabled():
         raise KernelError(
-            f"fla's gated delta rule gives wrong gradients on Hopper with Triton 3.4 to 3.7.0, but for head_dim {CHECKED}, "
+            f"fla's gated delta rule gives wrong gradients on Hopper with Triton 3.4 to 3.7.0, except for head_dim {CHECKED}, "
             f"which was checked against float64; head_dim is {head_dim}: pip install tilelang, or set ELMAN_KERNELS=off"
         )
     return found

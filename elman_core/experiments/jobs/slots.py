@@ -38,7 +38,7 @@ class GpuSlots:
             ConfigError: there are fewer than `count` GPUs, free or not.
         """
         if count > len(self.gpus):
-            raise ConfigError(f"a job that needs {count} GPUs can never start: {len(self.gpus)} may be used")
+            raise ConfigError(f"a job that needs {count} GPUs can never start: only {len(self.gpus)} may be used")
         taken: list[Gpu] = []
         for gpu in self.gpus:
             if len(taken) < count and gpu.uuid not in self.held and self._take(gpu, who):

@@ -210,29 +210,29 @@ def _caveats(first: Contender, second: Contender, pairs: Sequence[SeedPair]) -> 
     differ = differences([effective_protocol(run) for run in (first.runs[0], second.runs[0])])
     if differ:
         keys = ", ".join(sorted(differ))
-        found.append(f"not the same protocol ({keys}): the difference is not that of the models alone")
+        found.append(f"the protocols differ ({keys}), so the models alone do not explain the difference")
     elif any(run.settings["train"].get("minutes") for run in runs):
-        found.append("the length was given in minutes: at equal steps, the learning rates of the two differ")
+        found.append("the length was given in minutes, so the learning rates of the two differ at equal steps")
     if not pairs[0].paired:
         why = "no seed in common" if pairs[0].seeds[0] != pairs[0].seeds[1] else "texts or windows differ"
         found.append(
-            f"{why}: the runs did not read the same batches and are compared as independent runs, far less precisely"
+            f"{why}: the runs did not read the same batches, so they are compared as independent runs, far less precisely"
         )
     elif len(pairs) == 1:
         found.append("one seed: the interval reflects batch noise, not seed-to-seed variation")
     elif len(pairs) == 2:
-        found.append("two seeds: the interval over seeds rests on two numbers; run a third seed")
+        found.append("two seeds: the interval over seeds comes from two numbers; run a third seed")
     if any(p.drift for p in pairs):
-        found.append("the difference was still changing over the compared steps: a longer training may change it")
+        found.append("the difference was still changing over the compared steps, so longer training may change it")
     for contender in (first, second):
         if len(_by_seed(contender)) < len(contender.runs):
             found.append(f"{contender.name} has several runs of one seed; one of them is used")
     sizes = [run.manifest.get("parameters") or 0 for run in (first.runs[0], second.runs[0])]
     if all(sizes) and abs(sizes[0] / sizes[1] - 1) > TOLERANCE:
-        found.append(f"not of equal size: {sizes[0]:,} and {sizes[1]:,} parameters")
+        found.append(f"the sizes differ: {sizes[0]:,} and {sizes[1]:,} parameters")
     hooks = {str(run.manifest.get("act_hooks") or {}) for run in runs}
     if len(hooks) > 1:
-        found.append("not the same plugins' hooks changed the trainings")
+        found.append("hooks of different plugins changed the trainings")
     found += [f"{run.path.name} is {run.status}" for run in runs if not run.ok]
     return found
 
@@ -246,7 +246,7 @@ def verdict(comparison: Comparison) -> str:
     basis = (
         f"held out, {interval.count} seeds" if comparison.heldout is not None
         else f"training loss, {interval.count} seeds" if comparison.loss is not None
-        else "training loss, one pair"
+        else "training loss, one pair of runs"
     )  # fmt: skip
     percent = f"{100 * interval.level:g} % interval"
     if not interval.clear:

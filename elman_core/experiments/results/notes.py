@@ -79,7 +79,5 @@ def _edges(rows: Sequence[Row]) -> list[str]:
             if row.chosen and row.status == "ok" and len(numbers) == len(tried) and best in (numbers[0], numbers[-1]):
                 end = "smallest" if best == numbers[0] else "largest"
                 name = row.runs[0].job.get("model", row.model)
-                found.append(
-                    f"{name}: the best {key}, {spelled(best)}, is the {end} that was tried: try further values"
-                )
+                found.append(f"{name}: the best {key}, {spelled(best)}, is the {end} value tried: try values beyond it")
     return list(dict.fromkeys(found))

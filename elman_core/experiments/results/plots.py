@@ -198,7 +198,8 @@ def _loss_of_one(axes: Any, found: Curve, across: Any, key: str) -> None:
 
 
 def _raw_and_smooth(axes: Any, across: Any, values: Any, colour: str, name: str | None = None) -> None:
-    axes.plot(*thin(across, values, 2000), color=colour, alpha=0.25, linewidth=0.6, zorder=2)
+    raw = name and "each step"
+    axes.plot(*thin(across, values, 2000), color=colour, alpha=0.25, linewidth=0.6, label=raw, zorder=2)
     axes.plot(*thin(across, smooth(values), 800), color=colour, label=name, zorder=3)
 
 
@@ -314,7 +315,7 @@ def _differences(comparisons: Sequence[Comparison]) -> Any:
     axes.errorbar(means, places, xerr=reach, fmt="o", color=COLOURS[0], capsize=4)
     axes.axvline(0, color="0.4", linewidth=1)
     axes.set_yticks(places, [name for name, _ in known])
-    axes.invert_yaxis()
+    axes.set_ylim(len(known) - 0.5, -0.5)
     axes.set_title("paired differences with 95 % intervals", fontsize=9, loc="left")
     axes.set_xlabel(f"bits per byte, {comparisons[0].first.name} minus the other")
     return figure

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,8 +87,13 @@ def _overview(runs: Sequence[Run], created: Any) -> str:
     ended = max((str(run.manifest.get("ended") or "") for run in runs), default="")
     places = sorted({hardware(run) for run in runs if run.manifest.get("hardware")})
     parts = [", ".join(f"{n} {word}" for word, n in counts.items())]
-    parts += [f"created {created}"] * bool(created) + [f"last run ended {ended}"] * bool(ended)
+    parts += [f"{what} {_minute(when)}" for what, when in (("created", created), ("last run ended", ended)) if when]
     return f"{len(runs)} runs: {' · '.join([*parts, *places])}"
+
+
+def _minute(when: Any) -> str:
+    """A time as manifests have it, to the minute."""
+    return re.sub(r"T(\d\d:\d\d).*", r" \1 UTC", str(when))
 
 
 def _section(group: Group, every: Group) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def student_quantile(probability: float, freedom: float) -> float:
     With t = sqrt(freedom) tan(a), the density of the angle a is proportional to cos(a)^(freedom - 1): it is summed numerically.
     """
     if not 0.5 < probability < 1:
-        raise ValueError(f"a probability is between a half and one, not {probability}")
+        raise ValueError(f"a probability must be between 0.5 and 1, not {probability}")
     if freedom > NORMAL:
         return statistics.NormalDist().inv_cdf(probability)
     angle = np.linspace(0, math.pi / 2, 200_001)

@@ -134,7 +134,7 @@ def plan(suite: Suite, wishes: Wishes) -> Plan:
     jobs = tuple(job for same_seed in zip(*runs, strict=True) for group in same_seed for job in group)
     ids = [job.id for job in jobs]
     if twice := {id for id in ids if ids.count(id) > 1}:
-        raise ConfigError(f"two runs would be called {min(twice)}: give the models labels that differ")
+        raise ConfigError(f"two runs would be called {min(twice)}: give the models different labels")
     return Plan(jobs, tuple(skipped))
 
 

@@ -170,7 +170,7 @@ def _tuned(tree: Any, where: str) -> dict[str, tuple[Any, ...]]:
             known = key in known_keys()
             hint = "is part of the protocol, the same for all models" if known else "is not a setting"
             raise ConfigError(
-                f"{where}tuned: {key} {hint}.{did_you_mean(key, TUNABLE)} What may be tuned: {', '.join(TUNABLE)}, {OPTION}*"
+                f"{where}tuned: {key} {hint}.{did_you_mean(key, TUNABLE)} These can be tuned: {', '.join(TUNABLE)}, {OPTION}*"
             )
         found[key] = tuple(values) if isinstance(values, list) else (values,)
         if not found[key]:
@@ -185,9 +185,9 @@ def _tuning(tree: Mapping[str, Any], models: Sequence[Entry], where: str) -> int
     _check_keys(table, ("tokens",), f"{where}tuning: ")
     tokens = _positive(table, "tokens", "bytes of each trial", f"{where}tuning: ")
     if tokens is None:
-        raise ConfigError(f"{where}tuning: it has no tokens, the bytes of each trial")
+        raise ConfigError(f"{where}tuning needs tokens: the bytes of each trial")
     if not tree.get("tuned") and not any(entry.tuned for entry in models):
-        raise ConfigError(f"{where}tuning: nothing is tuned: give a table tuned")
+        raise ConfigError(f"{where}tuning needs a table tuned with the values to try")
     return tokens
 
 
@@ -212,7 +212,7 @@ def _positive(tree: Mapping[str, Any], key: str, what: str, where: str) -> int |
 def _seeds(given: Any, where: str) -> int | tuple[int, ...]:
     listed = given if isinstance(given, list) else [given]
     if not listed or not all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in listed):
-        raise ConfigError(f"{where}seeds is a number of them, or a list, not {given!r}")
+        raise ConfigError(f"{where}seeds is a number of seeds or a list of seeds, not {given!r}")
     if isinstance(given, list):
         return tuple(dict.fromkeys(given))
     if given < 1:
