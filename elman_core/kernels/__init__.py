@@ -1,7 +1,7 @@
-"""Kernels: compiled where they run (`build`), one object for each cell (`dense`, `matrix_state`), checked (`verify`).
+"""Kernels: compiled on the machine that runs them (`build`), one object for each cell (`dense`, `matrix`), checked (`verify`).
 
-Set by the environment: `ELMAN_KERNELS` (auto, off, require), `ELMAN_CACHE` (folders of compiled kernels and stamps),
-`ELMAN_VERIFY` (skip). Importing this package alone does not import torch, nor does building.
+Environment variables: `ELMAN_KERNELS` (auto, off, require), `ELMAN_CACHE` (folders of compiled kernels and stamps) and
+`ELMAN_VERIFY` (skip). Importing this package does not import torch, nor does building.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The one chooser of back ends: whether "auto" runs a kernel that is compiled for this GPU, for every family of kernels.
+"""Choose the back end of a call, for every family of kernels: does "auto" run a compiled kernel on this GPU?
 
-A problem (a batch size and width, say) is decided once in a process: its module is compiled and loaded, and verified unless a
-stamp says that it was. Whatever fails on the way leaves plain PyTorch (`runtime.load_or_warn`), but a wrong kernel raises.
+A process decides each problem (a batch size and a width, for example) once: it compiles and loads the module, and verifies it
+unless a stamp says that this was done. If a step fails, plain PyTorch runs (`runtime.load_or_warn`); a wrong kernel raises.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ Problem = tuple[Any, ...]
 class Compiled(Protocol):
     """The interface of a GPU kernel. `problem`: plain values that, with the dtype, identify modules and cases."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
     def prepare(self, dtype: torch.dtype, *problem: Any) -> str | None:
-        """Compile and load what the current device needs; the launch plan in words, None where plain PyTorch is as good.
+        """Compile and load what the current device needs. The launch plan in words, or None if plain PyTorch is as good.
 
         Raises:
-            KernelError: not supported, or it cannot be built.
+            KernelError: the problem is not supported, or its module cannot be built.
         """
 
     def cases(self, dtype: torch.dtype, *problem: Any) -> Sequence[Case]:
         """The cases that verify this problem at its first use."""
 
-    def spec(self) -> KernelSpec: ...
+    def spec(self) -> KernelSpec:
+        """What `elman verify` checks of this kernel."""
+
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """All that `elman verify` checks: give it as `Variant(kernels=….specs())`."""
+        return (self.spec(),)
 
 
 _kernels: dict[str, Compiled] = {}
@@ -52,7 +56,7 @@ _decided: dict[Problem, bool] = {}
 
 
 def register(kernel: Compiled) -> None:
-    """Let `runs` find a kernel by its name."""
+    """Let `runs` find this kernel by its name."""
     _kernels[kernel.name] = kernel
 
 
@@ -64,16 +68,17 @@ def choose(
     plain: Backend = "torch",
     starts: Tensor | None = None,
 ) -> Backend:
-    """The back end that runs a call of the kernel of that name.
+    """The back end that runs a call of the kernel of this name.
 
     Args:
-        like: the input. problem: of `runs`; asked for on a GPU alone, since a compiled function is compiled anew for others.
-        plain: what "auto" takes without a kernel. starts: those of documents, where the kernels do not take them.
+        like: the input. problem: makes the problem for `runs`. Called on a GPU only, since it reads sizes, and a compiled
+            function is compiled again for each size that it reads.
+        plain: what "auto" runs without a kernel. starts: the starts of documents, if the kernels do not support them.
 
     Raises:
         ConfigError: there is no such back end.
-        KernelError: the one that was named cannot run this; or as `runs`.
-        NotImplementedError: the one that was named, under torch.func.
+        KernelError: the named back end cannot run this call; or as `runs`.
+        NotImplementedError: a back end was named under torch.func.
     """
     if asked == "auto":
         if transformed():
@@ -96,10 +101,10 @@ def choose(
 
 
 def runs(name: str, like: Tensor, *problem: Any) -> bool:
-    """Whether the kernel of that name runs a problem on the device of `like`, in its dtype.
+    """Whether the kernel of this name runs a problem on the device of `like`, in its dtype.
 
     Raises:
-        KernelError: the kernel is wrong; with ELMAN_KERNELS=require, it cannot be had; or a CUDA graph is being captured
+        KernelError: the kernel is wrong; it is unavailable and ELMAN_KERNELS=require; or a CUDA graph is being captured
             before the first use.
     """
     return _decide(name, like.device.index, like.dtype, mode(), *problem)
@@ -107,7 +112,7 @@ def runs(name: str, like: Tensor, *problem: Any) -> bool:
 
 @constant_when_compiled
 def _decide(name: str, index: int | None, dtype: torch.dtype, chosen: str, *problem: Any) -> bool:
-    """`torch.compile` evaluates this while it traces, and takes only plain values as arguments, one by one."""
+    """`torch.compile` calls this while it traces. The arguments must be plain values, each by itself."""
     key = (name, index, dtype, chosen, *problem)
     if key not in _decided:
         _decided[key] = chosen != "off" and _prepare(_kernels[name], index, dtype, problem)
@@ -123,10 +128,10 @@ def _prepare(kernel: Compiled, index: int | None, dtype: torch.dtype, problem: P
 
 
 def in_words(name: str, device: torch.device | str, plain: str, fits: Callable[..., bool]) -> str:
-    """What "auto" runs; compiles nothing, so before the first use it is what will be tried.
+    """What "auto" runs. Compiles nothing: before the first use, it says what will be tried.
 
     Args:
-        plain: the back end that runs without a kernel. fits: `fits(*problem)`, whether a decided problem is among those meant.
+        plain: the back end that runs without a kernel. fits: `fits(*problem)`: whether a decided problem is one of those meant.
     """
     device = torch.device(device)
     if device.type != "cuda":

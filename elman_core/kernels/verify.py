@@ -307,21 +307,17 @@ def _poisoned() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _full_precision_products() -> Iterator[None]:
-    """Inside, float32 products are float32 (no TF32), 16-bit ones accumulate in float32, and autocast is off."""
-    settings: list[tuple[Any, str, Any]] = [
-        (torch.backends.cuda.matmul, "allow_tf32", False),
-        (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
-        (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
-    ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in settings]
-    for owner, name, value in settings:
-        setattr(owner, name, value)
+    """Inside, float32 products are float32 (no TF32), 16-bit products accumulate in float32, and autocast is off."""
+    reductions = (f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16"))
+    before = {name: getattr(torch.backends.cuda.matmul, name) for name in ("allow_tf32", *reductions)}
     try:
+        for name in before:
+            setattr(torch.backends.cuda.matmul, name, False)
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), torch.enable_grad():
             yield
     finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
+        for name, value in before.items():
+            setattr(torch.backends.cuda.matmul, name, value)
 
 
 def _first_line(error: BaseException) -> str:

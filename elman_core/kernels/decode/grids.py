@@ -1,4 +1,4 @@
-"""Grids and inputs for decode/spec.py. Emulated threads, in tests, run the cases of the "host"."""
+"""Grids and inputs for decode/spec.py. The tests run the cases of the "host" on emulated threads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from . import portable
 from .run import DTYPES, NARROW, fewest_rows
 
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64)
-_MARGIN = 1e-4  # of a threshold and of a race: far beyond what float32 leaves open
-_FIRST_OUTPUTS = 256  # blocks of 16 outputs are alike: a map with more of them is verified, at first use, on so many
-
-
+_MARGIN = 1e-4  # of a threshold and of a race: far beyond the errors of float32
+_FIRST_OUTPUTS = (
+    256  # blocks of 16 outputs are alike: at its first use, a map with more outputs is verified on this many
+)
 _DRAWS: tuple[dict[str, Any], ...] = (
     {"penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
     {"penalty": 1.7, "temperature": 0.0, "top_k": 0, "top_p": 1.0},
@@ -28,42 +28,30 @@ _DRAWS: tuple[dict[str, Any], ...] = (
 
 
 def settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `decode.draw`."""
+    """The settings of `decode.draw` among a case's options."""
     return {name: options[name] for name in _DRAWS[0]}
 
 
 def _linear(
-    rows: int,
-    inputs: int,
-    *outputs: int,
-    dtype: torch.dtype,
-    bias: bool = False,
-    activated: int = 0,
-    strided: bool = False,
+    rows: int, inputs: int, *outputs: int, dtype: torch.dtype, bias: bool = False, activated: int = 0, **special: bool
 ) -> Case:
     options = {"op": "linear", "outputs": outputs, "bias": bias, "activated": activated}
-    return Case({"B": rows, "K": inputs}, dtype, strided=strided, options=options)
+    return Case.of("BK", (rows, inputs), dtype, options=options, **special)
 
 
-def _norm(rows: int, width: int, dtype: torch.dtype, adds: bool = True, strided: bool = False) -> Case:
-    return Case({"B": rows, "D": width}, dtype, strided=strided, options={"op": "norm", "adds": adds})
+def _norm(rows: int, width: int, dtype: torch.dtype, adds: bool = True, **special: bool) -> Case:
+    return Case.of("BD", (rows, width), dtype, options={"op": "norm", "adds": adds}, **special)
 
 
 def _draw(
-    rows: int, classes: int, dtype: torch.dtype, how: dict[str, Any], each: bool = False, strided: bool = False
+    rows: int, classes: int, dtype: torch.dtype, how: dict[str, Any], each: bool = False, **special: bool
 ) -> Case:
-    """each: the noise of row i favours class i, so that what may be drawn is seen class by class."""
-    return Case({"B": rows, "V": classes}, dtype, strided=strided, options={"op": "draw", **how, "each": each})
+    """each: the noise of row i favours class i, so the rows show which classes can be drawn."""
+    return Case.of("BV", (rows, classes), dtype, options={"op": "draw", **how, "each": each}, **special)
 
 
 def shared_cases(grid: Grid) -> Iterator[Case]:
     """About 40 small ones for "quick", about 400 for "full"."""
-    yield from _quick_cases()
-    if grid == "full":
-        yield from _full_cases()
-
-
-def _quick_cases() -> Iterator[Case]:
     for dtype in NARROW:
         yield _linear(1, 1536, 3072, dtype=dtype, activated=3072)
         yield _linear(3, 72, 40, dtype=dtype, bias=True, activated=24, strided=True)
@@ -81,6 +69,8 @@ def _quick_cases() -> Iterator[Case]:
             yield _draw(64, 256, dtype, how)
         yield _draw(256, 256, dtype, _DRAWS[2], each=True, strided=True)
         yield _draw(7, 77, dtype, _DRAWS[3])
+    if grid == "full":
+        yield from _full_cases()
 
 
 def _full_cases() -> Iterator[Case]:
@@ -88,15 +78,8 @@ def _full_cases() -> Iterator[Case]:
     for dtype in NARROW:
         for rows in _ROWS:
             for inputs, outputs in shapes:
-                yield _linear(
-                    rows,
-                    inputs,
-                    outputs,
-                    dtype=dtype,
-                    bias=rows % 2 == 0,
-                    activated=outputs // 2,
-                    strided=rows in (7, 31),
-                )
+                special = {"bias": rows % 2 == 0, "strided": rows in (7, 31)}
+                yield _linear(rows, inputs, outputs, dtype=dtype, activated=outputs // 2, **special)
             yield _linear(rows, 2048, 2048, 17, 640, dtype=dtype)
         yield _linear(8, 14400, 40, dtype=dtype, bias=True)  # rows that no block can hold
     for dtype in DTYPES:
@@ -143,10 +126,10 @@ def step_cases(target: Target, grid: Grid) -> Iterator[Case]:
 
 
 def first_use(dtype: torch.dtype, kind: str, *sizes: Any) -> Iterator[Case]:
-    """What stands for a size when it is first used: the fewest and the most rows of its kernel, and each way through it.
+    """The cases that verify a size at its first use: the fewest and the most rows of its kernel, and each way through it.
 
     Args:
-        kind, sizes: "linear" and most rows, K, (N, …); "norm" and D; "draw" and V.
+        kind, sizes: "linear" with the most rows, K, (N, …); "norm" with D; "draw" with V.
     """
     if kind == "norm":
         yield from (_norm(3, sizes[0], dtype, adds) for adds in (True, False))
@@ -163,13 +146,12 @@ def first_use(dtype: torch.dtype, kind: str, *sizes: Any) -> Iterator[Case]:
 
 def first_step(dtype: torch.dtype, most: int, inputs: int, width: int) -> list[Case]:
     """The same for the step of a cell."""
-    return [
-        _step((fewest_rows(most), inputs, width), dtype, tied=inputs == width), _step((most, inputs, width), dtype)
-    ]  # fmt: skip
+    fewest = fewest_rows(most)
+    return [_step((fewest, inputs, width), dtype, tied=inputs == width), _step((most, inputs, width), dtype)]
 
 
 def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """Inputs of the shared kernels, of size about 1; of `draw` such that float32 leaves no doubt about the class."""
+    """Inputs of the shared kernels, about 1 in size; those of `draw` leave no doubt about the class in float32."""
     op = case.options["op"]
     if op == "draw":
         return _draw_inputs(case, generator)
@@ -234,7 +216,7 @@ def _best_two(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _clear_threshold(logits: Tensor, seen: Tensor, how: dict[str, Any]) -> Tensor:
-    """For each row, whether what may be drawn is the same with top-p a little smaller or larger."""
+    """For each row: whether the same classes can be drawn with a slightly smaller and a slightly larger top-p."""
     if how["top_p"] >= 1:
         return torch.ones(len(logits), dtype=torch.bool)
     kept = [

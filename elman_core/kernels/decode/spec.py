@@ -15,7 +15,7 @@ from torch import Tensor
 
 from elman_core.kernels.build import Extension
 from elman_core.kernels.cell import Cell
-from elman_core.kernels.choice import register
+from elman_core.kernels.choice import Compiled, register
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Inputs, KernelSpec, Outputs
 
@@ -150,7 +150,7 @@ def _weights(inputs: Inputs) -> list[Tensor]:
     return [w for name, w in inputs.items() if name.startswith("w") and w is not None]
 
 
-class _Shared:
+class _Shared(Compiled):
     """What the chooser asks: a problem is ("linear", most rows, K, (N, …)), ("norm", D) or ("draw", V)."""
 
     name = op.NAME

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.cell import Cell
-from elman_core.kernels.choice import register, runs
+from elman_core.kernels.choice import Compiled, register, runs
 from elman_core.kernels.launch import readable, whole
 from elman_core.kernels.runtime import operator
 from elman_core.kernels.spec import Case, KernelSpec
@@ -19,7 +19,7 @@ from . import grids, run, spec
 MOST_EXTRAS = 4
 
 
-class Step:
+class Step(Compiled):
     """a = x Vᵀ + b + h Wᵀ, or x + b + h Wᵀ;  (h, y) = cell(a, h, e), for a cell that reads up to four extras.
 
     Args:
@@ -43,7 +43,6 @@ class Step:
         return "one launch"
 
     def cases(self, dtype: torch.dtype, most: int, inputs: int, width: int) -> Sequence[Case]:
-        """As `choice.Compiled`."""
         return grids.first_step(dtype, most, inputs, width)
 
     def takes(self, x_TBK: Tensor, v_dK: Tensor | None, w_dd: Tensor, *flags_TB: Tensor | None) -> bool:

@@ -1,16 +1,17 @@
-"""The dense recurrence in plain PyTorch with its backward by hand: what runs on a CPU, and on a GPU without a kernel.
+"""The dense recurrence in plain PyTorch with a hand-written backward. It runs on a CPU, and on a GPU without a kernel.
 
     a_t = W h_{t-1} + u_t,   h_t = update(a_t, h_{t-1}, e_t),   y_t = readout(h_t, h_{t-1}, e_t)
 
-The loops hold one product and a few pointwise operations a step. Everything else is done for all steps at once: the readout,
-and the pointwise derivatives D_t = dh_t/da_t and P_t = dh_t/dh_{t-1}, so that going back is
+The loops contain one product and a few pointwise operations a step. The readout and the pointwise derivatives
+D_t = dh_t/da_t and P_t = dh_t/dh_{t-1} are computed for all steps at once. With G_t, the gradient of h_t through y_t, the
+backward is
 
     gh_t = G_t + r_t,   da_t = D_t gh_t,   r_{t-1} = W^T da_t + P_t gh_t,   r_T = dL/dh_T,   dL/dh_0 = r_0
 
-with G_t the part that comes from y_t. Autograd would instead record and replay every small operation of every step, and add up
-dW step by step; and a compiler would unroll the loop.
+Autograd would record and replay every small operation of every step and add up dW step by step; a compiler would unroll the
+loop.
 
-W (S, d / S, d / S) stands for the blocks of a block-diagonal matrix.
+W (S, d / S, d / S) are the blocks of a block-diagonal matrix.
 
 Shapes: T time, B batch, d width. Computes in float32 (float64 for float64); `history` (T+1, B, d) starts with h_0.
 """
@@ -22,13 +23,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-Pointwise = Callable[..., Tensor]
+from elman_core.kernels.cell import Cell
+
 LONGEST_SUM = 16384  # places (time steps times rows) of one float32 product
 
 
 def forward(
-    update: Pointwise | None,
-    readout: Pointwise,
+    cell: Cell,
     u_TBd: Tensor,
     extras: Sequence[Tensor],
     w_dd: Tensor,
@@ -36,10 +37,11 @@ def forward(
     mask_TB: Tensor | None,
     starts_TB: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y (T, B, d), history (T+1, B, d), a (T, B, d)); a is empty where `update` is None, that is h = a.
+    """(y (T, B, d), history (T+1, B, d), a (T, B, d)); a is empty for a cell without `update`, where h = a.
 
-    starts_TB: where True, a step begins from 0 and not from the state before it, which the history holds all the same.
+    starts_TB: where True, a step begins from 0 instead of the state before it. The history still contains that state.
     """
+    update = cell.update
     a_TBd = u_TBd.new_empty(0 if update is None else u_TBd.shape)
     steps, h_Bd = u_TBd.shape[0], h0_Bd
     w_t = w_dd.mT
@@ -56,7 +58,7 @@ def forward(
         h_Bd = new_Bd if mask_TB is None else torch.where(mask_TB[t, :, None], new_Bd, h_Bd)
         states.append(h_Bd)
     history = torch.stack(states)
-    y_TBd = readout(history[1:], restarted(history[:-1], starts_TB), *extras)
+    y_TBd = cell.readout(history[1:], restarted(history[:-1], starts_TB), *extras)
     if mask_TB is not None:
         y_TBd = torch.where(mask_TB[..., None], y_TBd, 0.0)
     elif y_TBd.untyped_storage().data_ptr() == history.untyped_storage().data_ptr():
@@ -65,8 +67,7 @@ def forward(
 
 
 def backward(
-    update: Pointwise | None,
-    readout: Pointwise,
+    cell: Cell,
     gy_TBd: Tensor,
     g_last_Bd: Tensor,
     extras: Sequence[Tensor],
@@ -82,9 +83,11 @@ def backward(
     if keep is not None:
         gy_TBd = torch.where(keep, gy_TBd, 0.0)
     before = restarted(history[:-1], starts_TB)
-    g_h, g_prev, *g_extras = _slopes(readout, (history[1:], before, *extras), gy_TBd)
+    g_h, g_prev, *g_extras = _slopes(cell.readout, (history[1:], before, *extras), gy_TBd)
     slope, carry, *e_slopes = (
-        [None] * (2 + count) if update is None else _slopes(update, (a_TBd, before, *extras), torch.ones_like(gy_TBd))
+        [None] * (2 + count)
+        if cell.update is None
+        else _slopes(cell.update, (a_TBd, before, *extras), torch.ones_like(gy_TBd))
     )
     if keep is not None:  # a held row: h_t = h_{t-1}
         slope = torch.where(keep, torch.ones_like(gy_TBd) if slope is None else slope, 0.0)
@@ -125,7 +128,7 @@ def block_product(h: Tensor, w: Tensor) -> Tensor:
 
 
 def weight_gradient(da: Tensor, before: Tensor, w: Tensor) -> Tensor:
-    """Σ daᵀ h over all places, in the shape and dtype of W; da and h are (places, d)."""
+    """The sum of daᵀ h over all places, in the shape and dtype of W; da and h are (places, d)."""
     if w.dim() == 2:
         return product(da.t(), before, w.dtype)
     parts = (x.unflatten(-1, (len(w), -1)).unbind(-2) for x in (da, before))
@@ -133,9 +136,9 @@ def weight_gradient(da: Tensor, before: Tensor, w: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b in `dtype`, over all places, for the gradient of W; 16-bit factors make a float32 product where it is asked for.
+    """a @ b in `dtype`, summed over all places, for the gradient of W. 16-bit factors give a float32 product if asked.
 
-    A long sum in float32 is made of shorter ones: over 131,072 places one after another rounding alone comes to 7e-6 of it.
+    A long float32 sum is split into shorter ones: over 131,072 places in one sum, rounding alone costs 7e-6 of it.
     """
     if a.is_cuda and dtype == torch.float32 and a.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(a, b, out_dtype=torch.float32)
@@ -154,8 +157,8 @@ def restarted(h: Tensor, starts: Tensor | None) -> Tensor:
     return h if starts is None else torch.where(starts[..., None], 0.0, h)
 
 
-def _slopes(function: Pointwise, inputs: Sequence[Tensor], weight: Tensor) -> list[Tensor | None]:
-    """weight · ∂function/∂input for each input of a pointwise function; None where it does not depend on it."""
+def _slopes(function: Callable[..., Tensor], inputs: Sequence[Tensor], weight: Tensor) -> list[Tensor | None]:
+    """weight · ∂function/∂input for each input of a pointwise function; None if the function does not depend on it."""
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in inputs]
         result = function(*leaves)

@@ -1,16 +1,16 @@
 """`elman::dense_NAME` and its backward: a dense recurrence as `torch.library` and the chooser know it.
 
-With tied weights, where one matrix projects the input too, it is one launch for
+With tied weights, W projects the input too, and one launch computes
 
     a_t = W h_{t-1} + W x_t + b = W (h_{t-1} + x_t) + b,   x = silu(v),   (h_t, y_t) = cell(a_t, h_{t-1}, e_t)
 
-The kernel adds x_{t+1} to the state that it hands to the next step, whose product is then both. So there is no product for all
-steps before the loop, and, going back, what the loop multiplies is the gradient of x:
+The kernel adds x_{t+1} to the state it hands to the next step, so one product covers both, and no product over all steps comes
+before the loop. In the backward the loop's product is the gradient of x:
 
     s_t = h_{t-1} + x_t,   dx_t = W^T da_t,   dW = sum over t of da_t s_t^T,   db = sum over t of da_t
 
-of which the launch makes all but dW, one product over all places; and SiLU and its derivative. The projection apart would cost
-three products over all places (W x and its two gradients) and an addition of two dW.
+The launch computes SiLU, its derivative and all of these but dW, which is one product over all places. A separate projection
+would cost three such products (W x and its two gradients) and an addition of two dW.
 
 Shapes: T time, B batch, d width.
 """
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.cell import Cell
-from elman_core.kernels.choice import register
+from elman_core.kernels.choice import Compiled, register
 from elman_core.kernels.runtime import operator, tensors, without_autocast
 from elman_core.kernels.spec import Case, KernelSpec
 
@@ -33,15 +33,15 @@ from . import portable, run, spec
 _FLAGS = "Tensor? mask, Tensor? starts, str backend"
 
 
-class Recurrence:
+class Recurrence(Compiled):
     """The operator of one cell and its derivative.
 
     It is `op(u, *extras, w, h0, mask, starts, backend) -> (y, h_T, history, a)`, and for tied weights
-    `op(x, *extras, w, b, h0, mask, starts, "cuda") -> (y, h_T, history, a, sums)`. For the backward alone: history (T+1, B, d),
-    the states; a (T, B, d) or empty; sums (T+1, B, d), the s_t.
+    `op(x, *extras, w, b, h0, mask, starts, "cuda") -> (y, h_T, history, a, sums)`. Only the backward reads history (T+1, B, d),
+    the states; a (T, B, d) or empty; and sums (T+1, B, d), the s_t.
 
     Args:
-        cell: of the recurrence. kernel: its `DenseKernel`, which is verified.
+        cell: the cell of the recurrence. kernel: its `DenseKernel`, which verification calls.
     """
 
     def __init__(self, cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
@@ -65,11 +65,10 @@ class Recurrence:
         register(self)
 
     def prepare(self, dtype: torch.dtype, rows: int, width: int, *slots: int) -> str | None:
-        """As `choice.Compiled`. With tied weights there is nothing where no persistent launch holds W."""
+        """As `choice.Compiled`; None for tied weights if no persistent launch holds W."""
         return run.prepare(self.cell, rows, width, dtype, *slots)
 
     def cases(self, dtype: torch.dtype, rows: int, width: int, *slots: int) -> Sequence[Case]:
-        """As `choice.Compiled`."""
         return [Case.of("TBdS"[: 3 + len(slots)], (64, rows, width, *slots), dtype)]
 
     def spec(self) -> KernelSpec:
@@ -77,7 +76,7 @@ class Recurrence:
         return spec.make_spec(self.cell, self._kernel, self.op)
 
     def _parts(self, rest: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """What follows the input or the gradients in a call: (extras, what follows those)."""
+        """The arguments behind the input or the gradients, as (extras, the others)."""
         return rest[: self._extras], rest[self._extras :]
 
     def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -87,17 +86,15 @@ class Recurrence:
             return run.forward(self.cell, u, extras, w, h0, mask, *b)
         with without_autocast(u):
             u_, w_, *others = (x.to(h0.dtype) for x in (u, w, *extras))
-            update, readout = self.cell.update, self.cell.readout
-            y, history, a = portable.forward(update, readout, u_, others, w_, h0, mask, starts)
+            y, history, a = portable.forward(self.cell, u_, others, w_, h0, mask, starts)
         return y.to(u.dtype), history[-1].clone(), history, a
 
     def _run_backward(self, gy: Tensor, g_last: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        """Gradients of the input, of h_0 and of the extras; with tied weights also da and that of b."""
+        """The gradients of the input, h_0 and the extras; with tied weights also da and the gradient of b."""
         extras, (w, *x, history, a, mask, starts, backend) = self._parts(rest)
         if backend == "torch":
             gy_, w_, *others = (x.to(history.dtype) for x in (gy, w, *extras))
-            update, readout = self.cell.update, self.cell.readout
-            da, dextras, dh0 = portable.backward(update, readout, gy_, g_last, others, w_, history, a, mask, starts)
+            da, dextras, dh0 = portable.backward(self.cell, gy_, g_last, others, w_, history, a, mask, starts)
             return da, dh0, *(d.to(e.dtype) for d, e in zip(dextras, extras, strict=True))
         da, dextras, dh0, *tied = run.backward(self.cell, gy, g_last, extras, w.to(history.dtype), history, a, mask, *x)
         if not tied:

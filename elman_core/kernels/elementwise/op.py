@@ -29,7 +29,7 @@ from torch import Tensor
 
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.check import Wanted, check
-from elman_core.kernels.choice import choose, in_words, register
+from elman_core.kernels.choice import Compiled, choose, in_words, register
 from elman_core.kernels.runtime import compute_dtype, without_autocast
 from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec
 
@@ -37,7 +37,7 @@ from . import native, portable, spec
 from .recurrence import Recurrence
 
 
-class ElementwiseKernel:
+class ElementwiseKernel(Compiled):
     """The op of one elementwise cell. Make one at module level and call it.
 
     Args:
@@ -118,20 +118,14 @@ class ElementwiseKernel:
         """What `elman verify` checks."""
         return spec.make_spec(self.cell, self, self.op, self.adjust)
 
-    def specs(self) -> tuple[KernelSpec, ...]:
-        """All that `elman verify` checks: give it as `Variant(kernels=….specs())`."""
-        return (self.spec(),)
-
     def backend(self, device: torch.device | str, width: int) -> str:
         """What "auto" runs at this width, in words; compiles nothing, so before the first use it is what will be tried."""
         return in_words(self.name, device, "torch", lambda _rows, d: d == width)
 
     def prepare(self, dtype: torch.dtype, _rows: int, _width: int) -> str:
-        """As `choice.Compiled`."""
         return native.prepare(self.cell, dtype)
 
     def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
-        """As `choice.Compiled`."""
         return [Case.of("TBd", (64, rows, width), dtype)]
 
     def _parts(self, given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], Any, Any]:

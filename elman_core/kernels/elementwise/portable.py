@@ -1,9 +1,9 @@
-"""The elementwise recurrence in plain PyTorch: the obvious loop, and the fast one with its backward by hand.
+"""The elementwise recurrence in plain PyTorch: the obvious loop, and a hand-written backward.
 
     (h_t, y_t) = step(h_{t-1}, x_t, p)
 
-Every derivative of a step is pointwise, so autograd finds those of all steps at once, from the states before them:
-J_t = dh_t/dh_{t-1}, and G_t, what comes to h_{t-1} from y_t. The loop back holds nothing but
+Every derivative of a step is pointwise, so autograd computes those of all steps at once from the states before them:
+J_t = dh_t/dh_{t-1}, and G_t, the gradient of h_{t-1} through y_t. The loop of the backward is only
 
     r_{t-1} = J_t r_t + G_t,   r_T = dL/dh_T,   dL/dh_0 = r_0
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.check import Wanted, check
-from elman_core.kernels.choice import choose, in_words, register, runs
+from elman_core.kernels.choice import Compiled, choose, in_words, register, runs
 from elman_core.kernels.runtime import compute_dtype, without_autocast
 from elman_core.kernels.spec import Backend, Case, KernelSpec
 
@@ -33,7 +33,7 @@ from . import native, portable, spec
 from .recurrence import Recurrence
 
 
-class GatesKernel:
+class GatesKernel(Compiled):
     """The op of one gated cell. Make one at module level and call it.
 
     Args:
@@ -133,19 +133,13 @@ class GatesKernel:
         """What `elman verify` checks."""
         return spec.make_spec(self.cell, self, self.op)
 
-    def specs(self) -> tuple[KernelSpec, ...]:
-        """All that `elman verify` checks: give it as `Variant(kernels=….specs())`."""
-        return (self.spec(),)
-
     def backend(self, device: torch.device | str, width: int, plain: str = "torch") -> str:
         """What "auto" runs at this width, in words; compiles nothing, so before the first use it is what will be tried."""
         return in_words(self.name, device, plain, lambda _rows, d: d == width)
 
     def prepare(self, dtype: torch.dtype, rows: int, width: int) -> str:
-        """As `choice.Compiled`."""
         _, each, groups = native.settled(self.cell, dtype, rows, width, torch.cuda.current_device())
         return f"{groups} groups of {width // native.OWNED} blocks, {each} rows each"
 
     def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
-        """As `choice.Compiled`."""
         return [Case.of("TBd", (64, rows, width), dtype)]

@@ -1,11 +1,11 @@
-"""The gated recurrence in plain PyTorch: the obvious loop, and its backward by hand.
+"""The gated recurrence in plain PyTorch: the obvious loop, and a hand-written backward.
 
     p_t = W h_{t-1} + b,   (h_t, s_t) = step(p_t, u_t, h_{t-1}, s_{t-1}),   y_t = h_t
 
-A step is pointwise, so autograd finds its derivatives for all steps at once, one for each pair of a new state and what it is
-made of. The loop back holds the product of every step,
+A step is pointwise, so autograd computes its derivatives for all steps at once, one for each pair of a new state and an input
+of the step. The loop of the backward contains one product a step:
 
-    dp_t = Σ_i D_i r_i,   r_j <- Σ_i S_ij r_i  (+ W^T dp_t + dL/dy_{t-1} for h),   r_i: what arrives at state i
+    dp_t = Σ_i D_i r_i,   r_j <- Σ_i S_ij r_i  (+ W^T dp_t + dL/dy_{t-1} for h),   r_i: the gradient that arrives at state i
 
 Shapes: T time, B batch, d width, k gates, S states. Computes in float32 (float64 for float64).
 """
@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from elman_core.kernels.elementwise import portable as elementwise
 
 Step = Callable[..., tuple[Tensor, ...]]
 """`step(p, u, *states) -> new states`: p, u are tuples of k tensors; any number of leading dimensions. h is the first state."""
@@ -35,22 +37,16 @@ def forward(
     mask_TB: where False the states are held and y is 0. starts_TB: where True a step begins from 0.
     """
     gates = len(w_Gd) // w_Gd.shape[1]
-    outputs, before, products = [], [], []
-    for t, u_BG in enumerate(u_TBG.unbind(0)):
-        if starts_TB is not None:
-            states_SBd = torch.where(starts_TB[t, :, None], 0.0, states_SBd)
-        before.append(states_SBd)
-        h_Bd = states_SBd[0]
+    products: list[Tensor] = []
+
+    def with_product(h_Bd: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        *memory, u_BG = others
         p_BG = h_Bd @ w_Gd.T if b_G is None else torch.addmm(b_G, h_Bd, w_Gd.T)
         products.append(p_BG)
-        new_SBd = torch.stack(step(p_BG.chunk(gates, -1), u_BG.chunk(gates, -1), *states_SBd.unbind(0)))
-        y_Bd = new_SBd[0]
-        if mask_TB is not None:
-            keep = mask_TB[t, :, None]
-            new_SBd, y_Bd = torch.where(keep, new_SBd, states_SBd), torch.where(keep, y_Bd, 0.0)
-        states_SBd = new_SBd
-        outputs.append(y_Bd)
-    return torch.stack(outputs), states_SBd, before, products
+        new = step(p_BG.chunk(gates, -1), u_BG.chunk(gates, -1), h_Bd, *memory)
+        return *new, new[0]
+
+    return *elementwise.forward(with_product, [u_TBG], [], states_SBd, mask_TB, starts_TB), products
 
 
 def backward(

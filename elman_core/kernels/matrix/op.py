@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.check import Wanted, check
-from elman_core.kernels.choice import choose, in_words, register
+from elman_core.kernels.choice import Compiled, choose, in_words, register
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Backend, Case, KernelSpec
 from elman_core.registry.errors import ConfigError
@@ -42,7 +42,7 @@ _REST = {
 }  # fmt: skip
 
 
-class MatrixKernel:
+class MatrixKernel(Compiled):
     """The op of one matrix-state cell. Make one at module level.
 
     Args:
@@ -232,15 +232,9 @@ class MatrixKernel:
         """What `elman verify` checks of the recurrence."""
         return spec.make_spec(self.cell, self, self.fused, self.op)
 
-    def specs(self) -> tuple[KernelSpec, ...]:
-        """What `elman verify` checks: give it as `Variant(kernels=….specs())`."""
-        return (self.spec(),)
-
     def prepare(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> str:
-        """As `choice.Compiled`."""
         run.load(self.cell, "cuda", Size(rows, columns, dtype, form))
         return "cuda"
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
-        """As `choice.Compiled`."""
         return [spec.first_use_case(self.cell, Size(rows, columns, dtype, form))]
