@@ -25,7 +25,7 @@ from elman_core.registry.errors import ConfigError, KernelError
 from . import build, launch
 from .build import Extension
 from .check import Wanted, check
-from .choice import choose, in_words, register
+from .choice import Compiled, choose, in_words, register
 from .matrix.run import aligned
 from .runtime import DTYPE_CODES, compute_dtype, operator, tensors
 from .spec import Backend, Case, Grid, Inputs, KernelSpec, Outputs, padding_mask
@@ -41,7 +41,7 @@ _WANTED = {
 }  # fmt: skip
 
 
-class RowsKernel:
+class RowsKernel(Compiled):
     """The op of one variant. Make one at module level and call it.
 
     Args:
@@ -134,12 +134,10 @@ class RowsKernel:
         return in_words(self.name, device, "reference", lambda *size: size == (rows, columns))
 
     def prepare(self, dtype: torch.dtype, rows: int, columns: int) -> str:
-        """As `choice.Compiled`."""
         _module(self.name, dtype, rows, columns, torch.cuda.current_device())
         return "a warp for each head and row of the batch"
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int) -> Sequence[Case]:
-        """As `choice.Compiled`."""
         return [case((2, 49, 3, rows, columns), dtype, masked=True, packed=True)]
 
     def _differentiate(self, ctx: Any, dy: Tensor | None, ds1: Tensor | None, _saved: Any) -> tuple[Tensor | None, ...]:
@@ -167,15 +165,14 @@ def extension(name: str, dtype: torch.dtype, rows: int, columns: int) -> Extensi
 @cache
 def _module(name: str, dtype: torch.dtype, rows: int, columns: int, _index: int) -> Any:
     """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
-    made = extension(name, dtype, rows, columns)
-    return launch.open_module(build.build(made, build.local_arch(made)), "rows")
+    return launch.opened(extension(name, dtype, rows, columns), "rows")
 
 
 def _run(name: str, function: str, q: Tensor, k: Tensor, v: Tensor, mask: Any, starts: Any, **given: Any) -> None:
     shared = int(q.shape[2] < v.shape[2])
     q, k, v = (aligned(x, launch.ALIGNMENT) for x in (q, k, v))
-    given = {n: None if x is None else launch.whole(x) for n, x in (given | {"mask": mask, "starts": starts}).items()}
-    with torch.cuda.device(q.get_device()):
+    given = {n: launch.whole(x) for n, x in (given | {"mask": mask, "starts": starts}).items()}
+    with launch.on(q):
         module = _module(name, q.dtype, q.shape[3], v.shape[3], q.get_device())
         module.run(function, q=q, k=k, v=v, shared=shared, stream=launch.stream(q), **given)
 
