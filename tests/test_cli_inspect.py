@@ -133,3 +133,13 @@ def test_tables_align_and_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.splitlines()[1] == "  a          1  one two three four five six"
     assert text.splitlines()[2] == "                seven"
     assert text.splitlines()[3] == "  long    1000  x"
+
+
+def test_no_line_of_a_table_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = table([["name", "some words " * 9], ["n" * 40, "some words " * 9], ["n" * 40, "words"]])
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert narrow.splitlines()[-1].endswith("words"), "a short cell stays in its row"
+    assert table([["n" * 30, "runs/" * 7]]).endswith("\n      " + "runs/" * 7), (
+        "a long word stays whole, on a line below"
+    )

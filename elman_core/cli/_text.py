@@ -11,20 +11,27 @@ from typing import Any
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), indent: int = 2) -> str:
-    """Rows in aligned columns; the last column wraps at the width of the terminal, and numbers align to the right."""
+    """Rows in aligned columns; numbers align to the right.
+
+    The last column wraps at the width of the terminal. A last cell with too little room there stands below its row.
+    """
     cells = [list(r) for r in ([header] if header else []) + list(rows)]
     if not cells:
         return ""
     widths = [max(len(r[i]) for r in cells) for i in range(len(cells[0]) - 1)]
     right = [all(r[i].lstrip("+-").replace(",", "")[:1].isdigit() for r in rows) for i in range(len(widths))]
     left = indent + sum(widths) + 2 * len(widths)
-    room = max(30, shutil.get_terminal_size((120, 24)).columns - left)
+    terminal = shutil.get_terminal_size((120, 24)).columns
     lines = []
     for row in cells:
         start = "".join((c.rjust(w) if r else c.ljust(w)) + "  " for c, w, r in zip(row, widths, right, strict=False))
-        wrapped = textwrap.wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
-        lines.append((" " * indent + start + wrapped[0]).rstrip())
-        lines += [" " * left + more for more in wrapped[1:]]
+        longest = max((len(word) for word in row[-1].split()), default=0)
+        below = len(row[-1]) > terminal - left < max(30, longest)
+        hang = indent + 4 if below else left
+        wrapped = textwrap.wrap(row[-1], max(terminal - hang, 1), break_long_words=False, break_on_hyphens=False)
+        first = wrapped.pop(0) if wrapped and not below else ""
+        lines.append((" " * indent + start + first).rstrip())
+        lines += [" " * hang + more for more in wrapped]
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._text import dump, table
+from ._text import columns, dump, table
 
 if TYPE_CHECKING:
     from elman_core.registry import Resolved, Variant
@@ -88,6 +88,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Show a variant: its equation, options with ranges, parameters and published figures."""
+    from elman_core.experiments.results.tables import wrapped
     from elman_core.registry import config_to_dict, parse_size, resolve
 
     text, width, depth = parse_size(name)
@@ -101,7 +102,7 @@ def show(
     variant = found.variant
     print(f"{found.name}: {variant.summary}\n  {facts['package']}")
     print("\nequation")
-    print("\n".join(f"  {line.strip()}" for line in variant.equation.splitlines()))
+    print("\n".join(wrapped(f"  {line.strip()}", columns()) for line in variant.equation.splitlines()))
     print("\noptions")
     values = config_to_dict(found.config)
     rows = [
