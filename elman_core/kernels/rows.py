@@ -113,6 +113,9 @@ class RowsKernel(Compiled):
         def of(case: Case) -> Extension:
             return extension(self.name, case.dtype, case.sizes["K"], case.sizes["V"])
 
+        def builds(_target: Any, _arch: str, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
+            return [extension(self.name, dtype, K, 16) for dtype in dtypes or DTYPES[:1] for K in rows or (16, 64)]
+
         home = Path(inspect.getfile(inspect.unwrap(self.reference)))
         return KernelSpec(
             name=self.name,
@@ -123,6 +126,7 @@ class RowsKernel(Compiled):
             extension=lambda _target: extension(self.name, torch.bfloat16, 16, 16),
             op=lambda _backend, inputs, _options: (self.op, (*inputs.values(), True)),
             targets=("cuda",) if build.targets() else (),
+            builds=builds,
             needs=lambda _target, cases: list({of(c): None for c in cases}),
             visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
             record=home.with_name("errors.json"),
