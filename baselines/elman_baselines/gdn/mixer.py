@@ -12,7 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core import ConfigError, Mixer, State
-from elman_core.nn import CausalConv, RMSNorm, compute_dtype, l2_normalize, mamba_decay_, without_autocast
+from elman_core.nn import (
+    CausalConv,
+    RMSNorm,
+    compute_dtype,
+    l2_normalize,
+    linear,
+    linears,
+    mamba_decay_,
+    without_autocast,
+)
 from elman_core.registry import StateSpec
 
 from . import op
@@ -29,8 +38,8 @@ class GatedDeltaNet(Mixer):
 
     State: conv (B, d_conv - 1, 2 H K + H V), the last inputs of the three convolutions side by side, and S (B, H, K, V).
 
-    On a GPU fla's kernels run; elsewhere, in float64, for a step of one byte and for packed rows, plain PyTorch in chunks.
-    Masked positions have α = 1 and β = 0, which holds the state exactly.
+    On a GPU fla's kernels run behind `CausalConv`'s; elsewhere, in float64, for a step of one byte and for packed rows, the
+    rule is plain PyTorch in chunks. Masked positions have α = 1 and β = 0, which holds the state exactly.
     """
 
     rollback = "replay"
@@ -47,9 +56,9 @@ class GatedDeltaNet(Mixer):
         self.g_proj = nn.Linear(dim, self.values, bias=False)
         self.a_proj = nn.Linear(dim, self.heads, bias=False)
         self.b_proj = nn.Linear(dim, self.heads, bias=False)
-        self.q_conv1d = CausalConv(self.keys, config.d_conv, bias=False, dim=1)
-        self.k_conv1d = CausalConv(self.keys, config.d_conv, bias=False, dim=1)
-        self.v_conv1d = CausalConv(self.values, config.d_conv, bias=False, dim=1)
+        self.q_conv1d = CausalConv(self.keys, config.d_conv, bias=False, dim=1, silu=True)
+        self.k_conv1d = CausalConv(self.keys, config.d_conv, bias=False, dim=1, silu=True)
+        self.v_conv1d = CausalConv(self.values, config.d_conv, bias=False, dim=1, silu=True)
         self.A_log = nn.Parameter(torch.empty(self.heads))
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
         self.o_norm = RMSNorm(config.values)
@@ -79,12 +88,16 @@ class GatedDeltaNet(Mixer):
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         found = op.kernels(x_BTD, self.config.head_dim, starts_BT is not None) if x_BTD.shape[1] > 1 else None
-        qkv_BTC = torch.cat([self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)], -1)
-        qkv_BTC, window = self._convolved(qkv_BTC, state, mask_BT, starts_BT, found)
-        q, k, v = (p.unflatten(-1, (self.heads, -1)) for p in qkv_BTC.split([self.keys, self.keys, self.values], -1))
-        raw = self.a_proj(x_BTD), self.b_proj(x_BTD)
+        maps = (self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj)
+        *qkv, g_BTC, a_BTH, b_BTH = linears(maps, x_BTD)
+        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        windows = [None] * 3 if state is None else state["conv"].split([c.weight.shape[0] for c in convs], -1)
+        done = [c(p, window, mask_BT, starts_BT) for c, p, window in zip(convs, qkv, windows, strict=True)]
+        q, k, v = (y.unflatten(-1, (self.heads, -1)) for y, _ in done)
+        window = torch.cat([w for _, w in done], -1)
+        raw = a_BTH, b_BTH
         start = None if state is None else state["S"]
-        g_BTHV = self.g_proj(x_BTD).unflatten(-1, (self.heads, -1))
+        g_BTHV = g_BTC.unflatten(-1, (self.heads, -1))
         if found is not None:
             if mask_BT is None and not self.config.allow_neg_eigval:
                 o_BTHV, end = op.rule(found, q, k, v, raw, start, (self.A_log, self.dt_bias))
@@ -95,29 +108,7 @@ class GatedDeltaNet(Mixer):
             q, k = (l2_normalize(p.to(compute_dtype(p)), L2_EPS) for p in (q, k))
             o_BTHV, end = delta_rule_chunked(q, k, v, *self._rates(*raw, mask_BT), start, starts_BT)
             y_BTHV = (self.o_norm(o_BTHV) * F.silu(g_BTHV.to(o_BTHV.dtype))).to(g_BTHV.dtype)
-        return self.o_proj(y_BTHV.flatten(2)), {"conv": window, "S": end}
-
-    def _convolved(
-        self,
-        qkv_BTC: Tensor,
-        state: State | None,
-        mask_BT: Tensor | None,
-        starts_BT: Tensor | None,
-        found: op.Kernels | None,
-    ) -> tuple[Tensor, Tensor]:
-        """silu of the three convolutions side by side, and their window."""
-        keep = self.config.d_conv - 1
-        if found is not None and state is None and mask_BT is None:
-            weight_CK = torch.cat([c.weight.squeeze(1) for c in (self.q_conv1d, self.k_conv1d, self.v_conv1d)])
-            last = qkv_BTC[:, -keep:]
-            window = F.pad(last, (0, 0, keep - last.shape[1], 0)).to(compute_dtype(last))
-            return op.convolve(found, qkv_BTC, weight_CK), window
-        sizes = [self.keys, self.keys, self.values]
-        windows = [None] * 3 if state is None else state["conv"].split(sizes, -1)
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        parts = zip(convs, qkv_BTC.split(sizes, -1), windows, strict=True)
-        done = [conv(part, window, mask_BT, starts_BT) for conv, part, window in parts]
-        return F.silu(torch.cat([y for y, _ in done], -1)), torch.cat([w for _, w in done], -1)
+        return linear(self.o_proj, y_BTHV.flatten(2)), {"conv": window, "S": end}
 
     def _rates(self, a_BTH: Tensor, b_BTH: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
         """log α and β, (B, T, H) in float32 or float64; 0 where the mask is False."""

@@ -1,6 +1,6 @@
 """The seam to flash-linear-attention: which of its kernels are there, whether they are right here, and how they are called.
 
-B batch, T time, C channels, H heads, K width of a key, V of a value.
+B batch, T time, H heads, K width of a key, V of a value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class Kernels:
     """fla's functions."""
 
     rule: Any
-    conv: Any
     gated_norm: Any
     guarded: bool = False
     """Whether fla refuses to compute gradients here: Hopper with Triton 3.4 to 3.7.0, without tilelang."""
@@ -78,7 +77,6 @@ def _load() -> Kernels | str:
 def _import() -> Kernels:
     chunk: Any = importlib.import_module("fla.ops.gated_delta_rule.chunk")
     common = importlib.import_module("fla.ops.common.chunk_o")
-    conv = importlib.import_module("fla.modules.causal_conv1d.ops")
     norm = importlib.import_module("fla.modules.norm.fused_norm_gate")
     guarded = (
         common.IS_NVIDIA_HOPPER
@@ -88,7 +86,7 @@ def _import() -> Kernels:
     )
     if guarded:
         chunk.chunk_bwd_dqkwg = lifted(chunk.chunk_bwd_dqkwg, common)
-    return Kernels(chunk.chunk_gated_delta_rule, conv.causal_conv1d, norm.rms_norm_gated, guarded)
+    return Kernels(chunk.chunk_gated_delta_rule, norm.rms_norm_gated, guarded)
 
 
 def lifted(refusing: Callable[..., Any], common: Any) -> Callable[..., Any]:
@@ -107,12 +105,6 @@ def lifted(refusing: Callable[..., Any], common: Any) -> Callable[..., Any]:
                 common.TRITON_ABOVE_3_7_1 = False
 
     return call
-
-
-@never_compiled
-def convolve(found: Kernels, x_BTC: Tensor, weight_CK: Tensor) -> Tensor:
-    """silu(conv(x)) from an empty window."""
-    return found.conv(x=x_BTC, weight=weight_CK, bias=None, activation="silu")[0]
 
 
 @never_compiled
