@@ -35,7 +35,7 @@ def bench(
     steps: int | None = typer.Option(None, min=1, help="Optimizer steps per run."),
     tokens: int | None = typer.Option(None, min=1, help="Bytes per run, instead of steps."),
     minutes: float | None = typer.Option(None, help="Minutes per run, instead of steps."),
-    tuning: int | None = typer.Option(None, min=1, help="Bytes per trial, in a suite that tries values first."),
+    tuning: int | None = typer.Option(None, min=1, help="Bytes per trial of the first round, in a suite with trials."),
     sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="A setting; a list of values is tuned."),
     slots: Slots = None,
     timeout: Timeout = None,

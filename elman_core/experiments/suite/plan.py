@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from elman_core.registry import ConfigError, PluginError, parse_size, resolve
 from elman_core.training import settings as settings_module
 from elman_core.training.settings import Settings, apply_sets, from_dict, put, steps_for_tokens
 
-from .spec import OPTION, Entry, Suite
+from .spec import OPTION, Entry, Suite, Tuning
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Planned:
         model: the label in tables. what: `name[:preset]@WIDTHxDEPTH`. target: "50M", or None if the size was given.
         tuned: the tuned settings and their values here. parameters: the exact number.
         trials: the runs of which the best decides the tuned values; until they end, `settings` and `lr` hold the first
-            value. Empty if the values are known.
+            value. Empty if the values are known. rank: of a trial of a later round: which of `trials` it tries again, from 0.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Planned:
     parameters: int
     target: str | None
     trials: tuple[str, ...] = ()
+    rank: int | None = None
 
     @property
     def tokens(self) -> int | None:
@@ -110,9 +112,12 @@ def plan(suite: Suite, wishes: Wishes) -> Plan:
     entries = chosen(suite, wishes.models)
     tuned_apart = sorted({k for e in (*suite.models, *entries) for k in (*suite.tuned, *e.tuned, *axes)} - {"train.lr"})
     put(protocol, "train.tuned", [key for key in tuned_apart if not key.startswith(OPTION)])
-    tokens = wishes.tuning or suite.tuning
-    if wishes.tuning is not None and suite.tuning is None:
-        raise ConfigError(f"--tuning needs a suite with trials, and {suite.name} has no table tuning")
+    tuning = suite.tuning
+    if wishes.tuning is not None:
+        if tuning is None:
+            raise ConfigError(f"--tuning needs a suite with trials, and {suite.name} has no table tuning")
+        lengths = tuple(wishes.tuning * n // tuning.tokens[0] for n in tuning.tokens)
+        tuning = dataclasses.replace(tuning, tokens=lengths)
     runs: list[list[tuple[Planned, ...]]] = []  # of each model and value, the runs of each seed
     skipped: list[Skipped] = []
     for entry in entries:
@@ -125,10 +130,10 @@ def plan(suite: Suite, wishes: Wishes) -> Plan:
             continue
         tuned = {**suite.tuned, **entry.tuned, **axes}
         for size in _sizes(entry, suite):
-            if tokens is None:
+            if tuning is None:
                 runs += [[(_planned(entry, size, v, seed, protocol),) for seed in seeds] for v in _values(tuned)]
             else:
-                runs += _tried_first(entry, size, tuned, seeds, protocol, tokens)
+                runs += _tried_first(entry, size, tuned, seeds, protocol, tuning)
     if not runs:
         raise PluginError(f"no model of suite {suite.name} is installed: {skipped[0].model}: {skipped[0].reason}")
     jobs = tuple(job for same_seed in zip(*runs, strict=True) for group in same_seed for job in group)
@@ -270,24 +275,41 @@ def _tried_first(
     tuned: Mapping[str, Sequence[Any]],
     seeds: Sequence[int],
     protocol: Mapping[str, Any],
-    tokens: int,
+    tuning: Tuning,
 ) -> list[list[tuple[Planned, ...]]]:
-    """Trials of each value on `tokens` bytes with the first seed, then one run per seed with the best value.
+    """Trials with the first seed, all rounds, then one run per seed with the best value.
 
     Another value of a model option is another model, which has trials of its own.
     """
     made: list[list[tuple[Planned, ...]]] = []
     for given in _values({k: v for k, v in tuned.items() if k.startswith(OPTION)}):
         values = list(_values({k: v for k, v in tuned.items() if k not in given}))
-        trials = [_trial(_planned(entry, size, given | v, seeds[0], protocol), tokens) for v in values]
+        if tuning.trials is not None and len(values) > 1:
+            values = _drawn(values, tuning.trials, entry.label)
         first, *others = [_planned(entry, size, given, seed, protocol, values[0]) for seed in seeds]
         if len(values) == 1:
             made.append([(first,), *((other,) for other in others)])
             continue
-        ids = tuple(trial.id for trial in trials)
+        trials = [_planned(entry, size, given | v, seeds[0], protocol) for v in values]
+        trials = last = [_trial(trial, tuning.tokens[0]) for trial in trials]
+        for number, tokens in enumerate(tuning.tokens[1:], 2):
+            ids, again = tuple(trial.id for trial in last), dataclasses.replace(first, tuned=given | values[0])
+            last = [
+                _trial(dataclasses.replace(again, id=f"{first.id}-{number}.{rank + 1}", trials=ids, rank=rank), tokens)
+                for rank in range(-(-len(ids) // 2))
+            ]
+            trials = [*trials, *last]
+        ids = tuple(trial.id for trial in last)
         finals = [dataclasses.replace(final, trials=ids) for final in (first, *others)]
         made.append([(*trials, finals[0]), *((final,) for final in finals[1:])])
     return made
+
+
+def _drawn(values: Sequence[dict[str, Any]], count: int, model: str) -> list[dict[str, Any]]:
+    """`count` of the values in an order that is always the same, so that a larger count adds to a smaller one."""
+    if count > len(values):
+        raise ConfigError(f"tuning: {model} has only {len(values)} combinations of values for {count} trials")
+    return random.Random(0).sample(values, len(values))[:count]
 
 
 def _trial(planned: Planned, tokens: int) -> Planned:

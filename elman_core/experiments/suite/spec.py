@@ -10,7 +10,8 @@ models = ["mamba2", {model = "e99:wide", label = "wide", depth = 6, options = {e
 "train.lr" = [3e-4, 1e-3]
 
 [tuning]                    # optional: each value is tried on so many bytes, and only the best is trained to the end
-tokens = 10_000_000
+tokens = 10_000_000         # a list: the better half is tried again on the next number of bytes, and so on
+trials = 8                  # optional: so many of the combinations, drawn at random, the same number for each model
 
 [protocol.train]            # settings, as in a recipe
 batch_size = 32
@@ -53,11 +54,24 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """Trials of tuned values before the full runs.
+
+    Attributes:
+        tokens: bytes of each trial, round after round; the better half of a round's values goes to the next.
+        trials: number of values that are drawn for each model; None: all of them.
+    """
+
+    tokens: tuple[int, ...]
+    trials: int | None = None
+
+
+@dataclass(frozen=True)
 class Suite:
     """The content of a suite's file.
 
     Attributes:
-        gpus: of each run. tuning: bytes of each trial of a tuned value; None: every value is trained to the end.
+        gpus: of each run. tuning: None: every value is trained to the end.
         text: the file's text.
     """
 
@@ -70,7 +84,7 @@ class Suite:
     tuned: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
     gpus: int = 1
-    tuning: int | None = None
+    tuning: Tuning | None = None
     text: str = ""
 
 
@@ -172,23 +186,25 @@ def _tuned(tree: Any, where: str) -> dict[str, tuple[Any, ...]]:
             raise ConfigError(
                 f"{where}tuned: {key} {hint}.{did_you_mean(key, TUNABLE)} These can be tuned: {', '.join(TUNABLE)}, {OPTION}*"
             )
-        found[key] = tuple(values) if isinstance(values, list) else (values,)
+        found[key] = tuple(_as_list(values))
         if not found[key]:
             raise ConfigError(f"{where}tuned: {key} has no values")
     return found
 
 
-def _tuning(tree: Mapping[str, Any], models: Sequence[Entry], where: str) -> int | None:
+def _tuning(tree: Mapping[str, Any], models: Sequence[Entry], where: str) -> Tuning | None:
     table = _typed(tree, "tuning", dict, "a table", where, {})
     if "tuning" not in tree:
         return None
-    _check_keys(table, ("tokens",), f"{where}tuning: ")
-    tokens = _positive(table, "tokens", "bytes of each trial", f"{where}tuning: ")
-    if tokens is None:
+    _check_keys(table, ("tokens", "trials"), f"{where}tuning: ")
+    given = _as_list(table.get("tokens"))
+    tokens = [_positive({"tokens": n}, "tokens", "bytes of each trial", f"{where}tuning: ") for n in given]
+    if not tokens or None in tokens:
         raise ConfigError(f"{where}tuning needs tokens: the bytes of each trial")
     if not tree.get("tuned") and not any(entry.tuned for entry in models):
         raise ConfigError(f"{where}tuning needs a table tuned with the values to try")
-    return tokens
+    trials = _positive(table, "trials", "values to try", f"{where}tuning: ")
+    return Tuning(tuple(n for n in tokens if n), trials)
 
 
 def _sizes(tree: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
@@ -231,6 +247,10 @@ def _list(value: Any, where: str) -> list[Any]:
     if value is not None and not isinstance(value, list):
         raise ConfigError(f"{where} is a list, not {value!r}")
     return value or []
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _check_keys(tree: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -16,14 +16,14 @@ SCORES = ("bits_per_byte", "loss_last_100_steps")
 """The results that decide, lowest best: held-out bits per byte, or the last losses if nothing is held out."""
 
 
-def best(folder: Path, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The tuned values of the best trial.
+def best(folder: Path, trials: Sequence[Mapping[str, Any]], rank: int = 0) -> dict[str, Any]:
+    """The tuned values of the best trial, or of the one of that rank.
 
     Args:
         trials: their entries in suite.json; trials that did not end well are ignored.
 
     Raises:
-        ConfigError: no trial ended well, or they have no result in common.
+        ConfigError: no trial ended well, too few for this rank did, or they have no result in common.
     """
     found = [(trial, read_run(folder / "runs" / trial["id"]).manifest) for trial in trials]
     well = [(trial, dict(m.get("result") or {})) for trial, m in found if m.get("status") == "ok"]
@@ -34,7 +34,11 @@ def best(folder: Path, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if key is None:
         raise ConfigError(f"the trials {', '.join(str(t['id']) for t, _ in well)} have no result in common")
     scored = [(float(result[key]), dict(trial["tuned"])) for trial, result in well]
-    return min(scored, key=lambda pair: pair[0])[1]
+    if rank >= len(scored):
+        raise ConfigError(
+            f"only {len(scored)} of {len(trials)} trials ended well, so no other value is left to try again"
+        )
+    return sorted(scored, key=lambda pair: pair[0])[rank][1]
 
 
 def settle(folder: Path, job: str) -> None:
@@ -48,12 +52,15 @@ def settle(folder: Path, job: str) -> None:
     entry = entries[job]
     if "chosen" in entry:
         return
-    values = best(folder, [entries[trial] for trial in entry["trials"]])
+    rank = entry.get("rank")
+    values = best(folder, [entries[trial] for trial in entry["trials"]], rank or 0)
     tree = apply_sets(entry["settings"], ())
     for key, value in values.items():
         put(tree, key, value)
     settings = from_dict(tree)
     entry |= {"settings": settings.to_dict(), "lr": settings.train.lr, "chosen": values}
+    if rank is not None:
+        entry["tuned"] = values
     write_json(folder / "suite.json", facts)
     write_text(folder / "jobs" / f"{job}.toml", recipe(settings))
 
