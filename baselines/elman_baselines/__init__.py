@@ -1,4 +1,4 @@
-"""Baselines, through the hook and the contract of any plugin: the models that recurrent variants are compared with."""
+"""Baselines: the models to compare recurrent variants with. They use the hook and the contract of any plugin."""
 
 from __future__ import annotations
 

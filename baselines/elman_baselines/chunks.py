@@ -1,4 +1,4 @@
-"""What the chunked forms of Mamba-2 and Gated DeltaNet share: chunks of time, and the decays inside one.
+"""The common part of the chunked forms of Mamba-2 and Gated DeltaNet: chunks of time, and the decays inside one.
 
 B batch, T time, H heads, L steps of a chunk.
 """
@@ -20,7 +20,7 @@ def chunks(size: int, x_BT: Tensor, *others: Tensor | None) -> Iterator[tuple[An
 
 
 def decays(log_BLH: Tensor, starts_BL: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """What is left of a state, as products of decays over a part of a chunk; exactly 0 if a document begins in that part.
+    """The remaining fraction of a state: products of decays over a part of a chunk; exactly 0 if a document begins there.
 
     Args:
         log_BLH: logarithm of the decay of each step, at most 0. starts_BL: bool, True where a document begins.

@@ -1,4 +1,4 @@
-"""Optional libraries with kernels: what they give, or one line that says why they give nothing."""
+"""Optional libraries with kernels: their functions, or one line that says why they are unavailable."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def find(module: str, called: str, install: str, load: Callable[[], Found]) -> Found | str:
-    """What `load()` returns, or why there is nothing.
+    """The result of `load()`, or the reason why there is none.
 
     Args:
         module: that must be importable. called: the library's name in messages. install: the command that installs it.
-        load: imports the library; whatever it raises is a reason, since such imports look for drivers and compilers, which fail
-            in ways of their own.
+        load: imports the library. Any exception counts as a reason, because such imports look for drivers and compilers, which
+            can fail in many ways.
     """
     if importlib.util.find_spec(module) is None:
         return f"{called} is not installed: {install}"
@@ -34,7 +34,7 @@ def find(module: str, called: str, install: str, load: Callable[[], Found]) -> F
 
 
 def or_raise(found: Found | str) -> Found:
-    """What was found; a reason is raised as `KernelError`."""
+    """The result of `find`; a reason is raised as `KernelError`."""
     if isinstance(found, str):
         raise KernelError(found)
     return found

@@ -122,7 +122,7 @@ class GatedDeltaNet(Mixer):
 
     @classmethod
     def validate(cls, dim: int, config: GDNConfig) -> None:
-        """Raises `ConfigError` unless a value has a whole width and there is a head that the width has room for."""
+        """Raises `ConfigError` unless the width of a value is whole and at least one head fits into the model width."""
         wide = config.head_dim * config.expand_v
         if wide != config.values or not config.values:
             near = max(1, round(wide)) / config.head_dim

@@ -1,4 +1,4 @@
-"""The seam to flash-linear-attention: which of its kernels are there, whether they are right here, and how they are called.
+"""The interface to flash-linear-attention: which of its kernels exist, whether they are right here, and how to call them.
 
 B batch, T time, H heads, K width of a key, V of a value.
 """
@@ -38,7 +38,7 @@ def kernels(x: Tensor, head_dim: int, packed: bool = False) -> Kernels | None:
     """fla for the device and dtype of x, or None where plain PyTorch runs: also for rows of several documents (`packed`).
 
     Raises:
-        KernelError: gradients that nobody has checked here; or fla cannot be had, when ELMAN_KERNELS=require.
+        KernelError: gradients that were never checked here; or fla is unavailable and ELMAN_KERNELS=require.
     """
     if not x.is_cuda or x.dtype == torch.float64:
         return None
@@ -70,7 +70,7 @@ def load_library() -> Kernels:
 
 @functools.cache
 def _load() -> Kernels | str:
-    """The kernels, or why there are none."""
+    """The kernels, or the reason why there are none."""
     return find("fla", "flash-linear-attention", INSTALL, _import)
 
 
@@ -90,7 +90,7 @@ def _import() -> Kernels:
 
 
 def lifted(refusing: Callable[..., Any], common: Any) -> Callable[..., Any]:
-    """fla's function without its refusal for keys of `CHECKED`, and with it for every other width and every other caller."""
+    """fla's function without its refusal for keys of width `CHECKED`; other widths and other callers still get the refusal."""
     lock = threading.Lock()
 
     @functools.wraps(refusing)
@@ -120,7 +120,7 @@ def rule(
     """As `delta_rule_reference`, with q and k not normalised yet.
 
     Args:
-        rates: log α and β, (B, T, H). decay: A_log and dt_bias (H), if `rates` are what these and the sigmoid are to act on.
+        rates: log α and β, (B, T, H). decay: A_log and dt_bias (H), if these and the sigmoid have yet to be applied to `rates`.
     """
     inside: dict[str, Any] = {}
     if decay is not None:

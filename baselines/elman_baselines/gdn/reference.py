@@ -1,4 +1,4 @@
-"""The gated delta rule in plain PyTorch: step by step, which is the truth, and in chunks, which is quick.
+"""The gated delta rule in plain PyTorch: step by step, as the reference, and in chunks, which is fast.
 
 B batch, T time, H heads, K width of a key, V of a value; L steps of a chunk. States (B, H, K, V): rows keys, columns values.
 """
@@ -26,7 +26,7 @@ def delta_rule_reference(
 ) -> tuple[Tensor, Tensor]:
     """S_t = α S_{t-1} + β k (v - α S_{t-1}ᵀ k)ᵀ,  o_t = S_tᵀ q / sqrt(K), one step after the other.
 
-    What is retrieved is read from the state after its decay.
+    Retrieval reads the state after its decay.
 
     Args:
         q_BTHK, k_BTHK: of length 1 already. log_BTH: log α, at most 0. beta_BTH: with log α = 0 and β = 0 the state is held.
@@ -57,7 +57,7 @@ def delta_rule_chunked(
     *,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """The same chunk by chunk. What the steps of a chunk write depends on what those before wrote: a triangular system.
+    """The same chunk by chunk. Each step's write depends on the earlier writes in its chunk: a triangular system.
 
     With G the sums of log α inside a chunk, row i of what is written, w, solves
     w_i + β_i Σ_{j<i} exp(G_i - G_j) (k_i·k_j) w_j = β_i (v_i - exp(G_i) Sᵀ k_i).

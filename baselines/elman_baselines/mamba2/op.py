@@ -1,4 +1,4 @@
-"""The seam to mamba_ssm: which of its kernels are there, and how they are called.
+"""The interface to mamba_ssm: which of its kernels exist, and how to call them.
 
 B batch, T time, C channels of x, B and C, I inner width, H heads, P width of a head, N width of the state.
 """
@@ -41,7 +41,7 @@ def kernels(x: Tensor, packed: bool = False) -> Kernels | None:
     """mamba_ssm for the device and dtype of x, or None where plain PyTorch runs: also for rows of several documents (`packed`).
 
     Raises:
-        KernelError: mamba_ssm cannot be had, when ELMAN_KERNELS=require.
+        KernelError: mamba_ssm is unavailable and ELMAN_KERNELS=require.
     """
     if not x.is_cuda or x.dtype == torch.float64:
         return None
@@ -67,7 +67,7 @@ def load_library() -> Kernels:
 
 @functools.cache
 def _load() -> Kernels | str:
-    """The kernels, or why there are none."""
+    """The kernels, or the reason why there are none."""
     return find("mamba_ssm", "mamba_ssm", INSTALL, _import)
 
 
@@ -81,7 +81,7 @@ def _import() -> Kernels:
 
 
 def _fla_convolution() -> Any:
-    """None where it is not installed, or cannot be imported: it is a fallback, and PyTorch's convolution is the next one."""
+    """None if it is not installed or cannot be imported: it is a fallback, and PyTorch's convolution is the next one."""
     try:
         return importlib.import_module("fla.modules.causal_conv1d.ops").causal_conv1d
     except Exception as error:
@@ -90,9 +90,9 @@ def _fla_convolution() -> Any:
 
 
 def _without_mamba1() -> None:
-    """mamba_ssm imports the compiled extension of Mamba-1 whatever is asked of it, and is often installed without.
+    """mamba_ssm always imports the compiled extension of Mamba-1, and is often installed without it.
 
-    Mamba-2 never calls it; an empty module in its place lets the rest be imported, and Mamba-1 fails when it is called.
+    Mamba-2 never calls it; with an empty module in its place, the rest can be imported, and Mamba-1 fails only if called.
     """
     name = "selective_scan_cuda"
     if name not in sys.modules and importlib.util.find_spec(name) is None:

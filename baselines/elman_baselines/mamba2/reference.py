@@ -1,4 +1,4 @@
-"""The recurrence of Mamba-2 in plain PyTorch: step by step, which is the truth, and in chunks, which is quick.
+"""The recurrence of Mamba-2 in plain PyTorch: step by step, as the reference, and in chunks, which is fast.
 
 B batch, T time, H heads, P width of a head, N width of the state; L steps of a chunk. States are (B, H, P, N).
 """
@@ -57,7 +57,7 @@ def ssd_chunked(
     *,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """The same by the state-space duality: within a chunk a masked product of c, b and x, between chunks the state."""
+    """The same through state-space duality: inside a chunk a masked product of c, b and x, between chunks the state."""
     h_BHPN = _start(x_BTHP, b_BTN, state_BHPN)
     written_BTHP = dt_BTH[..., None] * x_BTHP
     outputs = []

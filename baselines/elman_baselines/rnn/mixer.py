@@ -1,10 +1,10 @@
 """GRU and LSTM as mixers: in_proj → recurrence → out_proj.
 
-How the predecessor wired its GRU and LSTM differs in the backbone (LayerNorm with bias, residual in the model's dtype), which
-here is the ladder's and the same for every variant, and in what the preset "predecessor" sets: expansion 2, weights from
-N(0, 0.02), an output projection that starts at zero, and for the GRU the reset gate before the product with a single bias. Its
-LSTM had one bias; torch's two add up to it. `in_proj = False` feeds the recurrence directly, as torch.nn.GRU in a plain stack:
-with it two linear maps follow each other.
+The predecessor's GRU and LSTM differ in the backbone (LayerNorm with bias, residual in the model's dtype), which here is the
+ladder for every variant, and in the settings of the preset "predecessor": expansion 2, weights from N(0, 0.02), an output
+projection that starts at zero, and for the GRU the reset gate before the product with a single bias. Its LSTM had one bias,
+which equals the sum of torch's two. `in_proj = False` feeds the recurrence directly, as torch.nn.GRU in a plain stack does;
+with the projection, two linear maps follow each other.
 
 B batch, T time, D model width, d width of the state.
 """
@@ -47,7 +47,7 @@ def _inner(dim: int, config: RNNConfig) -> int:
 
 
 class RNNMixer(Mixer):
-    """What GRU and LSTM share. The parameters have the names, shapes and order of torch.nn.GRU and LSTM."""
+    """The common part of GRU and LSTM. The parameters have the names, shapes and order of torch.nn.GRU and LSTM."""
 
     gates: ClassVar[int]
     kernel: ClassVar[GatesKernel]

@@ -1,4 +1,4 @@
-"""`gru` and `lstm`: the seam. Kernels, torch's fused recurrences (cuDNN on a GPU) or the reference, with one signature.
+"""`gru` and `lstm`, with one signature for kernels, torch's fused recurrences (cuDNN on a GPU) and the reference.
 
 T time, B batch, I width of the input, d width of the state. On a GPU, kernels of our own (`elman_core.kernels.GatesKernel`) run
 what they support: 16 bits, more than one step, one document a row. cuDNN runs the rest in the dtype of x, and everything with
@@ -106,8 +106,8 @@ def _fused(
 
 
 def packed_for_cudnn(weights: list[Tensor]) -> list[Tensor]:
-    """The weights as views of one block, matrices first: cuDNN's own layout, which torch else copies them into at every call,
-    and warns of it."""
+    """The weights as views of one block, matrices first: cuDNN's layout. Otherwise torch copies them into it at every call,
+    with a warning."""
     block = torch.cat([w.flatten() for w in weights])
     return [part.view_as(w) for part, w in zip(block.split([w.numel() for w in weights]), weights, strict=True)]
 
@@ -133,10 +133,10 @@ def _by_documents(
     state: tuple[Tensor, ...],
     flat: list[Tensor],
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run each document as a sequence of its own, without its masked positions, and move the outputs back.
+    """Run each document as a separate sequence without its masked positions, and move the outputs back.
 
-    So any mask holds the state exactly, and the fused recurrence serves packed rows too. Costs one read of the lengths by the
-    host. S documents with at least one position that counts.
+    So any mask holds the state exactly, and the fused recurrence supports packed rows too. The host reads the lengths once. S:
+    documents with at least one unmasked position.
     """
     steps, rows, _ = x_TBI.shape
     real_BT = torch.ones(rows, steps, dtype=torch.bool, device=x_TBI.device) if mask_TB is None else mask_TB.T

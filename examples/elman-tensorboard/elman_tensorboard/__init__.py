@@ -1,6 +1,6 @@
 """Every figure of a training as TensorBoard event files, in the run's own folder: `tensorboard --logdir runs`.
 
-A plugin that only observes: it changes nothing, and while it is installed every run has it.
+A plugin that only observes: it changes nothing, and it records every run while it is installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _writers: dict[Any, SummaryWriter] = {}  # by run: a process may train several
 
 @hookimpl
 def elman_run_start(run: Any) -> None:
-    """A new writer. What an earlier process wrote after the checkpoint that this one goes on from is hidden."""
+    """Open a writer, and hide what an earlier process wrote after the checkpoint from which this one continues."""
     writer = SummaryWriter(str(run.path / FOLDER), purge_step=run.step + 1)
     if run.step == 0:
         writer.add_text("settings", f"```json\n{json.dumps(run.settings.to_dict(), indent=2)}\n```", 0)
@@ -29,7 +29,7 @@ def elman_run_start(run: Any) -> None:
 
 @hookimpl
 def elman_step_end(run: Any, step: int, metrics: Any) -> None:
-    """The writer has a thread of its own: a step does not wait for the disk."""
+    """The writer has its own thread, so a step does not wait for the disk."""
     for name, value in metrics.items():
         if name not in NOT_CURVES:
             _writers[run.path].add_scalar(f"train/{name}", value, step)
@@ -43,7 +43,7 @@ def elman_evaluation_end(run: Any, result: Any) -> None:
 
 @hookimpl
 def elman_checkpoint_saved(run: Any) -> None:
-    """What is on the disk as a checkpoint is there as a curve too."""
+    """Flush, so that the curves on disk reach as far as the checkpoint."""
     _writers[run.path].flush()
 
 

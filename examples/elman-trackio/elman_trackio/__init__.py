@@ -20,7 +20,7 @@ _curves: dict[Any, Any] = {}  # by run: a process may train several
 
 @hookimpl
 def elman_run_start(run: Any) -> None:
-    """The run's folder is its name, so a run that goes on appends to its own curves."""
+    """A run is named after its folder, so a resumed run appends to its own curves."""
     settings = {
         f"{table}.{key}": value for table, part in run.settings.to_dict().items() for key, value in part.items()
     }

@@ -2,8 +2,8 @@
 
     h_t = alpha h_{t-1} + W_x x_t + b        y_t = h_t silu(x_t + b_g)        alpha = sigmoid(alpha_hat)
 
-x is the input projection as it is. alpha_hat starts at -2 in the published model, which then remembers about one step: its poor
-loss may say no more than that. `alpha_init` of 2 to 4.6 (presets slow, slower) starts with memories of 8 to 100 steps.
+x is the input projection itself. In the published model, alpha_hat starts at -2, which gives a memory of about one step; this
+alone may explain its poor loss. `alpha_init` of 2 to 4.6 (presets slow, slower) starts with memories of 8 to 100 steps.
 """
 
 from collections.abc import Iterable

@@ -30,7 +30,7 @@ class DiagonalConfig(WrapperConfig):
 class DiagonalMixer(ElementwiseMixer):
     """x → u → h_t = alpha h_{t-1} + W_x u_t + b, alpha = sigmoid(alpha_hat) → h_t silu(u_t + b_g) → out.
 
-    With `use_conv`, u is silu of the convolution; without, nothing stands between the projection and the cell.
+    With `use_conv`, u is silu of the convolution; without it, u is the projection itself.
 
     The cell's parameters: w_x (weight W_x, bias b), alpha_hat and b_g.
     """

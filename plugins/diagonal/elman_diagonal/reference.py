@@ -1,4 +1,4 @@
-"""diagonal in plain PyTorch: the truth that kernels are compared with, and what runs on a CPU."""
+"""diagonal in plain PyTorch: the reference for the kernels, and the step that runs on a CPU."""
 
 import torch
 import torch.nn.functional as F

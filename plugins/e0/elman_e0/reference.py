@@ -1,4 +1,4 @@
-"""E0 in plain PyTorch: the truth that kernels are compared with. u_t = W_x x_t + b, a = W h_{t-1} + u_t."""
+"""E0 in plain PyTorch: the reference for the kernels. u_t = W_x x_t + b, a = W h_{t-1} + u_t."""
 
 import torch
 import torch.nn.functional as F

@@ -2,7 +2,7 @@
 
     h_t = tanh(W_x x_t + W_h h_{t-1} + b)        y_t = h_t silu(z_t)
 
-x is silu of the first half of the input projection, z its second half as it is. W_h is spectrally normalised to 0.99.
+x is silu of the first half of the input projection; z is the second half. W_h is spectrally normalised to 0.99.
 """
 
 from collections.abc import Iterable

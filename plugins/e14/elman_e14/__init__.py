@@ -3,8 +3,8 @@
     H_t = diag(a_t) H_{t-1} + κ_t v_tᵀ        y_t = (H_t q_t) silu(z_t)
 
 [u, z] = W_in x, u through SiLU; κ = tanh(W_key u + b), v = W_val u + b, q = W_query u + b, a = σ(W_decay u + b), there b = 3.
-H has the inner width as rows and `d_state` columns, as many unless given: the published runs never gave it, and ran out of
-memory at the size of the others. Here H is stored transposed, in blocks of at most 128 columns.
+H has as many rows as the inner width and `d_state` columns, by default equally many. The published runs kept this default, and
+ran out of memory at the size of the others. Here H is stored transposed, in blocks of at most 128 columns.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from .op import e14
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e14",
-        summary="Elman network with a matrix state: outer products, a decay for each row, output gate",
+        summary="Elman network with a matrix state: outer products, one decay per row, output gate",
         equation="H_t = diag(σ(W_decay u_t + b)) H_{t-1} + tanh(W_key u_t + b) v_tᵀ,  y_t = H_t q_t silu(z_t),  v, q = W u + b",
         config=E14Config,
         mixer=E14Mixer,

@@ -2,8 +2,8 @@
 
     h_t^s = tanh(W_x^s x_t + W_h^s h_{t-1}^s + b^s)        y_t = (sum_s C_s h_t^s) silu(z_t)
 
-x is silu of the first half of the input projection, z its second half as it is. Each slot has weights of its own. The
-predecessor's slots shared W_h and b and started from zero, so they never differed: n slots were one cell, n times the work.
+x is silu of the first half of the input projection; z is the second half. Each slot has its own weights. The predecessor's
+slots shared W_h and b and started from zero, so they never differed: n slots were one cell with n times the work.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""E33 in plain PyTorch: the truth that kernels are compared with."""
+"""E33 in plain PyTorch: the reference for the kernels."""
 
 import torch
 from torch import Tensor

@@ -2,8 +2,8 @@
 
     h_t = tanh(W_x x_t + clamp(delta, -0.99, 0.99) h_{t-1} + b)        y_t = h_t silu(h_t)
 
-x = silu of the input projection; delta starts in [0.9, 0.99]. A channel whose delta passes 0.99 has no gradient any more and
-stays there: `bound=tanh` (preset tanh) takes tanh(delta) for the clamp, which starts at the same values and always has one.
+x = silu of the input projection; delta starts in [0.9, 0.99]. A channel whose delta passes 0.99 gets no gradient and stays
+there. `bound=tanh` (preset tanh) uses tanh(delta) instead of the clamp; it starts at the same values and always has a gradient.
 """
 
 from collections.abc import Iterable

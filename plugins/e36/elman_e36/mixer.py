@@ -10,7 +10,7 @@ from .op import e36
 
 @dataclass(frozen=True)
 class E36Config(RecurrentMatrixConfig):
-    """Nothing but the bound of W_h keeps the linear state from growing without limit. `mamba2_init` starts it at 0.95 too."""
+    """Only the bound of W_h keeps the linear state from growing without limit. `mamba2_init` also starts it at 0.95."""
 
     spectral_radius: float = option(0.95, "largest singular value of W_h under spectral_norm", gt=0.0, le=2.0)
 

@@ -1,4 +1,4 @@
-"""E36 in plain PyTorch: the truth that kernels are compared with."""
+"""E36 in plain PyTorch: the reference for the kernels."""
 
 from torch import Tensor
 

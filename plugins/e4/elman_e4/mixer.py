@@ -13,7 +13,7 @@ from .op import e4
 
 @dataclass(frozen=True)
 class E4Config(WrapperConfig):
-    """W_h = U V and what bounds it. `mamba2_init` draws W_x like the projections, and leaves U and V alone."""
+    """W_h = U V and what bounds it. `mamba2_init` draws W_x like the projections and does not affect U and V."""
 
     rank: int | None = option(None, "rank of U V; by default model width / (2 expansion), at least 16", ge=1)
     r_h_mode: Literal["spectral_norm", "none"] = option("spectral_norm", "what bounds U V")
@@ -24,7 +24,7 @@ class E4Mixer(DenseMixer):
     """x → [u, z] → silu(u) → h_t = tanh(W_x u_t + U V h_{t-1} + b) → h_t silu(z_t) → out.
 
     The cell's parameters: w_x.weight (I, I) is W_x, w_x.bias (I) is b, w_h.u (I, R) is U, w_h.v (R, I) is V. State: h (B, I).
-    The spectral norm scales the product: what U and V would each be scaled by its root.
+    The spectral norm scales the product, as if U and V were each scaled by the root of the factor.
     """
 
     kernel = e4

@@ -1,4 +1,4 @@
-"""E4 in plain PyTorch: the truth that kernels are compared with."""
+"""E4 in plain PyTorch: the reference for the kernels."""
 
 import torch
 import torch.nn.functional as F

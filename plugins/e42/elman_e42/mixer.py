@@ -10,7 +10,7 @@ from .op import e42
 
 @dataclass(frozen=True)
 class E42Config(RecurrentMatrixConfig):
-    """Nothing but the bound of W keeps the linear state from growing without limit."""
+    """Only the bound of W keeps the linear state from growing without limit."""
 
     spectral_radius: float = option(0.999, "largest singular value of W under spectral_norm", gt=0.0, le=2.0)
 

@@ -1,4 +1,4 @@
-"""E56 in plain PyTorch: the truth that kernels are compared with."""
+"""E56 in plain PyTorch: the reference for the kernels."""
 
 import torch
 import torch.nn.functional as F

@@ -1,11 +1,12 @@
-"""E61: a gate that the input drives decays the state; what it takes away the value fills.
+"""E61: an input-driven gate decays the state, and a value fills in what the gate removes.
 
     h_t = alpha_t h_{t-1} + (1 - alpha_t) v_t        y_t = h_t silu(h_t)
     alpha_t = sigmoid(W_alpha x_t + b_alpha)         v_t = W_v x_t + b
 
-x = silu of the input projection; b_alpha starts at 2, so alpha at 0.88. Linear in the state, and v has no bound: form tanh
-bounds it. Form b adds v as it is, so the state has no bound either; form c has one map for alpha and a bounded v. The published
-code kept alpha in bfloat16, where above 0.998 it is 1 and its gradient 0; here alpha and 1 - alpha have all their digits.
+x = silu of the input projection; b_alpha starts at 2, so alpha at 0.88. It is linear in the state, and v is unbounded; form
+tanh bounds it. Form b adds the whole v, so the state is unbounded too; form c has one map for alpha and a bounded v. The
+published code kept alpha in bfloat16, which rounds values above 0.998 to 1, without a gradient; here alpha and 1 - alpha have
+full precision.
 """
 
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from .op import e61, e61_tanh, e61b
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e61",
-        summary="decay gate: the input decides how much of the state is kept, a linear value fills the rest",
+        summary="decay gate: the input decides how much of the state is kept; a linear value fills the rest",
         equation="x = silu(W_in x̂);  h_t = α h_{t-1} + (1 - α)(W_v x_t + b),  α = σ(W_α x_t + b_α),  y_t = h_t silu(h_t)",
         config=E61Config,
         mixer=E61Mixer,

@@ -5,7 +5,7 @@
 
 x = silu of the input projection; b_k starts at -2, so k at 0.12. |h| stays below 1. Form b decays the state by
 sigmoid(W_alpha x_t + b_alpha) as well; form c, which E61 has too, has one map: 1 - k_t = sigmoid(W x_t + b), value
-tanh(W x_t + b). The published code ran every forward twice and kept k in bfloat16; here k and 1 - k have all their digits.
+tanh(W x_t + b). The published code ran every forward twice and kept k in bfloat16; here k and 1 - k have full precision.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from .op import e62, e62b
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e62",
-        summary="selective write: the input decides how much of the state a bounded value overwrites",
+        summary="selective write: the input decides how much of the state is overwritten with a bounded value",
         equation="x = silu(W_in x̂);  h_t = (1 - k_t) h_{t-1} + k_t tanh(W_v x_t + b),  k_t = σ(W_k x_t + b_k),  y = h silu(h)",
         config=E62Config,
         mixer=E62Mixer,

@@ -1,4 +1,4 @@
-"""E63 in plain PyTorch: the truth that kernels are compared with.
+"""E63 in plain PyTorch: the reference for the kernels.
 
 a = W_h h_{t-1} + W_x x_t + b; alpha and beta are the logits of the gates.
 """

@@ -3,8 +3,8 @@
     h_t = alpha_t h_{t-1} + (1 - alpha_t) tanh(W_x x_t + h_{t-1} + b)        y_t = h_t silu(h_t)
 
 alpha = sigmoid(W_alpha x + b_alpha), x = silu of the input projection; b_alpha starts at 2, so alpha at 0.88. |h| stays below
-1. The cheapest nonlinear dependence of the value on the state: no parameter is spent on it. alpha and 1 - alpha have all their
-digits, which the published code lost in bfloat16.
+1. This is the cheapest nonlinear dependence of the value on the state: it needs no parameter. alpha and 1 - alpha have full
+precision, which the published code lost in bfloat16.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,10 @@
-"""E65: a gated update whose value sees the state through one learned factor a channel.
+"""E65: a gated update whose value sees the state through one learned factor per channel.
 
     h_t = alpha_t h_{t-1} + (1 - alpha_t) tanh(W_x x_t + delta h_{t-1} + b)        y_t = h_t silu(h_t)
     alpha_t = sigmoid(W_alpha x_t + b_alpha)
 
 x = silu of the input projection; b_alpha starts at 2, so alpha at 0.88, delta at 0.5. |h| stays below 1. alpha and 1 -
-alpha have all their digits: the published code kept alpha in bfloat16, where above 0.998 it is 1 and its gradient 0.
+alpha have full precision: the published code kept alpha in bfloat16, which rounds values above 0.998 to 1, without a gradient.
 """
 
 from collections.abc import Iterable

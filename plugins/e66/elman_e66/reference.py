@@ -1,4 +1,4 @@
-"""E66 in plain PyTorch: the truth that kernels are compared with."""
+"""E66 in plain PyTorch: the reference for the kernels."""
 
 import torch
 from torch import Tensor

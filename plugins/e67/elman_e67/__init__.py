@@ -4,8 +4,8 @@
     alpha_t = sigmoid(W_alpha x_t + delta h_{t-1} + b_alpha)
 
 x = silu of the input projection; b_alpha starts at 2, so alpha at 0.88, delta at 0.1. |h| stays below 1. alpha and 1 -
-alpha have all their digits: the published code kept alpha in bfloat16, where above 0.998 it is 1 and its gradient 0.
-e67lr puts U V h_{t-1} for delta h_{t-1}, of rank d/8: channels see each other, and a product is inside the loop.
+alpha have full precision: the published code kept alpha in bfloat16, which rounds values above 0.998 to 1, without a gradient.
+e67lr replaces delta h_{t-1} by U V h_{t-1}, of rank d/8: channels see each other, and the loop contains a product.
 """
 
 from collections.abc import Iterable

@@ -1,12 +1,12 @@
-"""E68: a gated update whose value the state gates.
+"""E68: a gated update whose value is gated by the state.
 
     h_t = alpha_t h_{t-1} + (1 - alpha_t) tanh(W_x x_t + b_v) q_t        y_t = h_t silu(h_t)
     alpha_t = sigmoid(W_alpha x_t + b_alpha)        q_t = sigmoid(delta h_{t-1} + b_g)
 
-x = silu of the input projection; b_alpha starts at 2, delta at 0.5, b_g at 0. |h| stays below 1. The inverse form i shuts the
-gate of a channel that holds much: q_t = sigmoid(b_g - delta |h_{t-1}|), b_g from 0.5. The oldest texts have q_t =
-sigmoid(h_{t-1}), which no published code ran. That code kept alpha in bfloat16, where above 0.998 it is 1 and its gradient 0;
-here the logit is kept, and alpha and 1 - alpha have all their digits.
+x = silu of the input projection; b_alpha starts at 2, delta at 0.5, b_g at 0. |h| stays below 1. The inverse form i closes the
+gate of a full channel: q_t = sigmoid(b_g - delta |h_{t-1}|), b_g from 0.5. The oldest texts have q_t = sigmoid(h_{t-1}), which
+no published code ran. That code kept alpha in bfloat16, which rounds values above 0.998 to 1, without a gradient; here the
+logit is kept, and alpha and 1 - alpha have full precision.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from .op import e68, e68i
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e68",
-        summary="gated update whose value the state gates, channel by channel",
+        summary="gated update whose value is gated by the state, channel by channel",
         equation="x = silu(W_in x̂);  h_t = α_t h_{t-1} + (1 - α_t) tanh(W_x x_t + b_v) σ(δ h_{t-1} + b_g),  "
         "α_t = σ(W_α x_t + b_α),  y_t = h_t silu(h_t)",
         config=E68Config,

@@ -19,7 +19,7 @@ e68 = ElementwiseKernel("e68", cell="elman::e68::Cell<false>", step=step, **PART
 
 
 def _keep_signs(inputs: dict[str, Tensor | None]) -> None:
-    """|h| has a kink at 0, where rounding would choose the gradient: let no channel of a verification change its sign."""
+    """|h| has a kink at 0, where rounding would choose the gradient, so no channel changes its sign in a verification."""
     for name, far in (("k", 0.1), ("h", 0.0)):
         x = cast(Tensor, inputs[name])
         inputs[name] = (x.abs() + far) * (1 - 2 * (torch.arange(x.shape[-1]) % 2)).to(x)

@@ -1,4 +1,4 @@
-"""E68 in plain PyTorch: the truth that kernels are compared with, and what runs on a CPU."""
+"""E68 in plain PyTorch: the reference for the kernels, and the step that runs on a CPU."""
 
 import torch
 from torch import Tensor

@@ -1,11 +1,10 @@
-"""E70: a linear matrix memory with one decay and a gate of the output by itself.
+"""E70: a linear matrix memory with one decay, whose output gates itself.
 
     S_t = λ S_{t-1} + k_t v_tᵀ        o_t = S_tᵀ q_t, y_t = o_t silu(o_t)
 
 u = silu(W_in x); q, k, v are products with u. W_k and W_v are always scaled, also upwards, to a largest singular value of 1/2;
-the vectors of the power iteration move once a step of training, where the published model moved them at every call. λ = 0.9:
-the published model has it as a parameter that gets no gradient; `train_decay` trains it. S has keys as rows: it is the
-transpose of the published one.
+the power iteration runs once per training step, in the published model at every call. λ = 0.9: in the published model, it is a
+parameter without a gradient; `train_decay` trains it. S has keys as rows, so it is the transpose of the published state.
 """
 
 from collections.abc import Iterable

@@ -1,11 +1,11 @@
-"""E71: a matrix memory that averages. What is retrieved moves the gate between the old column and the new.
+"""E71: an averaging matrix memory. The retrieved value moves the gate between the old column and the new one.
 
     r_t = S_{t-1}ᵀ k_t        a_t = σ(W_α u_t + d_α r_t + b_α)
     S_t = S_{t-1} diag(a_t) + k_t ((1 - a_t) v_t)ᵀ        o_t = S_tᵀ q_t, y_t = o_t silu(o_t)
 
-u = silu(W_in x); q, k and v are products with u. It is no delta rule, though it was called one. Keys are as long as they come,
-so that r and S can grow: two published sweeps ended in NaN. `unit_keys` gives them length 1. S has keys as rows: it is the
-transpose of the published one.
+u = silu(W_in x); q, k and v are products with u. It is not a delta rule, although it was called one. Keys can have any
+length, so r and S can grow: two published sweeps ended in NaN. `unit_keys` gives keys length 1. S has keys as rows, so it is
+the transpose of the published state.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from .op import e71
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e71",
-        summary="matrix memory that averages, with a gate for each column that what is retrieved moves",
+        summary="averaging matrix memory with one gate per column, moved by the retrieved value",
         equation="r = S_{t-1}ᵀ k_t,  a = σ(W_α u_t + d_α r + b_α),  S_t = S_{t-1} diag(a) + k_t ((1 - a) v_t)ᵀ",
         config=E71Config,
         mixer=E71Mixer,

@@ -1,11 +1,11 @@
-"""E72: a matrix memory that averages, in which what is retrieved gates the value.
+"""E72: an averaging matrix memory in which the retrieved value gates the new value.
 
     r_t = S_{t-1}ᵀ k_t        g_t = σ(d_g r_t + b_g)        a_t = σ(W_α u_t + b_α)
     S_t = S_{t-1} diag(a_t) + k_t ((1 - a_t) g_t v_t)ᵀ        o_t = S_tᵀ q_t, y_t = o_t silu(o_t)
 
-u = silu(W_in x); q, k and v are products with u. The inverse form has g_t = σ(-d_g |r_t| + b_g). Keys have any length, so
-that r and S can grow: two published sweeps ended in NaN. `unit_keys` gives them length 1. The gradients of the first runs
-took v where g v is due. S has keys as rows: it is the transpose of the published one.
+u = silu(W_in x); q, k and v are products with u. The inverse form has g_t = σ(-d_g |r_t| + b_g). Keys can have any length,
+so r and S can grow: two published sweeps ended in NaN. `unit_keys` gives keys length 1. The gradients of the first runs used v
+instead of g v. S has keys as rows, so it is the transpose of the published state.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from .op import e72
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e72",
-        summary="matrix memory that averages, with values gated by what is retrieved",
+        summary="averaging matrix memory whose values are gated by the retrieved value",
         equation="r = S_{t-1}ᵀ k_t,  g = σ(d_g r + b_g),  a = σ(W_α u_t + b_α),  S_t = S_{t-1} diag(a) + k_t ((1 - a) g v_t)ᵀ",
         config=E72Config,
         mixer=E72Mixer,

@@ -1,14 +1,14 @@
-"""E73: a matrix state under tanh, multiplied element by element by what the input says.
+"""E73: a matrix state under tanh, multiplied elementwise by a factor from the input.
 
     S_t = tanh(diag(z_t) S_{t-1} + k_t v_tᵀ)        z_t = tanh(W_z u_t + b_z)        o_t = S_tᵀ q_t, y_t = o_t silu(o_t)
 
 u = silu(W_in x); q, k, v are products with u. z multiplies by key (column), by value (row, S diag(z)), or by both (full). It is
-no delta rule, though it was called one. The code published as "73cp, with checkpoints" was another model,
+not a delta rule, although it was called one. The code published as "73cp, with checkpoints" was another model,
 
     S_t = tanh(S_{t-1} + k_t (v_t - S_{t-1}ᵀ (z_t k_t))ᵀ)        z_t = W_z u_t + b_z, k of length 1
 
-with wrong gradients for lengths that its segments do not divide: it is the form `delta` (73d). Here 73cp is E73: all kernels
-keep segment checkpoints. S has keys as rows: it is the transpose of the published one.
+with wrong gradients for lengths that are not a multiple of its segments. It is the form `delta` (73d). Here 73cp means E73,
+because all kernels keep segment checkpoints. S has keys as rows, so it is the transpose of the published state.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from .mixer import E73Config, E73Mixer
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e73",
-        summary="tanh matrix state whose elements the input multiplies, without retrieval",
+        summary="tanh matrix state multiplied elementwise by the input, without retrieval",
         equation="S_t = tanh(diag(z_t) S_{t-1} + k_t v_tᵀ),  z_t = tanh(W_z u_t + b_z),  o_t = S_tᵀ q_t,  y_t = o_t silu(o_t)",
         config=E73Config,
         mixer=E73Mixer,

@@ -17,7 +17,7 @@ PARTS: dict[str, Any] = {"maps": ("w_q", "w_k", "w_z", "w_v"), "biases": {"w_z":
 
 @dataclass(frozen=True)
 class E73Config(MatrixWrapperConfig):
-    """The size of E73's state, and what z does."""
+    """The size of E73's state, and what z multiplies."""
 
     form: Literal["column", "row", "full", "delta"] = option(
         "column",

@@ -1,4 +1,4 @@
-"""E73 in plain PyTorch: the truth that kernels are compared with. z of a key multiplies a row of S, z of a value a column."""
+"""E73 in plain PyTorch: the reference for the kernels. z of a key multiplies a row of S, z of a value a column."""
 
 import torch
 from torch import Tensor

@@ -1,10 +1,10 @@
-"""E75: gated delta memory. The state is a matrix for each head, and every one of its columns has a decay of its own.
+"""E75: gated delta memory. Each head has a matrix state, and each column of it has its own decay.
 
     S_t = tanh(S_{t-1} diag(β_t) + k_t (v_t - S_{t-1}ᵀ k_t)ᵀ)        o_t = S_tᵀ q_t, y_t = o_t silu(o_t)
 
-β_t = σ(W_β u_t + b_β); u = silu(W_in x); q, k and v are products with u, k of length 1. What is stored under k_t is read before
-the decay and erased whole, whatever β is. S has keys as rows: it is the transpose of the published one. The published rule "n a
-multiple of 8" came from kernels that left memory unwritten at other sizes.
+β_t = σ(W_β u_t + b_β); u = silu(W_in x); q, k and v are products with u, k of length 1. The value stored under k_t is read
+before the decay and erased completely, for any β. S has keys as rows, so it is the transpose of the published state. The
+published rule "n is a multiple of 8" came from kernels that left memory unwritten at other sizes.
 """
 
 import re
@@ -18,7 +18,7 @@ from .mixer import E75Config, E75Mixer
 from .op import e75
 
 SIZES = ((4, 16), (4, 24), (4, 32), (8, 16), (8, 24))
-LAST_1000 = "10 min; mean of the last 1000 steps, which charges slow models for early training"
+LAST_1000 = "10 min; mean of the last 1000 steps, which includes early training for slow models"
 LAST_100 = "10 min; mean of the last 100 logged steps"
 
 
@@ -34,7 +34,7 @@ def elman_variants() -> Iterable[Variant]:
     single = {f"n{n}e2": {"n_state": n, "expansion": 2.0} for n in (32, 48, 64, 96)}
     yield Variant(
         name="e75",
-        summary="gated delta memory: a tanh matrix state with a decay for each column",
+        summary="gated delta memory: a tanh matrix state with one decay per column",
         equation="S_t = tanh(S_{t-1} diag(σ(W_β u_t + b_β)) + k_t (v_t - S_{t-1}ᵀ k_t)ᵀ), o_t = S_tᵀ q_t, y_t = o_t silu(o_t)",
         config=E75Config,
         mixer=E75Mixer,

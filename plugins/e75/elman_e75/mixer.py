@@ -14,9 +14,9 @@ MAPS, VECTORS = ("w_q", "w_k", "w_v", "w_beta"), {"b_beta": 2.0}
 
 @dataclass(frozen=True)
 class E75Config(MatrixWrapperConfig):
-    """Options of E75: its heads, and whether a tanh bounds the state."""
+    """Options of E75: the number of heads, and whether a tanh bounds the state."""
 
-    n_heads: int = option(1, "number H of heads, each with a state of its own", ge=1, le=1024)
+    n_heads: int = option(1, "number H of heads, each with its own state", ge=1, le=1024)
     form: Literal["tanh", "linear"] = option("tanh", "linear: no tanh around the new state")
 
 

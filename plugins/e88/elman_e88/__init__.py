@@ -3,7 +3,7 @@
     S_t = tanh(decay_t S_{t-1} + k_t (v_t - S_{t-1}ᵀ k_t)ᵀ)        o_t = S_tᵀ q_t
 
 q, k, v = silu of projections of x, q and k of length 1; decay_t = exp(-exp(A_log) softplus(a_t + dt_bias)), one per head.
-What is retrieved for k_t is read before the decay, and only its difference from v_t is written.
+The value stored under k_t is read before the decay, and only its difference from v_t is written.
 """
 
 from collections.abc import Iterable

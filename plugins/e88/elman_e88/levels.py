@@ -117,8 +117,8 @@ def parse_alias(name: str) -> Options | None:
     """Options of a level in one of the families, or None.
 
     `E88h{H}[n{n}]` (gate and norm), `E88sh…` (the same, expansion 1), `E88th…` (the same, tied), and plain: `E88_h{H}n{n}`,
-    `E88_b{H}n{n}`, `E88_n{n}`, `E88_dim{D}`, `E88_100M`, each with a size such as `_500m` behind it if need be. Widths and
-    sizes in a name are not options: the user gives them.
+    `E88_b{H}n{n}`, `E88_n{n}`, `E88_dim{D}`, `E88_100M`, each optionally followed by a size such as `_500m`. Widths and sizes
+    in a name are not options: the user sets them.
     """
     for pattern, setting in _FAMILIES:
         if match := re.fullmatch(pattern, name, re.IGNORECASE):

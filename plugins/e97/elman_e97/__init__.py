@@ -1,4 +1,4 @@
-"""E97: E88 with a gate on what is erased and one on what is written ("split edit").
+"""E97: E88 with separate gates for erasing and writing ("split edit").
 
     S_t = tanh(λ_t S_{t-1} + k_t (w_t v_t - S_{t-1}ᵀ (b_t k_t))ᵀ)        o_t = S_tᵀ q_t
 

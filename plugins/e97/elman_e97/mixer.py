@@ -24,9 +24,9 @@ class E97Config(MatrixConfig):
 
 
 class E97Mixer(MatrixMixer):
-    """`MatrixMixer` with a gate on the key that erases and one on the value that is written.
+    """`MatrixMixer` with a gate on the key for erasing and one on the value for writing.
 
-    Parameters beside its: erase_gate_proj (HN, D), unless `raw_write`, and value_write_gate_proj (HV, D).
+    Additional parameters: erase_gate_proj (HN, D), unless `raw_write`, and value_write_gate_proj (HV, D).
     """
 
     torch_init = ("write_gate_proj", "erase_gate_proj", "value_write_gate_proj")

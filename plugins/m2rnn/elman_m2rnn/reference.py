@@ -1,4 +1,4 @@
-"""M²RNN in plain PyTorch: the truth that kernels are compared with.
+"""M²RNN in plain PyTorch: the reference for the kernels.
 
 B batch, T time, H heads, K rows and V columns of a state.
 """

@@ -1,4 +1,4 @@
-"""`x_gated` in plain PyTorch: the truth that kernels are compared with."""
+"""`x_gated` in plain PyTorch: the reference for the kernels."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""{{Name}} in plain PyTorch: the truth that kernels are compared with."""
+"""{{Name}} in plain PyTorch: the reference for the kernels."""
 
 import torch
 from torch import Tensor
