@@ -35,9 +35,11 @@ PROBLEMS = [
     *(case((1, 17, 1, rows, 11), bf16, on=("linear_state",) * (rows == 8), **FUSED, bare=True) for rows in (8, 24)),
     case((1, 17, 1, 4, 260), bf16),  # more lines than a block takes
     case((1, 18, 1, 16, 16), torch.float16, **FUSED),
+    case((3, 1, 2, 4, 4), torch.float16, **FUSED),  # a single step, whose strides mean nothing
     case((1, 1, 2, 4, 4), torch.float16),  # two keys of four numbers: bf16 operands would be seen
     case((2, 31, 2, 8, 8), torch.float16, **GATED, masked=True),  # the terms of d A_log cancel
     case((1, 18, 2, 32, 20), torch.float32, on=("write",), masked=True),  # without tensor cores
+    case((1, 18, 1, 128, 4), torch.float32, masked=True),  # the same with segments of 8 steps
     case((1, 17, 1, 64, 72), bf16),  # large heads: states in shared memory, segments of 8 steps or of 4
     case((2, 22, 2, 48, 24), torch.float16, **GATED, masked=True),
     case((1, 18, 1, 128, 20), bf16, **FUSED),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -61,6 +62,7 @@ class MatrixCell(Cell):
             for whether the optional scalar is given. shared: which of q, k and the lines all heads share.
         elementwise: whether the header says `elementwise` or `energy`.
         maps: what happens to the inputs, in the ways that the variant runs it. rows: sizes that are built ahead.
+        adjust: as `MatrixKernel` says.
     """
 
     lines: tuple[str, ...] = ("v",)
@@ -72,6 +74,7 @@ class MatrixCell(Cell):
     elementwise: bool = False
     maps: tuple[Maps, ...] = (Maps(),)
     rows: tuple[int, ...] = (16, 24, 32)
+    adjust: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError for what no cell can have."""
@@ -123,7 +126,9 @@ class MatrixCell(Cell):
 
     def interval(self, rows: int, bits: int, backend: str) -> int:
         """Steps between saved states, as `Plan::interval`."""
-        return 16 if rows <= 32 or not self.tensor(rows, bits, backend) else 8 if rows <= 64 else 4
+        if self.tensor(rows, bits, backend):
+            return 16 if rows <= 32 else 8 if rows <= 64 else 4
+        return 8 if backend == "cuda" and rows > 96 else 16
 
     def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:
         """What of a call decides the module, as text: the cell's template arguments, sets as bits, kinds of scalars.

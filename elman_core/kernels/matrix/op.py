@@ -19,7 +19,7 @@ Shapes: B batch, T time, H heads, N rows, V columns, L lines, C = 2 H N + L H V.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ class MatrixKernel(Compiled):
         maps: what happens to the inputs before the recurrence, in the ways that the variant runs it. The first is what a call
             does that names none, and what `elman build` compiles.
         rows: sizes N = V that `elman build` compiles unless told which.
+        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place, for a cell with a kink that
+            rounding may cross.
         cell: the C++ type of the cell, or the name of the template; "elman::NAME::Cell" unless given.
 
     Raises:
@@ -82,13 +84,14 @@ class MatrixKernel(Compiled):
         elementwise: bool = False,
         maps: Sequence[Maps] = (Maps(),),
         rows: Sequence[int] = (16, 24, 32),
+        adjust: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None,
         cell: str | None = None,
     ) -> None:
         self.name = name
         self.cell = MatrixCell(
             name, Path(header), cell or f"elman::{name}::Cell", reference, vectors=tuple(vectors), lines=("v", *lines),
             scalars=tuple(scalars), params=tuple(params), optional=tuple(optional), options=tuple(options),
-            shared=tuple(shared), elementwise=elementwise, maps=tuple(maps), rows=tuple(rows),
+            shared=tuple(shared), elementwise=elementwise, maps=tuple(maps), rows=tuple(rows), adjust=adjust,
         )  # fmt: skip
         keys = {n: Wanted("BT1N" if n in shared else "BTHN", "stored") for n in ("q", "k")}
         scalar = {n: Wanted("BTH", "stored", n in optional) for n in scalars}

@@ -152,7 +152,9 @@ def _saved(cell: MatrixCell, q: Tensor, sizes: tuple[int, int, int, int, int], b
     B, T, H, N, V = sizes
     segments = -(-T // cell.interval(N, 8 * q.element_size(), backend))
     if N > 24 and cell.tensor(N, 8 * q.element_size(), backend):
-        return q.new_empty(B, (H * V * (segments * N + T) + 7) // 8 * 8)
+        made = q.new_empty(B, ((used := H * V * (segments * N + T)) + 7) // 8 * 8)
+        made[:, used:] = 0  # outputs of an operator are compared as a whole
+        return made
     return q.new_empty(B, H, segments, V, N, dtype=compute_dtype(q))
 
 
@@ -235,7 +237,7 @@ def _room(
         if sliceable(widths, q.element_size(), module.info()[3]):
             made = packed.new_empty(B, T, sum(widths))
             *parts, first = made.split(widths, -1)
-            by_head = [x.unflatten(-1, (H, -1)) for x in parts]
+            by_head = [evenly(x.unflatten(-1, (H, -1))) for x in parts]
             return made, by_head[:keys], by_head[keys:], [first, *dscalars[1:]] if behind else dscalars
     dkeys, dlines = ([q.new_empty(B, T, H, n) for _ in range(m)] for n, m in ((N, keys), (V, lines)))
     return None, dkeys, dlines, dscalars
@@ -256,9 +258,7 @@ def aligned(x: Tensor, align: int) -> Tensor:
 
     `align` 0 asks for no alignment beyond the elements'. The host takes contiguous tensors only.
     """
-    size = x.element_size()
-    if x.shape[1] == 1:  # of a single step any stride is true: the one that makes rows lie evenly
-        x = x.as_strided(x.shape, (x.stride(0), x.stride(0), *x.stride()[2:]))
+    size, x = x.element_size(), evenly(x)
     adjacent = all(x.stride(i) == x.shape[i + 1 :].numel() for i in range(2, x.dim()) if x.shape[i] > 1)
     even = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
     far = x.shape[1] == 1 or x.stride(1) >= x.shape[2:].numel()
@@ -266,6 +266,11 @@ def aligned(x: Tensor, align: int) -> Tensor:
     if adjacent and even and far and apart and (x.is_cuda or x.is_contiguous()):
         return x
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def evenly(x: Tensor) -> Tensor:
+    """x (B, T, ...); of a single step any stride is true, and it gets the one by which rows lie evenly."""
+    return x.as_strided(x.shape, (x.stride(0), x.stride(0), *x.stride()[2:])) if x.shape[1] == 1 else x
 
 
 def sliceable(widths: Sequence[int], size: int, align: int) -> bool:

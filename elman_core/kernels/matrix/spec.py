@@ -168,8 +168,7 @@ def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inp
         made[name] = (drawn if name in maps.normalised else torch.nn.functional.normalize(drawn, dim=-1)).to(case.dtype)
     made |= {name: share(B, T, H, N).to(case.dtype) for name in cell.vectors}
     made |= {name: normal(B, T, 1 if name in cell.shared else H, V).to(case.dtype) for name in cell.lines}
-    if "n_state" in case.options:
-        made = {"packed": torch.cat([x.flatten(2) for x in made.values() if x is not None], -1)}
+    rows = tuple(made)
     for i, name in enumerate(cell.scalars):
         if name in cell.optional and not case.options.get(name, False):
             made[name] = None
@@ -182,6 +181,10 @@ def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inp
     made["S0"] = None if case.bare else (0.4 * normal(B, H, N, V)).to(wide)
     made["A_log"] = (0.5 * normal(H)).to(wide) if maps.mamba else None
     made["dt_bias"] = (normal(H) - 2).to(wide) if maps.mamba else None
+    if cell.adjust is not None:
+        cell.adjust(made, case.options)
+    if "n_state" in case.options:
+        made = {"packed": torch.cat([made.pop(n).flatten(2) for n in rows], -1)} | made
     return made
 
 
@@ -232,13 +235,13 @@ def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
     for dtype in modules.CUDA_DTYPES:
         for rows in (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128):
             yield case((2, 33, 3, rows, rows), dtype, maps=cell.maps[-1])
-            yield case((1, 1, 2, rows, rows), dtype, maps=cell.maps[-1])
+            yield case((3, 1, 4, rows, rows), dtype, maps=cell.maps[-1])
             yield case((1, 47, 2, rows, rows), dtype, maps=cell.maps[-1], masked=True)
         shapes = ((16, 32), (32, 64), (8, 3), (32, 17), (48, 24))
         yield from _spread(cell, dtype, [((2, 33, 2, *each), "") for each in shapes])
         for rows in (8, 16, 32, 64, 128):
             for i, (maps, packed, on) in enumerate(_ways(cell)):
                 special = {("masked", "strided")[i // 2]: True} if i in (0, 2) else {}
-                yield case((2, 31, 2, rows, rows), dtype, maps=maps, packed=packed, on=on, **special)
+                yield case((2, 31, 5, rows, rows), dtype, maps=maps, packed=packed, on=on, **special)
         yield from _spread(cell, dtype, [((1, 64, 1024, 16, 16), "")])
-    yield from _spread(cell, torch.bfloat16, [((1, 65536, 2, 16, 16), ""), ((64, 128, 83, 32, 32), "")])
+    yield from _spread(cell, torch.bfloat16, [((1, 16385, 2, 16, 16), ""), ((64, 128, 83, 32, 32), "")])

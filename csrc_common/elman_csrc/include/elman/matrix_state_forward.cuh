@@ -259,7 +259,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
     make_ready<P, P::forward_ready>(sm.x[0], sm.raw[0], sc, at.tl);
     team_sync<P>(at.team);
     bring(seg + 1);
-    const auto save = [&](int) { save_state<P>(a, at, seg, S); };
+    const auto save = [&](int s) { save_state<P>(a, at, (seg * P::steps + s) / P::interval, S); };
     recur<P>({sm.x[0], sm.out[0][at.tw], at, par, S}, min(P::steps, a.n.T - seg * P::steps), a.in.mask, save, [&] {
       if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::steps, at.tl);
     });

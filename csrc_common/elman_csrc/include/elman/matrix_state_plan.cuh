@@ -53,8 +53,9 @@ struct Plan {
   static constexpr bool tensor = !std::is_same_v<Store, float> && (N <= 32 || (NX == 0 && !Cell::energy && !Cell::elementwise));
   static constexpr bool helped = tensor;
   // Where registers do not hold the states of a segment, the backward has them in shared memory, in the storage type, and its segments are shorter.
+  // So they are where the inputs of sixteen steps would not fit there.
   static constexpr bool large = tensor && N > 32;
-  static constexpr int interval = !large ? kInterval : N <= 64 ? 8 : 4;  // steps between saved states
+  static constexpr int interval = large ? (N <= 64 ? 8 : 4) : !tensor && N > 96 ? 8 : kInterval;  // steps between saved states
   static constexpr int steps = steps_;  // of a segment, whose inputs travel together: of a backward `interval`, of a forward 16
   static constexpr bool looks_ahead = tensor && !(large && steps == interval);  // the next k is read with this q
   // Where a line is long the forward keeps, for the backward, what every step retrieved, which spares the replay its products; then also states in

@@ -14,7 +14,7 @@ __device__ __forceinline__ void keep_rows(float (&m)[P::CB][P::NP], const float 
 // and the S' part of dk of step s; P of step s gives the rest of dk.
 template <class P>
 __device__ __forceinline__ void sums_over_lines(BackwardShared<P>& sm, int buf, const Place<P>& at) {
-  for (int it = at.tl; it < kInterval * P::NP; it += P::TL) {
+  for (int it = at.tl; it < P::steps * P::NP; it += P::TL) {
     const int s = it / P::NP, p = it % P::NP, i = P::row_of(p / P::R, p % P::R);
     float dq = 0, dk = 0, dp = 0, dg = 0, dl = 0;
     for (int j = 0; j < P::CB; j++) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void sums_over_lines(BackwardShared<P>& sm, int buf, 
   }
 }
 
-// Replay 16 steps into registers and walk back over them.
+// Replay a segment into registers and walk back over them.
 template <class P, bool MayHold>
 __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place<P>& at, const Constants<P>& par,
                                      const float (&S0)[P::E], float (&dS)[P::E], Constants<P>& dpar) {
@@ -42,16 +42,16 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
   const int j = at.column(0);
   const Ready<P>& x = sm.x[0];
   const float* lines = &x.line[0][0][j];
-  float hist[kInterval + 1][R], rs[kInterval][1];
+  float hist[P::steps + 1][R], rs[P::steps][1];
 #pragma unroll
   for (int i = 0; i < R; i++) hist[0][i] = S0[i];
   keep_rows<P>(sm.s[0], hist[0], j, at.rg);
   float kc[R];
   load_rows<P>(kc, x.kq[0], at.rg);
 #pragma unroll
-  for (int s = 0; s < kInterval; s++) {
+  for (int s = 0; s < P::steps; s++) {
     float kn[R], p[R], in[1][P::NL], c[P::AS], write[P::writes][1];
-    load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], at.rg);
+    load_rows<P>(kn, x.kq[s + 1 < P::steps ? s + 1 : s], at.rg);
     step_inputs<P>(in, c, lines, x, s);
 #pragma unroll
     for (int i = 0; i < R; i++) hist[s + 1][i] = hist[s][i];
@@ -67,10 +67,10 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
     for (int i = 0; i < R; i++) kc[i] = kn[i];
   }
   float q[R];
-  load_rows<P>(q, x.kq[kInterval - 1] + P::NP, at.rg);
-  float dy = to_float(sm.dy[buf][kInterval - 1][j]);
+  load_rows<P>(q, x.kq[P::steps - 1] + P::NP, at.rg);
+  float dy = to_float(sm.dy[buf][P::steps - 1][j]);
 #pragma unroll
-  for (int s = kInterval - 1; s >= 0; s--) {
+  for (int s = P::steps - 1; s >= 0; s--) {
     const int b = s > 0 ? s - 1 : 0;
     float kn[R], qn[R], p[R], g[R], l[R], in[1][P::NL], c[P::AS], Pm[R];
     load_rows<P>(p, x.kq[s] + P::at_p * P::Q, at.rg);
