@@ -1,4 +1,4 @@
-"""Tiny ladders of every installed variant, for the tests of what users of transformers expect."""
+"""Tiny ladders of installed variants, for the tests of what users of transformers expect."""
 
 import contextlib
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from elman_core.model import LadderConfig, LadderForCausalLM
-from elman_core.registry import ConfigError, list_variants, resolve
+from elman_core.registry import ConfigError, Mixer, list_variants, resolve
 
 TEXT = b"the quick brown fox jumps over the lazy dog, and again: " * 8
 PROMPT = torch.tensor([list(TEXT[:9]), list(TEXT[30:39])])
@@ -29,15 +29,25 @@ def mixers(name):
     return [found.variant.branch(rung)(width(name), found.config, rung) for rung in range(found.variant.rungs)]
 
 
+def written_by(name):
+    """The class of elman_core that keeps a variant's states and steps, or its own class."""
+    mixer = mixers(name)[0]
+    base = next(kind for kind in type(mixer).__mro__ if kind.__module__.startswith("elman_core."))
+    return type(mixer) if base is Mixer else base
+
+
 VARIANTS = sorted(list_variants())
-CONSTANT = [v for v in VARIANTS if all(m.state_growth == "constant" for m in mixers(v))]
+KINDS = sorted({written_by(v): v for v in VARIANTS}.values())  # the contract has each variant's states and steps
+CONSTANT, CONSTANT_KINDS = (
+    [v for v in some if all(m.state_growth == "constant" for m in mixers(v))] for some in (VARIANTS, KINDS)
+)
 RAW = {  # matrices that are no linear layer's: LoRA reaches them by name
     v: [n for m in mixers(v) for n, p in m.named_parameters() if p.ndim == 2 and not n.endswith(".weight")]
-    for v in VARIANTS
+    for v in KINDS
 }
 
 
-every_variant = pytest.mark.parametrize("variant", VARIANTS)
+every_kind = pytest.mark.parametrize("variant", KINDS)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import types
 
 import pytest
 import torch
-from hf_helpers import VARIANTS, tiny
+from hf_helpers import KINDS, tiny
 
 import elman_core.evals
 from elman_core.cli import main as elman
@@ -32,7 +32,7 @@ def saved(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", KINDS)
 def test_the_likelihood_of_a_document_is_that_of_the_whole_forward(variant):
     model, tokens = tiny(variant), list(TEXT.encode()[:50])
     with torch.no_grad():

@@ -5,7 +5,7 @@ import re
 import hf_helpers
 import pytest
 import torch
-from hf_helpers import GREEDY, PROMPT, every_variant, tiny
+from hf_helpers import GREEDY, PROMPT, every_kind, tiny
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from elman_core.cli import main
@@ -16,7 +16,7 @@ from elman_core.registry import StorageError, resolve
 quick = hf_helpers.quick  # for every test here
 
 
-@every_variant
+@every_kind
 def test_auto_classes_dtypes_and_shards_give_the_same_model(variant, tmp_path):
     model = tiny(variant, dtype=torch.float32)
     expected = model(PROMPT).logits
@@ -39,7 +39,7 @@ def test_auto_classes_dtypes_and_shards_give_the_same_model(variant, tmp_path):
         assert torch.equal(again(PROMPT).logits, loaded(PROMPT).logits)
 
 
-@every_variant
+@every_kind
 def test_weights_may_lie_on_a_named_device_or_on_disk(variant, tmp_path):
     pytest.importorskip("accelerate")
     model = tiny(variant, dtype=torch.float32)
@@ -58,7 +58,7 @@ def test_weights_may_lie_on_a_named_device_or_on_disk(variant, tmp_path):
         assert torch.equal(away.generate(PROMPT, **GREEDY), expected)
 
 
-@every_variant
+@every_kind
 def test_a_card_tells_equation_sizes_and_how_to_load(variant):
     model = tiny(variant, dtype=torch.float32)
     card = model_card(model, licence="apache-2.0")

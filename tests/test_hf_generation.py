@@ -1,4 +1,4 @@
-"""Every installed variant in every mode of transformers' generate() that users know."""
+"""Every kind of state in every mode of transformers' generate() that users know."""
 
 import threading
 
@@ -6,19 +6,19 @@ import hf_helpers
 import pytest
 import torch
 import torch._inductor.config
-from hf_helpers import CONSTANT, GREEDY, PROMPT, TEXT, every_variant, tiny
+from hf_helpers import CONSTANT, CONSTANT_KINDS, GREEDY, PROMPT, TEXT, every_kind, tiny
 from transformers import CompileConfig, DynamicCache, TextIteratorStreamer, pipeline
 
 from elman_core.generation import ByteIteratorStreamer
 from elman_core.model import LadderCache, byte_tokenizer
 from elman_core.registry import CheckpointError, ConfigError
 
-only_constant = pytest.mark.parametrize("variant", CONSTANT)
+only_constant = pytest.mark.parametrize("variant", CONSTANT_KINDS)
 
 quick = hf_helpers.quick  # for every test here
 
 
-@every_variant
+@every_kind
 def test_greedy_sampling_and_beams_are_the_same_with_and_without_a_cache(variant):
     model = tiny(variant)
     for settings in (
@@ -33,7 +33,7 @@ def test_greedy_sampling_and_beams_are_the_same_with_and_without_a_cache(variant
         assert torch.equal(*texts), settings
 
 
-@every_variant
+@every_kind
 def test_left_padding_and_holes_in_a_mask_are_exact(variant):
     model = tiny(variant)
     rows = [PROMPT[0, :4], PROMPT[1, :9], PROMPT[1, :6]]
@@ -46,7 +46,7 @@ def test_left_padding_and_holes_in_a_mask_are_exact(variant):
         assert torch.equal(batch[row, 9:], model.generate(text[None], **GREEDY)[0, len(text) :]), row
 
 
-@every_variant
+@every_kind
 def test_a_text_is_continued_from_its_cache_in_three_ways(variant):
     model = tiny(variant)
     whole = model.generate(PROMPT, max_new_tokens=10, do_sample=False)
@@ -63,7 +63,7 @@ def test_a_text_is_continued_from_its_cache_in_three_ways(variant):
         assert torch.equal(second[:, -6:], whole[:, -6:]), style
 
 
-@every_variant
+@every_kind
 def test_prompts_in_chunks_as_embeddings_and_into_an_empty_foreign_cache_are_the_same_prompt(variant):
     model = tiny(variant)
     whole = model.generate(PROMPT, **GREEDY)
@@ -73,7 +73,7 @@ def test_prompts_in_chunks_as_embeddings_and_into_an_empty_foreign_cache_are_the
     assert torch.equal(model.generate(inputs_embeds=embedded, **GREEDY), whole[:, 9:])
 
 
-@every_variant
+@every_kind
 def test_prompt_lookup_and_assisted_decoding_change_no_token_and_leave_the_right_state(variant):
     model, assistant = tiny(variant), tiny(variant, depth=1, seed=1)
     prompt = torch.tensor([list(TEXT[:40])])
@@ -117,7 +117,7 @@ def compiled_steps(variant, backend):
     return got, expected
 
 
-@only_constant
+@pytest.mark.parametrize("variant", CONSTANT)
 def test_a_decoding_step_is_one_graph_that_is_never_compiled_again(variant):
     assert torch.equal(*compiled_steps(variant, "aot_eager"))
 
@@ -130,7 +130,7 @@ def test_a_decoding_step_goes_through_inductor():
     assert torch.equal(got, expected)
 
 
-@every_variant
+@every_kind
 def test_stop_strings_end_a_text_and_streamers_show_it_as_it_comes(variant):
     model, tokenizer = tiny(variant), byte_tokenizer()
     prompt = tokenizer("the quick", return_tensors="pt")
@@ -175,7 +175,7 @@ def test_the_state_of_a_generation_goes_through_a_file(variant, tmp_path):
         LadderCache(model.config).save(tmp_path / "empty")
 
 
-@every_variant
+@every_kind
 def test_a_pipeline_writes_single_batched_and_streamed_text(variant, tmp_path):
     tiny(variant, dtype=torch.float32).save_pretrained(tmp_path)
     writer = pipeline("text-generation", model=str(tmp_path), device="cpu")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hf_helpers import GREEDY, PROMPT, RAW, TEXT, every_variant, examples, tiny, train_folder, width
+from hf_helpers import GREEDY, PROMPT, RAW, TEXT, every_kind, examples, tiny, train_folder, width
 from train_helpers import losses, settings, write_text
 from transformers import (
     AutoModelForCausalLM,
@@ -91,7 +91,7 @@ def test_trainer_resumes_and_its_checkpoints_load_with_and_without_the_package(v
             assert torch.equal(resaved.eval()(PROMPT).logits, loaded.eval()(PROMPT).logits)
 
 
-@every_variant
+@every_kind
 def test_adapters_train_save_load_and_merge_on_projections_and_on_recurrent_matrices(variant, tmp_path):
     peft = pytest.importorskip("peft")
     tokens = torch.tensor([list(TEXT[:24])])
@@ -132,7 +132,7 @@ def test_adapters_train_save_load_and_merge_on_projections_and_on_recurrent_matr
         assert any(not torch.equal(p, before[n]) for n, p in merged.named_parameters() if n in before)
 
 
-@every_variant
+@every_kind
 def test_sequences_and_tokens_are_classified(variant, tmp_path):
     tiny(variant, dtype=torch.float32).save_pretrained(tmp_path)
     for auto, labels in (

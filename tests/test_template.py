@@ -165,9 +165,9 @@ def test_check_says_what_is_wrong(damage: tuple[str, str | None, str | None], sa
 @pytest.mark.parametrize(
     "folder", sorted(p.name for p in (ROOT / "plugins").iterdir() if (p / "pyproject.toml").is_file())
 )
-def test_our_own_plugins_pass_the_static_checks(folder: str, tmp_path: Path) -> None:
-    copy = shutil.copytree(ROOT / "plugins" / folder, tmp_path / folder)
-    assert [p for _, p in Plugin(copy).checks() if p] == []
+def test_our_own_plugins_pass_the_static_checks(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plugin, "_wheel", lambda _: "")  # wheels.py builds them all
+    assert [p for _, p in Plugin(ROOT / "plugins" / folder).checks() if p] == []
 
 
 def test_check_says_what_its_tests_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,10 @@ def main() -> None:
         assert len(wheels) == len(packages), wheels
         for wheel in wheels:
             print(f"{wheel.name}: {len(zipfile.ZipFile(wheel).namelist())} files, {wheel.stat().st_size // 1024} KiB")
+        held = {name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist()}
+        sources = {p.relative_to(f).as_posix() for f in packages for p in f.glob("elman_*/**/*") if p.is_file()}
+        missing = sorted(name for name in sources - held if "__pycache__" not in name)
+        assert not missing, f"sources that no wheel holds: {missing}"
 
         venv.create(work / "env", with_pip=True)
         python = work / "env" / "bin" / "python"

@@ -97,10 +97,10 @@ class KernelContract(Guarded):
         need_host_compiler()
         spec, _ = kernel
         smallest = sorted(spec.cases("host", "quick"), key=lambda c: sum(c.sizes.values()))
-        for backend in ("host", *spec.portable):
-            whole = next(c for c in smallest if not c.masked)
-            masked = next(c for c in smallest if c.masked)
-            _assert_passes(spec, backend, [whole, masked], opcheck=True)
+        _assert_passes(spec, "host", [next(c for c in smallest if c.masked)], opcheck=True)
+        whole = next(c for c in smallest if not c.masked)
+        for backend in spec.portable or ("host",):
+            _assert_passes(spec, backend, [whole], opcheck=True)
 
     def test_float64_and_every_special_case_is_in_the_quick_grid(self, kernel: tuple[KernelSpec, str]) -> None:
         cases = kernel[0].cases("host", "quick")
