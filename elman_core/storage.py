@@ -47,7 +47,7 @@ def storage_errors(what: str) -> Iterator[None]:
 
 
 def require_text(*names: str | Path | None) -> None:
-    """Raise unless a recipe, a model card and a log can name them all on one line of UTF-8, where links and folders lead too.
+    """Raise unless a recipe, a model card and a log can name all of them, and the targets of links, on one line of UTF-8.
 
     Raises:
         ConfigError: a name is other bytes, or has a line break or another control character.
@@ -89,7 +89,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, without its digest, which is compared; files of older versions have none.
 
     Raises:
-        CheckpointError: no object, or not the one that was written. OSError: it cannot be read.
+        CheckpointError: not an object, or not the object that was written. OSError: it cannot be read.
     """
     text = path.read_bytes()
     try:
@@ -119,7 +119,7 @@ def _digest(value: dict[str, Any]) -> str:
 
 
 def log_line(value: dict[str, Any], run: str) -> str:
-    """An object as one line of JSON that ends with its CRC; `run`, the id of the run, is part of what is summed."""
+    """An object as one line of JSON that ends with its CRC; the CRC includes `run`, the id of the run."""
     return _with_crc(json.dumps(value).encode(), run).decode()
 
 

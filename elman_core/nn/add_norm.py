@@ -3,10 +3,10 @@
     R' = R + x,   rho = (mean R'^2 + eps)^(-1/2),   n = w rho R'
     with q = w dn:   dR = dx = dR' + rho q - rho^3 R' mean(R' q),   dw = sum rho R' dn
 
-The stream is float32 (float64 for float64) whatever x and n are. Written apart, these are seven passes forward and ten
-backward with bfloat16 branches, 36 and 40 bytes an element; together 12 and 16. An operator carries it, known to
-`torch.compile` and CUDA graphs: on a GPU one Triton kernel each way (add_norm_triton.py), elsewhere plain PyTorch. The few rows
-of decoding have a kernel of their own (`elman_core.kernels.decode`).
+The stream is float32 (float64 for float64) whatever x and n are. Computed separately, these are seven passes
+forward and ten backward with bfloat16 branches, 36 and 40 bytes per element; together 12 and 16. An operator that
+`torch.compile` and CUDA graphs know contains both: on a GPU one Triton kernel in each direction (add_norm_triton.py),
+elsewhere plain PyTorch. The few rows of decoding have their own kernel (`elman_core.kernels.decode`).
 
 Shapes: D width; any number of leading dimensions, usually (B batch, T time), N of them in all.
 """
@@ -37,8 +37,8 @@ def add_rms_norm(
     """`R' = R + x`, `n = weight * R' / sqrt(mean(R'^2) + eps)`; returns `(n, R')`.
 
     Args:
-        x: (..., D) output of the branch below, any floating dtype and layout; n has the memory layout of x.
-        residual: (..., D) the stream so far, float32 or float64; None where it starts, so that R' = x.
+        x: (..., D) output of the branch below, any floating dtype and layout; n gets the memory layout of x.
+        residual: (..., D) the stream so far, float32 or float64; None at its start, so that R' = x.
         weight: (D,) gains.
         eps: added to the mean square.
         out_dtype: dtype of n; None for the weight's.
@@ -129,7 +129,7 @@ def _empty_gradient(stream: Tensor, dtype: torch.dtype, strides: list[int]) -> T
 
 
 def _fuses(x: Tensor, stream: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel takes it: on a GPU, in 32 bits or fewer, unless ELMAN_KERNELS=off."""
+    """Whether the kernel runs: on a GPU, in 32 bits or fewer, unless ELMAN_KERNELS=off."""
     return (
         x.is_cuda
         and x.dtype in FUSED
@@ -142,7 +142,7 @@ def _fuses(x: Tensor, stream: Tensor, weight: Tensor) -> bool:
 
 
 def triton_runs() -> bool:
-    """Whether kernels in Triton run on a GPU: it is installed, and plain PyTorch is not asked for."""
+    """Whether Triton kernels run on a GPU: Triton is installed, and the user did not ask for plain PyTorch."""
     return mode() != "off" and has_triton()
 
 

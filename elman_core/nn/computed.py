@@ -1,4 +1,4 @@
-"""Weights that are computed from parameters: at every use in training, once in a generation."""
+"""Weights computed from parameters: at every use in training, once per generation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .init import orthogonal_
 
 
 class ComputedWeight(nn.Module):
-    """Called with parameters, it returns the weight that `compute` makes of them; inside `scaled_once` it keeps it."""
+    """Called with parameters, it returns the weight that `compute` makes from them; inside `scaled_once` it keeps that
+    weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class ComputedWeight(nn.Module):
 
 @contextmanager
 def scaled_once(model: nn.Module) -> Iterator[None]:
-    """Inside, in evaluation without gradients, every computed weight of `model` is computed once and not at every use."""
+    """Inside, in evaluation without gradients, every computed weight of `model` is computed once instead of at every use."""
     weights = [module for module in model.modules() if isinstance(module, ComputedWeight)]
     for weight in weights:
         weight._holders += 1
@@ -50,9 +51,9 @@ def scaled_once(model: nn.Module) -> Iterator[None]:
 
 
 class LowRank(ComputedWeight):
-    """W = U V of rank r or less, formed once a call. Parameters: u (d, r), v (r, d).
+    """W = U V of rank r or less, formed once per call. Parameters: u (d, r), v (r, d).
 
-    2 d² r operations, beside the 2 T B d² of a recurrence; from there on W is like any other.
+    This takes 2 d² r operations, and the recurrence 2 T B d²; after that, W is like any other matrix.
 
     Args:
         width: d. rank: r.
@@ -64,7 +65,7 @@ class LowRank(ComputedWeight):
         self.v = nn.Parameter(torch.empty(rank, width))
 
     def forward(self, _x: None = None) -> Tensor:  # type: ignore[override]
-        """W. An adapter around this module wants an input to hand on: give it None."""
+        """W. An adapter around this module needs an input to pass on: give it None."""
         return super().forward(self.u, self.v)
 
     def compute(self, u: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Causal depthwise convolution over time whose window is state, so that pieces equal the whole."""
+"""Causal depthwise convolution over time. Its window is a state, so pieces equal the whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elman_core.kernels.causal_conv.op import causal_conv
 class CausalConv(nn.Module):
     """y_t = bias + sum_j weight_j u_{t-(K-1)+j}, channel by channel; before the start u is 0, or the window of the last call.
 
-    A masked step is not there: the window holds, and the next step sees the inputs before it.
+    A masked step does not count: the window stays the same, and the next step sees the inputs before it.
 
     Args:
         channels: C. width: K, at least 2. bias: whether there is one.

@@ -1,11 +1,11 @@
-"""The head and its cross-entropy in one operator, whose backward needs no logits: they are overwritten by their gradient.
+"""The head and its cross-entropy in one operator, whose backward needs no logits: their gradient overwrites them.
 
     z = h Wᵀ,   loss = sum_n (log sum_v exp z_nv - z_n,target)
     dz = softmax(z) - onehot(target),   dh = g dz W,   dW = g dzᵀ h
 
-Logits are in the dtype of h, the softmax in float32 (float64 for float64). Apart, the logits of 16 bits are kept, copied to
-float32, copied to log-probabilities and copied back; here there is one tensor, read once and written once: on a GPU by a Triton
-kernel (cross_entropy_triton.py), elsewhere by plain PyTorch, some rows at a time.
+Logits are in the dtype of h, the softmax in float32 (float64 for float64). Separate operators would keep the 16-bit logits,
+copy them to float32 and to log-probabilities, and copy those back. Here there is one tensor, read once and written once: on a
+GPU by a Triton kernel (cross_entropy_triton.py), elsewhere by plain PyTorch, some rows at a time.
 
 Shapes: N targets, D width, V classes.
 """
@@ -36,7 +36,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 
     Args:
         hidden: (..., D), any floating dtype, in which the products are computed. weight: (V, D), no bias.
-        targets: (...), int64; -100 is left out. Another that is no class raises, or on a GPU makes the loss NaN.
+        targets: (...), int64; -100 is ignored. Any other value that is not a class raises, or on a GPU makes the loss NaN.
     """
     if transformed():
         with without_autocast(hidden):

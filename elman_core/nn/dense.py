@@ -21,7 +21,7 @@ from .wrapper import WrapperConfig, WrapperMixer
 
 @dataclass(frozen=True)
 class RecurrentMatrixConfig(WrapperConfig):
-    """Options of a square recurrent matrix W, beside those of the wrapper."""
+    """Options of a square recurrent matrix W, in addition to those of the wrapper."""
 
     r_h_mode: Literal["spectral_norm", "none"] = option("spectral_norm", "what bounds the recurrent matrix W")
     spectral_radius: float = option(0.99, "largest singular value of W under spectral_norm", gt=0.0, le=2.0)
@@ -34,11 +34,11 @@ class RecurrentMatrixConfig(WrapperConfig):
 class DenseMixer(WrapperMixer):
     """A wrapper around h_t = cell(W h_{t-1} + u_t, …), W square: parameters, spectral norm, initialisation, and the calls.
 
-    A subclass names the kernel and says where u comes from. Where W is not that of `RecurrentMatrixConfig`, the config inherits
-    from `WrapperConfig` alone: there is no spectral norm then, and `reset_matrix` draws W. State: h (B, I), zeros at the start.
+    A subclass names the kernel and says where u comes from. If W is not that of `RecurrentMatrixConfig`, the config inherits
+    from `WrapperConfig` only: then there is no spectral norm, and `reset_matrix` draws W. State: h (B, I), zeros at the start.
 
     Attributes:
-        kernel: the recurrence; `build_cell` may choose another by the options. What its cell reads beside u, `extras` gives.
+        kernel: the recurrence; `build_cell` may choose another one by the options. `extras` returns the cell's inputs beside u.
         matrix: the name of W's parameter, or of the `LowRank` whose parameters are NAME.u and NAME.v, where `rank` gives one.
         input: "projected" u = W_x x + b, with the module `w_x`; "tied" u = W x + b, with the parameter `b` and the same W;
             "plain" u = x.
@@ -80,17 +80,17 @@ class DenseMixer(WrapperMixer):
         return {"projected": inner * inner + inner, "tied": inner, "plain": 0}[cls.input]
 
     def effective(self) -> Tensor:
-        """The W of the recurrence: with its largest singular value as asked."""
+        """The W of the recurrence, scaled to the requested largest singular value."""
         w = getattr(self, self.matrix)
         w = w(None) if isinstance(w, nn.Module) else w  # a LowRank, or an adapter around one
         return w if self.spectral is None else self.spectral(w)
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
-        """What the cell reads beside u, (T, B, I) each: z of a `gated` wrapper unless overridden."""
+        """The cell's inputs beside u, (T, B, I) each: z of a `gated` wrapper unless overridden."""
         return () if z_TBI is None else (z_TBI,)
 
     def projection(self, w_II: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        """(V, b) of u = V x + b, without V of u = x + b; None where an adapter has the place of `w_x`."""
+        """(V, b) for u = V x + b, V being W if tied, or (None, b) for u = x + b; None if an adapter replaces `w_x`."""
         if self.input == "projected":
             return (self.w_x.weight, self.w_x.bias) if is_bare(self.w_x) else None
         return w_II if self.input == "tied" else None, self.b

@@ -1,4 +1,4 @@
-"""Vector-state mixers whose recurrence holds no product. T time, B batch, I inner width (d of the equations)."""
+"""Vector-state mixers whose recurrence contains no product. T time, B batch, I inner width (d of the equations)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .wrapper import WrapperMixer
 
 @dataclass(frozen=True)
 class ElementwiseForm:
-    """What an elementwise mixer is made of.
+    """The parts of an elementwise mixer.
 
     Attributes:
         kernel: the recurrence, of one state.
@@ -39,8 +39,8 @@ class ElementwiseMixer(WrapperMixer):
     NAME (I) of every vector.
 
     Attributes:
-        form: what it is made of.
-        forms: instead of `form`, what each value of the option `form` is made of.
+        form: its parts.
+        forms: instead of `form`, the parts for each value of the option `form`.
     """
 
     form: ClassVar[ElementwiseForm]
@@ -65,7 +65,7 @@ class ElementwiseMixer(WrapperMixer):
         return len(form.maps) * (inner * inner + inner) + len(form.vectors) * inner
 
     def streams(self, x_TBI: Tensor) -> list[Tensor]:
-        """What the kernel reads step by step; the outputs of the maps unless overridden."""
+        """The kernel's inputs at each step; the outputs of the maps unless overridden."""
         return linears([getattr(self, name) for name in self.form_of(self.config).maps], x_TBI)
 
     def vectors(self) -> list[Tensor]:

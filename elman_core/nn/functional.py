@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., tuple[Any, ...]])
 def full_precision(function: Function) -> Function:
     """Decorator of references: autocast is off inside, and all floating tensors arrive in their common `compute_dtype`.
 
-    So the body is the equation and nothing else, whatever a model computes in. The function returns a tuple whose first item
+    So the body contains only the equation, whatever dtype the model computes in. The function returns a tuple whose first item
     comes back in the dtype of the first argument; the others (states) stay in the dtype of the computation.
     """
 
@@ -120,7 +120,7 @@ def l2_normalize(x: Tensor, eps: float = 1e-12) -> Tensor:
 def mamba_decay(a: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
     """exp(-exp(a_log) softplus(a + dt_bias)), in (0, 1]: the decay of Mamba-2, one for each head (last dimension).
 
-    Computed and returned in float32 (float64 for float64): a decay near 1 has no digits to lose.
+    Computed and returned in float32 (float64 for float64), because a decay near 1 needs every digit.
     """
     dtype = compute_dtype(a, a_log, dt_bias)
     with without_autocast(a):

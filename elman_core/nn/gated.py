@@ -1,9 +1,9 @@
-"""The end of a mixer with heads: RMS norm of each head, if there is one, times a gate, in one pass over memory.
+"""The end of a mixer with heads: an optional RMS norm of each head, times a gate, in one pass over memory.
 
     y = n act(g),   n = w rho o or o,   rho = (mean o^2 + eps)^(-1/2)
     with q = w dy act(g):   do = rho q - rho^3 o mean(o q) or dy act(g),   dg = dy n act'(g),   dw = sum rho o dy act(g)
 
-On a GPU one Triton kernel each way (gated_triton.py), elsewhere and under `torch.compile` plain PyTorch.
+On a GPU one Triton kernel in each direction (gated_triton.py), elsewhere and under `torch.compile` plain PyTorch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def gated(
 
     Args:
         o: (..., H, V), outputs of H heads. gate: (..., H V), before its activation; a slice of a tensor is read in place.
-        norm: over V; None for none. out: a map of H V inputs, whose outputs are then returned; nothing is kept for it.
+        norm: over V; None for none. out: a map of H V inputs; its outputs are then returned, and its input is not kept.
     """
     fits = o.is_cuda and o.dtype in FUSED and gate.dtype in FUSED and o.numel() > 0 and triton_runs()
     if fits and not (torch.compiler.is_compiling() or transformed()):

@@ -55,7 +55,7 @@ def _kernel(  # type: ignore[no-untyped-def]
 
 class Gated(torch.autograd.Function):
     """y of o (..., H, V), gate (..., H V) and the norm's weight (V) or None; or y Wᵀ, W (D, H V): then y is not kept, and the
-    backward makes it again while it reads what it is made of."""
+    backward recomputes it while it reads the same tensors."""
 
     @staticmethod
     def forward(o: Tensor, gate: Tensor, weight: Tensor | None, out: Tensor | None, silu: bool, eps: float) -> Tensor:
@@ -81,7 +81,7 @@ class Gated(torch.autograd.Function):
 def _launch(
     o: Tensor, gate: Tensor, weight: Tensor | None, silu: bool, eps: float, dy: Tensor | None = None, keep: bool = True
 ) -> tuple[Tensor | None, ...]:
-    """y, if it is to be kept, and beside dy the gradients of o, gate and weight."""
+    """Returns y if it is kept; with dy, also the gradients of o, gate and weight."""
     o, beside, width = o.contiguous(), gate.reshape(-1, gate.shape[-1]), o.shape[-1]
     beside = beside if beside.stride(-1) == 1 else beside.contiguous()
     count, columns = o.shape[:-1].numel(), triton.next_power_of_2(width)

@@ -55,7 +55,7 @@ def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
 
 class _Product(torch.autograd.Function):
     """`F.linear(x, weight, bias).split(sizes, -1)`, whose gradients are read in place: adjacent ones, as kernels may
-    produce them, by one product, others by separate products. Only thin ones are copied together."""
+    produce them, by one product, others by separate products. Only narrow ones are copied together."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: list[int]) -> tuple[Tensor, ...]:
@@ -86,7 +86,7 @@ class _Product(torch.autograd.Function):
 
 
 def _groups(grads: Sequence[Tensor | None], sizes: Sequence[int], like: Tensor) -> Iterator[Tensor]:
-    """The gradients in their order: those side by side as one tensor, neighbours that are thin or begin anywhere as a copy."""
+    """The gradients in order: adjacent ones as one tensor; narrow neighbours, or those at unaligned places, as a copy."""
     parts = [like.new_zeros(*like.shape[:-1], n) if g is None else g for g, n in zip(grads, sizes, strict=True) if n]
     copied: list[Tensor] = []
     while parts:
@@ -104,7 +104,7 @@ def _groups(grads: Sequence[Tensor | None], sizes: Sequence[int], like: Tensor) 
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor | None:
-    """The tensor of which `parts` are all columns in their order, or None."""
+    """The tensor whose columns are exactly `parts`, in order; None if there is none."""
     first = parts[0]
     at = first.storage_offset()
     for part in parts:
@@ -119,5 +119,5 @@ def side_by_side(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def padded(weight: Tensor, x: Tensor) -> Tensor:
-    """x Wᵀ for W (N, K) with rows of zeros behind it up to a multiple of 8."""
+    """x Wᵀ for W (N, K), padded with rows of zeros to a multiple of 8."""
     return F.linear(x, F.pad(weight.to(autocast_dtype(weight)), (0, 0, 0, -len(weight) % ALIGN)))

@@ -70,9 +70,9 @@ def _resolve(config: Any, name: Any, options: Any) -> Resolved:
 
 
 def expand(config: Any) -> list[Resolved]:
-    """Resolve the layers and write what they mean into `config`: names, every option, and what they were made with.
+    """Resolve the layers and write the result into `config`: names, every option, and the package versions.
 
-    A checkpoint made with another version of a plugin is used if its options are accepted, which is said once.
+    A checkpoint from another version of a plugin is accepted if its options are, with one message.
     """
     layers = resolve_layers(config)
     before = config.made_with or {}
@@ -91,9 +91,9 @@ def expand(config: Any) -> list[Resolved]:
 
 
 def branches(config: Any) -> Iterator[tuple[type[Mixer], Any, bool]]:
-    """Of every residual branch, in order: the mixer's class, its options, and whether it is its layer's last.
+    """For every residual branch, in order: the mixer's class, its options, and whether it is its layer's last branch.
 
-    With `mlp_ratio` a SwiGLU is the last branch of every layer.
+    With `mlp_ratio`, a SwiGLU is the last branch of every layer.
 
     Raises:
         ConfigError: as `resolve_layers`, or a ratio out of range.
@@ -127,7 +127,7 @@ def build_mixers(config: Any) -> Iterator[tuple[Mixer, bool]]:
 
 @contextlib.contextmanager
 def _blamed(mixer: type) -> Iterator[None]:
-    """What a plugin's mixer raises becomes a `PluginError` that names it; errors of ours and of memory stay."""
+    """An exception in a plugin's mixer becomes a `PluginError` that names it; our own errors and memory errors stay."""
     try:
         yield
     except (ElmanError, MemoryError, RuntimeError):

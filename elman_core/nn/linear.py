@@ -1,4 +1,4 @@
-"""Linear maps: of few rows without gradients, as decoding makes them, in a kernel of their own where there is one."""
+"""Linear maps. For few rows without gradients, as in decoding, they have their own kernel, if it runs here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .joined import ALIGN, joined, joins, many_rows, padded
 
 
 def is_bare(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether `module` is `torch.nn.Linear` and nothing else: no adapter, no quantiser in its place or in its weight's, and no
-    hook, which a call must not pass by."""
+    """Whether `module` is a plain `torch.nn.Linear`: no adapter or quantiser in its place or its weight's, and no hook, which
+    must not be skipped."""
     return (
         type(module) is nn.Linear
         and type(module.weight) in (nn.Parameter, Tensor)
@@ -31,7 +31,7 @@ def columns(module: nn.Module, x: Tensor, width: int, silu: bool = False) -> tup
     """`module(x)` in parts of `width` columns, the first passed through SiLU if asked.
 
     Args:
-        module: an `nn.Linear`, or what an adapter has put in its place. x: (..., K).
+        module: an `nn.Linear`, or an adapter's replacement. x: (..., K).
     """
     if is_bare(module) and decode.takes(x, module.weight, bias=module.bias):
         return decode.linear(x, module.weight, module.bias, activated=width if silu else 0).split(width, -1)
@@ -40,7 +40,8 @@ def columns(module: nn.Module, x: Tensor, width: int, silu: bool = False) -> tup
 
 
 def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-    """`[module(x), ...]`; as one product for many rows; for few, in one launch if none has a bias, else in one each."""
+    """`[module(x), ...]`; one product for many rows; for few rows, one launch if no module has a bias, otherwise one launch
+    each."""
     bare = [module for module in modules if is_bare(module)]
     if len(bare) == len(modules):
         weights = [module.weight for module in bare]
@@ -52,7 +53,7 @@ def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
 
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
-    """`module(x)`, by the kernel for few rows where it runs."""
+    """`module(x)`, through the kernel for few rows if it runs."""
     if is_bare(module) and decode.takes(x, module.weight, bias=module.bias):
         return decode.linear(x, module.weight, module.bias)
     y: Tensor = module(x)
@@ -60,13 +61,13 @@ def linear(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def aligned(module: nn.Module, x: Tensor) -> Tensor:
-    """`module(x)`, with columns of zeros behind it up to a multiple of 8 where rows that begin at odd places would cost more.
+    """`module(x)`, padded with columns of zeros to a multiple of 8 if unaligned rows would cost more.
 
-    Rows of 16-bit numbers that do not begin at multiples of 16 bytes keep products off the tensor cores' best path, and kernels
-    that read the result in place from whole vectors (causal_conv1d refuses them).
+    If rows of 16-bit numbers do not start at multiples of 16 bytes, products miss the fastest path of the tensor cores, and
+    kernels cannot read the result in place in whole vectors (causal_conv1d refuses such rows).
 
     Args:
-        module: a map without bias of N outputs, or what an adapter has put in its place, which is called as it is. x: (..., K).
+        module: a map without bias with N outputs, or an adapter's replacement, which is simply called. x: (..., K).
 
     Returns:
         (..., N), or (..., N rounded up to a multiple of 8).

@@ -1,4 +1,4 @@
-"""Matrix-state mixers around q, k, v of the input, one state a head.
+"""Matrix-state mixers around q, k, v of the input, with one state per head.
 
 B batch, T time, D model width, H heads, N key width, V value width, C channels of the projection of q, k, v.
 """
@@ -78,8 +78,8 @@ class MatrixConfig:
 class MatrixMixer(Mixer):
     """x → q, k, v → conv → SiLU → L2 norm of q, k → recurrence → + D v → RMSNorm → gate → head mixing → y.
 
-    A subclass names the kernel, of a cell with the scalars decay and, if given, write strength, and the option linear_state;
-    one whose cell takes other inputs adds their projections in `maps` and overrides `recur`.
+    A subclass names the kernel, whose cell has the scalars decay and, optionally, write strength, and the option linear_state.
+    If the cell has other inputs, the subclass adds their projections in `maps` and overrides `recur`.
 
     Parameters, where the options ask for them: qkv_proj (C, D), rows q, k, v, each head after head, C = 2HN + HV (q, k and
     C = 2HN with `tie_kv`); conv (C, 1, 4); decay: a_proj (H, D), A_log (H), dt_bias (H), or beta_proj (H, D), or decay_logit
@@ -104,7 +104,7 @@ class MatrixMixer(Mixer):
 
     @classmethod
     def maps(cls, config: Any) -> dict[str, int]:
-        """The projections of x: {name: rows}; those of 0 rows do not exist."""
+        """The projections of x: {name: rows}; a projection with 0 rows does not exist."""
         heads = config.n_heads
         return {
             "qkv_proj": config.projected,
@@ -179,13 +179,13 @@ class MatrixMixer(Mixer):
     def recur(
         self, qkv_BTC: Tensor, decay_BTH: Tensor, projected: dict[str, Tensor], **rest: Any
     ) -> tuple[Tensor, Tensor]:
-        """(o (B, T, H, V), S_T) of what the projections of x came to, by their names. rest: as of a call of the kernel."""
+        """(o (B, T, H, V), S_T) from the projections of x, by name. rest: as in a call of the kernel."""
         return self.kernel.fused(
             qkv_BTC, decay_BTH, projected.get("write_gate_proj"), n_state=self.config.n_state, **rest
         )
 
     def _decay(self, x_BTD: Tensor, projected: dict[str, Tensor]) -> tuple[str, Tensor]:
-        """What the decay (B, T, H) is made of, and by which map: "mamba", "sigmoid", or "given" as it is."""
+        """The input of the decay (B, T, H), and the map that makes it: "mamba", "sigmoid", or "given" for none."""
         if self.config.decay == "mamba":
             return "mamba", projected["a_proj"]
         if self.config.decay == "simple":
@@ -197,7 +197,7 @@ class MatrixMixer(Mixer):
         return "given", decay_H.expand(*x_BTD.shape[:2], -1)
 
     def _mix(self, o_BTHV: Tensor, projected: dict[str, Tensor]) -> Tensor:
-        """Norm, gate, and one output of all heads."""
+        """Norm, gate, and one output for all heads."""
         config = self.config
         if config.use_gate:
             out = self.o_proj if config.concatenates else None
@@ -238,10 +238,10 @@ class MatrixMixer(Mixer):
 
     @classmethod
     def validate(cls, dim: int, config: Any) -> None:
-        """Raises `ConfigError` unless a value of a head is a whole number wide and the options fit together.
+        """Raises `ConfigError` unless the width of a head's value is whole and the options fit together.
 
-        The limits of `n_state` and `n_heads` are those of kernels. The reference could do without, but a model that trains on
-        a CPU must run on a GPU as well.
+        The limits of `n_state` and `n_heads` come from the kernels. The reference does not need them, but a model that trains
+        on a CPU must also run on a GPU.
         """
         n, exact = config.n_state, config.n_state * config.expansion
         if abs(exact - config.head_values) > 1e-9 or config.head_values < 1:

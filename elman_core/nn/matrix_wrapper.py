@@ -20,21 +20,22 @@ from .wrapper import WrapperConfig, WrapperMixer
 
 @dataclass(frozen=True)
 class MatrixWrapperConfig(WrapperConfig):
-    """Options of one square matrix state, beside those of the wrapper. A variant with heads adds `n_heads`."""
+    """Options of one square matrix state, in addition to those of the wrapper. A variant with heads adds `n_heads`."""
 
     n_state: int = option(32, "rows and columns n of the state", ge=4, le=128, multiple_of=4)
 
 
 @dataclass(frozen=True)
 class MatrixForm:
-    """What a matrix-state mixer inside the wrapper is made of.
+    """The parts of a matrix-state mixer inside the wrapper.
 
     Attributes:
-        kernel: the recurrence; or its reference alone, of a recurrence that no cell can be.
+        kernel: the recurrence; or only its reference, if no cell can express it.
         maps: the maps W u whose outputs are the kernel's q, k, other rows and lines, in their order.
         biases: {map: bias at the start} of the maps W u + b.
         vectors: the kernel's params, in their order: {name: value at the start}.
-        options: of the kernel, that are on. inputs: what happens to the inputs first; None is the kernel's first maps.
+        options: options of the kernel that are on. inputs: one of the kernel's `maps`, by
+            default the first: which inputs pass through SiLU or are normalised.
     """
 
     kernel: MatrixKernel | Callable[..., tuple[Tensor, Tensor]]
@@ -52,8 +53,8 @@ class MatrixWrapperMixer(WrapperMixer):
     every map; NAME (H n) of every vector. State: S (B, H, n, n), rows keys and columns values, zeros at the start.
 
     Attributes:
-        form: what it is made of.
-        forms: instead of `form`, what each value of the option `form` is made of.
+        form: its parts.
+        forms: instead of `form`, the parts for each value of the option `form`.
     """
 
     time = 1
@@ -102,7 +103,7 @@ class MatrixWrapperMixer(WrapperMixer):
         return [getattr(self, name) for name in self.form_of(self.config).vectors]
 
     def readout(self, o_BTx: Tensor, x_BTI: Tensor, z_BTI: Tensor | None) -> Tensor:
-        """y of what is read, o (B, T, H n): o silu(o) unless overridden."""
+        """y from the readout o (B, T, H n): o silu(o) unless overridden."""
         return self_gate(o_BTx)
 
     def cell(

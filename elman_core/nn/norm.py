@@ -1,4 +1,4 @@
-"""RMS normalisation inside a mixer (per head, gated): not the norm in front of it, which the ladder owns."""
+"""RMS normalisation inside a mixer (per head, gated). The norm in front of a mixer belongs to the ladder."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ ROUND = 3  # warm-started iterations after a change of the weight
 
 
 class SpectralNorm(ComputedWeight):
-    """W_eff = W radius / (|sigma| + 1e-8), sigma = uᵀ W v, with u, v from the power iteration and constant for the gradient.
+    """W_eff = W radius / (|sigma| + 1e-8), sigma = uᵀ W v; u and v come from the power iteration and are constant for the
+    gradient.
 
     The vectors are persistent float32 buffers, so a model and its copy compute the same. They are zero until the weight is
     first used; then 15 iterations find them. Training keeps the result, evaluation does not. After that, in training mode, one
@@ -26,7 +27,7 @@ class SpectralNorm(ComputedWeight):
     micro-batch, for the recomputation of activation checkpointing, after a reload or in a resumed run.
 
     Args:
-        width: rows of the weight. columns: as many unless given.
+        width: rows of the weight. columns: equally many by default.
         radius: rho, the largest singular value of the result.
         blocks: n of a weight (n, width, width), whose matrices are scaled separately.
         clip: only scale down, by a factor that is constant for the gradient.
@@ -49,7 +50,7 @@ class SpectralNorm(ComputedWeight):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Forget the vectors: the next use of the weight finds them anew. Call it whenever the weight is drawn anew."""
+        """Forget the vectors: the next use of the weight finds new ones. Call it whenever the weight is drawn again."""
         for buffer in (self.u, self.v, self.seen):
             buffer.zero_()
         self._started = False
@@ -100,7 +101,7 @@ class SpectralNorm(ComputedWeight):
         return self._started
 
     def train(self, mode: bool = True) -> SpectralNorm:
-        """As `nn.Module.train`; also the moment to look whether a loaded model has its vectors, before it is compiled."""
+        """As `nn.Module.train`; also checks whether a loaded model has its vectors, before it is compiled."""
         super().train(mode)
         self._looks_started()
         return self
@@ -137,7 +138,7 @@ def _times(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def _own(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy. Loaded tensors may start at any address of a file, and the last bit of a BLAS product depends on alignment."""
+    """A copy: loaded tensors may start at any address of a file, and the last bit of a BLAS product depends on alignment."""
     return x.to(dtype, copy=True)
 
 

@@ -30,7 +30,7 @@ class SwiGLUConfig:
 
     @property
     def residual_scale(self) -> float:
-        """What maps onto the stream are multiplied by at the start, in layers of two branches."""
+        """The initial factor of the maps onto the stream, in layers with two branches."""
         return 1 / math.sqrt(2 * self.init_depth) if self.init_depth else 1.0
 
 

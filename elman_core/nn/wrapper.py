@@ -37,7 +37,7 @@ class WrapperMixer(Mixer):
 
     Subclasses make their parameters in `build_cell`, draw them in `reset_cell`, count them in `cell_params`, run the recurrence
     in `cell` and name its state in `cell_state`. Inside everything is time-major: the input is transposed once, where it is
-    narrowest, and the output is a view. With `time` 1 nothing is transposed, and what is called (T, B, …) here is (B, T, …).
+    narrowest, and the output is a view. With `time` 1, nothing is transposed, and (T, B, …) here means (B, T, …).
 
     Parameters beside the cell's: in_proj.weight (I, D), or (2I, D) for u and z, is W_in; out_proj.weight (D, `outputs`) is
     W_out; with `use_conv` conv.weight (I, 1, K) and conv.bias (I). State beside the cell's: conv (B, K - 1, I) with `use_conv`.
@@ -45,7 +45,7 @@ class WrapperMixer(Mixer):
     Attributes:
         gated: whether in_proj has a second half z, which passes neither convolution nor SiLU.
         time: the axis of time inside.
-        pre_silu: whether the cell sees silu(u) or u; `build_cell` may make it a matter of the options.
+        pre_silu: whether the cell sees silu(u) or u; `build_cell` may set it from the options.
     """
 
     gated: ClassVar[bool] = False
@@ -88,7 +88,7 @@ class WrapperMixer(Mixer):
         raise NotImplementedError(f"{type(self).__name__}.cell")
 
     def cell_of_silu(self, u_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:
-        """`cell` of silu(u); for a subclass to override whose recurrence takes the SiLU along."""
+        """`cell` of silu(u). Override it if the recurrence includes the SiLU."""
         return self.cell(F.silu(u_TBI), *rest)
 
     @classmethod
@@ -122,7 +122,7 @@ class WrapperMixer(Mixer):
         return out_TBD if self.time else out_TBD.transpose(0, 1), {**new_state, **cell_state}
 
     def vector(self, state: State | None, name: str, x_TBI: Tensor) -> Tensor:
-        """The state vector `name` (B, I) for this call, zeros at the start, in the dtype that states have beside x."""
+        """The state vector `name` (B, I) for this call, zeros at the start, in the dtype of states for this x."""
         if state is None:
             return x_TBI.new_zeros(x_TBI.shape[1], self.inner, dtype=compute_dtype(x_TBI))
         return state[name].to(compute_dtype(x_TBI))

@@ -1,4 +1,4 @@
-"""A checkpoint: a Hugging Face folder that `from_pretrained` loads, and in `state/` what makes the next step the same step.
+"""A checkpoint: a Hugging Face folder that `from_pretrained` loads, with the state that makes the next step exact in `state/`.
 
     config.json  model.safetensors  tokenizer…    the published weights (schedule-free: the average), float32
     state/trainer.json                            step, bytes seen, training time, the optimizer's numbers, run and settings
@@ -8,7 +8,7 @@
     state/carry.safetensors                       tbptt: the model's state at the end of the step, all rows
     checksums.json                                size and SHA-256 of every file
 
-Safetensors and JSON only: nothing that runs when it is read. The first rank writes it from what all ranks hold, so it does not
+It contains only safetensors and JSON: nothing that runs when it is read. The first rank writes it for all ranks, so it does not
 depend on how many processes trained, nor on whether they sharded the weights.
 """
 
@@ -179,10 +179,10 @@ def _cursor(path: Path, trainer: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Parts:
-    """What all ranks hold together; complete on the first rank.
+    """The state of all ranks together; complete on the first rank.
 
     Attributes:
-        weights: put together, if they are sharded; else None, and the model has them.
+        weights: gathered, if they are sharded; otherwise None, and the model has them.
         optimizer, rng, carry: by name.
     """
 
@@ -209,7 +209,7 @@ def _collect(model: nn.Module, optimizer: Optimizer, progress: Progress, ranks: 
 
 
 def _to_first(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """Sharded tensors, put together one at a time and kept on the first rank, on the CPU."""
+    """Sharded tensors, gathered one at a time and kept on the first rank, on the CPU."""
     together = ((name, whole(tensor)) for name, tensor in tensors.items())
     return {name: tensor.cpu() for name, tensor in together if ranks.main}
 

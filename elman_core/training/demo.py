@@ -1,4 +1,4 @@
-"""What the demo decides: which variant, how many threads, and settings that learn something in a minute or two on a CPU."""
+"""The demo's choices: the variant, the number of threads, and settings that learn something in a minute or two on a CPU."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def choose_variant(asked: str | None = None) -> str:
 def choose_threads(variant: str) -> int:
     """One thread, or all if that makes a step about twice as fast; it is set, too.
 
-    A step is many small products. Threads meet at the end of each, so that a neighbour on one core holds up all of them: on two
-    cores two threads are 1.6 times as fast as one if nothing else runs, and 2.3 times as slow beside one busy process.
+    A step is many small products, and threads meet at the end of each, so another process on one core delays all of them. On
+    two cores, two threads are 1.6 times as fast as one if nothing else runs, and 2.3 times as slow beside one busy process.
     """
     most = torch.get_num_threads()
     model = small_model(variant)
@@ -65,7 +65,7 @@ def choose_threads(variant: str) -> int:
 
 
 def small_model(variant: str) -> Any:
-    """A model of the demo's size that is thrown away."""
+    """A model of the demo's size, for measuring."""
     return LadderForCausalLM(LadderConfig(variant=variant, hidden_size=WIDTH, num_hidden_layers=DEPTH)).train()
 
 

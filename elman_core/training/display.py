@@ -1,4 +1,5 @@
-"""What a training shows: a progress bar on a terminal, plain lines elsewhere. All but the bar also goes to console.log."""
+"""The output of a training: a progress bar on a terminal, plain lines elsewhere. Everything except the bar also goes to
+console.log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a training badly: where a tensor stopped being finite, what to do when memory runs out, what the manifest says.
+"""Failures of a training: where a tensor stopped being finite, what to do when memory runs out, what the manifest says.
 
 `run` is the `Trainer`."""
 
@@ -154,7 +154,7 @@ def out_of_memory(run: Any, error: BaseException) -> OutOfMemoryError:
 
 
 def record(run: Any, error: BaseException) -> None:
-    """Write to the manifest what ended the run. If that fails too, the caller still hears of the first error."""
+    """Record in the manifest what ended the run. If that fails too, the caller still gets the first error."""
     status = "incomplete" if isinstance(error, KeyboardInterrupt) else "crashed"
     if isinstance(error, DivergedError):
         status = f"diverged@{error.step or run.step + 1}"

@@ -223,7 +223,7 @@ class Trainer:
 
     @property
     def _length(self) -> tuple[float, float]:
-        """The whole training, and how much of it is done: in steps, or in seconds where minutes end it."""
+        """The length of the training and how much of it is done: in steps, or in seconds if minutes end it."""
         train = self.settings.train
         if train.steps is not None:
             return train.steps, self.step
@@ -294,7 +294,7 @@ class Trainer:
         self.launched.append(Launched(windows, lr, done, started, counts, self.signals.sent()))
 
     def _settle(self, ahead: int = 0) -> None:
-        """Wait until at most `ahead` steps are under way, and report those that have ended."""
+        """Wait until at most `ahead` steps are running, and report those that have ended."""
         while len(self.launched) > ahead:
             messages = self.launched[0].messages
             metrics = self._finish()
@@ -305,7 +305,7 @@ class Trainer:
             self.signals.hear(messages)
 
     def _finish(self) -> dict[str, float]:
-        """Wait for the earliest step under way and return its metrics."""
+        """Wait for the earliest running step and return its metrics."""
         first = self.launched.popleft()
         values = first.done.read()
         now = time.perf_counter()
@@ -350,11 +350,12 @@ class Trainer:
         }
 
     def uncompiled(self) -> AbstractContextManager[Any]:
-        """For shapes other than a step's, which would be compiled again, and where every module is watched."""
+        """The uncompiled model: for shapes other than a step's, which would be compiled again, and if every module is
+        watched."""
         return torch.compiler.set_stance("force_eager") if self.mode.compiles else nullcontext()
 
     def _how(self) -> dict[str, str]:
-        """How steps are actually run."""
+        """How steps actually run."""
         refused = getattr(self.compute, "refused", "")
         return self.mode.facts() | ({"mode": "eager", "why": refused} if refused else {})
 

@@ -1,4 +1,4 @@
-"""How a step is run: eager, compiled, or recorded once and replayed as one CUDA graph, so that no kernel waits for the host.
+"""How a step runs: eager, compiled, or recorded once and replayed as one CUDA graph, so that no kernel waits for the host.
 
 The first steps of a captured run are eager, which compiles and warms up everything; the next one is recorded. The tensors that
 a recorded step reads and writes keep their addresses: windows, learning rate and carried state are copied there before each
@@ -33,7 +33,7 @@ WARM = 2
 
 @dataclass(frozen=True)
 class Mode:
-    """How a run's steps are run.
+    """How the steps of a run are launched.
 
     Attributes:
         name: "eager", "graph", "compile" or "compile+graph". why: the reason, for the run's first lines.

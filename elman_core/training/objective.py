@@ -24,7 +24,8 @@ States = list[State | None]
 
 @dataclass
 class Outputs:
-    """What a forward gave: `loss` is the mean over all targets, `logits` (B, T, V) or None where they were made in pieces."""
+    """The result of a forward: `loss` is the mean over all targets, `logits` are (B, T, V), or None if they were made in
+    pieces."""
 
     loss: Tensor
     logits: Tensor | None
@@ -48,12 +49,12 @@ def forward_loss(
     Args:
         model: a `LadderForCausalLM`.
         inputs_BT, targets_BT: int64.
-        loss_chunk: time steps whose logits exist at once; they are made again in the backward. 0: all.
+        loss_chunk: time steps whose logits exist at once; the backward recomputes them. 0: all.
         states: to continue from; None starts afresh.
         fresh_BT: bool on the CPU; where True the row starts from the initial state before it reads that byte. The window is
             run in pieces cut at these places, which changes nothing else.
-        logits: give the logits. Without them the head and the loss are one operator that needs a third of their memory.
-        return_states: give the states after the window. Gradients flow through them: detach them to cut.
+        logits: return the logits. Otherwise, head and loss are one operator that needs a third of the memory.
+        return_states: return the states after the window. Gradients flow through them: detach them to cut.
     """
     cuts = [0] if fresh_BT is None else sorted({0, *fresh_BT.any(dim=0).nonzero().flatten().tolist()})
     carried = states is not None or return_states or len(cuts) > 1
@@ -99,14 +100,14 @@ def _head_loss(
 
 
 def restart_rows(model: Any, states: States, fresh_B: Tensor) -> States:
-    """`states` with the rows of `fresh_B` (bool, CPU) put back to the initial state."""
+    """`states` with the rows of `fresh_B` (bool, CPU) reset to the initial state."""
     if not bool(fresh_B.any()) or all(state is None for state in states):
         return states
     return restart(model, states, fresh_B)
 
 
 def restart(model: Any, states: States, fresh_B: Tensor) -> States:
-    """`restart_rows` without a look at `fresh_B` (bool, any device)."""
+    """`restart_rows` without reading `fresh_B` (bool, any device) on the host."""
     start = initial_states(model)
     chosen: States = []
     for state, first in zip(states, start, strict=True):
@@ -140,7 +141,8 @@ def detached(states: States) -> States:
 
 
 def require_constant_state(model: Any, why: str) -> None:
-    """Raise `ConfigError` if a mixer's state grows with the text (a key/value cache): such a state is not carried for ever."""
+    """Raise `ConfigError` if a mixer's state grows with the text (a key/value cache): such a state cannot be carried
+    forever."""
     for block in model.model.layers:
         if block.mixer.state_growth != "constant":
             raise ConfigError(

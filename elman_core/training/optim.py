@@ -82,7 +82,7 @@ class Optimizer:
 
         Args:
             lr: as `set_lr`, if it is not set already.
-            failed: a scalar on the device of the parameters, and looked at there; if it is 1.0 nothing is changed.
+            failed: a scalar on the device of the parameters, and read only there; if it is 1.0, nothing changes.
         """
         if lr is not None:
             self.set_lr(lr)
@@ -99,7 +99,7 @@ class Optimizer:
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
-        """Inside, the model holds the weights to evaluate and to publish; afterwards the very tensors it had before."""
+        """Inside, the model holds the weights to evaluate and to publish; afterwards, the same tensors as before."""
         if not self.averages:
             yield
             return
@@ -134,7 +134,7 @@ class Optimizer:
         ]
 
     def load(self, tensors: dict[str, Tensor], numbers: list[dict[str, Any]]) -> None:
-        """Put back what `tensors` and `numbers` gave.
+        """Restore the state that `tensors` and `numbers` returned.
 
         Raises:
             CheckpointError: a state for other parameters than this model's.

@@ -1,9 +1,9 @@
 """How several processes share a step: each holds all weights, or a part of them.
 
-`ddp`: every rank holds the model; torch's DistributedDataParallel averages the gradients while the backward still runs; where
+`ddp`: every rank holds the model; torch's DistributedDataParallel averages the gradients while the backward still runs; if
 the whole step is one CUDA graph, the graph averages them after the backward (`rank_tensors.average`). `fsdp`: FSDP2's
-`fully_shard`; each rank holds a part of weights, gradients and optimizer state, and a block is put together while it is used.
-Either way a rank computes its rows of the batch, and the mean over ranks is the mean over rows.
+`fully_shard`; each rank holds a part of weights, gradients and optimizer state, and a block is gathered while it is used.
+Either way, a rank computes its rows of the batch, and the mean over ranks is the mean over rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def kind_of(settings: Settings, ranks: Ranks) -> str:
     """What `train.parallel` means here: `none`, `ddp` or `fsdp`.
 
     Raises:
-        ConfigError: a batch that does not divide, or what cannot be sharded.
+        ConfigError: a batch that does not divide, or a setting that cannot be sharded.
     """
     train = settings.train
     if ranks.size == 1:
@@ -63,7 +63,7 @@ def kind_of(settings: Settings, ranks: Ranks) -> str:
 def make_processes(
     kind: str, ranks: Ranks, model: nn.Module, device: torch.device, captured: bool = False
 ) -> OneProcess:
-    """What connects a step to the other ranks. `fsdp` replaces the model's parameters: make the optimizer afterwards.
+    """The connection of a step to the other ranks. `fsdp` replaces the model's parameters: make the optimizer afterwards.
 
     Args:
         captured: whether the step will be recorded as a CUDA graph, which cannot use torch's own wrapper.
@@ -144,7 +144,7 @@ class Shared(OneProcess):
         self.heard = torch.zeros_like(self.notes)
 
     def tell(self, notes: Sequence[float]) -> None:
-        """What this rank adds in the next step."""
+        """Set the numbers that this rank adds in the next step."""
         self.notes[: len(notes)].copy_(torch.tensor(notes, dtype=torch.float64), non_blocking=True)
 
     def refusal(self, own: str) -> str:

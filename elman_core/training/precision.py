@@ -54,7 +54,7 @@ def compute_in(precision: str, device: torch.device) -> AbstractContextManager:
 
 
 def full_precision_in(device: torch.device) -> AbstractContextManager:
-    """Inside `compute_in`: autocast off, for what it is not meant for, such as a backward."""
+    """Inside `compute_in`: autocast off, for code such as a backward."""
     return torch.autocast(device.type, enabled=False)
 
 

@@ -32,7 +32,7 @@ class Ready:
     """A batch, and its tokens (B, T + 1), uint8, on the device.
 
     Attributes:
-        copied: when they have arrived; None: already.
+        copied: the event of their arrival; None: they are there.
     """
 
     batch: Batch
@@ -61,7 +61,7 @@ class Prefetcher:
         """The batch of `step`, waiting for it if needed. Any step may be requested; only the following ones are read ahead.
 
         Raises:
-            whatever `read` raised for this step.
+            any exception that `read` raised for this step.
         """
         with self._changed:
             if step != self._wanted:
@@ -134,8 +134,8 @@ class Prefetcher:
 
 
 class Feed:
-    """This rank's rows of each global batch, as a step takes them: read ahead for a GPU; on a CPU that would only take time
-    from the threads that compute.
+    """This rank's rows of each global batch, as a step takes them: read ahead for a GPU; on a CPU, that would only take time
+    from the computing threads.
     """
 
     def __init__(self, windows: TrainingWindows, settings: Settings, device: torch.device, ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""How a run describes itself: the protocol, as a short hash, which makes its numbers comparable, and rows of the model card."""
+"""The description of a run: the protocol, as a short hash that makes its numbers comparable, and rows of the model card."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .settings import Settings, TrainSettings
 def protocol(settings: Settings, fingerprint: Mapping[str, Any], eval_window: int) -> dict[str, Any]:
     """The settings that must be equal before two models' numbers may be ranked.
 
-    The learning rate is tuned for each model and so left out, as are the seed, the model itself, and what changes only
-    memory or how often something is written. What else `train.tuned` names is left out too, and is named instead.
+    The learning rate is tuned for each model, so it is left out; so are the seed, the model itself, and settings that change
+    only memory or how often something is written. Other settings in `train.tuned` are left out too, but named.
 
     Args:
         settings: resolved. fingerprint: of the data. eval_window: bytes scored in an evaluation window.

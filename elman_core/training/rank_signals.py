@@ -1,4 +1,4 @@
-"""What ends or interrupts a training from outside: signals, and what ranks tell each other about them with every step.
+"""Interruptions from outside: signals, and the messages about them that ranks exchange with every step.
 
 SIGINT, SIGTERM and SIGHUP end the run after saving; SIGUSR1 saves and continues. Each rank adds its messages to the sum that
 averages the loss, which costs nothing, so all ranks stop, save and end a schedule at the same step.
@@ -114,7 +114,7 @@ class RankSignals:
         return None if self.alone else Sent.of(self.processes.heard)
 
     def hear(self, messages: Sent | None) -> None:
-        """After the values of that step were read: take in what `sent` returned.
+        """After the values of that step were read: process what `sent` returned.
 
         Raises:
             ElmanError: on every rank, if something failed on any between two steps.
@@ -135,7 +135,7 @@ class RankSignals:
 
     @contextmanager
     def by_one(self) -> Iterator[None]:
-        """Around what only the first rank does: its failure reaches the others with the next step and ends all ranks."""
+        """Surrounds work of the first rank only: its failure reaches the others with the next step and ends all ranks."""
         try:
             yield
         except Exception as error:

@@ -16,7 +16,7 @@ SMALL = 2**18
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor put together, which every rank must ask for; any other tensor unchanged."""
+    """A sharded tensor, gathered (every rank must call this); any other tensor unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -51,7 +51,7 @@ def placed(value: Tensor, parameter: Tensor) -> Tensor:
 def average(grads: Sequence[Tensor], ranks: int) -> None:
     """Replace every gradient by its mean over the `ranks` ranks of the default group. A CUDA graph can record it.
 
-    For a captured step, which cannot use DistributedDataParallel: nothing hides these sums, so they have to be fast. A large
+    For a captured step, which cannot use DistributedDataParallel: nothing hides these sums, so they must be fast. A large
     gradient is summed in place, grouped with all others of its dtype, which NCCL runs as one kernel; small ones are copied
     together first. Every rank passes the same gradients in the same order.
     """

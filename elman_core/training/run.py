@@ -53,7 +53,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | None, name: str) -> RunFolder:
-        """A new folder: `path`, or `runs/<name>-<time>`. What a run left that was killed before its manifest is replaced.
+        """A new folder: `path`, or `runs/<name>-<time>`. The remains of a run that was killed before its manifest are replaced.
 
         Raises:
             ConfigError: `path` exists and is not empty. StorageError: it cannot be created.
@@ -118,7 +118,7 @@ class RunFolder:
             os.fsync(self._metrics.fileno())
 
     def _begin_again(self) -> None:
-        """Recreate files that were deleted during the training. What the model has learnt can still be saved."""
+        """Recreate files that were deleted during the training, so that the weights can still be saved."""
         log.warning("elman: %s was deleted during the training: it starts again", self.path / METRICS)
         self.path.mkdir(parents=True, exist_ok=True)
         self._metrics.close()
@@ -126,7 +126,7 @@ class RunFolder:
         write_json(self.path / MANIFEST, self.manifest)
 
     def cut_metrics(self, step: int) -> None:
-        """Drop the lines after `step`, and a last one that a kill cut short. A copy of a damaged file is kept."""
+        """Drop the lines after `step`, and a last line that a kill cut short. A copy of a damaged file is kept."""
         path = self.path / METRICS
         lines, damaged = _read_lines(self.path, self.id)
         kept = [line for line in lines if line["step"] <= step]
@@ -195,7 +195,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _changed(path: Path, manifest: Mapping[str, Any]) -> str:
-    """What differs between the settings of a manifest and those in the run's last checkpoint, and what to do; or nothing."""
+    """How the settings of a manifest differ from those in the run's last checkpoint, and what to do; or an empty string."""
     for last in sorted((path / CHECKPOINTS).glob("step-*/state/trainer.json"))[-1:]:
         with contextlib.suppress(OSError, CheckpointError, KeyError, AttributeError, TypeError):
             stored, found = (
@@ -236,7 +236,7 @@ def manifest_to_resume(path: Path) -> dict[str, Any]:
 
 
 def _read_lines(path: Path, run: str) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of metrics.jsonl, and the number of others but a last one that a kill cut short."""
+    """The intact lines of metrics.jsonl, and the number of damaged ones, not counting a last line that a kill cut short."""
     file = path / METRICS
     with storage_errors(f"cannot read {file}"):
         texts = file.read_bytes().split(b"\n") if file.exists() else [b""]
@@ -245,7 +245,7 @@ def _read_lines(path: Path, run: str) -> tuple[list[dict[str, Any]], int]:
 
 
 def read_metrics(path: Path, run: str) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl. `run`: the id of the run."""
+    """The intact lines of metrics.jsonl. `run`: the id of the run."""
     return _read_lines(path, run)[0]
 
 
@@ -276,7 +276,7 @@ def _lock(path: Path) -> Lock | None:
 
 
 def _not_begun(path: Path) -> bool:
-    """Whether a folder is empty but for what a run makes before its manifest."""
+    """Whether a folder is empty except for files that a run makes before its manifest."""
     found = [p for p in path.iterdir() if not p.name.startswith(".partial-")]
     return all(p.name in (LOCK, METRICS, CONSOLE) and not p.is_symlink() for p in found) and (
         not (path / METRICS).exists() or (path / METRICS).stat().st_size == 0

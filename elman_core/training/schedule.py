@@ -16,8 +16,9 @@ class Schedule:
 
     Attributes:
         kind: `cosine`: half a cosine; `wsd`: stable, then linear over the last `decay` of the horizon; `constant`.
-        warmup: step s < warmup has factor (s + 1) / warmup; 0 is no warm-up. Where time ends the run, it takes a tenth of the
-            time at most.
+        warmup: step s < warmup has factor (s + 1) / warmup; 0 is no warm-up. If time ends the run, warm-up takes at most a
+        tenth of the
+            time.
         horizon: steps for which the schedule was made, stored when a run starts; None if time ends the run.
         final: factor at the end. decay: fraction of the horizon that decays (wsd).
     """
@@ -29,7 +30,7 @@ class Schedule:
     decay: float = 0.2
 
     def factor(self, step: int, fraction: float | None = None) -> float:
-        """What the peak learning rate is multiplied with in step `step` (from 0).
+        """The factor of the peak learning rate in step `step` (from 0).
 
         Args:
             fraction: of the time budget used so far, where time ends the run.

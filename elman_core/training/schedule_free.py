@@ -5,8 +5,8 @@
 
 in step k = 1, 2, …; y are the weights that are trained, z the base weights, lr_max the largest learning rate so far. The same
 function and the same state as `schedulefree.AdamWScheduleFree` (Defazio et al., The Road Less Scheduled, 2024), which keeps the
-counts on the host, so that it waits for the device to learn whether a step failed, and passes over memory ten times. On a GPU
-one Triton kernel for each parameter (schedule_free_triton.py), elsewhere plain PyTorch.
+counts on the host, so it waits for the device to learn whether a step failed, and makes ten passes over memory. Here, a GPU
+runs one Triton kernel for each parameter (schedule_free_triton.py); elsewhere, plain PyTorch runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a process leaves the other ranks: connections close in an order that terminates, and within a time limit."""
+"""How a process leaves the other ranks: connections close in an order that cannot hang, and within a time limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Held(Protocol):
     """An object that holds collective operations."""
 
     def release(self) -> None:
-        """Give them up."""
+        """Release them."""
 
 
 class Holdings:

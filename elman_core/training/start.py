@@ -246,7 +246,7 @@ def build_model(settings: Settings, device: torch.device) -> Any:
 
 
 def _protocol(trainer: Trainer, horizon: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be equal before the numbers of two runs are compared, for the length that the run was started with."""
+    """The settings that must be equal before two runs are compared, for the length with which the run was started."""
     settings = trainer.settings
     train = dataclasses.replace(settings.train, steps=horizon["steps"], minutes=horizon["minutes"])
     window = trainer.heldout[1] if trainer.heldout else 0
@@ -254,7 +254,7 @@ def _protocol(trainer: Trainer, horizon: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(trainer: Trainer, made: _Prepared) -> dict[str, Any]:
-    """What the manifest records at the start and when a run is resumed."""
+    """The facts that the manifest records at the start and at each resume."""
     return {
         "settings": trainer.settings.to_dict(),
         "versions": versions(made.model.config.made_with or {}),
@@ -267,7 +267,7 @@ def _facts(trainer: Trainer, made: _Prepared) -> dict[str, Any]:
 
 
 def _first_lines(run: Trainer, resumed: bool = False) -> Iterator[str]:
-    """What is known before the first step: settings, size, backends, data, the loss to expect, the schedule."""
+    """The facts known before the first step: settings, size, back ends, data, the expected loss, the schedule."""
     settings, train, vocabulary = run.settings, run.settings.train, run.model.config.vocab_size
     yield f"run         {run.path}" + (f" (resumed at step {run.step})" if resumed else "")
     for table, values in settings.to_dict().items():

@@ -1,7 +1,7 @@
-"""What one optimizer step computes: forward, loss, backward, norm, clipping, update. The trainer does everything else.
+"""The computation of one optimizer step: forward, loss, backward, norm, clipping, update. The trainer does everything else.
 
-Nothing in a step waits for the device, which itself decides whether the loss and the gradient are finite. From the first step
-in which they are not, no more updates happen. So weights, optimizer and carried state stay as they were before that step,
+Nothing in a step waits for the device; the device decides whether the loss and the gradient are finite. After the first step in
+which they are not, no more updates happen. So weights, optimizer and carried state stay as they were before that step,
 however late its values are read.
 
 Shapes: B rows, T time; a window is T + 1 bytes.
@@ -32,13 +32,13 @@ Terms = Callable[[Outputs], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Windows:
-    """What a step is given.
+    """The input of a step.
 
     Attributes:
         tokens: (B, T + 1), any integer dtype, on the model's device.
         fresh: (B, T), bool on the CPU; where True the row starts from the initial state before it reads that byte. None
             where no state is carried.
-        carry: the states that the step before left, all rows; None at the start.
+        carry: the states after the previous step, all rows; None at the start.
     """
 
     tokens: Tensor
@@ -55,11 +55,11 @@ class Windows:
 
 @dataclass(frozen=True)
 class Done:
-    """What a step gave.
+    """The result of a step.
 
     Attributes:
         values: loss (nats per byte), norm of the gradient before clipping, then the terms of `names`; on their way to the host.
-        carry: the states to hand to the next step, where states are carried.
+        carry: the states for the next step, if states are carried.
     """
 
     values: Sent
@@ -87,7 +87,7 @@ class StepValues:
 
 
 class OneProcess:
-    """What a step needs from the processes that share it; here there is only one. Data parallelism replaces this class.
+    """The interface of a step to the processes that share it; here there is only one. Data parallelism replaces this class.
 
     A step sees the rows of its own process; norm and values are the same in every process, so all decide alike.
     """
@@ -117,7 +117,7 @@ class OneProcess:
         return get_total_norm(grads)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Means over the processes of what each computed from its own rows."""
+        """Means over the processes; each process computed its value from its own rows."""
         return values
 
 
@@ -130,10 +130,10 @@ class TrainStep:
         terms: called with the outputs of every micro-batch; further terms of the loss. before_update: called when gradients
             are accumulated and not yet clipped. Both are for hooks.
         logits: whether `terms` reads them.
-        processes: the seam for data parallelism.
+        processes: the interface for data parallelism.
 
     Attributes:
-        failed: a scalar on the device, 1.0 from the first step on whose values were not finite.
+        failed: a scalar on the device; 1.0 from the first step on with values that were not finite.
         compiled: whether the model's backbone is compiled.
     """
 
@@ -236,7 +236,7 @@ class TrainStep:
         )
 
     def release(self) -> None:
-        """Nothing: operations that processes share are over with each call."""
+        """Does nothing: shared operations end with each call."""
 
     def where_it_failed(self, windows: Windows, again: bool = False) -> dict[str, str] | None:
         """The first tensor that is not finite in a step that failed, as `failures.first_bad`.
