@@ -1,11 +1,11 @@
-"""Compile a binding together with a cell header, once, into a shared library or a Python module, and find it again.
+"""Compile a binding and a cell header once, into a shared library or a Python module, and find it again.
 
-A kernel is delivered as source. The compiled module lies in a cache, as `NAME-ARCH-KEY.so` with `NAME-ARCH-KEY.json` beside it.
-The key covers the sources, every header they include, the architecture, the flags, and Python's ABI for a Python module. It
-does not cover the compiler, which the JSON records: so a cache that was filled elsewhere serves a machine without a compiler.
+A kernel is delivered as source. The compiled module goes into a cache, as `NAME-ARCH-KEY.so` with `NAME-ARCH-KEY.json` beside
+it. The key covers the sources, every header they include, the architecture, the flags, and Python's ABI for a Python module.
+It does not cover the compiler, which the JSON records: so a cache filled elsewhere serves a machine without a compiler.
 
-Several processes may ask at once: one compiles under a file lock, the others wait and load what it made. A module is written
-under another name and renamed, so a file of the final name is always whole.
+Several processes may ask at once: one compiles under a file lock; the others wait and load its module. A module is written
+under another name and then renamed, so a file with the final name is always complete.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ class Extension:
     """One extension module, as source.
 
     Attributes:
-        name: of the Python module, an identifier: "e99_dense".
-        binding: the translation unit: a `.cu` is compiled by nvcc, a `.cpp` by the C++ compiler. It says
-            `PYBIND11_MODULE(ELMAN_MODULE, m)`.
+        name: of the module, an identifier: "e99_dense".
+        binding: the translation unit. nvcc compiles a `.cu`, the C++ compiler a `.cpp`.
         include: folders of headers that belong to the sources (they are part of the key).
         header: a header that the binding includes as `#include ELMAN_CELL_HEADER`.
         defines: further macros.
-        python: whether it is a Python module, compiled with the headers of Python and pybind11 for this Python's ABI and
-            opened by `load`; else a plain shared library, which serves every Python and is opened by the launcher (launch.py).
+        python: whether it is a Python module: `PYBIND11_MODULE(ELMAN_MODULE, m)`, compiled for this Python's ABI and opened by
+            `load`. Otherwise it is a plain shared library, which serves every Python and is opened by the launcher (launch.py).
     """
 
     name: str
@@ -70,7 +69,7 @@ class Extension:
         return self.binding.suffix == ".cu"
 
     def sources(self) -> list[Path]:
-        """The binding and every header it includes from the folders of this extension, directly or not, in a fixed order.
+        """The binding and every header that it includes from this extension's folders, directly or not, in a fixed order.
 
         Raises:
             KernelError: a file is missing.
@@ -105,7 +104,7 @@ class Extension:
         return [*flags, f"-DELMAN_MODULE={self.name}"] if self.python else flags
 
     def key(self, arch: str) -> str:
-        """Hash of everything that determines the module, except the compiler."""
+        """A hash of everything that determines the module, except the compiler."""
         digest = hashlib.sha256()
         for part in (arch, toolchain.python_abi() if self.python else "", *self.flags(arch)):
             digest.update(part.encode() + b"\0")
@@ -118,7 +117,7 @@ class Extension:
 
 
 def shipped(name: str, binding: str, header: Path | None = None, python: bool = False, **defines: object) -> Extension:
-    """A binding that `elman_csrc` ships, its macros (without their ELMAN_) by name.
+    """A binding that `elman_csrc` ships. `defines`: its macros, without ELMAN_ in front.
 
     Raises:
         KernelError: the sources are not installed.
@@ -138,12 +137,12 @@ def shipped(name: str, binding: str, header: Path | None = None, python: bool = 
 
 
 def targets() -> tuple[Target, ...]:
-    """Where the skeletons of `elman_csrc` can be compiled for; nowhere if it is not installed."""
+    """The targets for which the skeletons of `elman_csrc` can be compiled; none if it is not installed."""
     return () if importlib.util.find_spec("elman_csrc") is None else ("host", "cuda")
 
 
 def cache_dirs() -> list[Path]:
-    """Folders that are searched, in order: those of ELMAN_CACHE, or ~/.cache/elman. New modules go to the first writable."""
+    """The folders searched, in order: those of ELMAN_CACHE, or ~/.cache/elman. New modules go to the first writable one."""
     asked = os.environ.get("ELMAN_CACHE")
     if asked:
         return [Path(p).expanduser() for p in asked.split(os.pathsep) if p]
@@ -152,10 +151,10 @@ def cache_dirs() -> list[Path]:
 
 
 def local_arch(extension: Extension) -> str:
-    """The architecture to build for here: "x86_64" for the host, "sm_90" for the current GPU.
+    """The architecture of this machine: "x86_64" for the host, "sm_90" for the current GPU.
 
     Raises:
-        KernelError: a CUDA extension where there is no GPU.
+        KernelError: a CUDA extension on a machine without a GPU.
     """
     if not extension.is_cuda:
         return toolchain.host_architecture()
@@ -170,17 +169,17 @@ def local_arch(extension: Extension) -> str:
 
 
 def find(extension: Extension, arch: str) -> Path | None:
-    """The compiled module, if some cache folder holds it."""
+    """The compiled module, if it is in a cache folder."""
     name = extension.file_name(arch)
     return next((folder / name for folder in cache_dirs() if (folder / name).is_file()), None)
 
 
 def load(extension: Extension, arch: str | None = None) -> ModuleType:
-    """The extension module, compiled first if no cache folder holds it. Needs a compiler only then.
+    """The extension module; compiled first, which needs a compiler, if it is in no cache folder.
 
     Raises:
-        KernelError: no compiler, an error of the compiler (its first error and the command are given), no writable cache,
-            or a module that does not load.
+        KernelError: there is no compiler, it fails (the message has its first error and the command), no cache is writable, or
+            the module does not load.
     """
     path = build(extension, arch or local_arch(extension))
     if path not in _loaded:
@@ -189,11 +188,11 @@ def load(extension: Extension, arch: str | None = None) -> ModuleType:
 
 
 def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
-    """Path of the compiled module; compiles if it is not there.
+    """The path of the compiled module; compiles it if needed.
 
     Args:
         arch: "sm_80", "sm_90", … for CUDA (no GPU is needed), the processor's name for the host.
-        out: folder to write to; it alone is searched. Default: the folders of `cache_dirs`.
+        out: the folder to search and to write to, instead of those of `cache_dirs`.
 
     Raises:
         KernelError: as `load`.
@@ -207,10 +206,10 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     except OSError as error:
         raise KernelError(f"cannot write to {folder}: {error.strerror}") from error
     target = folder / extension.file_name(arch)
-    if target in _failed:  # a compiler that failed is not asked again for every size that needs this module
+    if target in _failed:  # a failed compilation is not repeated for every size that needs this module
         raise _failed[target]
     with FileLock(folder / f".{target.stem}.lock"):  # the system drops it if this process dies
-        if not target.is_file():  # another process may have made it while this one waited
+        if not target.is_file():  # another process may have built it while this one waited
             try:
                 _compile(extension, arch, target)
             except KernelError as error:
@@ -220,10 +219,10 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
 
 
 def build_all(wanted: Sequence[tuple[Extension, str]], out: Path | None = None) -> list[Path]:
-    """`build` for (extension, arch) pairs, as many compilers at once as there are processors.
+    """`build` for (extension, arch) pairs, with as many compilers at once as there are processors.
 
     Raises:
-        KernelError: as `build`, for the first that fails, once all have ended.
+        KernelError: as `build`, for the first pair that fails, after all have ended.
     """
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         waiting = [pool.submit(build, extension, arch, out) for extension, arch in wanted]
@@ -308,7 +307,7 @@ def writable_cache() -> Path:
 
 
 def _feature_set(arch: str) -> str:
-    """From Hopper on, code is built for exactly the one architecture, with the instructions that only it has."""
+    """From Hopper on, code is built for one architecture only, with the instructions that only it has."""
     match = re.fullmatch(r"sm_(\d{2,3})", arch)
     if match is None or int(match[1]) < 80:
         raise KernelError(

@@ -1,4 +1,4 @@
-"""`Cell`: what plans, bindings and builds must know of a cell, so that none of them needs the kernel object."""
+"""`Cell`: what plans, bindings and builds need to know about a cell. So none of them needs the kernel object."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A cell in C++ and in PyTorch. Compiled modules are cached by cell, so it is equal only to itself.
+    """A cell in C++ and in PyTorch. Compiled modules are cached by cell, so a cell is equal only to itself.
 
     Attributes:
         name: of the kernel; lower case.
         header: the cell header, compiled together with a binding of `elman_csrc`.
         type: the C++ name of the cell.
-        reference: the variant's own slow, obvious function: the truth. Of an elementwise or gated cell, its step.
-        readout, update, accumulates, blocks: of a dense cell, as `DenseKernel` says.
+        reference: the truth: the variant's own slow, obvious function; for an elementwise or gated cell, its step.
+        readout, update, accumulates, blocks: of a dense cell; see `DenseKernel`.
         extras: names of the tensors that the cell reads beside its input.
-        streams, vectors, states: of an elementwise cell, as `ElementwiseKernel` says.
-        gates, kept, splits: of a gated cell, as `GatesKernel` says.
-        uses_a: whether the backward of a dense cell is given a; as the header says.
-        bare: of a dense cell with tied weights, which is given x of u = W silu(x) + b: the cell that is given u.
+        streams, vectors, states: of an elementwise cell; see `ElementwiseKernel`.
+        gates, kept, splits: of a gated cell; see `GatesKernel`.
+        uses_a: whether the backward of a dense cell reads a; as in the header.
+        bare: for a dense cell with tied weights, which takes x of u = W silu(x) + b: the same cell taking u.
     """
 
     name: str
@@ -47,6 +47,6 @@ class Cell:
     splits: bool = False
 
     def python(self, module: str) -> tuple[Path, ...]:
-        """What a stamp covers besides the C++ sources: the reference's file and all files beside it."""
+        """The Python that a stamp covers: the reference's file, and all files in the folder of `module`."""
         reference = inspect.getsourcefile(inspect.unwrap(self.reference))
         return (*((Path(reference),) if reference else ()), *sorted(Path(module).parent.glob("*.py")))

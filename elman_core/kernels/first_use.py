@@ -1,6 +1,6 @@
 """Verify each size at its first use on a machine, in training and in decoding, and stamp it.
 
-`ELMAN_VERIFY=skip` is the named override; `used()` says so, and goes into a run's manifest.
+`ELMAN_VERIFY=skip` turns this off. `used()`, which goes into a run's manifest, then says so.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _used: dict[str, Mapping[str, Any]] = {}
 
 
 def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -> None:
-    """Verify these problems on the current GPU unless the stamp says that they were, and remember them for `used`.
+    """Verify these problems on the current GPU unless the stamp covers them, and remember them for `used`.
 
     Raises:
-        KernelError: the kernel is wrong, here or in its stamp; or a CUDA graph is being captured.
-        torch.OutOfMemoryError: too little memory is left to verify it; nothing is stamped.
-        ConfigError: ELMAN_VERIFY is something else than skip or empty.
+        KernelError: the kernel is wrong, now or in its stamp; or a CUDA graph is being captured.
+        torch.OutOfMemoryError: there is too little memory to verify it; nothing is stamped.
+        ConfigError: ELMAN_VERIFY is neither skip nor empty.
     """
     cases = [cases] if isinstance(cases, Case) else list(cases)
     if _skipped():
@@ -43,17 +43,14 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -
             raise KernelError(
                 f"{spec.name}: {new[0]} was never verified, and a graph is being captured; run one step first"
             )
-        # What has no gradient is checked within moments, several kernels one after the other: nobody need be told.
+        # A kernel without gradients is verified in moments, several of them in a row: no warning is needed.
         level = logging.WARNING if spec.differentiable else logging.INFO
         _log.log(level, "elman: first use of the kernel of %s for %s: verifying it", spec.name, new[0])
         report = _apart(lambda: verify(spec, "cuda", cases=new, opcheck=spec.differentiable))
         known = stamps.make(spec, report, extra=new)
         try:
             stamps.save(spec, known)
-        except (
-            KernelError,
-            StorageError,
-        ) as error:  # a read-only cache: what was found holds here
+        except (KernelError, StorageError) as error:  # a read-only cache: the result still holds in this process
             _log.warning("elman: %s; without it every process verifies again", error)
         if not report.passed:
             _refuse(spec, next(iter(failures(report)), ""))
@@ -64,14 +61,14 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -
 
 
 def used() -> dict[str, Mapping[str, Any]]:
-    """Kernels used so far, for the manifest, each with its stamp, or None with ELMAN_VERIFY=skip:
-    `{"NAME T=64 B=32 d=1024 bfloat16": {plan, skipped, stamp}}`."""
+    """The kernels used so far, for the manifest: `{"NAME T=64 B=32 d=1024 bfloat16": {plan, skipped, stamp}}`; the stamp is
+    None with ELMAN_VERIFY=skip."""
     return dict(_used)
 
 
 def _apart(check: Callable[[], Report]) -> Report:
-    """`check()` in a thread of its own: hooks on saved tensors (gradient checkpointing), autocast, a default device and fake
-    tensors hold for the thread that set them, and a first use may come under any of them."""
+    """The result of `check()` in a new thread: a first use may happen under hooks on saved tensors (gradient checkpointing),
+    autocast, a default device or fake tensors, which apply only to the thread that set them."""
     index = torch.cuda.current_device() if torch.cuda.is_available() else None
 
     def run() -> Report:

@@ -1,6 +1,6 @@
-"""Recorded errors: how far each kernel was from float64 when it was measured, as limits for later verifications.
+"""Recorded errors: the measured distance of each kernel from float64, which limits later verifications.
 
-A plugin ships one JSON file with what `elman verify --record` found on the full grid:
+A plugin ships one JSON file with the worst errors that `elman verify --record` measured on the full grid:
 `{"sm_90": {"device", "torch", "cuda", "errors": {KERNEL: {"bfloat16 d w": 1.9e-3}}}}`. On that architecture `verify` allows
 twice those errors.
 """
@@ -29,7 +29,7 @@ def write(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
         the errors that grew: `{"bfloat16 d w": (before, now)}`.
 
     Raises:
-        KernelError: the report is not that of a compiled kernel's full grid, or it failed.
+        KernelError: the report is not of a compiled kernel's full grid, or it failed.
         StorageError: the file cannot be written.
     """
     target = report.target

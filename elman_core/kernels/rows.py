@@ -1,4 +1,4 @@
-"""`RowsKernel`: a matrix state whose rows share one matrix, as one kernel each way.
+"""`RowsKernel`: a matrix state whose rows share one matrix, with one kernel in each direction.
 
     S_t = f_t S_{t-1} + (1 - f_t) tanh(S_{t-1} W + k_t v_tᵀ),   o_t = S_tᵀ q_t
 
@@ -74,7 +74,7 @@ class RowsKernel(Compiled):
         Args:
             q_BTGK, k_BTGK, v_BTHV: float32, bfloat16, float16 or float64, of one dtype; any strides.
             f_BTH: from 0 to 1. w_HVV: W; a kernel reads it in the dtype of q. Both in any floating dtype.
-            state_BHKV: S_0, None is zeros. mask_BT: bool; where False the state is held and o means nothing.
+            state_BHKV: S_0; None is zeros. mask_BT: bool; where False the state is held and o is arbitrary.
             starts_BT: bool; where True the state is set to 0 before the step, masked or not.
             backend: "auto", "cuda" or "reference".
 
@@ -82,9 +82,9 @@ class RowsKernel(Compiled):
             o (B, T, H, V) in the dtype of q, S_T (B, H, K, V) in float32 (float64 for float64).
 
         Raises:
-            ConfigError: shapes, dtypes or devices that do not fit together.
-            KernelError: a back end asked for that cannot run this.
-            NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
+            ConfigError: shapes, dtypes or devices do not fit together.
+            KernelError: the named back end cannot run this call.
+            NotImplementedError: a back end other than "reference" was named under torch.func.
         """
         given = (q_BTGK, k_BTGK, v_BTHV, f_BTH, w_HVV, state_BHKV, mask_BT, starts_BT)
         sizes = check(self.name, _WANTED, given)
@@ -134,7 +134,7 @@ class RowsKernel(Compiled):
         )
 
     def backend(self, device: torch.device | str, rows: int, columns: int) -> str:
-        """What "auto" runs at this size, in words; compiles nothing, so before the first use it is what will be tried."""
+        """What "auto" runs at this size, in words. Compiles nothing: before the first use, it says what will be tried."""
         return in_words(self.name, device, "reference", lambda *size: size == (rows, columns))
 
     def prepare(self, dtype: torch.dtype, rows: int, columns: int) -> str:
@@ -152,7 +152,7 @@ class RowsKernel(Compiled):
 
 
 def extension(name: str, dtype: torch.dtype, rows: int, columns: int) -> Extension:
-    """What is compiled for a dtype of storage, K and V.
+    """What is compiled for a storage dtype, K and V.
 
     Raises:
         KernelError: there is no kernel for these, or the sources are not installed.
@@ -168,7 +168,7 @@ def extension(name: str, dtype: torch.dtype, rows: int, columns: int) -> Extensi
 
 @cache
 def _module(name: str, dtype: torch.dtype, rows: int, columns: int, _index: int) -> Any:
-    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
+    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
     return launch.opened(extension(name, dtype, rows, columns), "rows")
 
 
@@ -198,7 +198,7 @@ def _run_backward(
     dv, df, dw, ds0 = v.new_empty(v.shape), f.new_empty(f.shape), f.new_empty(B, H, V, V), f.new_empty(B, H, K, V)
     made = {"ds0": ds0, "dq": dq, "dk": dk, "dv": dv, "df": df, "dw": dw}
     _run(name, "backward", q, k, v, mask, starts, f=f, w=w, saved=saved, dy=dy.to(q.dtype), ds1=ds1, **made)
-    if q.shape[2] < H:  # each head has given its share
+    if q.shape[2] < H:  # the heads' shares
         dq, dk = dq.sum(2, keepdim=True), dk.sum(2, keepdim=True)
     return dq, dk, dv, df, dw.sum(0).to(w.dtype), ds0
 
@@ -227,7 +227,7 @@ def case(sizes: Sequence[int], dtype: torch.dtype, **options: Any) -> Case:
 
 
 def _make_inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """W about orthogonal, q and k of length 1: the state neither dies nor explodes."""
+    """W about orthogonal, q and k of length 1, so that the state neither dies nor explodes."""
     B, T, H, K, V = (case.sizes[letter] for letter in "BTHKV")
     heads, wide = 1 if case.options.get("shared") else H, compute_dtype(case.dtype)
 

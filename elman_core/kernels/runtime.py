@@ -1,11 +1,11 @@
 """What kernels of every family share: `ELMAN_KERNELS`, operators of `torch.library`, autocast, transforms.
 
-`ELMAN_KERNELS` says what happens on a GPU. auto (the default): use the kernel; without one, run plain PyTorch after one loud
-warning that says why and what to type. off: run plain PyTorch and compile nothing. require: use the kernel or raise an error;
-benchmarks and kernel tests always run so.
+`ELMAN_KERNELS` decides what runs on a GPU. auto (the default): the kernel; without one, plain PyTorch after one loud warning
+that says why and what to type. off: plain PyTorch; nothing is compiled. require: the kernel, or an error; benchmarks and kernel
+tests always use it.
 
-Under forward-mode derivatives and torch.func, which the operators of kernels do not know (an operator drops a tangent without a
-word, and stops under `torch.func.grad`), "auto" takes plain PyTorch, and whoever names a kernel is told.
+The operators of kernels do not support forward-mode derivatives and torch.func: an operator drops a tangent silently, and fails
+under `torch.func.grad`. There, "auto" runs plain PyTorch, and naming a kernel is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def compute_dtype(*of: Tensor | torch.dtype | None) -> torch.dtype:
-    """float64 if any of these tensors or dtypes is, else float32: the dtype of states and of computation in references."""
+    """The dtype of states and of computation in references: float64 if any of these tensors or dtypes is, else float32."""
     for x in of:
         if (x.dtype if isinstance(x, Tensor) else x) == torch.float64:
             return torch.float64
@@ -46,7 +46,7 @@ def mode() -> Mode:
     """The value of ELMAN_KERNELS.
 
     Raises:
-        ConfigError: it is something else than auto, off or require.
+        ConfigError: it is none of auto, off and require.
     """
     value = os.environ.get("ELMAN_KERNELS", "auto")
     if value not in _MODES:
@@ -55,13 +55,13 @@ def mode() -> Mode:
 
 
 def constant_when_compiled(function: Called) -> Called:
-    """As `torch.compiler.assume_constant_result`, which imports torch._dynamo: that takes as long as torch itself."""
+    """As `torch.compiler.assume_constant_result`, without its import of torch._dynamo, which takes as long as torch itself."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def warn_of_packed_rows(name: str, like: Tensor) -> None:
-    """Say once for each kernel that no kernel of a GPU takes packed rows yet; ELMAN_KERNELS=require makes it an error."""
+    """Warn once for each kernel that GPU kernels do not support packed rows yet; an error with ELMAN_KERNELS=require."""
     if like.is_cuda and not torch.compiler.is_compiling():
         load_or_warn(f"packed rows of {name}", _no_packed_rows)
 
@@ -71,14 +71,14 @@ def _no_packed_rows() -> None:
 
 
 def load_or_warn(name: str, load: Callable[[], Loaded]) -> Loaded | None:
-    """What `load()` returns, or None where plain PyTorch is to run instead.
+    """The result of `load()`, or None if plain PyTorch must run instead.
 
     Args:
-        name: of the kernel; each reason is said once in a process.
-        load: raises `KernelError` if the kernel cannot be had.
+        name: of the kernel; a process logs each reason once.
+        load: raises `KernelError` if the kernel is unavailable.
 
     Raises:
-        KernelError: from `load`, when ELMAN_KERNELS=require.
+        KernelError: from `load`, with ELMAN_KERNELS=require.
     """
     chosen = mode()
     if chosen == "off":
@@ -106,12 +106,12 @@ def operator(
     save: Callable[..., None] | None = None,
     differentiate: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Register `elman::NAME`, which FakeTensor, `torch.compile` and CUDA graphs then know.
+    """Register `elman::NAME` for eager calls, FakeTensor, `torch.compile` and CUDA graphs.
 
     Args:
-        schema: "NAME(Tensor x, …) -> Tensor", as of `torch.library`. run: for tensors on any device. fake: for FakeTensors.
-        save, differentiate: what the backward needs, and the backward, as of `torch.library.register_autograd`. A derivative
-            that is itself to be differentiated is refused.
+        schema: "NAME(Tensor x, …) -> Tensor", as in `torch.library`. run: for tensors on any device. fake: for FakeTensors.
+        save, differentiate: the context and the backward, as in `torch.library.register_autograd`. Second derivatives are
+            refused.
     """
     name = schema.partition("(")[0]
     _library.define(schema)
@@ -129,7 +129,7 @@ def operator(
 
 
 def tensors(count: int) -> str:
-    """That many results, as written in a schema."""
+    """This many results, as a schema writes them."""
     return f"({', '.join(['Tensor'] * count)})"
 
 
@@ -140,22 +140,22 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def autocast_dtype(weight: Tensor) -> torch.dtype:
-    """The dtype in which a product with `weight` is computed: autocast's where that is on for the device, else its own."""
+    """The dtype of a product with `weight`: that of autocast if it is on for the device, else the weight's."""
     kind = weight.device.type
     if weight.dtype != torch.float64 and has_autocast(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return weight.dtype
 
 
-@constant_when_compiled  # `torch.compile` cannot trace the question before torch 2.12
+@constant_when_compiled  # before torch 2.12, `torch.compile` cannot trace this call
 def has_autocast(kind: str) -> bool:
     """Whether devices of this kind have autocast."""
     return torch.amp.is_autocast_available(kind)
 
 
 def transformed() -> bool:
-    """Whether derivatives are being taken otherwise than by `backward`: torch.func.grad, jvp and what is made of them, or
-    `torch.autograd.forward_ad`. Not under vmap alone, of which an operator is a loop."""
+    """Whether derivatives are taken by other means than `backward`: torch.func.grad, jvp and their relatives, or
+    `torch.autograd.forward_ad`. False under vmap alone, which runs an operator in a loop."""
     if torch.compiler.is_compiling():
         return False
     if forward_ad._current_level >= 0:
@@ -168,7 +168,7 @@ def transformed() -> bool:
 
 
 def refuse_second_derivatives(name: str) -> None:
-    """Raise NotImplementedError if a derivative would itself be differentiated: a kernel's backward does not support it."""
+    """Raise NotImplementedError if a derivative would itself be differentiated. No kernel's backward supports that."""
     if torch.is_grad_enabled():
         raise NotImplementedError(
             f"{name} has no second derivative (create_graph=True); recurrences have it with backend='reference'"
@@ -176,10 +176,10 @@ def refuse_second_derivatives(name: str) -> None:
 
 
 def refuse_transforms(name: str, otherwise: str) -> None:
-    """Raise if a kernel was chosen by name and `transformed` is true.
+    """For a kernel that was chosen by name.
 
     Raises:
-        NotImplementedError: names the kernel and what to take instead.
+        NotImplementedError: `transformed` is true; names the kernel and what to use instead.
     """
     if transformed():
         raise NotImplementedError(

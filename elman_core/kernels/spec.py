@@ -1,7 +1,7 @@
 """`KernelSpec`: what `verify` and the contract's tests need to know about a kernel of any family.
 
-A plugin yields its kernels' specs as `Variant(kernels=(…,))`. A dense kernel makes its own (`DenseKernel.spec()`); another
-family fills in the fields.
+A plugin yields its kernels' specs as `Variant(kernels=(…,))`. The kernel classes make their own (`DenseKernel.specs()`); for
+any other kernel, fill in the fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .build import Target as Target
 
 Backend = Literal["auto", "torch", "cuda", "host", "reference"]
 Grid = Literal["quick", "full"]
-Inputs = dict[str, Any]  # tensors by name, None for what is not given
+Inputs = dict[str, Any]  # tensors by name, None for those not given
 Outputs = dict[str, Tensor]
 
 
@@ -30,8 +30,8 @@ class Case:
     Attributes:
         sizes: by their letters: {"T": 33, "B": 3, "d": 64}.
         dtype: of storage. States are float32, or float64 beside float64.
-        masked: some positions are masked, the first ones of a row (left padding) among them.
-        strided: every input and incoming gradient lies in memory with gaps, and its first two dimensions swapped.
+        masked: some positions are masked, including the first ones of a row (left padding).
+        strided: every input and incoming gradient has gaps in memory, and its first two dimensions are swapped there.
         bare: the initial state is zero and no gradient arrives at the final state. Otherwise both are random.
         options: further arguments of the op: {"linear_state": True}.
     """
@@ -59,28 +59,28 @@ class KernelSpec:
     """A kernel, its reference, and the problems on which they are compared.
 
     Attributes:
-        name: of the variant, with a word behind it if the variant has several: "e99", "e99_step".
+        name: the variant's, followed by a word if the variant has several kernels: "e99", "e99_step".
         cases: `cases(target, grid)`: about 20 for "quick", about 200 for "full"; fixed lists.
-        make_inputs: `make_inputs(case, generator)` draws the inputs on the CPU, each in the dtype that the op takes it in.
+        make_inputs: `make_inputs(case, generator)` draws the inputs on the CPU, each in the dtype in which the op takes it.
             Scale them so that the recurrence neither dies nor explodes.
         call: `call(backend, inputs, options) -> outputs`, by name. `backend` is "auto", a target, one of `portable`, or
             "reference", which must take float64 and compute 16-bit inputs in float32.
         states: names of the outputs that are final states.
-        rounded: the back end of `call` whose error in the storage dtype sets the limits. Not "reference" where that keeps in
-            float32 what parts of the computation, each an op of its own, would store between them: a sum in which terms cancel
-            has an error of many eps then, which no kernel of 16-bit operands can avoid.
-        differentiable: False for a kernel that only decoding runs: its outputs are compared, and there is no gradient.
+        rounded: the back end of `call` whose error in the storage dtype sets the limits. It is not "reference" if the reference
+            keeps in float32 what separate ops would store in between: a sum whose terms cancel then has an error of many eps,
+            which no kernel of 16-bit operands can avoid.
+        differentiable: False for a kernel that only decoding runs: its outputs are compared, and it has no gradient.
         extension: `extension(target)`: what is compiled; the stamp covers its sources.
-        op: `op(backend, inputs, options) -> (operator, arguments)` for `torch.library.opcheck`; None for what is no operator.
-        targets: where a kernel exists.
-        builds: `builds(target, arch, widths, dtypes)`: what `elman build` compiles; `extension(target)` alone if not given.
-            `widths` are sizes for each of which a kernel is compiled on its own; empty means the usual ones.
+        op: `op(backend, inputs, options) -> (operator, arguments)` for `torch.library.opcheck`; None without an operator.
+        targets: where the kernel exists.
+        builds: `builds(target, arch, widths, dtypes)`: what `elman build` compiles; without it, `extension(target)` alone.
+            `widths` are the sizes that have a compiled kernel each; empty means the usual sizes.
         needs: `needs(target, cases)`: what these cases compile on this machine, so that `verify` can compile it all at once.
-        portable: further back ends in plain PyTorch, which run anywhere and are checked like a kernel.
+        portable: further back ends in plain PyTorch. They run anywhere and are checked like a kernel.
         visible: `visible(inputs)`: for outputs that are arbitrary at some positions, a bool tensor that broadcasts.
-        after: `after(device)` is called once the device is idle, and raises `KernelError` if a launch failed there.
-        python: further files that the stamp covers: the reference, and what calls the kernel.
-        record: the file of recorded errors in the kernel's package (see records.py); None if it keeps none.
+        after: `after(device)` is called when the device is idle, and raises `KernelError` if a launch failed there.
+        python: further files that the stamp covers: the reference, and the Python that calls the kernel.
+        record: the file of recorded errors in the kernel's package (see records.py); None without one.
     """
 
     name: str
@@ -103,7 +103,7 @@ class KernelSpec:
 
 
 def padding_mask(steps: int, rows: int, generator: torch.Generator) -> Tensor:
-    """bool (T, B): row 0 whole, row 1 left-padded by half, the others with holes; the last position of a row is always real."""
+    """bool (T, B): row 0 is whole, row 1 half left padding, the others have holes; the last position of every row is real."""
     mask = torch.rand(steps, rows, generator=generator) > 0.3
     mask[:, 0] = True
     if rows > 1:

@@ -1,8 +1,8 @@
 """Stamps: what was verified on this machine, and with what result.
 
 A stamp is a JSON file in the cache, `verified/NAME-TARGET-ARCH-KEY.json`. Its key covers everything that decides a result: the
-kernel's sources and build flags, the reference and the Python that calls the kernel, the architecture, torch and CUDA. So a
-stamp goes out of date by itself, when any of these changes.
+kernel's sources and build flags, the reference, the Python that calls the kernel, the architecture, torch and CUDA. When one of
+these changes, the stamp is no longer found.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .verify import Report
 
 @dataclass(frozen=True)
 class Stamp:
-    """The last verification of a kernel, as `elman show` and a run's manifest give it.
+    """The last verification of a kernel, as in `elman show` and a run's manifest.
 
     Attributes:
         grid: "quick", "full", or "none" with ELMAN_VERIFY=skip.
-        cases: how many were run. dtypes: those they covered.
-        worst: for each dtype and tensor, error / limit of the worst case: {"bfloat16 d w": 0.4}.
-        faults: what failed; empty if it passed.
-        extra: problems verified at their first use, beside the grid.
+        cases: how many ran. dtypes: their dtypes.
+        worst: error / limit of the worst case for each dtype and tensor: {"bfloat16 d w": 0.4}.
+        faults: what failed, beside errors above their limits.
+        extra: problems verified at their first use, in addition to the grid.
         when: UTC.
     """
 
@@ -56,7 +56,7 @@ class Stamp:
 
 
 def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) -> Stamp | None:
-    """The stamp of this kernel as it is now on this machine; None without a verification, a kernel or a GPU."""
+    """The stamp of the kernel in its present state on this machine; None without a verification, a kernel or a GPU."""
     if target not in spec.targets or (target == "cuda" and arch is None and not torch.cuda.is_available()):
         return None
     path = _path(spec, target, arch or build.local_arch(spec.extension(target)))
@@ -72,7 +72,7 @@ def save(spec: KernelSpec, made: Stamp) -> None:
     """Write a stamp of this kernel.
 
     Raises:
-        KernelError: there is no cache folder that can be written.
+        KernelError: no cache folder is writable.
         StorageError: the file cannot be written.
     """
     path = build.writable_cache() / _path(spec, made.target, made.arch)
@@ -81,7 +81,7 @@ def save(spec: KernelSpec, made: Stamp) -> None:
 
 
 def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
-    """The stamp for a report, which replaces the existing one; single problems (`extra`) are added to the existing one instead.
+    """The stamp of a report. It replaces the existing stamp; a report of single problems (`extra`) is added to it instead.
 
     Raises:
         KernelError: the report is not of a compiled kernel.

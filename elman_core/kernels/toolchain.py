@@ -1,4 +1,4 @@
-"""Where the compilers and headers are. Only looks them up; runs nothing."""
+"""Find the compilers and headers. Runs nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def find_nvcc() -> Path:
     """nvcc from CUDA_HOME, then PATH, then the pip packages of the toolkit (nvidia-cuda-nvcc).
 
     Raises:
-        KernelError: there is none; says what to install.
+        KernelError: none was found; says what to install.
     """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home:
@@ -40,7 +40,7 @@ def find_host_compiler() -> Path:
     """The C++17 compiler from CXX, else g++, else c++.
 
     Raises:
-        KernelError: there is none; says what to install.
+        KernelError: none was found; says what to install.
     """
     asked = os.environ.get("CXX")
     for name in [asked] if asked else ["g++", "c++"]:
@@ -51,7 +51,7 @@ def find_host_compiler() -> Path:
 
 
 def pip_dirs(nvcc: Path, kind: str) -> list[Path]:
-    """Folders of headers ("include") or libraries ("lib") that a pip-installed nvcc does not find by itself."""
+    """Folders of headers ("include") or libraries ("lib") that an nvcc installed by pip does not find by itself."""
     folders = _pip_toolkit()
     if not any(nvcc.is_relative_to(folder) for folder in folders):
         return []
@@ -59,7 +59,7 @@ def pip_dirs(nvcc: Path, kind: str) -> list[Path]:
 
 
 def python_include_dirs() -> list[Path]:
-    """Headers of this Python and of pybind11.
+    """The folders of the headers of this Python and of pybind11.
 
     Raises:
         KernelError: one is not installed.
@@ -77,17 +77,17 @@ def python_include_dirs() -> list[Path]:
 
 
 def host_architecture() -> str:
-    """Name of this processor's architecture: "x86_64", "arm64"."""
+    """The name of this processor's architecture: "x86_64", "arm64"."""
     return platform.machine() or "unknown"
 
 
 def python_abi() -> str:
-    """The suffix that distinguishes extension modules of different Python versions: ".cpython-311-x86_64-linux-gnu.so"."""
+    """The suffix of extension modules for this Python version: ".cpython-311-x86_64-linux-gnu.so"."""
     return str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
 def _pip_toolkit() -> list[Path]:
-    """What the pip packages of the toolkit install into "nvidia" of site-packages: cu13, or cuda_nvcc, … of CUDA 12."""
+    """The folders that the toolkit's pip packages install under "nvidia" in site-packages: cu13, or cuda_nvcc, … of CUDA 12."""
     spec = importlib.util.find_spec("nvidia")
     roots = (spec.submodule_search_locations if spec else None) or []
     return [folder for root in roots for folder in sorted(Path(root).iterdir()) if folder.is_dir()]

@@ -1,15 +1,15 @@
 """Check a kernel: every output and every gradient against a float64 reference; for decoding kernels, every output.
 
 The error of a tensor is relative, in the L2 norm, against a float64 truth computed from the same rounded inputs. Two limits
-hold, and the smaller decides:
+apply, and the smaller decides:
 
-* 2 times (bf16: 3 times) the error that the PyTorch reference makes in the same storage dtype (with float32 state and
-  accumulation; see `KernelSpec.rounded`), plus one eps of the dtype (float32: 4, which the order of a sum alone can cost);
+* 2 times (bf16: 3 times) the error of the PyTorch reference in the same storage dtype (with float32 state and accumulation;
+  see `KernelSpec.rounded`), plus one eps of the dtype (float32: 4, which the order of a sum alone can cost);
 * on an architecture for which the plugin ships recorded errors (see records.py), twice the error recorded for that tensor.
 
-In float64, where reference and truth are one, the limit is 1e-12. In addition, memory that torch.empty returns is filled with
-NaN before the call, two calls must agree in every bit, inputs must be unchanged, every value must be finite (at masked
-positions too), and `torch.library.opcheck` must pass.
+In float64, where reference and truth are the same, the limit is 1e-12. In addition, memory from torch.empty is filled with NaN
+before the call, two calls must agree in every bit, inputs must be unchanged, every value must be finite (also at masked
+positions), and `torch.library.opcheck` must pass.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Row:
 
     Attributes:
         tensor: name of an output ("y"), or of the gradient of an input ("d w").
-        error: ‖kernel - truth‖ / ‖truth‖. worst: the largest element's error / the largest element of the truth.
-        reference: the error of the reference in the same dtype. limit: what `error` may be.
+        error: ‖kernel - truth‖ / ‖truth‖. worst: the largest error of an element / the largest element of the truth.
+        reference: the error of the reference in the same dtype. limit: the largest allowed `error`.
         recorded: the error that the plugin has recorded for this architecture, if any.
         dtype: of the case's storage.
     """
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """error / limit: passes up to 1."""
+        """error / limit; up to 1 passes."""
         if self.limit == 0:  # recorded as exact
             return 0.0 if self.error == 0 else math.inf
         return self.error / self.limit
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass
 class Report:
-    """What `verify` found. `faults`: failures besides large errors: not finite, not repeatable, opcheck, an exception."""
+    """What `verify` found. `faults`: failures other than large errors: not finite, not repeatable, opcheck, an exception."""
 
     name: str
     target: str
@@ -88,7 +88,7 @@ class Report:
         return self.cases > 0 and not self.faults and all(row.passed for row in self.rows)
 
     def worst(self) -> list[Row]:
-        """For each dtype and tensor, the row closest to its limit, or furthest beyond it."""
+        """For each dtype and tensor, the row with the largest ratio."""
         found: dict[tuple[str, str], Row] = {}
         for row in self.rows:
             key = (row.dtype, row.tensor)
@@ -110,16 +110,16 @@ def verify(
     """Run the cases of a grid on one back end.
 
     Args:
-        target: a target or a portable back end of the spec; the latter run on the CPU, on the host's cases.
-        dtypes: only these; empty means all that the grid has.
-        cases: instead of the grid's.
-        progress: called with (cases done, cases in all).
+        target: a target or a portable back end of the spec. Portable ones run on the CPU, with the host's cases.
+        dtypes: run only these; empty means all of the grid's.
+        cases: run these instead of the grid's.
+        progress: called with (cases done, all cases).
         opcheck: whether to run `torch.library.opcheck`, on one small case of each kind.
-        recorded: whether recorded errors hold; False to record new ones.
+        recorded: whether recorded errors limit this run; False to record new ones.
 
     Raises:
-        KernelError: there is no such kernel, it cannot be built, no GPU, or no case is left.
-        torch.OutOfMemoryError: of a case; whether the kernel is right is open then.
+        KernelError: there is no such kernel, it cannot be built, there is no GPU, or no case is left.
+        torch.OutOfMemoryError: from a case; the kernel may be right or wrong.
     """
     if target not in (*spec.targets, *spec.portable):
         known = ", ".join((*spec.targets, *spec.portable)) or "none"
@@ -151,7 +151,7 @@ def verify(
                     _opcheck(spec, target, case, inputs)
             except torch.OutOfMemoryError:  # says nothing about the kernel
                 raise
-            except Exception as error:  # whatever a kernel does wrong belongs into its report
+            except Exception as error:  # every fault of a kernel belongs in its report
                 report.faults.append(f"{case}: {type(error).__name__}: {_first_line(error)}")
             report.cases = number
             if progress is not None:
@@ -229,7 +229,7 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
 def _draw_gradients(
     spec: KernelSpec, case: Case, inputs: Inputs, visible: Outputs, generator: torch.Generator
 ) -> Outputs:
-    """What arrives at each output, drawn on the CPU; nothing at positions that are not visible."""
+    """The incoming gradient of each output, drawn on the CPU; 0 at positions that are not visible."""
     incoming: Outputs = {}
     for name, x in spec.call("reference", inputs, case.options).items():
         dtype = compute_dtype(case.dtype) if name in spec.states else case.dtype
@@ -241,7 +241,7 @@ def _draw_gradients(
 def _compare(
     case: Case, name: str, made: Tensor, same: Tensor, truth: Tensor, seen: Tensor | None, known: Mapping[str, float]
 ) -> Row:
-    truth = truth.double()  # a class that was drawn is a whole number, and must be the same one
+    truth = truth.double()  # a drawn class is a whole number, and must be equal
 
     def error(x: Tensor) -> Tensor:
         gap = x.double() - truth
@@ -283,7 +283,7 @@ def _opcheck(spec: KernelSpec, target: str, case: Case, inputs: Inputs) -> None:
 
 
 def _with_gaps(x: Tensor) -> Tensor:
-    """Equal values in memory with gaps, the first two dimensions swapped."""
+    """The same values in memory with gaps, the first two dimensions swapped there."""
     swapped = x.transpose(0, 1) if x.dim() >= 2 else x
     wide = swapped.new_zeros(*swapped.shape[:-1], 2 * swapped.shape[-1] + 3)
     part = wide[..., 1 : 1 + swapped.shape[-1]]
@@ -293,7 +293,7 @@ def _with_gaps(x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _poisoned() -> Iterator[None]:
-    """Inside, memory that torch.empty and its like return is NaN (255 for bytes), so what a kernel forgets to write shows."""
+    """Inside, torch.empty and its relatives return NaN (255 for bytes), so memory that a kernel does not write shows."""
     on, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -325,7 +325,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def failures(report: Report) -> Iterable[str]:
-    """One line for every failure, the worst first."""
+    """One line for each failure, the worst first."""
     for row in sorted((r for r in report.rows if not r.passed), key=lambda r: -r.ratio):
         yield f"{row.tensor}: error {row.error:.2e}, limit {row.limit:.2e} ({row.case})"
     yield from report.faults

@@ -1,10 +1,10 @@
-"""`causal_conv`: a causal depthwise convolution over time whose window is state, as one kernel each way.
+"""`causal_conv`: a causal depthwise convolution over time whose window is state, with one kernel in each direction.
 
     z_t = bias + sum_j weight_j x_{t-(K-1)+j},   y = z, or silu(z), channel by channel
 
-registered with `torch.library` as `elman::causal_conv` and its backward. On NVIDIA GPUs the kernels of `elman_csrc`
-(causal_conv.cuh) run, compiled for each dtype and K at first use; x and the gradient of y may be slices of wider tensors, which
-are read in place. Elsewhere plain PyTorch runs.
+It is registered with `torch.library` as `elman::causal_conv`, with its backward. On NVIDIA GPUs the kernels of `elman_csrc`
+(causal_conv.cuh) run, compiled for each dtype and K at first use. They read x and the gradient of y in place, also as slices of
+wider tensors. Elsewhere plain PyTorch runs.
 
 Shapes: T time, B batch, C channels, K taps.
 """
@@ -37,11 +37,11 @@ def causal_conv(
     """Returns (y in the shape and dtype of x, the new window (B, K - 1, C) in float32 or float64).
 
     Args:
-        x_TBC: float32, bfloat16, float16 or float64; any strides. Its layout is that of y: a view of (B, T, C) serves as well.
+        x_TBC: float32, bfloat16, float16 or float64; any strides, such as a view of (B, T, C). y has the same layout.
         weight_CK, bias_C: in any floating dtype. window_BKC: the last K - 1 inputs, oldest first; None is zeros.
-        mask_TB: bool. Where it is False the step is not there: the window holds, the next step sees the inputs before it, and
-            y is finite but means nothing.
-        starts_TB: bool; True where a document begins, which sees no input of the one before.
+        mask_TB: bool. Steps where it is False are skipped: the window holds, the next step sees the inputs before them, and y
+            is finite but arbitrary.
+        starts_TB: bool; True where a document begins, which does not see inputs of the previous document.
         silu: whether y passes SiLU.
     """
     fits = x_TBC.is_cuda and x_TBC.dtype != torch.float64 and x_TBC.numel() > 0 and not runtime.transformed()
@@ -72,7 +72,7 @@ choice.register(Kernel())
 
 
 def extension(dtype: torch.dtype = torch.bfloat16, taps: int = 4) -> Extension:
-    """What is compiled for a dtype of storage and K.
+    """What is compiled for a storage dtype and K.
 
     Raises:
         KernelError: there is no kernel for these, or the sources are not installed.
@@ -85,7 +85,7 @@ def extension(dtype: torch.dtype = torch.bfloat16, taps: int = 4) -> Extension:
 
 @cache
 def _module(dtype: torch.dtype, taps: int, _index: int) -> Any:
-    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
+    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
     return launch.opened(extension(dtype, taps), NAME)
 
 

@@ -1,4 +1,4 @@
-"""The causal convolution in plain PyTorch: the truth, the CPU's, and the fallback of a GPU. Shapes as in op.py."""
+"""The causal convolution in plain PyTorch: the truth; runs on a CPU, and on a GPU without a kernel. Shapes as in op.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def reference(
     x = x_TBC.to(wide)
     window = x.new_zeros(keep, rows, channels) if window_BKC is None else window_BKC.to(wide).transpose(0, 1)
     order, document = None, None
-    if starts_TB is not None:  # numbered in each row; the window is of number 0
+    if starts_TB is not None:  # the number of the document in its row; the window has number 0
         document = starts_TB.cumsum(0)
     if mask_TB is not None:  # move the steps that count to the front, in order
         order = torch.argsort((~mask_TB).to(torch.uint8), dim=0, stable=True)

@@ -19,8 +19,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def make_spec(name: str, operator: Callable[..., Any], extension: Callable[..., Extension]) -> KernelSpec:
-    """What `verify` knows of the kernel. Options of a case: bias; silu; packed: documents start inside its rows; sliced: x
-    is a slice of a wider tensor whose rows stand one behind the other."""
+    """The spec of the kernel. Options of a case: bias; silu; packed: documents start inside its rows; sliced: x is a slice of a
+    wider tensor (B, T, C)."""
 
     def given(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, ...]:
         x, *rest = (inputs[n] for n in ("x", "weight", "bias", "window", "mask", "starts"))
@@ -50,11 +50,11 @@ def make_spec(name: str, operator: Callable[..., Any], extension: Callable[..., 
 
 
 def first_use(dtype: torch.dtype, taps: int) -> list[Case]:
-    """By which a dtype and K are verified when they are first used."""
+    """The cases that verify a dtype and K at their first use."""
     return [
         _case((131, 5, 264, taps), dtype, silu=True, sliced=True),
         _case((67, 9, 136, taps), dtype, masked=True, packed=True, bias=True),
-        _case((131, 3, 37, taps), dtype, silu=True, bias=True),  # no row begins aligned
+        _case((131, 3, 37, taps), dtype, silu=True, bias=True),  # no row starts aligned
     ]
 
 

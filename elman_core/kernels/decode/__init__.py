@@ -1,3 +1,3 @@
-"""Kernels shared by all models: what decoding does with few rows."""
+"""Kernels for decoding with few rows, shared by all models."""
 
-from . import spec as spec  # lets the chooser of back ends find them
+from . import spec as spec  # registers them with the chooser of back ends

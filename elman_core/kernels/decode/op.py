@@ -1,13 +1,13 @@
-"""What decoding does with few rows, one launch each: products at the speed at which weights are read, and what lies between.
+"""The steps of decoding with few rows, one launch each: products as fast as weights can be read, and the steps between them.
 
-    linear   y = x Wᵀ + b, of which the first columns may pass through SiLU; `linears` several of them of one x
+    linear   y = x Wᵀ + b, with SiLU of the first columns if asked; `linears` computes several of one x
     norm     R' = R + x,  n = w R' (mean R'² + eps)^(-1/2)
     draw     a class from logits: penalty, temperature, top-k, top-p, and a race of exponentials
 
-All run what the `decode…` sources of `elman_csrc` compile to, on NVIDIA GPUs (sm_80 and newer), for up to 64 rows and
-without gradients: products in bfloat16 or float16, the others in float32 too. `takes…` says whether that is so; whoever asks
-has another way at hand. The first two are operators known to FakeTensor, `torch.compile` and CUDA graphs; `draw` is called
-outside of models. Whoever launches without asking gets a `KernelError` for what does not fit.
+The `decode…` sources of `elman_csrc` run on NVIDIA GPUs (sm_80 and newer), for up to 64 rows and without gradients: products in
+bfloat16 or float16, the others in float32 too. `takes…` tells whether a call fits; if not, the caller uses plain PyTorch. A
+launch that does not fit raises a `KernelError`. The first two are operators known to FakeTensor, `torch.compile` and CUDA
+graphs; `draw` is called outside of models.
 
 Shapes: B rows, K inputs, N outputs, D width, V classes.
 """
@@ -40,7 +40,7 @@ def takes(x: Tensor, *weights: Tensor, bias: Tensor | None = None) -> bool:
         x: (..., K). weights: (N, K) each. bias: (N,), of the one weight.
 
     Raises:
-        KernelError: verified, and found wrong.
+        KernelError: verification found the kernel wrong.
     """
     width, fits = x.shape[-1], run.alone(x) and x.dtype in NARROW
     for tensor in (*weights, *(() if bias is None else (bias,))):
@@ -48,18 +48,18 @@ def takes(x: Tensor, *weights: Tensor, bias: Tensor | None = None) -> bool:
     if not fits or width % 8 or not 0 < x.numel() <= MOST_ROWS * width or not 1 <= len(weights) <= MOST_LINEARS:
         return False
     if any(weight.shape[1] != width for weight in weights) or (bias is not None and bias.shape != weights[0].shape[:1]):
-        return False  # whoever has another way says what is wrong
+        return False  # plain PyTorch then says what is wrong
     outputs = tuple(int(weight.shape[0]) for weight in weights)
     return runs(NAME, x, "linear", most_rows(x.numel() // width), int(weights[0].shape[1]), outputs)
 
 
 def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, activated: int = 0) -> Tensor:
-    """x Wᵀ + b, (..., N) in the dtype of x; SiLU of its first `activated` columns, rounded before it as a tensor would be."""
+    """x Wᵀ + b, (..., N) in the dtype of x; its first `activated` columns are rounded to that dtype and pass SiLU."""
     return linears(x, [weight_NK], bias_N, activated)[0]
 
 
 def linears(x: Tensor, weights: Sequence[Tensor], bias_N: Tensor | None = None, activated: int = 0) -> list[Tensor]:
-    """x Wᵀ for up to five weights (N_i, K), in one launch; a single one may have what `linear` has."""
+    """x Wᵀ for up to five weights (N_i, K), in one launch. One weight alone may have what `linear` has."""
     flat: list[Tensor] = linear_op(x.reshape(-1, x.shape[-1]), list(weights), bias_N, activated)
     return [y_BN.view(*x.shape[:-1], -1) for y_BN in flat]
 
@@ -88,7 +88,7 @@ def takes_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out_dtype: to
     """Whether `norm` runs here. Compiles and verifies it at the first use of a width.
 
     Raises:
-        KernelError: verified, and found wrong.
+        KernelError: verification found the kernel wrong.
     """
     width = x.shape[-1]
     return (
@@ -135,7 +135,7 @@ def takes_draw(logits_BV: Tensor) -> bool:
     """Whether `draw` runs here, for any number of rows. Compiles and verifies it at the first use of a number of classes.
 
     Raises:
-        KernelError: verified, and found wrong.
+        KernelError: verification found the kernel wrong.
     """
     classes = logits_BV.shape[1]
     return run.alone(logits_BV) and 0 < classes <= MOST_CLASSES and runs(NAME, logits_BV, "draw", int(classes))
@@ -153,13 +153,16 @@ def draw(
     top_k: int,
     top_p: float,
 ) -> None:
-    """Draw a class of every row, in place.
+    """Draw a class for every row, in place.
 
     Args:
-        waits_BV: float32, draws of a standard exponential; may be None for temperature 0, which takes the largest.
-        seen_BV: bool, contiguous: classes that have occurred; changed where a penalty (other than 1) reads them.
-        drawn_B: int64, becomes the classes. shown_B: int64, becomes them too, or -1 where logits are not finite.
+        waits_BV: float32, draws of a standard exponential; may be None for temperature 0, which takes the largest score.
+        seen_BV: bool, contiguous: classes that have occurred. With a penalty other than 1, the drawn classes are added.
+        drawn_B: int64, receives the classes. shown_B: int64, likewise, but -1 for a row with logits that are not finite.
         top_k: 0 for all. top_p: 1 for all.
+
+    Raises:
+        KernelError: a temperature above 0 without waits, or tensors that do not fit together.
     """
     if waits_BV is None and temperature > 0:
         raise KernelError("draw: a temperature above 0 needs waits")

@@ -1,4 +1,4 @@
-"""From logits to the class drawn, in plain PyTorch: the truth for `decode.draw`, and what runs where that does not.
+"""Draw a class from logits in plain PyTorch: the truth for `decode.draw`, and its replacement where it does not run.
 
 Shapes: B rows, V classes.
 """
@@ -18,10 +18,10 @@ def kept_scores(
     top_k: int,
     top_p: float,
 ) -> Tensor:
-    """Scores after penalty, temperature, top-k and top-p, -inf for what is not to be drawn; float64 for float64, else float32.
+    """Scores after penalty, temperature, top-k and top-p, -inf for classes not to be drawn; float64 for float64, else float32.
 
     Args:
-        seen_BV: bool: what has occurred in each row; None without a penalty. temperature: 0 leaves the scores as they are.
+        seen_BV: bool: classes that have occurred in each row; None without a penalty. temperature: 0 keeps the scores.
         top_k: 0 for all. top_p: 1 for all.
     """
     scores_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
@@ -43,6 +43,6 @@ def kept_scores(
 
 
 def race(scores_BV: Tensor, waits_BV: Tensor | None) -> Tensor:
-    """What the class drawn has most of: a race of exponentials, which is how torch.multinomial draws one sample, without its
-    look at the values on the host; the scores themselves without `waits_BV`, for temperature 0."""
+    """The values whose largest is the drawn class: a race of exponentials, as torch.multinomial draws one sample, but without
+    reading values on the host. For temperature 0, without `waits_BV`, they are the scores."""
     return scores_BV if waits_BV is None else scores_BV.softmax(-1) / waits_BV

@@ -23,7 +23,7 @@ _met = WeakTensorKeyDictionary()
 
 
 def extension(dtype: torch.dtype, cell: Cell | None = None) -> Extension:
-    """What is compiled for a storage type: the step of a cell, or everything else.
+    """What is compiled for a storage dtype: the step of a cell, or, without a cell, the shared kernels.
 
     Raises:
         KernelError: the sources are not installed.
@@ -35,7 +35,7 @@ def extension(dtype: torch.dtype, cell: Cell | None = None) -> Extension:
 
 
 def most_rows(rows: int) -> int:
-    """The most rows that the kernel for so many takes: four are compiled, each verified with the fewest and the most."""
+    """The most rows of the kernel that takes `rows`. Four kernels are compiled, each verified with its fewest and most rows."""
     return 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else MOST_ROWS
 
 
@@ -53,7 +53,7 @@ def alone(x: Tensor) -> bool:
 
 @cache
 def module(cell: Cell | None, family: str, dtype: torch.dtype, _index: int | None) -> Any:
-    """The module for the current device, which is the one of that number: a host may have GPUs of several architectures.
+    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures.
 
     Raises:
         KernelError: it cannot be built or loaded.
@@ -62,21 +62,21 @@ def module(cell: Cell | None, family: str, dtype: torch.dtype, _index: int | Non
 
 
 def here() -> int | None:
-    """The current device; None where there is no GPU."""
+    """The index of the current device; None without a GPU."""
     return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
 @cache
 def _may_begin_early(device: torch.device) -> bool:
-    """Whether a kernel may load its weights while the one in front still runs."""
+    """Whether a kernel may load its weights while the previous kernel still runs."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _rest(weights: Sequence[Tensor]) -> bool:
-    """Whether every weight was there, as it is now, at an earlier launch.
+    """Whether an earlier launch had every weight, in its present version.
 
-    What the kernel directly in front has only just written must not be read before waiting for it, and a kernel that begins
-    early reads its weights first. So whoever meets a weight for the first time begins late: a parameter once, a copy always.
+    A kernel that starts early reads its weights before it waits for the previous kernel, which may just have written them. So
+    the first launch with a weight starts late: once for a parameter, always for a copy.
     """
     known = True
     for weight in weights:
@@ -91,11 +91,11 @@ def run(cell: Cell | None, family: str, like: Tensor, weights: Sequence[Tensor],
     """Launch on the current stream of the device of `like`, the input.
 
     Args:
-        cell: whose step it is; None for what has no cell. family: of the tables in launch.cpp, without its `decode_`.
-        weights: what the kernel reads before it waits for those in front of it. given: the arguments of that family.
+        cell: of a step; None for the shared kernels. family: the table in launch.cpp, without `decode_`.
+        weights: the tensors that the kernel reads before it waits for the previous one. given: the arguments of the family.
 
     Raises:
-        KernelError: tensors that do not fit together, too many rows, a dtype it does not take, or a launch that failed.
+        KernelError: tensors do not fit together, there are too many rows, the dtype is not supported, or the launch failed.
     """
     early = _rest(weights) and _may_begin_early(like.device)
     with launch.on(like):

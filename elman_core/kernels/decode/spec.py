@@ -1,4 +1,4 @@
-"""The problems on which the kernels of few rows are verified: outputs only, since decoding takes no gradients.
+"""The problems that verify the kernels of decoding: outputs only, since decoding takes no gradients.
 
 Shapes: B rows, K inputs, N outputs, d width of a cell, D of a norm, V classes.
 """
@@ -26,7 +26,7 @@ EPS = 1e-5
 
 
 def spec() -> KernelSpec:
-    """What `verify` knows of the kernels that every model decodes with: linear maps, norm and draw."""
+    """The spec of the kernels that every model decodes with: linear maps, norm and draw."""
     return KernelSpec(
         name=op.NAME,
         cases=lambda _target, grid: list(grids.shared_cases(grid)),
@@ -47,10 +47,10 @@ def spec() -> KernelSpec:
 def make_step_spec(
     cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Callable[..., tuple[Tensor, Tensor]]
 ) -> KernelSpec:
-    """What `verify` knows of the step of a dense cell.
+    """The spec of the step of a dense cell.
 
     Args:
-        kernel: `kernel(x, *extras, w, h, v=…, b=…, backend=…)`, what takes a step in plain PyTorch. operator: the launch.
+        kernel: `kernel(x, *extras, w, h, v=…, b=…, backend=…)`, which takes a step in plain PyTorch. operator: the launch.
     """
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
@@ -87,7 +87,7 @@ def make_step_spec(
 
 
 def _extensions(dtypes: Sequence[torch.dtype], cell: Cell | None) -> list[Extension]:
-    """One for each dtype that there is a kernel for."""
+    """One for each dtype that has a kernel."""
     known = DTYPES if cell is None else NARROW
     return [run.extension(dtype, cell) for dtype in dict.fromkeys(dtypes) if dtype in known]
 
@@ -125,7 +125,7 @@ def _draw(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
         if settings["penalty"] != 1:
             seen.scatter_(1, drawn[:, None], True)
         shown = drawn.clone()
-    # One wrong class or mark must be a large error, in whatever row: a one of B, not a number, nor a bit of B V.
+    # One wrong class or mark must be a large error in any row: compare one-hot rows, and marks where they changed.
     classes = logits.shape[1]
     return {"drawn": F.one_hot(drawn.clamp(0, classes - 1), classes), "shown": shown - drawn, "marked": seen != before}
 
@@ -138,7 +138,7 @@ _CALLS: dict[str, Callable[[str, Inputs, Mapping[str, Any]], Outputs]] = {
 
 
 def _operator(_backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
-    """`draw` is no operator: it is called outside of models."""
+    """None for `draw`, which is called outside of models and is no operator."""
     if options["op"] == "linear":
         return op.linear_op, (inputs["x"], _weights(inputs), inputs["bias"], options["activated"])
     if options["op"] == "norm":
@@ -151,7 +151,7 @@ def _weights(inputs: Inputs) -> list[Tensor]:
 
 
 class _Shared(Compiled):
-    """What the chooser asks: a problem is ("linear", most rows, K, (N, …)), ("norm", D) or ("draw", V)."""
+    """The shared kernels, for the chooser: a problem is ("linear", most rows, K, (N, …)), ("norm", D) or ("draw", V)."""
 
     name = op.NAME
 

@@ -23,7 +23,7 @@ class Step(Compiled):
     """a = x Vᵀ + b + h Wᵀ, or x + b + h Wᵀ;  (h, y) = cell(a, h, e), for a cell that reads up to four extras.
 
     Args:
-        cell: of the recurrence. kernel: its `DenseKernel`, which takes such a step elsewhere.
+        cell: of the recurrence. kernel: its `DenseKernel`, which takes such a step where this does not run.
     """
 
     def __init__(self, cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
@@ -46,10 +46,10 @@ class Step(Compiled):
         return grids.first_step(dtype, most, inputs, width)
 
     def takes(self, x_TBK: Tensor, v_dK: Tensor | None, w_dd: Tensor, *flags_TB: Tensor | None) -> bool:
-        """True for a single step without mask and start that runs here. Compiles and verifies it at the first use of a size.
+        """Whether this is a single step without mask and starts that runs here. Compiles and verifies a size at its first use.
 
         Raises:
-            KernelError: verified, and found wrong.
+            KernelError: verification found the kernel wrong.
         """
         if x_TBK.dim() != 3 or x_TBK.shape[0] != 1 or any(f is not None for f in flags_TB):
             return False
@@ -64,11 +64,11 @@ class Step(Compiled):
         """`step(x, v, bias, *extras, w, h) -> (y (1, B, d) in the dtype of x, h (B, d) in float32)`.
 
         Args:
-            x_1BK: the cell's input before its projection. v_dK, bias_d: that projection; v may be w itself, which is then
-                read once, or None, and x is (1, B, d). extras: (1, B, d) each. w: (d, d), rows are outputs. h: (B, d), float32.
+            x_1BK: the cell's input before its projection. v_dK, bias_d: that projection. v may be w itself, which is then read
+                once, or None if x is (1, B, d). extras: (1, B, d) each. w: (d, d), rows are outputs. h: (B, d), float32.
 
         Raises:
-            KernelError: not on such a GPU, too many rows, or tensors that do not fit together: ask `takes` first.
+            KernelError: the GPU, the number of rows or the tensors do not fit: ask `takes` first.
         """
         *extras, w_dd, h_Bd = rest
         y_Bd, last_Bd = self.op(x_1BK[0], v_dK, bias_d, *(e[0] for e in extras), w_dd, h_Bd)

@@ -4,17 +4,17 @@ The op is the recurrence over all time steps
 
     a_t = W h_{t-1} + u_t,   (h_t, y_t) = cell(a_t, h_{t-1}, e_t)
 
-registered with `torch.library` as `elman::dense_NAME` (with its backward `elman::dense_NAME_backward`), so that FakeTensor,
-`torch.compile` and CUDA graphs know it. Three back ends compute it:
+It is registered with `torch.library` as `elman::dense_NAME`, with its backward `elman::dense_NAME_backward`, for FakeTensor,
+`torch.compile` and CUDA graphs. Three back ends compute it:
 
-    torch   plain PyTorch, backward by hand (portable.py): every device; the CPU's, and the fallback of a GPU
+    torch   plain PyTorch with a hand-written backward (portable.py): every device; the default on a CPU, the fallback on a GPU
     cuda    the persistent kernel of `elman_csrc`, compiled with the cell header at first use: NVIDIA GPUs, sm_80 and newer
-    host    the same cell header in C++ loops: an instrument of the tests, taken only when asked for by name
+    host    the same cell header in C++ loops, for tests: runs only if asked for by name
 
-and "reference" is the variant's own slow, obvious function, differentiated by autograd: the truth for all of them.
+"reference" is the variant's own slow, obvious function, differentiated by autograd: the truth for all of them.
 
-A call that is given the projection in front of the recurrence may run both in one launch on a GPU: a single step without
-gradients (`decode/step.py`), and, where W itself is the projection, all steps (`recurrence.py`). The kernel alone decides that.
+A call with the projection in front of the recurrence may run both in one launch on a GPU: a single step without gradients
+(`decode/step.py`) or, if W itself is the projection, all steps (`recurrence.py`). The kernel decides that by itself.
 
 Shapes: T time, B batch, d width, K inputs.
 """
@@ -57,11 +57,11 @@ class DenseKernel:
         readout: `readout(h, h_prev, *extras) -> y` in PyTorch, pointwise, for any number of leading dimensions.
         update: `update(a, h_prev, *extras) -> h` likewise; None for h = a.
         extras: names of the tensors (T, B, d) that the cell reads beside u.
-        uses_a: whether the cell's backward is given a; as the header says.
-        tied: whether W projects the input too, u = W silu(x) + b: a kernel of its own then does all of it in one launch.
-        blocks: whether W is block-diagonal: given as its S blocks (S, d / S, d / S), independent slots in one launch.
-        accumulates: the extra, logits of a gate, that scales what every step adds to the state, if the state keeps everything.
-            Verification then draws logits near -log T: a state that grows with T leaves rounding to decide its gradient.
+        uses_a: whether the cell's backward reads a; as in the header.
+        tied: whether W projects the input too, u = W silu(x) + b. A second kernel then does all of it in one launch.
+        blocks: whether W is block-diagonal, given as its S blocks (S, d / S, d / S): independent slots in one launch.
+        accumulates: for a state that keeps everything, the extra (logits of a gate) that scales what a step adds to it.
+            Verification then draws logits near -log T: rounding would decide the gradient of a state that grows with T.
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
     """
 
@@ -110,24 +110,24 @@ class DenseKernel:
         """`kernel(u, *extras, w, h0, mask=None, starts=None) -> (y, h_T)`; `kernel(x, …, v=V, b=b)` for u = x Vᵀ + b.
 
         Args:
-            x_TBK: u itself (less b), or with v what u is projected from; float32, bfloat16, float16 or float64; any strides.
+            x_TBK: u (without b), or with v the input of its projection; float32, bfloat16, float16 or float64; any strides.
             extras: (T, B, d) each, in the dtype of u.
             w_dd: W, rows are outputs; in the dtype of u or in float32.
             h0_Bd: initial state.
-            mask_TB: bool; where False the state is held, y is 0, and nothing flows back but through the state.
-            starts_TB: bool; where True the state is set to 0 before the step, masked or not. Plain PyTorch alone does that so
-                far: on a GPU one warning says so.
+            mask_TB: bool; where False the state is held, y is 0, and gradients flow back only through the state.
+            starts_TB: bool; where True the state is set to 0 before the step, masked or not. So far only plain PyTorch does
+                this; on a GPU, one warning says so.
             v: (d, K); may be W itself. b: (d,).
-            silu: whether x is activated by SiLU first.
-            backend: "auto" or one of the module's docstring.
+            silu: whether x passes SiLU first.
+            backend: "auto" or one from the module's docstring.
 
         Returns:
             y (T, B, d) in the dtype of u, and h_T (B, d) in float32 (float64 for float64).
 
         Raises:
-            ConfigError: shapes, dtypes or devices that do not fit together.
-            KernelError: a back end asked for that cannot run this.
-            NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
+            ConfigError: shapes, dtypes or devices do not fit together.
+            KernelError: the named back end cannot run this call.
+            NotImplementedError: a back end other than "reference" was named under torch.func.
         """
         count = len(self.cell.extras)
         extras, others = rest[:count], rest[count:]
@@ -150,7 +150,7 @@ class DenseKernel:
         return self._run(self._plain, x_TBK, extras, w_dd, None, h0_Bd, mask_TB, starts_TB, backend)
 
     def _is_tied(self, tied: Recurrence, x_TBd: Tensor, backend: Backend) -> bool:
-        """Whether one launch does all. Compiles and verifies it at the first use of a size, if "auto" asks."""
+        """Whether one launch does everything. With "auto", compiles and verifies it at the first use of a size."""
         if x_TBd.dim() != 3 or x_TBd.dtype not in spec.CUDA_DTYPES:
             return False
         rows, width = map(int, x_TBd.shape[1:])
@@ -185,11 +185,11 @@ class DenseKernel:
         return self._plain.spec()
 
     def specs(self) -> tuple[KernelSpec, ...]:
-        """What `elman verify` checks: give it as `Variant(kernels=….specs())`."""
+        """All that `elman verify` checks: give it as `Variant(kernels=….specs())`."""
         return tuple(one.spec() for one in (self._plain, self._tied, self._step) if one is not None)
 
     def backend(self, device: torch.device | str, width: int) -> str:
-        """What "auto" runs at this width, in words; compiles nothing, so before the first use it is what will be tried."""
+        """What "auto" runs at this width, in words. Compiles nothing: before the first use, it says what will be tried."""
         asked = [one.name for one in (self._tied, self._plain) if one]
         said = [in_words(name, device, "torch", lambda _rows, d, *_: d == width) for name in asked]
         return "cuda" if "cuda" in said else said[-1]

@@ -1,15 +1,14 @@
 """How a dense recurrence is laid over a GPU: a pure function of its shape, its dtype and the device.
 
-W (d, d) is cut into blocks of 64 rows (32 in float32), one to a multiprocessor; the P blocks that hold all of W form a group.
-The batch is cut into tiles of at most 8 rows, which never talk to each other, and every group takes a tile or several. In order
-of preference:
+W (d, d) is cut into blocks of 64 rows (32 in float32), one per multiprocessor; the P blocks that hold all of W form a group.
+The batch is cut into independent tiles of at most 8 rows, and each group takes one or more tiles. In order of preference:
 
     cluster   P <= 16: a group is a thread-block cluster and exchanges the state through distributed shared memory. One tile a
               group; more groups than fit run one after another.
     grid      the state is exchanged through L2; one tile a group; all blocks resident together.
-    tiles     likewise, several tiles a group: while the words of one travel, the others are worked on. From four tiles on, two
-              are taken as one of up to 16 rows ("wide"), which reads W from shared memory half as often.
-    steps     W does not fit on the chip: a GEMM and a pointwise kernel for every step, which a CUDA graph can capture.
+    tiles     likewise, with several tiles a group: the group works on some while the words of another travel. From four tiles
+              on, two form one tile of up to 16 rows ("wide"), which reads W from shared memory half as often.
+    steps     W does not fit on the chip: a GEMM and a pointwise kernel for each step, which a CUDA graph can capture.
 
 The shared memory of a block must agree with `Layout` of elman/dense.cuh; the tests compare them on a GPU.
 """
@@ -29,13 +28,13 @@ Kind = Literal["cluster", "grid", "tiles", "steps"]
 MAX_WIDTH, MAX_PLACES, MAX_BATCH = 4096, 2**31 - 1, 65535
 _WARPS, _ROWS, _CHUNK, _THREADS = 8, 8, 32, 256
 _SPILL = {6: 1, 7: 2, 8: 3}  # chunks of W that do not fit into registers, by the chunks of a warp
-_WIDE_SPILL = {1: 0, 2: 0, 3: 0, 4: 0, 5: 2}  # likewise for wide tiles, where they pay
-_LOOK_AFTER = 650  # clocks: looking earlier mostly fails, and costs a round trip
+_WIDE_SPILL = {1: 0, 2: 0, 3: 0, 4: 0, 5: 2}  # likewise for wide tiles, where they are faster
+_LOOK_AFTER = 650  # clocks: an earlier look mostly fails, and costs a round trip
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a plan depends on: multiprocessors, bytes of shared memory a block may have, compute capability."""
+    """What a plan depends on: multiprocessors, the most bytes of shared memory of a block, compute capability."""
 
     processors: int
     shared_bytes: int
@@ -44,11 +43,12 @@ class Device:
 
 @dataclass(frozen=True)
 class Plan:
-    """Attributes:
+    """How a launch is laid out.
 
-    spill: chunks of 32 columns a warp (of 8) that lie in shared memory instead of registers.
-    rows: batch rows of a tile, up to 8, or 16 if wide = 2. groups: of blocks. parts: blocks of a group.
-    delay: clocks before the first look. slots: blocks of a block-diagonal W; groups are of each.
+    Attributes:
+        spill: chunks of 32 columns per warp (of 8) that are in shared memory instead of registers.
+        rows: batch rows of a tile, up to 8, or 16 if wide = 2. groups: of blocks. parts: blocks of a group.
+        delay: clocks before the first look. slots: blocks of a block-diagonal W; each has that many groups.
     """
 
     kind: Kind
@@ -61,7 +61,7 @@ class Plan:
     slots: int = 1
 
     def tiles_each(self, batch: int) -> int:
-        """Tiles of the group that has most."""
+        """The most tiles of a group."""
         return ceil(ceil(batch / self.rows) / self.groups)
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def plan(
     """The plan for sizes (T, B, d).
 
     Args:
-        without: kinds that the device has turned out not to hold. slots: blocks of W, if it is block-diagonal.
+        without: kinds that turned out not to fit on the device. slots: blocks of W, if it is block-diagonal.
 
     Raises:
         KernelError: not supported; names what is.
@@ -127,10 +127,10 @@ def plan(
 
 
 def _cluster(batch: int, parts: int, device: Device) -> Plan | None:
-    """Distributed shared memory is the faster exchange while little is sent through it: few blocks, or few rows."""
+    """The cluster plan, if it is faster: distributed shared memory is the faster exchange for few blocks or few rows."""
     if device.capability < (9, 0) or parts > 16:
         return None
-    # Clusters live inside a group of at least 16 multiprocessors; one is taken off for those that are not whole.
+    # A cluster fits inside a group of at least 16 multiprocessors; one is subtracted for incomplete groups.
     together = max(1, device.processors // 16 * (16 // parts) - 1)
     rows = ceil(batch / together)
     if parts == 1:  # nothing to exchange: any number of groups, in any order
@@ -145,7 +145,7 @@ def _fits(found: Plan, chunks: int, values: int, batch: int, device: Device) -> 
 
 
 def shared_bytes(found: Plan, chunks: int, values: int, batch: int) -> int:
-    """Dynamic shared memory of a block."""
+    """The dynamic shared memory of a block, in bytes."""
     partial = 2 * _WARPS * _ROWS * found.wide * (32 * values + 4) * 4
     spill = found.spill * _CHUNK * _THREADS * 4
     stage = 0 if values == 2 else _WARPS * _ROWS * found.wide * _CHUNK * 4

@@ -27,7 +27,7 @@ from .plan import Device
 _USUAL_WIDTHS = (512, 768, 1024, 1280, 1536, 2048)
 _USUAL_SLOTS = 8
 _USUAL_BATCHES = (1, 8, 16, 32, 64, 128, 256, 512)
-# The largest GPU of each architecture: multiprocessors, shared memory a block may have, compute capability.
+# The largest GPU of each architecture: multiprocessors, the most shared memory of a block, compute capability.
 _GPUS = {
     "sm_80": Device(108, 163 * 1024, (8, 0)),
     "sm_86": Device(84, 99 * 1024, (8, 6)),
@@ -42,7 +42,7 @@ CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Any) -> KernelSpec:
-    """What `verify` knows of a dense kernel; with tied weights x and b have the place of u.
+    """The spec of a dense kernel; with tied weights, x and b replace u.
 
     Args:
         kernel: the `DenseKernel`. operator: of `torch.library`.
@@ -137,10 +137,10 @@ def _needs(cell: Cell, target: Target, cases: Sequence[Case]) -> list[Extension]
 def builds(
     cell: Cell, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype]
 ) -> list[Extension]:
-    """A module for each width, dtype and kind of launch that some batch takes on a GPU of that architecture.
+    """A module for each width, dtype and kind of launch that a usual batch takes on a GPU of this architecture.
 
     Raises:
-        KernelError: no GPU of that architecture is known, or a width or dtype that is not supported.
+        KernelError: the architecture is unknown, or a width or dtype is not supported.
     """
     if target == "host":
         return [run.source(cell, "host")]
@@ -185,8 +185,8 @@ def _host_cases(grid: Grid) -> Iterator[Case]:
         yield _case((33, 2, 96), dtype)
         yield _case((1001, 1, 8), dtype)
         if grid == "full":
-            # Odd and tiny widths are a matter of indices, which float64 shows exactly; in float32 the relative error of a dW of
-            # nine elements is a matter of luck.
+            # Odd and tiny widths test indices, which float64 shows exactly; in float32 the relative error of a dW of nine
+            # elements is a matter of luck.
             widths = (3, 7, 32) if dtype == torch.float64 else (16, 32, 64)
             for steps in (1, 2, 13, 50):
                 for rows in (1, 5, 33):

@@ -1,4 +1,4 @@
-"""The compiled elementwise modules (`elman/elementwise_call.h` of `elman_csrc`), for the host and the GPU alike."""
+"""Run elementwise cells in their compiled modules (`elman/elementwise_call.h` of `elman_csrc`), on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ INTERVAL = 16  # steps between the states that a forward on a GPU keeps: kSteps 
 
 
 def extension(cell: Cell, target: Target, dtype: torch.dtype = torch.bfloat16) -> Extension:
-    """What is compiled of a cell: for the CPU one module, on a GPU one for each dtype of storage.
+    """What is compiled for a cell: one module for the CPU; for a GPU one for each storage dtype.
 
     Raises:
-        KernelError: the sources are not installed, or no GPU has this dtype.
+        KernelError: the sources are not installed, or GPU kernels do not support this dtype.
     """
     name = f"{cell.name}_elementwise_{target}"
     if target == "host":
@@ -34,7 +34,7 @@ def extension(cell: Cell, target: Target, dtype: torch.dtype = torch.bfloat16) -
 
 
 def prepare(cell: Cell, dtype: torch.dtype) -> str:
-    """Compile and load what the current device needs; the plan in words.
+    """Compile and load what the current device needs. The plan in words.
 
     Raises:
         KernelError: as `extension`; or it cannot be built.
@@ -53,10 +53,10 @@ def forward(
     keep: bool,
     target: Target,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y (T, B, d), h_T (S, B, d), and with `keep` states before steps (n, S, B, d), else nothing).
+    """(y (T, B, d), h_T (S, B, d), the states before steps (n, S, B, d), empty without `keep`).
 
     Raises:
-        KernelError: the module cannot be built or run, or the tensors are elsewhere.
+        KernelError: the module cannot be built or run, or the tensors are on another device than the module.
     """
     first, h0_SBd = streams[0], launch.whole(h0_SBd)
     y_TBd, last_SBd, kept = first.new_empty(first.shape), torch.empty_like(h0_SBd), h0_SBd.new_empty(0)
@@ -81,7 +81,7 @@ def backward(
     starts_TB: Tensor | None,
     target: Target,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the streams, side by side (T, B, n d), of the vectors (m, d) and of h_0 (S, B, d).
+    """The gradients of the streams in one tensor (T, B, n d), of the vectors (m, d) and of h_0 (S, B, d).
 
     Raises:
         KernelError: as `forward`.
@@ -122,5 +122,5 @@ def _run(
 
 @cache
 def _module(cell: Cell, target: Target, dtype: torch.dtype, _index: int | None) -> Any:
-    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
+    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
     return launch.opened(extension(cell, target, dtype), "elementwise")

@@ -1,19 +1,19 @@
 """`ElementwiseKernel`: one object turns an elementwise cell into a differentiable op that runs anywhere.
 
-The op is the recurrence over all time steps, every channel of every row alone,
+The op is the recurrence over all time steps, in which channels and rows are independent:
 
     (h_t, y_t) = cell(h_{t-1}, x_t, p)        h: one state or more, x: streams (T, B, d), p: learned vectors (d,)
 
-registered with `torch.library` as `elman::elementwise_NAME` (with its backward `elman::elementwise_NAME_backward`), so that
-FakeTensor, `torch.compile` and CUDA graphs know it. Three back ends compute it:
+It is registered with `torch.library` as `elman::elementwise_NAME`, with its backward `elman::elementwise_NAME_backward`, for
+FakeTensor, `torch.compile` and CUDA graphs. Three back ends compute it:
 
-    torch   plain PyTorch, backward by hand (portable.py): every device; the CPU's, and the fallback of a GPU
+    torch   plain PyTorch with a hand-written backward (portable.py): every device; the default on a CPU, the fallback on a GPU
     cuda    the kernels of `elman_csrc`, compiled with the cell header at first use: NVIDIA GPUs, sm_80 and newer. The forward
-            keeps the states of every 16th step, from which the backward computes the others again; a single step without
-            gradients, as decoding makes it, has a launch of its own
-    host    the same cell header in C++ loops: an instrument of the tests, taken only when asked for by name
+            keeps the states of every 16th step, and the backward computes the others again; a single step without gradients,
+            as in decoding, has its own launch
+    host    the same cell header in C++ loops, for tests: runs only if asked for by name
 
-and "reference" is the variant's step in an obvious loop, differentiated by autograd: the truth for all of them.
+"reference" is the variant's step in an obvious loop, differentiated by autograd: the truth for all of them.
 
 Shapes: T time, B batch, d width, S states.
 """
@@ -49,7 +49,7 @@ class ElementwiseKernel(Compiled):
         vectors: names of its learned vectors (d,), at most 8.
         states: names of its states, at most 4.
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
-        adjust: changes the random inputs of a verification in place, for a cell with a kink that rounding may cross.
+        adjust: changes the random inputs of a verification in place, for a cell with a kink that rounding could cross.
     """
 
     def __init__(
@@ -84,18 +84,18 @@ class ElementwiseKernel(Compiled):
 
         Args:
             streams: (T, B, d) each, float32, bfloat16, float16 or float64; any strides.
-            vectors: (d,) each. states: before the first step, (B, d) each. Both in any floating dtype.
-            mask: (T, B), bool; where False the states are held, y is 0, and nothing flows back but through the states.
+            vectors: (d,) each. states: the states before the first step, (B, d) each. Both in any floating dtype.
+            mask: (T, B), bool; where False the states are held, y is 0, and gradients flow back only through the states.
             starts: (T, B), bool; where True the states are set to 0 before the step, masked or not.
-            backend: "auto" or one of the module's docstring.
+            backend: "auto" or one from the module's docstring.
 
         Returns:
             y (T, B, d) in the dtype of the streams, and the states (B, d) in float32 (float64 for float64).
 
         Raises:
-            ConfigError: shapes, dtypes or devices that do not fit together.
-            KernelError: a back end asked for that cannot run this.
-            NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
+            ConfigError: shapes, dtypes or devices do not fit together.
+            KernelError: the named back end cannot run this call.
+            NotImplementedError: a back end other than "reference" was named under torch.func.
         """
         streams, vectors, states, mask_TB, starts_TB = self._parts(given)
         check(self.name, self._wanted, (*streams, *vectors, *states, mask_TB, starts_TB))
@@ -119,7 +119,7 @@ class ElementwiseKernel(Compiled):
         return spec.make_spec(self.cell, self, self.op, self.adjust)
 
     def backend(self, device: torch.device | str, width: int) -> str:
-        """What "auto" runs at this width, in words; compiles nothing, so before the first use it is what will be tried."""
+        """What "auto" runs at this width, in words. Compiles nothing: before the first use, it says what will be tried."""
         return in_words(self.name, device, "torch", lambda _rows, d: d == width)
 
     def prepare(self, dtype: torch.dtype, _rows: int, _width: int) -> str:
@@ -129,7 +129,7 @@ class ElementwiseKernel(Compiled):
         return [Case.of("TBd", (64, rows, width), dtype)]
 
     def _parts(self, given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
-        """A call taken apart."""
+        """The parts of a call: streams, vectors, states, mask, starts."""
         n, m = len(self.cell.streams), len(self.cell.streams) + len(self.cell.vectors)
         last = m + len(self.cell.states)
         if not last <= len(given) <= last + 2:

@@ -1,4 +1,4 @@
-"""`elman::elementwise_NAME` and its backward: the recurrence as `torch.library` knows it, on every back end that is named.
+"""`elman::elementwise_NAME` and its backward: the recurrence as an operator of `torch.library`, on each back end.
 
 Shapes: T time, B batch, d width, S states.
 """
@@ -19,8 +19,8 @@ from . import native, portable
 class Recurrence:
     """The operator of one cell, `op(*streams, *vectors, h0, mask, starts, keep, backend)`, and its derivative.
 
-    keep: whether a backward will follow. Outputs: y (T, B, d), h_T (S, B, d), and, for the backward alone, states before steps
-    (n, S, B, d) or, without `keep`, nothing: before every step for "torch", every 16th for "cuda", the first for "host".
+    keep: whether a backward will follow. Outputs: y (T, B, d), h_T (S, B, d), and the states before steps for the backward,
+    (n, S, B, d), or empty without `keep`: before every step for "torch", every 16th for "cuda", the first for "host".
     """
 
     def __init__(self, cell: Cell) -> None:
@@ -92,5 +92,5 @@ class Recurrence:
         gy = torch.zeros_like(inputs[0]) if gy is None else gy
         g_last = kept.new_zeros(ctx.shape) if g_last is None else g_last
         dxs, dps, dh0 = self._backward(gy, g_last, *inputs, kept, mask, starts, ctx.backend)
-        # Side by side in one tensor: maps whose outputs the streams are take it as it is.
+        # Slices of one tensor: the map that made the streams can take it whole.
         return *dxs.split(gy.shape[2], -1), *dps.unbind(0), dh0, None, None, None, None

@@ -26,7 +26,7 @@ _case = partial(Case.of, "TBd")
 def make_spec(
     cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: Any, adjust: Callable[[Inputs], None] | None
 ) -> KernelSpec:
-    """What `verify` knows of an elementwise kernel. The option `packed` of a case: documents start inside its rows.
+    """The spec of an elementwise kernel. The option `packed` of a case: documents start inside its rows.
 
     Args:
         kernel: the `ElementwiseKernel`. operator: of `torch.library`. adjust: as `ElementwiseKernel` says.
@@ -41,7 +41,7 @@ def make_spec(
             return torch.randn(shape, generator=generator)
 
         inputs: Inputs = {name: random(steps, rows, width).to(case.dtype) for name in cell.streams}
-        # A factor of the state above 1 would make it grow, or its rounding: what is compared then is luck.
+        # A factor above 1 would make the state or its rounding grow: the comparison would be a matter of luck.
         inputs |= {name: (0.9 * torch.tanh(random(width))).to(full) for name in cell.vectors}
         inputs |= {name: (random(rows, width) * (not case.bare)).to(full) for name in cell.states}
         inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
@@ -83,7 +83,7 @@ def _builds(cell: Cell, target: Target, dtypes: Sequence[torch.dtype]) -> list[E
 
 def _host_cases(grid: Grid) -> Iterator[Case]:
     for dtype in _HOST_DTYPES:
-        # float64 shows what is wrong in a few numbers; in float32 the relative error of a few is a matter of luck.
+        # float64 shows a fault in a few numbers; in float32 the relative error of a few numbers is a matter of luck.
         wide = 1 if dtype == torch.float64 else 16
         yield _case((1, 2, 4 * wide), dtype)
         yield _case((7, 3, 5 * wide), dtype, masked=True)

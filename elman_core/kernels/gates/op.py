@@ -2,15 +2,15 @@
 
     p_t = W h_{t-1} + b,   (h_t, s_t) = step(p_t, u_t, h_{t-1}, s_{t-1}),   y_t = h_t
 
-p and u have k parts of d channels, the gates: k products of the same h in a step; s is there or not. Registered with
-`torch.library` as `elman::gates_NAME` (with its backward `elman::gates_NAME_backward`). Three back ends compute it:
+p and u have k parts of d channels, the gates: a step has k products of the same h. A cell may have no s. The op is registered
+with `torch.library` as `elman::gates_NAME`, with its backward `elman::gates_NAME_backward`. Three back ends compute it:
 
-    torch   plain PyTorch, backward by hand (portable.py): every device
+    torch   plain PyTorch with a hand-written backward (portable.py): every device
     cuda    one persistent launch of `elman_csrc` with the cell header, compiled at first use: NVIDIA GPUs, sm_90 and newer,
             16-bit storage, d a multiple of 64 up to 1024
-    host    the same cell header in C++ loops: an instrument of the tests, taken only when asked for by name
+    host    the same cell header in C++ loops, for tests: runs only if asked for by name
 
-and "reference" is the step in an obvious loop, differentiated by autograd: the truth for all of them.
+"reference" is the step in an obvious loop, differentiated by autograd: the truth for all of them.
 
 Shapes: T time, B batch, d width, G = k d.
 """
@@ -41,8 +41,8 @@ class GatesKernel(Compiled):
         header: the cell header, as in `elman/gates_cell.h` of `elman_csrc`.
         step: `step(p, u, *states) -> new states` in PyTorch, pointwise, for any number of leading dimensions; p and u are
             tuples of `gates` tensors, and the first state is h.
-        gates: k. kept: numbers that the C++ cell keeps. splits: whether its du differs from dp.
-        states: names, h and up to one more.
+        gates: k. kept: how many numbers the C++ cell keeps for the backward. splits: whether its du differs from dp.
+        states: names of the states: h and at most one more.
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
     """
 
@@ -84,21 +84,21 @@ class GatesKernel(Compiled):
         """The recurrence over all time steps.
 
         Args:
-            u_TBG: all that does not depend on the state; float32, bfloat16, float16 or float64; any strides.
-            w_Gd: W, the rows of a gate below those of another. b_G: what is added to the products, if anything.
-            states: before the first step, (B, d) each.
-            mask: (T, B), bool; where False the states are held, y is 0, and nothing flows back but through the states.
-            starts: (T, B), bool; where True the states are set to 0 before the step, masked or not. Plain PyTorch alone does
-                that so far: on a GPU one warning says so.
-            backend: "auto" or one of the module's docstring.
+            u_TBG: everything that does not depend on the state; float32, bfloat16, float16 or float64; any strides.
+            w_Gd: W, gate below gate. b_G: the bias of the products, if any.
+            states: the states before the first step, (B, d) each.
+            mask: (T, B), bool; where False the states are held, y is 0, and gradients flow back only through the states.
+            starts: (T, B), bool; where True the states are set to 0 before the step, masked or not. So far only plain PyTorch
+                does this; on a GPU, one warning says so.
+            backend: "auto" or one from the module's docstring.
 
         Returns:
             y (T, B, d) in the dtype of u, and the states (B, d) in float32 (float64 for float64).
 
         Raises:
-            ConfigError: shapes, dtypes or devices that do not fit together.
-            KernelError: a back end asked for that cannot run this.
-            NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
+            ConfigError: shapes, dtypes or devices do not fit together.
+            KernelError: the named back end cannot run this call.
+            NotImplementedError: a back end other than "reference" was named under torch.func.
         """
         check(
             self.name, self._wanted, (u_TBG, w_Gd, b_G, *states, mask, starts), {"G": self.cell.gates * w_Gd.shape[-1]}
@@ -126,7 +126,7 @@ class GatesKernel(Compiled):
 
     def takes(self, like: Tensor, width: int) -> bool:
         """Whether a kernel runs rows of `like` (T, B, …) at this width. Compiles and verifies it at the first use of a size."""
-        # Sizes as numbers: a compiled function is compiled anew for another batch or width.
+        # Sizes become numbers: a compiled function is compiled again for another batch or width.
         return like.is_cuda and runs(self.name, like, int(like.shape[1]), int(width))
 
     def spec(self) -> KernelSpec:
@@ -134,7 +134,7 @@ class GatesKernel(Compiled):
         return spec.make_spec(self.cell, self, self.op)
 
     def backend(self, device: torch.device | str, width: int, plain: str = "torch") -> str:
-        """What "auto" runs at this width, in words; compiles nothing, so before the first use it is what will be tried."""
+        """What "auto" runs at this width, in words. Compiles nothing: before the first use, it says what will be tried."""
         return in_words(self.name, device, plain, lambda _rows, d: d == width)
 
     def prepare(self, dtype: torch.dtype, rows: int, width: int) -> str:

@@ -1,4 +1,4 @@
-"""`elman::gates_NAME` and its backward: the recurrence as `torch.library` knows it, on every back end that is named.
+"""`elman::gates_NAME` and its backward: the recurrence as an operator of `torch.library`, on each back end.
 
 Shapes: T time, B batch, d width, G = k d, S states.
 """
@@ -20,8 +20,8 @@ from . import native, portable
 class Recurrence:
     """The operator of one cell, `op(u, w, b, h0, mask, starts, keep, backend)`, and its derivative.
 
-    keep: whether a backward will follow. Outputs: y (T, B, d), the last states (S, B, d), and, for the backward alone, three
-    tensors: for "torch" the states before every step (T, S, B, d), p of every step (T, B, G) and nothing; else those of
+    keep: whether a backward will follow. Outputs: y (T, B, d), the last states (S, B, d), and three tensors for the backward:
+    for "torch" the states before every step (T, S, B, d), p of every step (T, B, G) and an empty one; otherwise those of
     `native.forward`.
     """
 

@@ -21,7 +21,7 @@ _WIDTHS = (512, 768, 1024)  # for which `elman build` compiles
 
 
 def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: Any) -> KernelSpec:
-    """What `verify` knows of a gated kernel.
+    """The spec of a gated kernel.
 
     Args:
         kernel: the `GatesKernel`. operator: of `torch.library`.
@@ -75,7 +75,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: A
 
 def _host_cases(grid: Grid) -> Iterator[Case]:
     for dtype in _HOST_DTYPES:
-        # float64 shows what is wrong in a few numbers; in float32 the relative error of a few is a matter of luck.
+        # float64 shows a fault in a few numbers; in float32 the relative error of a few numbers is a matter of luck.
         wide = 1 if dtype == torch.float64 else 8
         yield Case.of("TBd", (1, 2, 4 * wide), dtype)
         yield Case.of("TBd", (7, 3, 5 * wide), dtype, masked=True)

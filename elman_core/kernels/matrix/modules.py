@@ -27,13 +27,13 @@ RESERVED = (
 
 @dataclass(frozen=True)
 class Maps:
-    """What happens to the inputs before the recurrence.
+    """The maps of the inputs before the recurrence.
 
     Attributes:
-        silu: names of what passes SiLU, of q, k, v and the other lines.
-        normalised: which of q and k have length 1, after it: x (sum x² + 1e-12)^(-1/2).
-        scalars: of each scalar in its order: "given", "sigmoid" of it, or, for the first alone, "mamba", which is
-            exp(-exp(A_log) softplus(x + dt_bias)). Those not named are given.
+        silu: which of q, k, v and the other lines pass SiLU.
+        normalised: which of q and k are then scaled to length 1: x (sum x² + 1e-12)^(-1/2).
+        scalars: for each scalar in order: "given" (unchanged), "sigmoid", or, for the first only, "mamba", which is
+            exp(-exp(A_log) softplus(x + dt_bias)). Scalars beyond the list are given.
     """
 
     silu: tuple[str, ...] = ()
@@ -53,16 +53,16 @@ class Maps:
 
 @dataclass(frozen=True)
 class MatrixCell(Cell):
-    """A matrix-state cell: what it is given of a step beside q and k, by name, and what it is instantiated with.
+    """A matrix-state cell: the names of its inputs beside q and k, and its template arguments.
 
     Attributes:
-        vectors: of a step beside q and k. lines: inputs per line, v first. scalars: inputs per head. params: learned constants
-            per line.
-        optional: the last scalar, if it may be None. options: bools that the cell is a template of; behind them it has one
-            for whether the optional scalar is given. shared: which of q, k and the lines all heads share.
+        vectors: inputs like q and k. lines: inputs per line, v first. scalars: inputs per head. params: learned constants per
+            line.
+        optional: the last scalar, if it may be None. options: bools, the cell's template arguments; one more argument says
+            whether the optional scalar is given. shared: which of q, k and the lines all heads share.
         elementwise: whether the header says `elementwise` or `energy`.
-        maps: what happens to the inputs, in the ways that the variant runs it. rows: sizes that are built ahead.
-        adjust: as `MatrixKernel` says.
+        maps: the maps of the inputs that the variant uses. rows: sizes that `elman build` compiles.
+        adjust: see `MatrixKernel`.
     """
 
     lines: tuple[str, ...] = ("v",)
@@ -112,16 +112,16 @@ class MatrixCell(Cell):
 
     @property
     def packed(self) -> tuple[str, ...]:
-        """What the fused form packs behind q and k."""
+        """The inputs that the fused form packs behind q and k."""
         return (*self.vectors, *self.lines)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all inputs beside q and k, in their order."""
+        """All inputs beside q and k, in order."""
         return (*self.packed, *self.scalars, *self.params)
 
     def tensor(self, rows: int, bits: int, backend: str) -> bool:
-        """Whether tensor cores do the sums, as `Plan::tensor` of `elman/matrix_state_plan.cuh` of `elman_csrc`."""
+        """Whether tensor cores compute the sums, as `Plan::tensor` in `elman/matrix_state_plan.cuh` of `elman_csrc`."""
         return backend == "cuda" and bits == 16 and (rows <= 32 or not (self.vectors or self.elementwise))
 
     def interval(self, rows: int, bits: int, backend: str) -> int:
@@ -131,10 +131,10 @@ class MatrixCell(Cell):
         return 8 if backend == "cuda" and rows > 96 else 16
 
     def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:
-        """What of a call decides the module, as text: the cell's template arguments, sets as bits, kinds of scalars.
+        """The form of a call, which decides its module, as text: the cell's template arguments, sets as bits, kinds of scalars.
 
         Args:
-            options: of the cell. given: whether the optional scalar is.
+            options: the cell's. given: whether the optional scalar is given.
         """
         names = ("k", "q", *self.lines)
         arguments = [*options, given] if self.optional else options
@@ -144,7 +144,7 @@ class MatrixCell(Cell):
         return "_".join(["".join(str(int(x)) for x in arguments), *map(str, sets), "".join(map(str, kinds))])
 
     def read(self, form: str) -> tuple[Maps, tuple[str, ...]]:
-        """The maps of a form, and the options that are on and the optional scalars that are given."""
+        """The maps of a form, and the names of the options that are on and of the optional scalar if it is given."""
         arguments, silu, normalised, _, kinds = form.split("_")
 
         def members(bits: str) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ class MatrixCell(Cell):
 
 @dataclass(frozen=True)
 class Size:
-    """What one compiled module is for. form: as `MatrixCell.form`."""
+    """What one compiled module serves. form: as `MatrixCell.form`."""
 
     rows: int
     columns: int
@@ -166,7 +166,7 @@ class Size:
 
 
 def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
-    """What `kernels.build` compiles.
+    """What `kernels.build` compiles for a size.
 
     Raises:
         KernelError: the sources are not installed.
@@ -190,16 +190,16 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
 
 
 def usual(cell: MatrixCell, target: Target) -> Extension:
-    """The same where no size is named."""
+    """The same for the usual size."""
     form = cell.form(cell.maps[0], [False] * len(cell.options), not cell.optional)
     return extension(cell, target, Size(32, 32, torch.float64 if target == "host" else torch.bfloat16, form))
 
 
 def check(name: str, target: Target, size: Size) -> None:
-    """Nothing is compiled for a size that has no kernel.
+    """Raise if there is no kernel for a size, before anything is compiled.
 
     Raises:
-        KernelError: names what there is.
+        KernelError: names the sizes that have one.
     """
     fits = size.rows % 4 == 0 and 4 <= size.rows <= 128 and 1 <= size.columns <= 4096
     if not fits or size.dtype not in (CUDA_DTYPES if target == "cuda" else HOST_DTYPES):

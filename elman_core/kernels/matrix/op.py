@@ -4,15 +4,15 @@ The op is the recurrence of H heads, each with a matrix S of N rows (keys) and V
 
     r = Sᵀ k,   S = phi(keep S + k writeᵀ),   o = Sᵀ q,   (keep, write) of a column = cell(r, its lines, scalars, params)
 
-registered with `torch.library` as `elman::matrix_NAME` (and `_backward`), so that FakeTensor, `torch.compile` and CUDA
-graphs know it. Back ends:
+It is registered with `torch.library` as `elman::matrix_NAME` (and `_backward`), for FakeTensor, `torch.compile` and CUDA
+graphs. Back ends:
 
     cuda       the skeleton of `elman_csrc` (matrix_state.cuh), compiled for each size and dtype at first use: sm_80 and newer
-    host       the same cell in C++ loops, in float64 or float32: an instrument of the tests, taken only when asked for
-    reference  the variant's own slow function, differentiated by autograd: the truth, the CPU's, and the fallback of a GPU
+    host       the same cell in C++ loops, in float64 or float32, for tests: runs only if asked for by name
+    reference  the variant's own slow function under autograd: the truth; runs on a CPU, and on a GPU without a kernel
 
-Two forms share the op. Called, it takes q, k and the cell's inputs each by itself. `fused` takes q, k and the lines as they
-leave their product (one tensor, sliced by address). SiLU, L2 norm and the maps of scalars (`Maps`) are in the kernel in both.
+The op has two forms. A call takes q, k and the cell's inputs as separate tensors. `fused` takes q, k and the lines in one
+tensor, as their product leaves them. In both, the kernel computes SiLU, the L2 norm and the maps of scalars (`Maps`).
 
 Shapes: B batch, T time, H heads, N rows, V columns, L lines, C = 2 H N + L H V.
 """
@@ -49,19 +49,19 @@ class MatrixKernel(Compiled):
         name: of the variant; lower case.
         header: the cell header, as in `elman/matrix_state_cell.h` of `elman_csrc`.
         reference: `reference(q, k, *vectors, v, *lines, *scalars, *params, state, mask, starts, **options) -> (o, state)`,
-            of what `maps` have made of the inputs.
+            called with the inputs after `maps`.
         vectors: names of the inputs (B, T, H, N) beside q and k, at most 3.
-        lines: names of the inputs (B, T, H, V) beside v, at most 3. scalars: of the inputs (B, T, H), at most 2.
-            params: of the learned constants (H, V), at most 4. All in the order of the cell's.
-        optional: the last scalar, if it may be None. options: names of bools, also keywords of the reference. The cell is a
-            template of the options, then of whether the optional scalar is given.
-        shared: which of q, k and the lines all heads share, and are (B, T, 1, N) or (B, T, 1, V).
+        lines: names of the inputs (B, T, H, V) beside v, at most 3. scalars: names of the inputs (B, T, H), at most 2.
+            params: names of the learned constants (H, V), at most 4. All in the order of the cell's.
+        optional: the last scalar, if it may be None. options: names of bools, which are also keywords of the reference. The
+            cell's template arguments are the options, then whether the optional scalar is given.
+        shared: which of q, k and the lines all heads share; these are (B, T, 1, N) or (B, T, 1, V).
         elementwise: whether the header says that the cell is `elementwise` or has an `energy`.
-        maps: what happens to the inputs before the recurrence, in the ways that the variant runs it. The first is what a call
-            does that names none, and what `elman build` compiles.
-        rows: sizes N = V that `elman build` compiles unless told which.
+        maps: the maps of the inputs before the recurrence that the variant uses. A call without maps uses the first, and
+            `elman build` compiles it.
+        rows: the sizes N = V that `elman build` compiles by default.
         adjust: `adjust(inputs, options)` changes the random inputs of a verification in place, for a cell with a kink that
-            rounding may cross.
+            rounding could cross.
         cell: the C++ type of the cell, or the name of the template; "elman::NAME::Cell" unless given.
 
     Raises:
@@ -122,22 +122,22 @@ class MatrixKernel(Compiled):
         Args:
             q_BTHN, k_BTHN: float32, bfloat16, float16 or float64; any strides. (B, T, 1, N) where shared.
             inputs: v and the other lines (B, T, H, V), scalars (B, T, H) and params (H, V), in the order of the cell's, or by
-                name. Scalars that are given and params are computed with in float32 (float64 for float64).
-            state_BHNV: S_0, None is zeros. mask_BT: bool; where False the state is held and o means nothing.
-            starts_BT: bool; where True the state is set to 0 before the step. The reference alone does that so far: on a GPU
+                name. Params and scalars with the map "given" are computed in float32 (float64 for float64).
+            state_BHNV: S_0; None is zeros. mask_BT: bool; where False the state is held and o is arbitrary.
+            starts_BT: bool; where True the state is set to 0 before the step. So far only the reference does this; on a GPU,
                 one warning says so.
-            a_log_H, dt_bias_H: of the "mamba" map, and with it alone.
-            backend: "auto" or one of the module's docstring.
-            more: the cell's options, False unless given.
+            a_log_H, dt_bias_H: needed by the map "mamba", and allowed only with it.
+            backend: "auto" or one from the module's docstring.
+            more: the cell's options; False by default.
 
         Returns:
             o (B, T, H, V) in the dtype of q, S_T (B, H, N, V) in float32 (float64 for float64).
 
         Raises:
-            TypeError: other inputs than the cell's.
-            ConfigError: shapes or dtypes that do not fit together.
-            KernelError: a back end asked for that cannot run this.
-            NotImplementedError: under torch.func, a back end asked for that it cannot differentiate.
+            TypeError: the inputs are not the cell's.
+            ConfigError: shapes or dtypes do not fit together.
+            KernelError: the named back end cannot run this call.
+            NotImplementedError: a back end other than "reference" was named under torch.func.
         """
         given = self._bind(self.cell.names, inputs, more)
         return self._recur(
@@ -147,11 +147,11 @@ class MatrixKernel(Compiled):
     def fused(
         self, packed_BTC: Tensor, *inputs: Tensor | None, n_state: int, heads: int | None = None, **more: Any
     ) -> tuple[Tensor, Tensor]:
-        """The recurrence of q, k and lines that lie side by side, as one product leaves them.
+        """The recurrence of q, k and lines that are side by side in one tensor, as one product leaves them.
 
         Args:
             packed_BTC: q, k and the vectors (H n_state each), v and the other lines (H V each), head-major.
-            inputs: scalars and params. heads: H; needed where there are no scalars. more: as of a call.
+            inputs: scalars and params. heads: H; needed without scalars. more: as in a call.
 
         Returns, raises: as a call.
         """
@@ -176,7 +176,7 @@ class MatrixKernel(Compiled):
     def _bind(
         self, names: Sequence[str], inputs: Sequence[Tensor | None], more: dict[str, Any]
     ) -> dict[str, Tensor | None]:
-        """The cell's inputs by name; those that came by name are taken out of `more`.
+        """The cell's inputs by name. Takes those that were given by name out of `more`.
 
         Raises:
             TypeError: one too many or too few.
@@ -196,7 +196,7 @@ class MatrixKernel(Compiled):
         mask_BT: Tensor | None = None, starts_BT: Tensor | None = None, a_log_H: Tensor | None = None,
         dt_bias_H: Tensor | None = None, maps: Maps | None = None, backend: Backend = "auto", **options: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Either form. tensors: by name, q and k or packed first. sizes: those that the tensors do not say."""
+        """Either form. tensors: by name, q and k or packed first. sizes: those that no tensor shows."""
         cell, maps = self.cell, self.cell.maps[0] if maps is None else maps
         cell.check_maps(maps)
         if unknown := [n for n in options if n not in cell.options]:
@@ -228,7 +228,7 @@ class MatrixKernel(Compiled):
         return o, last
 
     def backend(self, device: torch.device | str, rows: int, columns: int) -> str:
-        """What "auto" runs at this size, in words; compiles nothing, so before the first use it is what will be tried."""
+        """What "auto" runs at this size, in words. Compiles nothing: before the first use, it says what will be tried."""
         return in_words(self.name, device, "reference", lambda *size: size[:2] == (rows, columns))
 
     def spec(self) -> KernelSpec:

@@ -20,13 +20,13 @@ def recurrence(
     reference: Callable[..., tuple[Tensor, Tensor]], cell: MatrixCell, maps: Maps, tensors: Mapping[str, Tensor | None],
     sizes: Sequence[int], rest: tuple[Tensor | None, ...], options: Mapping[str, bool],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`MatrixKernel` with `reference` behind it, in float32 (float64 beside float64) whatever autocast says.
+    """The recurrence of a `MatrixKernel` by `reference`, in float32 (float64 beside float64), also under autocast.
 
     Args:
         tensors: the inputs by name, q and k first; packed if k is None. sizes: (H, N). rest: S_0, mask, starts, A_log, dt_bias.
 
     Returns:
-        o (B, T, H, V) in the dtype of q, and S_T as the reference gives it.
+        o (B, T, H, V) in the dtype of q, and S_T as the reference returns it.
     """
     given, (heads, rows), (state, mask, starts, *mamba) = tensors["q"], sizes, rest
     assert given is not None

@@ -19,12 +19,12 @@ from elman_core.registry.errors import KernelError
 from . import modules
 from .modules import MatrixCell, Size
 
-WORKSPACE = 256 << 20  # bytes: what the shares of a head's parts may take; larger batches are walked in slices
+WORKSPACE = 256 << 20  # bytes: the limit of the shares of a head's parts; larger batches run in slices
 
 
 @dataclass(frozen=True)
 class Form:
-    """What of a call is no tensor.
+    """The arguments of a call that are no tensors.
 
     Attributes:
         heads: H. rows: N. text: `Size.form`. backend: "cuda" or "host".
@@ -49,7 +49,7 @@ def load(cell: MatrixCell, target: Target, size: Size) -> Any:
 
 @cache
 def _module(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any:
-    """For the current device, which is the one of that number: a host may have GPUs of several architectures."""
+    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
     library = launch.opened(modules.extension(cell, target, size), "matrix")
     if index is not None:
         most: Any = torch.cuda.get_device_properties(index)
@@ -63,13 +63,13 @@ def _module(cell: MatrixCell, target: Target, size: Size, index: int | None) -> 
 
 
 def columns(cell: MatrixCell, q: Tensor, v: Tensor | None, heads: int, rows: int) -> int:
-    """V; in the fused form q holds k, vectors and all lines, too, and v is None."""
+    """V; in the fused form q also holds k, the vectors and all lines, and v is None."""
     keys = 2 + len(cell.vectors)
     return (q.shape[2] // heads - keys * rows) // len(cell.lines) if v is None else v.shape[3]
 
 
 def forward(form: Form, state: Tensor | None, keep: bool, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(o (B, T, H, V), S_T (B, H, N, V), what the backward alone needs (`_saved`), or empty).
+    """(o (B, T, H, V), S_T (B, H, N, V), and the tensor of `_saved` for the backward, empty without `keep`).
 
     Args:
         state: S_0 or None. keep: whether a backward will follow.
@@ -86,13 +86,13 @@ def forward(form: Form, state: Tensor | None, keep: bool, *given: Any) -> tuple[
 
 
 def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """Gradients of (q, k, vectors, lines, scalars, params, S_0, a_log, dt_bias); empty where there is nothing to differentiate.
+    """Gradients of (q, k, vectors, lines, scalars, params, S_0, a_log, dt_bias); empty for an input that was not given.
 
-    In the fused form the first is of q, k, vectors and lines, (B, T, C), and where `beside` says so of the first scalar too,
-    (B, T, C + H): as one product of all projections wants them.
+    In the fused form the first is that of q, k, vectors and lines, (B, T, C), or, if `beside`, of these and the first scalar,
+    (B, T, C + H), as one product of all projections needs them.
 
     Args:
-        dy, ds1: gradients of o and of S_T. saved, given: as of `forward`.
+        dy, ds1: gradients of o and of S_T. saved, given: as in `forward`.
     """
     module, batched, fixed, packed = _prepare(form, *given)
     q, scalars, count, (B, T, H, N, V) = batched["q"], batched["scalar"], len(fixed["param"]), _sizes(form, batched)
@@ -144,10 +144,10 @@ def _sizes(form: Form, batched: Mapping[str, Any]) -> tuple[int, int, int, int, 
 
 
 def _saved(cell: MatrixCell, q: Tensor, sizes: tuple[int, int, int, int, int], backend: str) -> Tensor:
-    """Room for the states before every segment of `interval` steps, (B, H, segments, V, N) in float32 or float64.
+    """Memory for the states before every segment of `interval` steps, (B, H, segments, V, N) in float32 or float64.
 
-    With N > 24, where tensor cores do the sums: a row for each of the batch, in the dtype of q, of these states and of what
-    every step retrieved, (T, H, V), to a multiple of 8.
+    With N > 24 and tensor cores: a row for each batch element, in the dtype of q, with these states and the retrieved values of
+    every step, (T, H, V), rounded up to a multiple of 8.
     """
     B, T, H, N, V = sizes
     segments = -(-T // cell.interval(N, 8 * q.element_size(), backend))
@@ -183,9 +183,9 @@ def fake_backward(cell: MatrixCell, _dy: Any, _ds1: Any, q: Tensor, k: Any, *res
 def _prepare(
     form: Form, q: Tensor, k: Tensor | None, *rest: Any
 ) -> tuple[Any, dict[str, Any], dict[str, Any], Tensor | None]:
-    """The module; what both directions are given, of each row of the batch and for all; and the packed inputs.
+    """The module; the arguments of both directions, per row of the batch and for all rows; and the packed inputs.
 
-    Everything lies where the kernel can read it: apart from each other, or all down to the lines slices of one tensor.
+    The kernel can read every tensor in place: they are separate, or q, k, vectors and lines are slices of one tensor.
     """
     *named, mask, a_log, dt_bias = rest
     H, N, cell = form.heads, form.rows, form.cell
@@ -215,7 +215,7 @@ def _prepare(
 
 
 def beside(packed: Tensor, scalars: Sequence[Tensor | None]) -> bool:
-    """Whether the gradient of the first scalar (B, T, H) stands behind that of the packed inputs, in the same rows."""
+    """Whether the gradient of the first scalar (B, T, H) is in the same rows as that of the packed inputs, behind it."""
     first = scalars[0] if scalars else None
     return first is not None and first.dtype == packed.dtype and first.shape[2] % 8 == 0
 
@@ -223,13 +223,9 @@ def beside(packed: Tensor, scalars: Sequence[Tensor | None]) -> bool:
 def _room(
     form: Form, module: Any, batched: Mapping[str, Any], packed: Tensor | None
 ) -> tuple[Tensor | None, list[Tensor], list[Tensor], list[Tensor]]:
-    """Room for the gradients of q, k and vectors, of lines, of scalars: slices of one tensor if the kernel can write there."""
-    q, keys, lines, (B, T, H, N, V) = (
-        batched["q"],
-        2 + len(batched["vector"]),
-        len(batched["line"]),
-        _sizes(form, batched),
-    )
+    """Memory for the gradients of q, k and vectors, of lines, of scalars: slices of one tensor if the kernel can write them."""
+    q, (B, T, H, N, V) = batched["q"], _sizes(form, batched)
+    keys, lines = 2 + len(batched["vector"]), len(batched["line"])
     dscalars = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in batched["scalar"]]
     if packed is not None and form.backend == "cuda":
         behind = H if beside(packed, batched["scalar"]) else 0
@@ -244,7 +240,7 @@ def _room(
 
 
 def _slices(batch: int, bytes_a_row: int) -> Iterator[slice | None]:
-    """The batch, in slices whose workspace fits; None where it fits as a whole."""
+    """The batch in slices whose workspace fits; None if the whole batch fits."""
     at_once = max(1, WORKSPACE // bytes_a_row) if bytes_a_row else batch
     if at_once >= batch:
         yield None
@@ -254,9 +250,9 @@ def _slices(batch: int, bytes_a_row: int) -> Iterator[slice | None]:
 
 
 def aligned(x: Tensor, align: int) -> Tensor:
-    """x itself where a kernel can read it in place (time steps evenly apart, the rest adjacent, rows aligned), else a copy.
+    """x itself if a kernel can read it in place (time steps evenly apart, the rest adjacent, rows aligned), else a copy.
 
-    `align` 0 asks for no alignment beyond the elements'. The host takes contiguous tensors only.
+    `align` 0 requires no alignment beyond the elements'. The host reads contiguous tensors only.
     """
     size, x = x.element_size(), evenly(x)
     adjacent = all(x.stride(i) == x.shape[i + 1 :].numel() for i in range(2, x.dim()) if x.shape[i] > 1)
@@ -269,18 +265,18 @@ def aligned(x: Tensor, align: int) -> Tensor:
 
 
 def evenly(x: Tensor) -> Tensor:
-    """x (B, T, ...); of a single step any stride is true, and it gets the one by which rows lie evenly."""
+    """x (B, T, ...). The stride of a single step is arbitrary; it becomes the one that puts rows evenly apart."""
     return x.as_strided(x.shape, (x.stride(0), x.stride(0), *x.stride()[2:])) if x.shape[1] == 1 else x
 
 
 def sliceable(widths: Sequence[int], size: int, align: int) -> bool:
-    """Whether slices of these widths, the last for scalars, of one tensor's rows all start aligned."""
+    """Whether slices of these widths of one tensor's rows all start aligned; the last width is the scalar's."""
     starts = [*accumulate(widths[:-1]), sum(widths)]
     return all(start * size % align == 0 for start in (starts[:-2] + starts[-1:]))
 
 
 def part(x: Any, rows: slice | None) -> Any:
-    """These rows of the batch, or all: of a tensor, of each in a list, or of None."""
+    """These rows of the batch, or all, of a tensor, of each tensor in a list, or of None."""
     if rows is None or x is None:
         return x
     return [each[rows] for each in x] if isinstance(x, list) else x[rows]

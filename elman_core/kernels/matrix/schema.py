@@ -1,4 +1,4 @@
-"""The matrix-state op as PyTorch knows it: its schema, its shapes without data, its derivative."""
+"""The matrix-state op in PyTorch: its schema, its output shapes, its derivative."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORM = "int heads, int rows, str form"
 def register(cell: MatrixCell) -> Callable[..., Any]:
     """`elman::matrix_NAME` and its backward; returns the op.
 
-    Its outputs: o (B, T, H, V), S_T (B, H, N, V), and, for the backward alone, the saved states, or empty.
+    Its outputs: o (B, T, H, V), S_T (B, H, N, V), and the saved states for the backward, or empty.
     """
     names = ("k", *cell.names)
     inputs = "Tensor q, " + ", ".join(f"Tensor? {each}" for each in names)

@@ -21,14 +21,14 @@ from .modules import Maps, MatrixCell, Size
 Run = Callable[..., tuple[Tensor, Tensor]]
 Way = tuple[
     Maps, bool, tuple[str, ...]
-]  # of a call: maps, whether packed, which options are on and optional scalars given
+]  # of a call: maps, whether packed, options that are on and scalars that are given
 
 
 def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> KernelSpec:
-    """What `verify` knows of a matrix-state kernel: its two forms, and the operator behind both."""
+    """The spec of a matrix-state kernel: its two forms, and the operator behind both."""
 
     def first(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Tensor, int, int]:
-        """q, or the packed inputs; H and N."""
+        """q or the packed inputs, H, and N."""
         if "packed" in inputs:
             return inputs["packed"], options["heads"], options["n_state"]
         heads = max(inputs[n].shape[2] for n in ("q", "k", "v"))
@@ -51,7 +51,7 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
         return {"o": o, "S": state}
 
     def stored(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """The reference with its inputs but for the scalars rounded to the storage dtype, as it gets them standing alone."""
+        """The reference with all inputs but the scalars rounded to the storage dtype, as separate ops would hand them over."""
         like, *sizes = first(inputs, options)
 
         def rounded(*given: Any, **more: Any) -> tuple[Tensor, Tensor]:
@@ -113,10 +113,10 @@ def _needs(cell: MatrixCell, target: Target, cases: Sequence[Case]) -> list[Exte
 
 
 def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
-    """The form that a model runs by default, V = N, for each N (`rows`) and dtype.
+    """The form that a model runs by default, with V = N, for each N (`rows`) and dtype.
 
     Raises:
-        KernelError: an N or dtype that is not supported; names what is.
+        KernelError: an N or dtype is not supported; names those that are.
     """
     found = []
     for count in rows or cell.rows:
@@ -128,7 +128,7 @@ def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Seque
 
 
 def first_use_case(cell: MatrixCell, size: Size) -> Case:
-    """By which a size is verified when it is first used."""
+    """The case that verifies a size at its first use."""
     maps, on = cell.read(size.form)
     return case((2, 49, 3, size.rows, size.columns), size.dtype, maps=maps, on=on)
 
@@ -142,7 +142,7 @@ def case(
     on: Sequence[str] = (),
     **special: Any,
 ) -> Case:
-    """One problem. packed: of the fused form. on: options that are on, and optional scalars that are given."""
+    """One problem. packed: uses the fused form. on: the options that are on, and the optional scalar if it is given."""
     options: dict[str, Any] = dict.fromkeys(on, True)
     if maps not in (None, Maps()):
         options["maps"] = maps
@@ -152,7 +152,7 @@ def case(
 
 
 def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inputs:
-    """Keys of length about 1, decays and params from 0.5 to 1: the state neither dies nor explodes."""
+    """Keys of length about 1, decays and params from 0.5 to 1, so that the state neither dies nor explodes."""
     maps, (B, T, H, N, V) = case.options.get("maps", Maps()), (case.sizes[k] for k in "BTHNV")
     wide = compute_dtype(case.dtype)
 
@@ -189,7 +189,7 @@ def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inp
 
 
 def _ways(cell: MatrixCell) -> list[Way]:
-    """Every map, both forms, every option; not each with each."""
+    """Every map, both forms and every option, but not every combination."""
     packed = not cell.shared
     on: list[tuple[str, ...]] = [(), *((n,) for n in (*cell.options, *cell.optional))]
     ways = [(maps, packed and i % 2 == 0, on[i % len(on)]) for i, maps in enumerate(cell.maps)]
@@ -198,7 +198,7 @@ def _ways(cell: MatrixCell) -> list[Way]:
 
 
 def _spread(cell: MatrixCell, dtype: torch.dtype, sizes: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Case]:
-    """A case of each size, and what is special about it, in one way after the other."""
+    """A case for each (size, special), going through the ways in turn."""
     ways = _ways(cell)
     for i, (each, special) in enumerate(sizes):
         maps, packed, on = ways[i % len(ways)]
