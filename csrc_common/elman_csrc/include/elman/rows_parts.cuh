@@ -153,7 +153,9 @@ struct Weights {
 template <int width, class Elem>
 __device__ __forceinline__ void fetch(Elem (*to)[width], const Elem* from, std::int64_t step, int first, int T, int lane) {
   constexpr int of_piece = 16 / sizeof(Elem), pieces = width / of_piece;
-  for (int i = lane; i < kSteps * pieces; i += 32) {
+  static_assert(kSteps * pieces % 32 == 0, "as many for every lane");
+#pragma unroll
+  for (int i = lane; i < lane + kSteps * pieces; i += 32) {
     const int s = i / pieces, at = i % pieces * of_piece, t = first + s;
     __pipeline_memcpy_async(&to[s][at], from + (t < T ? t : first) * step + at, 16, t < T ? 0 : 16);
   }
