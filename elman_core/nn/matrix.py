@@ -44,7 +44,6 @@ class MatrixConfig:
     tie_kv: bool = option(False, "v is k before its normalisation (needs expansion 1)")
     linear_state: bool = option(False, "no tanh around the new state")
     use_output_norm: bool = option(True, "RMSNorm of each head's output")
-    output_scale: float = option(1.0, "what the layer's output is multiplied by", gt=0.0, le=256.0)
     head_mix: Literal["concat", "weighted_sum", "per_head", "input_weighted", "sum"] = option(
         "concat", "how the outputs of the heads become one; 'per_head' is 'concat' with each head drawn by itself"
     )
@@ -173,8 +172,7 @@ class MatrixMixer(Mixer):
             v_BTHV = qkv_BTC[..., 2 * config.keys :].unflatten(-1, (config.n_heads, -1))
             v_BTHV = F.silu(v_BTHV) if silu else v_BTHV
             o_BTHV = o_BTHV + self.value_residual.to(o_BTHV.dtype) * v_BTHV
-        y_BTD = self._mix(o_BTHV, projected)
-        return y_BTD if config.output_scale == 1 else y_BTD * config.output_scale, new_state
+        return self._mix(o_BTHV, projected), new_state
 
     def recur(
         self, qkv_BTC: Tensor, decay_BTH: Tensor, projected: dict[str, Tensor], **rest: Any

@@ -97,7 +97,7 @@ class Row:
                 logits = self.x @ p["head_attn.weight"].T
             self.weights = np.ones((T, H)) if mix == "sum" else np.array([softmax(a) for a in logits]).reshape(T, H)
             self.mixed = np.einsum("th,thv->tv", self.weights, self.gated)
-        self.out = o["output_scale"] * self.mixed @ p["o_proj.weight"].T
+        self.out = self.mixed @ p["o_proj.weight"].T
 
     def backward(self, grads, g_out_TD, g_end):
         """Adds every parameter's gradient to `grads`; returns those of x and of the initial state."""
@@ -135,7 +135,6 @@ class Row:
 
     def _unfinish(self, grads, g_out, dv):
         p, o, (T, H, _, V) = self.p, self.o, self.sizes
-        g_out = o["output_scale"] * g_out
         grads["o_proj.weight"] += g_out.T @ self.mixed
         d = g_out @ p["o_proj.weight"]
         if o["head_mix"] in ("concat", "per_head"):

@@ -23,7 +23,6 @@ CHOICES = {
     "tie_kv": (False, True),
     "linear_state": (False, True),
     "use_output_norm": (False, True),
-    "output_scale": (1.0, 4.0),
     "head_mix": ("concat", "weighted_sum", "per_head", "input_weighted", "sum"),
 }
 IMPOSSIBLE = ("expansion", 2.0, "tie_kv", True)
