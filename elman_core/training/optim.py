@@ -90,8 +90,10 @@ class Optimizer:
         self.inner.step()
         for name in self.matrices:
             if (p := self.params[name]).grad is not None:
-                momentum = self.inner.state[p].setdefault("momentum", torch.zeros_like(p))
-                muon.update(p, momentum, self.inner.param_groups[0]["lr"], self.beta, self.decay, failed)
+                state = self.inner.state[p]
+                if not state:
+                    state["momentum"] = torch.zeros_like(p)
+                muon.update(p, state["momentum"], self.inner.param_groups[0]["lr"], self.beta, self.decay, failed)
 
     def zero_grad(self) -> None:
         for p in self.params.values():
