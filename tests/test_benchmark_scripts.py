@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib
-import importlib.util
 import itertools
 import json
-import re
 from pathlib import Path
 
-import flashrnn_cuda13
 import gpu_day
 import optimizers
 import pytest
@@ -19,7 +15,6 @@ import python_sources
 import scaling
 import torch
 import training_step
-import two_ranks
 import verified
 
 from elman_core.cli.train import read_settings
@@ -156,13 +151,6 @@ def test_efficiency_is_relative_to_one_gpu() -> None:
     assert "efficiency" not in made[2]
 
 
-@pytest.mark.parametrize("stage", two_ranks.TRAINED)
-def test_every_stage_of_two_ranks_that_trains_has_settings_that_exist(stage: str, tmp_path: Path) -> None:
-    line, _ = two_ranks.words(stage, "cuda", 2, tmp_path / "text", tmp_path / "run")
-    train = read_settings("e42", sets=line[line.index("--set") + 1 :: 2]).train
-    assert train.parallel == {"one": "auto", "fsdp": "fsdp"}.get(stage, "ddp")
-
-
 # a day with a GPU ----------------------------------------------------------------------------------------------------
 
 
@@ -187,26 +175,3 @@ def test_verifications_are_summed_up_by_the_case_closest_to_its_limit(tmp_path: 
     log.write_text(json.dumps([{**report, "faults": ["T=7: y is not finite"], "passed": False}], indent=1))
     assert verified.main(given) == 1
     assert "**T=7: y is not finite**" in out.read_text()
-
-
-@pytest.mark.gpu
-def test_the_installed_flashrnn_is_given_all_it_reads_and_what_the_driver_says() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no NVIDIA GPU here")
-    if importlib.util.find_spec("flashrnn") is None:
-        pytest.skip("flashrnn is not installed")
-    if not flashrnn_cuda13.prepare():
-        pytest.skip("a toolkit before CUDA 13")
-    source = Path(str(importlib.import_module("flashrnn").__file__)).parent / "flashrnn" / "flashrnn.py"
-    found = importlib.import_module("flashrnn.flashrnn.gpu_info.gpu_info").get_gpu_info(0)
-    assert set(found) == set(re.findall(r"gpu_info\['(\w+)'\]", source.read_text()))
-    driver, value = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    attributes = {  # CUdevice_attribute of cuda.h
-        "maxThreadsPerBlock": 1,
-        "multiProcessorCount": 16,
-        "regsPerMultiprocessor": 82,
-        "sharedMemPerBlockOptin": 97,
-    }
-    for name, attribute in attributes.items():
-        assert driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, 0) == 0
-        assert found[name] == value.value, name
