@@ -50,6 +50,10 @@ def test_the_table_has_what_runs_first_and_fits_its_terminal(running):
     assert " ".join(lines[1].split()) == expected
     assert [line.split()[0] for line in lines[2:4]] == ["b", "c"]
     assert lines[-1] == "1 running, 1 diverged, 1 ok"
+    board.console = Console(file=io.StringIO(), width=60, height=6, force_terminal=False)
+    board.console.print(board.table())
+    assert "a    running contended  gpu 3  step 11/600  80.3 min left" in board.console.file.getvalue()
+    assert "…" in board.console.file.getvalue(), "the end of a line makes room"
     many = [State(f"j{i}") for i in range(50)]
     board.jobs |= {state.id: jobs[1] for state in many}
     board.states = [*many, *states]

@@ -36,6 +36,7 @@ class Board:
         self.jobs, self.lengths = {job.id: job for job in jobs}, lengths
         self.console = Console(file=sys.stderr if errors else None, highlight=False)
         self.live: Live | None = None
+        self.ended = False
         self.states: Sequence[State] = ()
         self.began = self.said = time.monotonic()
 
@@ -49,11 +50,14 @@ class Board:
             try:
                 yield self
             finally:
-                self.live = None
+                self.live, self.ended = None, True  # the command prints the last summary
 
     def event(self, text: str) -> None:
+        from elman_core.experiments.results.tables import wrapped
+
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
-        self.console.print(Text(f"[{minutes:3d}:{seconds:02d}] {text}"), soft_wrap=True)
+        width = self.console.width if self.console.is_terminal else None
+        self.console.print(Text(wrapped(f"[{minutes:3d}:{seconds:02d}] {text}", width)), soft_wrap=True)
 
     def tick(self, states: Sequence[State]) -> None:
         self.states = states
@@ -65,18 +69,25 @@ class Board:
 
     def table(self) -> Group:
         """As many jobs as fit on the terminal, running jobs first."""
-        table = Table(box=None, pad_edge=False)
-        table.add_column("job", no_wrap=True)
-        table.add_column("status", no_wrap=True)
-        table.add_column("where", no_wrap=True)
-        table.add_column("", no_wrap=True)
+        rows = [(Text("job"), Text("status"), Text("where"), Text(""))]
         room = max(3, self.console.size.height - 4)
         for state in sorted(self.states, key=_rank)[:room]:
             contended = " contended" if state.contended else ""
             where = state.attempts[-1].slot if state.status == "running" and state.attempts else ""
             status = Text(state.status + contended, _STYLES.get(state.status, "red"))
-            table.add_row(state.id, status, where, self.far(state))
-        return Group(table, summary(self.states))
+            rows.append((Text(state.id), status, Text(where), Text(self.far(state))))
+        table = Table(box=None, pad_edge=False)
+        left = self.console.width
+        for i in range(3):
+            table.add_column(rows[0][i], no_wrap=True)
+            left -= max(len(row[i]) for row in rows) + 2
+        table.add_column("", no_wrap=True)
+        for row in rows[1:]:
+            row[-1].truncate(
+                max(left, 1), overflow="ellipsis"
+            )  # a long name must not lose its end, which tells it apart
+            table.add_row(*row)
+        return Group(table) if self.ended else Group(table, summary(self.states))
 
     def far(self, state: State) -> str:
         """The progress of a training."""
