@@ -31,6 +31,7 @@ from .runtime import DTYPE_CODES, compute_dtype, operator, tensors
 from .spec import Backend, Case, Grid, Inputs, KernelSpec, Outputs, padding_mask
 
 DTYPES = (torch.bfloat16, torch.float16)
+case = partial(Case.of, "BTHKV")
 _SEGMENT = 16  # steps between saved states, as in rows.cuh
 _ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor f, Tensor w"
 _FLAGS = "Tensor? mask, Tensor? starts"
@@ -219,11 +220,6 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*given, output[2], mask, starts)
     ctx.has_state = state is not None
-
-
-def case(sizes: Sequence[int], dtype: torch.dtype, **options: Any) -> Case:
-    special = {name: options.pop(name, False) for name in ("masked", "strided", "bare")}
-    return Case.of("BTHKV", sizes, dtype, options=options, **special)
 
 
 def _make_inputs(case: Case, generator: torch.Generator) -> Inputs:

@@ -45,8 +45,9 @@ class Case:
 
     @classmethod
     def of(cls, letters: str, sizes: Sequence[int], dtype: torch.dtype, **special: Any) -> Case:
-        """A case with sizes in the order of their letters."""
-        return cls(dict(zip(letters, sizes, strict=True)), dtype, **special)
+        """A case with sizes in the order of their letters. Keywords other than masked, strided and bare are options."""
+        flags = {name: special.pop(name, False) for name in ("masked", "strided", "bare")}
+        return cls(dict(zip(letters, sizes, strict=True)), dtype, options=special, **flags)
 
     def __str__(self) -> str:
         words = [*(f"{k}={v}" for k, v in self.sizes.items()), str(self.dtype).removeprefix("torch.")]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, pad
 from .reference import reference
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_case = partial(Case.of, "TBCK")
 
 
 def make_spec(name: str, operator: Callable[..., Any], extension: Callable[..., Extension]) -> KernelSpec:
@@ -56,11 +58,6 @@ def first_use(dtype: torch.dtype, taps: int) -> list[Case]:
         _case((67, 9, 136, taps), dtype, masked=True, packed=True, bias=True),
         _case((131, 3, 37, taps), dtype, silu=True, bias=True),  # no row starts aligned
     ]
-
-
-def _case(sizes: Sequence[int], dtype: torch.dtype, **options: Any) -> Case:
-    special = {name: options.pop(name, False) for name in ("masked", "strided", "bare")}
-    return Case(dict(zip("TBCK", sizes, strict=True)), dtype, options=options, **special)
 
 
 def _make_inputs(case: Case, generator: torch.Generator) -> Inputs:

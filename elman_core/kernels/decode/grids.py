@@ -36,18 +36,18 @@ def _linear(
     rows: int, inputs: int, *outputs: int, dtype: torch.dtype, bias: bool = False, activated: int = 0, **special: bool
 ) -> Case:
     options = {"op": "linear", "outputs": outputs, "bias": bias, "activated": activated}
-    return Case.of("BK", (rows, inputs), dtype, options=options, **special)
+    return Case.of("BK", (rows, inputs), dtype, **options, **special)
 
 
 def _norm(rows: int, width: int, dtype: torch.dtype, adds: bool = True, **special: bool) -> Case:
-    return Case.of("BD", (rows, width), dtype, options={"op": "norm", "adds": adds}, **special)
+    return Case.of("BD", (rows, width), dtype, op="norm", adds=adds, **special)
 
 
 def _draw(
     rows: int, classes: int, dtype: torch.dtype, how: dict[str, Any], each: bool = False, **special: bool
 ) -> Case:
     """each: the noise of row i favours class i, so the rows show which classes can be drawn."""
-    return Case.of("BV", (rows, classes), dtype, options={"op": "draw", **how, "each": each}, **special)
+    return Case.of("BV", (rows, classes), dtype, op="draw", **how, each=each, **special)
 
 
 def shared_cases(grid: Grid) -> Iterator[Case]:
@@ -96,7 +96,7 @@ def _full_cases() -> Iterator[Case]:
 def _step(
     shape: tuple[int, int, int], dtype: torch.dtype, tied: bool = False, bias: bool = True, **special: Any
 ) -> Case:
-    return Case.of("BKd", shape, dtype, options={"tied": tied, "bias": bias}, **special)
+    return Case.of("BKd", shape, dtype, tied=tied, bias=bias, **special)
 
 
 def step_cases(target: Target, grid: Grid) -> Iterator[Case]:

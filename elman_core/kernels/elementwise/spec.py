@@ -19,7 +19,6 @@ from . import native
 
 _HOST_DTYPES = (torch.float64, torch.float32)
 _CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_PACKED = {"packed": True}
 _case = partial(Case.of, "TBd")
 
 
@@ -87,37 +86,37 @@ def _host_cases(grid: Grid) -> Iterator[Case]:
         wide = 1 if dtype == torch.float64 else 16
         yield _case((1, 2, 4 * wide), dtype)
         yield _case((7, 3, 5 * wide), dtype, masked=True)
-        yield _case((9, 4, 12 * wide), dtype, masked=True, strided=True, options=_PACKED)
-        yield _case((17, 3, 8 * wide), dtype, options=_PACKED)
+        yield _case((9, 4, 12 * wide), dtype, masked=True, strided=True, packed=True)
+        yield _case((17, 3, 8 * wide), dtype, packed=True)
         yield _case((33, 2, 96), dtype, strided=True, bare=True)
         if grid == "full":
             for steps in (1, 2, 16, 65):
                 for rows, width in ((1, 7 * wide), (3, 64), (33, 32)):
                     yield _case((steps, rows, width), dtype, bare=rows == 33)
                     yield _case((steps, rows, width), dtype, masked=True, strided=rows == 3)
-                    yield _case((steps, rows, width), dtype, masked=rows == 1, options=_PACKED)
+                    yield _case((steps, rows, width), dtype, masked=rows == 1, packed=True)
             yield _case((4096, 1, 8), dtype)
 
 
 def _cuda_cases(grid: Grid) -> Iterator[Case]:
     for dtype in _CUDA_DTYPES:
         yield _case((1, 1, 512), dtype)
-        yield _case((17, 3, 64), dtype, options=_PACKED)
+        yield _case((17, 3, 64), dtype, packed=True)
         yield _case((33, 3, 272), dtype, masked=True, strided=True)
         yield _case((64, 32, 1024), dtype)
-        yield _case((65, 70, 200), dtype, masked=True, options=_PACKED)
+        yield _case((65, 70, 200), dtype, masked=True, packed=True)
         yield _case((515, 4, 512), dtype, bare=True)
         if grid == "full":
             yield _case((1, 1, 1), dtype, masked=True)
             # Not many rows of one channel: of one sum that nearly cancels, the relative error is a matter of luck.
             for rows, width in ((200, 3), (70, 7)):
                 yield _case((1, rows, width), dtype, masked=True)
-                yield _case((33, rows, width), dtype, masked=True, options=_PACKED)
+                yield _case((33, rows, width), dtype, masked=True, packed=True)
             for width in (63, 64, 136, 512, 768, 1024, 1280, 1536, 2048, 4096):
                 yield _case((1, 3, width), dtype, masked=True)
-                yield _case((31, 3, width), dtype, masked=True, options=_PACKED)
+                yield _case((31, 3, width), dtype, masked=True, packed=True)
                 yield _case((129, 3, width), dtype, strided=True)
                 yield _case((48, 32, width), dtype, bare=True)
                 yield _case((21, 70, width), dtype, masked=True, strided=True)
             yield _case((512, 32, 1024), dtype)
-            yield _case((4096, 8, 256), dtype, options=_PACKED)
+            yield _case((4096, 8, 256), dtype, packed=True)

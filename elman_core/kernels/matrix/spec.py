@@ -148,7 +148,7 @@ def case(
         options["maps"] = maps
     if packed:
         options |= {"n_state": sizes[3], "heads": sizes[2]}
-    return Case.of("BTHNV", sizes, dtype, options=options, **special)
+    return Case.of("BTHNV", sizes, dtype, **options, **special)
 
 
 def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inputs:
