@@ -58,9 +58,10 @@ def step(name: str, size: str, text: Path) -> dict[str, Any]:
 def table(found: dict[str, Any]) -> str:
     """Markdown: microseconds with their ratio to E1's, then the training step."""
     first, *_ = found["rows"]
+    widths = [str(d) for d in WIDTHS if str(d) in first]
     head = [
         "variant",
-        *(f"d = {d}" for d in WIDTHS),
+        *(f"d = {d}" for d in widths),
         "model",
         "parameters",
         "tok/s",
@@ -71,7 +72,7 @@ def table(found: dict[str, Any]) -> str:
     rows = [head]
     for row in found["rows"]:
         words = []
-        for d in map(str, WIDTHS):
+        for d in widths:
             if d not in row:
                 words.append("–")
                 continue
