@@ -234,7 +234,7 @@ def _make_inputs(case: Case, generator: torch.Generator) -> Inputs:
         **{n: F.normalize(normal(B, T, heads, K), dim=-1).to(case.dtype) for n in ("q", "k")},
         "v": normal(B, T, H, V).to(case.dtype),
         "f": (1 - 0.5 * torch.rand(B, T, H, generator=generator) ** 2).to(wide),
-        "w": (torch.linalg.qr(normal(H, V, V))[0] + 0.1 * normal(H, V, V)).to(case.dtype),
+        "w": (0.9 * torch.linalg.qr(normal(H, V, V))[0]).to(case.dtype),
         "S0": None if case.bare else (0.4 * normal(B, H, K, V)).to(wide),
         "mask": padding_mask(T, B, generator).t().contiguous() if case.masked else None,
         "starts": torch.rand(B, T, generator=generator) < 0.1 if case.options.get("packed") else None,
