@@ -67,7 +67,7 @@ def lstm(
     """(y (T, B, d), hT (B, d), cT (B, d)), as `lstm_reference`."""
     if starts_TB is None and _has_kernel(lstm_gates, x_TBI, weights):
         w_ih, w_hh, b_ih, b_hh = weights  # both biases are added to the same sums
-        y_TBd, h_Bd, c_Bd = lstm_gates(_linear(x_TBI, w_ih, b_ih + b_hh), w_hh, None, h0_Bd, c0_Bd, mask=mask_TB)
+        y_TBd, h_Bd, c_Bd = lstm_gates(_linear(x_TBI, w_ih), w_hh, b_ih + b_hh, h0_Bd, c0_Bd, mask=mask_TB)
         return y_TBd, h_Bd, c_Bd
     y_TBd, h_Bd, c_Bd = _fused(torch.lstm, x_TBI, weights, (h0_Bd, c0_Bd), mask_TB, starts_TB)
     return y_TBd, h_Bd, c_Bd
@@ -78,9 +78,9 @@ def _has_kernel(kernel: GatesKernel, x_TBI: Tensor, weights: Weights) -> bool:
     return x_TBI.shape[0] > 1 and kernel.supports(x_TBI.device, x_TBI.dtype, width) and kernel.takes(x_TBI, width)
 
 
-def _linear(x_TBI: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _linear(x_TBI: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     with without_autocast(x_TBI):
-        return F.linear(x_TBI, weight.to(x_TBI.dtype), bias.to(x_TBI.dtype))
+        return F.linear(x_TBI, weight.to(x_TBI.dtype), None if bias is None else bias.to(x_TBI.dtype))
 
 
 def _fused(

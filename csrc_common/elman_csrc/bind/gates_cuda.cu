@@ -83,6 +83,7 @@ const char* run(const GatesCall& call) {
   g.history = at<Elem>(call.history), g.kept = at<Elem>(call.kept), g.memory = at<Elem>(call.memory);
   g.y = at<Elem>(call.y), g.dp = at<Elem>(call.dp), g.du = at<Elem>(call.du);
   g.h1 = at<float>(backward ? call.dh0 : call.last), g.s1 = at<float>(backward ? call.ds0 : call.s_last);
+  g.dbias = at<float>(call.dbias);
   g.T = static_cast<int>(call.steps), g.B = static_cast<int>(call.batch), g.rows = static_cast<int>(call.rows);
   g.timeout_ns = call.timeout_ns, g.error = at<int>(call.error);
   const auto stream = at<CUstream_st>(call.stream);

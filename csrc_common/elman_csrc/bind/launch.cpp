@@ -139,6 +139,7 @@ Family gates() {
            whole("g_s_last", AT(g_s_last), "Bd", state),
            whole("dp", AT(dp), "TB?"),
            whole("du", AT(du), "TB?"),
+           whole("dbias", AT(dbias), "B?", state),
            whole("dh0", AT(dh0), "Bd", state),
            whole("ds0", AT(ds0), "Bd", state),
            whole("mask", AT(mask), "TB", Type::flag),
@@ -148,7 +149,7 @@ Family gates() {
            number("groups", AT(groups)),
            number("timeout_ns", AT(timeout_ns))},
           {{'T', AT(steps)}, {'B', AT(batch)}, {'d', AT(width)}},
-          {{"forward", "main w h0 y last history"}, {"backward", "main w history kept g_last dp dh0"}}};
+          {{"forward", "main w h0 y last history"}, {"backward", "main w history kept g_last dp dbias dh0"}}};
 }
 
 Field row(const char* name, std::size_t at, const char* shape) {

@@ -111,8 +111,8 @@ def forward(
 def backward(
     cell: Cell, gy_TBd: Tensor, g_last_SBd: Tensor, w_Gd: Tensor, history: Tensor, memory: Tensor, kept: Tensor,
     mask_TB: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of u (empty if equal to those of p), of p (T, B, k d), and of the first states (S, B, d).
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of u (empty if equal to those of p), of p (T, B, k d), its sums over time, and of the first states.
 
     Raises:
         KernelError: as `forward`.
@@ -121,13 +121,15 @@ def backward(
     steps, rows, width = gy_TBd.shape
     dp, first_SBd = gy_TBd.new_empty(steps, rows, len(w_Gd)), torch.empty_like(g_last_SBd)
     du = torch.empty_like(dp) if cell.splits else dp.new_empty(0)
-    given: dict[str, Any] = {"g_last": g_last_SBd[0], "dh0": first_SBd[0], "dp": dp, "history": history, "kept": kept}
+    dbias_BG = first_SBd.new_empty(rows, len(w_Gd))
+    given: dict[str, Any] = {"g_last": g_last_SBd[0], "dh0": first_SBd[0], "dp": dp, "dbias": dbias_BG}
+    given |= {"history": history, "kept": kept}
     if len(g_last_SBd) > 1:
         given |= {"g_s_last": g_last_SBd[1], "ds0": first_SBd[1], "memory": memory}
     if cell.splits:
         given["du"] = du
     _run(cell, "backward", rows, width, gy_TBd, w_Gd, mask_TB, **given)
-    return du, dp, first_SBd
+    return du, dp, dbias_BG, first_SBd
 
 
 def _run(

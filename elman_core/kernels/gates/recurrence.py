@@ -30,7 +30,7 @@ class Recurrence:
         end = "Tensor? mask, Tensor? starts"
         self._backward = operator(
             f"gates_{cell.name}_backward(Tensor gy, Tensor g_last, Tensor? u, Tensor w, Tensor k0, Tensor k1, Tensor k2, {end},"
-            f" str backend) -> {tensors(3)}",
+            f" str backend) -> {tensors(4)}",
             self._run_backward,
             self._fake_backward,
         )
@@ -57,13 +57,16 @@ class Recurrence:
 
     def _run_backward(
         self, gy: Tensor, g_last: Tensor, u: Tensor | None, w: Tensor, *rest: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         k0, k1, k2, mask, starts, backend = rest
         if backend != "torch":
             return native.backward(self.cell, gy, g_last, w.to(gy.dtype), k0, k1, k2, mask)
         assert u is not None
         full = k1.dtype
-        return portable.backward(self.cell.reference, gy.to(full), g_last, u.to(full), w.to(full), k0, k1, mask, starts)
+        du, dp, dh0 = portable.backward(
+            self.cell.reference, gy.to(full), g_last, u.to(full), w.to(full), k0, k1, mask, starts
+        )
+        return du, dp, dp.sum(0), dh0
 
     def _fake_forward(self, u: Tensor, w: Tensor, _b: Any, h0: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *_, keep, backend = rest
@@ -83,7 +86,7 @@ class Recurrence:
         backend, dtype = rest[-1], rest[1].dtype if rest[-1] == "torch" else gy.dtype
         dp = gy.new_empty(*gy.shape[:2], w.shape[0], dtype=dtype)
         du = torch.empty_like(dp) if backend == "torch" or self.cell.splits else dp.new_empty(0)
-        return du, dp, torch.empty_like(g_last)
+        return du, dp, g_last.new_empty(dp.shape[1:]), torch.empty_like(g_last)
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         u, w, b, _h0, mask, starts, _keep, backend = inputs
@@ -101,14 +104,13 @@ class Recurrence:
         if g_last is None:
             wide = torch.float64 if ctx.dtype == torch.float64 else torch.float32
             g_last = kept[0].new_zeros(ctx.shape, dtype=wide)
-        du, dp, dh0 = self._backward(gy, g_last, u, w, *kept, mask, starts, ctx.backend)
+        du, dp, dbias, dh0 = self._backward(gy, g_last, u, w, *kept, mask, starts, ctx.backend)
         du = du if du.numel() else dp
         before = kept[0][:, 0] if ctx.backend == "torch" else kept[0][:-1]
         _, needs_w, needs_b, *_ = ctx.needs_input_grad
-        dw = db = None
-        with without_autocast(dp):  # a backward may be called inside autocast
-            if needs_w:
+        dw = None
+        if needs_w:
+            with without_autocast(dp):  # a backward may be called inside autocast
                 dw = product(dp.flatten(0, 1).t(), before.reshape(steps * rows, width), w.dtype)
-            if needs_b:
-                db = dp.sum((0, 1), dtype=torch.promote_types(dp.dtype, torch.float32)).to(ctx.bias)
+        db = dbias.sum(0).to(ctx.bias) if needs_b else None
         return du.to(ctx.dtype), dw, db, dh0, None, None, None, None

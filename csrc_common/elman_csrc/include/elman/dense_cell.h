@@ -18,6 +18,9 @@
 //   template <class Math, class T> static DenseGrad<T, extras> backward(T gy, T gh, T h, T h_prev, const T* e);
 //                                                              backward(T gy, T gh, T h, T h_prev, T a, const T* e) where it uses a
 //
+// A step that is given in the order in which the skeleton has its numbers (DenseSteps) reaches the other blocks sooner: what does not
+// depend on a is made before the product is there, and y after h has been handed on.
+//
 // A gated update, h = f h' + (1 - f) c(a), wants a: from h and h', both rounded to the storage type, it would get c back as
 // (h - f h') / (1 - f), without the digits by which 1 - f is small.
 //
@@ -37,6 +40,26 @@ template <class T, int extras>
 struct DenseGrad {
   T da, dprev;
   T dextra[extras > 0 ? extras : 1];
+};
+
+// What a step has of h and of the factor of what is written before its product: h = kept + write c(a), or neither is used.
+template <class T>
+struct DenseReady {
+  T kept, write;
+};
+
+// A base of cells whose forward is three functions:
+//
+//   template <class Math, class T> static DenseReady<T> ready(T h_prev, const T* e);
+//   template <class Math, class T> static T             state(T a, DenseReady<T> ready);     h
+//   template <class Math, class T> static T             readout(T h, const T* e);            y
+template <class Cell>
+struct DenseSteps {
+  template <class Math, class T>
+  static ELMAN_HD DenseOut<T> forward(T a, T h_prev, const T* e) {
+    const T h = Cell::template state<Math>(a, Cell::template ready<Math>(h_prev, e));
+    return {h, Cell::template readout<Math>(h, e)};
+  }
 };
 
 template <class Cell, class = void>

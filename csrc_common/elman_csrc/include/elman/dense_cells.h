@@ -78,14 +78,21 @@ struct SiluGate {
 };
 
 template <class Update, class Readout>
-struct DenseCell {
+struct DenseCell : DenseSteps<DenseCell<Update, Readout>> {
   static constexpr int extras = Readout::extras;
   static constexpr bool uses_prev = false;
 
   template <class Math, class T>
-  static ELMAN_HD DenseOut<T> forward(T a, T, const T* e) {
-    const T h = Update::template of<Math>(a);
-    return {h, Readout::template of<Math>(h, e)};
+  static ELMAN_HD DenseReady<T> ready(T, const T*) {
+    return {};
+  }
+  template <class Math, class T>
+  static ELMAN_HD T state(T a, DenseReady<T>) {
+    return Update::template of<Math>(a);
+  }
+  template <class Math, class T>
+  static ELMAN_HD T readout(T h, const T* e) {
+    return Readout::template of<Math>(h, e);
   }
 
   template <class Math, class T>
@@ -119,15 +126,22 @@ struct Interpolate {
 };
 
 template <class Gates>
-struct LeakyCell {
+struct LeakyCell : DenseSteps<LeakyCell<Gates>> {
   static constexpr int extras = Gates::extras;
   static constexpr bool uses_prev = true, uses_a = true;
 
   template <class Math, class T>
-  static ELMAN_HD DenseOut<T> forward(T a, T h_prev, const T* e) {
+  static ELMAN_HD DenseReady<T> ready(T h_prev, const T* e) {
     const LeakyGates<T> g = Gates::template of<Math>(e);
-    const T h = g.keep * h_prev + g.write * Math::tanh(a);
-    return {h, self_gate(h, Math::sigmoid(h))};
+    return {g.keep * h_prev, g.write};
+  }
+  template <class Math, class T>
+  static ELMAN_HD T state(T a, DenseReady<T> ready) {
+    return ready.kept + ready.write * Math::tanh(a);
+  }
+  template <class Math, class T>
+  static ELMAN_HD T readout(T h, const T*) {
+    return self_gate(h, Math::sigmoid(h));
   }
 
   template <class Math, class T>

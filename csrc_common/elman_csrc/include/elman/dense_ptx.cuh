@@ -110,11 +110,22 @@ __device__ __forceinline__ void load_shared(float (&v)[1], unsigned from) {
 __device__ __forceinline__ void load_shared(float (&v)[2], unsigned from) {
   asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(from) : "memory");
 }
+__device__ __forceinline__ void load_shared(float (&v)[4], unsigned from) {
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from) : "memory");
+}
 // Keeps a value in its register: without it the compiler computes addresses again in the middle of the critical path.
 __device__ __forceinline__ void pin(unsigned& v) { asm volatile("" : "+r"(v)); }
+__device__ __forceinline__ void pin(float& v) { asm volatile("" : "+f"(v)); }
 template <class T>
 __device__ __forceinline__ void pin(T*& v) {
   asm volatile("" : "+l"(v));
+}
+
+// Likewise where registers are scarce, and the assembler too would compute it again: it cannot look through a shuffle.
+__device__ __forceinline__ void hold(unsigned& v) { v = __shfl_sync(~0u, v, threadIdx.x % 32); }
+template <class T>
+__device__ __forceinline__ void hold(T*& p) {
+  p = reinterpret_cast<T*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(p), threadIdx.x % 32));
 }
 
 // ---- clusters ------------------------------------------------------------------------------------------------------------

@@ -61,7 +61,9 @@ struct Word {
   Inputs in, next, after;
   float x[VW], h[VW], h_prev[VW], kept[VW], gh[VW], y[VW], a[VW], e[VW][XA];  // y of a tied backward: the product
   DenseGrad<float, X> constant[VW], slope[VW];
+  DenseReady<float> ready[VW];
 
+  static constexpr bool in_steps = std::is_base_of_v<DenseSteps<Cell>, Cell>;  // its readout is made after the state is published
   static constexpr bool tied = input != Input::Projected, derives = backward && input == Input::TiedSilu;
   static constexpr int ahead = tied && !backward;  // steps by which main is read earlier
 
@@ -126,6 +128,12 @@ struct Word {
         constant[i] = dense_cell_backward<Cell, Math, float>(x[i], 0.f, h[i], h_prev[i], uses_a ? a[i] : 0.f, e[i]);
         slope[i] = dense_cell_backward<Cell, Math, float>(0.f, 1.f, h[i], h_prev[i], uses_a ? a[i] : 0.f, e[i]);
       }
+    } else if constexpr (in_steps) {
+#pragma unroll
+      for (int i = 0; i < VW; ++i) {
+        ready[i] = Cell::template ready<Math, float>(kept[i], e[i]);
+        ptx::pin(ready[i].kept), ptx::pin(ready[i].write);
+      }
     }
   }
   __device__ bool live() const { return !masked || in.live; }
@@ -140,16 +148,22 @@ struct Word {
         out[i] = live() ? constant[i].da + gh[i] * slope[i].da : 0.f;
       } else {
         a[i] = sum[i] + (tied ? bias[i] : x[i]);
-        const auto made = Cell::template forward<Math, float>(a[i], kept[i], e[i]);
-        h[i] = live() ? made.h : kept[i];
+        if constexpr (in_steps) {
+          h[i] = live() ? Cell::template state<Math, float>(a[i], ready[i]) : kept[i];
+        } else {
+          const auto made = Cell::template forward<Math, float>(a[i], kept[i], e[i]);
+          h[i] = live() ? made.h : kept[i];
+          y[i] = live() ? made.y : 0.f;
+        }
         out[i] = tied ? h[i] + x[i] : h[i];
-        y[i] = live() ? made.y : 0.f;
       }
     }
     return S::pack(out);
   }
   // After it is published: y and what the backward will want, or the gradients of the extras. `at` is the word's place in a contiguous [T,B,d] tensor.
-  __device__ void write_rest(const Args& g, ptrdiff_t at) const {
+  __device__ void write_rest(const Args& g, ptrdiff_t at) {
+    // Never taken, but a branch: the compiler begins nothing of what follows it before the word is on its way.
+    if (in_steps && (backward ? static_cast<void*>(g.dextra[0]) : g.y) == nullptr) return;
     if constexpr (backward) {
 #pragma unroll
       for (int j = 0; j < X; ++j) {
@@ -159,6 +173,9 @@ struct Word {
         __stcs(reinterpret_cast<unsigned*>(g.dextra[j] + at), S::pack(de));
       }
     } else {
+      if constexpr (in_steps)
+#pragma unroll
+        for (int i = 0; i < VW; ++i) y[i] = live() ? Cell::template readout<Math, float>(h[i], e[i]) : 0.f;
       __stcs(reinterpret_cast<unsigned*>(g.y + at), S::pack(y));
       if constexpr (uses_a) __stcs(reinterpret_cast<unsigned*>(g.a + at), S::pack(a));
       if constexpr (tied) __stcs(reinterpret_cast<unsigned*>(g.history + static_cast<ptrdiff_t>(g.B) * d + at), S::pack(h));

@@ -31,6 +31,7 @@ struct GatesArgs {
   Elem *history, *kept, *memory;  // [T+1,B,d], [T,B,kept d], [T+1,B,d]; the last two null where no backward will follow
   Elem *y, *dp, *du;  // [T,B,d]; [T,B,k d]
   float *h1, *s1;  // [B,d]: the last states, or the gradients of the first
+  float* dbias;  // [B,k d]: the sums of dp over time
   int T, B, rows, first_tile;
   int* error;
   unsigned long long timeout_ns;
@@ -62,10 +63,11 @@ struct Layout {  // S: blocks of a cluster of the backward. N: tiles of 8 batch 
   // Clocks between having a step's sums and looking for the next step, the best of an H200: a look too early costs a round trip to L2.
   static constexpr int look_after = backward ? 1300 + 65 * KC : 1000 + 100 * KC;
   using Product = Part<Elem, KC, N, tiles>;
-  static constexpr int partial_floats = kWarps * 8 * N * Product::stride;  // two buffers, which alternate
+  static constexpr int partial_floats = kWarps * 8 * N * Product::stride;
   static constexpr int slot_floats = S * 8 * N * kOwned;  // partial sums of a block's channels, from each block of the cluster
-  static constexpr int slots = 2 * partial_floats * 4, barriers = slots + (backward ? 2 * slot_floats * 4 : 0);
-  static constexpr int bytes = barriers + 16;
+  // Of one of two halves, which alternate: partial sums, and in the backward slots and their barrier.
+  static constexpr int slots = partial_floats * 4, barrier = slots + (backward ? slot_floats * 4 : 0), half = barrier + 16;
+  static constexpr int dbias = 2 * half, bytes = dbias + (backward ? k * kThreads * 4 : 0);  // each thread's sums of dp
 };
 
 template <class Elem>
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
       auto two = [&](int i) { return p[i * d] | static_cast<unsigned>(p[(i + 1) * d]) << 16; };
       return make_uint4(two(0), two(2), two(4), two(6));
     } else {
-      const size_t row = r / kOwned * d + blockIdx.x * kOwned + r % kOwned;
+      const size_t row = r % k * d + blockIdx.x * kOwned + r / k;  // the gates of a channel one below the other
       return *reinterpret_cast<const uint4*>(bits + row * d + column);
     }
   });
@@ -166,11 +168,11 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   };
 
   // ---- the sums of a cluster ------------------------------------------------------------------------------------------------
-  auto barrier = [&](int slot) { return shared_base + L::barriers + slot * 8; };
+  const unsigned barrier = shared_base + L::barrier;
   const int sum_bytes = S * rows * kOwned * 4;
   if constexpr (backward) {
     if (threadIdx.x == 0)
-      for (int slot = 0; slot < 2; ++slot) ptx::barrier_init(barrier(slot), 1), ptx::barrier_expect(barrier(slot), sum_bytes);
+      for (int half : {0, L::half}) ptx::barrier_init(barrier + half, 1), ptx::barrier_expect(barrier + half, sum_bytes);
     ptx::cluster_sync();
   }
 
@@ -221,12 +223,31 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   }
 
   // ---- the walk: forward t = s; backward t = T - 1 - s, and once more for what arrives at h_0 -----------------------------------
-  float* const partials = reinterpret_cast<float*>(shared);
+  // Addresses of what follows the wait, in the first half: computed here, they cost the step nothing.
+  constexpr int quads = 4 * S;  // backward: a thread adds four channels of a row, and sends them to their block
+  const int from = backward ? threadIdx.x / quads : row, quad = threadIdx.x % quads;
+  unsigned partial_out = shared_base + warp * 8 * N * P::stride * 4 + P::place(lane);
+  unsigned partial_in = shared_base + (from * P::stride + (backward ? quad * 4 : lane % 16 * k)) * 4, send_to = 0, count_at = 0;
+  unsigned arrived = shared_base + L::slots + (row * kOwned + lane % 16) * 4;
+  ptx::pin(partial_out), ptx::pin(partial_in);
+  if constexpr (backward) {
+    send_to = ptx::in_block(shared_base + L::slots + ((rank * 8 * N + from) * kOwned + quad % 4 * 4) * 4, quad / 4);
+    count_at = ptx::in_block(barrier, quad / 4);
+    ptx::hold(partial_in), ptx::hold(send_to), ptx::hold(count_at), ptx::hold(arrived);
+  }
+  const bool odd = lane % 2;  // of two neighbours one stores the word of both: backward, the odd one that of the next gate
+  Elem* publish_at = exchange + (static_cast<size_t>(backward ? first_t : 1) * g.B + row0 + row) * D + channel +
+                     (odd ? (backward ? d : 0) - 1 : 0);
+  ptx::hold(publish_at);
+  float* const dbias = reinterpret_cast<float*>(shared + L::dbias) + threadIdx.x;  // registers are all taken
+  if constexpr (backward)
+#pragma unroll
+    for (int q = 0; q < k; ++q) dbias[q * kThreads] = 0.f;
   Inputs next = fetch(0), after = fetch(1);
   int summed = static_cast<int>(clock64());
   const int iterations = backward ? g.T + 1 : g.T;
   for (int s = 0; s < iterations; ++s) {
-    const int t = first_t + s * forth;
+    const int t = first_t + s * forth, half = s % 2 * L::half;
     const Inputs in = next;
     next = after;
     after = fetch(s + 2);
@@ -245,11 +266,15 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
       if (s < g.T && live) h += x[kept];  // gy
       constant = Cell::template backward<Math, float>(h, s_now, x, x[kept + 1], x[kept + 2], s_new);
       slope = Cell::template backward<Math, float>(1.f, 0.f, x, x[kept + 1], x[kept + 2], s_new);
+    } else {
+#pragma unroll
+      for (int q = 0; q < k; ++q) ptx::pin(x[q]);
     }
 
-    float sum[k] = {};  // the backward has one
+    float sum[k];  // the backward has one
+#pragma unroll
+    for (int q = 0; q < k; ++q) sum[q] = bias[q];
     if (!backward || s > 0) {
-      float* const partial = partials + (s & 1) * L::partial_floats;
       product.clear();
       if (s == 0) {
         multiply_initial();
@@ -258,38 +283,50 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
         }
         multiply(backward ? t + 1 : t);
       }
-      product.store(ptx::shared_address(partial + warp * 8 * N * P::stride) + P::place(lane), rows);
+      product.store(partial_out + half, rows);
       __syncthreads();
       summed = static_cast<int>(clock64());
+      constexpr int of_warp = 8 * N * P::stride * 4;
       if constexpr (backward) {
-        constexpr int quads = 4 * S;  // a thread adds four channels of a row, and sends them to their block
-        const int from = threadIdx.x / quads, quad = threadIdx.x % quads, slot = s & 1;
         if (from < rows) {
-          float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+          float v[kWarps][4];
 #pragma unroll
-          for (int w = 0; w < kWarps; ++w) {
-            const float4 p = *reinterpret_cast<const float4*>(partial + (w * 8 * N + from) * P::stride + quad * 4);
-            v.x += p.x, v.y += p.y, v.z += p.z, v.w += p.w;
-          }
-          const unsigned to = shared_base + L::slots + (slot * L::slot_floats + (rank * 8 * N + from) * kOwned + quad % 4 * 4) * 4;
-          const uint4 words = make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
-          ptx::store_async(ptx::in_block(to, quad / 4), words, ptx::in_block(barrier(slot), quad / 4));
+          for (int w = 0; w < kWarps; ++w) ptx::load_shared(v[w], partial_in + half + w * of_warp);
+#pragma unroll
+          for (int w = 1; w < kWarps; ++w)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[0][i] += v[w][i];
+          const uint4 words =
+              make_uint4(__float_as_uint(v[0][0]), __float_as_uint(v[0][1]), __float_as_uint(v[0][2]), __float_as_uint(v[0][3]));
+          ptx::store_async(send_to + half, words, count_at + half);
         }
         patience.turns = 0;
         const int parity = (s - 1) >> 1 & 1;
-        while (!ptx::barrier_passed(barrier(slot), parity) && !patience.over()) {
+        while (!ptx::barrier_passed(barrier + half, parity) && !patience.over()) {
         }
-        if (threadIdx.x == 0) ptx::barrier_expect(barrier(slot), sum_bytes);
-        const float* arrived = reinterpret_cast<const float*>(shared + L::slots) + slot * L::slot_floats + row * kOwned + lane % 16;
+        if (threadIdx.x == 0) ptx::barrier_expect(barrier + half, sum_bytes);
         if (mine)
 #pragma unroll
-          for (int r = 0; r < S; ++r) sum[0] += arrived[r * 8 * N * kOwned];
+          for (int r = 0; r < S; ++r) {
+            float v[1];
+            ptx::load_shared(v, arrived + half + r * 8 * N * kOwned * 4);
+            sum[0] += v[0];
+          }
         if (patience.lost) sum[0] = __int_as_float(0x7fffffff);
       } else if (mine) {
 #pragma unroll
-        for (int q = 0; q < k; ++q)
+        for (int w = 0; w < kWarps; ++w) {
+          float v[k];
+          if constexpr (k == 3) {  // twelve bytes are no load
+            float one[1];
 #pragma unroll
-          for (int w = 0; w < kWarps; ++w) sum[q] += partial[(w * 8 * N + row) * P::stride + q * kOwned + lane % 16];
+            for (int q = 0; q < k; ++q) ptx::load_shared(one, partial_in + half + w * of_warp + q * 4), v[q] = one[0];
+          } else {
+            ptx::load_shared(v, partial_in + half + w * of_warp);
+          }
+#pragma unroll
+          for (int q = 0; q < k; ++q) sum[q] += v[q];
+        }
       }
     }
 
@@ -298,12 +335,17 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
         h += sum[0];
         break;
       }
+      float dp[k + 1] = {};
 #pragma unroll
-      for (int q = 0; q < k; ++q) {  // of two neighbours one stores the word of both
-        const float dp = live ? constant.dp[q] + sum[0] * slope.dp[q] : 0.f, other = __shfl_xor_sync(~0u, dp, 1);
-        const float two[2] = {lane % 2 ? other : dp, lane % 2 ? dp : other};
-        if (mine && lane % 2 == q % 2) ptx::store_relaxed(g.dp + at + q * d - lane % 2, Storage<Elem>::pack(two));
+      for (int q = 0; q < k; ++q) dp[q] = live ? constant.dp[q] + sum[0] * slope.dp[q] : 0.f;
+#pragma unroll
+      for (int q = 0; q < k; q += 2) {
+        const float other = __shfl_xor_sync(~0u, odd ? dp[q] : dp[q + 1], 1),
+                    two[2] = {odd ? other : dp[q], odd ? dp[q + 1] : other};
+        if (mine && (q + 1 < k || !odd)) ptx::store_relaxed(publish_at + q * d, Storage<Elem>::pack(two));
       }
+#pragma unroll
+      for (int q = 0; q < k; ++q) dbias[q * kThreads] += dp[q];
       if (Cell::splits && mine)
 #pragma unroll
         for (int q = 0; q < k; ++q) store(g.du + at + q * d, live ? constant.du[q] + sum[0] * slope.du[q] : 0.f);
@@ -311,14 +353,12 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
       if (live) s_now = constant.ds + sum[0] * slope.ds;
       s_new = x[kept + 2];
     } else {
-      float p[k], keep[kept];
-#pragma unroll
-      for (int q = 0; q < k; ++q) p[q] = sum[q] + bias[q];
-      const GatesState<float> made = Cell::template forward<Math, float>(p, x, h, s_now, keep);
+      float keep[kept];
+      const GatesState<float> made = Cell::template forward<Math, float>(sum, x, h, s_now, keep);
       if (live) h = made.h, s_now = made.s;
       const float other = __shfl_xor_sync(~0u, h, 1), two[2] = {h, other};
       if (mine) {
-        if (lane % 2 == 0) ptx::store_relaxed(g.history + at, Storage<Elem>::pack(two));
+        if (!odd) ptx::store_relaxed(publish_at, Storage<Elem>::pack(two));
         store(g.y + at - plane, live ? h : 0.f);
         if (g.kept) {
 #pragma unroll
@@ -328,10 +368,14 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
         }
       }
     }
+    publish_at += forth * static_cast<ptrdiff_t>(g.B) * D;
   }
   if (mine) {
     g.h1[place] = h;
     if (Cell::memory) g.s1[place] = s_now;
+    if constexpr (backward)
+#pragma unroll
+      for (int q = 0; q < k; ++q) g.dbias[static_cast<size_t>(row0 + row) * k * d + q * d + channel] = dbias[q * kThreads];
   }
   if constexpr (backward) ptx::cluster_sync();  // no block leaves while another may still write to it
 }

@@ -8,9 +8,9 @@
 //
 //   forward   reads u (main), w, bias, h0, s0, mask; writes y, last, s_last, history, h_0 included, and where a backward will follow
 //             kept and memory, s_0 included. In a held row h_t = h_{t-1}, s_t = s_{t-1}, y_t = 0.
-//   backward  reads gy (main), w, history, kept, memory, g_last, g_s_last, mask; writes dp, du where the cell splits, dh0, ds0.
+//   backward  reads gy (main), w, history, kept, memory, g_last, g_s_last, mask; writes dp, du where the cell splits, dbias, dh0, ds0.
 //
-// The gradients of W and b are not made here: they are a product and a sum of dp after the loop.
+// The gradient of W is not made here: it is a product of dp after the loop. That of b is the sum of dbias over the rows.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,7 @@ struct GatesCall {
   std::uint64_t w, bias, h0, s0, y, last, s_last;  // [k d,d], [k d] or null, [B,d], [B,d], [T,B,d], [B,d], [B,d]
   std::uint64_t history, kept, memory;  // [T+1,B,d], [T,B,kept d], [T+1,B,d]
   std::uint64_t g_last, g_s_last, dp, du, dh0, ds0;  // [B,d], [B,d], [T,B,k d], [T,B,k d], [B,d], [B,d]
+  std::uint64_t dbias;  // [B,k d], float or double: the sums of dp over time
   std::uint64_t mask;  // [T,B] bytes, 0 = hold the state; or null
   std::uint64_t error, stream;  // CUDA, as in dense_call.h
   std::int64_t rows, groups, timeout_ns;  // CUDA: batch rows of a group, groups that run together

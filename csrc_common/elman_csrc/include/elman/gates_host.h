@@ -56,6 +56,7 @@ struct GatesHost {
       for (std::int64_t i = 0; i < d; ++i) {
         plane(call.dh0, 0, b)[i] = plane(call.g_last, 0, b)[i];
         if (Cell::memory) plane(call.ds0, 0, b)[i] = plane(call.g_s_last, 0, b)[i];
+        for (int q = 0; q < k; ++q) plane(call.dbias, 0, b, k)[q * d + i] = T(0);
       }
     for (std::int64_t t = call.steps - 1; t >= 0; --t)
       for (std::int64_t b = 0; b < B; ++b) {
@@ -70,6 +71,7 @@ struct GatesHost {
               Cell::template backward<Exact>(gh[i] + main(t, b)[i], gs ? *gs : T(0), keep, plane(call.history, t, b)[i], s, s_new);
           for (int q = 0; q < k; ++q) {
             dp[q * d + i] = live ? grad.dp[q] : T(0);
+            plane(call.dbias, 0, b, k)[q * d + i] += dp[q * d + i];
             if (Cell::splits) plane(call.du, t, b, k)[q * d + i] = live ? grad.du[q] : T(0);
           }
           if (live) gh[i] = grad.dh;
