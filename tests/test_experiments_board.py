@@ -46,7 +46,7 @@ def test_the_table_has_what_runs_first_and_fits_its_terminal(running):
     board.states = states
     board.console.print(board.table())
     lines = board.console.file.getvalue().splitlines()
-    expected = "a running contended gpu 3 step 11/600 80.3 min left loss 2.1818 1,000 tok/s 2.5000 bits per byte"
+    expected = "a running contended gpu 3 step 11/600 80.3 min left loss 2.1818 nats 1,000 tok/s 2.5000 bits per byte"
     assert " ".join(lines[1].split()) == expected
     assert [line.split()[0] for line in lines[2:4]] == ["b", "c"]
     assert lines[-1] == "1 running, 1 diverged, 1 ok"
@@ -74,5 +74,5 @@ def test_without_a_terminal_there_is_a_line_a_minute(running):
     board.tick(states)
     [line] = board.console.file.getvalue().splitlines()
     assert line.endswith(
-        "1 running, 1 diverged, 1 ok: a step 11, 1.5 min  loss 2.1818  1,000 tok/s  2.5000 bits per byte"
+        "1 running, 1 diverged, 1 ok: a step 11, 1.5 min  loss 2.1818 nats  1,000 tok/s  2.5000 bits per byte"
     )
