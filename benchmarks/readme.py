@@ -70,7 +70,7 @@ def models_table() -> str:
         ])  # fmt: skip
     caption = (
         "Each model read 100 million bytes of Python sources on one H200, at its best learning rate of three, one seed: "
-        "differences under 0.005 bits per byte mean nothing. h' and S' are the states of the previous step. "
+        "differences under 0.01 bits per byte mean little. h' and S' are the states of the previous step. "
         f"`e88:conv_linear` is the mean of {len(runs)} seeds. "
         "[Every run](docs/results.md), [recipes of E88, and which claims hold](docs/claims.md)."
     )

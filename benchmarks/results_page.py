@@ -262,7 +262,7 @@ def _conditions(facts: Mapping[str, Any]) -> str:
 
 def _recipe(facts: Mapping[str, Any]) -> list[str]:
     whole = max(r["bytes_seen"] for r in facts["rows"])
-    head = ["model", "options", "lr", "seed", "held-out bits per byte", "loss, last 100 steps", "tok/s", "peak GiB"]
+    head = ["model", "options", "lr", "seed", "held-out bits per byte", "nats, last 100 steps", "tok/s", "peak GiB"]
     tables: dict[bool, list[list[str]]] = {True: [head], False: [head]}
     for r in sorted(facts["rows"], key=lambda r: r["bits_per_byte"]):
         options = ", ".join(f"{k}={json.dumps(v)}" for k, v in r["options"].items())

@@ -76,7 +76,11 @@ def figures(job: Job) -> str:
     """The figures of a finished training, as the end of a line; empty if there are none."""
     result = _manifest(job).get("result")
     known = {k: v for k, v in result.items() if isinstance(v, int | float)} if isinstance(result, dict) else {}
-    words = {"bits_per_byte": "{:.4f} bits per byte", "loss_last_100_steps": "loss {:.4f} nats", "tok_s": "{:,.0f} tok/s"}
+    words = {
+        "bits_per_byte": "{:.4f} bits per byte",
+        "loss_last_100_steps": "loss {:.4f} nats",
+        "tok_s": "{:,.0f} tok/s",
+    }
     return "".join(f", {text.format(known[key])}" for key, text in words.items() if key in known)
 
 
