@@ -33,16 +33,6 @@ def extension(cell: Cell, target: Target, dtype: torch.dtype = torch.bfloat16) -
     return build.shipped(name, "elementwise_cuda.cu", cell.header, CELL=cell.type, DTYPE=DTYPE_CODES[dtype])
 
 
-def prepare(cell: Cell, dtype: torch.dtype) -> str:
-    """Compile and load what the current device needs. The plan in words.
-
-    Raises:
-        KernelError: as `extension`; or it cannot be built.
-    """
-    _module(cell, "cuda", dtype, torch.cuda.current_device())
-    return "a lane for each channel"
-
-
 def forward(
     cell: Cell,
     streams: Sequence[Tensor],
@@ -60,13 +50,13 @@ def forward(
     """
     first, h0_SBd = streams[0], launch.whole(h0_SBd)
     y_TBd, last_SBd, kept = first.new_empty(first.shape), torch.empty_like(h0_SBd), h0_SBd.new_empty(0)
-    outputs = {"y": y_TBd, "last": last_SBd}
+    given = {"h0": h0_SBd, "mask": mask_TB, "starts": starts_TB, "y": y_TBd, "last": last_SBd}
     if keep and target == "cuda":
-        kept = outputs["checkpoints"] = h0_SBd.new_empty(-(-len(first) // INTERVAL), *h0_SBd.shape)
+        kept = given["checkpoints"] = h0_SBd.new_empty(-(-len(first) // INTERVAL), *h0_SBd.shape)
     elif keep:
         kept = h0_SBd[None].clone()
-    alone = target == "cuda" and len(first) == 1 and not keep  # a step of decoding has a launch of its own
-    _run(cell, target, "step" if alone else "forward", streams, vectors, mask_TB, starts_TB, h0=h0_SBd, **outputs)
+    alone = target == "cuda" and len(first) == 1 and not keep  # a step of decoding has its own launch
+    _run(cell, target, "step" if alone else "forward", streams, vectors, **given)
     return y_TBd, last_SBd, kept
 
 
@@ -92,35 +82,28 @@ def backward(
     dh0_SBd = torch.empty_like(g_last_SBd)
     states = {"checkpoints": kept} if target == "cuda" else {"h0": kept[0]}
     _run(
-        cell, target, "backward", streams, vectors, mask_TB, starts_TB, gy=launch.readable(gy_TBd), g_last=g_last_SBd,
-        dstream=dstreams.split(width, -1), dvector=dvectors if vectors else None, dh0=dh0_SBd, **states,
+        cell, target, "backward", streams, vectors, mask=mask_TB, starts=starts_TB, gy=launch.readable(gy_TBd),
+        g_last=g_last_SBd, dstream=dstreams.split(width, -1), dvector=dvectors if vectors else None, dh0=dh0_SBd, **states,
     )  # fmt: skip
     return dstreams, dvectors.sum(1), dh0_SBd
 
 
 def _run(
-    cell: Cell,
-    target: Target,
-    function: str,
-    streams: Sequence[Tensor],
-    vectors: Sequence[Tensor],
-    mask_TB: Tensor | None,
-    starts_TB: Tensor | None,
-    **arguments: Any,
+    cell: Cell, target: Target, function: str, streams: Sequence[Tensor], vectors: Sequence[Tensor], **given: Any
 ) -> None:
     first = streams[0]
+    given |= {"stream": [launch.readable(x) for x in streams], "vector": [launch.whole(p) for p in vectors]}
+    given |= {name: launch.whole(given[name]) for name in ("mask", "starts")}
     with launch.on(first):
-        _module(cell, target, first.dtype, first.device.index).call(
-            stream=[launch.readable(x) for x in streams],
-            vector=[launch.whole(p) for p in vectors],
-            mask=launch.whole(mask_TB),
-            starts=launch.whole(starts_TB),
-            cuda_stream=launch.stream(first),
-            **arguments,
-        ).run(function)
+        made = module(cell, target, first.dtype, first.device.index)
+        made.run(function, cuda_stream=launch.stream(first), **given)
 
 
 @cache
-def _module(cell: Cell, target: Target, dtype: torch.dtype, _index: int | None) -> Any:
-    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
+def module(cell: Cell, target: Target, dtype: torch.dtype, _index: int | None) -> Any:
+    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures.
+
+    Raises:
+        KernelError: as `extension`; or it cannot be built or loaded.
+    """
     return launch.opened(extension(cell, target, dtype), "elementwise")
