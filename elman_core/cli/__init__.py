@@ -174,7 +174,7 @@ def _exit_code(error: BaseException) -> int | None:
 
 
 def _ran_out(error: BaseException) -> bool:
-    """Whether memory ran out outside a training step, which has an error of its own."""
+    """Whether memory ran out outside a training step, which has its own error."""
     if "torch" not in sys.modules:
         return isinstance(error, MemoryError)
     from elman_core.training.failures import ran_out

@@ -37,7 +37,7 @@ class Places:
 
     @property
     def env(self) -> dict[str, str]:
-        """On a GPU, a run of a suite uses its kernel or fails, so that nobody times plain PyTorch by accident."""
+        """On a GPU, a run of a suite uses its kernel or fails, so plain PyTorch is never timed by accident."""
         return {"ELMAN_KERNELS": os.environ.get("ELMAN_KERNELS", "require")} if self.gpus else {}
 
 

@@ -1,4 +1,4 @@
-"""`elman export`: a checkpoint of a run as a folder of its own, for publishing or for another precision."""
+"""`elman export`: a checkpoint of a run as a separate folder, for publishing or in another precision."""
 
 from __future__ import annotations
 

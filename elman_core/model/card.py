@@ -60,7 +60,7 @@ def model_card(model: Any, licence: str | None = None) -> str:
 
     Args:
         model: `model.training_facts`, if it has them, are further rows of the table: `{label: text}`.
-        licence: an identifier such as `apache-2.0`; None leaves the choice to whoever publishes.
+        licence: an identifier such as `apache-2.0`; None leaves the choice to the publisher.
     """
     config = model.config
     names = config.variant if isinstance(config.variant, list) else [config.variant]

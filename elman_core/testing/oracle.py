@@ -81,7 +81,7 @@ def scaled_gradient(gradient: Array, w: Array, radius: float, u: Array, v: Array
 
 
 class Convolution:
-    """A causal depthwise convolution of u (T, I) whose window starts anew where a document begins.
+    """A causal depthwise convolution of u (T, I) whose window is empty again where a document begins.
 
     w: (I, 1, K). bias: (I,), or 0. window: (K - 1, I), the inputs before the first.
     """

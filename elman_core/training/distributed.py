@@ -233,7 +233,7 @@ def leave(well: bool = True, code: int = 0) -> None:
 
 @contextmanager
 def session() -> Iterator[Ranks]:
-    """The ranks, for the duration of a command. An error is noted for the others, and then nobody is waited for."""
+    """The ranks, for the duration of a command. An error is noted for the others, and then this rank waits for none of them."""
     ranks = join()
     try:
         yield ranks

@@ -12,7 +12,7 @@ from .distributed import Ranks
 
 
 def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
-    """The device of `train.device`; "auto" is the first GPU, or the CPU. Each of several ranks has the GPU of its own number.
+    """The device of `train.device`; "auto" is the first GPU, or the CPU. Each of several ranks has the GPU with its number.
 
     A GPU always gets its number, because torch refuses some calls without one, such as limiting a process's memory.
 

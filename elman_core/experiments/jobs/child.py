@@ -3,7 +3,7 @@
 `python -m elman_core.experiments.jobs.child EXIT_FILE LOCK_FDS HOLDER COMMAND...` leads its own process group. It passes the
 locks that it inherits to the command. When the command ends, it ends all processes that the command left running, writes the
 exit code as JSON, and exits with it. With a HOLDER (the number of a process), the command is told to save and end once that
-process is gone: Ray may end its processes on a node while the node goes on.
+process is gone: Ray may end its processes on a node that keeps running.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _wait_for_the_command(_signum: int, _frame: Any) -> None:
 
 
 def _adopt() -> None:
-    """Become the parent of processes that the command leaves, also in sessions of their own. Linux can do that."""
+    """Become the parent of processes that the command leaves, also in new sessions. Works on Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -67,7 +67,7 @@ def labels(runs: Sequence[Run], without: Iterable[str] = ()) -> list[str]:
     """A label for each run; runs with equal labels also get the settings in which they differ.
 
     Args:
-        without: settings to leave out, such as tuned settings, which have a column of their own.
+        without: settings to leave out, such as tuned settings, which have their own column.
     """
     hidden = _NOT_A_NAME | set(without)
     names = [label(run) for run in runs]

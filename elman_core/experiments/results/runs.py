@@ -203,9 +203,9 @@ def _read_json(path: Path) -> tuple[dict[str, Any], str]:
 def status_of(run: Run) -> tuple[str, str]:
     """The status of a run, and a remark if the status alone would mislead.
 
-    The manifest decides. If its process was killed it says "running" for ever: then nobody holds the run's lock, and the status
-    is that of the job, or "killed". A job's "timeout" replaces the "killed" that it caused, and a run that shared its GPU is
-    "contended" even if it ended well.
+    The manifest decides. If its process was killed it says "running" forever: then no process holds the run's lock, and the
+    status is that of the job, or "killed". A job's "timeout" replaces the "killed" that it caused, and a run that shared its
+    GPU is "contended" even if it ended well.
     """
     said = str(run.manifest.get("status") or "")
     job = str(run.state.get("status") or "")

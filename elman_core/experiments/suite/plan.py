@@ -279,7 +279,7 @@ def _tried_first(
 ) -> list[list[tuple[Planned, ...]]]:
     """Trials with the first seed, all rounds, then one run per seed with the best value.
 
-    Another value of a model option is another model, which has trials of its own.
+    Another value of a model option is another model, which has its own trials.
     """
     made: list[list[tuple[Planned, ...]]] = []
     for given in _values({k: v for k, v in tuned.items() if k.startswith(OPTION)}):
