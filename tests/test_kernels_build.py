@@ -127,6 +127,13 @@ def test_a_build_that_was_killed_is_taken_up_by_the_next(project):
     assert build.load(extension(project)).answer() == 42
 
 
+def test_a_compiler_that_the_system_killed_is_asked_again(project, monkeypatch):
+    killed = counting_compiler(project, before=f"[ $(grep -c run {project}/runs) -gt 1 ] || kill -9 $$")
+    monkeypatch.setenv("CXX", str(killed))
+    assert build.load(extension(project)).answer() == 42
+    assert (project / "runs").read_text().count("run") == 2
+
+
 def test_the_key_covers_headers_of_headers_flags_and_architecture_but_not_the_compiler(sources, monkeypatch):
     first = extension(sources)
     key = first.key("x86_64")

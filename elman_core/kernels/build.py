@@ -244,9 +244,12 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         start = time.monotonic()
-        done = subprocess.run(
-            [*command, "-o", str(made)], capture_output=True, text=True, errors="replace", check=False
-        )
+        for _ in range(2):
+            done = subprocess.run(
+                [*command, "-o", str(made)], capture_output=True, text=True, errors="replace", check=False
+            )
+            if done.returncode >= 0 and "signal terminated program" not in done.stderr:
+                break  # else the system killed it, for want of memory: that says nothing about the source
         if done.returncode != 0 or not made.is_file():
             again = shlex.join([*command, "-o", f"{extension.name}.so"])
             raise KernelError(
