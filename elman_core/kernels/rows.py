@@ -140,7 +140,7 @@ class RowsKernel(Compiled):
 
     def prepare(self, dtype: torch.dtype, rows: int, columns: int) -> str:
         _module(self.name, dtype, rows, columns, torch.cuda.current_device())
-        return "a warp for each head and row of the batch"
+        return "a block for each head and row of the batch, a warp for 16 rows of the state"
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int) -> Sequence[Case]:
         return [case((2, 49, 3, rows, columns), dtype, masked=True, packed=True)]
@@ -196,12 +196,13 @@ def _run_backward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     (B, T, H, V), K = v.shape, q.shape[3]
     dq, dk = (q.new_empty(B, T, H, K) for _ in range(2))
-    dv, df, dw, ds0 = v.new_empty(v.shape), f.new_empty(f.shape), f.new_empty(B, H, V, V), f.new_empty(B, H, K, V)
+    dv, df, ds0 = v.new_empty(v.shape), f.new_empty(f.shape), f.new_empty(B, H, K, V)
+    dw = f.new_empty(B, H, K // 16, V, V)  # of each row of the batch, and of 16 rows of the state
     made = {"ds0": ds0, "dq": dq, "dk": dk, "dv": dv, "df": df, "dw": dw}
     _run(name, "backward", q, k, v, mask, starts, f=f, w=w, saved=saved, dy=dy.to(q.dtype), ds1=ds1, **made)
     if q.shape[2] < H:  # the heads' shares
         dq, dk = dq.sum(2, keepdim=True), dk.sum(2, keepdim=True)
-    return dq, dk, dv, df, dw.sum(0).to(w.dtype), ds0
+    return dq, dk, dv, df, dw.sum((0, 2)).to(w.dtype), ds0
 
 
 def _fake_forward(q: Tensor, _k: Any, v: Tensor, f: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:

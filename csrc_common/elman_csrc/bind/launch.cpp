@@ -272,7 +272,7 @@ Family rows() {
            whole("dk", AT(dk), "BTHK"),
            whole("dv", AT(dv), "BTHV"),
            whole("df", AT(df), "BTH", state),
-           whole("dw", AT(dw), "BHVV", state),
+           whole("dw", AT(dw), "BH?VV", state),
            number("shared", AT(shared)),
            number("stream", AT(stream))},
           {{'B', AT(batch)}, {'T', AT(steps)}, {'H', AT(heads)}},

@@ -23,8 +23,8 @@ const char* run(const RowsCall& c) {
   a.s0 = at<float>(c.s0), a.s1 = at<float>(c.s1), a.o = at<Elem>(c.o), a.saved = at<float>(c.saved);
   a.dy = at<Elem>(c.dy), a.ds1 = at<float>(c.ds1), a.ds0 = at<float>(c.ds0), a.dq = at<Elem>(c.dq), a.dk = at<Elem>(c.dk);
   a.dv = at<Elem>(c.dv), a.df = at<float>(c.df), a.dw = at<float>(c.dw);
-  const cudaError_t status = elman::start(back ? rows::backward_kernel<Plan> : rows::forward_kernel<Plan>, a, c.batch * c.heads, 32,
-                                          sizeof(rows::Shared<Plan, back>), false, at<CUstream_st>(c.stream));
+  const cudaError_t status = elman::start(back ? rows::backward_kernel<Plan> : rows::forward_kernel<Plan>, a, c.batch * c.heads,
+                                          Plan::threads, sizeof(rows::Shared<Plan, back>), false, at<CUstream_st>(c.stream));
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
 

@@ -7,9 +7,10 @@
 //   dS += q do^T    dq = S_t do    df = <dS, S_{t-1} - Z>    P = (1 - f) dS (1 - Z^2)
 //   dk = P v        dv = P^T k     dW += S_{t-1}^T P         dS_{t-1} = f dS + P W^T
 //
-// Rows of S never meet, so they are the rows of a tensor core's tile. One warp has a head of one row of the batch for all time, with S, W, W^T
-// and the sum dW in registers: an accumulator of one product, packed, is the left operand of the next, and nothing crosses lanes.
-// Operands are bf16 in parts, x = hi + lo: two parts of S and P carry 16 digits, W has as many parts as its storage needs.
+// Rows of S never meet, so they are the rows of a tensor core's tile: a warp has 16 of them for all time, a block a head of one row of the
+// batch. S, W, W^T and the sum dW stay in registers. An accumulator of one product, packed, is the left operand of the next; sums over
+// rows or columns and outer products are products, too, with one row or column, and but for df nothing is added up lane by lane.
+// Operands are bf16: one number in bf16, hi + lo in fp16. S and dS themselves are fp32.
 // Every 16 steps the state is saved in fp32; the backward replays a segment into shared memory, as the operands that it will want.
 #pragma once
 
@@ -17,37 +18,25 @@
 
 namespace elman::rows {
 
-// S = f S + (1 - f) Z, where S comes in parts, too.
-template <class P, int parts>
-__device__ __forceinline__ void step(Tile<P>& s, const Operand<parts> (&a)[P::C], const Weights<P>& w, const float (&k)[2],
-                                     const float (&v)[P::N][2], float f) {
-  Tile<P> z;
-  outer<P>(z, k, v);
+// Step i of a segment: s, and what it was before, as an operand.
+template <class P, bool back>
+__device__ __forceinline__ void advance(Tile<P>& s, Left<P> (&before)[P::C], const Segment<P, back>& in, const Marks& marks,
+                                        const Right<P> (&w)[P::C][P::N], int i, Lane at) {
+  const float f = marks.f[i];
+  if (marks.begins[i]) {
+    asm volatile("" ::: "memory");  // a branch, hardly ever taken, instead of a selection for each element
+    load<P>(s, nullptr, at);
 #pragma unroll
-  for (int c = 0; c < P::C; c++) multiply(z, a[c], w.b[c]);
+    for (int c = 0; c < P::C; c++) split<P>(before[c], s, c);
+  }
+  Tile<P> z = {};
+  add_outer<P>(z, in.k[i], in.v[i], true, at);
+#pragma unroll
+  for (int c = 0; c < P::C; c++) multiply<P>(z, before[c], w[c]);
 #pragma unroll
   for (int n = 0; n < P::N; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) s[n][e] = f * s[n][e] + (1 - f) * Fast::tanh(z[n][e]);
-}
-
-// Step i of a segment. use(m, before): after it, of 16 rows, with what they were before it, in parts.
-template <class P, class Inputs, class Use>
-__device__ __forceinline__ void advance(Tile<P> (&s)[P::M], const Inputs& in, const Marks& marks, const Weights<P>& w, int i,
-                                        Lane at, Use use) {
-  float v[P::N][2];
-  columns<P>(v, in.v[i], at);
-  if (marks.begins[i]) load<P>(s, nullptr, at);
-#pragma unroll
-  for (int m = 0; m < P::M; m++) {
-    float k[2];
-    rows_of<P>(k, in.k[i], m, at);
-    Operand<kParts> before[P::C];
-#pragma unroll
-    for (int c = 0; c < P::C; c++) split(before[c], s[m], c);
-    step<P>(s[m], before, w, k, v, marks.f[i]);
-    use(m, before);
-  }
 }
 
 template <class P>
@@ -55,168 +44,166 @@ __device__ void forward(const Args<typename P::Elem>& a, Shared<P, false>& x) {
   const Lane at;
   const Place<P> place(a);
   const int segments = (a.T + kSteps - 1) / kSteps;
-  Tile<P> s[P::M];
-  Weights<P> w;
+  Tile<P> s;
+  Left<P> now[P::C];
+  Right<P> w[P::C][P::N];
   load<P>(s, a.s0 ? a.s0 + place.bh * P::K * P::V : nullptr, at);
-  w.load(a.w + place.h * P::V * P::V, false, at);
-  fetch(x.x[0], a, place, 0, at.lane);
-  Mark<P> mark(a, place, 0, at.lane);
+#pragma unroll
+  for (int c = 0; c < P::C; c++) split<P>(now[c], s, c);
+  load<P>(w, a.w + place.h * P::V * P::V, false, at);
+  fetch(x.x[0], a, place, 0);
+  Mark<P> mark(a, place, 0);
   for (int segment = 0; segment < segments; segment++) {
     const Segment<P, false>& in = x.x[segment % 2];
     const int first = segment * kSteps, count = min(kSteps, a.T - first);
-    if (segment + 1 < segments) fetch(x.x[(segment + 1) % 2], a, place, segment + 1, at.lane);
+    if (segment + 1 < segments) fetch(x.x[(segment + 1) % 2], a, place, segment + 1);
     else __pipeline_commit();
-    mark.put(x.marks, at.lane);
-    mark = Mark<P>(a, place, segment + 1, at.lane);
+    mark.put(x.marks);
+    mark = Mark<P>(a, place, segment + 1);
     __pipeline_wait_prior(1);
-    __syncwarp();
-    if (a.saved) store<P>(a.saved + (place.bh * segments + segment) * P::K * P::V, s, at);
-    for (int i = 0; i < count; i += P::together) {
-      float sums[8] = {};
+    __syncthreads();
+    if (a.saved) store<P>(a.saved + (place.bh * segments + segment) * P::K * P::V, s, at.row0, at);
+#pragma unroll 2
+    for (int i = 0; i < count; i++) {
+      advance<P>(s, now, in, x.marks, w, i, at);
+      Left<P> q;
+      Right<P> turned[P::N];
+      Tile<P> o = {};
 #pragma unroll
-      for (int j = 0; j < P::together; j++) {
-        advance<P>(s, in, x.marks, w, i + j, at, [&](int m, const Operand<kParts>(&)[P::C]) {
-          float q[2];
-          rows_of<P>(q, in.q[i + j], m, at);
-#pragma unroll
-          for (int n = 0; n < P::N; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) sums[(j * P::N + n) * 2 + e % 2] += q[e / 2] * s[m][n][e];
-        });
-      }
-      write_columns<P>(a.o, sums, a, place, first + i, at);
+      for (int c = 0; c < P::C; c++) split<P>(now[c], s, c);
+      turn<P>(turned, now);
+      row<P>(q, in.q[i], at);
+      multiply<P>(o, q, turned);
+      store_row<P>(x.sums[at.row0 / 16][i], o, at);
     }
-    __syncwarp();  // before the next segment's marks and inputs come
+    __syncthreads();
+    write_sums<P>(a.o, x, a, place, first);
   }
-  store<P>(a.s1 + place.bh * P::K * P::V, s, at);
+  store<P>(a.s1 + place.bh * P::K * P::V, s, at.row0, at);
 }
 
 // The states before the steps of a segment, as the backward multiplies them.
 template <class P>
-__device__ __forceinline__ void replay(Shared<P, true>& x, const Segment<P, true>& in, const float* from, const Weights<P>& w,
-                                       int count, Lane at) {
-  Tile<P> s[P::M];
+__device__ __forceinline__ void replay(Shared<P, true>& x, const Segment<P, true>& in, const float* from,
+                                       const Right<P> (&w)[P::C][P::N], int count, Lane at) {
+  Tile<P> s;
   load<P>(s, from, at);
-  for (int i = 0; i < count; i++)
-    advance<P>(s, in, x.marks, w, i, at, [&](int m, const Operand<kParts>(&before)[P::C]) {
+#pragma unroll 2
+  for (int i = 0; i < count; i++) {
+    Left<P> before[P::C];
 #pragma unroll
-      for (int j = 0; j < P::C * P::exact; j++) {
-        const unsigned* part = before[j / P::exact][j % P::exact];
-        x.history[i][m][j / P::exact][j % P::exact][at.lane] = {part[0], part[1], part[2], part[3]};
-      }
-    });
+    for (int c = 0; c < P::C; c++) split<P>(before[c], s, c);
+    advance<P>(s, before, in, x.marks, w, i, at);
+#pragma unroll
+    for (int j = 0; j < P::C * P::parts; j++) {
+      const unsigned* part = before[j / P::parts][j % P::parts];
+      x.history[i][j / P::parts][j % P::parts][threadIdx.x] = {part[0], part[1], part[2], part[3]};
+    }
+  }
 }
 
-// One step back for 16 rows. sums: those over rows, of dv. Returns the lane's share of df.
+// One step back. Returns the lane's share of df.
 template <class P>
-__device__ __forceinline__ float step_back(Tile<P>& ds, Tile<P> (&dw)[P::C], float (&row_sums)[4], float* sums,
-                                           const Operand<P::exact> (&old)[P::C], const Weights<P>& w, const Weights<P>& wt,
-                                           const float (&q)[2], const float (&k)[2], const float (&v)[P::N][2],
-                                           const float (&dy)[P::N][2], float f) {
-  Tile<P> z, before, p;
-  outer<P>(z, k, v);
-  float df = 0;
+__device__ __forceinline__ float step_back(Tile<P>& ds, Tile<P> (&dw)[P::C], const Segment<P, true>& in, int i, bool live, float f,
+                                           const Left<P> (&old)[P::C], const Right<P> (&w)[P::C][P::N],
+                                           const Right<P> (&wt)[P::C][P::N], float (&keys)[4], Tile<P>& dv, Lane at) {
+  Tile<P> z = {}, before, s, p;
+  Left<P> operand[P::C], key;
+  Right<P> value, turned[P::N];
+  add_outer<P>(z, in.k[i], in.v[i], true, at);
+  add_outer<P>(ds, in.q[i], in.dy[i], live, at);
 #pragma unroll
-  for (int c = 0; c < P::C; c++) multiply(z, old[c], w.b[c]), join(before, old[c], c);
+  for (int c = 0; c < P::C; c++) multiply<P>(z, old[c], w[c]), join<P>(before, old[c], c);
+  float df = 0;
 #pragma unroll
   for (int n = 0; n < P::N; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       const float made = Fast::tanh(z[n][e]);
-      ds[n][e] += q[e / 2] * dy[n][e % 2];
-      row_sums[e / 2] += (f * before[n][e] + (1 - f) * made) * dy[n][e % 2];
+      s[n][e] = f * before[n][e] + (1 - f) * made;
       df += ds[n][e] * (before[n][e] - made);
       p[n][e] = (1 - f) * ds[n][e] * (1 - made * made);
-      row_sums[2 + e / 2] += p[n][e] * v[n][e % 2];
-      sums[2 * n + e % 2] += p[n][e] * k[e / 2];
       ds[n][e] *= f;
     }
-  Operand<kParts> parts[P::C];
 #pragma unroll
-  for (int c = 0; c < P::C; c++) split(parts[c], p, c), multiply(ds, parts[c], wt.b[c]);
-  unsigned right[P::N][P::exact][2];
-#pragma unroll
-  for (int i = 0; i < P::N * P::exact * 2; i++) {
-    const int n = i / (2 * P::exact), part = i / 2 % P::exact, half = i % 2;
-    right[n][part][half] = matrix::transposed(parts[n / 2][part][n % 2 * 2 + half]);
+  for (int c = 0; c < P::C; c++) {  // dq is column 0, dk column 1
+    split<P>(operand[c], s, c), column<P>(value, in.dy[i], c, 0, live, at), multiply<P>(keys, operand[c], value);
+    split<P>(operand[c], p, c), column<P>(value, in.v[i], c, 1, true, at), multiply<P>(keys, operand[c], value);
+    multiply<P>(ds, operand[c], wt[c]);
   }
+  turn<P>(turned, operand);
+  row<P>(key, in.k[i], at);
+  multiply<P>(dv, key, turned);
 #pragma unroll
-  for (int c = 0; c < P::C; c++) {
-    Operand<P::exact> left;
-#pragma unroll
-    for (int i = 0; i < 4 * P::exact; i++) left[i / 4][i % 4] = matrix::transposed(old[c][i / 4][i % 2 * 2 + i % 4 / 2]);
-    multiply(dw[c], left, right);
-  }
+  for (int c = 0; c < P::C; c++) turn<P>(key, old[c]), multiply<P>(dw[c], key, turned);
   return df;
 }
 
 template <class P>
 __device__ void backward(const Args<typename P::Elem>& a, Shared<P, true>& x) {
+  using Elem = typename P::Elem;
   const Lane at;
   const Place<P> place(a);
-  const int segments = (a.T + kSteps - 1) / kSteps;
-  Tile<P> ds[P::M], dw[P::C] = {};
-  Weights<P> w, wt;
+  const int segments = (a.T + kSteps - 1) / kSteps, m = at.row0 / 16;
+  Tile<P> ds, dw[P::C] = {};
+  Right<P> w[P::C][P::N], wt[P::C][P::N];
   load<P>(ds, a.ds1 ? a.ds1 + place.bh * P::K * P::V : nullptr, at);
-  w.load(a.w + place.h * P::V * P::V, false, at), wt.load(a.w + place.h * P::V * P::V, true, at);
-  fetch(x.x[(segments - 1) % 2], a, place, segments - 1, at.lane);
-  Mark<P> mark(a, place, segments - 1, at.lane);
+  load<P>(w, a.w + place.h * P::V * P::V, false, at), load<P>(wt, a.w + place.h * P::V * P::V, true, at);
+  fetch(x.x[(segments - 1) % 2], a, place, segments - 1);
+  Mark<P> mark(a, place, segments - 1);
   for (int segment = segments - 1; segment >= 0; segment--) {
     const Segment<P, true>& in = x.x[segment % 2];
-    const int first = segment * kSteps, count = min(kSteps, (a.T - first + P::together - 1) / P::together * P::together);
-    if (segment > 0) fetch(x.x[(segment - 1) % 2], a, place, segment - 1, at.lane);
+    const int first = segment * kSteps, count = min(kSteps, a.T - first);
+    if (segment > 0) fetch(x.x[(segment - 1) % 2], a, place, segment - 1);
     else __pipeline_commit();
-    mark.put(x.marks, at.lane);
-    mark = Mark<P>(a, place, segment - 1, at.lane);
+    mark.put(x.marks);
+    mark = Mark<P>(a, place, segment - 1);
     __pipeline_wait_prior(1);
-    __syncwarp();
-    replay(x, in, a.saved + (place.bh * segments + segment) * P::K * P::V, w, count, at);
-    for (int i = count - P::together; i >= 0; i -= P::together) {
-      float sums[8] = {};
+    __syncthreads();
+    replay<P>(x, in, a.saved + (place.bh * segments + segment) * P::K * P::V, w, count, at);
+    for (int i = count - 1; i >= 0; i--) {
+      Left<P> old[P::C];
 #pragma unroll
-      for (int j = P::together - 1; j >= 0; j--) {
-        const int s = i + j;
-        const std::int64_t head = (place.token0 + first + s) * a.H + place.h;
-        const bool there = first + s < a.T;
-        const float f = x.marks.f[s], live = x.marks.live[s];
-        float v[P::N][2], dy[P::N][2], df = 0;
-        columns<P>(v, in.v[s], at), columns<P>(dy, in.dy[s], at);
-#pragma unroll
-        for (int n = 0; n < P::N; n++) dy[n][0] *= live, dy[n][1] *= live;
-#pragma unroll
-        for (int m = 0; m < P::M; m++) {
-          float k[2], q[2], row_sums[4] = {};
-          rows_of<P>(k, in.k[s], m, at), rows_of<P>(q, in.q[s], m, at);
-          Operand<P::exact> old[P::C];
-#pragma unroll
-          for (int c = 0; c < P::C; c++)
-#pragma unroll
-            for (int p = 0; p < P::exact; p++) {
-              const uint4 word = x.history[s][m][c][p][at.lane];
-              old[c][p][0] = word.x, old[c][p][1] = word.y, old[c][p][2] = word.z, old[c][p][3] = word.w;
-            }
-          df += step_back<P>(ds[m], dw, row_sums, sums + 2 * P::N * j, old, w, wt, q, k, v, dy, f);
-          const float sum = add_over(row_sums, at.lane, 2);  // dq, dq 8 rows on, dk, dk 8 rows on
-          if (there) (at.t < 2 ? a.dq : a.dk)[head * P::K + 16 * m + 8 * (at.t % 2) + at.g] = decode::narrow<typename P::Elem>(sum);
-        }
-        if (x.marks.begins[s]) load<P>(ds, nullptr, at);
-        df = add_over_warp(df) * live;
-        if (there && at.lane == 0) a.df[head] = df;
+      for (int j = 0; j < P::C * P::parts; j++) {
+        const uint4 word = x.history[i][j / P::parts][j % P::parts][threadIdx.x];
+        unsigned* part = old[j / P::parts][j % P::parts];
+        part[0] = word.x, part[1] = word.y, part[2] = word.z, part[3] = word.w;
       }
-      write_columns<P>(a.dv, sums, a, place, first + i, at);
+      float keys[4] = {};
+      Tile<P> dv = {};
+      const float live = x.marks.live[i];
+      float df = step_back<P>(ds, dw, in, i, live != 0, x.marks.f[i], old, w, wt, keys, dv, at) * live;
+      if (x.marks.begins[i]) load<P>(ds, nullptr, at);
+      store_row<P>(x.sums[m][i], dv, at);
+      if (at.t == 0) {
+        const std::int64_t to = ((place.token0 + first + i) * a.H + place.h) * P::K + at.row0 + at.g;
+        a.dq[to] = decode::narrow<Elem>(keys[0]), a.dq[to + 8] = decode::narrow<Elem>(keys[2]);
+        a.dk[to] = decode::narrow<Elem>(keys[1]), a.dk[to + 8] = decode::narrow<Elem>(keys[3]);
+      }
+#pragma unroll
+      for (int bit = 16; bit > 0; bit /= 2) df += __shfl_xor_sync(~0u, df, bit);
+      if (at.lane == 0) x.df[m][i] = df;
     }
-    __syncwarp();
+    __syncthreads();
+    write_sums<P>(a.dv, x, a, place, first);
+    if (threadIdx.x < count) {
+      float df = 0;
+#pragma unroll
+      for (int i = 0; i < P::M; i++) df += x.df[i][threadIdx.x];
+      a.df[(place.token0 + first + threadIdx.x) * a.H + place.h] = df;
+    }
   }
-  store<P>(a.ds0 + place.bh * P::K * P::V, ds, at);
-  store<P>(a.dw + place.bh * P::V * P::V, dw, at);
+  store<P>(a.ds0 + place.bh * P::K * P::V, ds, at.row0, at);
+#pragma unroll
+  for (int c = 0; c < P::C; c++) store<P>(a.dw + (place.bh * P::M + m) * P::V * P::V, dw[c], 16 * c, at);
 }
 
 template <class P>
-__global__ void __launch_bounds__(32) forward_kernel(const __grid_constant__ Args<typename P::Elem> a) {
+__global__ void __launch_bounds__(P::threads) forward_kernel(const __grid_constant__ Args<typename P::Elem> a) {
   forward<P>(a, *reinterpret_cast<Shared<P, false>*>(dynamic_shared()));
 }
 template <class P>
-__global__ void __launch_bounds__(32) backward_kernel(const __grid_constant__ Args<typename P::Elem> a) {
+__global__ void __launch_bounds__(P::threads) backward_kernel(const __grid_constant__ Args<typename P::Elem> a) {
   backward<P>(a, *reinterpret_cast<Shared<P, true>*>(dynamic_shared()));
 }
 

@@ -5,7 +5,8 @@
 //   q, k [B,T,H,K], or [B,T,1,K] where `shared`, v [B,T,H,V]: storage; a step is the elements from one time step to the next, a multiple
 //         of 16 bytes, as addresses are; heads and elements are adjacent
 //   o, dy [B,T,H,V], dq, dk [B,T,H,K], dv [B,T,H,V], w [H,V,V]: storage, contiguous
-//   f, df [B,T,H], s0, s1, ds0, ds1 [B,H,K,V], saved [B,H,ceil(T/16),K,V], dw [B,H,V,V], which is to be added over B: float, contiguous
+//   f, df [B,T,H], s0, s1, ds0, ds1 [B,H,K,V], saved [B,H,ceil(T/16),K,V], dw [B,H,K/16,V,V], to be added over B and K/16: float,
+//         contiguous
 //   mask, starts [B,T] bytes: 0 = hold the state; 1 = the state is 0 before the step. Each may be null, as s0, ds1 and saved may.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What rows.cuh is made of: what a launch is given, operands of tensor cores, inputs on their way, sums over lanes.
+// What rows.cuh is made of: what a launch is given, operands of tensor cores, inputs on their way.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -12,7 +12,6 @@
 namespace elman::rows {
 
 constexpr int kSteps = 16;  // of a segment
-constexpr int kParts = 2;  // of S and of P
 
 template <class Elem>
 struct Args {
@@ -37,16 +36,18 @@ template <class Elem_, int K_, int V_>
 struct Plan {
   using Elem = Elem_;
   static constexpr int K = K_, V = V_;
-  static_assert(K % 16 == 0 && (V == 16 || V == 32) && K * V <= 1024, "what the registers of a warp hold");
-  static constexpr int M = K / 16, N = V / 8, C = V / 16;  // tiles of 16 rows, tiles of 8 columns, their pairs
-  static constexpr int exact = std::is_same_v<Elem, __nv_bfloat16> ? 1 : 2;  // parts of W and of what dW sums
-  static constexpr int together = 4 / N;  // steps whose sums over rows are made at once
+  static_assert(K % 16 == 0 && (V == 16 || V == 32) && K * V <= 1024, "what registers and shared memory hold");
+  static constexpr int M = K / 16, N = V / 8, C = V / 16;  // tiles of 16 rows, a warp each; tiles of 8 columns; their pairs
+  static constexpr int threads = 32 * M;
+  static constexpr int parts = std::is_same_v<Elem, __nv_bfloat16> ? 1 : 2;  // bf16 numbers that make an operand
 };
 
 template <class P>
 using Tile = float[P::N][4];  // 16 rows; lane (g, t) has rows g and g + 8 of columns 8 n + 2 t and + 1
-template <int parts>
-using Operand = unsigned[parts][4];  // 16 x 16, the left one of a product
+template <class P>
+using Left = unsigned[P::parts][4];  // of a product: 16 x 16
+template <class P>
+using Right = unsigned[P::parts][2];  // 16 x 8
 
 struct Marks {  // of each step. f: 1 where the state is held. live: 0 there, and behind the end. begins: a document, at 0
   float f[kSteps], live[kSteps];
@@ -64,203 +65,233 @@ template <class P, bool back>
 struct Shared {
   Segment<P, back> x[2];
   Marks marks;
-  alignas(16) uint4 history[back ? kSteps : 0][P::M][P::C][P::exact][32];
+  float sums[P::M][kSteps][P::V];  // each warp's share of o, or of dv
+  float df[back ? P::M : 0][kSteps];
+  alignas(16) uint4 history[back ? kSteps : 0][P::C][P::parts][P::threads];
 };
 
 struct Lane {
-  int lane = threadIdx.x, g = lane / 4, t = lane % 4;
+  int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row0 = threadIdx.x / 32 * 16;  // row0: the first of the warp
 };
 template <class P>
-struct Place {  // of a warp
+struct Place {  // of a block
   int h;
-  std::int64_t bh, token0;  // the first step of the row
+  std::int64_t bh, token0;  // token0: the first step of the row
   __device__ explicit Place(const Args<typename P::Elem>& a)
       : h(blockIdx.x % a.H), bh(blockIdx.x), token0(std::int64_t(blockIdx.x / a.H) * a.T) {}
 };
 
 // ---- products -------------------------------------------------------------------------------------------------------------------
 
-// Tiles 2 c and 2 c + 1, rounded part by part.
-template <int parts, int N>
-__device__ __forceinline__ void split(Operand<parts>& to, const float (&x)[N][4], int c) {
+template <int parts>
+__device__ __forceinline__ void split(unsigned (&to)[parts], float x, float y) {
+  float left[2] = {x, y};
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    float left[2] = {x[2 * c + i / 2][i % 2 * 2], x[2 * c + i / 2][i % 2 * 2 + 1]};
-#pragma unroll
-    for (int p = 0; p < parts; p++) {
-      to[p][i] = Storage<__nv_bfloat16>::pack(left);
-      float made[2];
-      Storage<__nv_bfloat16>::unpack(to[p][i], made);
-      left[0] -= made[0], left[1] -= made[1];
-    }
+  for (int p = 0; p < parts; p++) {
+    float made[2];
+    Storage<__nv_bfloat16>::unpack(to[p] = Storage<__nv_bfloat16>::pack(left), made);
+    left[0] -= made[0], left[1] -= made[1];
   }
 }
-
-// What the parts of an operand add up to.
-template <int parts, int N>
-__device__ __forceinline__ void join(float (&to)[N][4], const Operand<parts>& from, int c) {
+// Tiles 2 c and 2 c + 1.
+template <class P>
+__device__ __forceinline__ void split(Left<P>& to, const Tile<P>& x, int c) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    unsigned made[P::parts];
+    split(made, x[2 * c + i / 2][i % 2 * 2], x[2 * c + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+    for (int p = 0; p < P::parts; p++) to[p][i] = made[p];
+  }
+}
+template <class P>
+__device__ __forceinline__ void join(Tile<P>& to, const Left<P>& from, int c) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float* pair = &to[2 * c + i / 2][i % 2 * 2];
     Storage<__nv_bfloat16>::unpack(from[0][i], pair);
-    if constexpr (parts > 1) {
+    if constexpr (P::parts > 1) {
       float low[2];
       Storage<__nv_bfloat16>::unpack(from[1][i], low);
       pair[0] += low[0], pair[1] += low[1];
     }
   }
 }
-
-// c += a b; products of two small parts are left out.
-template <int left, int right, int N>
-__device__ __forceinline__ void multiply(float (&c)[N][4], const Operand<left>& a, const unsigned (&b)[N][right][2]) {
+// As the right operand, rows and columns as they are.
+template <class P>
+__device__ __forceinline__ void turn(Right<P> (&to)[P::N], const Left<P> (&from)[P::C]) {
 #pragma unroll
-  for (int i = left - 1; i >= 0; i--)
+  for (int i = 0; i < P::N * P::parts * 2; i++) {
+    const int n = i / (2 * P::parts), part = i / 2 % P::parts, half = i % 2;
+    to[n][part][half] = matrix::transposed(from[n / 2][part][n % 2 * 2 + half]);
+  }
+}
+// The transpose, as the left operand.
+template <class P>
+__device__ __forceinline__ void turn(Left<P>& to, const Left<P>& from) {
 #pragma unroll
-    for (int j = right - 1; j >= 0; j--)
-#pragma unroll
-      for (int n = 0; n < N; n++)
-        if (i + j < (left > right ? left : right)) matrix::mma_16x8x16<__nv_bfloat16>(c[n], a[i], b[n][j][0], b[n][j][1]);
+  for (int i = 0; i < 4 * P::parts; i++) to[i / 4][i % 4] = matrix::transposed(from[i / 4][i % 2 * 2 + i % 4 / 2]);
 }
 
-// W or its transpose as the right operand.
+// c += a b; the product of two small parts is left out.
 template <class P>
-struct Weights {
-  unsigned b[P::C][P::N][P::exact][2];
-  __device__ __forceinline__ void load(const typename P::Elem* w, bool transposed, Lane at) {
-    const int along = transposed ? 1 : P::V, across = transposed ? P::V : 1;
+__device__ __forceinline__ void multiply(float (&c)[4], const Left<P>& a, const Right<P>& b) {
 #pragma unroll
-    for (int c = 0; c < P::C; c++)
+  for (int i = P::parts - 1; i >= 0; i--)
 #pragma unroll
-      for (int n = 0; n < P::N; n++)
+    for (int j = P::parts - 1 - i; j >= 0; j--) matrix::mma_16x8x16<__nv_bfloat16>(c, a[i], b[j][0], b[j][1]);
+}
+template <class P>
+__device__ __forceinline__ void multiply(Tile<P>& c, const Left<P>& a, const Right<P> (&b)[P::N]) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const auto* first = w + (16 * c + 8 * half + 2 * at.t) * along + (8 * n + at.g) * across;
-          float left[2] = {decode::wide(first[0]), decode::wide(first[along])};
-#pragma unroll
-          for (int p = 0; p < P::exact; p++) {
-            float made[2];
-            Storage<__nv_bfloat16>::unpack(b[c][n][p][half] = Storage<__nv_bfloat16>::pack(left), made);
-            left[0] -= made[0], left[1] -= made[1];
-          }
-        }
-  }
-};
+  for (int n = 0; n < P::N; n++) multiply<P>(c[n], a, b[n]);
+}
 
-// ---- inputs ---------------------------------------------------------------------------------------------------------------------
+// c += x y^T for the warp's elements of a key and a value: a product with one column and one row.
+template <class P>
+__device__ __forceinline__ void add_outer(Tile<P>& c, const typename P::Elem* x, const typename P::Elem* y, bool on, Lane at) {
+  const auto bits = [&](const typename P::Elem* from) -> unsigned {
+    return on && at.t == 0 ? *reinterpret_cast<const unsigned short*>(from) : 0;
+  };
+  const unsigned a[4] = {bits(x + at.row0 + at.g), bits(x + at.row0 + at.g + 8), 0, 0};
+#pragma unroll
+  for (int n = 0; n < P::N; n++) matrix::mma_16x8x16<typename P::Elem>(c[n], a, bits(y + 8 * n + at.g), 0);
+}
+
+// Two neighbours in parts; 0 unless `mine`.
+template <class P>
+__device__ __forceinline__ void pair(unsigned (&to)[P::parts], const typename P::Elem* from, bool mine) {
+  const unsigned word = mine ? *reinterpret_cast<const unsigned*>(from) : 0;
+  if constexpr (P::parts == 1) to[0] = word;
+  else {
+    float x[2];
+    Storage<typename P::Elem>::unpack(word, x);
+    split(to, x[0], x[1]);
+  }
+}
+// The warp's 16 elements of a key as row 0 of the left operand.
+template <class P>
+__device__ __forceinline__ void row(Left<P>& to, const typename P::Elem* key, Lane at) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    unsigned made[P::parts];
+    pair<P>(made, key + at.row0 + 8 * half + 2 * at.t, at.g == 0);
+#pragma unroll
+    for (int p = 0; p < P::parts; p++) to[p][2 * half] = made[p], to[p][2 * half + 1] = 0;
+  }
+}
+// Elements 16 c … of a value as one column of the right operand.
+template <class P>
+__device__ __forceinline__ void column(Right<P>& to, const typename P::Elem* value, int c, int n, bool on, Lane at) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    unsigned made[P::parts];
+    pair<P>(made, value + 16 * c + 8 * half + 2 * at.t, on && at.g == n);
+#pragma unroll
+    for (int p = 0; p < P::parts; p++) to[p][half] = made[p];
+  }
+}
+
+// W or its transpose.
+template <class P>
+__device__ __forceinline__ void load(Right<P> (&to)[P::C][P::N], const typename P::Elem* w, bool transposed, Lane at) {
+  const int along = transposed ? 1 : P::V, across = transposed ? P::V : 1;
+#pragma unroll
+  for (int i = 0; i < P::C * P::N * 2; i++) {
+    const int c = i / (2 * P::N), n = i / 2 % P::N, half = i % 2;
+    const auto* first = w + (16 * c + 8 * half + 2 * at.t) * along + (8 * n + at.g) * across;
+    unsigned made[P::parts];
+    split(made, decode::wide(first[0]), decode::wide(first[along]));
+#pragma unroll
+    for (int p = 0; p < P::parts; p++) to[c][n][p][half] = made[p];
+  }
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------------------
 
 // Steps first … of a segment; zeros behind the end.
-template <int width, class Elem>
-__device__ __forceinline__ void fetch(Elem (*to)[width], const Elem* from, std::int64_t step, int first, int T, int lane) {
-  constexpr int of_piece = 16 / sizeof(Elem), pieces = width / of_piece;
-  static_assert(kSteps * pieces % 32 == 0, "as many for every lane");
+template <class P, int width>
+__device__ __forceinline__ void fetch(typename P::Elem (*to)[width], const typename P::Elem* from, std::int64_t step, int first,
+                                      int T) {
+  constexpr int pieces = width / 8;
 #pragma unroll
-  for (int i = lane; i < lane + kSteps * pieces; i += 32) {
-    const int s = i / pieces, at = i % pieces * of_piece, t = first + s;
-    __pipeline_memcpy_async(&to[s][at], from + (t < T ? t : first) * step + at, 16, t < T ? 0 : 16);
+  for (int n = 0; n < (kSteps * pieces + P::threads - 1) / P::threads; n++) {
+    const int i = threadIdx.x + n * P::threads, s = i / pieces, at = i % pieces * 8, t = first + s;
+    if (s < kSteps) __pipeline_memcpy_async(&to[s][at], from + (t < T ? t : first) * step + at, 16, t < T ? 0 : 16);
   }
 }
 template <class P, bool back>
-__device__ __forceinline__ void fetch(Segment<P, back>& to, const Args<typename P::Elem>& a, const Place<P>& place, int segment,
-                                      int lane) {
+__device__ __forceinline__ void fetch(Segment<P, back>& to, const Args<typename P::Elem>& a, const Place<P>& place, int segment) {
   const int first = segment * kSteps, key = a.shared ? 0 : place.h * P::K;
-  fetch<P::K>(to.q, a.q + place.token0 * a.q_step + key, a.q_step, first, a.T, lane);
-  fetch<P::K>(to.k, a.k + place.token0 * a.k_step + key, a.k_step, first, a.T, lane);
-  fetch<P::V>(to.v, a.v + place.token0 * a.v_step + place.h * P::V, a.v_step, first, a.T, lane);
+  fetch<P, P::K>(to.q, a.q + place.token0 * a.q_step + key, a.q_step, first, a.T);
+  fetch<P, P::K>(to.k, a.k + place.token0 * a.k_step + key, a.k_step, first, a.T);
+  fetch<P, P::V>(to.v, a.v + place.token0 * a.v_step + place.h * P::V, a.v_step, first, a.T);
   if constexpr (back) {
     const std::int64_t step = std::int64_t(a.H) * P::V;
-    fetch<P::V>(to.dy, a.dy + place.token0 * step + place.h * P::V, step, first, a.T, lane);
+    fetch<P, P::V>(to.dy, a.dy + place.token0 * step + place.h * P::V, step, first, a.T);
   }
   __pipeline_commit();
 }
 
-// The marks of a segment, read long before they are wanted: a lane has those of one step.
+// The marks of a segment, read long before they are wanted: a thread has those of one step.
 template <class P>
 struct Mark {
   float f = 1, live = 0;
   bool begins = false;
-  __device__ __forceinline__ Mark(const Args<typename P::Elem>& a, const Place<P>& place, int segment, int lane) {
-    const int t = segment * kSteps + lane;
-    if (segment < 0 || lane >= kSteps || t >= a.T) return;
+  __device__ __forceinline__ Mark(const Args<typename P::Elem>& a, const Place<P>& place, int segment) {
+    const int t = segment * kSteps + threadIdx.x;
+    if (segment < 0 || threadIdx.x >= kSteps || t >= a.T) return;
     const std::int64_t token = place.token0 + t;
     begins = a.starts && a.starts[token];
     if (a.mask && !a.mask[token]) return;
     live = 1, f = a.f[token * a.H + place.h];
   }
-  __device__ __forceinline__ void put(Marks& to, int lane) const {
-    if (lane < kSteps) to.f[lane] = f, to.live[lane] = live, to.begins[lane] = begins;
+  __device__ __forceinline__ void put(Marks& to) const {
+    const int s = threadIdx.x;
+    if (s < kSteps) to.f[s] = f, to.live[s] = live, to.begins[s] = begins;
   }
 };
 
-template <class P>
-__device__ __forceinline__ void columns(float (&to)[P::N][2], const typename P::Elem* from, Lane at) {
+// The warp's rows of a matrix of V columns; null: zeros.
+template <class P, int tiles>
+__device__ __forceinline__ void load(float (&s)[tiles][4], const float* from, Lane at) {
 #pragma unroll
-  for (int n = 0; n < P::N; n++)
-    Storage<typename P::Elem>::unpack(*reinterpret_cast<const unsigned*>(from + 8 * n + 2 * at.t), to[n]);
-}
-template <class P>
-__device__ __forceinline__ void rows_of(float (&to)[2], const typename P::Elem* from, int m, Lane at) {
-  to[0] = decode::wide(from[16 * m + at.g]), to[1] = decode::wide(from[16 * m + at.g + 8]);
-}
-
-template <class P>
-__device__ __forceinline__ void outer(Tile<P>& to, const float (&k)[2], const float (&v)[P::N][2]) {
-#pragma unroll
-  for (int n = 0; n < P::N; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) to[n][e] = k[e / 2] * v[n][e % 2];
-}
-
-// The state as [K,V] in memory.
-template <class P>
-__device__ __forceinline__ void load(Tile<P> (&s)[P::M], const float* from, Lane at) {
-#pragma unroll
-  for (int i = 0; i < P::M * P::N * 2; i++) {
-    const int m = i / (2 * P::N), n = i / 2 % P::N, half = i % 2;
+  for (int i = 0; i < tiles * 2; i++) {
+    const int n = i / 2, half = i % 2;
     float2 x{0, 0};
-    if (from) x = *reinterpret_cast<const float2*>(from + (16 * m + 8 * half + at.g) * P::V + 8 * n + 2 * at.t);
-    s[m][n][2 * half] = x.x, s[m][n][2 * half + 1] = x.y;
+    if (from) x = *reinterpret_cast<const float2*>(from + (at.row0 + 8 * half + at.g) * P::V + 8 * n + 2 * at.t);
+    s[n][2 * half] = x.x, s[n][2 * half + 1] = x.y;
   }
 }
-template <class P, int M>
-__device__ __forceinline__ void store(float* to, const Tile<P> (&s)[M], Lane at) {
-#pragma unroll
-  for (int i = 0; i < M * P::N * 2; i++) {
-    const int m = i / (2 * P::N), n = i / 2 % P::N, half = i % 2;
-    *reinterpret_cast<float2*>(to + (16 * m + 8 * half + at.g) * P::V + 8 * n + 2 * at.t) = {s[m][n][2 * half],
-                                                                                             s[m][n][2 * half + 1]};
-  }
-}
-
-// ---- sums over lanes --------------------------------------------------------------------------------------------------------------
-
-// Sums of `count` numbers over lanes that differ in log2(count) bits of their number, from `bit` down: each gets the sum that these bits spell.
-template <int count>
-__device__ __forceinline__ float add_over(float (&x)[count], int lane, int bit) {
-#pragma unroll
-  for (int half = count / 2; half > 0; half /= 2, bit /= 2)
-#pragma unroll
-    for (int i = 0; i < half; i++) {
-      const bool upper = lane & bit;
-      const float mine = upper ? x[i + half] : x[i], other = upper ? x[i] : x[i + half];
-      x[i] = mine + __shfl_xor_sync(~0u, other, bit);
-    }
-  return x[0];
-}
-__device__ __forceinline__ float add_over_warp(float x) {
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) x += __shfl_xor_sync(~0u, x, bit);
-  return x;
-}
-
-// Sums over rows of `together` steps: [step][n][0 or 1]. A lane writes one, where its step is there.
 template <class P>
-__device__ __forceinline__ void write_columns(typename P::Elem* to, float (&sums)[8], const Args<typename P::Elem>& a,
-                                              const Place<P>& place, int t, Lane at) {
-  const float sum = add_over(sums, at.lane, 16);
-  t += at.g / (2 * P::N);
-  const int column = 8 * (at.g / 2 % P::N) + 2 * at.t + at.g % 2;
-  if (t < a.T) to[((place.token0 + t) * a.H + place.h) * P::V + column] = decode::narrow<typename P::Elem>(sum);
+__device__ __forceinline__ void store(float* to, const Tile<P>& s, int row0, Lane at) {
+#pragma unroll
+  for (int i = 0; i < P::N * 2; i++) {
+    const int n = i / 2, half = i % 2;
+    *reinterpret_cast<float2*>(to + (row0 + 8 * half + at.g) * P::V + 8 * n + 2 * at.t) = {s[n][2 * half], s[n][2 * half + 1]};
+  }
+}
+
+// Row 0 of a product, which is a sum over the warp's rows.
+template <class P>
+__device__ __forceinline__ void store_row(float* to, const Tile<P>& sum, Lane at) {
+#pragma unroll
+  for (int n = 0; n < P::N; n++)
+    if (at.g == 0) *reinterpret_cast<float2*>(to + 8 * n + 2 * at.t) = {sum[n][0], sum[n][1]};
+}
+// The sums of all warps, for the steps that there are.
+template <class P, bool back>
+__device__ __forceinline__ void write_sums(typename P::Elem* to, const Shared<P, back>& x, const Args<typename P::Elem>& a,
+                                           const Place<P>& place, int first) {
+#pragma unroll
+  for (int n = 0; n < (kSteps * P::V + P::threads - 1) / P::threads; n++) {
+    const int i = threadIdx.x + n * P::threads, s = i / P::V, v = i % P::V;
+    if (s >= kSteps || first + s >= a.T) continue;
+    float sum = 0;
+#pragma unroll
+    for (int m = 0; m < P::M; m++) sum += x.sums[m][s][v];
+    to[((place.token0 + first + s) * a.H + place.h) * P::V + v] = decode::narrow<typename P::Elem>(sum);
+  }
 }
 
 }  // namespace elman::rows
