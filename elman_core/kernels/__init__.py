@@ -13,14 +13,16 @@ from elman_core.registry.errors import KernelError
 
 if TYPE_CHECKING:
     from .build import Extension, load
+    from .choice import choose, register
     from .dense.op import DenseKernel
+    from .dense.run import check_errors, error_word
     from .elementwise.op import ElementwiseKernel
     from .first_use import ensure_verified, used
     from .gates.op import GatesKernel
     from .matrix.modules import Maps
     from .matrix.op import MatrixKernel
     from .rows import RowsKernel
-    from .runtime import compute_dtype, load_or_warn, warn_of_packed_rows
+    from .runtime import compute_dtype, load_or_warn, operator, warn_of_packed_rows
     from .spec import Case, KernelSpec, padding_mask
     from .stamps import Stamp, stamp
     from .verify import Report
@@ -30,13 +32,14 @@ _HOME = {
     "GatesKernel": "gates.op",
     "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows",
     "Stamp": "stamps",
-    "compute_dtype": "runtime", "ensure_verified": "first_use", "load": "build", "load_or_warn": "runtime",
-    "padding_mask": "spec", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
+    "check_errors": "dense.run", "choose": "choice", "compute_dtype": "runtime", "ensure_verified": "first_use",
+    "error_word": "dense.run", "load": "build", "load_or_warn": "runtime", "operator": "runtime", "padding_mask": "spec",
+    "register": "choice", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
     "Case", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",
-    "MatrixKernel", "Report", "RowsKernel", "Stamp", "compute_dtype", "ensure_verified", "load", "load_or_warn",
-    "padding_mask", "stamp", "used", "warn_of_packed_rows",
+    "MatrixKernel", "Report", "RowsKernel", "Stamp", "check_errors", "choose", "compute_dtype", "ensure_verified",
+    "error_word", "load", "load_or_warn", "operator", "padding_mask", "register", "stamp", "used", "warn_of_packed_rows",
 ]  # fmt: skip
 
 

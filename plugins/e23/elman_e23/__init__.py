@@ -14,6 +14,7 @@ from elman_core import Variant, hookimpl
 from elman_core.registry import Published
 
 from .mixer import E23Config, E23Mixer
+from .op import KERNEL
 
 
 @hookimpl
@@ -25,6 +26,7 @@ def elman_variants() -> Iterable[Variant]:
         "a = softmax(M h_t / √I),  M ← (1 - a) M + a W_w h_t,  y_t = h_t silu(z_t)",
         config=E23Config,
         mixer=E23Mixer,
+        kernels=KERNEL.specs(),
         presets={
             "published": {"expansion": 1.5},
             "learned": {"tape_init": "learned"},

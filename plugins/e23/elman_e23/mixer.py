@@ -11,7 +11,7 @@ from elman_core import State, option
 from elman_core.nn import WrapperConfig, WrapperMixer, compute_dtype, linear, orthogonal_, xavier_uniform_
 from elman_core.registry import StateSpec
 
-from .reference import e23_reference
+from .op import e23
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class E23Mixer(WrapperMixer):
     """x → [u, z] → silu(u) → h_t = tanh(W_x u_t + W_h h_{t-1} + read_t + b), tape written by W_w h_t → h_t silu(z_t) → out.
 
     The cell's parameters: w_x.weight (I, I) is W_x, w_x.bias (I) is b, w_h (I, I), w_w (I, I), and with a learned tape
-    tape_0 (N, I), from N(0, 1 / I). State: h (B, I) and tape (B, N, I). The recurrence runs in PyTorch on every device.
+    tape_0 (N, I), from N(0, 1 / I). State: h (B, I) and tape (B, N, I).
     """
 
     gated = True
@@ -54,7 +54,7 @@ class E23Mixer(WrapperMixer):
         kept = compute_dtype(x_TBI)
         initial_NI = x_TBI.new_zeros(self.config.slots, self.inner) if self.tape_0 is None else self.tape_0
         tape_BNI = initial_NI.expand(x_TBI.shape[1], -1, -1) if state is None else state["tape"]
-        h_TBI, h_BI, tape_BNI = e23_reference(
+        h_TBI, h_BI, tape_BNI = e23(
             linear(self.w_x, x_TBI), self.w_h, self.w_w, self.vector(state, "h", x_TBI), tape_BNI.to(kept), initial_NI.to(kept),
             *flags,
         )  # fmt: skip

@@ -12,7 +12,7 @@
 //   store     this warp's partial sums, as partial[batch row][matrix row], to be added over warps in a fixed order
 #pragma once
 
-#include "dense_ptx.cuh"
+#include <elman/dense_ptx.cuh>
 
 namespace elman::dense {
 

@@ -100,6 +100,10 @@ __device__ __forceinline__ unsigned long long nanoseconds() {
 }
 
 // ---- shared memory, by address ---------------------------------------------------------------------------------------------
+__device__ __forceinline__ char* dynamic_shared() {
+  extern __shared__ __align__(128) char bytes[];
+  return bytes;
+}
 __device__ __forceinline__ unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 __device__ __forceinline__ void store_shared(unsigned to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");

@@ -1,0 +1,274 @@
+"""The recurrence of E23: one launch of csrc/e23.cuh on a GPU (sm_90 and newer), the reference elsewhere.
+
+The kernel takes 8 slots, widths that are multiples of 32 up to 512, bfloat16, float16 and float32, and one document a row.
+T time, B batch, d width, N slots of the tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels import (
+    Case,
+    Extension,
+    KernelError,
+    KernelSpec,
+    check_errors,
+    choose,
+    error_word,
+    load,
+    operator,
+    padding_mask,
+    register,
+)
+
+from .reference import e23_reference
+
+HERE = Path(__file__).parent
+CODES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # elman/dtype.h
+SLOTS, STEP, WIDEST, TIMEOUT_NS = 8, 32, 512, 2_000_000_000
+INPUTS = ("u", "w_h", "w_w", "h", "tape", "mask")
+
+
+def extension(dtype: torch.dtype = torch.bfloat16, width: int = WIDEST) -> Extension:
+    """The kernel's source for one dtype and width.
+
+    Raises:
+        KernelError: the shared sources are not installed.
+    """
+    try:
+        import elman_csrc
+    except ImportError as error:
+        raise KernelError("the kernel sources are not installed: type `pip install elman-csrc`") from error
+    name = f"e23_{str(dtype).removeprefix('torch.')}_{width}"
+    defines = (("ELMAN_DTYPE", str(CODES[dtype])), ("ELMAN_WIDTH", str(width)))
+    return Extension(name, HERE / "csrc" / "e23_cuda.cu", (elman_csrc.get_include(),), defines=defines)
+
+
+@cache
+def _prepared(dtype: torch.dtype, batch: int, width: int, _index: int) -> tuple[Any, int]:
+    """The module for the current device, and the batch rows of a cluster of blocks.
+
+    Raises:
+        KernelError: it cannot be built, or the GPU holds no such cluster.
+    """
+    if torch.cuda.get_device_capability() < (9, 0):
+        raise KernelError("e23: its kernel needs compute capability 9.0 or newer")
+    module: Any = load(extension(dtype, width))
+    if not (rows := module.rows(batch)):
+        raise KernelError(f"e23: this GPU holds no cluster of {width // STEP} blocks")
+    return module, rows
+
+
+def arguments(main: Tensor, mask: Tensor | None, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Those of `Args` in csrc/e23.cuh, in its order. `tensors`: without main and the mask."""
+    return [*tensors[:2], main, *tensors[2:4], None if mask is None else mask.contiguous(), *tensors[4:]]
+
+
+def _run(backward: bool, main: Tensor, mask: Tensor | None, tensors: Sequence[Tensor | None]) -> None:
+    steps, batch, width = main.shape
+    with torch.cuda.device(main.device):
+        module, rows = _prepared(main.dtype, batch, width, main.get_device())
+        addresses = [0 if x is None else x.data_ptr() for x in arguments(main, mask, tensors)]
+        stream = torch.cuda.current_stream().cuda_stream
+        module.run(backward, [*addresses, error_word(main.device)], rows, steps, batch, TIMEOUT_NS, stream)
+
+
+def _forward(u: Tensor, w_h: Tensor, w_w: Tensor, h: Tensor, tape: Tensor, mask: Any, keep: bool) -> list[Tensor]:
+    outputs = _fake_forward(u, w_h, w_w, h, tape, mask, keep)
+    y, h_T, tape_T, history, *kept = outputs
+    weights = [w.to(u.dtype).contiguous() for w in (w_h, w_w)]
+    kept_or_not = [x if keep else None for x in kept]
+    states = (h.contiguous(), tape.contiguous())
+    _run(False, u.contiguous(), mask, [*weights, *states, history, *kept_or_not, y, None, h_T, tape_T])
+    return outputs
+
+
+def _fake_forward(u: Tensor, _h: Any, _w: Any, h: Tensor, tape: Tensor, _mask: Any, keep: bool) -> list[Tensor]:
+    (steps, batch, width), slots = u.shape, tape.shape[1]
+    kept: list[Tensor] = [u.new_empty(steps, batch, slots, width), u.new_empty(steps, batch, width)]
+    kept += [h.new_empty(steps, batch, slots) for _ in range(2)]
+    kept = kept if keep else [x.new_empty(0) for x in kept]
+    states = [x.new_empty(x.shape) for x in (h, tape)]
+    return [u.new_empty(u.shape), *states, u.new_empty(steps + 1, batch, width), *kept]
+
+
+def _backward(gy: Tensor, g_h: Tensor, g_tape: Tensor, w_h: Tensor, w_w: Tensor, *rest: Any) -> list[Tensor]:
+    *kept, mask = rest  # history, tape, w, reads, writes
+    outputs = _fake_backward(gy, g_h, g_tape)
+    du, dw, dh, dtape = outputs
+    weights = [w.to(gy.dtype).contiguous() for w in (w_h, w_w)]
+    arriving = (g_h.contiguous(), g_tape.contiguous())
+    _run(True, gy.contiguous(), mask, [*weights, *arriving, *kept, du, dw, dh, dtape])
+    return outputs
+
+
+def _fake_backward(gy: Tensor, g_h: Tensor, g_tape: Tensor, *_: Any) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in (gy, gy, g_h, g_tape)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
+    _, w_h, w_w, _, _, mask, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(w_h, w_w, *output[3:], mask)
+    ctx.like = [torch.empty_like(x, device="meta") for x in output[:3]]
+
+
+def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    w_h, w_w, history, *kept, mask = ctx.saved_tensors
+    arriving = [
+        torch.zeros_like(x, device=history.device) if g is None else g
+        for g, x in zip(gradients[:3], ctx.like, strict=True)
+    ]
+    du, dw, dh, dtape = _backward_op(*arriving, w_h, w_w, history, *kept, mask)
+    before, after = (h.flatten(0, 1) for h in (history[:-1], history[1:]))
+    return du, _product(du, before, w_h), _product(dw, after, w_w), dh, dtape, None, None
+
+
+def _product(d: Tensor, x: Tensor, like: Tensor) -> Tensor:
+    """The gradient of a matrix from those of its products and what it multiplied."""
+    d = d.flatten(0, 1).t()
+    if like.dtype == d.dtype:
+        return d @ x
+    return torch.mm(d, x, out_dtype=like.dtype)
+
+
+_KEPT = "Tensor history, Tensor tape, Tensor w, Tensor reads, Tensor writes, Tensor? mask"
+_backward_op = operator(
+    f"e23_backward(Tensor gy, Tensor g_h, Tensor g_tape, Tensor w_h, Tensor w_w, {_KEPT}) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda *given: tuple(_backward(*given)),
+    lambda *given: tuple(_fake_backward(*given)),
+)
+_op = operator(
+    "e23(Tensor u, Tensor w_h, Tensor w_w, Tensor h, Tensor tape, Tensor? mask, bool keep) -> "
+    f"({', '.join(['Tensor'] * 8)})",
+    lambda *given: tuple(_forward(*given)),
+    lambda *given: tuple(_fake_forward(*given)),
+    _save,
+    _differentiate,
+)
+
+
+class TapeKernel:
+    """The kernel as the chooser of back ends and `elman verify` know it."""
+
+    name = "e23"
+
+    def prepare(self, dtype: torch.dtype, batch: int, width: int) -> str:
+        _, rows = _prepared(dtype, batch, width, torch.cuda.current_device())
+        return f"clusters of {width // STEP} blocks, {rows} rows each"
+
+    def cases(self, dtype: torch.dtype, batch: int, width: int) -> Sequence[Case]:
+        return [Case.of("TBd", (64, batch, width), dtype)]
+
+    def specs(self) -> tuple[KernelSpec, ...]:
+        return (self.spec(),)
+
+    def spec(self) -> KernelSpec:
+        return KernelSpec(
+            name=self.name,
+            cases=lambda _target, grid: list(_cases(grid == "full")),
+            make_inputs=_make_inputs,
+            call=_call,
+            states=("h_T", "tape_T"),
+            extension=lambda _target: extension(),
+            op=lambda _backend, x, _options: (
+                _op,
+                (*(x[k] for k in INPUTS), True),
+            ),
+            targets=("cuda",),
+            builds=lambda target, _arch, widths, dtypes: [
+                extension(t, d) for t in dtypes or (torch.bfloat16,) for d in widths or (WIDEST,) if target == "cuda"
+            ],
+            after=check_errors,
+            python=(
+                Path(__file__),
+                HERE / "reference.py",
+                *(HERE / "csrc" / f for f in ("e23.cuh", "e23_cluster.cuh")),
+            ),
+            record=HERE / "csrc" / "errors.json",
+        )
+
+
+KERNEL = TapeKernel()
+register(KERNEL)
+
+
+def e23(
+    u_TBd: Tensor,
+    w_h: Tensor,
+    w_w: Tensor,
+    h_Bd: Tensor,
+    tape_BNd: Tensor,
+    initial_Nd: Tensor,
+    mask_TB: Tensor | None = None,
+    starts_TB: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `e23_reference`, but y is 0 where the mask is False. backend: "auto", "cuda" or "reference".
+
+    Raises:
+        ConfigError: there is no such back end.
+        KernelError: the back end that was named cannot run this, or as `choose`.
+    """
+    width = u_TBd.shape[2]
+    sizes = tape_BNd.shape[1] == SLOTS and width % STEP == 0 and width <= WIDEST and u_TBd.dtype in CODES
+    if backend == "cuda" and not sizes:
+        raise KernelError(
+            f"e23: its kernel takes {SLOTS} slots, widths that are multiples of {STEP} up to {WIDEST}, float32, bfloat16 and "
+            f"float16, not {tape_BNd.shape[1]} slots of {width} in {u_TBd.dtype}"
+        )
+    asked: Any = backend if sizes else "reference"
+    problem = lambda: (int(u_TBd.shape[1]), int(width))  # noqa: E731
+    if choose("e23", asked, u_TBd, problem, "reference", starts_TB) == "cuda":
+        inputs = (u_TBd, w_h, w_w, h_Bd.float(), tape_BNd.float())
+        keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        y_TBd, h_Bd, tape_BNd, *_ = _op(*inputs, mask_TB, keep)
+        return y_TBd, h_Bd, tape_BNd
+    y_TBd, h_Bd, tape_BNd = e23_reference(u_TBd, w_h, w_w, h_Bd, tape_BNd, initial_Nd, mask_TB, starts_TB)
+    return y_TBd if mask_TB is None else torch.where(mask_TB[..., None], y_TBd, 0.0), h_Bd, tape_BNd
+
+
+def _make_inputs(case: Case, generator: torch.Generator) -> dict[str, Tensor | None]:
+    steps, batch, width = (case.sizes[k] for k in "TBd")
+    full = torch.float64 if case.dtype == torch.float64 else torch.float32
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    inputs: dict[str, Tensor | None] = {"u": random(steps, batch, width).to(case.dtype)}
+    inputs["w_h"] = (random(width, width) * (0.45 / width**0.5)).to(case.dtype)
+    inputs["w_w"] = (random(width, width) / width**0.5).to(case.dtype)
+    inputs["h"] = (0.5 * random(batch, width) * (not case.bare)).to(full)
+    inputs["tape"] = (random(batch, SLOTS, width) * (not case.bare)).to(full)
+    inputs["mask"] = padding_mask(steps, batch, generator) if case.masked else None
+    return inputs
+
+
+def _call(backend: str, inputs: Any, _options: Any) -> dict[str, Tensor]:
+    u, w_h, w_w, h, tape, mask = (inputs[k] for k in INPUTS)
+    y, h_T, tape_T = e23(u, w_h, w_w, h, tape, torch.zeros_like(tape[0]), mask, backend=backend)
+    return {"y": y, "h_T": h_T, "tape_T": tape_T}
+
+
+def _cases(full: bool) -> Iterator[Case]:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        yield Case.of("TBd", (1, 3, 64), dtype)
+        yield Case.of("TBd", (17, 3, 320), dtype, masked=True)
+        yield Case.of("TBd", (33, 32, 512), dtype, masked=True, strided=True)
+        yield Case.of("TBd", (64, 32, 512), dtype)
+        yield Case.of("TBd", (65, 70, 256), dtype, strided=True)
+        yield Case.of("TBd", (129, 8, 96), dtype, bare=True)
+        for width in (32, 64, 128, 224, 384, 480, 512) if full else ():
+            yield Case.of("TBd", (1, 2, width), dtype)
+            yield Case.of("TBd", (31, 3, width), dtype, masked=True)
+            yield Case.of("TBd", (40, 32, width), dtype, strided=True)
+            yield Case.of("TBd", (21, 70, width), dtype, masked=True, bare=True)
+        if full:
+            yield Case.of("TBd", (1024, 8, 256), dtype)
