@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -79,3 +81,9 @@ def test_development_requirements_are_pinned_too() -> None:
     assert set(named) <= pins().keys()
     extra = [Requirement(r).name for r in project(".")["project"]["optional-dependencies"]["test"]]
     assert {canonicalize_name(r) for r in extra} <= set(named)
+
+
+def test_the_tests_of_a_plugin_in_this_tree_need_no_xdist() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "--collect-only", "plugins/e1/tests"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -155,5 +155,8 @@ def tests_of(folder: Path) -> tuple[int, str]:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in done.stdout.strip().splitlines() or [done.stderr.strip()]]
     if done.returncode:
-        lines = [line for line in lines if line.startswith(("FAILED", "ERROR", "E "))][:8] + lines[-1:]
+        inside = [
+            line for line in lines if line.startswith("INTERNALERROR>")
+        ]  # pytest itself failed: its last line says why
+        lines = [line for line in lines if line.startswith(("FAILED", "ERROR", "E "))][:8] + inside[-1:] + lines[-1:]
     return done.returncode, "\n".join(lines if done.returncode else lines[-1:])
