@@ -61,7 +61,7 @@ struct Layout {  // S: blocks of a cluster of the backward. N: tiles of 8 batch 
   static constexpr int columns = backward ? k * d / S : d;  // of a step's vector that a block multiplies
   static constexpr int KC = (columns + kWarps * kChunk - 1) / (kWarps * kChunk), KW = KC * kChunk;
   // Clocks between having a step's sums and looking for the next step, the best of an H200: a look too early costs a round trip to L2.
-  static constexpr int look_after = backward ? 1300 + 65 * KC : 1000 + 100 * KC;
+  static constexpr int look_after = backward ? 1300 + 65 * KC : 900 + 100 * KC;
   using Product = Part<Elem, KC, N, tiles>;
   static constexpr int partial_floats = kWarps * 8 * N * Product::stride;
   static constexpr int slot_floats = S * 8 * N * kOwned;  // partial sums of a block's channels, from each block of the cluster
