@@ -3,11 +3,13 @@
 import gc
 
 import pytest
+import torch
 from train_helpers import write_text
 
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is imported stays: looking through it for garbage again and again takes a twentieth of the time
+    torch.set_num_threads(1)  # threads of several workers would wait for each other's processors
 
 
 @pytest.fixture(scope="session")

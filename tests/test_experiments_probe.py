@@ -74,8 +74,8 @@ def test_the_command_measures_a_training_and_keeps_nothing(
 
 
 def test_what_does_not_fit_is_an_answer(text: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Two gigabytes of logits, with one allowed."""
-    words = ["probe", "e42@32x2", "--batch", "32768", "--chunk", "64", "--data", str(text), "--memory", "1G"]
+    """A gigabyte of logits, with one allowed for all."""
+    words = ["probe", "e42@32x2", "--batch", "16384", "--chunk", "64", "--data", str(text), "--memory", "1G"]
     assert main([*words, "--set", "train.device=cpu"]) == 3
     assert "elman: it does not fit: lower --batch" in capfd.readouterr().err
 
