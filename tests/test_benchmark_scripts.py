@@ -22,13 +22,24 @@ from elman_core.registry import list_variants, parse_size, resolve
 from elman_core.training.optim import Optimizer
 from elman_core.training.settings import TrainSettings
 
-SCRIPTS = sorted(p.stem for p in (Path(__file__).parents[1] / "benchmarks").glob("*.py"))
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py"))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script_can_be_imported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELMAN_KERNELS", "auto")  # some set it when they start
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if (
+            "." in missing
+            or not missing.startswith("elman_")
+            or (ROOT / "plugins" / missing.removeprefix("elman_")).is_dir()
+        ):
+            raise
+        pytest.skip(f"compares {missing}, which is not here")
 
 
 # the figures ---------------------------------------------------------------------------------------------------------
