@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -24,6 +26,7 @@ from scheduler_helpers import (
 )
 
 from elman_core.experiments.jobs import scheduler as scheduler_module
+from elman_core.experiments.jobs.gpus import Look
 from elman_core.experiments.jobs.job import Attempt, Ending, State, write_state
 from elman_core.experiments.jobs.local import attempt_lock, kill_group
 from elman_core.experiments.jobs.outcome import figures, final_status, next_command
@@ -149,6 +152,20 @@ def test_processes_that_a_job_starts_are_its_own(tmp_path, fake, monkeypatch):
     job = shell_job(tmp_path, "a", f'{sys.executable} -c "{child}" & {sys.executable} -c "{child}"; wait')
     assert schedule([job], gpu_executor(fake))[0] == {"a": "ok"}
     assert not state(job).contended
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_no_stranger(fake, monkeypatch):
+    ended, stays = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "60"])
+    ended.wait()
+    looks = iter([{ended.pid, stays.pid}, {stays.pid}])
+    monkeypatch.setattr(fake, "look", lambda _uuid: Look(0, 0, frozenset(next(looks))))
+    handle = SimpleNamespace(attempt=SimpleNamespace(pid=os.getpid()), slot=SimpleNamespace(gpus=["GPU-0000"]))
+    monkeypatch.setattr("elman_core.experiments.jobs.local._belongs", lambda *_: False)
+    try:
+        assert gpu_executor(fake).contended(handle) == [f"pid {stays.pid}"]
+    finally:
+        stays.kill()
+        stays.wait()
 
 
 def test_a_job_that_takes_too_long_is_told_to_save_and_then_ended(tmp_path):

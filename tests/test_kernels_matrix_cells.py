@@ -147,10 +147,7 @@ CELLS = {
             case((2, 21, 2, 8, 8), f64, maps=GATED, packed=True, on=("write",), masked=True),
             case((1, 17, 2, 4, 3), f64, on=("linear_state",), strided=True),
         ),
-        emulated=(
-            case((2, 35, 3, 16, 16), bf16, maps=GATED, packed=True, on=("write",), masked=True),
-            case((1, 17, 1, 64, 72), bf16, on=("linear_state",)),
-        ),
+        emulated=(case((2, 35, 3, 16, 16), bf16, maps=GATED, packed=True, on=("write",), masked=True),),
     ),
     "made_up_gated": Made(  # two lines and a constant, no scalar
         counts="lines = 2, params = 1",
@@ -216,7 +213,6 @@ CELLS = {
             case((2, 20, 3, 16, 16), bf16, maps=VALUES, masked=True),
             case((1, 18, 1, 32, 24), bf16),
             case((1, 17, 1, 64, 20), f16),
-            case((1, 18, 1, 20, 12), f32, masked=True),
         ),
     ),
     "made_up_residual": Made(
@@ -234,7 +230,6 @@ CELLS = {
             case((2, 20, 3, 16, 16), bf16, masked=True),
             case((1, 18, 1, 32, 24), bf16),
             case((1, 17, 1, 48, 20), bf16, masked=True),
-            case((1, 18, 1, 8, 12), f32, masked=True),
         ),
     ),
     "made_up_ntm": Made(
@@ -271,7 +266,6 @@ CELLS = {
         emulated=(
             case((2, 35, 3, 16, 16), bf16, packed=True, masked=True),
             case((1, 18, 2, 32, 24), bf16),
-            case((1, 17, 1, 8, 260), bf16),
             case((1, 18, 1, 24, 20), f32, masked=True),
         ),
     ),

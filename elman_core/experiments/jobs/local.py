@@ -124,10 +124,12 @@ class LocalExecutor:
         for uuid in handle.slot.gpus:
             try:
                 look = self.monitor.look(uuid)
+                own = {pid for pid in look.pids if _belongs(pid, handle.attempt.pid)} | {handle.attempt.pid}
+                if look.pids - own:  # some may be processes of the job that have just ended
+                    own |= look.pids - self.monitor.look(uuid).pids
             except GpuLostError:  # the job fails soon, and `poll` says why
                 continue
-            own = {pid for pid in look.pids if _belongs(pid, handle.attempt.pid)}
-            found += self.monitor.strangers(look, own | {handle.attempt.pid})
+            found += self.monitor.strangers(look, own)
         return found
 
     def stop(self, handle: Running, now: bool = False) -> None:
