@@ -95,6 +95,15 @@ def test_the_trainers_own_step_is_what_is_measured(text: Path, tmp_path: Path, m
     assert not (tmp_path / "one/run/checkpoints").exists()
 
 
+def test_one_step_of_each_kind_is_enough_where_a_step_takes_long(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "SLOW", 0.0)
+    answer = in_this_process(train_helpers.settings(text), tmp_path / "one", monkeypatch, seconds=1e-9)
+    assert answer["measurement"]["steps"] == 1
+    assert answer["measurement"]["parts"]["optimizer"] > 0
+
+
 def test_parts_that_a_step_hides_are_not_invented(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a step that is one graph: the optimizer's own method is not called."""
     inner = Trainer.train_step

@@ -35,7 +35,9 @@ def probe(
         None, "--largest/--no-largest", help="Find the largest batch that fits; by default only on a GPU."
     ),
     memory: str | None = typer.Option(None, help="Memory limit, such as 40G; by default all free memory."),
-    seconds: float = typer.Option(3.0, min=0.1, help="Seconds for the timed steps; there are at least three."),
+    seconds: float = typer.Option(
+        3.0, min=0.1, help="Seconds for the timed steps: at least three, or one if steps on a CPU are slow."
+    ),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Measure memory and tok/s of a few real training steps, and find the largest batch that fits. Keeps nothing.

@@ -23,6 +23,7 @@ from elman_core.training.settings import Settings, from_dict
 from . import memory
 
 WARMUP = 2  # steps that are not timed: the first builds and compiles
+SLOW = 10.0  # seconds of a first step on a CPU, which compiles nothing, from which one step of each kind is enough
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,16 @@ def _measure(settings: Settings, seconds: float, limit: int | None, folder: Path
     trainer = start(settings, folder / "run", quiet=True)
     try:
         idle = memory_in_use(trainer.device)
-        walls = _steps(trainer, WARMUP, 0.0)
+        walls = _steps(trainer, 1, 0.0)
+        first_seconds = trainer.settings.tokens_per_step / walls[0]["tok_s"]
+        slow = not on_gpu and first_seconds > SLOW
+        walls += _steps(trainer, 0 if slow else WARMUP - 1, 0.0)
         while not trainer.compute.ready:  # a step that is compiled or captured takes more of them
             walls += _steps(trainer, 1, 0.0)
-        timed = _steps(trainer, 3 if seconds else 1, seconds)
+        repeats = 1 if slow else 3
+        timed = _steps(trainer, repeats if seconds else 1, seconds)
         peak = memory_in_use(trainer.device) if on_gpu else memory.resident()
-        parts = _parts(trainer) if seconds else None
+        parts = _parts(trainer, repeats) if seconds else None
     finally:
         trainer.folder.close()
     chosen = trainer.settings.train
@@ -109,7 +114,7 @@ def _measure(settings: Settings, seconds: float, limit: int | None, folder: Path
         steps=len(timed),
         tok_s=tok_s,
         step_seconds=trainer.settings.tokens_per_step / tok_s,
-        first_step_seconds=trainer.settings.tokens_per_step / walls[0]["tok_s"],
+        first_step_seconds=first_seconds,
         peak_memory=peak,
         idle_memory=idle,
         parts=parts,
@@ -131,10 +136,10 @@ def _steps(trainer: Any, count: int, seconds: float) -> list[dict[str, float]]:
     return lines
 
 
-def _parts(trainer: Any) -> dict[str, float] | None:
-    """Medians over three further steps, waiting for the device before and after each part; see `Measurement.parts`."""
+def _parts(trainer: Any, repeats: int) -> dict[str, float] | None:
+    """Medians over further steps, waiting for the device before and after each part; see `Measurement.parts`."""
     rows = []
-    for _ in range(3):
+    for _ in range(repeats):
         with _timed(trainer, trainer.windows, "batch") as data, _timed(trainer, trainer.optimizer, "step") as update:
             _wait(trainer.device)
             began = time.perf_counter()

@@ -48,7 +48,8 @@ def probe(settings: Settings, seconds: float = 3.0, limit: int | None = None) ->
     """Measure a training with these settings in its own process.
 
     Args:
-        seconds: for the timed steps, of which there are at least three. limit: bytes it may take; by default the free memory.
+        seconds: for the timed steps, of which there are at least three (one if a step on a CPU takes over 10 seconds).
+        limit: bytes it may take; by default the free memory.
 
     Raises:
         OutOfMemoryError: it does not fit. ElmanError: any other error of the training.
