@@ -13,8 +13,9 @@ from elman_core.registry.errors import KernelError
 
 if TYPE_CHECKING:
     from .build import Extension, load
-    from .choice import choose, register
+    from .choice import Compiled, choose, register
     from .dense.op import DenseKernel
+    from .dense.portable import product
     from .dense.run import check_errors, error_word
     from .elementwise.op import ElementwiseKernel
     from .first_use import ensure_verified, used
@@ -28,18 +29,20 @@ if TYPE_CHECKING:
     from .verify import Report
 
 _HOME = {
-    "Case": "spec", "DenseKernel": "dense.op", "ElementwiseKernel": "elementwise.op", "Extension": "build",
-    "GatesKernel": "gates.op",
+    "Case": "spec", "Compiled": "choice", "DenseKernel": "dense.op", "ElementwiseKernel": "elementwise.op",
+    "Extension": "build", "GatesKernel": "gates.op",
     "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows",
     "Stamp": "stamps",
     "check_errors": "dense.run", "choose": "choice", "compute_dtype": "runtime", "ensure_verified": "first_use",
     "error_word": "dense.run", "load": "build", "load_or_warn": "runtime", "operator": "runtime", "padding_mask": "spec",
+    "product": "dense.portable",
     "register": "choice", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
-    "Case", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",
+    "Case", "Compiled", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",
     "MatrixKernel", "Report", "RowsKernel", "Stamp", "check_errors", "choose", "compute_dtype", "ensure_verified",
-    "error_word", "load", "load_or_warn", "operator", "padding_mask", "register", "stamp", "used", "warn_of_packed_rows",
+    "error_word", "load", "load_or_warn", "operator", "padding_mask", "product", "register", "stamp", "used",
+    "warn_of_packed_rows",
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.cell import Cell
+from elman_core.kernels.runtime import without_autocast
 
 LONGEST_SUM = 16384  # places (time steps times rows) of one float32 product
 
@@ -138,18 +139,20 @@ def weight_gradient(da: Tensor, before: Tensor, w: Tensor) -> Tensor:
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a @ b in `dtype`, summed over all places, for the gradient of W. 16-bit factors give a float32 product if asked.
 
-    A long float32 sum is split into shorter ones: over 131,072 places in one sum, rounding alone costs 7e-6 of it.
+    A long float32 sum is split into shorter ones: over 131,072 places in one sum, rounding alone costs 7e-6 of it. Autocast has
+    no effect: a backward may be called inside it.
     """
-    if a.is_cuda and dtype == torch.float32 and a.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    places = b.shape[0]
-    if places <= LONGEST_SUM or a.dtype != torch.float32:
-        return (a @ b).to(dtype)
-    total = a[:, :LONGEST_SUM] @ b[:LONGEST_SUM]
-    for first in range(LONGEST_SUM, places, LONGEST_SUM):
-        part = slice(first, first + LONGEST_SUM)
-        total = torch.addmm(total, a[:, part], b[part])
-    return total.to(dtype)
+    with without_autocast(a):
+        if a.is_cuda and dtype == torch.float32 and a.dtype in (torch.bfloat16, torch.float16):
+            return torch.mm(a, b, out_dtype=torch.float32)
+        places = b.shape[0]
+        if places <= LONGEST_SUM or a.dtype != torch.float32:
+            return (a @ b).to(dtype)
+        total = a[:, :LONGEST_SUM] @ b[:LONGEST_SUM]
+        for first in range(LONGEST_SUM, places, LONGEST_SUM):
+            part = slice(first, first + LONGEST_SUM)
+            total = torch.addmm(total, a[:, part], b[part])
+        return total.to(dtype)
 
 
 def restarted(h: Tensor, starts: Tensor | None) -> Tensor:

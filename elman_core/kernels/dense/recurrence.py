@@ -139,7 +139,6 @@ class Recurrence(Compiled):
         if ctx.needs_input_grad[1 + len(extras)]:
             multiplied = tied[1][:-1] if tied else portable.restarted(history[:-1], starts)
             flat, before = da.reshape(-1, width), multiplied.reshape(-1, width)
-            with without_autocast(da):  # a backward may be called inside autocast
-                dw = portable.weight_gradient(flat, before, w)
+            dw = portable.weight_gradient(flat, before, w)
         biases = [each.to(dtype) for each, dtype in zip(db, ctx.biases, strict=True)]
         return du.to(ctx.dtype), *dextras, dw, *biases, dh0, None, None, None

@@ -108,9 +108,6 @@ class Recurrence:
         du = du if du.numel() else dp
         before = kept[0][:, 0] if ctx.backend == "torch" else kept[0][:-1]
         _, needs_w, needs_b, *_ = ctx.needs_input_grad
-        dw = None
-        if needs_w:
-            with without_autocast(dp):  # a backward may be called inside autocast
-                dw = product(dp.flatten(0, 1).t(), before.reshape(steps * rows, width), w.dtype)
+        dw = product(dp.flatten(0, 1).t(), before.reshape(steps * rows, width), w.dtype) if needs_w else None
         db = dbias.sum(0).to(ctx.bias) if needs_b else None
         return du.to(ctx.dtype), dw, db, dh0, None, None, None, None

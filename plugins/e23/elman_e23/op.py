@@ -16,6 +16,7 @@ from torch import Tensor
 
 from elman_core.kernels import (
     Case,
+    Compiled,
     Extension,
     KernelError,
     KernelSpec,
@@ -25,6 +26,7 @@ from elman_core.kernels import (
     load,
     operator,
     padding_mask,
+    product,
     register,
 )
 
@@ -128,15 +130,8 @@ def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, 
     ]
     du, dw, dh, dtape = _backward_op(*arriving, w_h, w_w, history, *kept, mask)
     before, after = (h.flatten(0, 1) for h in (history[:-1], history[1:]))
-    return du, _product(du, before, w_h), _product(dw, after, w_w), dh, dtape, None, None
-
-
-def _product(d: Tensor, x: Tensor, like: Tensor) -> Tensor:
-    """The gradient of a matrix from those of its products and what it multiplied."""
-    d = d.flatten(0, 1).t()
-    if like.dtype == d.dtype:
-        return d @ x
-    return torch.mm(d, x, out_dtype=like.dtype)
+    dw_h, dw_w = product(du.flatten(0, 1).t(), before, w_h.dtype), product(dw.flatten(0, 1).t(), after, w_w.dtype)
+    return du, dw_h, dw_w, dh, dtape, None, None
 
 
 _KEPT = "Tensor history, Tensor tape, Tensor w, Tensor reads, Tensor writes, Tensor? mask"
@@ -155,7 +150,7 @@ _op = operator(
 )
 
 
-class TapeKernel:
+class TapeKernel(Compiled):
     """The kernel as the chooser of back ends and `elman verify` know it."""
 
     name = "e23"
@@ -166,9 +161,6 @@ class TapeKernel:
 
     def cases(self, dtype: torch.dtype, batch: int, width: int) -> Sequence[Case]:
         return [Case.of("TBd", (64, batch, width), dtype)]
-
-    def specs(self) -> tuple[KernelSpec, ...]:
-        return (self.spec(),)
 
     def spec(self) -> KernelSpec:
         return KernelSpec(
