@@ -68,6 +68,26 @@ def whole(x: Given) -> Given:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def aligned(x: Tensor, align: int) -> Tensor:
+    """x itself if a kernel can read it in place (time steps evenly apart, the rest adjacent, rows aligned), else a copy.
+
+    `align` 0 requires no alignment beyond the elements'. The host reads contiguous tensors only.
+    """
+    size, x = x.element_size(), evenly(x)
+    adjacent = all(x.stride(i) == x.shape[i + 1 :].numel() for i in range(2, x.dim()) if x.shape[i] > 1)
+    even = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
+    far = x.shape[1] == 1 or x.stride(1) >= x.shape[2:].numel()
+    apart = align == 0 or (x.data_ptr() % align == 0 and x.stride(1) * size % align == 0)
+    if adjacent and even and far and apart and (x.is_cuda or x.is_contiguous()):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def evenly(x: Tensor) -> Tensor:
+    """x (B, T, ...). The stride of a single step is arbitrary; it becomes the one that puts rows evenly apart."""
+    return x.as_strided(x.shape, (x.stride(0), x.stride(0), *x.stride()[2:])) if x.shape[1] == 1 else x
+
+
 def on(x: Tensor) -> AbstractContextManager[Any]:
     """A context in which the device of x is the current one."""
     index = x.get_device()

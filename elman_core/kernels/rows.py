@@ -26,7 +26,6 @@ from . import build, launch
 from .build import Extension
 from .check import Wanted, check
 from .choice import Compiled, choose, in_words, register
-from .matrix.run import aligned
 from .runtime import DTYPE_CODES, compute_dtype, operator, tensors
 from .spec import Backend, Case, Grid, Inputs, KernelSpec, Outputs, padding_mask
 
@@ -175,7 +174,7 @@ def _module(name: str, dtype: torch.dtype, rows: int, columns: int, _index: int)
 
 def _run(name: str, function: str, q: Tensor, k: Tensor, v: Tensor, mask: Any, starts: Any, **given: Any) -> None:
     shared = int(q.shape[2] < v.shape[2])
-    q, k, v = (aligned(x, launch.ALIGNMENT) for x in (q, k, v))
+    q, k, v = (launch.aligned(x, launch.ALIGNMENT) for x in (q, k, v))
     given = {n: launch.whole(x) for n, x in (given | {"mask": mask, "starts": starts}).items()}
     with launch.on(q):
         module = _module(name, q.dtype, q.shape[3], v.shape[3], q.get_device())

@@ -97,7 +97,7 @@ def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: 
     module, batched, fixed, packed = _prepare(form, *given)
     q, scalars, count, (B, T, H, N, V) = batched["q"], batched["scalar"], len(fixed["param"]), _sizes(form, batched)
     made, (dq, dk, *dvectors), dlines, dscalars = _room(form, module, batched, packed)
-    dy, ds0 = aligned(dy.to(q.dtype), 16).contiguous(), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
+    dy, ds0 = launch.aligned(dy.to(q.dtype), 16).contiguous(), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     batched |= {"dy": dy, "ds1": launch.whole(ds1), "saved": saved, "ds0": ds0}
     batched |= {"dq": dq, "dk": dk, "dvector": dvectors, "dline": dlines, "dscalar": dscalars}
     width = (2 + len(dvectors)) * N + 2
@@ -198,14 +198,14 @@ def _prepare(
     align = module.info()[3] if form.backend == "cuda" else 0
     packed, keys = None, (q, k, *lines)
     if k is None:
-        packed = aligned(q, 0)
+        packed = launch.aligned(q, 0)
         keys = tuple(
             x.unflatten(-1, (H, -1)) for x in packed.split([H * N] * (2 + count) + [H * V] * len(cell.lines), -1)
         )
-    q, k, *rows = (aligned(x, align) for x in keys)
+    q, k, *rows = (launch.aligned(x, align) for x in keys)
     batched = {
         "q": q, "k": k, "vector": rows[:count], "line": rows[count:],
-        "scalar": [aligned(x, 0) for x in scalars if x is not None], "mask": launch.whole(mask),
+        "scalar": [launch.aligned(x, 0) for x in scalars if x is not None], "mask": launch.whole(mask),
     }  # fmt: skip
     fixed = {
         "param": [x.contiguous() for x in named[len(named) - len(cell.params) :]], "a_log": a_log, "dt_bias": dt_bias,
@@ -234,7 +234,7 @@ def _room(
         if sliceable(widths, q.element_size(), module.info()[3]):
             made = packed.new_empty(B, T, sum(widths))
             *parts, first = made.split(widths, -1)
-            by_head = [evenly(x.unflatten(-1, (H, -1))) for x in parts]
+            by_head = [launch.evenly(x.unflatten(-1, (H, -1))) for x in parts]
             return made, by_head[:keys], by_head[keys:], [first, *dscalars[1:]] if behind else dscalars
     dkeys, dlines = ([q.new_empty(B, T, H, n) for _ in range(m)] for n, m in ((N, keys), (V, lines)))
     return None, dkeys, dlines, dscalars
@@ -248,26 +248,6 @@ def _slices(batch: int, bytes_a_row: int) -> Iterator[slice | None]:
         return
     for first in range(0, batch, at_once):
         yield slice(first, min(batch, first + at_once))
-
-
-def aligned(x: Tensor, align: int) -> Tensor:
-    """x itself if a kernel can read it in place (time steps evenly apart, the rest adjacent, rows aligned), else a copy.
-
-    `align` 0 requires no alignment beyond the elements'. The host reads contiguous tensors only.
-    """
-    size, x = x.element_size(), evenly(x)
-    adjacent = all(x.stride(i) == x.shape[i + 1 :].numel() for i in range(2, x.dim()) if x.shape[i] > 1)
-    even = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
-    far = x.shape[1] == 1 or x.stride(1) >= x.shape[2:].numel()
-    apart = align == 0 or (x.data_ptr() % align == 0 and x.stride(1) * size % align == 0)
-    if adjacent and even and far and apart and (x.is_cuda or x.is_contiguous()):
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def evenly(x: Tensor) -> Tensor:
-    """x (B, T, ...). The stride of a single step is arbitrary; it becomes the one that puts rows evenly apart."""
-    return x.as_strided(x.shape, (x.stride(0), x.stride(0), *x.stride()[2:])) if x.shape[1] == 1 else x
 
 
 def sliceable(widths: Sequence[int], size: int, align: int) -> bool:
