@@ -20,23 +20,13 @@ from typer.core import TyperGroup
 
 from elman_core import __version__
 
-# One line a module; each has `register(app)`.
-MODULES: tuple[str, ...] = (
-    "inspect",
-    "size",
-    "probe",
-    "plugin",
-    "data",
-    "train",
-    "bench",
-    "jobs",
-    "evaluate",
-    "demo",
-    "kernels",
-    "generate",
-    "export",
-    "results",
-)
+# The commands of each module, or its group, in the order of the help; `_` ends what would hide a word of Python.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "inspect": ("doctor", "list_", "show"), "size": ("size",), "probe": ("probe",), "plugin": ("new", "check"),
+    "data": ("group",), "train": ("train", "resume"), "bench": ("bench",), "jobs": ("group",), "evaluate": ("eval_",),
+    "demo": ("demo",), "kernels": ("build", "verify"), "generate": ("generate",), "export": ("export",),
+    "results": ("results", "compare", "plot"),
+}  # fmt: skip
 
 LONGEST = 2000
 """Characters of an error."""
@@ -65,8 +55,13 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_start)
-    for name in MODULES:
-        importlib.import_module(f"{__name__}.{name}").register(app)
+    for module, names in COMMANDS.items():
+        for name in names:
+            made = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            if isinstance(made, typer.Typer):
+                app.add_typer(made, name=module)
+            else:
+                app.command(name.rstrip("_"))(made)
     return app
 
 

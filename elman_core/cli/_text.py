@@ -1,12 +1,14 @@
-"""Tables and JSON for the terminal: plain columns that survive a pipe."""
+"""Tables and JSON for the terminal: plain columns that survive a pipe. And names of new folders."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -43,3 +45,9 @@ def columns() -> int | None:
 def dump(value: Any) -> str:
     """JSON for `--json`: what is not JSON is written as text."""
     return json.dumps(value, indent=2, default=str, ensure_ascii=False)
+
+
+def free_folder(name: str) -> Path:
+    """`runs/NAME`, or with the first number that is free."""
+    names = (Path("runs") / f"{name}{f'-{i}' if i > 1 else ''}" for i in itertools.count(1))
+    return next(path for path in names if not path.exists())

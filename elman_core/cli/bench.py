@@ -13,13 +13,8 @@ from ._text import dump, table
 
 if TYPE_CHECKING:
     from elman_core.experiments.jobs.job import State
-    from elman_core.experiments.suite.plan import Plan, Planned
+    from elman_core.experiments.suite.plan import Plan, Planned, Wishes
     from elman_core.experiments.suite.spec import Suite
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(bench)
 
 
 def bench(
@@ -49,6 +44,7 @@ def bench(
 
     The same command resumes interrupted runs; finished runs are never repeated.
     """
+    from elman_core.experiments.suite.plan import Wishes
     from elman_core.experiments.suite.spec import find_suite, read_suite
 
     if suite is None:
@@ -57,7 +53,8 @@ def bench(
     chosen = read_suite(find_suite(suite))
     folder = out or Path("runs") / chosen.name
     where = places(on, gpus, avoid, slots)
-    planned = _plan(chosen, models, seeds, data, steps, tokens, minutes, tuning, sets, strict)
+    names = tuple(filter(None, (name.strip() for name in (models or "").split(","))))
+    planned = _plan(chosen, Wishes(_text(data), names, seeds, steps, tokens, minutes, tuple(sets), tuning, strict))
     if dry_run:
         _show(chosen, planned, folder, where.words, again, json)
         return
@@ -69,27 +66,20 @@ def bench(
     raise typer.Exit(exit_code(states, signum))
 
 
-def _plan(
-    suite: Suite,
-    models: str | None,
-    seeds: int | None,
-    data: Path | None,
-    steps: int | None,
-    tokens: int | None,
-    minutes: float | None,
-    tuning: int | None,
-    sets: Sequence[str],
-    strict: bool,
-) -> Plan:
-    from elman_core.cli.train import check_data
+def _text(data: Path | None) -> str:
+    """The full path of the text."""
     from elman_core.data import standard_library_corpus
-    from elman_core.experiments.suite.plan import Wishes, plan
     from elman_core.storage import require_text
 
     require_text(data)
-    text = (data if data is not None else standard_library_corpus()).expanduser().resolve()
-    names = tuple(filter(None, (name.strip() for name in (models or "").split(","))))
-    planned = plan(suite, Wishes(str(text), names, seeds, steps, tokens, minutes, tuple(sets), tuning, strict))
+    return str((data if data is not None else standard_library_corpus()).expanduser().resolve())
+
+
+def _plan(suite: Suite, wishes: Wishes) -> Plan:
+    from elman_core.cli.train import check_data
+    from elman_core.experiments.suite.plan import plan
+
+    planned = plan(suite, wishes)
     for job in planned.jobs[:1]:  # all runs have the same text and batch shape
         check_data(job.settings)
     return planned
@@ -119,7 +109,8 @@ def _end(path: Path, states: Sequence[State], planned: Plan, json: bool) -> None
 
         report = write_report(path)
     if json:
-        rows = [{**job.to_dict(), "status": s.status, "contended": s.contended} for job, s in _paired(planned, states)]
+        pairs = zip(planned.jobs, states, strict=True)
+        rows = [{**job.to_dict(), "status": s.status, "contended": s.contended} for job, s in pairs]
         print(dump({"folder": str(path), "report": report and str(report), "jobs": rows}))
         return
     print(f"{summary(states)}")
@@ -128,10 +119,6 @@ def _end(path: Path, states: Sequence[State], planned: Plan, json: bool) -> None
         print("to resume, run the same command" + (", with --again to repeat failed runs" if failed else ""))
     if report is not None:
         print(f"report: {report}\nresults: elman results {path}")
-
-
-def _paired(planned: Plan, states: Sequence[State]) -> list[tuple[Planned, State]]:
-    return list(zip(planned.jobs, states, strict=True))
 
 
 def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, json: bool) -> None:

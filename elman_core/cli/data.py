@@ -6,14 +6,10 @@ from pathlib import Path
 
 import typer
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command group `data`."""
-    group = typer.Typer(help="Look at a training text.", no_args_is_help=True)
-    group.command()(info)
-    app.add_typer(group, name="data")
+group = typer.Typer(help="Look at a training text.", no_args_is_help=True)
 
 
+@group.command()
 def info(
     file: Path = typer.Argument(help="A file of raw bytes."),
     heldout: float = typer.Option(0.01, help="Fraction held out for evaluation."),

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from pathlib import Path
 
 import typer
 
+from ._text import free_folder
+
 PROMPTS = ("import ", "def ", "class ")
 # Nothing is cut off the distribution: where a space follows a space at 95 %, top-p would make it certain, and a line endless.
 SAMPLING = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "no_repeat_ngram_size": 32}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(demo)
 
 
 def demo(
@@ -43,7 +39,7 @@ def demo(
     name = choose_variant(variant)
     threads = choose_threads(name)
     print(f"variant     {name}, on {threads} thread{'s' if threads > 1 else ''}")
-    result = start(demo_settings(name, corpus, seconds, steps), out or free_name()).fit()
+    result = start(demo_settings(name, corpus, seconds, steps), out or free_folder("demo")).fit()
     leave(result)
     assert result.checkpoint is not None  # a run that ended well has saved
 
@@ -70,9 +66,3 @@ The same in Python:
 
 More text:  elman generate {shlex.quote(str(result.checkpoint))} -p "class "
 Train more: elman train {name}@{WIDTH}x{DEPTH} --data {shlex.quote(str(corpus))} --minutes 10""")
-
-
-def free_name() -> Path:
-    """`runs/demo`, or with the first number that is free."""
-    names = (Path("runs") / f"demo{f'-{i}' if i > 1 else ''}" for i in itertools.count(1))
-    return next(path for path in names if not path.exists())

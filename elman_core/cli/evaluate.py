@@ -8,12 +8,7 @@ from typing import Any
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("eval")(evaluate)
-
-
-def evaluate(
+def eval_(
     model: str = typer.Argument(help="A run, a checkpoint folder, pretrained/NAME or a hub id."),
     data: Path | None = typer.Option(None, help="The text; by default that of the run."),
     everything: bool = typer.Option(False, "--all", help="Score every byte of the file, with a carried state."),

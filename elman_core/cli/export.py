@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from .kernels import DTYPES
 
-
-class Weights(StrEnum):
-    """Which weights of an averaging optimizer."""
-
-    average = "average"
-    last = "last"
-
-
-class Precision(StrEnum):
-    """Storage of the weights."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(export)
+Precision = Literal["fp32", "bf16", "fp16"]
+"""Storage of the weights."""
 
 
 def export(
@@ -36,9 +18,9 @@ def export(
     out: Annotated[Path, typer.Argument(help="A new folder.")],
     dtype: Annotated[Precision | None, typer.Option(help="Storage of the weights. [default: as saved]")] = None,
     weights: Annotated[
-        Weights,
+        Literal["average", "last"],
         typer.Option(help="Evaluation weights, or the optimizer's last iterate; equal without averaging."),
-    ] = Weights.average,
+    ] = "average",
     licence: Annotated[
         str | None,
         typer.Option("--license", help="Licence in the model card, such as apache-2.0. [default: left open]"),
@@ -61,7 +43,7 @@ def export(
         source = find_checkpoint(run)
         storage = None if dtype is None else DTYPES[dtype]
         model = load_checkpoint(source, dtype=storage)
-        if weights is Weights.last:
+        if weights == "last":
             use_last_weights(model, source)
         card = source / "README.md"
         if card.exists():

@@ -17,11 +17,6 @@ SMALL = 2**25
 """Parameters below which one thread decodes faster than several: waking the others takes longer than a product."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(generate)
-
-
 def generate(
     model: Annotated[str, typer.Argument(help="A run, a checkpoint folder, pretrained/NAME or a hub id.")],
     source: Annotated[

@@ -15,12 +15,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the variant.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("doctor")(doctor)
-    app.command("list")(list_)
-    app.command("show")(show)
-
-
 def doctor(json: Json = False) -> None:
     """Show what this machine has, what runs where, and the command that fixes what is missing."""
     from ._doctor import report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from ._schedule import Again, Avoid, Gpus, On, Slots, Timeout, carry_out, exit_code, places
-from ._text import dump, table
+from ._text import dump, free_folder, table
 
 if TYPE_CHECKING:
     from elman_core.experiments.jobs.job import Attempt, Job, State
@@ -29,15 +28,10 @@ class _Run(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Run any commands, one on each free GPU; show and cancel them.")
-    group.command("run", cls=_Run)(run)
-    group.command("status")(status)
-    group.command("cancel")(cancel)
-    app.add_typer(group, name="jobs")
+group = typer.Typer(no_args_is_help=True, help="Run any commands, one on each free GPU; show and cancel them.")
 
 
+@group.command(cls=_Run)
 def run(
     ctx: typer.Context,
     file: Path | None = typer.Argument(
@@ -78,6 +72,7 @@ def run(
     raise typer.Exit(exit_code(states, signum))
 
 
+@group.command()
 def status(
     folder: Path | None = typer.Argument(
         None, help="Folder of a suite or of commands; without it, show this machine's GPUs."
@@ -119,6 +114,7 @@ def status(
     print(f"{summary(states)}; {working}")
 
 
+@group.command()
 def cancel(
     folder: Path = typer.Argument(help="Folder of a suite or of commands."),
     ids: list[str] | None = typer.Argument(None, metavar="JOB", help="Jobs to stop; by default all unfinished jobs."),
@@ -156,7 +152,7 @@ def _commands(file: Path | None, after: list[str] | None) -> tuple[dict[str, lis
         raise ConfigError("give a file with one command per line, or one command: elman jobs run -- COMMAND")
     if file is None:
         assert after
-        return {"1": after}, _free("jobs-" + datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+        return {"1": after}, free_folder("jobs-" + datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -165,11 +161,6 @@ def _commands(file: Path | None, after: list[str] | None) -> tuple[dict[str, lis
     if not wanted:
         raise ConfigError(f"{file} has no commands")
     return {str(i): ["sh", "-c", line] for i, line in enumerate(wanted, 1)}, Path("runs") / file.stem
-
-
-def _free(name: str) -> Path:
-    names = (Path("runs") / f"{name}{f'-{i}' if i > 1 else ''}" for i in itertools.count(1))
-    return next(path for path in names if not path.exists())
 
 
 def _gpus(json: bool) -> None:

@@ -25,11 +25,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 
 
-def register(app: typer.Typer) -> None:
-    app.command("build")(build)
-    app.command("verify")(verify)
-
-
 def build(
     names: Names = None,
     arch: Annotated[str, typer.Option(help="GPU architectures, as in sm_80,sm_90; by default this machine's.")] = "",

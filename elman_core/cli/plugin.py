@@ -9,11 +9,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    app.command("new")(new)
-    app.command("check")(check)
-
-
 def new(
     name: Annotated[str, typer.Argument(help="Name of the variant, in lower case, such as e99.")],
     source: Annotated[str | None, typer.Option("--from", metavar="NAME", help="Copy an installed variant.")] = None,

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 LEAST = 2**30
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(probe)
-
-
 def probe(
     what: str = typer.Argument(metavar="RECIPE|VARIANT", help="A TOML recipe, or NAME[:preset][@WIDTHxDEPTH]."),
     dim: int | None = typer.Option(None, min=1, help="Width."),
@@ -46,7 +41,18 @@ def probe(
     """
     import sys
 
-    settings = _settings(what, dim, depth, batch, chunk, data, sets)
+    from elman_core.data.corpus import standard_library_corpus
+
+    from .train import check_data, read_settings
+
+    flags = {
+        "model.hidden_size": dim, "model.num_hidden_layers": depth, "train.batch_size": batch, "train.chunk_size": chunk,
+    }  # fmt: skip
+    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
+    settings = read_settings(what, data, sets=[*given, *sets])
+    if not settings.data.path:
+        settings = read_settings(what, standard_library_corpus(), sets=[*given, *sets])
+    check_data(settings)
 
     from elman_core.experiments.memory import parse_bytes
     from elman_core.experiments.probe import largest
@@ -64,33 +70,6 @@ def probe(
         print(dump(_facts(settings, found, best)))
         return
     _show(settings, found, best)
-
-
-def _settings(
-    what: str,
-    dim: int | None,
-    depth: int | None,
-    batch: int | None,
-    chunk: int | None,
-    data: Path | None,
-    sets: list[str],
-) -> Settings:
-    from elman_core.data.corpus import standard_library_corpus
-
-    from .train import check_data, read_settings
-
-    flags = {
-        "model.hidden_size": dim,
-        "model.num_hidden_layers": depth,
-        "train.batch_size": batch,
-        "train.chunk_size": chunk,
-    }
-    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
-    settings = read_settings(what, data, sets=[*given, *sets])
-    if not settings.data.path:
-        settings = read_settings(what, standard_library_corpus(), sets=[*given, *sets])
-    check_data(settings)
-    return settings
 
 
 def _facts(settings: Settings, found: Probe, best: Largest | None) -> dict[str, Any]:

@@ -9,13 +9,6 @@ import typer
 from ._text import columns, dump
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(results)
-    app.command()(compare)
-    app.command()(plot)
-
-
 def results(
     paths: list[Path] = typer.Argument(None, help="Runs, suites, or folders of them; by default runs/."),
     format_: str = typer.Option("terminal", "--format", help="terminal, markdown, csv or json."),

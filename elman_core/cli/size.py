@@ -12,10 +12,6 @@ from .inspect import Json, Sets, variant_options
 SHOWN = 4  # candidates around a target; the list over all widths is shown whole
 
 
-def register(app: typer.Typer) -> None:
-    app.command("size")(size)
-
-
 def size(
     name: Annotated[str, typer.Argument(help="NAME[:PRESET]")],
     params: Annotated[str | None, typer.Option(help="Number of parameters: 100M, 1.3B, 480_000.")] = None,

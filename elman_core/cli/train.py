@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs of this machine to train on together.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(train)
-    app.command()(resume)
-
-
 def train(
     what: str = typer.Argument(metavar="RECIPE|VARIANT", help="A TOML recipe, or NAME[:preset][@WIDTHxDEPTH]."),
     data: Path | None = typer.Option(None, help="The training text: a file of raw bytes."),
