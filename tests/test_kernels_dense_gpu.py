@@ -95,7 +95,7 @@ def test_a_block_that_never_runs_ends_in_an_error_and_in_nan_outputs(kernel, fau
     u, w, h0 = problem()
     chosen = grid_plan()
     history, y, last = u.new_empty(T + 1, *u.shape[1:]), torch.empty_like(u), torch.empty_like(h0)
-    module = dense_run._module(kernel.cell, chosen, u.dtype, D, 0)
+    module = dense_run._opened(kernel.cell, dense_run.extension(kernel.cell, chosen, u.dtype, D))
     call = module.call(
         main=u, w=w, history=history, y=y, h0=h0, last=last, error=dense_run.error_word(u.device), stream=launch.stream(u),
         rows=chosen.rows, groups=chosen.groups, delay=chosen.delay, timeout_ns=200_000_000,
@@ -114,9 +114,9 @@ def test_a_block_that_never_runs_ends_in_an_error_and_in_nan_outputs(kernel, fau
 def test_a_grid_that_cannot_be_resident_is_refused_before_launch(kernel, monkeypatch):
     u, w, h0 = problem(128)
     too_many = replace(grid_plan(), rows=8, groups=16)
-    module = dense_run._module(kernel.cell, too_many, u.dtype, D, 0)
+    module = dense_run._opened(kernel.cell, dense_run.extension(kernel.cell, too_many, u.dtype, D))
     plan = {"rows": 8, "groups": 16, "delay": 0, "timeout_ns": dense_run.TIMEOUT_NS}
-    monkeypatch.setattr(dense_run, "_ready", lambda *_: (module, False, plan))
+    monkeypatch.setattr(dense_run, "ready", lambda *_: (module, False, plan))
     with pytest.raises(KernelError, match="needs 16 groups of 24 blocks on the GPU together, and this GPU holds"):
         kernel(u, w, h0, backend="cuda")
     torch.cuda.synchronize()

@@ -67,14 +67,15 @@ def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     monkeypatch.setattr(
         matrix_run.launch, "open_module", lambda arch, _: SimpleNamespace(arch=arch, info=lambda: (1, 0, 0, 16))
     )
+    monkeypatch.setattr(dense_run, "plan_for", lambda *_: Plan("grid"))
     monkeypatch.setattr(dense_run, "_opened", lambda _cell, what: build.local_arch(what))
     size = Size(16, 16, torch.bfloat16, "00_0_0_0_00")
     for index, arch in enumerate(("sm_80", "sm_90")):
         with torch.cuda.device(index):
-            assert dense_run._module(dense.cell, Plan("grid"), torch.bfloat16, 48, index) == arch
+            assert dense_run.ready(dense.cell, 4, 48, torch.bfloat16, index, 1)[0] == arch
             assert matrix_run.load(matrix.cell, "cuda", size).arch == arch
-    for family in (dense_run, matrix_run):
-        family._module.cache_clear()
+    dense_run.ready.cache_clear()
+    matrix_run._module.cache_clear()
 
 
 def test_the_op_asks_for_its_module_on_the_device_of_its_tensors(gpus, monkeypatch):

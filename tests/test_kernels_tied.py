@@ -177,7 +177,7 @@ def test_auto_is_a_launch_where_there_is_a_plan_and_verifies_it_first(monkeypatc
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(run, "plan_for", lambda _cell, _rows, width, *_: plans[width])
-    monkeypatch.setattr(run, "_module", lambda *_: None)
+    monkeypatch.setattr(run, "_opened", lambda *_: None)
     monkeypatch.setattr(choice, "ensure_verified", lambda *given: verified.append(given))
     assert choice._prepare(tied, 0, torch.bfloat16, (3, 8))
     assert [(spec.name, str(case), plan) for spec, [case], plan in verified] == [

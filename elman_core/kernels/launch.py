@@ -6,6 +6,7 @@ compiled once for each Python and machine, at the first use of any compiled kern
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -52,6 +53,15 @@ def opened(what: Extension, family: str) -> Any:
         KernelError: it cannot be built or loaded.
     """
     return open_module(build.build(what, build.local_arch(what)), family)
+
+
+def opener(family: str, extension: Callable[..., Extension]) -> Callable[..., Any]:
+    """`open(*key, index)`: the module of `extension(*key)`, opened once for each key and current device, which has that index.
+
+    Raises:
+        KernelError: as `extension` and `opened`.
+    """
+    return cache(lambda *key: opened(extension(*key[:-1]), family))
 
 
 def readable(x: Tensor) -> Tensor:

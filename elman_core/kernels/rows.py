@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +110,6 @@ class RowsKernel(Compiled):
             o, state = kernel(*inputs.values(), backend=backend)
             return {"o": o, "S": state}
 
-        def of(case: Case) -> Extension:
-            return extension(self.name, case.dtype, case.sizes["K"], case.sizes["V"])
-
         def builds(_target: Any, _arch: str, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
             return [extension(self.name, dtype, K, 16) for dtype in dtypes or DTYPES[:1] for K in rows or (16, 64)]
 
@@ -127,7 +124,7 @@ class RowsKernel(Compiled):
             op=lambda _backend, inputs, _options: (self.op, (*inputs.values(), True)),
             targets=("cuda",) if build.targets() else (),
             builds=builds,
-            needs=lambda _target, cases: list({of(c): None for c in cases}),
+            module=lambda _target, c: extension(self.name, c.dtype, c.sizes["K"], c.sizes["V"]),
             visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
             record=home.with_name("errors.json"),
             python=(home, Path(__file__)),
@@ -166,10 +163,7 @@ def extension(name: str, dtype: torch.dtype, rows: int, columns: int) -> Extensi
     return build.shipped(title, "rows_cuda.cu", DTYPE=DTYPE_CODES[dtype], ROWS=rows, COLUMNS=columns)
 
 
-@cache
-def _module(name: str, dtype: torch.dtype, rows: int, columns: int, _index: int) -> Any:
-    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
-    return launch.opened(extension(name, dtype, rows, columns), "rows")
+_module = launch.opener("rows", extension)
 
 
 def _run(name: str, function: str, q: Tensor, k: Tensor, v: Tensor, mask: Any, starts: Any, **given: Any) -> None:

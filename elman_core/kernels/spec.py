@@ -76,7 +76,7 @@ class KernelSpec:
         targets: where the kernel exists.
         builds: `builds(target, arch, widths, dtypes)`: what `elman build` compiles; without it, `extension(target)` alone.
             `widths` are the sizes that have a compiled kernel each; empty means the usual sizes.
-        needs: `needs(target, cases)`: what these cases compile on this machine, so that `verify` can compile it all at once.
+        module: `module(target, case)`: what a case compiles on this machine, so that `verify` can compile it all at once.
         portable: further back ends in plain PyTorch. They run anywhere and are checked like a kernel.
         visible: `visible(inputs)`: for outputs that are arbitrary at some positions, a bool tensor that broadcasts.
         after: `after(device)` is called when the device is idle, and raises `KernelError` if a launch failed there.
@@ -94,7 +94,7 @@ class KernelSpec:
     targets: tuple[Target, ...] = ("host",)
     portable: tuple[str, ...] = ()
     builds: Callable[[Target, str, Sequence[int], Sequence[torch.dtype]], Sequence[Extension]] | None = None
-    needs: Callable[[Target, Sequence[Case]], Sequence[Extension]] = lambda _target, _cases: []
+    module: Callable[[Target, Case], Extension] | None = None
     visible: Callable[[Inputs], Outputs] = lambda _inputs: {}
     after: Callable[[torch.device], None] = lambda _device: None
     python: tuple[Path, ...] = ()

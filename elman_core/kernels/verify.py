@@ -28,6 +28,7 @@ from torch import Tensor
 from elman_core.registry.errors import KernelError
 
 from . import build
+from .build import Extension
 from .runtime import compute_dtype
 from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
 
@@ -138,7 +139,7 @@ def verify(
     report = Report(spec.name, target, grid)
     records = recorded_errors(spec, target) if recorded and target in spec.targets else {}
     if target in spec.targets:
-        build.build_all([(e, build.local_arch(e)) for e in dict.fromkeys(spec.needs(target, chosen))])
+        build.build_all([(e, build.local_arch(e)) for e in _modules(spec, target, chosen)])
     checked: set[tuple[torch.dtype, bool, str]] = set()
     with _full_precision_products():
         for number, case in enumerate(chosen, 1):
@@ -157,6 +158,15 @@ def verify(
             if progress is not None:
                 progress(number, len(chosen))
     return report
+
+
+def _modules(spec: KernelSpec, target: Target, cases: Sequence[Case]) -> list[Extension]:
+    """What the cases compile, each once. A case that is not supported reports that itself."""
+    found: dict[Extension, None] = {}
+    for case in cases if spec.module is not None else ():
+        with contextlib.suppress(KernelError):
+            found[spec.module(target, case)] = None  # type: ignore[misc]
+    return list(found)
 
 
 def recorded_errors(spec: KernelSpec, target: Target) -> Mapping[str, float]:

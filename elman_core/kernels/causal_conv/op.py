@@ -12,7 +12,6 @@ Shapes: T time, B batch, C channels, K taps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -83,10 +82,7 @@ def extension(dtype: torch.dtype = torch.bfloat16, taps: int = 4) -> Extension:
     return build.shipped(name, "causal_conv_cuda.cu", DTYPE=runtime.DTYPE_CODES[dtype], TAPS=taps)
 
 
-@cache
-def _module(dtype: torch.dtype, taps: int, _index: int) -> Any:
-    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
-    return launch.opened(extension(dtype, taps), NAME)
+_module = launch.opener(NAME, extension)
 
 
 def _call(x: Tensor, weight: Tensor, *rest: Any) -> Any:

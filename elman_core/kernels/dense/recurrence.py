@@ -66,7 +66,12 @@ class Recurrence(Compiled):
 
     def prepare(self, dtype: torch.dtype, rows: int, width: int, *slots: int) -> str | None:
         """As `choice.Compiled`; None for tied weights if no persistent launch holds W."""
-        return run.prepare(self.cell, rows, width, dtype, *slots)
+        index = torch.cuda.current_device()
+        chosen = run.plan_for(self.cell, rows, width, dtype, index, *slots)
+        if chosen.kind == "steps" and self.tied:
+            return None
+        run.ready(self.cell, rows, width, dtype, index, *slots)
+        return str(chosen)
 
     def cases(self, dtype: torch.dtype, rows: int, width: int, *slots: int) -> Sequence[Case]:
         return [Case.of("TBdS"[: 3 + len(slots)], (64, rows, width, *slots), dtype)]

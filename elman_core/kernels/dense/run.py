@@ -122,20 +122,6 @@ def source(cell: Cell, target: Target) -> Extension:
     return build.shipped(f"{cell.name}_dense_{target}", binding, cell.header, CELL=cell.type, **input_)
 
 
-def prepare(cell: Cell, batch: int, width: int, dtype: torch.dtype, slots: int = 1) -> str | None:
-    """Compile and load what the current device needs. The plan in words, or None if no persistent launch holds tied weights.
-
-    Raises:
-        KernelError: not supported, or it cannot be built.
-    """
-    index = torch.cuda.current_device()
-    chosen = plan_for(cell, batch, width, dtype, index, slots)
-    if chosen.kind == "steps" and cell.bare is not None:
-        return None
-    _module(cell, chosen, dtype, width, index)
-    return str(chosen)
-
-
 @cache
 def plan_for(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int, slots: int = 1) -> Plan:
     """The first plan whose blocks that GPU holds together; a part of a GPU may hold fewer than it reports. Compiles to ask.
@@ -173,7 +159,7 @@ def extension(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int) -> Exten
 
 def capacity(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int, tiles: int = 1) -> tuple[int, int]:
     """(groups of `tiles` tiles that the current device holds together, bytes of shared memory of a block)."""
-    module = _module(cell, chosen, dtype, width, torch.cuda.current_device())
+    module = _opened(cell, extension(cell, chosen, dtype, width))
     return min(module.ask("capacity", tiles, backward) for backward in (0, 1)), module.ask("shared_bytes", tiles)
 
 
@@ -224,19 +210,19 @@ def _prepared(cell: Cell, given: dict[str, Any], w_dd: Tensor, a: Tensor, mask_T
     (steps, batch, width), device = main_TBd.shape, main_TBd.device
     if steps * batch > MAX_PLACES:
         plan((steps, batch, width), dtype, _device(device.index))  # which says so
-    module, apart, constants = _ready(cell, batch, width, dtype, device.index, slots)
+    module, apart, constants = ready(cell, batch, width, dtype, device.index, slots)
     given |= {"error": error_word(device), "stream": launch.stream(main_TBd), **constants}
     return module, apart
 
 
 @cache
-def _ready(
-    cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int, slots: int
+def ready(
+    cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int, slots: int = 1
 ) -> tuple[Any, bool, dict[str, int]]:
     """The module for a batch and width on this GPU, whether it runs step by step, and a launch's arguments from its plan."""
     chosen = plan_for(cell, batch, width, dtype, index, slots)
     constants = {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
-    return _module(cell, chosen, dtype, width, index), chosen.kind == "steps", constants
+    return _opened(cell, extension(cell, chosen, dtype, width)), chosen.kind == "steps", constants
 
 
 @cache
@@ -246,18 +232,12 @@ def _device(index: int) -> Device:
 
 
 @cache
-def _module(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int, _index: int | None) -> Any:
-    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
-    return _opened(cell, extension(cell, chosen, dtype, width))
-
-
-@cache
 def _host_module(cell: Cell) -> Any:
     return _opened(cell, source(cell, "host"))
 
 
 def _opened(cell: Cell, what: Extension) -> Any:
-    """The compiled module.
+    """The compiled module for the current device.
 
     Raises:
         ConfigError: the cell header and its `DenseKernel` disagree on `uses_a`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -105,7 +104,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         targets=tuple(t for t in build.targets() if t == "cuda" or not tied),
         portable=("torch",),
         record=cell.header.with_name("errors.json"),
-        needs=lambda target, cases: _needs(cell, target, cases),
+        module=lambda target, case: _module(cell, target, case),
         builds=lambda target, arch, widths, dtypes: builds(cell, target, arch, widths, dtypes),
         visible=visible,
         after=run.check_errors,
@@ -121,17 +120,13 @@ def _steps_sources(cell: Cell) -> tuple[Path, ...]:
     return tuple(replace(bare, binding=bare.binding.with_name("dense_cuda_steps.cu")).sources())
 
 
-def _needs(cell: Cell, target: Target, cases: Sequence[Case]) -> list[Extension]:
+def _module(cell: Cell, target: Target, case: Case) -> Extension:
     if target == "host":
-        return [run.source(cell, "host")]
-    found = []
+        return run.source(cell, "host")
+    steps, rows, width = (case.sizes[k] for k in "TBd")
     device = run._device(torch.cuda.current_device())
-    for case in cases:
-        sizes = (case.sizes["T"], case.sizes["B"], case.sizes["d"])
-        with contextlib.suppress(KernelError):  # the case itself reports what is not supported
-            chosen = plan.plan(sizes, case.dtype, device, slots=case.sizes.get("S", 1))
-            found.append(run.extension(cell, chosen, case.dtype, case.sizes["d"]))
-    return found
+    chosen = plan.plan((steps, rows, width), case.dtype, device, slots=case.sizes.get("S", 1))
+    return run.extension(cell, chosen, case.dtype, width)
 
 
 def builds(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -99,11 +98,4 @@ def _run(
         made.run(function, cuda_stream=launch.stream(first), **given)
 
 
-@cache
-def module(cell: Cell, target: Target, dtype: torch.dtype, _index: int | None) -> Any:
-    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures.
-
-    Raises:
-        KernelError: as `extension`; or it cannot be built or loaded.
-    """
-    return launch.opened(extension(cell, target, dtype), "elementwise")
+module = launch.opener("elementwise", extension)

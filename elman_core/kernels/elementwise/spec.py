@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import build
-from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, padding_mask
@@ -70,14 +69,12 @@ def make_spec(
         targets=build.targets(),
         portable=("torch",),
         record=cell.header.with_name("errors.json"),
-        needs=lambda target, cases: _builds(cell, target, [c.dtype for c in cases]),
-        builds=lambda target, _arch, _widths, dtypes: _builds(cell, target, dtypes or (torch.bfloat16,)),
+        module=lambda target, case: native.extension(cell, target, case.dtype),
+        builds=lambda target, _arch, _widths, dtypes: list(
+            dict.fromkeys(native.extension(cell, target, dtype) for dtype in dtypes or (torch.bfloat16,))
+        ),
         python=cell.python(__file__),
     )
-
-
-def _builds(cell: Cell, target: Target, dtypes: Sequence[torch.dtype]) -> list[Extension]:
-    return list(dict.fromkeys(native.extension(cell, target, dtype) for dtype in dtypes))
 
 
 def _host_cases(grid: Grid) -> Iterator[Case]:

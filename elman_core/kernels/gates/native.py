@@ -74,7 +74,7 @@ def settled(cell: Cell, dtype: torch.dtype, batch: int, width: int, index: int) 
     groups = found.multi_processor_count // ceil(width / OWNED)
     while groups:
         rows = rows_of(batch, groups)
-        module = _module(cell, extension(cell, "cuda", dtype, width, rows), index)
+        module = _opened(cell, extension(cell, "cuda", dtype, width, rows))
         held = min(module.ask("capacity", backward) for backward in (0, 1))
         if held >= groups:
             return module, rows, groups
@@ -142,15 +142,19 @@ def _run(
             given |= {"rows": each, "groups": groups, "timeout_ns": TIMEOUT_NS}
             given |= {"error": error_word(main.device), "stream": launch.stream(main)}
         elif main.dtype in (torch.float32, torch.float64):
-            module = _module(cell, extension(cell, "host"), None)
+            module = _host_module(cell)
         else:
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {main.dtype}")
         module.run(function, **given)
 
 
 @cache
-def _module(cell: Cell, what: Extension, _index: int | None) -> Any:
-    """The compiled module for the current device, which has that index.
+def _host_module(cell: Cell) -> Any:
+    return _opened(cell, extension(cell, "host"))
+
+
+def _opened(cell: Cell, what: Extension) -> Any:
+    """The compiled module for the current device.
 
     Raises:
         ConfigError: the cell header and its `GatesKernel` disagree on a number.

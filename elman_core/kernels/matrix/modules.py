@@ -169,8 +169,14 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
     """What `kernels.build` compiles for a size.
 
     Raises:
-        KernelError: the sources are not installed.
+        KernelError: there is no kernel for it (names the sizes that have one), or the sources are not installed.
     """
+    fits = size.rows % 4 == 0 and 4 <= size.rows <= 128 and 1 <= size.columns <= 4096
+    if not fits or size.dtype not in (CUDA_DTYPES if target == "cuda" else HOST_DTYPES):
+        host = "; the host's are float64 and float32" if target == "host" else ""
+        raise KernelError(
+            f"{cell.name}: no kernel for N={size.rows} V={size.columns} in {size.dtype}. There are: {SUPPORTED}{host}"
+        )
     arguments, silu, normalised, shared, kinds = size.form.split("_")
     dtype = str(size.dtype).removeprefix("torch.")
     return build.shipped(
@@ -193,17 +199,3 @@ def usual(cell: MatrixCell, target: Target) -> Extension:
     """The same for the usual size."""
     form = cell.form(cell.maps[0], [False] * len(cell.options), not cell.optional)
     return extension(cell, target, Size(32, 32, torch.float64 if target == "host" else torch.bfloat16, form))
-
-
-def check(name: str, target: Target, size: Size) -> None:
-    """Raise if there is no kernel for a size, before anything is compiled.
-
-    Raises:
-        KernelError: names the sizes that have one.
-    """
-    fits = size.rows % 4 == 0 and 4 <= size.rows <= 128 and 1 <= size.columns <= 4096
-    if not fits or size.dtype not in (CUDA_DTYPES if target == "cuda" else HOST_DTYPES):
-        host = "; the host's are float64 and float32" if target == "host" else ""
-        raise KernelError(
-            f"{name}: no kernel for N={size.rows} V={size.columns} in {size.dtype}. There are: {SUPPORTED}{host}"
-        )

@@ -43,13 +43,11 @@ def load(cell: MatrixCell, target: Target, size: Size) -> Any:
     Raises:
         KernelError: the size or dtype is not supported (the message names what is), or it cannot be built or loaded.
     """
-    modules.check(cell.name, target, size)
     return _module(cell, target, size, torch.cuda.current_device() if target == "cuda" else None)
 
 
 @cache
 def _module(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any:
-    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
     library = launch.opened(modules.extension(cell, target, size), "matrix")
     if index is not None:
         most: Any = torch.cuda.get_device_properties(index)

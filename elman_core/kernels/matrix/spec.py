@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from elman_core.kernels import build
 from elman_core.kernels.build import Extension
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask
-from elman_core.registry.errors import KernelError
 
 from . import modules, portable
 from .modules import Maps, MatrixCell, Size
@@ -85,7 +83,9 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
         extension=lambda target: modules.usual(cell, target),
         op=op,
         targets=build.targets(),
-        needs=lambda target, cases: _needs(cell, target, cases),
+        module=lambda target, c: modules.extension(
+            cell, target, _size(cell, c.options, c.sizes["N"], c.sizes["V"], c.dtype)
+        ),
         builds=lambda target, _arch, rows, dtypes: _builds(cell, target, rows, dtypes),
         visible=visible,
         rounded="stored",
@@ -101,17 +101,6 @@ def _size(cell: MatrixCell, options: Mapping[str, Any], rows: int, columns: int,
     return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, given))
 
 
-def _needs(cell: MatrixCell, target: Target, cases: Sequence[Case]) -> list[Extension]:
-    """A module for each size, dtype and form among the cases."""
-    found = []
-    for each in cases:
-        size = _size(cell, each.options, each.sizes["N"], each.sizes["V"], each.dtype)
-        with contextlib.suppress(KernelError):  # the case itself reports what is not supported
-            modules.check(cell.name, target, size)
-            found.append(modules.extension(cell, target, size))
-    return found
-
-
 def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
     """The form that a model runs by default, with V = N, for each N (`rows`) and dtype.
 
@@ -122,7 +111,6 @@ def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Seque
     for count in rows or cell.rows:
         for dtype in dtypes or ((torch.float32,) if target == "host" else (torch.bfloat16,)):
             size = _size(cell, {"maps": cell.maps[0]}, count, count, dtype)
-            modules.check(cell.name, target, size)
             found.append(modules.extension(cell, target, size))
     return found
 
