@@ -31,6 +31,7 @@ from typing import Any
 
 import flashrnn_cuda13
 import torch
+import torch.nn.functional as F
 from elman_baselines.rnn.op import packed_for_cudnn
 from machine import commit, facts, said
 from timing import captured, milliseconds
@@ -242,28 +243,38 @@ def write(result: dict[str, Any], out: Path) -> None:
     out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def flashrnn(steps: int, batch: int, width: int, repeats: int) -> dict[str, Any] | str:
-    try:
-        from flashrnn import flashrnn as run
-    except ImportError:
-        return "not installed"
+def flashrnn(
+    steps: int, batch: int, width: int, function: str = "elman"
+) -> tuple[Callable[[], tuple[Tensor]], list[Tensor]]:
+    """A call of FlashRNN, and what it is differentiated by. Compiles its kernels. LSTM and GRU have their input product.
+
+    Raises:
+        ImportError: FlashRNN is not installed.
+        RuntimeError: its kernels do not compile (`flashrnn_cuda13.why_not`), or no launch fits.
+    """
+    from flashrnn import flashrnn as run
+
+    gates, biases = {"elman": (1, 1), "gru": (3, 4), "lstm": (4, 4)}[function]
     bf16 = {"device": "cuda", "dtype": torch.bfloat16}
-    wx, r = (
-        torch.randn(batch, steps, 1, 1, width, **bf16),
-        torch.randn(1, 1, width, width, **bf16) * (0.45 / width**0.5),
+    x, r = (
+        torch.randn(batch, steps, width, **bf16),
+        torch.randn(gates, 1, width, width, **bf16) * (0.45 / width**0.5),
     )
-    leaves = [x.requires_grad_() for x in (wx, r, torch.zeros(1, 1, width, **bf16))]
+    leaves = [x.requires_grad_() for x in (x, r, torch.zeros(biases, 1, width, **bf16))]
+    if function != "elman":
+        leaves.append((torch.randn(gates * width, width, **bf16) / width**0.5).requires_grad_())
 
     def forward() -> tuple[Tensor]:
-        return (run(*leaves, function="elman", backend="cuda_fused", dtype="bfloat16")[0],)
+        x, r, b, *projection = leaves
+        wx = (F.linear(x, *projection) if projection else x).view(batch, steps, gates, 1, width)
+        return (run(wx, r, b, function=function, backend="cuda_fused", dtype="bfloat16")[0],)
 
     flashrnn_cuda13.prepare()
     try:
-        return both(forward, leaves, steps, repeats)
+        torch.autograd.grad(forward()[0].sum(), leaves)
     except RuntimeError as error:
-        if (why := flashrnn_cuda13.why_not(error)) is None:
-            raise
-        return why
+        raise RuntimeError(flashrnn_cuda13.why_not(error) or str(error)) from error
+    return forward, leaves
 
 
 def attempt(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -327,7 +338,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for dtype, short in ((bf16, "bf16"), (fp16, "fp16")):
                     row[f"cuDNN {kind} {short}"] = attempt(cudnn, kind, steps, batch, width, dtype, few)
             if (width, batch) in FLASHRNN_SHAPES:
-                row["FlashRNN fused bf16"] = attempt(flashrnn, steps, batch, width, few)
+                row["FlashRNN fused bf16"] = attempt(
+                    lambda: both(*flashrnn(steps, batch, width), steps, few)  # noqa: B023
+                )
         rows.append(row)
         show(row)
     result = {
