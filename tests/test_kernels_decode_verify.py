@@ -448,8 +448,9 @@ def test_without_a_gpu_there_is_nothing_to_verify_of_decoding(capsys):
     assert main(["verify", "decode"]) == 5
     assert "nothing was checked" in capsys.readouterr().err
     for name in ("decode", "e42_step"):
-        assert main(["verify", name, "--backend", "host"]) == 5
-        assert f"{name} has no back end 'host'; it has: cuda" in capsys.readouterr().err
+        for command in ("verify", "build"):
+            assert main([command, name, "--backend", "host"]) == 5
+            assert f"{name} has no back end 'host'; it has: cuda" in capsys.readouterr().err
         assert main(["verify", name, "--backend", "cuda"]) == 5
         elsewhere = (
             ", and it runs nowhere else" if name == "decode" else f"; type `elman verify {name} --backend torch`"

@@ -37,10 +37,13 @@ def build(
     """Compile kernels ahead of first use, also for GPUs of other machines: copy the folder and point ELMAN_CACHE to it."""
     from elman_core.kernels import build as builder
     from elman_core.kernels import launch
+    from elman_core.registry import KernelError
 
     widths, dtypes = _widths(width), _dtypes(dtype)
     wanted = []
     for spec in _specs(names or [], backend, shared=True):
+        if not _runs(spec, backend):
+            raise KernelError(f"{spec.name} has no back end {backend!r}; it has: {', '.join(spec.targets)}")
         bare = spec.extension(backend)
         for one in [a.strip() for a in arch.split(",") if a.strip()] or [builder.local_arch(bare)]:
             extensions = [bare] if spec.builds is None else spec.builds(backend, one, widths, dtypes)

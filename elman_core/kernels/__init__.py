@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elman_core.registry.errors import KernelError
 
 if TYPE_CHECKING:
-    from .build import Extension, load
+    from .build import Extension, load, shipped
     from .choice import Compiled, choose, register
     from .dense.op import DenseKernel
     from .dense.portable import product
@@ -36,12 +36,12 @@ _HOME = {
     "check_errors": "dense.run", "choose": "choice", "compute_dtype": "runtime", "ensure_verified": "first_use",
     "error_word": "dense.run", "load": "build", "load_or_warn": "runtime", "operator": "runtime", "padding_mask": "spec",
     "product": "dense.portable",
-    "register": "choice", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
+    "register": "choice", "shipped": "build", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
     "Case", "Compiled", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",
     "MatrixKernel", "Report", "RowsKernel", "Stamp", "check_errors", "choose", "compute_dtype", "ensure_verified",
-    "error_word", "load", "load_or_warn", "operator", "padding_mask", "product", "register", "stamp", "used",
+    "error_word", "load", "load_or_warn", "operator", "padding_mask", "product", "register", "shipped", "stamp", "used",
     "warn_of_packed_rows",
 ]  # fmt: skip
 

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 from filelock import FileLock
 
@@ -116,8 +116,12 @@ class Extension:
         return f"{self.name}-{arch}-{self.key(arch)}.so"
 
 
-def shipped(name: str, binding: str, header: Path | None = None, python: bool = False, **defines: object) -> Extension:
-    """A binding that `elman_csrc` ships. `defines`: its macros, without ELMAN_ in front.
+def shipped(
+    name: str, binding: str | Path, header: Path | None = None, python: bool = False, **defines: Any
+) -> Extension:
+    """A binding that `elman_csrc` ships, or a plugin's own, given as a path, with the headers of `elman_csrc`.
+
+    `defines`: its macros, without ELMAN_ in front; a dtype becomes its number in elman/dtype.h.
 
     Raises:
         KernelError: the sources are not installed.
@@ -126,12 +130,14 @@ def shipped(name: str, binding: str, header: Path | None = None, python: bool = 
         raise KernelError("the kernel sources are not installed: type `pip install elman-csrc`")
     import elman_csrc
 
+    from .runtime import DTYPE_CODES
+
     return Extension(
         name=name,
         binding=elman_csrc.get_bindings() / binding,
         include=(elman_csrc.get_include(),),
         header=header,
-        defines=tuple((f"ELMAN_{macro}", str(value)) for macro, value in defines.items()),
+        defines=tuple((f"ELMAN_{macro}", str(DTYPE_CODES.get(value, value))) for macro, value in defines.items()),
         python=python,
     )
 

@@ -26,7 +26,7 @@ from . import build, launch
 from .build import Extension
 from .check import Wanted, check
 from .choice import Compiled, choose, in_words, register
-from .runtime import DTYPE_CODES, compute_dtype, operator, tensors
+from .runtime import compute_dtype, operator, tensors
 from .spec import Backend, Case, Grid, Inputs, KernelSpec, Outputs, padding_mask
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -160,7 +160,7 @@ def extension(name: str, dtype: torch.dtype, rows: int, columns: int) -> Extensi
             "1024; bfloat16, float16"
         )
     title = f"{name}_rows_{str(dtype).removeprefix('torch.')}_{rows}x{columns}"
-    return build.shipped(title, "rows_cuda.cu", DTYPE=DTYPE_CODES[dtype], ROWS=rows, COLUMNS=columns)
+    return build.shipped(title, "rows_cuda.cu", DTYPE=dtype, ROWS=rows, COLUMNS=columns)
 
 
 _module = launch.opener("rows", extension)

@@ -79,7 +79,7 @@ def extension(dtype: torch.dtype = torch.bfloat16, taps: int = 4) -> Extension:
     if not 2 <= taps <= 64:
         raise KernelError(f"{NAME}: kernels take 2 to 64 taps, not {taps}")
     name = f"{NAME}_{str(dtype).removeprefix('torch.')}_{taps}"
-    return build.shipped(name, "causal_conv_cuda.cu", DTYPE=runtime.DTYPE_CODES[dtype], TAPS=taps)
+    return build.shipped(name, "causal_conv_cuda.cu", DTYPE=dtype, TAPS=taps)
 
 
 _module = launch.opener(NAME, extension)

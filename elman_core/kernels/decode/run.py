@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension
 from elman_core.kernels.cell import Cell
-from elman_core.kernels.runtime import DTYPE_CODES, transformed
+from elman_core.kernels.runtime import transformed
 
 MOST_ROWS = 64
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,7 +31,7 @@ def extension(dtype: torch.dtype, cell: Cell | None = None) -> Extension:
     name = f"{'shared' if cell is None else cell.name + '_step'}_decode_{str(dtype).removeprefix('torch.')}"
     macros: dict[str, Any] = {} if cell is None else {"CELL": cell.type}
     header = None if cell is None else cell.header
-    return build.shipped(name, "decode_cuda.cu", header, **macros, DTYPE=DTYPE_CODES[dtype])
+    return build.shipped(name, "decode_cuda.cu", header, **macros, DTYPE=dtype)
 
 
 def most_rows(rows: int) -> int:

@@ -11,7 +11,6 @@ from torch import Tensor
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.cell import Cell
-from elman_core.kernels.runtime import DTYPE_CODES
 from elman_core.registry.errors import KernelError
 
 INTERVAL = 16  # steps between the states that a forward on a GPU keeps: kSteps of elementwise_cell.h
@@ -29,7 +28,7 @@ def extension(cell: Cell, target: Target, dtype: torch.dtype = torch.bfloat16) -
     if dtype == torch.float64:
         raise KernelError(f"{cell.name}: kernels of a GPU take float32, bfloat16 and float16, not float64")
     name += f"_{str(dtype).removeprefix('torch.')}"
-    return build.shipped(name, "elementwise_cuda.cu", cell.header, CELL=cell.type, DTYPE=DTYPE_CODES[dtype])
+    return build.shipped(name, "elementwise_cuda.cu", cell.header, CELL=cell.type, DTYPE=dtype)
 
 
 def forward(

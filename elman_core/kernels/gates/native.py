@@ -17,7 +17,7 @@ from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.cell import Cell
 from elman_core.kernels.dense.run import TIMEOUT_NS, error_word
-from elman_core.kernels.runtime import DTYPE_CODES, constant_when_compiled
+from elman_core.kernels.runtime import constant_when_compiled
 from elman_core.registry.errors import ConfigError, KernelError
 
 DTYPES, CAPABILITY = (torch.bfloat16, torch.float16), (9, 0)
@@ -43,9 +43,7 @@ def extension(
         )
     tiles = 1 if rows <= 8 else 2
     name += f"_{str(dtype).removeprefix('torch.')}_{width}_{tiles}"
-    return build.shipped(
-        name, "gates_cuda.cu", cell.header, CELL=cell.type, DTYPE=DTYPE_CODES[dtype], WIDTH=width, TILES=tiles
-    )  # fmt: skip
+    return build.shipped(name, "gates_cuda.cu", cell.header, CELL=cell.type, DTYPE=dtype, WIDTH=width, TILES=tiles)
 
 
 @constant_when_compiled

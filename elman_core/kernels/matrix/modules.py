@@ -11,7 +11,6 @@ import torch
 from elman_core.kernels import build
 from elman_core.kernels.build import Extension
 from elman_core.kernels.cell import Cell
-from elman_core.kernels.runtime import DTYPE_CODES
 from elman_core.kernels.spec import Target
 from elman_core.registry.errors import ConfigError, KernelError
 
@@ -184,7 +183,7 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
         "matrix_state_host.cpp" if target == "host" else "matrix_state_cuda.cu",
         cell.header,
         CELL=f"{cell.type}<{','.join(arguments)}>" if arguments else cell.type,
-        DTYPE=DTYPE_CODES[size.dtype],
+        DTYPE=size.dtype,
         ROWS=size.rows,
         LINES=size.columns,
         SILU=silu,

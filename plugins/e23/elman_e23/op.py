@@ -28,12 +28,13 @@ from elman_core.kernels import (
     padding_mask,
     product,
     register,
+    shipped,
 )
 
 from .reference import e23_reference
 
 HERE = Path(__file__).parent
-CODES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # elman/dtype.h
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SLOTS, STEP, WIDEST, TIMEOUT_NS = 8, 32, 512, 2_000_000_000
 INPUTS = ("u", "w_h", "w_w", "h", "tape", "mask")
 
@@ -44,13 +45,8 @@ def extension(dtype: torch.dtype = torch.bfloat16, width: int = WIDEST) -> Exten
     Raises:
         KernelError: the shared sources are not installed.
     """
-    try:
-        import elman_csrc
-    except ImportError as error:
-        raise KernelError("the kernel sources are not installed: type `pip install elman-csrc`") from error
     name = f"e23_{str(dtype).removeprefix('torch.')}_{width}"
-    defines = (("ELMAN_DTYPE", str(CODES[dtype])), ("ELMAN_WIDTH", str(width)))
-    return Extension(name, HERE / "csrc" / "e23_cuda.cu", (elman_csrc.get_include(),), defines=defines)
+    return shipped(name, HERE / "csrc" / "e23_cuda.cu", python=True, DTYPE=dtype, WIDTH=width)
 
 
 @cache
@@ -210,7 +206,7 @@ def e23(
         KernelError: the back end that was named cannot run this, or as `choose`.
     """
     width = u_TBd.shape[2]
-    sizes = tape_BNd.shape[1] == SLOTS and width % STEP == 0 and width <= WIDEST and u_TBd.dtype in CODES
+    sizes = tape_BNd.shape[1] == SLOTS and width % STEP == 0 and width <= WIDEST and u_TBd.dtype in DTYPES
     if backend == "cuda" and not sizes:
         raise KernelError(
             f"e23: its kernel takes {SLOTS} slots, widths that are multiples of {STEP} up to {WIDEST}, float32, bfloat16 and "
@@ -250,7 +246,7 @@ def _call(backend: str, inputs: Any, _options: Any) -> dict[str, Tensor]:
 
 
 def _cases(full: bool) -> Iterator[Case]:
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    for dtype in DTYPES:
         yield Case.of("TBd", (1, 3, 64), dtype)
         yield Case.of("TBd", (17, 3, 320), dtype, masked=True)
         yield Case.of("TBd", (33, 32, 512), dtype, masked=True, strided=True)
