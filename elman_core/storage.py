@@ -63,20 +63,24 @@ def require_text(*names: str | Path | None) -> None:
             )
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace `path` in one step: readers see the old text or the new."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to; at the end the file replaces `path` in one step: readers see the old one or the new."""
     partial = path.with_name(f"{_PARTIAL}{os.getpid()}-{path.name}")  # several processes may write it
-    with storage_errors(f"cannot write {path}"):
-        try:
-            with partial.open("w", encoding="utf-8") as out:
-                out.write(text)
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        sync(path.parent)
+    try:
+        yield partial
+        sync(partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by a file with this text, in one step. Raises `StorageError`."""
+    with storage_errors(f"cannot write {path}"), replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -160,6 +164,8 @@ def sync(path: Path) -> None:
 def write_folder(final: Path, fill: Callable[[Path], None], needed: int = 0) -> None:
     """Let `fill(folder)` write a folder, then give it the name `final`, complete with checksums, in one step.
 
+    An empty folder of that name is replaced.
+
     Args:
         needed: bytes it will take; checked against the free space first.
 
@@ -168,7 +174,7 @@ def write_folder(final: Path, fill: Callable[[Path], None], needed: int = 0) -> 
     """
     with storage_errors(f"cannot write {final}"):
         final.parent.mkdir(parents=True, exist_ok=True)
-        if final.exists():
+        if final.exists() and (not final.is_dir() or any(final.iterdir())):
             raise StorageError(f"{final} already exists, and nothing is overwritten")
         free = shutil.disk_usage(final.parent).free
         if free < needed:

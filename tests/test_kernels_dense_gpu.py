@@ -204,13 +204,13 @@ def test_a_device_that_does_not_hold_a_plan_gets_the_next_one(kernel, monkeypatc
     monkeypatch.setattr(dense_run, "capacity", capacity)
     for kind in ("cluster", "grid", "steps"):
         dense_run.plan_for.cache_clear()
-        dense_run._ready.cache_clear()
+        dense_run.ready.cache_clear()
         assert dense_run.plan_for(kernel.cell, *u.shape[1:], u.dtype, 0).kind == kind
         y, _ = kernel(u, w, h0, backend="cuda")
         torch.testing.assert_close(y, expected, rtol=0.05, atol=0.02)
         refused.append(kind)
     dense_run.plan_for.cache_clear()
-    dense_run._ready.cache_clear()
+    dense_run.ready.cache_clear()
 
 
 def test_an_unsupported_width_is_refused_before_launch(kernel):

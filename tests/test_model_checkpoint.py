@@ -16,10 +16,9 @@ from elman_core.model.checkpoint import (
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
-    new_folder,
     use_last_weights,
 )
-from elman_core.registry import CheckpointError, ConfigError
+from elman_core.registry import CheckpointError
 from elman_core.storage import CHECKSUMS, checksums
 from elman_core.training.start import start
 
@@ -164,37 +163,6 @@ def test_the_last_weights_replace_the_evaluation_weights(saved):
     save_file({"other": torch.zeros(2)}, saved / "state" / "last.safetensors")
     with pytest.raises(CheckpointError, match="belongs to another model"):
         use_last_weights(model, saved)
-
-
-# writing all or nothing -----------------------------------------------------------------------------------------------
-
-
-def test_a_new_folder_appears_whole_or_not_at_all(tmp_path):
-    out = tmp_path / "deep" / "out"
-
-    def fail():
-        with new_folder(out) as folder:
-            (folder / "a").write_text("a")
-            assert not out.exists()
-            raise RuntimeError("power cut")
-
-    with pytest.raises(RuntimeError, match="power cut"):
-        fail()
-    assert list((tmp_path / "deep").iterdir()) == []
-    with new_folder(out) as folder:
-        (folder / "a").write_text("a")
-    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["out"]
-    assert (out / "a").read_text() == "a"
-
-
-def test_a_new_folder_replaces_an_empty_one_and_nothing_else(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with new_folder(tmp_path / "empty") as folder:
-        (folder / "a").touch()
-    (tmp_path / "file").touch()
-    for taken in ("empty", "file"):
-        with pytest.raises(ConfigError, match="nothing is overwritten"), new_folder(tmp_path / taken):
-            raise AssertionError("entered")
 
 
 def test_what_training_writes_is_checked_loaded_and_has_both_its_weights(tmp_path):

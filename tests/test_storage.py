@@ -70,7 +70,8 @@ def test_a_damaged_list_of_checksums_is_an_error(tmp_path, text):
         check_folder(tmp_path / "x")
 
 
-def test_nothing_is_overwritten(tmp_path):
+def test_nothing_but_an_empty_folder_is_overwritten(tmp_path):
+    (tmp_path / "x").mkdir()
     write_folder(tmp_path / "x", fill)
     with pytest.raises(StorageError, match="already exists"):
         write_folder(tmp_path / "x", lambda _: None)

@@ -35,14 +35,16 @@ def export(
 
     from elman_core.model import hub, no_progress_bars
     from elman_core.model.card import set_licence
-    from elman_core.model.checkpoint import find_checkpoint, load_checkpoint, new_folder, use_last_weights
-    from elman_core.storage import storage_errors, write_checksums
+    from elman_core.model.checkpoint import find_checkpoint, load_checkpoint, use_last_weights
+    from elman_core.registry import ConfigError
+    from elman_core.storage import write_folder
 
-    # The folder first: an OUT that cannot be written costs nothing.
-    with storage_errors(f"cannot write {out}"), new_folder(out) as folder, no_progress_bars():
+    said = ""
+
+    def fill(folder: Path) -> None:
+        nonlocal said
         source = find_checkpoint(run)
-        storage = None if dtype is None else DTYPES[dtype]
-        model = load_checkpoint(source, dtype=storage)
+        model = load_checkpoint(source, dtype=None if dtype is None else DTYPES[dtype])
         if weights == "last":
             use_last_weights(model, source)
         card = source / "README.md"
@@ -54,8 +56,13 @@ def export(
         model.save_pretrained(folder)
         if licence is not None:
             set_licence(folder, licence)
-        write_checksums(folder)
-    parameters = sum(p.numel() for p in model.parameters())
-    print(f"{out}: {parameters:,} parameters in {str(model.dtype).removeprefix('torch.')}, from {source}")
+        parameters = sum(p.numel() for p in model.parameters())
+        said = f"{out}: {parameters:,} parameters in {str(model.dtype).removeprefix('torch.')}, from {source}"
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists: nothing is overwritten; choose another name")
+    with no_progress_bars():
+        write_folder(out, fill)  # makes the folder first: an OUT that cannot be written costs nothing
+    print(said)
     if push is not None:
         print(hub.push(out, push, private))

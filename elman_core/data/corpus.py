@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from elman_core.registry.errors import DataError, StorageError
+from elman_core.storage import replacing
 
 from .bytes import SEPARATOR
 
@@ -40,14 +41,10 @@ def standard_library_corpus(folder: Path | None = None) -> Path:
     if path.exists():
         return path
     source = Path(sysconfig.get_paths()["stdlib"])
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(path) as partial:
             _write(partial, source)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(f"cannot write the corpus {path}: {error.strerror or error}; set ELMAN_CACHE") from error
     return path
@@ -59,8 +56,6 @@ def _write(path: Path, source: Path) -> None:
             out.write(text + bytes([SEPARATOR]))
         if out.tell() == 0:
             raise DataError(f"{source} holds no Python source text: give a file with --data FILE")
-        out.flush()
-        os.fsync(out.fileno())
 
 
 def documents(folder: Path) -> Iterator[bytes]:

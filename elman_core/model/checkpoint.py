@@ -6,12 +6,9 @@ has `state/`, and `checksums.json`: `{file: {"bytes": n, "sha256": hex}}`.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from elman_core.registry import CheckpointError, ConfigError, ElmanError
-from elman_core.storage import CHECKSUMS, check_folder, read_json, sync
+from elman_core.registry import CheckpointError, ElmanError
+from elman_core.storage import CHECKSUMS, check_folder, read_json
 
 from .auto import no_progress_bars
 from .config import LadderConfig
@@ -167,35 +164,6 @@ def load_checkpoint(
             f"{path} does not contain the whole model: {len(wrong)} tensors missing, such as {wrong[0]}"
         )
     return model.to(device).eval()
-
-
-@contextlib.contextmanager
-def new_folder(out: str | os.PathLike) -> Iterator[Path]:
-    """A temporary folder beside `out` that becomes `out` when the block ends, and is removed if the block raises.
-
-    Its contents are on disk before it gets the name. An empty folder at `out` is replaced.
-
-    Raises:
-        ConfigError: `out` is a file or a folder with something in it.
-    """
-    final = Path(out)
-    if final.exists() and (not final.is_dir() or any(final.iterdir())):
-        raise ConfigError(f"{final} exists: nothing is overwritten; choose another name")
-    final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final.with_name(f".{final.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        yield partial
-        for path in [*partial.rglob("*"), partial]:
-            sync(path)
-        if final.exists():
-            final.rmdir()
-        partial.rename(final)
-        sync(final.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def use_last_weights(model: LadderForCausalLM, checkpoint: str | os.PathLike) -> None:

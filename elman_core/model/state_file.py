@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from safetensors.torch import save_file
 
 from elman_core.nn.layers import branches
 from elman_core.registry import CheckpointError, ConfigError, State
+from elman_core.storage import replacing
 
 from .config import LadderConfig
 
@@ -28,15 +28,8 @@ def save_states(path: str | os.PathLike, states: list[State | None], seen: int) 
         raise ConfigError("this cache is empty: there is no state to save before the first token")
     tensors = {f"{i}.{name}": t.detach().contiguous() for i, s in enumerate(states) for name, t in (s or {}).items()}
     metadata = {"format": "pt", "kind": FORMAT, "branches": str(len(states)), "seen": str(seen)}
-    final = Path(path)
-    handle, partial = tempfile.mkstemp(dir=final.parent, prefix=f".{final.name}.")
-    os.close(handle)
-    try:
+    with replacing(Path(path)) as partial:
         save_file(tensors, partial, metadata=metadata)
-        os.replace(partial, final)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
 
 
 def load_states(

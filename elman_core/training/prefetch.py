@@ -6,6 +6,8 @@ int64 on the device. A slow disk makes a step wait; no batch is skipped.
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,16 +46,14 @@ class Prefetcher:
     """Reads batch s, s + 1, … while s is being used.
 
     Args:
-        read: the batch of a step; called in another thread. device: where its tokens go.
+        read: the batch of a step; called in another thread. device: where its tokens go. depth: at least 2.
     """
 
     def __init__(self, read: Callable[[int], Batch], device: torch.device, depth: int = DEPTH) -> None:
         self.read, self.device, self.depth = read, device, depth
-        self._changed = threading.Condition()
-        self._ready: dict[int, Ready | BaseException] = {}
-        self._wanted = self._next = -1  # the step that is asked for next, the step that is read next
-        self._turn = 0  # counts jumps to another step; what was read for an earlier one is dropped
-        self._closed = False
+        self._wanted = -1  # the step whose batch is next in the queue
+        self._ready: queue.Queue[Ready | BaseException] = queue.Queue()
+        self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -63,23 +63,18 @@ class Prefetcher:
         Raises:
             any exception that `read` raised for this step.
         """
-        with self._changed:
-            if step != self._wanted:
-                self._turn += 1
-                self._ready.clear()
-                self._wanted = self._next = step
-            if self._thread is None:
-                self._closed = False
-                self._thread = threading.Thread(target=self._run, name="elman-prefetch", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: step in self._ready)
-            found = self._ready.pop(step)
-            self._wanted = step + 1
-            if isinstance(found, BaseException):
-                self._wanted = -1  # asked for again, it is read again
-                raise found
-            self._changed.notify_all()
+        if self._thread is None or step != self._wanted:
+            self.close()
+            self._ready, self._over = queue.Queue(self.depth - 1), threading.Event()  # one more waits for room
+            self._thread = threading.Thread(
+                target=self._run, args=(step, self._ready, self._over), name="elman-prefetch", daemon=True
+            )
+            self._thread.start()
+        found = self._ready.get()
+        self._wanted = step + 1
+        if isinstance(found, BaseException):
+            self.close()  # asked for again, it is read again
+            raise found
         if found.copied is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(found.copied)
@@ -88,36 +83,21 @@ class Prefetcher:
 
     def close(self) -> None:
         """End the thread. A later `get` starts another."""
-        with self._changed:
-            self._closed = True
-            self._ready.clear()
-            self._wanted = -1
-            self._changed.notify_all()
-            thread, self._thread = self._thread, None
+        self._over.set()
+        with contextlib.suppress(queue.Empty):
+            while True:  # the thread may be waiting for room
+                self._ready.get_nowait()
+        thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(CLOSING)
 
-    def _run(self) -> None:
-        mine = threading.current_thread()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._thread is not mine or self._may_read())
-                if self._closed or self._thread is not mine:
-                    return
-                step, turn = self._next, self._turn
-            try:
-                found: Ready | BaseException = self._load(step)
-            except BaseException as error:  # the step that needs the batch raises it
-                found = error
-            with self._changed:
-                if turn == self._turn and not self._closed:
-                    self._ready[step] = found
-                    self._next = step + 1
-                    self._changed.notify_all()
-
-    def _may_read(self) -> bool:
-        failed = any(isinstance(found, BaseException) for found in self._ready.values())
-        return 0 <= self._wanted <= self._next < self._wanted + self.depth and not failed
+    def _run(self, step: int, ready: queue.Queue[Ready | BaseException], over: threading.Event) -> None:
+        try:
+            while not over.is_set():
+                ready.put(self._load(step))
+                step += 1
+        except BaseException as error:  # the step that needs the batch raises it
+            ready.put(error)
 
     def _load(self, step: int) -> Ready:
         batch = self.read(step)

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
+
+from elman_core.storage import write_json
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE = 5.0
@@ -46,7 +48,7 @@ def main(arguments: list[str]) -> int:
         code = _wait(process, int(holder)) if holder else process.wait()
         code = 128 - code if code < 0 else code
         _end_leftovers()
-    _write(exit_file, {"exit_code": code, "started": started, "ended": time.time()})
+    write_json(Path(exit_file), {"exit_code": code, "started": started, "ended": time.time()})
     return code
 
 
@@ -109,15 +111,6 @@ def _others() -> list[int]:
         except (psutil.Error, ProcessLookupError, PermissionError):
             continue
     return found
-
-
-def _write(path: str, value: dict[str, Any]) -> None:
-    partial = f"{path}.partial"
-    with open(partial, "w", encoding="utf-8") as out:
-        json.dump(value, out)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(partial, path)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from elman_core.registry import ConfigError
-from elman_core.storage import storage_errors
+from elman_core.storage import replacing, storage_errors
 
 from .collect import collect
 from .compare import Comparison, Contender, contenders, rank
@@ -120,10 +120,9 @@ def _save(out: Path, figures: Mapping[str, Any]) -> list[Path]:
         out.mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             for kind in ("png", "svg"):
-                path, partial = out / f"{name}.{kind}", out / f".{name}.partial.{kind}"
-                figure.savefig(partial, metadata={"Date": None} if kind == "svg" else {})
-                partial.replace(path)
-                written.append(path)
+                written.append(out / f"{name}.{kind}")
+                with replacing(written[-1]) as partial:
+                    figure.savefig(partial, metadata={"Date": None} if kind == "svg" else {})
     return written
 
 

@@ -34,6 +34,12 @@ from elman_core.training.settings import TUNABLE, from_dict, known_keys
 KEYS = ("summary", "sizes", "depth", "seeds", "gpus", "models", "tuned", "tuning", "protocol")
 MODEL_KEYS = ("model", "label", "sizes", "depth", "options", "tuned")
 OPTION = "model.options."
+_KINDS: dict[str, tuple[type, str]] = {
+    "summary": (str, "a text"), "label": (str, "a text"), "models": (list, "a list"), "sizes": (list, "a list"),
+    "depth": (int, "a number of layers"), "gpus": (int, "a number of GPUs of each run"),
+    "trials": (int, "a number of values to try"), "options": (dict, "a table"), "tuning": (dict, "a table"),
+    "tuned": (dict, "a table of settings and their values"), "protocol": (dict, "a table of settings"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,9 +124,9 @@ def read_suite(path: Path) -> Suite:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"suite {path} is not valid TOML: {error}") from error
     where = f"suite {path.name}: "
-    _check_keys(tree, KEYS, where)
+    _check(tree, KEYS, where)
     protocol = _protocol(tree.get("protocol", {}), where)
-    models = tuple(_entry(given, where) for given in _list(tree.get("models"), f"{where}models"))
+    models = tuple(_entry(given, where) for given in tree.get("models", []))
     if not models:
         raise ConfigError(f"{where}it names no models: models = ['NAME', …]")
     labels = [entry.label for entry in models]
@@ -128,14 +134,14 @@ def read_suite(path: Path) -> Suite:
         raise ConfigError(f"{where}two models are called {twice.pop()!r}: give one a label = '…'")
     return Suite(
         name=path.stem,
-        summary=_typed(tree, "summary", str, "a text", where, ""),
+        summary=tree.get("summary", ""),
         models=models,
-        sizes=_sizes(tree, where) or (),
-        depth=_positive(tree, "depth", "layers", where),
+        sizes=_sizes(tree) or (),
+        depth=tree.get("depth"),
         seeds=_seeds(tree.get("seeds", 3), where),
         tuned=_tuned(tree.get("tuned", {}), where),
         protocol=protocol,
-        gpus=_positive(tree, "gpus", "GPUs of each run", where) or 1,
+        gpus=tree.get("gpus", 1),
         tuning=_tuning(tree, models, where),
         text=text,
     )
@@ -148,23 +154,21 @@ def _entry(given: Any, where: str) -> Entry:
         raise ConfigError(f"{where}a model is 'NAME' or {{model = 'NAME', …}}, not {given!r}")
     name, width, _ = parse_size(given["model"])
     where = f"{where}model {given['model']}: "
-    _check_keys(given, MODEL_KEYS, where)
-    sizes, depth = _sizes(given, where), _positive(given, "depth", "layers", where)
+    _check(given, MODEL_KEYS, where)
+    sizes, depth = _sizes(given), given.get("depth")
     if width is not None and (sizes or depth):
         raise ConfigError(f"{where}its size is in its name: leave out sizes and depth")
     return Entry(
         given["model"],
-        _typed(given, "label", str, "a text", where, name),
+        given.get("label", name),
         sizes,
         depth,
-        _typed(given, "options", dict, "a table", where, {}),
+        given.get("options", {}),
         _tuned(given.get("tuned", {}), where),
     )
 
 
-def _protocol(tree: Any, where: str) -> dict[str, Any]:
-    if not isinstance(tree, Mapping):
-        raise ConfigError(f"{where}protocol is a table of settings, not {tree!r}")
+def _protocol(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     settings = from_dict(tree, f"{where}protocol: ")
     given = {f"{table}.{name}" for table, values in tree.items() for name in values}
     if taken := given & {"model.variant", "model.options", "model.hidden_size", "model.num_hidden_layers"}:
@@ -174,10 +178,8 @@ def _protocol(tree: Any, where: str) -> dict[str, Any]:
     return dict(tree)
 
 
-def _tuned(tree: Any, where: str) -> dict[str, tuple[Any, ...]]:
+def _tuned(tree: Mapping[str, Any], where: str) -> dict[str, tuple[Any, ...]]:
     """`{key: values}`; one value is a list of one."""
-    if not isinstance(tree, Mapping):
-        raise ConfigError(f"{where}tuned is a table of settings and their values, not {tree!r}")
     found = {}
     for key, values in flatten(tree).items():
         if not key.startswith(OPTION) and key not in TUNABLE:
@@ -193,36 +195,28 @@ def _tuned(tree: Any, where: str) -> dict[str, tuple[Any, ...]]:
 
 
 def _tuning(tree: Mapping[str, Any], models: Sequence[Entry], where: str) -> Tuning | None:
-    table = _typed(tree, "tuning", dict, "a table", where, {})
-    if "tuning" not in tree:
+    if (table := tree.get("tuning")) is None:
         return None
-    _check_keys(table, ("tokens", "trials"), f"{where}tuning: ")
-    given = _as_list(table.get("tokens"))
-    tokens = [_positive({"tokens": n}, "tokens", "bytes of each trial", f"{where}tuning: ") for n in given]
-    if not tokens or None in tokens:
+    _check(table, ("tokens", "trials"), f"{where}tuning: ")
+    tokens = _as_list(table.get("tokens", []))
+    if not tokens:
         raise ConfigError(f"{where}tuning needs tokens: the bytes of each trial")
+    for wrong in (n for n in tokens if not _is_count(n)):
+        raise ConfigError(f"{where}tuning: tokens is a number of bytes of each trial, not {wrong!r}")
     if not tree.get("tuned") and not any(entry.tuned for entry in models):
         raise ConfigError(f"{where}tuning needs a table tuned with the values to try")
-    trials = _positive(table, "trials", "values to try", f"{where}tuning: ")
-    return Tuning(tuple(n for n in tokens if n), trials)
+    return Tuning(tuple(tokens), table.get("trials"))
 
 
-def _sizes(tree: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
+def _sizes(tree: Mapping[str, Any]) -> tuple[str, ...] | None:
     from elman_core.experiments.size import parse_parameters
 
     if "sizes" not in tree:
         return None
-    sizes = _list(tree["sizes"], f"{where}sizes")
+    sizes = tuple(str(size) for size in tree["sizes"])
     for size in sizes:
-        parse_parameters(str(size))
-    return tuple(str(size) for size in sizes)
-
-
-def _positive(tree: Mapping[str, Any], key: str, what: str, where: str) -> int | None:
-    value = tree.get(key)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ConfigError(f"{where}{key} is a number of {what}, not {value!r}")
-    return value
+        parse_parameters(size)
+    return sizes
 
 
 def _seeds(given: Any, where: str) -> int | tuple[int, ...]:
@@ -236,24 +230,19 @@ def _seeds(given: Any, where: str) -> int | tuple[int, ...]:
     return given
 
 
-def _typed(tree: Mapping[str, Any], key: str, kind: type, words: str, where: str, default: Any) -> Any:
-    value = tree.get(key, default)
-    if not isinstance(value, kind):
-        raise ConfigError(f"{where}{key} is {words}, not {value!r}")
-    return value
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if value is not None and not isinstance(value, list):
-        raise ConfigError(f"{where} is a list, not {value!r}")
-    return value or []
-
-
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _check_keys(tree: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for key in tree:
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _check(tree: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raise `ConfigError` for an unknown key, or a value of another kind than `_KINDS` says."""
+    for key, value in tree.items():
         if key not in known:
             raise ConfigError(f"{where}there is no key {key!r}.{did_you_mean(key, known)} Keys: {', '.join(known)}")
+        kind, words = _KINDS.get(key, (object, ""))
+        if not isinstance(value, kind) or (kind is int and not _is_count(value)):
+            raise ConfigError(f"{where}{key} is {words}, not {value!r}")
