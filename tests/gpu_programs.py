@@ -10,12 +10,12 @@ import torch
 
 from elman_core.kernels import MatrixKernel
 from elman_core.kernels.build import Extension
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.decode import run
 from elman_core.kernels.dense.run import source
 from elman_core.kernels.gates import native as gated
 from elman_core.kernels.matrix.modules import Maps, Size, extension
 from elman_core.kernels.runtime import DTYPE_CODES
+from elman_core.kernels.spec import Cell
 
 rnn = pytest.importorskip("elman_baselines.rnn.op")
 e1, e42, e88, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e1", "e42", "e88", "e97"))

@@ -20,7 +20,7 @@ from elman_core.cli import _doctor, main
 from elman_core.generation import Sampling
 from elman_core.generation.decoder import WARM, Decoder
 from elman_core.generation.loop import prefill
-from elman_core.kernels import build, choice, first_use, stamps
+from elman_core.kernels import build, choice, stamps
 from elman_core.kernels.decode import grids as decode_grids
 from elman_core.kernels.decode import op as decode
 from elman_core.kernels.decode import run as decode_run
@@ -58,8 +58,8 @@ def taken(emulated, monkeypatch, tmp_path):
         return x.dtype in decode_run.DTYPES and not torch.is_grad_enabled()
 
     monkeypatch.setattr(decode_run, "alone", alone)
-    monkeypatch.setattr(first_use, "verify", on_cpu)
-    monkeypatch.setattr(first_use, "_used", {})
+    monkeypatch.setattr(stamps, "verify", on_cpu)
+    monkeypatch.setattr(stamps, "_used", {})
     monkeypatch.setattr(choice, "_decided", {})
     monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
     monkeypatch.setattr(stamps.build, "local_arch", lambda _extension: "sm_90")
@@ -197,7 +197,7 @@ def test_a_size_is_verified_once_with_the_fewest_and_the_most_rows(taken):
     choice._decided.clear()  # as another process
     assert decode.takes(x, w)
     assert len(taken) == 2
-    assert all(not use["skipped"] and use["stamp"]["passed"] for use in first_use.used().values())
+    assert all(not use["skipped"] and use["stamp"]["passed"] for use in stamps.used().values())
 
 
 def test_every_kind_has_a_first_use_that_passes(taken):
@@ -225,7 +225,7 @@ def test_a_wrong_kernel_is_refused_unless_told_otherwise(taken, monkeypatch):
             decode.takes_norm(x, None, weight, bf16)
     monkeypatch.setenv("ELMAN_VERIFY", "skip")
     assert decode.takes_norm(x, None, weight, bf16)
-    assert all(use["skipped"] for use in first_use.used().values())
+    assert all(use["skipped"] for use in stamps.used().values())
 
 
 def test_a_cache_that_cannot_be_written_stops_nobody(taken, monkeypatch, caplog):

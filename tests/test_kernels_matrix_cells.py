@@ -14,11 +14,10 @@ from torch import Tensor
 
 from elman_core.kernels import Maps, MatrixKernel, launch
 from elman_core.kernels.build import build
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.matrix import modules
 from elman_core.kernels.matrix import run as matrix_run
 from elman_core.kernels.matrix.spec import case, make_inputs
-from elman_core.kernels.spec import Case
+from elman_core.kernels.spec import Case, Cell
 from elman_core.kernels.verify import failures, verify
 from elman_core.nn import full_precision
 from elman_core.registry import ConfigError, KernelError

@@ -14,12 +14,11 @@ import torch
 from emulated import LIBRARY, compile_emulated, emulated_spec
 
 from elman_core.kernels import launch
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.matrix import modules
 from elman_core.kernels.matrix import run as matrix_run
 from elman_core.kernels.matrix.modules import Size
 from elman_core.kernels.matrix.spec import case
-from elman_core.kernels.spec import Case
+from elman_core.kernels.spec import Case, Cell
 from elman_core.kernels.verify import failures, verify
 from elman_core.testing.kernel import need_host_compiler
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from elman_core.kernels import choice
+from elman_core.kernels.check import check
 from elman_core.kernels.dense import run
 from elman_core.kernels.dense.plan import Plan
 from elman_core.registry.errors import ConfigError, KernelError
@@ -151,10 +152,10 @@ def test_what_cannot_be_tied_is_refused():
         tied.op(x, w, b, h0, None, None, "cuda")
 
 
-def test_a_bias_of_another_size_is_refused(launched):
+def test_a_bias_of_another_size_is_refused():
     x, w, b, h0 = (t.detach() for t in problem())
     with pytest.raises(ConfigError, match=r"e42_tied_silu: b must be \(8\) .* not \(4,\)"):
-        dense._run(tied, x, [], w, b[:4], h0, None, None, "cuda")
+        check(tied.name, dense._wanted, (x, w, b[:4], h0, None, None))
 
 
 def test_a_launch_that_was_named_is_refused_under_torch_func():

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.cli import main
-from elman_core.kernels import Case, DenseKernel, KernelSpec, build, first_use, launch, records, stamps, toolchain
+from elman_core.kernels import Case, DenseKernel, KernelSpec, build, launch, records, stamps, toolchain
 from elman_core.kernels.dense import portable
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
@@ -411,31 +411,31 @@ def unverified(monkeypatch):
 
     right_stamp = stamps.stamp
     monkeypatch.setattr(torch, "__version__", "of no stamp")
-    monkeypatch.setattr(first_use, "verify", on_cpu)
+    monkeypatch.setattr(stamps, "verify", on_cpu)
     monkeypatch.setattr(stamps, "stamp", lambda spec, _target="host", arch=None: right_stamp(spec, "host", arch))
-    monkeypatch.setattr(first_use, "_used", {})
+    monkeypatch.setattr(stamps, "_used", {})
     monkeypatch.delenv("ELMAN_VERIFY", raising=False)
     return spec, verified
 
 
 def test_a_size_is_verified_at_its_first_use_and_a_wrong_kernel_is_refused(cache, monkeypatch):
     spec, verified = unverified(monkeypatch)
-    first_use.ensure_verified(spec, SINGLE, "plan A")
-    first_use.ensure_verified(spec, SINGLE, "plan A")
+    stamps.ensure_verified(spec, SINGLE, "plan A")
+    stamps.ensure_verified(spec, SINGLE, "plan A")
     assert [cases for _, cases in verified] == [[SINGLE]]
-    [(name, use)] = first_use.used().items()
+    [(name, use)] = stamps.used().items()
     assert (name, use["plan"], use["skipped"]) == (f"e1 {SINGLE}", "plan A", False)
     assert use["stamp"]["passed"]
     assert use["stamp"]["extra"] == (str(SINGLE),)
 
     broken, other = with_y(lambda y: y * 1.1), dataclasses.replace(SINGLE, masked=True)
     with pytest.raises(KernelError, match=r"wrong numbers .*elman verify e1.*ELMAN_VERIFY=skip"):
-        first_use.ensure_verified(broken, other, "plan A")
+        stamps.ensure_verified(broken, other, "plan A")
     with pytest.raises(KernelError, match=r"its stamp of .* says that it failed"):
-        first_use.ensure_verified(spec, SINGLE, "plan A")
+        stamps.ensure_verified(spec, SINGLE, "plan A")
     monkeypatch.setenv("ELMAN_VERIFY", "skip")
-    first_use.ensure_verified(broken, other, "plan A")
-    assert first_use.used()[f"e1 {other}"] == {"plan": "plan A", "skipped": True, "stamp": None}
+    stamps.ensure_verified(broken, other, "plan A")
+    assert stamps.used()[f"e1 {other}"] == {"plan": "plan A", "skipped": True, "stamp": None}
 
 
 @pytest.mark.parametrize("around", ["checkpointing", "fake tensors", "autocast", "meta"])
@@ -445,7 +445,7 @@ def test_what_surrounds_a_first_use_does_not_reach_its_verification(around, cach
     weight = torch.ones(3, requires_grad=True)
 
     def layer(x: torch.Tensor) -> torch.Tensor:
-        first_use.ensure_verified(spec, SINGLE, "plan A")
+        stamps.ensure_verified(spec, SINGLE, "plan A")
         return (x * weight).tanh()
 
     if around == "checkpointing":
@@ -458,7 +458,7 @@ def test_what_surrounds_a_first_use_does_not_reach_its_verification(around, cach
             "meta": lambda: torch.device("meta"),
         }
         with modes[around]():
-            first_use.ensure_verified(spec, SINGLE, "plan A")
+            stamps.ensure_verified(spec, SINGLE, "plan A")
     [(thread, _)] = verified
     assert thread != threading.get_ident()
     assert stamps.stamp(spec, "host").passed
@@ -469,7 +469,7 @@ def test_too_little_memory_is_not_stamped_as_a_wrong_kernel(cache, monkeypatch):
 
     full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory."))
     with pytest.raises(torch.OutOfMemoryError):
-        first_use.ensure_verified(dataclasses.replace(spec, call=full), SINGLE, "plan A")
+        stamps.ensure_verified(dataclasses.replace(spec, call=full), SINGLE, "plan A")
     assert stamps.stamp(spec, "host") is None
 
 

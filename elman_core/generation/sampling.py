@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.decode import op as decode
-from elman_core.kernels.decode import portable as decode_portable
 from elman_core.registry import ConfigError
 
 
@@ -60,11 +59,11 @@ def sample(
     """
     if how.repetition_penalty != 1.0 and seen_BV is None:
         raise ConfigError("a repetition penalty needs the bytes seen so far")
-    scores_BV = decode_portable.kept_scores(
+    scores_BV = decode.kept_scores(
         logits_BV.float(), seen_BV,
         penalty=how.repetition_penalty, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
     )  # fmt: skip
-    return decode_portable.race(scores_BV, _waits(logits_BV, how, generator)).argmax(-1)
+    return decode.race(scores_BV, _waits(logits_BV, how, generator)).argmax(-1)
 
 
 def _waits(logits_BV: Tensor, how: Sampling, generator: torch.Generator | None) -> Tensor | None:

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from .dense.portable import product
     from .dense.run import check_errors, error_word
     from .elementwise.op import ElementwiseKernel
-    from .first_use import ensure_verified, used
     from .gates.op import GatesKernel
     from .matrix.modules import Maps
     from .matrix.op import MatrixKernel
     from .rows import RowsKernel
     from .runtime import compute_dtype, load_or_warn, operator, warn_of_packed_rows
     from .spec import Case, KernelSpec, padding_mask
-    from .stamps import Stamp, stamp
+    from .stamps import Stamp, ensure_verified, stamp, used
     from .verify import Report
 
 _HOME = {
@@ -33,10 +32,10 @@ _HOME = {
     "Extension": "build", "GatesKernel": "gates.op",
     "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows",
     "Stamp": "stamps",
-    "check_errors": "dense.run", "choose": "choice", "compute_dtype": "runtime", "ensure_verified": "first_use",
+    "check_errors": "dense.run", "choose": "choice", "compute_dtype": "runtime", "ensure_verified": "stamps",
     "error_word": "dense.run", "load": "build", "load_or_warn": "runtime", "operator": "runtime", "padding_mask": "spec",
     "product": "dense.portable",
-    "register": "choice", "shipped": "build", "stamp": "stamps", "used": "first_use", "warn_of_packed_rows": "runtime",
+    "register": "choice", "shipped": "build", "stamp": "stamps", "used": "stamps", "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
     "Case", "Compiled", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",

@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -39,7 +40,6 @@ _COMMON_FLAGS = ("-std=c++17", "-DNDEBUG", "-shared")
 _HOST_FLAGS = (*_COMMON_FLAGS, "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 _CUDA_FLAGS = (*_COMMON_FLAGS, "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden", "--expt-relaxed-constexpr", "-lineinfo")
 Target = Literal["host", "cuda"]
-_loaded: dict[Path, ModuleType] = {}
 _failed: dict[Path, KernelError] = {}
 
 
@@ -187,10 +187,7 @@ def load(extension: Extension, arch: str | None = None) -> ModuleType:
         KernelError: there is no compiler, it fails (the message has its first error and the command), no cache is writable, or
             the module does not load.
     """
-    path = build(extension, arch or local_arch(extension))
-    if path not in _loaded:
-        _loaded[path] = _import(extension.name, path)
-    return _loaded[path]
+    return _import(extension.name, build(extension, arch or local_arch(extension)))
 
 
 def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
@@ -290,6 +287,7 @@ def _version(compiler: Path) -> str:
     return (release or lines or ["unknown"])[0]
 
 
+@cache
 def _import(name: str, path: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)

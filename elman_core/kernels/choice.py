@@ -14,7 +14,6 @@ from torch import Tensor
 
 from elman_core.registry.errors import ConfigError, KernelError
 
-from .first_use import ensure_verified
 from .runtime import (
     constant_when_compiled,
     load_or_warn,
@@ -24,6 +23,7 @@ from .runtime import (
     warn_of_packed_rows,
 )
 from .spec import Backend, Case, KernelSpec
+from .stamps import ensure_verified
 
 Problem = tuple[Any, ...]
 
@@ -91,7 +91,7 @@ def choose(
         names = ("auto", *(("torch",) if plain == "torch" else ()), "cuda", "host")
         raise ConfigError(f"{name}: backend must be {', '.join(names)} or reference, not {asked!r}")
     if asked != "reference":
-        refuse_transforms(name, "backend='auto' or 'reference'")
+        refuse_transforms(name)
     if asked in ("cuda", "host"):
         if not (like.is_cpu if asked == "host" else like.is_cuda):
             raise KernelError(f"{name}: backend {asked!r} cannot run on tensors on {like.device}")

@@ -175,7 +175,7 @@ def refuse_second_derivatives(name: str) -> None:
         )
 
 
-def refuse_transforms(name: str, otherwise: str) -> None:
+def refuse_transforms(name: str) -> None:
     """For a kernel that was chosen by name.
 
     Raises:
@@ -183,5 +183,6 @@ def refuse_transforms(name: str, otherwise: str) -> None:
     """
     if transformed():
         raise NotImplementedError(
-            f"{name}: torch.func and forward-mode derivatives exist only with {otherwise}; backward() exists with all"
+            f"{name}: torch.func and forward-mode derivatives exist only with backend='auto' or 'reference'; backward() "
+            "exists with all"
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Grid, Inputs, Target
 
-from . import portable
+from . import op as decode
 from .run import DTYPES, NARROW, fewest_rows
 
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64)
@@ -199,11 +199,11 @@ def _draw_inputs(case: Case, generator: torch.Generator) -> Inputs:
     if not options["temperature"]:
         return {"logits": logits, "waits": None, "seen": seen}
     waits = torch.empty(rows, classes).exponential_(1, generator=generator)
-    scores = portable.kept_scores(logits.double(), seen, **how)
+    scores = decode.kept_scores(logits.double(), seen, **how)
     while True:
         if options["each"]:
             waits.clamp_(min=1e-2).fill_diagonal_(1e-20)
-        first, second = _best_two(portable.race(scores, waits.double()))
+        first, second = _best_two(decode.race(scores, waits.double()))
         unclear = second > first * (1 - _MARGIN)
         if not unclear.any():
             return {"logits": logits, "waits": waits, "seen": seen}
@@ -220,7 +220,7 @@ def _clear_threshold(logits: Tensor, seen: Tensor, how: dict[str, Any]) -> Tenso
     if how["top_p"] >= 1:
         return torch.ones(len(logits), dtype=torch.bool)
     kept = [
-        portable.kept_scores(logits.double(), seen, **(how | {"top_p": how["top_p"] * share})).isfinite()
+        decode.kept_scores(logits.double(), seen, **(how | {"top_p": how["top_p"] * share})).isfinite()
         for share in (1 - _MARGIN, 1 + _MARGIN)
     ]
     return (kept[0] == kept[1]).all(-1)

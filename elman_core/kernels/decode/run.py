@@ -12,8 +12,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.runtime import transformed
+from elman_core.kernels.spec import Cell
 
 MOST_ROWS = 64
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -14,12 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.build import Extension
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.choice import Compiled, register
 from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Inputs, KernelSpec, Outputs
+from elman_core.kernels.spec import Case, Cell, Inputs, KernelSpec, Outputs
 
-from . import grids, op, portable, run
+from . import grids, op, run
 from .run import DTYPES, NARROW
 
 EPS = 1e-5
@@ -121,7 +120,7 @@ def _draw(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
     if backend != "reference":
         op.draw(logits, waits, seen, drawn, shown, **settings)
     else:
-        drawn = portable.race(portable.kept_scores(logits, seen, **settings), waits).argmax(-1)
+        drawn = op.race(op.kept_scores(logits, seen, **settings), waits).argmax(-1)
         if settings["penalty"] != 1:
             seen.scatter_(1, drawn[:, None], True)
         shown = drawn.clone()

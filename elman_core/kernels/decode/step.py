@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.choice import Compiled, register, runs
 from elman_core.kernels.launch import readable, whole
 from elman_core.kernels.runtime import operator
-from elman_core.kernels.spec import Case, KernelSpec
+from elman_core.kernels.spec import Case, Cell, KernelSpec
 
 from . import grids, run, spec
 

@@ -30,7 +30,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.check import Wanted, check
 from elman_core.kernels.choice import choose, in_words, runs
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
@@ -40,7 +39,7 @@ from elman_core.kernels.runtime import (
     refuse_transforms,
     transformed,
 )
-from elman_core.kernels.spec import Backend, KernelSpec
+from elman_core.kernels.spec import Backend, Cell, KernelSpec
 from elman_core.registry.errors import ConfigError
 
 from . import run, spec
@@ -135,19 +134,37 @@ class DenseKernel:
             expected = ", ".join(("u", *self.cell.extras, "w", "h0", "mask=None", "starts=None"))
             raise TypeError(f"{self.name} takes ({expected}), not {1 + len(rest)} tensors")
         w_dd, h0_Bd, mask_TB, starts_TB = (*others, None, None)[:4]
+        recurrence, u_TBd = self._plain, x_TBK
         if w_dd is not None and h0_Bd is not None:
             if backend == "auto" and self._step is not None and self._step.takes(x_TBK, v, w_dd, mask_TB, starts_TB):
                 return self._step(F.silu(x_TBK) if silu else x_TBK, v, b, *extras, w_dd, h0_Bd)
             if v is w_dd and b is not None and silu and self._tied is not None and x_TBK.is_cuda and starts_TB is None:
                 narrow_TBd = x_TBK.to(autocast_dtype(x_TBK))
                 if self._is_tied(self._tied, narrow_TBd, backend):
-                    return self._run(self._tied, narrow_TBd, extras, w_dd, b, h0_Bd, mask_TB, None, "cuda")
-        x_TBK = F.silu(x_TBK) if silu else x_TBK
-        if v is not None:
-            x_TBK = F.linear(x_TBK, v, None if b is None else b.to(v.dtype))
-        elif b is not None:
-            x_TBK = x_TBK + b.to(x_TBK.dtype)
-        return self._run(self._plain, x_TBK, extras, w_dd, None, h0_Bd, mask_TB, starts_TB, backend)
+                    recurrence, u_TBd, backend = self._tied, narrow_TBd, "cuda"
+        if recurrence is self._plain:
+            u_TBd = F.silu(u_TBd) if silu else u_TBd
+            if v is not None:
+                u_TBd = F.linear(u_TBd, v, None if b is None else b.to(v.dtype))
+            elif b is not None:
+                u_TBd = u_TBd + b.to(u_TBd.dtype)
+            b = None
+        sizes = check(recurrence.name, self._wanted, (u_TBd, *extras, w_dd, b, h0_Bd, mask_TB, starts_TB))
+        slots = [sizes["S"]] if self.cell.blocks else []
+        if slots and sizes["S"] * sizes["n"] != sizes["d"]:
+            raise ConfigError(
+                f"{self.name}: w must be ({slots[0]}, d, d) with d = {sizes['d']} / {slots[0]}, not {sizes['n']}"
+            )
+        backend = choose(self.name, backend, u_TBd, lambda: map(int, (*u_TBd.shape[1:], *slots)), starts=starts_TB)
+        if backend == "reference":
+            return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
+        state: Any = h0_Bd
+        if state.dtype != (wide := compute_dtype(u_TBd)):
+            state = state.to(wide)
+        y_TBd, last_Bd, *_ = recurrence.op(
+            u_TBd, *extras, w_dd, *(() if b is None else (b,)), state, mask_TB, starts_TB, backend
+        )
+        return y_TBd, last_Bd
 
     def _is_tied(self, tied: Recurrence, x_TBd: Tensor, backend: Backend) -> bool:
         """Whether one launch does everything. With "auto", compiles and verifies it at the first use of a size."""
@@ -158,27 +175,8 @@ class DenseKernel:
             return runs(tied.name, x_TBd, rows, width)
         if backend != "cuda":
             return False
-        refuse_transforms(tied.name, "backend='auto' or 'reference'")
+        refuse_transforms(tied.name)
         return run.plan_for(tied.cell, rows, width, x_TBd.dtype, x_TBd.device.index).kind != "steps"
-
-    def _run(
-        self, recurrence: Recurrence, u_TBd: Tensor, extras: Sequence[Tensor | None], w_dd: Tensor | None,
-        b_d: Tensor | None, h0_Bd: Any, mask_TB: Tensor | None, starts_TB: Tensor | None, backend: Backend,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        sizes = check(recurrence.name, self._wanted, (u_TBd, *extras, w_dd, b_d, h0_Bd, mask_TB, starts_TB))
-        slots = [sizes["S"]] if self.cell.blocks else []
-        if slots and sizes["S"] * sizes["n"] != sizes["d"]:
-            raise ConfigError(
-                f"{self.name}: w must be ({slots[0]}, d, d) with d = {sizes['d']} / {slots[0]}, not {sizes['n']}"
-            )
-        backend = choose(self.name, backend, u_TBd, lambda: map(int, (*u_TBd.shape[1:], *slots)), starts=starts_TB)
-        if backend == "reference":
-            return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
-        b = () if b_d is None else (b_d,)
-        if h0_Bd.dtype != (state := compute_dtype(u_TBd)):
-            h0_Bd = h0_Bd.to(state)
-        y_TBd, last_Bd, *_ = recurrence.op(u_TBd, *extras, w_dd, *b, h0_Bd, mask_TB, starts_TB, backend)
-        return y_TBd, last_Bd
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks of the recurrence itself."""

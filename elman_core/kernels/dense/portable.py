@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.runtime import without_autocast
+from elman_core.kernels.spec import Cell
 
 LONGEST_SUM = 16384  # places (time steps times rows) of one float32 product
 

@@ -23,10 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.choice import Compiled, register
 from elman_core.kernels.runtime import operator, tensors, without_autocast
-from elman_core.kernels.spec import Case, KernelSpec
+from elman_core.kernels.spec import Case, Cell, KernelSpec
 
 from . import portable, run, spec
 

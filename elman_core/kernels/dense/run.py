@@ -17,9 +17,9 @@ from torch import Tensor
 
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.launch import readable
 from elman_core.kernels.runtime import DTYPE_CODES
+from elman_core.kernels.spec import Cell
 from elman_core.registry.errors import ConfigError, KernelError
 
 from .plan import MAX_PLACES, Device, Kind, Plan, plan
@@ -60,7 +60,6 @@ def forward(
             last_Bd = torch.empty_like(h0_Bd)
             module.run("forward", **given, h0=h0_Bd, last=last_Bd)
             return y_TBd, last_Bd, history, a, *sums
-        _is_untied(cell)
         history[0] = h0_Bd
         state_Bd, product_Bd, w_t = h0_Bd.clone(), torch.empty_like(h0_Bd), w_dd.t()
         call = module.call(**given, product=product_Bd, state=state_Bd)
@@ -102,7 +101,6 @@ def backward(
             module.run("backward", **given, g_last=g_last_Bd, dh0=dh0_Bd)
             tied = () if x_TBd is None else (given["dx"], given["dbias"].sum(0))
             return da_TBd, dextras, dh0_Bd, *tied
-        _is_untied(cell)
         carry_Bd, product_Bd = g_last_Bd.clone(), torch.zeros_like(g_last_Bd)
         call = module.call(**given, product=product_Bd, state=carry_Bd)
         for t in range(len(gy_TBd) - 1, -1, -1):
@@ -205,13 +203,17 @@ def _prepared(cell: Cell, given: dict[str, Any], w_dd: Tensor, a: Tensor, mask_T
     if not main_TBd.is_cuda:
         if dtype not in (torch.float32, torch.float64):
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {dtype}")
-        _is_untied(cell)
-        return _host_module(cell), False
-    (steps, batch, width), device = main_TBd.shape, main_TBd.device
-    if steps * batch > MAX_PLACES:
-        plan((steps, batch, width), dtype, _device(device.index))  # which says so
-    module, apart, constants = ready(cell, batch, width, dtype, device.index, slots)
-    given |= {"error": error_word(device), "stream": launch.stream(main_TBd), **constants}
+        module, apart = _host_module(cell), False
+    else:
+        (steps, batch, width), device = main_TBd.shape, main_TBd.device
+        if steps * batch > MAX_PLACES:
+            plan((steps, batch, width), dtype, _device(device.index))  # which says so
+        module, apart, constants = ready(cell, batch, width, dtype, device.index, slots)
+        given |= {"error": error_word(device), "stream": launch.stream(main_TBd), **constants}
+    if cell.bare is not None and (apart or not main_TBd.is_cuda):
+        raise KernelError(
+            f"{cell.name}: only a persistent launch of a GPU has tied weights, and none holds this matrix"
+        )
     return module, apart
 
 
@@ -248,13 +250,6 @@ def _opened(cell: Cell, what: Extension) -> Any:
         said = f"its cell says uses_a = {str(not cell.uses_a).lower()} and its DenseKernel uses_a={cell.uses_a}"
         raise ConfigError(f"{cell.name}: {said}: they must agree")
     return module
-
-
-def _is_untied(cell: Cell) -> None:
-    if cell.bare is not None:
-        raise KernelError(
-            f"{cell.name}: only a persistent launch of a GPU has tied weights, and none holds this matrix"
-        )
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:

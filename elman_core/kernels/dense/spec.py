@@ -15,9 +15,8 @@ from torch import Tensor
 
 from elman_core.kernels import build
 from elman_core.kernels.build import Extension
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask
+from elman_core.kernels.spec import Case, Cell, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask
 from elman_core.registry.errors import KernelError
 
 from . import plan, run

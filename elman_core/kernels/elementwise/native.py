@@ -10,7 +10,7 @@ from torch import Tensor
 
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
-from elman_core.kernels.cell import Cell
+from elman_core.kernels.spec import Cell
 from elman_core.registry.errors import KernelError
 
 INTERVAL = 16  # steps between the states that a forward on a GPU keeps: kSteps of elementwise_cell.h

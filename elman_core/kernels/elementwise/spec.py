@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import build
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, padding_mask
+from elman_core.kernels.spec import Case, Cell, Grid, Inputs, KernelSpec, Outputs, padding_mask
 
 from . import native
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.dense.run import TIMEOUT_NS, error_word
 from elman_core.kernels.runtime import constant_when_compiled
+from elman_core.kernels.spec import Cell
 from elman_core.registry.errors import ConfigError, KernelError
 
 DTYPES, CAPABILITY = (torch.bfloat16, torch.float16), (9, 0)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.dense.portable import product
 from elman_core.kernels.runtime import operator, tensors, without_autocast
+from elman_core.kernels.spec import Cell
 
 from . import native, portable
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import build
-from elman_core.kernels.cell import Cell
 from elman_core.kernels.dense.run import check_errors
 from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, padding_mask
+from elman_core.kernels.spec import Case, Cell, Grid, Inputs, KernelSpec, Outputs, padding_mask
 
 from . import native
 

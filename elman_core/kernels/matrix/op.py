@@ -32,8 +32,8 @@ from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Backend, Case, KernelSpec
 from elman_core.registry.errors import ConfigError
 
-from . import portable, run, schema, spec
-from .modules import Maps, MatrixCell, Size
+from . import run, schema, spec
+from .modules import Maps, MatrixCell, Size, recurrence
 
 Reference = Callable[..., tuple[Tensor, Tensor]]
 _REST = {
@@ -216,7 +216,7 @@ class MatrixKernel(Compiled):
         asked: Backend = "reference" if backend == "auto" and q.dtype == torch.float64 else backend
         backend = choose(self.name, asked, q, lambda: (N, V, size.form), "reference", starts_BT)
         if backend == "reference":
-            return portable.recurrence(cell.reference, cell, maps, tensors, (H, N), rest, on)
+            return recurrence(cell.reference, cell, maps, tensors, (H, N), rest, on)
         full = compute_dtype(q)
         dtypes = dict.fromkeys(cell.params, full)
         dtypes |= {n: full for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"}
@@ -240,4 +240,5 @@ class MatrixKernel(Compiled):
         return "cuda"
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
-        return [spec.first_use_case(self.cell, Size(rows, columns, dtype, form))]
+        maps, on = self.cell.read(form)
+        return [spec.case((2, 49, 3, rows, columns), dtype, maps=maps, on=on)]

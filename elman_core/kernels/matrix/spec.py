@@ -13,7 +13,7 @@ from elman_core.kernels.build import Extension
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask
 
-from . import modules, portable
+from . import modules
 from .modules import Maps, MatrixCell, Size
 
 Run = Callable[..., tuple[Tensor, Tensor]]
@@ -59,7 +59,7 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
         tensors = {"q": like} | {n: inputs.get(n) for n in ("k", *cell.names)}
         rest = tuple(inputs.get(n) for n in ("S0", "mask", "starts", "A_log", "dt_bias"))
         on = {n: options.get(n, False) for n in cell.options}
-        return portable.recurrence(rounded, cell, options.get("maps", Maps()), tensors, sizes, rest, on)
+        return modules.recurrence(rounded, cell, options.get("maps", Maps()), tensors, sizes, rest, on)
 
     def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
         names = ("k", *cell.names, "S0", "mask", "A_log", "dt_bias")
@@ -113,12 +113,6 @@ def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Seque
             size = _size(cell, {"maps": cell.maps[0]}, count, count, dtype)
             found.append(modules.extension(cell, target, size))
     return found
-
-
-def first_use_case(cell: MatrixCell, size: Size) -> Case:
-    """The case that verifies a size at its first use."""
-    maps, on = cell.read(size.form)
-    return case((2, 49, 3, size.rows, size.columns), size.dtype, maps=maps, on=on)
 
 
 def case(
