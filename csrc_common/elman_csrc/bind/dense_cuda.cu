@@ -118,10 +118,9 @@ const char* run(const DenseCall& call) {
   const auto stream = at<CUstream_st>(call.stream);
   const std::size_t plane = static_cast<std::size_t>(g.B) * d;
   Outcome outcome;
-  if (how == dense::Exchange::Grid &&  // the sentinel
-      outcome.failed(
-          cudaMemsetAsync(backward ? g.da : (tied ? g.sums : g.history) + plane, 0xff, g.T * plane * sizeof(Elem), stream),
-          "memset"))
+  const int filled = std::min(g.T, dense::kFilled);  // with the sentinel
+  Elem* const first = backward ? g.da + (g.T - filled) * plane : (tied ? g.sums : g.history) + plane;
+  if (how == dense::Exchange::Grid && outcome.failed(cudaMemsetAsync(first, 0xff, filled * plane * sizeof(Elem), stream), "memset"))
     return outcome.said;
   const int groups = static_cast<int>(call.groups);
   return g.mask ? Kernel<true, backward>(g.tiles, groups, stream).launch(g)

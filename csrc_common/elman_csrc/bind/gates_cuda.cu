@@ -6,6 +6,7 @@
 #include <elman/gates_call.h>
 #include <elman/stored.cuh>
 
+#include <algorithm>
 #include <cstdio>
 
 #include ELMAN_CELL_HEADER
@@ -87,10 +88,11 @@ const char* run(const GatesCall& call) {
   g.T = static_cast<int>(call.steps), g.B = static_cast<int>(call.batch), g.rows = static_cast<int>(call.rows);
   g.timeout_ns = call.timeout_ns, g.error = at<int>(call.error);
   const auto stream = at<CUstream_st>(call.stream);
-  const std::size_t plane = static_cast<std::size_t>(g.B) * d, all = g.T * plane * sizeof(Elem);
-  Elem* const exchange = backward ? g.dp : g.history + plane;
-  const cudaError_t filled = cudaMemsetAsync(exchange, 0xff, backward ? all * Cell::gates : all, stream);  // the sentinel
-  if (filled != cudaSuccess) return said(filled, "memset");
+  const std::size_t plane = static_cast<std::size_t>(g.B) * d * (backward ? Cell::gates : 1);
+  const int filled = std::min(g.T, elman::dense::kFilled);  // with the sentinel
+  Elem* const first = backward ? g.dp + (g.T - filled) * plane : g.history + plane;
+  const cudaError_t status = cudaMemsetAsync(first, 0xff, filled * plane * sizeof(Elem), stream);
+  if (status != cudaSuccess) return said(status, "memset");
   const int groups = static_cast<int>(call.groups);
   return said(g.mask ? launch<true, backward>(g, groups, stream) : launch<false, backward>(g, groups, stream), "launch");
 }

@@ -15,10 +15,10 @@
 //
 // What a block made reaches the others in one of two ways (Exchange):
 //
-//   Grid     through L2. The output tensor itself is the exchange: it is filled with a sentinel NaN before the launch, every
-//            word of it is written once, and readers look at the data until no sentinel is left. No barrier and no flag, and
-//            nothing to order: each word is either the sentinel or final. All blocks must be resident (a cooperative launch);
-//            every wait is bounded in time.
+//   Grid     through L2. The output tensor itself is the exchange: a sentinel NaN lies in it some steps ahead (kFilled), then
+//            every word is written once, and readers look at the data until no sentinel is left. No barrier and no flag: each
+//            word is either the sentinel or final. All blocks must be resident (a cooperative launch); every wait is bounded in
+//            time.
 //   Cluster  through distributed shared memory, for P <= 16. A group is one thread-block cluster, which the hardware places as
 //            a whole. A warp sends 16-byte pieces into every peer's shared memory, counted there by an mbarrier. Two slots
 //            alternate; a slot is free again when its reader has been heard from, which is what receiving the next step means.
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       for (int k = 0; k < KC; ++k)
 #pragma unroll
         for (int j = 0; j < P::pieces; ++j) top = max(top, largest(piece[k][j]));
-      if (!__any_sync(~0u, top == 0xffffffffu) || patience.over()) break;
+      if (!__any_sync(~0u, top == kSentinel) || patience.over()) break;
 #pragma unroll
       for (int k = 0; k < KC; ++k) look_at(k);
     }
@@ -245,6 +245,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   fetch(after);
   const int iterations = backward ? g.T + 1 : g.T;
   for (int s = 0; s < iterations; ++s) {
+    if (!cluster && s % kFence == 0) ptx::fence();
     for (int local = 0; local < local_tiles; ++local) {
       // Everything up to the wait is done while the other blocks' words are on their way.
       const int tile = first_tile + local * groups, t = backward ? first_t - s : s;
@@ -256,8 +257,8 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       ptx::pin(publish_at);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        if (!cluster && lane % 31 == 0 && works(tile, n) && s + kAhead < g.T)
-          ptx::prefetch_l2(publish_at + n * kRows * D + kAhead * forth);
+        if (!cluster && mine && works(tile, n) && s + kFilled < g.T)
+          ptx::store_relaxed(publish_at + n * kRows * D + kFilled * forth, kSentinel);
         words[n].prepare(s == 0, carry(local, n));
       }
 

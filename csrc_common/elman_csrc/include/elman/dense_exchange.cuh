@@ -7,7 +7,11 @@ namespace elman::dense {
 
 enum class Exchange { Grid, Cluster };
 
-constexpr int kAhead = 4;  // steps by which rows of the exchange are asked into L2 before they are written and looked at
+// A thread stores the sentinel kFilled steps before the word itself; the first kFilled steps are filled before the launch. All threads
+// pass a fence every kFence steps. The next one orders the sentinel before later words of its thread, and the one after that orders a
+// reader's look at such a word before its look for this one. So no reader finds what lay there before: 2 kFence steps are enough.
+constexpr int kFilled = 32, kFence = kFilled / 2;
+constexpr unsigned kSentinel = 0xffffffff;
 
 template <class Elem, int KC>
 struct Slots {  // received state of a step: [2][warp][8 rows][KC * 32 columns], rows padded so that two of them fill all 32 banks

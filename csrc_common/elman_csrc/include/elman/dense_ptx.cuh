@@ -92,7 +92,7 @@ __device__ __forceinline__ void load_relaxed(uint4& v, const void* p, unsigned w
 __device__ __forceinline__ void store_relaxed(void* p, unsigned v) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+__device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ __forceinline__ unsigned long long nanoseconds() {
   unsigned long long t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
@@ -108,11 +108,24 @@ __device__ __forceinline__ unsigned shared_address(const void* p) { return stati
 __device__ __forceinline__ void store_shared(unsigned to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
+template <int n>
+__device__ __forceinline__ void store_shared(unsigned to, const float (&v)[n]) {
+  if constexpr (n == 4)
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+  else
+    for (int i = 0; i < n; ++i) store_shared(to + 4 * i, v[i]);
+}
 __device__ __forceinline__ void load_shared(float (&v)[1], unsigned from) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v[0]) : "r"(from) : "memory");
 }
 __device__ __forceinline__ void load_shared(float (&v)[2], unsigned from) {
   asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(from) : "memory");
+}
+__device__ __forceinline__ void load_shared(float (&v)[3], unsigned from) {  // there is no load of twelve bytes
+  asm volatile("ld.shared.f32 %0, [%3]; ld.shared.f32 %1, [%3+4]; ld.shared.f32 %2, [%3+8];"
+               : "=&f"(v[0]), "=&f"(v[1]), "=f"(v[2])
+               : "r"(from)
+               : "memory");
 }
 __device__ __forceinline__ void load_shared(float (&v)[4], unsigned from) {
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from) : "memory");

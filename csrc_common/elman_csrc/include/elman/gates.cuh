@@ -9,8 +9,8 @@
 //             all 16 S channels of the cluster, multiplies one S-th of dp, and hands each block its channels' partial sums through
 //             distributed shared memory. So a block reads k / S of what a step hands on, and not k times as much as the forward.
 //
-// The state (dp on the way back) is exchanged through L2 as in dense.cuh: its tensor is filled with a sentinel NaN before the launch, and
-// readers look at the data until no sentinel is left. All blocks must be resident together; every wait is bounded in time.
+// The state (dp on the way back) is exchanged through L2 as in dense.cuh: a sentinel NaN lies ahead in its tensor, and readers look at
+// the data until no sentinel is left. All blocks must be resident together; every wait is bounded in time.
 #pragma once
 
 #include "dense_exchange.cuh"
@@ -18,7 +18,7 @@
 
 namespace elman::gates {
 
-using dense::kAhead, dense::kChunk, dense::kThreads, dense::kWarps, dense::Patience;
+using dense::kChunk, dense::kFence, dense::kFilled, dense::kSentinel, dense::kThreads, dense::kWarps, dense::Patience;
 
 constexpr int kOwned = 16;  // channels of a block
 
@@ -61,7 +61,7 @@ struct Layout {  // S: blocks of a cluster of the backward. N: tiles of 8 batch 
   static constexpr int columns = backward ? k * d / S : d;  // of a step's vector that a block multiplies
   static constexpr int KC = (columns + kWarps * kChunk - 1) / (kWarps * kChunk), KW = KC * kChunk;
   // Clocks between having a step's sums and looking for the next step, the best of an H200: a look too early costs a round trip to L2.
-  static constexpr int look_after = backward ? 1300 + 65 * KC : 900 + 100 * KC;
+  static constexpr int look_after = backward ? 700 + 150 * KC : 500 + 175 * KC;
   using Product = Part<Elem, KC, N, tiles>;
   static constexpr int partial_floats = kWarps * 8 * N * Product::stride;
   static constexpr int slot_floats = S * 8 * N * kOwned;  // partial sums of a block's channels, from each block of the cluster
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
       auto two = [&](int i) { return p[i * d] | static_cast<unsigned>(p[(i + 1) * d]) << 16; };
       return make_uint4(two(0), two(2), two(4), two(6));
     } else {
-      const size_t row = r % k * d + blockIdx.x * kOwned + r / k;  // the gates of a channel one below the other
+      const size_t row = r / kOwned * d + blockIdx.x * kOwned + r % kOwned;  // a tile is a gate
       return *reinterpret_cast<const uint4*>(bits + row * d + column);
     }
   });
@@ -149,8 +149,16 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
         unsigned top = 0;
 #pragma unroll
         for (int n = 0; n < N; ++n) top = max(top, dense::largest(piece[i][n]));
-        if (!__any_sync(~0u, top == 0xffffffffu) || patience.over()) break;
-        look_at(i);
+        if (!__any_sync(~0u, top == kSentinel) || patience.over()) break;
+        if constexpr (backward) {
+          look_at(i);
+        } else {  // at what is missing, also of the next chunk: it would cost another trip
+#pragma unroll
+          for (int j = i; j < min(KC, i + 2); ++j)
+#pragma unroll
+            for (int n = 0; n < N; ++n)
+              if (dense::largest(piece[j][n]) == kSentinel) ptx::load_relaxed(piece[j][n], from[n] + j * kChunk);
+        }
       }
       product.add(i, piece[i], nullptr);
     }
@@ -226,7 +234,8 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   // Addresses of what follows the wait, in the first half: computed here, they cost the step nothing.
   constexpr int quads = 4 * S;  // backward: a thread adds four channels of a row, and sends them to their block
   const int from = backward ? threadIdx.x / quads : row, quad = threadIdx.x % quads;
-  unsigned partial_out = shared_base + warp * 8 * N * P::stride * 4 + P::place(lane);
+  constexpr int of_warp = 8 * N * P::stride * 4;
+  unsigned partial_out = shared_base + warp * of_warp + (backward ? P::place(lane) : (lane % 4 * 2 * P::stride + lane / 4 * k) * 4);
   unsigned partial_in = shared_base + (from * P::stride + (backward ? quad * 4 : lane % 16 * k)) * 4, send_to = 0, count_at = 0;
   unsigned arrived = shared_base + L::slots + (row * kOwned + lane % 16) * 4;
   ptx::pin(partial_out), ptx::pin(partial_in);
@@ -248,14 +257,18 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   const int iterations = backward ? g.T + 1 : g.T;
   for (int s = 0; s < iterations; ++s) {
     const int t = first_t + s * forth, half = s % 2 * L::half;
+    if (s % kFence == 0) ptx::fence();
     const Inputs in = next;
     next = after;
     after = fetch(s + 2);
     const bool live = !masked || in.live;
     const size_t at = static_cast<size_t>(t + (backward ? 0 : 1)) * g.B * D + static_cast<size_t>(row0 + row) * D + channel;
-    if (mine && lane % 16 == 0 && s + kAhead < g.T)
+    if (mine && s + kFilled < g.T) {  // as it will be published
+      Elem* const to = publish_at + kFilled * forth * static_cast<ptrdiff_t>(g.B) * D;
 #pragma unroll
-      for (int q = 0; q < D / d; ++q) ptx::prefetch_l2(exchange + at + q * d + kAhead * forth * static_cast<ptrdiff_t>(g.B) * D);
+      for (int q = 0; q < D / d; q += 2)
+        if (backward ? q + 1 < k || !odd : !odd) ptx::store_relaxed(to + q * d, kSentinel);
+    }
 
     // Everything up to the wait is done while the other blocks' words are on their way.
     float x[inputs];
@@ -283,10 +296,22 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
         }
         multiply(backward ? t + 1 : t);
       }
-      product.store(partial_out + half, rows);
+      if constexpr (backward) {
+        product.store(partial_out + half, rows);
+      } else {  // the gates of a channel side by side: one store, and one load
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+          if (8 * n + lane % 4 * 2 < rows)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              float v[k];
+#pragma unroll
+              for (int q = 0; q < k; ++q) v[q] = product.c[n][q][i];
+              ptx::store_shared(partial_out + half + ((8 * n + i % 2) * P::stride + i / 2 * 8 * k) * 4, v);
+            }
+      }
       __syncthreads();
       summed = static_cast<int>(clock64());
-      constexpr int of_warp = 8 * N * P::stride * 4;
       if constexpr (backward) {
         if (from < rows) {
           float v[kWarps][4];
@@ -317,13 +342,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
           float v[k];
-          if constexpr (k == 3) {  // twelve bytes are no load
-            float one[1];
-#pragma unroll
-            for (int q = 0; q < k; ++q) ptx::load_shared(one, partial_in + half + w * of_warp + q * 4), v[q] = one[0];
-          } else {
-            ptx::load_shared(v, partial_in + half + w * of_warp);
-          }
+          ptx::load_shared(v, partial_in + half + w * of_warp);
 #pragma unroll
           for (int q = 0; q < k; ++q) sum[q] += v[q];
         }
