@@ -47,6 +47,9 @@ class MatrixConfig:
     head_mix: Literal["concat", "weighted_sum", "per_head", "input_weighted", "sum"] = option(
         "concat", "how the outputs of the heads become one; 'per_head' is 'concat' with each head drawn by itself"
     )
+    init: Literal["xavier", "normal"] = option(
+        "xavier", "projections and convolution: Xavier and as torch.nn starts them, or all N(0, 0.02²)"
+    )
 
     @property
     def keys(self) -> int:
@@ -92,7 +95,7 @@ class MatrixMixer(Mixer):
     fp32_params = ("A_log", "dt_bias", "decay_logit")
     no_decay = ("value_residual",)
     torch_init: ClassVar[tuple[str, ...]] = ("write_gate_proj",)
-    """Projections that start as torch.nn.Linear does, U(±D^(-1/2)); the others are Xavier uniform."""
+    """Projections that start as torch.nn.Linear does, U(±D^(-1/2)), if the others are Xavier uniform."""
     kernel: MatrixKernel
     config: Any
     A_log: Tensor
@@ -219,7 +222,9 @@ class MatrixMixer(Mixer):
     def reset_parameters(self) -> None:
         config, bound = self.config, self.dim**-0.5
         for name, module in self.named_children():
-            if not isinstance(module, nn.Linear):
+            if config.init == "normal" and isinstance(module, nn.Linear | CausalConv):
+                nn.init.normal_(module.weight, std=0.02)
+            elif not isinstance(module, nn.Linear):
                 module.reset_parameters()  # type: ignore[operator]  # the convolution, the norm
             elif name in self.torch_init:
                 nn.init.uniform_(module.weight, -bound, bound)
