@@ -47,8 +47,10 @@ class MatrixConfig:
     head_mix: Literal["concat", "weighted_sum", "per_head", "input_weighted", "sum"] = option(
         "concat", "how the outputs of the heads become one; 'per_head' is 'concat' with each head drawn by itself"
     )
-    init: Literal["xavier", "normal"] = option(
-        "xavier", "projections and convolution: Xavier and as torch.nn starts them, or all N(0, 0.02²)"
+    init: Literal["xavier", "normal", "zero"] = option(
+        "xavier",
+        "projections and convolution: Xavier and as torch.nn starts them; all N(0, 0.02²); or so, and the output "
+        "projection 0: a layer starts as the identity",
     )
 
     @property
@@ -222,8 +224,8 @@ class MatrixMixer(Mixer):
     def reset_parameters(self) -> None:
         config, bound = self.config, self.dim**-0.5
         for name, module in self.named_children():
-            if config.init == "normal" and isinstance(module, nn.Linear | CausalConv):
-                nn.init.normal_(module.weight, std=0.02)
+            if config.init != "xavier" and isinstance(module, nn.Linear | CausalConv):
+                nn.init.normal_(module.weight, std=0.0 if config.init == "zero" and name == "o_proj" else 0.02)
             elif not isinstance(module, nn.Linear):
                 module.reset_parameters()  # type: ignore[operator]  # the convolution, the norm
             elif name in self.torch_init:

@@ -2,6 +2,11 @@
 
 import random
 
+import pytest
+import torch
+from elman_e88.mixer import E88Mixer
+
+from elman_core.nn import MatrixConfig
 from elman_core.testing import VariantContract
 
 from .oracle import Row
@@ -62,3 +67,12 @@ class TestE88(VariantContract):
     )
     equations = combinations()
     row = Row
+
+
+@pytest.mark.parametrize("init", ["normal", "zero"])
+def test_initial_weights(init):
+    torch.manual_seed(0)
+    mixer = E88Mixer(64, MatrixConfig(**SMALL, use_conv=True, init=init))
+    drawn = {n: p.std().item() for n, p in mixer.named_parameters() if p.ndim > 1}
+    wanted = {n: 0.0 if init == "zero" and n == "o_proj.weight" else pytest.approx(0.02, rel=0.1) for n in drawn}
+    assert drawn == wanted
