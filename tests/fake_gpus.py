@@ -18,7 +18,7 @@ USE_GPU = (
 
 
 class FakeMonitor:
-    """`Monitor` of the folder `root`: one folder a GPU, in it a file for each process and, if there is one, `state.json`."""
+    """As `Nvml`, of the folder `root`: one folder a GPU, in it a file for each process and, if there is one, `state.json`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

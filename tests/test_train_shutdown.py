@@ -10,8 +10,9 @@ from cpu_graph import CpuRecorder
 from train_helpers import losses, settings, write_text
 
 from elman_core.model.graph import CudaRecorder
+from elman_core.training.distributed import Ranks
 from elman_core.training.modes import WARM, CapturedStep
-from elman_core.training.shutdown import Holdings, in_time
+from elman_core.training.shutdown import in_time
 from elman_core.training.start import start
 
 
@@ -38,10 +39,10 @@ def test_what_nobody_uses_any_more_is_not_kept():
         def release(self):
             raise AssertionError("it is gone")
 
-    holdings = Holdings()
-    holdings.add(Thing())
+    ranks = Ranks()
+    ranks.hold(Thing())
     gc.collect()
-    holdings.release(wait=True)
+    ranks.release(wait=True)
 
 
 def test_a_captured_step_that_was_given_up_is_recorded_anew(tmp_path):
@@ -56,9 +57,9 @@ def test_a_captured_step_that_was_given_up_is_recorded_anew(tmp_path):
     made.ranks.hold(made.compute)
     made.advance(WARM + 2)
     assert recorder.held == 1
-    made.ranks.holdings.release(wait=True)
+    made.ranks.release(wait=True)
     assert recorder.held == 0
-    made.ranks.holdings.release(wait=True)
+    made.ranks.release(wait=True)
     assert recorder.held == 0
     made.fit()
     assert recorder.records == 2

@@ -137,20 +137,17 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
         return
     print(f"{suite.name}: {suite.summary}\n{path}, {places}")
     speeds = _speeds(planned, path)
-    cells = [
-        [r["id"], r["what"], f"{r['parameters']:,}", str(r["seed"]), _rate(job, r), _length(job, speeds), r["then"]]
-        for job, r in zip(planned.jobs, rows, strict=True)
-    ]
+    cells = []
+    for job, r in zip(planned.jobs, rows, strict=True):
+        rate = "by trials" if "train.lr" in r["trials_of"] else f"{job.lr:g}"
+        cells.append(
+            [r["id"], r["what"], f"{r['parameters']:,}", str(r["seed"]), rate, _length(job, speeds), r["then"]]
+        )
     print(table(cells, ("run", "model", "parameters", "seed", "lr", "tokens", "")))
     print(_total([job for job, r in zip(planned.jobs, rows, strict=True) if r["runs"]]))
     if planned.skipped:
         print("left out")
         print(table([[skipped.model, skipped.reason] for skipped in planned.skipped]))
-
-
-def _rate(job: Planned, row: Mapping[str, Any]) -> str:
-    """The learning rate, or that trials choose it."""
-    return "by trials" if "train.lr" in row["trials_of"] else f"{job.lr:g}"
 
 
 def _length(job: Planned, speeds: Mapping[str, float]) -> str:
@@ -172,7 +169,7 @@ def _total(todo: Sequence[Planned]) -> str:
 
 def _speeds(planned: Plan, path: Path) -> dict[str, float]:
     """Tokens per second of models that have run in this folder."""
-    from elman_core.experiments.results.metrics import progress
+    from elman_core.training.metrics import progress
 
     found = {}
     for job in planned.jobs:

@@ -45,7 +45,7 @@ def build(
         if not _runs(spec, backend):
             raise KernelError(f"{spec.name} has no back end {backend!r}; it has: {', '.join(spec.targets)}")
         bare = spec.extension(backend)
-        for one in [a.strip() for a in arch.split(",") if a.strip()] or [builder.local_arch(bare)]:
+        for one in _words(arch) or [builder.local_arch(bare)]:
             extensions = [bare] if spec.builds is None else spec.builds(backend, one, widths, dtypes)
             wanted += [(spec.name, one, extension) for extension in extensions]
     launcher = launch.extension()  # what calls them all, for the Python and the machine that this is
@@ -199,20 +199,22 @@ def _dtypes(text: str) -> list[Any]:
 
     from elman_core.registry import ConfigError
 
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    for word in words:
+    for word in _words(text):
         if word not in DTYPES:
             raise ConfigError(f"no dtype {word!r}; use {', '.join(DTYPES)}")
-    return [getattr(torch, DTYPES[word]) for word in words]
+    return [getattr(torch, DTYPES[word]) for word in _words(text)]
 
 
 def _widths(text: str) -> list[int]:
     from elman_core.registry import ConfigError
 
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if wrong := [word for word in words if not word.isdigit()]:
+    if wrong := [word for word in _words(text) if not word.isdigit()]:
         raise ConfigError(f"--width takes numbers with commas, not {wrong[0]!r}")
-    return [int(word) for word in words]
+    return [int(word) for word in _words(text)]
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _progress(name: str) -> Any:

@@ -14,7 +14,6 @@ import mmap
 import os
 import stat
 import sys
-import threading
 import time
 import weakref
 from pathlib import Path
@@ -134,9 +133,8 @@ class ByteFile:
         return info.st_size, info.st_mtime_ns
 
     def _open(self) -> None:
-        self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         self._finalizer = weakref.finalize(self, os.close, self._descriptor)
-        self._lock = threading.Lock()
         self._map = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
         # Without these each window costs a read-ahead of many pages.
         if hasattr(os, "posix_fadvise"):
@@ -175,16 +173,9 @@ class ByteFile:
     def _read_at(self, offset: int, length: int) -> bytes:
         parts, missing = [], length
         while missing:
-            part = self._pread(missing, offset)
+            part = os.pread(self._descriptor, missing, offset)
             if not part:
                 break
             parts.append(part)
             offset, missing = offset + len(part), missing - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _pread(self, length: int, offset: int) -> bytes:
-        if hasattr(os, "pread"):
-            return os.pread(self._descriptor, length, offset)
-        with self._lock:  # Windows has one position a descriptor
-            os.lseek(self._descriptor, offset, os.SEEK_SET)
-            return os.read(self._descriptor, length)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +35,6 @@ class Batch:
     fresh: NDArray[np.bool_]
 
 
-class Sampler(Protocol):
-    """Chooses windows. `rows` are rows of the global batch; a rank asks for its own."""
-
-    def place(self, step: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Offsets (R,) and freshness (R,) of these rows in global batch `step` (from 0)."""
-
-
 class RandomSampler:
     """Every window starts at a random byte; each start is equally likely, and held-out bytes are never touched."""
 
@@ -54,6 +46,7 @@ class RandomSampler:
         _check_room(runs, length, len(self.ends))
 
     def place(self, step: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Offsets (R,) and freshness (R,) of these rows of global batch `step` (from 0); a rank asks for its own."""
         drawn = uniform(self.seed, step, rows, below=int(self.ends[-1]))
         run = np.searchsorted(self.ends, drawn, side="right")
         before = np.where(run > 0, self.ends[run - 1], 0)
@@ -106,7 +99,7 @@ class TrainingWindows:
         if sampling not in SAMPLINGS:
             raise ConfigError(f"data.sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
         self.file, self.length, self.rows = file, length, rows
-        self.sampler: Sampler = (
+        self.sampler: RandomSampler | StreamSampler = (
             RandomSampler(parts.training_runs, length, seed)
             if sampling == "random"
             else StreamSampler(parts.training_runs, length, rows)

@@ -9,6 +9,8 @@ import shutil
 import sysconfig
 from pathlib import Path
 
+import pybind11
+
 from elman_core.registry.errors import KernelError
 
 
@@ -59,21 +61,12 @@ def pip_dirs(nvcc: Path, kind: str) -> list[Path]:
 
 
 def python_include_dirs() -> list[Path]:
-    """The folders of the headers of this Python and of pybind11.
-
-    Raises:
-        KernelError: one is not installed.
-    """
+    """The folders of the headers of this Python and of pybind11. Raises `KernelError` without Python's."""
     python = Path(sysconfig.get_path("include"))
     if not (python / "Python.h").is_file():
         version = sysconfig.get_python_version()
         raise KernelError(f"Python's own headers are missing (no {python}/Python.h): install python{version}-dev")
-    for package in ("pybind11", "torch"):  # torch ships them too
-        spec = importlib.util.find_spec(package)
-        folder = Path(spec.origin).parent / "include" if spec is not None and spec.origin else None
-        if folder is not None and (folder / "pybind11" / "pybind11.h").is_file():
-            return [python, folder]
-    raise KernelError("pybind11 is not installed: type `pip install pybind11`")
+    return [python, Path(pybind11.get_include())]
 
 
 def host_architecture() -> str:

@@ -25,6 +25,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from elman_core.registry.checks import one_line
 from elman_core.registry.errors import KernelError
 
 from . import build
@@ -153,7 +154,7 @@ def verify(
             except torch.OutOfMemoryError:  # says nothing about the kernel
                 raise
             except Exception as error:  # every fault of a kernel belongs in its report
-                report.faults.append(f"{case}: {type(error).__name__}: {_first_line(error)}")
+                report.faults.append(f"{case}: {one_line(error)}")
             report.cases = number
             if progress is not None:
                 progress(number, len(chosen))
@@ -328,10 +329,6 @@ def _full_precision_products() -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(torch.backends.cuda.matmul, name, value)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "")
 
 
 def failures(report: Report) -> Iterable[str]:

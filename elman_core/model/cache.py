@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Stati
 from elman_core.registry import ConfigError, State
 
 from .config import LadderConfig
-from .rollback import WINDOW, Tape, make_tape, map_state
+from .rollback import WINDOW, Replay, Snapshots, Tape, map_state
 from .state_file import load_states, save_states
 
 
@@ -57,7 +57,7 @@ class RecurrentLayer(CacheLayerMixin):
             kind: the mixer's `rollback`.
         """
         if self.tape is None and self.record_past:
-            self.tape = make_tape(kind, self.window)
+            self.tape = (Snapshots if kind == "snapshot" else Replay)(self.window)
         elif not self.record_past:
             self.tape = None
         return self.tape

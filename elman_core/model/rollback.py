@@ -10,7 +10,7 @@ Shapes: B batch, T new tokens, L recorded tokens, D width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,26 +33,6 @@ def map_state(fn: MapTensor, state: State | None) -> State | None:
     return None if state is None else {name: fn(t) for name, t in state.items()}
 
 
-class Tape(Protocol):
-    """The record of a residual branch. `window`: tokens at the end of a prompt that can be undone."""
-
-    window: int
-
-    def run(self, mixer: Mix, x_BTD: Tensor, state: State | None, mask_BT: Tensor | None) -> Mixed:
-        """The mixer's output for the new tokens and its state after them, recorded."""
-
-    def crop(self, n: int, state: State | None) -> State | None:
-        """The state without the last `n` tokens."""
-
-    def map(self, fn: MapTensor) -> None:
-        """Apply `fn` to every tensor: rows are reordered, repeated or selected."""
-
-
-def make_tape(kind: str, window: int = WINDOW) -> Tape:
-    """A tape for a mixer's `rollback`: "snapshot" or "replay"."""
-    return Snapshots(window) if kind == "snapshot" else Replay(window)
-
-
 def _too_many(n: int, recorded: int) -> ConfigError:
     return ConfigError(f"cannot undo {n} tokens: only {recorded} are recorded")
 
@@ -63,13 +43,18 @@ def _bulk(steps: int, state: State | None, window: int) -> int:
 
 
 class Snapshots:
-    """Runs the last tokens of a forward one by one and keeps the state before each."""
+    """The record of a residual branch: runs the last tokens of a forward one by one and keeps the state before each.
+
+    Args:
+        window: tokens at the end of a prompt that can be undone.
+    """
 
     def __init__(self, window: int = WINDOW) -> None:
         self.window = window
         self.past: list[State | None] = []
 
     def run(self, mixer: Mix, x_BTD: Tensor, state: State | None, mask_BT: Tensor | None) -> Mixed:
+        """The mixer's output for the new tokens and its state after them, recorded."""
         steps, outputs = x_BTD.shape[1], []
         bulk = _bulk(steps, state, self.window)
         if bulk:
@@ -85,6 +70,7 @@ class Snapshots:
         return torch.cat(outputs, 1), state
 
     def crop(self, n: int, state: State | None) -> State | None:
+        """The state without the last `n` tokens."""
         if n > len(self.past):
             raise _too_many(n, len(self.past))
         if n:
@@ -94,11 +80,13 @@ class Snapshots:
         return state
 
     def map(self, fn: MapTensor) -> None:
+        """Apply `fn` to every tensor: rows are reordered, repeated or selected."""
         self.past = [map_state(fn, s) for s in self.past]
 
 
 class Replay:
-    """Keeps the inputs of the recorded tokens and the state before them; runs them again when some are undone."""
+    """As `Snapshots`, but keeps the inputs of the recorded tokens and the state before them; runs them again when some are
+    undone."""
 
     def __init__(self, window: int = WINDOW) -> None:
         self.window = window
@@ -157,3 +145,6 @@ class Replay:
 
 def _run(mixer: Mix, x_BTD: Tensor, state: Any, mask_BT: Tensor) -> Mixed:
     return mixer(x_BTD, state, None if bool(mask_BT.all()) else mask_BT)
+
+
+Tape = Snapshots | Replay

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -31,46 +31,71 @@ class ElementwiseForm:
     maps: Mapping[str, float]
     vectors: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def biases(self) -> Mapping[str, float]:
+        return self.maps
 
-class ElementwiseMixer(WrapperMixer):
-    """A wrapper around (h_t, y_t) = cell(h_{t-1}, W x_t + b, …, p): parameters, initialisation, and the calls.
 
-    State: h (B, I), zeros at the start. Parameters: those of the wrapper; NAME.weight (I, I) and NAME.bias (I) of every map;
-    NAME (I) of every vector.
+class FormMixer(WrapperMixer):
+    """A wrapper around a recurrence whose parameters a form names: maps of the wrapper's x, and learned vectors.
+
+    Parameters beside the wrapper's, with N = `outputs`: NAME.weight (N, I) of every map, and NAME.bias (N) where it has one;
+    NAME (N) of every vector.
 
     Attributes:
-        form: its parts.
+        form: its parts: `maps`, `biases`: {map: bias at the start} and `vectors`: {name: value at the start}.
         forms: instead of `form`, the parts for each value of the option `form`.
     """
 
-    form: ClassVar[ElementwiseForm]
-    forms: ClassVar[Mapping[str, ElementwiseForm]] = {}
+    form: ClassVar[Any]
+    forms: ClassVar[Mapping[str, Any]] = {}
     config: Any
 
     @classmethod
-    def form_of(cls, config: Any) -> ElementwiseForm:
+    def form_of(cls, config: Any) -> Any:
         """The form that these options choose."""
         return cls.forms[config.form] if cls.forms else cls.form
 
     def build_cell(self, inner: int) -> None:
-        form = self.form_of(self.config)
+        form, width = self.form_of(self.config), self.outputs(inner, self.config)
         for name in form.maps:
-            self.add_module(name, nn.Linear(inner, inner))
+            self.add_module(name, nn.Linear(inner, width, bias=name in form.biases))
         for name in form.vectors:
-            self.register_parameter(name, nn.Parameter(torch.empty(inner)))
+            self.register_parameter(name, nn.Parameter(torch.empty(width)))
 
     @classmethod
     def cell_params(cls, inner: int, config: Any) -> int:
         form = cls.form_of(config)
-        return len(form.maps) * (inner * inner + inner) + len(form.vectors) * inner
-
-    def streams(self, x_TBI: Tensor) -> list[Tensor]:
-        """The kernel's inputs at each step; the outputs of the maps unless overridden."""
-        return linears([getattr(self, name) for name in self.form_of(self.config).maps], x_TBI)
+        return cls.outputs(inner, config) * (len(form.maps) * inner + len(form.biases) + len(form.vectors))
 
     def vectors(self) -> list[Tensor]:
         """The learned vectors as the kernel takes them; the parameters themselves unless overridden."""
         return [getattr(self, name) for name in self.form_of(self.config).vectors]
+
+    def matrices(self, weight: Tensor) -> Sequence[Tensor]:
+        """The parts of a map's weight that are drawn apart."""
+        return (weight,)
+
+    def reset_cell(self) -> None:
+        form = self.form_of(self.config)
+        for name in form.maps:
+            for matrix in self.matrices(getattr(self, name).weight):
+                xavier_uniform_(matrix)
+        for name, start in form.biases.items():
+            nn.init.constant_(getattr(self, name).bias, start)
+        for name, start in form.vectors.items():
+            nn.init.constant_(getattr(self, name), start)
+
+
+class ElementwiseMixer(FormMixer):
+    """A wrapper around (h_t, y_t) = cell(h_{t-1}, W x_t + b, …, p). State: h (B, I), zeros at the start."""
+
+    form: ClassVar[ElementwiseForm]
+    forms: ClassVar[Mapping[str, ElementwiseForm]] = {}
+
+    def streams(self, x_TBI: Tensor) -> list[Tensor]:
+        """The kernel's inputs at each step; the outputs of the maps unless overridden."""
+        return linears([getattr(self, name) for name in self.form_of(self.config).maps], x_TBI)
 
     def cell(
         self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags_TB: Tensor | None
@@ -81,12 +106,3 @@ class ElementwiseMixer(WrapperMixer):
 
     def backend(self) -> str:
         return self.form_of(self.config).kernel.backend(self.out_proj.weight.device, self.inner)
-
-    def reset_cell(self) -> None:
-        form = self.form_of(self.config)
-        for name, start in form.maps.items():
-            made = getattr(self, name)
-            xavier_uniform_(made.weight)
-            nn.init.constant_(made.bias, start)
-        for name, start in form.vectors.items():
-            nn.init.constant_(getattr(self, name), start)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from elman_core.kernels import Maps, MatrixKernel
 from elman_core.registry import State, StateSpec, option
 
+from .elementwise import FormMixer
 from .functional import self_gate
-from .init import xavier_uniform_
 from .linear import linears
-from .wrapper import WrapperConfig, WrapperMixer
+from .wrapper import WrapperConfig
 
 
 @dataclass(frozen=True)
@@ -46,43 +46,20 @@ class MatrixForm:
     inputs: Maps | None = None
 
 
-class MatrixWrapperMixer(WrapperMixer):
-    """A wrapper around (S_t, o_t) = cell(S_{t-1}, W u_t, …, p), y_t = g(o_t): parameters, initialisation, and the calls.
+class MatrixWrapperMixer(FormMixer):
+    """A wrapper around (S_t, o_t) = cell(S_{t-1}, W u_t, …, p), y_t = g(o_t). Parameters (H n, …) hold head after head.
 
-    Parameters beside the wrapper's: NAME.weight (H n, I), head after head, and NAME.bias (H n) where it has one, of
-    every map; NAME (H n) of every vector. State: S (B, H, n, n), rows keys and columns values, zeros at the start.
-
-    Attributes:
-        form: its parts.
-        forms: instead of `form`, the parts for each value of the option `form`.
+    State: S (B, H, n, n), rows keys and columns values, zeros at the start.
     """
 
     time = 1
     rollback = "replay"
     form: ClassVar[MatrixForm]
     forms: ClassVar[Mapping[str, MatrixForm]] = {}
-    config: Any
-
-    @classmethod
-    def form_of(cls, config: Any) -> MatrixForm:
-        """The form that these options choose."""
-        return cls.forms[config.form] if cls.forms else cls.form
 
     @classmethod
     def outputs(cls, inner: int, config: Any) -> int:
         return config.n_state * getattr(config, "n_heads", 1)
-
-    def build_cell(self, inner: int) -> None:
-        form, width = self.form_of(self.config), self.outputs(inner, self.config)
-        for name in form.maps:
-            self.add_module(name, nn.Linear(inner, width, bias=name in form.biases))
-        for name in form.vectors:
-            self.register_parameter(name, nn.Parameter(torch.empty(width)))
-
-    @classmethod
-    def cell_params(cls, inner: int, config: Any) -> int:
-        form = cls.form_of(config)
-        return cls.outputs(inner, config) * (len(form.maps) * inner + len(form.biases) + len(form.vectors))
 
     @classmethod
     def cell_state(cls, inner: int, config: Any) -> StateSpec:
@@ -97,10 +74,6 @@ class MatrixWrapperMixer(WrapperMixer):
     def scalars(self, x_BTI: Tensor) -> list[Tensor]:
         """The kernel's scalars, (B, T, H) each."""
         return []
-
-    def vectors(self) -> list[Tensor]:
-        """The kernel's params, (H n) each; the parameters themselves unless overridden."""
-        return [getattr(self, name) for name in self.form_of(self.config).vectors]
 
     def readout(self, o_BTx: Tensor, x_BTI: Tensor, z_BTI: Tensor | None) -> Tensor:
         """y from the readout o (B, T, H n): o silu(o) unless overridden."""
@@ -126,12 +99,5 @@ class MatrixWrapperMixer(WrapperMixer):
         kernel, n = self.form_of(self.config).kernel, self.config.n_state
         return kernel.backend(self.out_proj.weight.device, n, n) if isinstance(kernel, MatrixKernel) else "reference"
 
-    def reset_cell(self) -> None:
-        form = self.form_of(self.config)
-        for name in form.maps:
-            for head in getattr(self, name).weight.split(self.config.n_state):
-                xavier_uniform_(head)
-        for name, start in form.biases.items():
-            nn.init.constant_(getattr(self, name).bias, start)
-        for name, start in form.vectors.items():
-            nn.init.constant_(getattr(self, name), start)
+    def matrices(self, weight: Tensor) -> Sequence[Tensor]:
+        return weight.split(self.config.n_state)

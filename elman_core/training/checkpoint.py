@@ -60,10 +60,6 @@ class Progress:
     """tbptt: the state of every residual branch, for this rank's rows of the batch."""
 
 
-def checkpoint_name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
 def last_good(folder: Path, say: Callable[[str], None] = log.warning) -> Path | None:
     """The latest checkpoint whose checksums match, with a warning for each later one. None if there are no checkpoints.
 
@@ -118,7 +114,7 @@ def save_checkpoint(
 
     def write() -> Path:
         remove_leftovers(folder)
-        path = folder / checkpoint_name(progress.step)
+        path = folder / f"step-{progress.step:08d}"
         write_folder(
             path,
             lambda partial: _fill(partial, model, optimizer, progress, parts, about or {}),

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from elman_core.registry import ConfigError, ElmanError, RankError
 from elman_core.registry import errors as known
 
 from .launch import place, reached, several
-from .shutdown import Held, Holdings, in_time
+from .shutdown import in_time
 
 T = TypeVar("T")
 NOTE, SAID = "elman/failed", "elman/said"
@@ -37,7 +38,7 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1, local: int = 0, store: Any = None) -> None:
         self.rank, self.size, self.local, self.store = rank, size, local, store
         self.parted = False  # whether another rank is known to be gone
-        self.holdings = Holdings()
+        self._held: WeakSet[Any] = WeakSet()
 
     @property
     def main(self) -> bool:
@@ -111,9 +112,21 @@ class Ranks:
         each = count // self.size
         return range(self.rank * each, (self.rank + 1) * each)
 
-    def hold(self, held: Held) -> None:
-        """Have `held` release its collective operations before this rank disconnects."""
-        self.holdings.add(held)
+    def hold(self, held: Any) -> None:
+        """Call `held.release()`, if `held` still lives, before this rank disconnects: it holds collective operations.
+
+        NCCL closes or aborts a communicator only after every CUDA graph with one of its operations is destroyed, and waits for
+        that without a limit (`commDestroySync` in its src/init.cc, version 2.28).
+        """
+        self._held.add(held)
+
+    def release(self, wait: bool) -> None:
+        """Release all. `wait`: first let the device finish, which never happens if a rank it waits for is gone."""
+        if wait and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        for held in list(self._held):
+            held.release()
+        self._held.clear()
 
     # the failure of one ends all
 
@@ -223,7 +236,7 @@ def leave(well: bool = True, code: int = 0) -> None:
     ranks, _joined = _joined, None
     reached("parting")
     with in_time(code):
-        ranks.holdings.release(wait=well)
+        ranks.release(wait=well)
         if well:
             dist.destroy_process_group()
         else:

@@ -15,7 +15,7 @@ from elman_core.data import ByteFile
 from elman_core.registry import ConfigError, DataError
 
 from .distributed import Ranks
-from .objective import Outputs, States, forward_loss, require_constant_state
+from .objective import Outputs, States, forward_loss, mapped, require_constant_state
 
 
 def on_windows(
@@ -81,9 +81,7 @@ def on_everything(model: Any, file: ByteFile, length: int, rows: int, most: int 
             nats += more
         rest = scored - part * rows  # fewer than `rows` bytes at the end continue the last part
         if rest:
-            tail = (
-                None if states is None else [None if s is None else {n: t[-1:] for n, t in s.items()} for s in states]
-            )
+            tail = mapped(lambda t: t[-1:], states)
             nats += _nats(model, file.windows(np.array([part * rows]), rest + 1), tail)[0]
     return _result(nats, scored)
 

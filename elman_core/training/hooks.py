@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -39,16 +39,15 @@ def call(name: str, **arguments: Any) -> list[Any]:
         raise PluginError(f"plugin {_culprit(hook, running)} failed in {name}: {one_line(error)}") from error
 
 
-def hook_plugins() -> dict[str, list[str]]:
-    """The plugins behind each hook of a run."""
-    found = {n: sorted(i.plugin_name for i in getattr(plugins().hook, n).get_hookimpls()) for n in (*OBSERVE, *ACT)}
+def hook_plugins(hooks: Sequence[str] = (*OBSERVE, *ACT)) -> dict[str, list[str]]:
+    """The plugins behind each of these hooks of a run."""
+    found = {n: sorted(i.plugin_name for i in getattr(plugins().hook, n).get_hookimpls()) for n in hooks}
     return {name: names for name, names in found.items() if names}
 
 
 def acting() -> dict[str, list[str]]:
     """The plugins that change a training, by hook: for the manifest."""
-    found = {name: [i.plugin_name for i in getattr(plugins().hook, name).get_hookimpls()] for name in ACT}
-    return {name: names for name, names in found.items() if names}
+    return hook_plugins(ACT)
 
 
 def watched() -> bool:

@@ -27,6 +27,7 @@ from .display import Display
 from .distributed import Ranks
 from .hooks import acting, call, loss_terms, watched
 from .launch import reached
+from .metrics import read_metrics
 from .modes import choose_mode, make_step
 from .objective import require_constant_state
 from .optim import Optimizer
@@ -36,7 +37,7 @@ from .prefetch import Feed
 from .protocol import card_rows
 from .rank_signals import RankSignals, listening
 from .rank_tensors import is_sharded
-from .run import RunFolder, memory_in_use, now, summary
+from .run import RunFolder, memory_in_use, now
 from .schedule import Schedule
 from .settings import Settings
 from .step import Done, OneProcess, StepValues, TrainStep, Windows
@@ -413,7 +414,7 @@ class Trainer:
     # the end
 
     def _end(self, status: str, signum: int = 0) -> Result:
-        result = self.ranks.first(lambda: summary(self.path, self.folder.id))
+        result = self.ranks.first(lambda: read_metrics(self.path, self.folder.id).summary())
         self.folder.update(status=status, ended=now(), steps_done=self.step, result=result, kernels=used())
         self.display.end(self.path, self.step, status, result, self.saved[1])
         return Result(status, self.step, signum, self.saved[1])

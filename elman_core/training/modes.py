@@ -21,7 +21,7 @@ from elman_core.registry import ConfigError, KernelError
 
 from .distributed import everywhere
 from .hooks import acting
-from .objective import States, restart
+from .objective import States, mapped, restart
 from .settings import Settings
 from .step import Done, TrainStep, Windows
 
@@ -160,7 +160,7 @@ class CapturedStep:
         return self.step.where_it_failed(windows, again)
 
     def _record(self, windows: Windows) -> None:
-        self._given = Windows(windows.tokens.clone(), None, _clones(windows.carry))
+        self._given = Windows(windows.tokens.clone(), None, mapped(torch.clone, windows.carry))
         if windows.carry is not None:
             assert windows.fresh is not None
             self._fresh_B = windows.fresh[:, 0].to(self.step.device)
@@ -211,10 +211,6 @@ class CapturedStep:
             for mine, theirs in _pairs(given.carry, windows.carry):
                 if mine is not theirs:
                     mine.copy_(theirs)
-
-
-def _clones(carry: States | None) -> States | None:
-    return None if carry is None else [None if s is None else {n: t.clone() for n, t in s.items()} for s in carry]
 
 
 def _pairs(one: States, two: States) -> Iterator[tuple[Tensor, Tensor]]:

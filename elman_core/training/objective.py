@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from elman_core.kernels.runtime import autocast_dtype
 from elman_core.model import LadderCache
+from elman_core.model.rollback import MapTensor, map_state
 from elman_core.nn import linear_cross_entropy
 from elman_core.registry import ConfigError, State
 
@@ -135,9 +136,9 @@ def initial_states(model: Any) -> States:
         model.train(was_training)
 
 
-def detached(states: States) -> States:
-    """The same numbers without their history."""
-    return [None if s is None else {n: t.detach() for n, t in s.items()} for s in states]
+def mapped(fn: MapTensor, states: States | None) -> States | None:
+    """`fn` on every tensor; None, the states before the first byte, stays None."""
+    return None if states is None else [map_state(fn, state) for state in states]
 
 
 def require_constant_state(model: Any, why: str) -> None:

@@ -45,11 +45,12 @@ def kind_of(settings: Settings, ranks: Ranks) -> str:
     train = settings.train
     if ranks.size == 1:
         return "none"
-    if train.batch_size % (ranks.size * train.accumulate):
+    unit = ranks.size * train.accumulate
+    if train.batch_size % unit:
         raise ConfigError(
             f"train.batch_size {train.batch_size} does not divide into {ranks.size} ranks"
             + (f" of {train.accumulate} micro-batches" if train.accumulate > 1 else "")
-            + f": the nearest that does is {_nearest(train.batch_size, ranks.size * train.accumulate)}"
+            + f": the nearest that does is {max(unit, round(train.batch_size / unit) * unit)}"
         )
     kind = "ddp" if train.parallel == "auto" else train.parallel
     if kind == "fsdp" and train.optimizer != "adamw":
@@ -208,7 +209,3 @@ class Sharded(Shared):
 
     def norm(self, grads: Iterable[Tensor]) -> Tensor:
         return whole(get_total_norm(list(grads)))
-
-
-def _nearest(count: int, unit: int) -> int:
-    return max(unit, round(count / unit) * unit)

@@ -9,7 +9,6 @@ import os
 import platform
 import shlex
 import shutil
-import statistics
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,11 +28,12 @@ from elman_core.storage import (
     write_text,
 )
 
+from .metrics import METRICS
 from .settings import RESUMABLE, RETUNABLE
 
 log = logging.getLogger("elman_core")
 
-MANIFEST, METRICS, CONSOLE, CHECKPOINTS = "manifest.json", "metrics.jsonl", "console.log", "checkpoints"
+MANIFEST, CONSOLE, CHECKPOINTS = "manifest.json", "console.log", "checkpoints"
 LOCK = ".lock"
 
 
@@ -242,28 +242,6 @@ def _read_lines(path: Path, run: str) -> tuple[list[dict[str, Any]], int]:
         texts = file.read_bytes().split(b"\n") if file.exists() else [b""]
     lines = [read_line(text, run) for text in texts[:-1]]
     return [line for line in lines if line is not None], lines.count(None)
-
-
-def read_metrics(path: Path, run: str) -> list[dict[str, Any]]:
-    """The intact lines of metrics.jsonl. `run`: the id of the run."""
-    return _read_lines(path, run)[0]
-
-
-def summary(path: Path, run: str) -> dict[str, Any]:
-    """The figures of a run: held-out bits per byte (last), mean loss of the last 100 steps, median tok/s, peak memory."""
-    lines = read_metrics(path, run)
-    steps = [line for line in lines if line["kind"] == "step"]
-    evaluations = [line for line in lines if line["kind"] == "evaluation"]
-    figures: dict[str, Any] = {}
-    if evaluations:
-        figures["bits_per_byte"] = evaluations[-1]["bits_per_byte"]
-        figures["evaluated_at"] = evaluations[-1]["step"]
-    if steps:
-        figures["loss_last_100_steps"] = statistics.fmean(line["loss"] for line in steps[-100:])
-        figures["tok_s"] = statistics.median(line["tok_s"] for line in steps[len(steps) // 10 :])
-        figures["peak_memory"] = max(line["memory"] for line in steps)
-        figures["bytes_seen"] = steps[-1]["bytes_seen"]
-    return figures
 
 
 def _lock(path: Path) -> Lock | None:

@@ -28,12 +28,13 @@ from .distributed import Ranks, join
 from .hooks import acting
 from .launch import reached
 from .loop import Trainer
+from .metrics import read_metrics
 from .modes import choose_mode
 from .optim import Optimizer
 from .parallel import check_ranks, kind_of, make_processes, parallel_facts
 from .precision import has_bf16, pick_device
 from .protocol import protocol, protocol_hash
-from .run import Elsewhere, RunFolder, git_commit, hardware, manifest_to_resume, now, read_metrics, versions
+from .run import Elsewhere, RunFolder, git_commit, hardware, manifest_to_resume, now, versions
 from .schedule import Schedule
 from .settings import RETUNABLE, Settings, resolve, resumed_settings
 
@@ -331,7 +332,7 @@ def _last_checkpoint(folder: RunFolder) -> Path | None:
 
 def _last_evaluation(path: Path, run: str) -> tuple[int, dict[str, Any] | None]:
     """Its step and result; (-1, None) if there was none with a finite loss."""
-    lines = [line for line in read_metrics(path, run) if line["kind"] == "evaluation" and math.isfinite(line["loss"])]
+    lines = [line for line in read_metrics(path, run).evaluations if math.isfinite(line["loss"])]
     return (lines[-1]["step"], {k: v for k, v in lines[-1].items() if k != "kind"}) if lines else (-1, None)
 
 

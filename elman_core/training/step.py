@@ -22,7 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from elman_core.model.graph import Sent
 
 from .failures import first_bad
-from .objective import Outputs, States, detached, forward_loss
+from .objective import Outputs, States, forward_loss, mapped
 from .optim import Optimizer
 from .precision import compute_in, full_precision_in
 from .settings import TrainSettings
@@ -47,9 +47,7 @@ class Windows:
 
     def rows(self, some: slice) -> Windows:
         """The windows of some rows."""
-        carry = self.carry
-        if carry is not None:
-            carry = [None if s is None else {n: t[some] for n, t in s.items()} for s in carry]
+        carry = mapped(lambda t: t[some], self.carry)
         return Windows(self.tokens[some], None if self.fresh is None else self.fresh[some], carry)
 
 
@@ -208,7 +206,7 @@ class TrainStep:
                 total += outputs.loss.detach() / share
                 for name, value in added.items():
                     terms[name] = terms.get(name, 0) + value.detach() / share
-                carry.append(None if outputs.states is None else detached(outputs.states))
+                carry.append(mapped(Tensor.detach, outputs.states))
         return torch.stack([total, *terms.values()]), tuple(terms), _join_rows(carry) if self.carries else None
 
     def autocast(self) -> AbstractContextManager[Any]:

@@ -1,7 +1,6 @@
 """The GPUs of this machine: which this user may take, and whether one is free.
 
-`Monitor` is all that the scheduler knows of a driver. `Nvml` is the real one: NVIDIA's management library
-(`pip install nvidia-ml-py`).
+`Nvml` is all that the scheduler knows of a driver: NVIDIA's management library (`pip install nvidia-ml-py`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from elman_core.registry.errors import ConfigError, ElmanError
 
@@ -45,19 +44,6 @@ class Look:
     memory: int
     utilisation: int | None
     pids: frozenset[int]
-
-
-class Monitor(Protocol):
-    """The questions to a driver."""
-
-    def gpus(self) -> list[Gpu]:
-        """Every GPU of this machine, by index; none without a driver."""
-
-    def look(self, uuid: str) -> Look:
-        """The state of a GPU. Raises `GpuLostError`."""
-
-    def strangers(self, look: Look, own: Collection[int]) -> list[str]:
-        """The processes in `look` that are not in `own`, in words: "pid 4711 (python)"."""
 
 
 def busy(look: Look, strangers: Sequence[str]) -> str:
@@ -138,12 +124,13 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of Linux
 
 
 class Nvml:
-    """`Monitor` of this machine's NVIDIA GPUs. `library`: pynvml, or None without a driver."""
+    """Questions to the driver of this machine's NVIDIA GPUs. `library`: pynvml, or None without a driver."""
 
     def __init__(self, library: Any) -> None:
         self._nvml = library
 
     def gpus(self) -> list[Gpu]:
+        """Every GPU of this machine, by index; none without a driver."""
         n = self._nvml
         found = []
         for index in range(n.nvmlDeviceGetCount() if n else 0):
@@ -157,6 +144,7 @@ class Nvml:
         return found
 
     def look(self, uuid: str) -> Look:
+        """The state of a GPU. Raises `GpuLostError`."""
         n, handle = self._nvml, self._handle(uuid)
         try:
             pids = {p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(handle)}
@@ -170,7 +158,9 @@ class Nvml:
         return Look(max(0, int(memory.used) - shown), None if use is None else int(use.gpu), frozenset(pids))
 
     def strangers(self, look: Look, own: Collection[int]) -> list[str]:
-        """In a container, process numbers differ from the driver's, so none of them is known to be the job's. Then one process
+        """The processes in `look` that are not in `own`, in words: "pid 4711 (python)".
+
+        In a container, process numbers differ from the driver's, so none of them is known to be the job's. Then one process
         on a job's GPU is taken for the job, and each further process for a stranger.
         """
         others = sorted(look.pids - set(own))

@@ -17,7 +17,7 @@ from elman_core.locks import is_locked, lock_soon
 from elman_core.registry.errors import CheckpointError
 from elman_core.storage import read_json, storage_errors
 
-from .gpus import GpuLostError, Monitor
+from .gpus import GpuLostError, Nvml
 from .job import Attempt, Ending, Job, Slot
 from .slots import CpuSlots, GpuSlots
 
@@ -45,7 +45,7 @@ class LocalExecutor:
         tethered: whether jobs save and end when this process is gone, instead of running on.
     """
 
-    def __init__(self, slots: GpuSlots | CpuSlots, monitor: Monitor | None = None, tethered: bool = False) -> None:
+    def __init__(self, slots: GpuSlots | CpuSlots, monitor: Nvml | None = None, tethered: bool = False) -> None:
         self.slots, self.monitor = slots, monitor
         self.holder = str(os.getpid()) if tethered else ""
 

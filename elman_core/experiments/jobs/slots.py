@@ -10,7 +10,7 @@ from pathlib import Path
 from elman_core.locks import MACHINE_WIDE, Lock, holder, is_locked
 from elman_core.registry.errors import ConfigError
 
-from .gpus import Gpu, GpuLostError, Monitor, busy
+from .gpus import Gpu, GpuLostError, Nvml, busy
 from .job import Slot
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -25,7 +25,7 @@ class GpuSlots:
         gpus: the GPUs that may be taken. monitor: the driver. folder: of the locks, one file per GPU, named by its UUID.
     """
 
-    def __init__(self, gpus: Sequence[Gpu], monitor: Monitor, folder: Path | None = None) -> None:
+    def __init__(self, gpus: Sequence[Gpu], monitor: Nvml, folder: Path | None = None) -> None:
         self.gpus, self.monitor, self.folder = list(gpus), monitor, folder or lock_folder()
         self.held: dict[str, Lock] = {}
         self.why: dict[str, str] = {}  # for each GPU, why it could not be taken when last tried
@@ -72,12 +72,7 @@ class GpuSlots:
         except BlockingIOError:
             self.why[gpu.uuid] = f"gpu {gpu.index}: taken by {holder(lock_file)}"
             return False
-        try:
-            look = self.monitor.look(gpu.uuid)
-            reason = busy(look, self.monitor.strangers(look, ()))
-        except GpuLostError as error:
-            reason = str(error)
-        if reason:
+        if reason := _why_busy(gpu, self.monitor):
             lock.close()
             self.why[gpu.uuid] = f"gpu {gpu.index}: {reason}"
             return False
@@ -126,16 +121,21 @@ class CpuSlots:
         return
 
 
-def survey(gpus: Sequence[Gpu], monitor: Monitor, folder: Path | None = None) -> list[dict[str, str]]:
+def _why_busy(gpu: Gpu, monitor: Nvml) -> str:
+    """Why a GPU that no scheduler has taken is not free, or an empty string."""
+    try:
+        look = monitor.look(gpu.uuid)
+        return busy(look, monitor.strangers(look, ()))
+    except GpuLostError as error:
+        return str(error)
+
+
+def survey(gpus: Sequence[Gpu], monitor: Nvml, folder: Path | None = None) -> list[dict[str, str]]:
     """The state of each GPU for `elman jobs status`: "free", who took it, or why it is not free."""
     rows = []
     folder = folder or lock_folder()
     for gpu in gpus:
-        try:
-            look = monitor.look(gpu.uuid)
-            reason = busy(look, monitor.strangers(look, ())) or "free"
-        except GpuLostError as error:
-            reason = str(error)
+        reason = _why_busy(gpu, monitor) or "free"
         if is_locked(folder / f"{gpu.uuid}.lock"):
             reason = f"taken by {holder(folder / f'{gpu.uuid}.lock')}"
         rows.append({"gpu": str(gpu.index), "name": gpu.name, "uuid": gpu.uuid, "state": reason})

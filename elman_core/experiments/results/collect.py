@@ -13,16 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from elman_core.registry import ConfigError
+from elman_core.training.metrics import WINDOW, progress
 
 from .identity import differences, hash_of, labels, protocols_of
-from .metrics import progress
 from .notes import notes
 from .rows import Figure, Group, Results, Row, merge_seeds, tuned_of, with_choices
 from .runs import Run
-
-WINDOW = 100
-"""Number of optimizer steps over which losses are averaged."""
-
 
 # For `--sort`: the figure (none: the model's name), and whether small (1) or large (-1) values come first.
 SORTS = {
@@ -95,7 +91,7 @@ def _figures(run: Run, tokens: int | None) -> dict[str, float]:
     """The figures of one run. A run that ended well has a summary in its manifest; for others the metrics are read."""
     result = dict(run.manifest.get("result") or {})
     if run.standing[0] not in ("ok", "contended") or "bytes_seen" not in result:
-        result = summarise(run)
+        result = run.metrics.summary(tokens_per_step(run) or 0)
     figures: dict[str, float] = {}
     parameters = run.manifest.get("parameters", run.job.get("parameters"))
     for name, value in {
@@ -132,25 +128,6 @@ def _progress(run: Run, figures: Mapping[str, Figure]) -> float | None:
     return None
 
 
-def summarise(run: Run) -> dict[str, Any]:
-    """The figures that a training writes into its manifest at its end, from the metrics so far."""
-    metrics, found = run.metrics, {}
-    if metrics.evaluations and "bits_per_byte" in metrics.evaluations[-1]:
-        found["bits_per_byte"] = metrics.evaluations[-1]["bits_per_byte"]
-    if not len(metrics):
-        return found
-    if losses := metrics.known("loss", -WINDOW):
-        found["loss_last_100_steps"] = statistics.fmean(losses)
-    if speeds := metrics.known("tok_s", len(metrics) // 10):
-        found["tok_s"] = statistics.median(speeds)
-    if memory := metrics.known("memory"):
-        found["peak_memory"] = max(memory)
-    seen = metrics.known("bytes_seen", -1) or [(tokens_per_step(run) or 0) * metrics.column("step")[-1]]
-    if seen[0]:
-        found["bytes_seen"] = seen[0]
-    return found
-
-
 def chosen(runs: Sequence[Run]) -> list[Run]:
     """The runs with the best value of each tuned setting."""
     rows = with_choices([_row(run, "", None) for run in runs])
@@ -172,7 +149,7 @@ def _common_tokens(runs: Iterable[Run]) -> int | None:
     for run in runs:
         ended = run.standing[0] in ("ok", "contended")
         seen = (run.manifest.get("result") or {}).get("bytes_seen") if ended else None
-        seen = seen or summarise(run).get("bytes_seen")
+        seen = seen or run.metrics.summary(tokens_per_step(run) or 0).get("bytes_seen")
         if seen:
             (finished if ended else begun).append(int(seen))
     return min(finished or begun, default=None)

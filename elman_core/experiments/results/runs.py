@@ -19,8 +19,7 @@ from typing import Any
 from elman_core.locks import fcntl, is_locked
 from elman_core.registry import CheckpointError, ConfigError
 from elman_core.storage import read_json
-
-from .metrics import METRICS, Metrics, read_metrics
+from elman_core.training.metrics import METRICS, Metrics, read_metrics
 
 MANIFEST, SUITE = "manifest.json", "suite.json"
 UNFINISHED = ("starting", "running")

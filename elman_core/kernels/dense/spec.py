@@ -40,11 +40,7 @@ CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Any) -> KernelSpec:
-    """The spec of a dense kernel; with tied weights, x and b replace u.
-
-    Args:
-        kernel: the `DenseKernel`. operator: of `torch.library`.
-    """
+    """The spec of a `DenseKernel` and its operator; with tied weights, x and b replace u."""
     tied = cell.bare is not None
     names = ("x" if tied else "u", *cell.extras, "w", *(("b",) if tied else ()), "h0")
 

@@ -20,11 +20,7 @@ _WIDTHS = (512, 768, 1024)  # for which `elman build` compiles
 
 
 def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: Any) -> KernelSpec:
-    """The spec of a gated kernel.
-
-    Args:
-        kernel: the `GatesKernel`. operator: of `torch.library`.
-    """
+    """The spec of a `GatesKernel` and its operator."""
     names = ("u", "w", "b", *cell.states)
 
     def make_inputs(case: Case, generator: torch.Generator) -> Inputs:

@@ -56,17 +56,7 @@ class Maps:
 
 @dataclass(frozen=True)
 class MatrixCell(Cell):
-    """A matrix-state cell: the names of its inputs beside q and k, and its template arguments.
-
-    Attributes:
-        vectors: inputs like q and k. lines: inputs per line, v first. scalars: inputs per head. params: learned constants per
-            line.
-        optional: the last scalar, if it may be None. options: bools, the cell's template arguments; one more argument says
-            whether the optional scalar is given. shared: which of q, k and the lines all heads share.
-        elementwise: whether the header says `elementwise` or `energy`.
-        maps: the maps of the inputs that the variant uses. rows: sizes that `elman build` compiles.
-        adjust: see `MatrixKernel`.
-    """
+    """A matrix-state cell. `MatrixKernel` describes the attributes; here, v is the first of the lines."""
 
     lines: tuple[str, ...] = ("v",)
     scalars: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from elman_core.storage import read_line
 
 METRICS = "metrics.jsonl"
 COLUMNS = ("step", "loss", "lr", "grad_norm", "tok_s", "memory", "seconds", "bytes_seen")
+WINDOW = 100
+"""Number of optimizer steps over which losses are averaged."""
 TAIL = 1 << 14  # bytes at the end of the file; a line has some hundred
 
 
@@ -46,6 +49,28 @@ class Metrics:
     def known(self, name: str, first: int = 0) -> list[float]:
         """The finite values of a column, from the step at index `first` on (which may count from the end)."""
         return [v for v in self.columns[name][first:] if math.isfinite(v)]
+
+    def summary(self, tokens_per_step: int = 0) -> dict[str, Any]:
+        """The figures of a run so far: last held-out bits per byte, mean loss of the last 100 steps, median tok/s, peak memory.
+
+        Args:
+            tokens_per_step: bytes, for older runs, whose steps do not say how many they have seen.
+        """
+        found: dict[str, Any] = {}
+        if self.evaluations and "bits_per_byte" in self.evaluations[-1]:
+            last = self.evaluations[-1]
+            found |= {"bits_per_byte": last["bits_per_byte"], "evaluated_at": last["step"]}
+        if not len(self):
+            return found
+        if losses := self.known("loss", -WINDOW):
+            found["loss_last_100_steps"] = statistics.fmean(losses)
+        if speeds := self.known("tok_s", len(self) // 10):
+            found["tok_s"] = statistics.median(speeds)
+        if memory := self.known("memory"):
+            found["peak_memory"] = int(max(memory))
+        if seen := (self.known("bytes_seen", -1) or [tokens_per_step * self.column("step")[-1]])[0]:
+            found["bytes_seen"] = int(seen)
+        return found
 
 
 class _Lines:
