@@ -9,7 +9,7 @@ from scheduler_helpers import shell_job
 
 from elman_core.cli._board import Board
 from elman_core.experiments.jobs.job import Attempt, State
-from elman_core.experiments.results import metrics as metrics_module
+from elman_core.training import metrics as metrics_module
 from elman_core.training.metrics import progress
 from elman_core.training.settings import TrainSettings
 
