@@ -12,6 +12,12 @@ def pytest_collection_finish() -> None:
     torch.set_num_threads(1)  # threads of several workers would wait for each other's processors
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU here")
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """The text of the tiny trainings. Tests read it only."""

@@ -3,7 +3,6 @@
 from functools import cache
 
 import pytest
-import torch
 from emulated import LIBRARY, compile_emulated
 
 from elman_core.kernels import launch
@@ -47,7 +46,7 @@ def compiled(tmp_path_factory):
     return emulated_modules(tmp_path_factory.mktemp("emulated"))
 
 
-on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+on_a_gpu = pytest.mark.gpu
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=on_a_gpu)])

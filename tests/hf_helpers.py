@@ -51,13 +51,10 @@ every_kind = pytest.mark.parametrize("variant", KINDS)
 
 
 @pytest.fixture(autouse=True)
-def quick():
-    """In each test of a file that imports this: one thread, and no graph of gradients."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def no_gradients():
+    """In each test of a file that imports this: no graph of gradients."""
     with torch.no_grad():
         yield
-    torch.set_num_threads(threads)
 
 
 def tiny(variant, depth=2, seed=0, dtype=torch.float64, **config):

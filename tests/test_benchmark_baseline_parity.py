@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "baseline_parity.py"
 BRANCHES = ["GRUMixer", "LSTMMixer", "Attention", "SwiGLU", "Mamba2", "GatedDeltaNet"]
@@ -31,20 +30,11 @@ def test_every_baseline_is_as_near_to_float64_as_16_bits_allow(script: ModuleTyp
         assert 1e-5 < row["output"] < 0.05, "16 bits were not used, or something is wrong"
 
 
-def test_a_wrong_gradient_fails(script: ModuleType) -> None:
-    truth = {"y": torch.ones(3), "w": torch.ones(3)}
-    assert script.errors({"y": torch.ones(3), "w": 1.1 * torch.ones(3)}, truth)["w"] == pytest.approx(0.1)
-    with pytest.raises(AssertionError, match="one side only"):
-        script.errors({"y": torch.ones(3)}, truth)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "module"), [("mamba2", "mamba_ssm"), ("gdn", "fla")])
 def test_kernels_and_the_librarys_own_layer_are_right_on_a_gpu(
     script: ModuleType, name: str, module: str, tmp_path: Path
 ) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no NVIDIA GPU here")
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
     found = script.main(["--only", name, "--out", str(tmp_path / "parity.json")])

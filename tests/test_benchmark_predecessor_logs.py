@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from predecessor_logs import main, read_log
+from predecessor_logs import read_log
 
 
 def write_log(
@@ -41,12 +41,6 @@ def test_a_line_across_the_edge_of_the_window_counts_with_its_share(tmp_path):
     assert log.mean_loss() == pytest.approx((60 * 5.0 + 40 * 3.0) / 100)
 
 
-def test_cut_lines_and_steps_done_again(tmp_path):
-    path = write_log(tmp_path / "a.log", [2.0, 1.9, 1.8, 1.7])
-    path.write_text(path.read_text() + "step     30 | loss 1.6000 | lr 3e-4 | grad 1 | tok/s 4\nstep     40 | lo")
-    assert [(step, loss) for step, loss, _ in read_log(path).lines] == [(10, 2.0), (20, 1.9), (30, 1.6)]
-
-
 @pytest.mark.parametrize(
     ("losses", "end", "status"),
     [([2.0], "\n", "incomplete"), ([2.0], "\nTraceback (most recent call last):\n  x\n", "crashed"),
@@ -69,14 +63,3 @@ def test_what_cannot_be_corrected_is_named(tmp_path):
         log = read_log(write_log(tmp_path / name, [2.0] * len(more.get("rates", [0])), **more))
         assert note in " ".join(log.notes), name
         assert bool(log.notes) == bool(note)
-
-
-def test_the_script_prints_a_table(tmp_path, capsys):
-    write_log(tmp_path / "good.log", [2.0] * 20)
-    write_log(tmp_path / "nan.log", [1.0, math.nan])
-    (tmp_path / "notes.txt").write_text("step by step | loss of time")
-    assert main([str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("| model |")
-    assert said.index("good.log") < said.index("nan.log")
-    assert main([str(tmp_path / "notes.txt")]) == 2

@@ -36,11 +36,6 @@ def test_a_changed_result_changes_the_pages(tmp_path: Path, monkeypatch: pytest.
     assert all("0123456" in table() for page, of in readme.PAGES.items() if page not in plain for table in of.values())
 
 
-def test_missing_marks_are_said() -> None:
-    with pytest.raises(ValueError, match="no marks for the table 'models'"):
-        readme.rendered("# nothing\n", readme.PAGES["README.md"])
-
-
 def test_what_is_said_of_a_row_stands_beside_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = json.loads((readme.RESULTS / "training_step_h200.json").read_text())
     for row in data["rows"]:

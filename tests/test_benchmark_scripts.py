@@ -155,13 +155,6 @@ def test_scaling_has_settings_that_exist_and_a_batch_that_grows_with_the_gpus(gp
         assert train.parallel == ("auto" if gpus == 1 else "fsdp" if kind == "fsdp" else "ddp")
 
 
-def test_efficiency_is_relative_to_one_gpu() -> None:
-    rows = [{"model": "a", "gpus": 1, "tok_s": 100}, {"model": "a", "gpus": 4, "tok_s": 380}, {"model": "b", "gpus": 4}]
-    made = scaling.with_efficiency(rows)
-    assert (made[1]["times_one"], made[1]["efficiency"]) == (3.8, 0.95)
-    assert "efficiency" not in made[2]
-
-
 # a day with a GPU ----------------------------------------------------------------------------------------------------
 
 

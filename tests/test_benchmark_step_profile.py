@@ -18,10 +18,6 @@ def test_overlap_counts_once_as_busy_and_gaps_are_idle():
     assert "| 1 others | 0.5 | 0.2 |" in text
 
 
-def test_nothing_took_no_time():
-    assert summarize([], steps=1).idle == 0
-
-
 def test_operations_on_a_cpu_are_in_the_table(tmp_path):
     x = torch.randn(64, 64)
     found = profile_steps(lambda: [x @ x for _ in range(6)], 3, torch.device("cpu"))

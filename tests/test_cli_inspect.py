@@ -126,15 +126,6 @@ def test_doctor_says_how_to_get_a_missing_compiler(
     assert "install" in rows["C++ compiler"]["fix"]
 
 
-def test_tables_align_and_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "48")
-    text = table([["a", "1", "one two three four five six seven"], ["long", "1000", "x"]], ("name", "number", ""))
-    assert text.splitlines()[0] == "  name  number"
-    assert text.splitlines()[1] == "  a          1  one two three four five six"
-    assert text.splitlines()[2] == "                seven"
-    assert text.splitlines()[3] == "  long    1000  x"
-
-
 def test_no_line_of_a_table_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     narrow = table([["name", "some words " * 9], ["n" * 40, "some words " * 9], ["n" * 40, "words"]])

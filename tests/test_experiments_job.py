@@ -1,7 +1,6 @@
 """What is written about a job: read back as it was, never half, and never taken for another's."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from elman_core.experiments.jobs.job import (
     status_of,
     write_state,
 )
-from elman_core.registry import CheckpointError, ConfigError, StorageError
+from elman_core.registry import CheckpointError, ConfigError
 
 
 def job(folder: Path, **changes) -> Job:
@@ -34,11 +33,6 @@ def test_a_state_reads_back_as_it_was_written(tmp_path):
     write_state(tmp_path / "jobs/a.json", state)
     assert read_state(tmp_path / "jobs/a.json", "a") == state
     assert [p.name for p in (tmp_path / "jobs").iterdir()] == ["a.json"]
-
-
-def test_a_job_without_a_file_waits(tmp_path):
-    state = read_state(tmp_path / "a.json", "a")
-    assert (state.status, state.attempts, state.unfinished) == ("waiting", [], True)
 
 
 def test_the_file_has_the_documented_keys(tmp_path):
@@ -69,27 +63,10 @@ def test_a_state_of_another_job_is_not_taken(tmp_path):
         read_state(tmp_path / "a.json", "a")
 
 
-def test_a_failing_disk_keeps_the_state_before(tmp_path, monkeypatch):
-    write_state(tmp_path / "a.json", State("a", "running"))
-
-    def fail(_descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(StorageError, match="No space left"):
-        write_state(tmp_path / "a.json", State("a", "ok"))
-    assert read_state(tmp_path / "a.json", "a").status == "running"
-
-
 @pytest.mark.parametrize("id", ["", "a/b", "../a", "a b", "-x", "é"])
 def test_a_name_that_cannot_be_a_file_is_refused(tmp_path, id):
     with pytest.raises(ConfigError, match="name of a job"):
         job(tmp_path, id=id)
-
-
-def test_each_attempt_has_its_own_log(tmp_path):
-    one = job(tmp_path, log=tmp_path / "logs/e-lr0.001-s1.log")
-    assert one.attempt_log(2).name == "e-lr0.001-s1.2.log"
 
 
 CODES = {0: "ok", 1: "crashed", 2: "crashed", 3: "oom", 4: "diverged", 5: "crashed", 6: "timeout", None: "lost"}

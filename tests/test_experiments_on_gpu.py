@@ -17,10 +17,7 @@ from elman_core.experiments.jobs.gpus import monitor
 from elman_core.experiments.jobs.local import LocalExecutor
 from elman_core.experiments.jobs.slots import GpuSlots
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 HOLD = "import time, torch; x = torch.zeros(2**28, device='cuda'); print('on', flush=True); time.sleep({seconds})"
 

@@ -11,10 +11,7 @@ import train_helpers
 from elman_core.experiments.probe import largest, probe
 from elman_core.registry import OutOfMemoryError
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 GIB = 2**30
 MODEL = ("model.hidden_size=512", "model.num_hidden_layers=4", "train.chunk_size=256", "train.device=cuda")
 

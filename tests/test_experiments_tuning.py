@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import test_experiments_suite
 from scheduler_helpers import cpu_executor, schedule, shell_job, state
 from test_experiments_cli import states
 from test_experiments_suite import TINY, Wishes, ids, plan, suite
@@ -14,7 +15,6 @@ from elman_core.cli import main
 from elman_core.experiments.jobs.job import State, write_state
 from elman_core.experiments.suite import folder as folder_module
 from elman_core.experiments.suite import trials as trials_module
-from elman_core.experiments.suite.folder import Folder
 from elman_core.registry import ConfigError
 from elman_core.training.settings import from_dict, read_recipe
 
@@ -22,12 +22,7 @@ TRIED = TINY + '[tuned]\n"train.lr" = [1e-3, 3e-3]\n[tuning]\ntokens = 64\n'
 
 
 def opened(tmp_path, text=TRIED, **wishes):
-    one = suite(tmp_path, text)
-    made = Folder(tmp_path / "out")
-    try:
-        return made.suite(one, plan(one, Wishes("/text", **wishes)), None, {})
-    finally:
-        made.close()
+    return test_experiments_suite.opened(tmp_path, text, **wishes)
 
 
 def ended(tmp_path, id, bits, status="ok"):

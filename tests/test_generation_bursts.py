@@ -16,7 +16,7 @@ SETTINGS = [
     {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.2},
     {"do_sample": True, "num_return_sequences": 3},
 ]
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+gpu = pytest.mark.gpu
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=gpu)])

@@ -2,28 +2,24 @@
 
 import io
 import json
-import os
-import resource
 import shutil
-import signal
 import sys
 
 import pytest
 import torch
 import toy_mixers
 from safetensors.torch import load_file, save_file
+from train_helpers import closed_pipe, files_of_at_most
 
 from elman_core.cli import main
 from elman_core.model import LadderForCausalLM, LadderLM
 
+toys = toy_mixers.toys  # for every test here
+
 
 @pytest.fixture(autouse=True)
-def toys(monkeypatch):
-    toy_mixers.install()
-    torch.manual_seed(0)
+def offline(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    yield
-    toy_mixers.uninstall()
 
 
 @pytest.fixture
@@ -49,17 +45,10 @@ def test_generate_writes_text_and_repeats_with_a_seed(run, capsys):
     assert len(first[1]) > 10
 
 
-def gone():
-    """A file to a pipe that nobody reads."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    return os.fdopen(writer, "w")
-
-
 @pytest.mark.parametrize("words", [["generate", "-n", "40"], ["list"]])
 def test_a_reader_who_has_gone_is_no_error(words, run, capsys, monkeypatch):
     words = [words[0], str(run), *words[1:]] if words[0] == "generate" else words
-    with gone() as file:
+    with closed_pipe() as file:
         monkeypatch.setattr("sys.stdout", file)
         assert main(words) == 0
     assert capsys.readouterr().err == ""
@@ -210,14 +199,8 @@ def test_export_of_the_last_weights(run, capsys, tmp_path):
 
 
 def test_export_to_a_full_disk_is_one_line_and_leaves_nothing(run, capsys, tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, before[1]))  # writing beyond it fails, as on a full disk
-    try:
+    with files_of_at_most(8000):
         code, _, err = elman(capsys, "export", run, tmp_path / "out")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
     assert (code, len(err.splitlines())) == (1, 1)
     assert "cannot write" in err
     assert [p.name for p in tmp_path.iterdir()] == ["run"]

@@ -68,7 +68,6 @@ def test_bytes_that_have_occurred_are_marked_where_a_penalty_reads_them(device, 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_kernel_draws_from_the_distribution():
     how, count = Sampling(temperature=0.8, top_k=12, top_p=0.9), 200_000
     logits = torch.randn(256, generator=torch.Generator().manual_seed(0)).cuda()

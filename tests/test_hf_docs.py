@@ -27,16 +27,12 @@ def test_the_code_of_a_page_runs(page, variant, tmp_path, monkeypatch):
     tiny(variant, dtype=torch.float32).save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    threads, names = torch.get_num_threads(), {}
-    torch.set_num_threads(1)
+    names = {}
     code = blocks(page)
     assert code
-    try:
-        with contextlib.redirect_stdout(io.StringIO()) as said:
-            for block in code:
-                exec(compile(block, f"{page}.md", "exec"), names)
-    finally:
-        torch.set_num_threads(threads)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        for block in code:
+            exec(compile(block, f"{page}.md", "exec"), names)
     if page == "generate":
         greedy, more = names["greedy"], names["more"]
         assert torch.equal(names["same"], names["static"])

@@ -13,7 +13,7 @@ from elman_core.data import ByteFile
 from elman_core.model import LadderForCausalLM, model_card
 from elman_core.registry import StorageError, resolve
 
-quick = hf_helpers.quick  # for every test here
+no_gradients = hf_helpers.no_gradients  # for every test here
 
 
 @every_kind

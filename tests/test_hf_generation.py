@@ -15,7 +15,7 @@ from elman_core.registry import CheckpointError, ConfigError
 
 only_constant = pytest.mark.parametrize("variant", CONSTANT_KINDS)
 
-quick = hf_helpers.quick  # for every test here
+no_gradients = hf_helpers.no_gradients  # for every test here
 
 
 @every_kind
@@ -25,6 +25,7 @@ def test_greedy_sampling_and_beams_are_the_same_with_and_without_a_cache(variant
         {"do_sample": False},
         {"do_sample": True, "num_return_sequences": 2, "top_k": 40},
         {"do_sample": False, "num_beams": 3, "num_return_sequences": 2},
+        {"do_sample": False, "guidance_scale": 1.5},
     ):
         texts = []
         for use_cache in (True, False):
@@ -101,6 +102,12 @@ def test_a_static_cache_changes_no_token(variant):
         assert torch.equal(
             model.generate(PROMPT, cache_implementation="static", **settings), model.generate(PROMPT, **settings)
         )
+
+
+@pytest.mark.parametrize("kind", ["quantized", "offloaded"])
+def test_caches_that_mean_nothing_here_are_refused(kind):
+    with pytest.raises(ConfigError, match="constant in size"):
+        tiny("e42").generate(PROMPT, cache_implementation=kind, **GREEDY)
 
 
 def compiled_steps(variant, backend):

@@ -18,14 +18,6 @@ from elman_core.model import byte_tokenizer
 from elman_core.training.start import build_model, start
 
 
-@pytest.fixture(autouse=True)
-def _quick():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class InOrder(Trainer):
     """Batches in the order of the data set."""
 

@@ -116,7 +116,6 @@ def test_who_asks_is_told_when_it_cannot_run(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_it_is_taken_for_few_rows_in_16_bits_without_gradients():
     w = torch.zeros(16, 16, dtype=bf16, device="cuda")
     with torch.inference_mode():

@@ -91,44 +91,12 @@ def test_every_kernel_passes_its_grid_on_emulated_threads(spec, emulated):
     assert {row.tensor for row in report.rows} >= (wanted if spec.name == "decode" else {"y", "h"})
 
 
-@pytest.mark.parametrize("spec", specs(), ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", [*specs(), elman_e1.op.e1.spec()], ids=lambda s: s.name)
 def test_grids_are_fixed_lists_without_repeats(spec):
     for target, grid, low, high in (("cuda", "quick", 15, 60), ("cuda", "full", 100, 500)):
         cases = [str(c) for c in spec.cases(target, grid)]
         assert len(set(cases)) == len(cases)
         assert low <= len(cases) <= high, len(cases)
-
-
-# What the step of E1 is given instead of the right thing; and the outputs in which the checker must see it.
-MISTAKEN = {
-    "a transposed W": ("w", lambda w: w.T.contiguous(), {"y", "h"}),
-    "a transposed projection": ("v", lambda v: v.T.contiguous(), {"y", "h"}),
-    "a forgotten state": ("h", torch.zeros_like, {"y", "h"}),
-    "a forgotten bias": ("bias", torch.zeros_like, {"y", "h"}),
-    "a dropped gate": ("z", torch.ones_like, {"y"}),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKEN)
-def test_a_step_that_computes_something_else_is_caught(mistake, emulated):
-    name, spoil, spoiled = MISTAKEN[mistake]
-    right = elman_e1.op.e1._step.spec()
-
-    def call(backend, inputs, options):
-        wrong = inputs | {name: spoil(inputs[name])} if backend == "emulated" else inputs
-        return right.call(backend, wrong, options)
-
-    for dtype in (bf16, f16):
-        report = verify_emulated(right, [decode_grids._step((3, 64, 64), dtype)], call=call)
-        assert {row.tensor for row in report.rows if not row.passed} == spoiled
-
-
-def test_an_output_that_is_not_written_is_caught(emulated, monkeypatch):
-    monkeypatch.setattr(decode_run, "run", lambda *_, **__: None)
-    report = verify_emulated(decode_spec.spec(), [decode_grids._linear(3, 64, 16, dtype=bf16)])
-    assert any("linear is not finite" in fault for fault in report.faults)
-    report = verify_emulated(decode_spec.spec(), [decode_grids._draw(3, 64, bf16, decode_grids._DRAWS[0])])
-    assert not report.passed
 
 
 def test_rows_too_wide_for_shared_memory_take_the_kernel_that_does_not_hold_them(emulated):
@@ -144,7 +112,6 @@ def cuda_cases():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize(("spec", "case"), list(cuda_cases()))
 def test_every_kernel_passes_its_grid_on_a_gpu(spec, case, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "require")
@@ -153,7 +120,6 @@ def test_every_kernel_passes_its_grid_on_a_gpu(spec, case, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_first_uses_on_a_gpu_pass_and_are_stamped_without_a_compiler(monkeypatch, tmp_path):
     """All of a model's; the compiler is asked before, and what it made is found in a folder that was another's."""
     monkeypatch.setenv("ELMAN_KERNELS", "require")
@@ -278,17 +244,6 @@ def test_nothing_is_verified_for_the_first_time_while_a_step_is_recorded(taken):
     assert {name for name, _ in taken} == {"decode", "e42_step"}
 
 
-def test_first_uses_of_a_usual_model_are_drawn_in_no_time():
-    """What the host draws for the largest problem of a usual model; the rest is on the device."""
-    problems = [("linear", 8, 1536, (3072,)), ("linear", 8, 1536, (256,)), ("norm", 1536), ("draw", 256)]
-    elements = 0
-    for problem in problems:
-        for case in decode_grids.first_use(bf16, *problem):
-            made = decode_grids.make_inputs(case, torch.Generator().manual_seed(0))
-            elements += sum(x.numel() for x in made.values() if x is not None)
-    assert elements < 2_500_000, "a map is verified on some of its outputs"
-
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -408,19 +363,7 @@ def test_noise_and_logits_of_any_layout_draw_the_same(emulated):
         draw(logits, None, seen, into, shown, penalty=1.0, top_k=0)
 
 
-def test_a_weight_that_is_new_or_has_changed_is_not_read_before_the_kernel_in_front_has_ended():
-    one, other = torch.zeros(3), torch.zeros(3)
-    assert [decode_run._rest((one,)) for _ in range(3)] == [False, True, True]
-    assert not decode_run._rest((one, other))
-    assert decode_run._rest((one, other))
-    one.add_(1)
-    assert [decode_run._rest((one, other)) for _ in range(2)] == [False, True]
-    with torch.inference_mode():
-        inferred = torch.zeros(3)
-    assert [decode_run._rest((inferred,)) for _ in range(2)] == [False, True]
-
-
-def test_weights_that_stay_are_read_early(emulated, monkeypatch):
+def test_weights_that_stay_and_have_not_changed_are_read_early(emulated, monkeypatch):
     early = []
     monkeypatch.setattr(decode_run, "_may_begin_early", lambda _device: True)
     module = emulated(None, "linear", bf16)
@@ -434,9 +377,12 @@ def test_weights_that_stay_are_read_early(emulated, monkeypatch):
     with torch.inference_mode():
         for _ in range(2):
             decode.linear(x, w)
+        w.add_(1)
         for _ in range(2):
-            decode.linear(x, w.view(16, 8).T.contiguous().T.reshape(8, 16)[:, :16].clone())
-    assert early == [False, True, False, False]
+            decode.linear(x, w)
+        for _ in range(2):
+            decode.linear(x, w.clone())
+    assert early == [False, True, False, True, False, False]
 
 
 # Commands -------------------------------------------------------------------------------------------------------------

@@ -77,7 +77,6 @@ def test_its_shapes_are_known_without_running_it(kernels):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_on_a_gpu_too_in_every_kind_of_launch(kernels, dtype):
     sizes = [(33, 8, 64), (33, 8, 512), (20, 32, 1536), (9, 300, 1280), (7, 4, 2064)]

@@ -26,19 +26,6 @@ def inputs(kernel, dtype=torch.float32):
 
 
 @KERNELS
-@pytest.mark.parametrize("biased", [True, False])
-def test_gradients_agree_with_finite_differences(kernel, biased):
-    u, w, b, *states = inputs(kernel, torch.float64)
-    mask = torch.rand(T, B, generator=torch.Generator().manual_seed(1)) > 0.3
-    starts = torch.rand(T, B, generator=torch.Generator().manual_seed(2)) > 0.7
-
-    def call(u, w, b, *states):
-        return kernel(u, w, b if biased else None, *states, mask=mask, starts=starts, backend="torch")
-
-    assert torch.autograd.gradcheck(call, (u, w, b, *states))
-
-
-@KERNELS
 @pytest.mark.parametrize("backend", ["torch", "host"])
 def test_without_a_bias_it_is_the_reference(kernel, backend):
     need_host_compiler()

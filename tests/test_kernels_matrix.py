@@ -6,7 +6,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor
 
 from elman_core.kernels import choice
 from elman_core.kernels.matrix import run as matrix_run
@@ -14,23 +13,9 @@ from elman_core.kernels.matrix.modules import Maps, Size, extension
 from elman_core.kernels.matrix.spec import case, make_inputs
 from elman_core.kernels.verify import _modules, failures, verify
 from elman_core.registry import ConfigError, KernelError
-from elman_core.testing.kernel import need_gpu
 
 e88 = pytest.importorskip("elman_e88.op").e88
 PLAIN = e88.cell.form(Maps(), [False], False)
-
-
-def test_the_choice_of_a_kernel_is_a_constant_of_a_compiled_graph(monkeypatch):
-    """What a GPU's tensors go through; here with kernels off, which needs no GPU."""
-    monkeypatch.setenv("ELMAN_KERNELS", "off")
-    monkeypatch.setattr(choice, "_decided", {})
-
-    def choose(x: Tensor) -> Tensor:
-        return x + (2 if choice.runs("e88", x, int(x.shape[0]), int(x.shape[1]), PLAIN) else 1)
-
-    x = torch.zeros(16, 8)
-    assert torch.equal(torch.compile(choose, fullgraph=True, backend="aot_eager")(x), x + 1)
-    assert len(choice._decided) == 1
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -82,7 +67,6 @@ def test_unsupported_sizes_raise_before_anything_is_compiled_and_name_what_there
 @pytest.mark.gpu
 @pytest.mark.parametrize("columns", [64, 40])
 def test_a_workspace_in_slices_gives_the_same_gradients(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_gpu()
     problem = case((5, 33, 2, 64, columns), torch.bfloat16)
     drawn = make_inputs(e88.cell, problem, torch.Generator().manual_seed(0))
     inputs = {k: x.cuda().requires_grad_() for k, x in drawn.items() if x is not None}
@@ -99,7 +83,6 @@ def test_a_workspace_in_slices_gives_the_same_gradients(columns: int, monkeypatc
 
 @pytest.mark.gpu
 def test_a_sequence_in_pieces_equals_the_whole_on_the_gpu() -> None:
-    need_gpu()
     drawn = make_inputs(e88.cell, case((2, 48, 3, 16, 16), torch.bfloat16), torch.Generator().manual_seed(0))
     q, k, v, decay = (drawn[n].cuda() for n in ("q", "k", "v", "decay"))  # type: ignore[union-attr]
     with torch.no_grad():
@@ -130,7 +113,6 @@ def test_build_makes_a_module_for_each_size_and_verify_knows_what_its_cases_comp
 
 @pytest.mark.gpu
 def test_every_form_equals_the_float64_reference_on_the_gpu() -> None:
-    need_gpu()
     cases = [
         case((3, 50, 5, rows, rows), dtype, masked=rows == 24, maps=e88.cell.maps[0] if rows == 16 else None)
         for rows in (8, 16, 24, 32)

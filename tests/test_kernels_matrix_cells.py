@@ -39,19 +39,8 @@ struct Cell : elman::MatrixCell {{
   static ELMAN_HD elman::MatrixGrad<Cell, T> line_backward(elman::MatrixLine<T> d, elman::MatrixIn<T> x) {{
     {back}
   }}
-{elements}}};
+}};
 }}  // namespace {name}
-"""
-
-
-ELEMENTS = """  template <class Math, class T>
-  static ELMAN_HD T element(T s, T k, elman::MatrixLine<T> w) {{
-    {element}
-  }}
-  template <class Math, class T>
-  static ELMAN_HD elman::MatrixElement<T> element_backward(T P, T s, T k, elman::MatrixLine<T> w) {{
-    {element_back}
-  }}
 """
 
 
@@ -66,8 +55,6 @@ class Made:
     step: Any
     declared: dict[str, Any]
     template: str = ""
-    element: str = ""
-    element_back: str = ""
     host: tuple[Case, ...] = ()
     emulated: tuple[Case, ...] = ()
 
@@ -81,30 +68,6 @@ def retrieved_after_the_decay(s: Tensor, k: Tensor, x: Any, linear: bool) -> Ten
 def gated_by_what_is_retrieved(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:
     a = (x["gate"] + x["slope"] * (s * k).sum(-2, keepdim=True)).sigmoid()
     return (a * s + k * (1 - a) * x["v"]).tanh()
-
-
-def erased_and_written(s: Tensor, k: Tensor, x: Any, linear: bool) -> Tensor:  # E97
-    new = x["decay"] * s + k * (x["gate"].sigmoid() * x["v"] - (x["erase"] * k * s).sum(-2, keepdim=True))
-    return new if linear else new.tanh()
-
-
-def slowed_by_its_energy(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # E74, gate retain
-    open_ = 1 - (x["slope"] * s.square().mean(-2, keepdim=True) + x["offset"]).sigmoid()
-    return (s + k * open_ * (x["v"] - (k * s).sum(-2, keepdim=True))).tanh()
-
-
-def added_through_a_tanh(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # E74, update residual
-    return (s + x["slope"] * (k * (x["v"] - (k * s).sum(-2, keepdim=True))).tanh()).tanh()
-
-
-def erased_and_added(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # E74, update ntm
-    return (s * (1 - x["erase"].sigmoid() * k) + k * x["write"].sigmoid() * x["v"]).tanh()
-
-
-def kept_by_rows_and_columns(
-    s: Tensor, k: Tensor, x: Any, _linear: bool
-) -> Tensor:  # E73, column and row form together
-    return (x["gate"].tanh() * x["z"] * s + k * x["v"]).tanh()
 
 
 def kept_and_read_by_one(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # Kimi delta attention
@@ -168,106 +131,6 @@ CELLS = {
             case((2, 17, 1, 64, 72), bf16, maps=VALUES, masked=True),
         ),
     ),
-    "made_up_erased": Made(
-        template="template <bool Linear>",
-        counts="lines = 2, scalars = 1, vectors = 1, read_vector = 0",
-        flags="squashes = !Linear, scalar_keep = true, backward_uses_r = false",
-        line="return {{x.c[0], Math::sigmoid(x.in[1]) * x.in[0] - x.r}};",
-        back="""const T w = Math::sigmoid(x.in[1]);
-    return {{-d.write, {{w * d.write, x.in[0] * d.write * w * (1 - w)}}, {{d.keep}}}};""",
-        step=erased_and_written,
-        declared={
-            "vectors": ("erase",),
-            "lines": ("gate",),
-            "scalars": ("decay",),
-            "options": ("linear_state",),
-            "maps": (Maps(("q", "k", "v"), ("q", "k"), ("mamba",)),),
-        },
-        host=(
-            case((2, 33, 2, 8, 12), f64, maps=Maps(("q", "k", "v"), ("q", "k"), ("mamba",)), packed=True, masked=True),
-            case((1, 19, 3, 4, 8), f64, on=("linear_state",)),
-        ),
-        emulated=(
-            case(
-                (2, 35, 3, 16, 16), bf16, maps=Maps(("q", "k", "v"), ("q", "k"), ("mamba",)), packed=True, masked=True
-            ),
-            case((1, 34, 2, 32, 32), bf16, maps=Maps(("q", "k", "v"), ("q", "k"), ("mamba",))),
-            case((2, 18, 1, 20, 7), f16, on=("linear_state",)),
-            case((1, 18, 2, 16, 20), f32, maps=Maps(("k",), ("k",)), masked=True),
-            case((1, 17, 1, 64, 72), bf16, maps=Maps(("q", "k", "v"), ("q", "k"), ("mamba",))),
-        ),
-    ),
-    "made_up_energy": Made(
-        counts="params = 2",
-        flags="energy = true",
-        line="""const auto a = Math::gate(x.par[0] * x.energy + x.par[1]);
-    return {{T(1), a.shut * (x.in[0] - x.r)}};""",
-        back="""const auto a = Math::gate(x.par[0] * x.energy + x.par[1]);
-    const T v = a.shut * d.write, l = -v * (x.in[0] - x.r) * a.open;
-    return {{-v, {{v}}, {{}}, {{l * x.energy, l}}, l * x.par[0]}};""",
-        step=slowed_by_its_energy,
-        declared={"params": ("slope", "offset"), "elementwise": True, "maps": (VALUES,)},
-        host=(case((2, 33, 2, 8, 6), f64, packed=True, masked=True),),
-        emulated=(
-            case((2, 20, 3, 16, 16), bf16, maps=VALUES, masked=True),
-            case((1, 18, 1, 32, 24), bf16),
-            case((1, 17, 1, 64, 20), f16),
-        ),
-    ),
-    "made_up_residual": Made(
-        counts="params = 1",
-        flags="elementwise = true",
-        line="return {{x.par[0], x.in[0] - x.r}};",
-        back="return {{-d.write, {{d.write}}, {{}}, {{d.keep}}}};",
-        element="return s + w.keep * Math::tanh(w.write * k);",
-        element_back="""const T t = Math::tanh(w.write * k), o = P * w.keep * (1 - t * t);
-    return {{P, o * w.write, {{P * t, o * k}}}};""",
-        step=added_through_a_tanh,
-        declared={"params": ("slope",), "elementwise": True},
-        host=(case((2, 21, 2, 8, 6), f64, packed=True, masked=True),),
-        emulated=(
-            case((2, 20, 3, 16, 16), bf16, masked=True),
-            case((1, 18, 1, 32, 24), bf16),
-            case((1, 17, 1, 48, 20), bf16, masked=True),
-        ),
-    ),
-    "made_up_ntm": Made(
-        counts="lines = 3",
-        flags="elementwise = true, retrieves = false, backward_uses_r = false",
-        line="return {{Math::sigmoid(x.in[1]), Math::sigmoid(x.in[2]) * x.in[0]}};",
-        back="""const T e = Math::sigmoid(x.in[1]), w = Math::sigmoid(x.in[2]);
-    return {{T(0), {{w * d.write, d.keep * e * (1 - e), d.write * x.in[0] * w * (1 - w)}}}};""",
-        element="return s * (1 - w.keep * k) + w.write * k;",
-        element_back="return {{P * (1 - w.keep * k), P * (w.write - w.keep * s), {{-P * s * k, P * k}}}};",
-        step=erased_and_added,
-        declared={"lines": ("erase", "write"), "elementwise": True, "maps": (VALUES,)},
-        host=(case((2, 21, 2, 8, 6), f64, maps=VALUES, masked=True),),
-        emulated=(case((2, 20, 3, 16, 16), bf16, maps=VALUES, masked=True), case((1, 18, 1, 28, 24), f16)),
-    ),
-    "made_up_blocks": Made(  # E14, its state of K = D cut along K: heads share their lines
-        counts="lines = 2",
-        flags="retrieves = false, squashes = false, backward_uses_r = false",
-        line="return {{Math::gate(x.in[1]).open, x.in[0]}};",
-        back="const auto a = Math::gate(x.in[1]);\n    return {{T(0), {{d.write, d.keep * a.open * a.shut}}}};",
-        step=decayed_by_line,
-        declared={"lines": ("gate",), "shared": ("v", "gate"), "maps": (Maps(("gate",)),)},
-        host=(case((2, 21, 3, 8, 6), f64, maps=Maps(("gate",)), strided=True, masked=True),),
-        emulated=(case((2, 18, 3, 24, 17), bf16, maps=Maps(("gate",))), case((1, 9, 2, 64, 40), bf16)),
-    ),
-    "made_up_kept": Made(
-        counts="lines = 2, vectors = 1, keep_vector = 0",
-        flags="retrieves = false, backward_uses_r = false",
-        line="return {{Math::tanh(x.in[1]), x.in[0]}};",
-        back="const T z = Math::tanh(x.in[1]);\n    return {{T(0), {{d.write, d.keep * (1 - z * z)}}}};",
-        step=kept_by_rows_and_columns,
-        declared={"vectors": ("z",), "lines": ("gate",), "maps": (VALUES,)},
-        host=(case((2, 21, 2, 8, 6), f64, packed=True, masked=True), case((1, 17, 1, 4, 4), f64, maps=VALUES)),
-        emulated=(
-            case((2, 35, 3, 16, 16), bf16, packed=True, masked=True),
-            case((1, 18, 2, 32, 24), bf16),
-            case((1, 18, 1, 24, 20), f32, masked=True),
-        ),
-    ),
     "made_up_kept_and_read": Made(
         counts="scalars = 1, vectors = 1, keep_vector = 0, read_vector = 0",
         flags="squashes = false",
@@ -312,7 +175,31 @@ CELLS = {
         ),
     ),
 }
+e14, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e14", "e97"))
+e73, e74 = pytest.importorskip("elman_e73.op").full, pytest.importorskip("elman_e74.op").KERNELS
+KEYS = Maps((), ("k",))
+SHIPPED = [  # whose loops on the host their own contracts check
+    (e97, case((2, 35, 3, 16, 16), bf16, maps=e97.cell.maps[0], packed=True, on=("write",), masked=True)),
+    (e97, case((1, 34, 2, 32, 32), bf16, maps=e97.cell.maps[0])),
+    (e97, case((2, 18, 1, 20, 7), f16, maps=e97.cell.maps[0], on=("linear_state",))),
+    (e97, case((1, 18, 2, 16, 20), f32, maps=e97.cell.maps[1], masked=True)),
+    (e97, case((1, 17, 1, 64, 72), bf16, maps=e97.cell.maps[2])),
+    (e74["sized"], case((2, 20, 3, 16, 16), bf16, maps=KEYS, masked=True)),
+    (e74["sized"], case((1, 18, 1, 32, 24), bf16)),
+    (e74["sized"], case((1, 17, 1, 64, 20), f16)),
+    (e74["residual"], case((2, 20, 3, 16, 16), bf16, masked=True)),
+    (e74["residual"], case((1, 18, 1, 32, 24), bf16)),
+    (e74["residual"], case((1, 17, 1, 48, 20), bf16, masked=True)),
+    (e74["ntm"], case((2, 20, 3, 16, 16), bf16, maps=KEYS, masked=True)),
+    (e74["ntm"], case((1, 18, 1, 28, 24), f16)),
+    (e14, case((2, 18, 3, 24, 17), bf16)),
+    (e14, case((1, 9, 2, 64, 40), bf16)),
+    (e73, case((2, 35, 3, 16, 16), bf16, packed=True, masked=True)),
+    (e73, case((1, 18, 2, 32, 24), bf16)),
+    (e73, case((1, 18, 1, 24, 20), f32, masked=True)),
+]
 PROBLEMS = [(name, problem) for name, made in CELLS.items() for problem in made.emulated]
+PROBLEMS += [(kernel.name, problem) for kernel, problem in SHIPPED]
 
 
 def reference_of(made: Made) -> Any:
@@ -340,12 +227,10 @@ def reference_of(made: Made) -> Any:
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MatrixKernel]:
-    found = {}
+    found = {kernel.name: kernel for kernel, _ in SHIPPED}
     for name, made in CELLS.items():
         header = tmp_path_factory.mktemp(name) / f"{name}_cell.h"
         parts = {n: getattr(made, n).format() for n in ("template", "counts", "flags", "line", "back")}
-        back = made.element_back.format()
-        parts["elements"] = ELEMENTS.format(element=made.element, element_back=back) if made.element else ""
         header.write_text(CELL.format(name=name, **parts))
         found[name] = MatrixKernel(
             name, header=header, cell=f"{name}::Cell", reference=reference_of(made), **made.declared
@@ -380,14 +265,12 @@ def test_the_gpu_source_equals_the_reference(
     assert report.passed, "\n".join(failures(report))
 
 
-def test_room_for_other_states_than_a_module_saves_is_one_line(
-    kernels: dict[str, MatrixKernel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_for_other_states_than_a_module_saves_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a cell that is elementwise, and not declared so."""
     need_host_compiler()
     monkeypatch.setattr(matrix_run, "load", partial(load_emulated, tmp_path))
-    cell = kernels["made_up_residual"].cell
-    other = MatrixKernel("undeclared", header=cell.header, cell=cell.type, reference=cell.reference, params=("slope",))
+    cell = e74["residual"].cell
+    other = MatrixKernel("undeclared", header=cell.header, cell=cell.type, reference=cell.reference, params=("rho",))
     problem = case((1, 17, 1, 48, 20), bf16)
     inputs = make_inputs(other.cell, problem, torch.Generator().manual_seed(0))
     with pytest.raises(KernelError, match="saves a state every 16 steps, and the call has room for one every 8"):

@@ -24,7 +24,6 @@ from threading import Semaphore
 from typing import Any
 
 import pytest
-import torch
 from emulated import compile_emulated
 from gpu_programs import FUSED, Program, bf16, decode, dense, e1, e42, f16, f32, gates, matrix, name_of, rnn
 
@@ -133,7 +132,6 @@ def sanitized(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
 @pytest.mark.parametrize(("program", "tool"), [asked_of(program, tool) for program in PROGRAMS for tool in TOOLS])
 def test_the_sanitizer_finds_nothing(program, tool, sanitized):
@@ -143,7 +141,6 @@ def test_the_sanitizer_finds_nothing(program, tool, sanitized):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
 def test_racecheck_of_named_barriers(tmp_path):
     """It finds the race, and nothing where all meet at one barrier. Where it sees one too many, `MISCOUNTED` stands."""

@@ -186,26 +186,3 @@ def test_auto_is_a_launch_where_there_is_a_plan_and_verifies_it_first(monkeypatc
     ]
     assert not choice._prepare(tied, 0, torch.bfloat16, (3, 9))
     assert len(verified) == 1
-
-
-def test_it_is_verified_on_the_kernels_problems():
-    spec, bare = tied.spec(), dense.spec()
-    assert spec.name == "e42_tied_silu"
-    assert spec.targets == ("cuda",)
-    assert [str(c) for c in spec.cases("cuda", "full")] == [str(c) for c in bare.cases("cuda", "full")]
-    case = spec.cases("cuda", "quick")[2]
-    inputs = spec.make_inputs(case, torch.Generator().manual_seed(1))
-    assert set(inputs) == {"x", "w", "b", "h0", "mask"}
-    wide = {n: None if v is None else v if v.dtype == torch.bool else v.double() for n, v in inputs.items()}
-    truth = spec.call("reference", wide, {})
-    expected = by_the_reference(wide["x"], wide["w"], wide["b"], wide["h0"], wide["mask"])
-    torch.testing.assert_close((truth["y"], truth["h_T"]), expected)
-
-
-def test_its_modules_are_others_than_the_kernels():
-    mine = tied.spec().builds("cuda", "sm_90", (512, 1536, 4096), (torch.bfloat16,))
-    theirs = dense.spec().builds("cuda", "sm_90", (512, 1536, 4096), (torch.bfloat16,))
-    assert {e.file_name("sm_90") for e in mine}.isdisjoint({e.file_name("sm_90") for e in theirs})
-    assert all(dict(e.defines)["ELMAN_INPUT"] == "TiedSilu" for e in mine)
-    kinds = {dict(e.defines).get("ELMAN_KIND", "steps") for e in theirs}
-    assert {dict(e.defines)["ELMAN_KIND"] for e in mine} == kinds - {"steps"}

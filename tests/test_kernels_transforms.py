@@ -74,12 +74,6 @@ def test_dual_tensors_outside_of_torch_func_keep_their_tangent():
     torch.testing.assert_close(made, jvp(lambda u: dense(u, w, h0, backend="reference")[0], (u,), (u,))[1])
 
 
-def test_vmap_alone_takes_the_operator_as_it_is():
-    u, w, h0 = dense_inputs()
-    made = vmap(lambda u: dense(u, w, h0, backend="torch")[0])(torch.stack([u, 2 * u]))
-    assert torch.equal(made[1], dense(2 * u, w, h0)[0])
-
-
 def test_few_rows_leave_forward_mode_to_torch():
     class OnGPU:
         is_cuda, dtype = True, torch.bfloat16

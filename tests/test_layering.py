@@ -113,12 +113,6 @@ def test_plugins_import_public_names_only(folder: Path) -> None:
             assert module in PLUGIN_MAY_IMPORT, f"{name} imports {module}; a plugin may import {allowed}"
 
 
-def test_relative_and_absolute_imports_are_both_seen() -> None:
-    tree = ast.parse("from ..cli import x\nfrom . import y\nfrom elman_core import testing\nimport pytest, torch.nn")
-    seen = set(imports("elman_core/model/norms.py", tree))
-    assert seen >= {"elman_core.cli", "elman_core.model", "elman_core.testing", "pytest", "torch.nn"}
-
-
 def graph_of(folders: Iterable[Path]) -> dict[str, set[str]]:
     """For every module in packages, or lying apart in a folder, the modules of the same tree that it imports anywhere.
 
@@ -166,20 +160,6 @@ def test_the_tree_has_no_circle_of_imports() -> None:
     assert not circle(graph)
 
 
-def test_a_circle_in_a_function_or_for_a_type_checker_is_found(tmp_path: Path) -> None:
-    for name, text in {
-        "__init__": "",
-        "a": "def f():\n    from . import b\n",
-        "b": "from tree.c import x",
-        "c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tree import a",
-    }.items():
-        (tmp_path / "tree").mkdir(exist_ok=True)
-        (tmp_path / "tree" / f"{name}.py").write_text(text)
-    said = circle(graph_of([tmp_path / "tree"]))
-    assert sorted(set(said.split(" imports "))) == ["tree.a", "tree.b", "tree.c"]
-    assert f" {said} ".count("tree.a imports tree.b") == 1
-
-
 @cache
 def texts_of(tree: ast.Module) -> list[tuple[int, str]]:
     """The strings of a module, docstrings aside, and what it imports, each with its line."""
@@ -211,11 +191,6 @@ def named(tree: ast.Module, plugin: str) -> list[str]:
 @pytest.mark.parametrize("plugin", [p.name for p in PLUGINS])
 def test_the_core_names_no_plugin(plugin: str) -> None:
     assert {name: found for name, tree in CORE_SOURCES if (found := named(tree, plugin))} == {}
-
-
-def test_a_name_is_told_from_a_word() -> None:
-    tree = ast.parse("import elman_e9.op; x = 'E9@64x2'; y = '1e9 e95'; z = 'elman-diagonal'; d = 'a diagonal matrix'")
-    assert (len(named(tree, "e9")), len(named(tree, "diagonal"))) == (2, 1)
 
 
 def test_only_the_command_line_prints() -> None:

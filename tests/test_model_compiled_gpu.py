@@ -7,7 +7,7 @@ import torch
 
 from elman_core.model import LadderConfig, LadderForCausalLM
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16 autocast"])

@@ -9,12 +9,7 @@ import toy_mixers
 from elman_core.model import LadderConfig, LadderForCausalLM, LadderLM, LadderModel
 from elman_core.registry import ConfigError, PluginError
 
-
-@pytest.fixture(autouse=True)
-def toys():
-    toy_mixers.install()
-    yield
-    toy_mixers.uninstall()
+toys = toy_mixers.toys  # for every test here
 
 
 def test_a_bare_config_is_made_and_refused_when_a_model_is_built():

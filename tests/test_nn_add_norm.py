@@ -142,6 +142,5 @@ def test_the_kernels_under_the_interpreter():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_kernels_on_a_gpu():
     compare("cuda")

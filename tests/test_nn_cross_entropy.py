@@ -104,7 +104,6 @@ def test_the_kernel_under_the_interpreter():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_kernel_on_a_gpu():
     compare("cuda")
 

@@ -85,9 +85,6 @@ def test_the_kernels_interpreted():
 
 @pytest.mark.gpu
 def test_the_kernels_on_a_gpu():
-    from elman_core.testing.kernel import need_gpu
-
-    need_gpu()
     compare("cuda", [*SIZES, ((8, 512, 32), 32, 4160)])
     o = torch.randn(2, 3, 4, 8, device="cuda", requires_grad=True)
     with pytest.raises(NotImplementedError, match="create_graph=True"):

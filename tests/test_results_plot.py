@@ -16,7 +16,7 @@ from results_helpers import example_suite, losses, write_run, write_suite
 from elman_core.cli import main
 from elman_core.experiments.results import plots
 from elman_core.experiments.results.compare import against_best
-from elman_core.experiments.results.curves import curve, smooth, thin, visible_range
+from elman_core.experiments.results.curves import curve, smooth, thin
 from elman_core.experiments.results.runs import find_runs
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -50,14 +50,6 @@ def test_thinning_keeps_means_and_leaves_out_what_is_not_finite():
     assert y == pytest.approx(2 * x)
     x, y = thin(np.array([0.0, 1.0, 2.0]), np.array([1.0, np.nan, 3.0]))
     assert (x.tolist(), y.tolist()) == ([0.0, 2.0], [1.0, 3.0])
-
-
-def test_the_first_fall_does_not_set_the_range():
-    series = np.concatenate([np.linspace(8, 3, 10), np.full(190, 2.0)])
-    low, high = visible_range([series])
-    assert (low < 2.0, high < 3.0) == (True, True)
-    assert visible_range([np.array([])]) is None
-    assert visible_range([np.array([1.5])]) is not None
 
 
 def test_a_curve_is_what_the_metrics_say(tmp_path):

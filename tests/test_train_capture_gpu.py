@@ -11,7 +11,7 @@ from train_helpers import assert_same_bits, losses, manifest, settings, write_te
 from elman_core.registry import DivergedError
 from elman_core.training.start import resume, start
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = pytest.mark.gpu
 
 SETTINGS = {
     "bf16": (),

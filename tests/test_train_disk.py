@@ -1,14 +1,11 @@
 """A disk that fills up: one line, exit 1, and the checkpoint before is untouched."""
 
 import os
-import resource
 import shutil
-import signal
 import subprocess
-from contextlib import contextmanager
 
 import pytest
-from train_helpers import manifest, settings, train_words
+from train_helpers import files_of_at_most, manifest, settings, train_words
 
 from elman_core.cli import main
 from elman_core.registry import StorageError
@@ -28,19 +25,6 @@ def small_disk(tmp_path):
         pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
     yield where
     subprocess.run(["umount", where], check=True)
-
-
-@contextmanager
-def files_of_at_most(size):
-    """Writing beyond `size` bytes of a file fails, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_full_disk_is_said_with_exit_1_and_the_run_goes_on_when_there_is_room(text, small_disk, capsys):

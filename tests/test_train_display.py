@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from train_helpers import settings
+from train_helpers import closed_pipe, settings
 
 from elman_core.cli import main
 from elman_core.cli.train import on_gpus
@@ -102,13 +102,6 @@ def test_layers_that_run_the_same_are_joined_and_those_without_a_recurrence_left
     assert backends(model(a, none, a, none, a, none, a)) == ["layers 0, 2, … 6 A: cuda"]
     assert backends(model(a, a, none, a, a)) == ["layers 0, 1, 3, 4 A: cuda"]
     assert backends(model(none)) == []
-
-
-def closed_pipe():
-    """A file to a pipe that nobody reads."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    return os.fdopen(writer, "w")
 
 
 NO_DEVICE = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is full")

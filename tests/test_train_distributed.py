@@ -14,7 +14,6 @@ from ranks import Launcher
 from scheduler_helpers import wait_for
 from train_helpers import losses, manifest, metrics, settings, tensors, train_words, wait_for_step, write_text
 
-from elman_core.cli import main
 from elman_core.registry import ConfigError
 from elman_core.storage import check_folder
 from elman_core.training import rank_signals
@@ -498,14 +497,6 @@ def test_a_mistake_is_one_line_of_one_rank_and_exit_2(ranks, sets, said, launch,
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_is_there_is_not_overwritten(launch, text, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "file").touch()
-    ended = launch.expect([2, 2], train_words(text, tmp_path / "run"))
-    assert "nothing is overwritten" in ended.err[0]
-    assert ended.err[1] == ""
-
-
 @pytest.mark.parametrize(
     ("prelude", "said"),
     [
@@ -526,14 +517,6 @@ def test_ranks_that_would_train_on_different_things_are_refused(prelude, said, l
     assert ended.err[0].count("\n") == ONE_LINE
     assert ended.err[1] == ""
     assert not (tmp_path / "run").exists()
-
-
-def test_a_setting_that_a_run_keeps_is_not_set_anew(text, tmp_path, capsys):
-    start(settings(text, "train.steps=2"), tmp_path / "run", quiet=True).fit()
-    assert main(["resume", str(tmp_path / "run"), "--steps", "4", "--set", "train.batch_size=1"]) == 2
-    assert "a run keeps its train.batch_size" in capsys.readouterr().err
-    assert main(["resume", str(tmp_path / "run"), "--steps", "4", "--set", "train.accumulate=2"]) == 0
-    assert manifest(tmp_path / "run")["settings"]["train"]["accumulate"] == 2
 
 
 # the launcher itself -----------------------------------------------------------------------------------------------------

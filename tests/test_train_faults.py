@@ -12,8 +12,7 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_train_disk import files_of_at_most
-from train_helpers import losses, manifest, metrics, settings, train_words
+from train_helpers import files_of_at_most, losses, manifest, metrics, settings, train_words
 
 from elman_core.cli import main
 from elman_core.registry import CheckpointError, ConfigError, DivergedError, StorageError, hookimpl

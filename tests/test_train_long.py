@@ -98,7 +98,6 @@ def test_a_window_of_65536_bytes_trains_in_memory_that_does_not_hold_its_logits(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("variant", ["e1", "e42", "e88"])
 def test_a_window_of_65536_bytes_trains_on_a_gpu(variant, tmp_path):
     text = write_text(tmp_path / "text", 600_000, document=40_000)  # a launch begins anew at every document

@@ -112,13 +112,11 @@ def test_the_kernel_is_the_plain_update_under_tritons_interpreter():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_the_kernel_is_the_plain_update_on_a_gpu():
     compare("cuda")
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_an_update_on_a_gpu_is_that_on_a_cpu_and_a_cuda_graph_holds_it():
     cpu, gpu = parameters(), [torch.nn.Parameter(p.detach().cuda()) for p in parameters()]
     one, two = ScheduleFree(groups(cpu), 1e-2, BETAS), ScheduleFree(groups(gpu), 1e-2, BETAS)

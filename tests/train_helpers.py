@@ -1,6 +1,10 @@
 """A tiny training for the tests: a text with short documents, and settings that take milliseconds a step."""
 
 import json
+import os
+import resource
+import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -80,3 +84,23 @@ def assert_same_bits(one: Path, two: Path) -> None:
     assert len(first) > 10
     for name, tensor in first.items():
         assert tensor.numpy().tobytes() == second[name].numpy().tobytes(), name
+
+
+@contextmanager
+def files_of_at_most(size):
+    """Writing beyond `size` bytes of a file fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def closed_pipe():
+    """A file to a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "w")
