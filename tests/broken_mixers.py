@@ -129,18 +129,6 @@ class IgnoresTheMask(Sound):
 
 
 @caught_by("test_masked_positions_hold_the_state_exactly", "test_a_mask_removes_positions")
-class ZeroesInsteadOfHolding(Sound):
-    def hold(self, new_BD, old_BD, keep_B):
-        return new_BD * keep_B[:, None]
-
-
-@caught_by("test_masked_positions_hold_the_state_exactly", "test_a_mask_removes_positions")
-class ZeroesTheInputInstead(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
-        return super().forward(x_BTD if mask_BT is None else x_BTD * mask_BT[..., None], state)
-
-
-@caught_by("test_masked_positions_hold_the_state_exactly", "test_a_mask_removes_positions")
 class HoldsAlmost(Sound):
     def hold(self, new_BD, old_BD, keep_B):
         keep = keep_B[:, None].to(new_BD.dtype) + 1e-7
@@ -216,13 +204,6 @@ class DeclaresAnotherShape(Sound):
     @classmethod
     def state_spec(cls, dim, config):
         return {"h": ((dim + 1,), torch.float32)}
-
-
-@caught_by("test_output_and_state_are_as_declared")
-class DeclaresAnotherName(Sound):
-    @classmethod
-    def state_spec(cls, dim, config):
-        return {"hidden": ((dim,), torch.float32)}
 
 
 @caught_by("test_reset_parameters_covers_every_parameter")
@@ -363,12 +344,6 @@ class IgnoresAnOption(Sound):
 class HasOneChoiceTwice(Sound):
     def read(self, h_BTD):
         return self.out_proj(h_BTD)
-
-
-@caught_by("test_bf16_is_close_to_fp32")
-class AccumulatesIn16Bits(Sound):
-    def start(self, x_BTD, state):
-        return super().start(x_BTD, state).to(x_BTD.dtype)
 
 
 @caught_by("test_bf16_is_close_to_fp32")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import itertools
 import json
 from pathlib import Path
 
+import baseline_parity
 import gpu_day
 import optimizers
 import pytest
@@ -16,6 +18,7 @@ import scaling
 import torch
 import training_step
 import verified
+from step_profile import profile_steps, summarize
 
 from elman_core.cli.train import read_settings
 from elman_core.registry import list_variants, parse_size, resolve
@@ -179,3 +182,54 @@ def test_verifications_are_summed_up_by_the_case_closest_to_its_limit(tmp_path: 
     log.write_text(json.dumps([{**report, "faults": ["T=7: y is not finite"], "passed": False}], indent=1))
     assert verified.main(given) == 1
     assert "**T=7: y is not finite**" in out.read_text()
+
+
+# the table of kernels ------------------------------------------------------------------------------------------------
+
+
+def test_overlap_counts_once_as_busy_and_gaps_are_idle():
+    spans = [("a", 0.0, 4.0), ("b", 3.0, 5.0), ("a", 8.0, 10.0), ("c", 8.5, 9.0)]
+    found = summarize(spans, steps=2)
+    assert [(r.name, r.calls, r.us) for r in found.rows] == [("a", 1.0, 3.0), ("b", 0.5, 1.0), ("c", 0.5, 0.25)]
+    assert sum(r.share for r in found.rows) == 1
+    assert (found.wall_us, found.busy_us) == (5.0, 3.5)
+    assert found.idle == pytest.approx(0.3)
+    text = found.markdown(most=2)
+    assert "5 µs a step, 4 busy, 30.0% idle" in text
+    assert "| `a` | 1 | 3.0 | 70.6% |" in text
+    assert "| 1 others | 0.5 | 0.2 |" in text
+
+
+def test_operations_on_a_cpu_are_in_the_table(tmp_path):
+    x = torch.randn(64, 64)
+    found = profile_steps(lambda: [x @ x for _ in range(6)], 3, torch.device("cpu"))
+    row = next(r for r in found.rows if r.name == "aten::matmul")
+    assert row.calls == 2
+    assert row.us > 0
+    found.write(tmp_path / "profile")
+    assert "aten::matmul" in (tmp_path / "profile.md").read_text()
+    assert (tmp_path / "profile.json").is_file()
+
+
+# parity of the baselines: here on a CPU at tiny sizes, and on a GPU with the libraries' kernels and layers -----------
+
+
+BRANCHES = ["GRUMixer", "LSTMMixer", "Attention", "SwiGLU", "Mamba2", "GatedDeltaNet"]
+
+
+def test_every_baseline_is_as_near_to_float64_as_16_bits_allow(tmp_path: Path) -> None:
+    found = baseline_parity.main(["--device", "cpu", "--tiny", "--out", str(tmp_path / "parity.json")])
+    assert [r["branch"] for r in found] == BRANCHES
+    for row in found:
+        assert row["passed"], row
+        assert 1e-5 < row["output"] < 0.05, "16 bits were not used, or something is wrong"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "module"), [("mamba2", "mamba_ssm"), ("gdn", "fla")])
+def test_kernels_and_the_librarys_own_layer_are_right_on_a_gpu(name: str, module: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    found = baseline_parity.main(["--only", name, "--out", str(tmp_path / "parity.json")])
+    assert len(found) == 2
+    assert all(r["passed"] for r in found), baseline_parity.table(found)

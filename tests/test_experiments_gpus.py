@@ -83,18 +83,6 @@ def gpu_slots(tmp_path, count=2):
     return monitor, GpuSlots(monitor.gpus(), monitor, tmp_path / "locks")
 
 
-def test_each_gpu_is_taken_once_whoever_asks(tmp_path):
-    monitor, one = gpu_slots(tmp_path)
-    two = GpuSlots(monitor.gpus(), monitor, tmp_path / "locks")
-    first, second = one.take(1, "a of one"), two.take(1, "b of two")
-    assert (first.name, second.name) == ("gpu 0", "gpu 1")
-    assert first.env["CUDA_VISIBLE_DEVICES"] == first.gpus[0] == "GPU-0000"
-    assert one.take(1, "c") is None
-    assert one.why == {"GPU-0001": f"gpu 1: taken by b of two (pid {os.getpid()})"}
-    two.give(second)
-    assert one.take(1, "c").name == "gpu 1"
-
-
 def test_a_busy_gpu_is_passed_over_and_its_lock_left(tmp_path):
     monitor, slots = gpu_slots(tmp_path)
     monitor.plant(0, pids=[4711])

@@ -265,18 +265,6 @@ def interrupted(tmp_path, shells, times, **options):
     return {s.id: s.status for s in states}, jobs
 
 
-def test_an_interrupt_lets_jobs_save_and_starts_no_more(tmp_path):
-    shells = {
-        "a": "trap 'echo saved; exit 143' TERM; ON; sleep 60 & wait",
-        "b": "trap 'exit 130' TERM; ON; sleep 60 & wait",
-    }
-    statuses, jobs = interrupted(tmp_path, {**shells, "never": "true"}, 1)
-    assert statuses == {"a": "killed", "b": "incomplete", "never": "waiting"}
-    assert (tmp_path / "logs/a.1.log").read_text() == "saved\n"
-    assert [len(state(job).attempts) for job in jobs] == [1, 1, 0]
-    wait_for(lambda: all(gone(state(job).attempts[0].pid) for job in jobs[:2]), 5)
-
-
 def test_a_second_interrupt_kills_at_once(tmp_path):
     deaf = "trap '' TERM; ON; for i in $(seq 600); do sleep 0.05; done"
     began = time.monotonic()

@@ -9,7 +9,6 @@ import pytest
 from elman_core.experiments.jobs.job import State, write_state
 from elman_core.experiments.jobs.outcome import next_command
 from elman_core.experiments.size import parse_parameters
-from elman_core.experiments.suite import folder as folder_module
 from elman_core.experiments.suite import spec as suite_module
 from elman_core.experiments.suite.folder import Folder, known_jobs
 from elman_core.experiments.suite.plan import Wishes, plan
@@ -299,25 +298,6 @@ def test_what_changes_only_memory_may_change_for_runs_that_are_not_done(tmp_path
     assert (kept[first.id], kept[second.id]) == (1, 2)
     recipes = [read_recipe(tmp_path / f"out/jobs/{job.id}.toml")["train"]["accumulate"] for job in (first, second)]
     assert recipes == [1, 2]
-
-
-def test_a_folder_is_held_by_one_scheduler_at_a_time(tmp_path):
-    first = Folder(tmp_path / "out")
-    with pytest.raises(ConfigError, match=r"out is in use by another scheduler \(pid \d+\)"):
-        Folder(tmp_path / "out")
-    assert folder_module.is_held(tmp_path / "out")
-    first.close()
-    Folder(tmp_path / "out").close()
-
-
-def test_commands_may_be_added_but_not_changed(tmp_path):
-    made = Folder(tmp_path / "out")
-    made.commands({"1": ["sh", "-c", "a"]}, None, 1)
-    jobs = made.commands({"1": ["sh", "-c", "a"], "2": ["sh", "-c", "b"]}, 5.0, 2)
-    assert [(job.id, job.gpus, job.run) for job in jobs] == [("1", 2, None), ("2", 2, None)]
-    with pytest.raises(ConfigError, match="another command 1: 'sh -c a' there, 'sh -c c' now"):
-        made.commands({"1": ["sh", "-c", "c"]}, None, 1)
-    made.close()
 
 
 def test_a_folder_of_something_else_or_damaged_is_named(tmp_path):

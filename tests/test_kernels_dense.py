@@ -14,7 +14,6 @@ from torch import Tensor
 
 from elman_core.kernels import DenseKernel, choice
 from elman_core.kernels.dense import portable, run
-from elman_core.kernels.dense.plan import Plan
 from elman_core.registry import ConfigError, KernelError
 
 T, B, D = 6, 3, 8
@@ -193,9 +192,7 @@ def test_a_size_is_verified_before_it_is_used_trained_or_not(kernel, training, m
     """With stand-ins for the GPU, the compiler and the checker."""
     asked = []
     monkeypatch.setattr(torch.cuda, "device", lambda _index: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(run, "plan_for", lambda *_: Plan("steps"))
-    monkeypatch.setattr(run, "ready", lambda *_: None)
+    monkeypatch.setattr(type(choice._kernels[kernel.name]), "prepare", lambda *_: "a plan")
     monkeypatch.setattr(
         choice, "ensure_verified", lambda spec, cases, plan: asked.append((spec.name, *map(str, cases), plan))
     )
@@ -204,4 +201,4 @@ def test_a_size_is_verified_before_it_is_used_trained_or_not(kernel, training, m
     with torch.set_grad_enabled(training):
         like = torch.empty(0, dtype=torch.bfloat16)
         assert [choice.runs(kernel.name, like, B, D) for _ in range(2)] == [True, True]
-    assert asked == [(kernel.name, f"T=64 B={B} d={D} bfloat16", str(Plan("steps")))]
+    assert asked == [(kernel.name, f"T=64 B={B} d={D} bfloat16", "a plan")]

@@ -1,27 +1,55 @@
-"""The op of gated cells, by the baselines' LSTM and GRU: gradients, compilation, plans, refusals."""
+"""The ops of gated cells, by the baselines' LSTM and GRU, and of elementwise cells: compilation, plans, refusals."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 from torch.func import jvp
 from torch.utils.checkpoint import checkpoint
 
-from elman_core.kernels import GatesKernel
+from elman_core.kernels import ElementwiseKernel, GatesKernel
 from elman_core.kernels.gates.native import rows_of
+from elman_core.kernels.verify import failures, verify
+from elman_core.nn import gate
 from elman_core.registry import ConfigError, KernelError
 from elman_core.testing.kernel import need_host_compiler
 
 rnn = pytest.importorskip("elman_baselines.rnn.op")
 T, B, D = 4, 2, 3
+
+
+def diagonal_lstm(h, c, *given):
+    i, f, o, z = (x + p * h for x, p in zip(given[:4], given[4:], strict=True))
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(z)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return h, c, h
+
+
+lstm = ElementwiseKernel(
+    "made_up_lstm",
+    header=Path(__file__).parents[1] / "csrc_common" / "tests" / "elementwise_cells.h",
+    cell="elman::made_up::DiagonalLstm",
+    step=diagonal_lstm,
+    streams=("i", "f", "o", "z"),
+    vectors=("p_i", "p_f", "p_o", "p_z"),
+    states=("h", "c"),
+)
+
+
 KERNELS = pytest.mark.parametrize("kernel", [rnn.gru_gates, rnn.lstm_gates], ids=["gru", "lstm"])
+ALL = pytest.mark.parametrize("kernel", [rnn.gru_gates, rnn.lstm_gates, lstm], ids=["gru", "lstm", "elementwise"])
 
 
 def inputs(kernel, dtype=torch.float32):
-    """u, w, b and the states."""
+    """u, w, b and the states; or streams, vectors and states."""
     generator = torch.Generator().manual_seed(0)
-    gates = kernel.cell.gates * D
-    shapes = [(T, B, gates), (gates, D), (gates,), *[(B, D)] * len(kernel.cell.states)]
+    if kernel is lstm:
+        shapes = [(T, B, D)] * 4 + [(D,)] * 4 + [(B, D)] * 2
+    else:
+        gates = kernel.cell.gates * D
+        shapes = [(T, B, gates), (gates, D), (gates,), *[(B, D)] * len(kernel.cell.states)]
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
 
 
@@ -38,7 +66,7 @@ def test_without_a_bias_it_is_the_reference(kernel, backend):
         torch.testing.assert_close(x, y)
 
 
-@KERNELS
+@ALL
 def test_compiled_and_recomputed_it_gives_the_same_gradients(kernel):
     def loss(*given):
         y, *states = kernel(*given)
@@ -50,6 +78,16 @@ def test_compiled_and_recomputed_it_gives_the_same_gradients(kernel):
     for made in (compiled(*given), checkpoint(loss, *given, use_reentrant=False)):
         for x, y in zip(torch.autograd.grad(made, given), wanted, strict=True):
             torch.testing.assert_close(x, y)
+
+
+@ALL
+def test_gradients_of_gradients_are_refused_and_forward_mode_takes_the_reference(kernel):
+    given = inputs(kernel)
+    y, *_ = kernel(*given)
+    with pytest.raises(NotImplementedError, match="create_graph=True"):
+        torch.autograd.grad(y.sum(), given[0], create_graph=True)
+    y, _ = jvp(lambda u: kernel(u, *given[1:])[0], (given[0],), (given[0],))
+    torch.testing.assert_close(y, kernel(*given)[0])
 
 
 @pytest.mark.parametrize(
@@ -98,8 +136,38 @@ def test_what_cannot_be_is_refused():
         kernel(given[0][..., 1:], *given[1:])
     with pytest.raises(KernelError, match="takes no starts of documents"):
         kernel(*given, starts=torch.zeros(T, B, dtype=torch.bool), backend="host")
-    y, *_ = kernel(*given)
-    with pytest.raises(NotImplementedError, match="create_graph=True"):
-        torch.autograd.grad(y.sum(), given[0], create_graph=True)
-    y, _ = jvp(lambda u: kernel(u, *given[1:])[0], (given[0],), (given[0],))  # the reference
-    torch.testing.assert_close(y, kernel(*given)[0])
+
+
+@pytest.mark.parametrize("backend", ["torch", "host"])
+def test_a_cell_of_two_states_passes_the_quick_grid(backend):
+    need_host_compiler()
+    report = verify(lstm.specs()[0], backend, opcheck=False)
+    assert report.passed, list(failures(report))
+    assert {"y", "h_T", "c_T", "d h", "d c", "d i", "d p_z"} <= {row.tensor for row in report.rows}
+
+
+def test_states_before_steps_are_kept_only_for_a_backward():
+    given = inputs(lstm)
+    marks = None, None
+    with torch.no_grad():
+        h0 = torch.stack(given[-2:])
+        y, _, kept = lstm.op(*given[:-2], h0, *marks, False, "torch")
+        assert kept.numel() == 0
+    assert torch.equal(y, lstm(*given)[0])
+
+
+def test_another_number_of_tensors_and_a_named_back_end_under_torch_func_are_refused():
+    given = inputs(lstm)
+    with pytest.raises(TypeError, match=r"made_up_lstm takes \(i, f, o, z, p_i, .* mask=None, starts=None\), not 9"):
+        lstm(*given[:-1])
+    with pytest.raises(NotImplementedError, match=r"backend='auto' or 'reference'"):
+        jvp(lambda x: lstm(x, *given[1:], backend="torch")[0], (given[0],), (given[0],))
+
+
+def test_a_gate_nearly_shut_keeps_the_digits_of_its_slope():
+    logit = torch.tensor([-30.0, -5.0, 0.0, 5.0, 12.0, 30.0], requires_grad=True)
+    exact = torch.sigmoid(logit.double()), torch.sigmoid(-logit.double())
+    for half, wide in zip(gate(logit), exact, strict=True):
+        torch.testing.assert_close(half.double(), wide, rtol=1e-6, atol=0)
+        (slope,) = torch.autograd.grad(half.sum(), logit, retain_graph=True)
+        torch.testing.assert_close(slope.double().abs(), exact[0] * exact[1], rtol=1e-6, atol=0)

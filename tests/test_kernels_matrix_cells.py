@@ -65,11 +65,6 @@ def retrieved_after_the_decay(s: Tensor, k: Tensor, x: Any, linear: bool) -> Ten
     return new if linear else new.tanh()
 
 
-def gated_by_what_is_retrieved(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:
-    a = (x["gate"] + x["slope"] * (s * k).sum(-2, keepdim=True)).sigmoid()
-    return (a * s + k * (1 - a) * x["v"]).tanh()
-
-
 def kept_and_read_by_one(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # Kimi delta attention
     kept = x["decay"] * s
     return kept + k * x["beta"] * (x["v"] - (k * kept).sum(-2, keepdim=True))
@@ -110,26 +105,6 @@ CELLS = {
             case((1, 17, 2, 4, 3), f64, on=("linear_state",), strided=True),
         ),
         emulated=(case((2, 35, 3, 16, 16), bf16, maps=GATED, packed=True, on=("write",), masked=True),),
-    ),
-    "made_up_gated": Made(  # two lines and a constant, no scalar
-        counts="lines = 2, params = 1",
-        flags="retrieves = true",
-        line="const auto a = Math::gate(x.in[1] + x.par[0] * x.r);\n    return {{a.open, a.shut * x.in[0]}};",
-        back="""const auto a = Math::gate(x.in[1] + x.par[0] * x.r);
-    const T l = (d.keep - d.write * x.in[0]) * a.open * a.shut;
-    return {{l * x.par[0], {{a.shut * d.write, l}}, {{}}, {{l * x.r}}}};""",
-        step=gated_by_what_is_retrieved,
-        declared={"lines": ("gate",), "params": ("slope",), "maps": (VALUES,)},
-        host=(
-            case((2, 33, 2, 8, 12), f64, maps=VALUES, masked=True),
-            case((2, 19, 3, 8, 8), f64, packed=True),
-        ),
-        emulated=(
-            case((2, 35, 3, 16, 16), f32, maps=VALUES, masked=True),  # fewer heads a block than usual
-            case((1, 18, 2, 16, 20), bf16, maps=VALUES, packed=True, masked=True),
-            case((1, 18, 1, 32, 24), bf16, maps=VALUES),  # keeps what was retrieved
-            case((2, 17, 1, 64, 72), bf16, maps=VALUES, masked=True),
-        ),
     ),
     "made_up_kept_and_read": Made(
         counts="scalars = 1, vectors = 1, keep_vector = 0, read_vector = 0",
@@ -177,13 +152,17 @@ CELLS = {
 }
 e14, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e14", "e97"))
 e73, e74 = pytest.importorskip("elman_e73.op").full, pytest.importorskip("elman_e74.op").KERNELS
-KEYS = Maps((), ("k",))
+KEYS, GATED_BY_READ = Maps((), ("k",)), e74["retrieved_gate"]
 SHIPPED = [  # whose loops on the host their own contracts check
     (e97, case((2, 35, 3, 16, 16), bf16, maps=e97.cell.maps[0], packed=True, on=("write",), masked=True)),
     (e97, case((1, 34, 2, 32, 32), bf16, maps=e97.cell.maps[0])),
     (e97, case((2, 18, 1, 20, 7), f16, maps=e97.cell.maps[0], on=("linear_state",))),
     (e97, case((1, 18, 2, 16, 20), f32, maps=e97.cell.maps[1], masked=True)),
     (e97, case((1, 17, 1, 64, 72), bf16, maps=e97.cell.maps[2])),
+    (GATED_BY_READ, case((2, 35, 3, 16, 16), f32, maps=KEYS, masked=True)),  # fewer heads a block than usual
+    (GATED_BY_READ, case((1, 18, 2, 16, 20), bf16, maps=KEYS, masked=True)),
+    (GATED_BY_READ, case((1, 18, 1, 32, 24), bf16, maps=KEYS)),  # keeps what was retrieved
+    (GATED_BY_READ, case((2, 17, 1, 64, 72), bf16, maps=KEYS, masked=True)),
     (e74["sized"], case((2, 20, 3, 16, 16), bf16, maps=KEYS, masked=True)),
     (e74["sized"], case((1, 18, 1, 32, 24), bf16)),
     (e74["sized"], case((1, 17, 1, 64, 20), f16)),
@@ -241,7 +220,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MatrixKernel]
 @pytest.mark.parametrize("name", CELLS)
 def test_the_loops_of_the_host_equal_the_reference(name: str, kernels: dict[str, MatrixKernel]) -> None:
     need_host_compiler()
-    checked = name in ("made_up_after", "made_up_gated", "made_up_written_twice")  # signatures of every kind
+    checked = name in ("made_up_after", "made_up_written_twice")  # signatures of every kind
     report = verify(kernels[name].spec(), "host", cases=CELLS[name].host, opcheck=checked)
     assert report.passed, "\n".join(failures(report))
 
@@ -270,27 +249,34 @@ def test_room_for_other_states_than_a_module_saves_is_one_line(tmp_path: Path, m
     need_host_compiler()
     monkeypatch.setattr(matrix_run, "load", partial(load_emulated, tmp_path))
     cell = e74["residual"].cell
-    other = MatrixKernel("undeclared", header=cell.header, cell=cell.type, reference=cell.reference, params=("rho",))
+    other = MatrixKernel(
+        "undeclared",
+        header=cell.header,
+        cell=cell.type,
+        reference=cell.reference,
+        params=("rho",),
+        options=cell.options,
+    )
     problem = case((1, 17, 1, 48, 20), bf16)
     inputs = make_inputs(other.cell, problem, torch.Generator().manual_seed(0))
     with pytest.raises(KernelError, match="saves a state every 16 steps, and the call has room for one every 8"):
         emulated_spec(other).call("emulated", inputs, problem.options)
 
 
-def test_it_compiles_for_a_gpu(kernels: dict[str, MatrixKernel], tmp_path: Path) -> None:
+def test_it_compiles_for_a_gpu(tmp_path: Path) -> None:
     need_nvcc()
-    assert build(kernels["made_up_gated"].spec().extension("cuda"), "sm_90", tmp_path).is_file()
+    assert build(GATED_BY_READ.spec().extension("cuda"), "sm_90", tmp_path).is_file()
 
 
-def test_other_inputs_than_the_cells_are_one_line(kernels: dict[str, MatrixKernel], tmp_path: Path) -> None:
+def test_other_inputs_than_the_cells_are_one_line() -> None:
     """From the call, from the declaration, and from C++ where the declaration is not what the header says."""
     need_host_compiler()
     q, v, slope = torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 3), torch.zeros(1, 3)
-    gated = kernels["made_up_gated"]
+    gated = GATED_BY_READ
     for inputs, more, said in (
-        ((v, v), {}, "takes v, gate, slope beside its keys; it was called without slope"),
+        ((v, v), {}, "takes v, gate, b_g beside its keys; it was called without b_g"),
         ((v, v, slope, slope), {}, "called with one more"),
-        ((v, v, slope), {"beta": v}, "has the options .none., not 'beta'"),
+        ((v, v, slope), {"beta": v}, "has the options linear_state, not 'beta'"),
     ):
         with pytest.raises(TypeError, match=said):
             gated(q, q, *inputs, **more)
@@ -298,8 +284,9 @@ def test_other_inputs_than_the_cells_are_one_line(kernels: dict[str, MatrixKerne
         MatrixKernel("many", header=gated.cell.header, reference=gated.cell.reference, lines=tuple("abcd"))
     with pytest.raises(ConfigError, match=r"maps\.silu has q, k, v, gate, not 'slope'"):
         gated(q, q, v, v, slope, maps=Maps(("slope",)))
+    cell = gated.cell
     fewer = MatrixKernel(
-        "fewer", header=gated.cell.header, cell=gated.cell.type, reference=gated.cell.reference, lines=("gate",)
+        "fewer", header=cell.header, cell=cell.type, reference=cell.reference, lines=("gate",), options=cell.options
     )
     with pytest.raises(
         KernelError, match=r"vectors, lines, scalars and params 0, 2, 0, 1 \(v is a line\); the call gives 0, 2, 0, 0"

@@ -165,18 +165,6 @@ def test_a_part_of_a_forward_is_taken_back_and_masks_are_remembered(model):
     same(cache, after(model, swapped, attention_mask=swapped_mask))
 
 
-def test_steps_are_taken_back_one_by_one_down_to_nothing(model):
-    cache = LadderCache(model.config)
-    cache.activate_past_recording()
-    for t in range(5):
-        model(TOKENS[:, t : t + 1], past_key_values=cache)
-    cache.crop(-3)
-    cache.crop(0)
-    cache.crop(-2)
-    assert cache.get_seq_length() == 0
-    torch.testing.assert_close(model(TOKENS, past_key_values=cache).logits, model(TOKENS).logits, **EXACT)
-
-
 def test_a_long_prompt_leaves_only_its_end_recorded(model):
     long = torch.arange(WINDOW + 40)[None] * 7 % 256
     cache = LadderCache(model.config)

@@ -1,4 +1,4 @@
-"""Trained models that a package brings along: found by name, checked, and able to do what their cards say."""
+"""Trained models that a package brings along do what their cards say; checkpoints of released versions keep loading."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from elman_core import ElmanError, LadderForCausalLM
+from elman_core import ElmanError
 from elman_core.cli import main
-from elman_core.model import byte_tokenizer, find_checkpoint, shipped
+from elman_core.model import LadderForCausalLM, byte_tokenizer, find_checkpoint, shipped
 
 HOME = Path(__file__).parents[1] / "checkpoints" / "elman_checkpoints"
 CARDS = sorted(HOME.glob("*/README.md"))
@@ -61,3 +62,16 @@ def test_a_missing_or_altered_model_is_one_line(
     monkeypatch.setattr(shipped, "package_folders", lambda _: [tmp_path])
     with pytest.raises(ElmanError, match=r"config\.json has been altered"):
         find_checkpoint("pretrained/e42-small")
+
+
+FOLDERS = sorted((Path(__file__).parent / "checkpoints").glob("*/*"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f"{f.parent.name}-{f.name}")
+def test_an_old_checkpoint_computes_what_it_did(folder: Path) -> None:
+    """Each minor version adds a folder."""
+    model = LadderForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    with torch.no_grad():
+        logits_BTV = model(torch.arange(12).view(1, 12) * 7 % 32).logits
+    expected_BTV = load_file(folder / "expected.safetensors")["logits"]
+    torch.testing.assert_close(logits_BTV, expected_BTV, rtol=1e-4, atol=1e-6)

@@ -79,33 +79,6 @@ def test_only_gradients_that_are_thin_or_lie_at_odd_places_are_copied():
         torch.testing.assert_close(a, b)
 
 
-def test_a_fused_recurrence_leaves_gradients_side_by_side(monkeypatch):
-    from elman_e88.op import e88 as matrix
-
-    torch.manual_seed(0)
-    projections = [nn.Linear(12, n, bias=False).double() for n in (3 * 8 * 4, 8)]
-    x = torch.randn(2, 5, 12, dtype=torch.float64)
-    heads = [torch.randn(8, dtype=torch.float64) for _ in range(2)]
-    seen, look = [], joined._groups
-
-    def looking(*given):
-        groups = list(look(*given))
-        seen.append([group.shape[-1] for group in groups])
-        return groups
-
-    monkeypatch.setattr(joined, "_groups", looking)
-    monkeypatch.setattr(joined, "THIN", 0)
-
-    def gradients(backend):
-        qkv, a = joined.joined(projections, x)
-        y = matrix.fused(qkv, a, n_state=4, a_log_H=heads[0], dt_bias_H=heads[1], backend=backend)[0]
-        return torch.autograd.grad(y.square().sum(), [p.weight for p in projections])
-
-    for found, expected in zip(gradients("host"), gradients("reference"), strict=True):
-        torch.testing.assert_close(found, expected)
-    assert seen == [[104], [96, 8]]
-
-
 def test_a_padded_product_has_zeros_behind_it_and_the_gradients_of_the_map():
     torch.manual_seed(0)
     module = nn.Linear(7, 13, bias=False).double()
@@ -128,24 +101,6 @@ def test_only_rows_that_would_begin_at_odd_places_are_padded(monkeypatch):
     assert aligned(nn.Linear(4, 16, bias=False), x).shape[-1] == 16
     assert aligned(nn.Linear(4, 12), x).shape[-1] == 12, "a bias"
     assert aligned(nn.Sequential(nn.Linear(4, 12, bias=False)), x).shape[-1] == 12, "an adapter"
-
-
-def test_mamba2_is_the_same_with_a_padded_projection(monkeypatch):
-    torch.manual_seed(0)
-    variant = get_variant("mamba2")
-    mixer = variant.branch(0)(12, variant.make_config({"headdim": 8, "d_state": 4}), 0).double()
-    assert mixer.in_proj.out_features % 8
-    x = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
-    above = torch.randn_like(x)
-
-    def gradients():
-        y = mixer(x)[0]
-        return [y, *torch.autograd.grad(y, [x, *mixer.parameters()], above)]
-
-    plain = gradients()
-    monkeypatch.setattr(LINEAR, "many_rows", lambda _: True)
-    for a, b in zip(gradients(), plain, strict=True):
-        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -39,34 +39,6 @@ def test_convolution_equals_a_padded_conv1d(width, dim, bias):
     assert torch.equal(window_BKC, F.pad(u_BTC, (0, 0, width - 1, 0))[:, -(width - 1) :])
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_a_masked_step_of_a_convolution_is_not_there(dim):
-    conv = CausalConv(5, 4, dim=dim).double()
-    u_BTC, window_BKC = torch.randn(4, 6, 5, dtype=FLOAT64), torch.randn(4, 3, 5, dtype=FLOAT64)
-    mask_BT = torch.tensor([[c == "1" for c in row] for row in ("101101", "000000", "001111", "110000")])
-    turn = (lambda x: x.transpose(0, 1)) if dim == 0 else (lambda x: x)
-    y, end_BKC = conv(turn(u_BTC), window_BKC, turn(mask_BT))
-    for b in range(4):
-        kept = u_BTC[b : b + 1, mask_BT[b]]
-        alone, end_alone = conv(turn(kept), window_BKC[b : b + 1])
-        assert torch.equal(turn(y)[b, mask_BT[b]], turn(alone)[0])
-        assert torch.equal(end_BKC[b], end_alone[0])
-
-
-@pytest.mark.parametrize("silu", [False, True])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_a_document_of_a_packed_row_sees_no_other(dim, silu):
-    conv = CausalConv(5, 4, dim=dim, silu=silu).double()
-    u_BTC, window_BKC = torch.randn(2, 9, 5, dtype=FLOAT64), torch.randn(2, 3, 5, dtype=FLOAT64)
-    starts_BT = torch.zeros(2, 9, dtype=torch.bool)
-    starts_BT[:, [3, 7]] = True
-    turn = (lambda x: x.transpose(0, 1)) if dim == 0 else (lambda x: x)
-    y, end_BKC = conv(turn(u_BTC), window_BKC, starts=turn(starts_BT))
-    pieces = [conv(turn(u_BTC[:, i:j]), w) for i, j, w in ((0, 3, window_BKC), (3, 7, None), (7, 9, None))]
-    assert torch.equal(turn(y), torch.cat([turn(piece) for piece, _ in pieces], 1))
-    assert torch.equal(end_BKC, pieces[-1][1])
-
-
 def test_the_window_of_16_bits_is_kept_in_float32_without_loss():
     conv = CausalConv(5).bfloat16()
     u_TBC = torch.randn(6, 2, 5).bfloat16()

@@ -69,20 +69,6 @@ def test_it_compiles_in_one_graph_before_and_after_its_first_use(training):
         torch.testing.assert_close(compiled(x), expected)
 
 
-def test_a_changed_weight_is_iterated_on_once():
-    module, x = Scaled().train(), torch.randn(2, 32)
-    module(x)
-    first = vectors(module)
-    module(x)
-    assert same(vectors(module), first), "the weight is still the one of the first round"
-    step_(module)
-    module(x)
-    second = vectors(module)
-    assert not same(second, first)
-    module(x)
-    assert same(vectors(module), second)
-
-
 @pytest.mark.parametrize(
     "change",
     [

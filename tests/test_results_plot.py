@@ -16,7 +16,7 @@ from results_helpers import example_suite, losses, write_run, write_suite
 from elman_core.cli import main
 from elman_core.experiments.results import plots
 from elman_core.experiments.results.compare import against_best
-from elman_core.experiments.results.curves import curve, smooth, thin
+from elman_core.experiments.results.curves import curve, smooth
 from elman_core.experiments.results.runs import find_runs
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -41,15 +41,6 @@ def test_a_moving_mean_by_hand():
     assert smooth(values, 3).tolist() == [1.5, 2.0, 3.0, 19.0, 27.0]
     assert smooth(values, 1).tolist() == values.tolist()
     assert smooth(np.array([1.0, np.nan, 3.0]), 3).tolist() == [1.0, 2.0, 3.0]
-
-
-def test_thinning_keeps_means_and_leaves_out_what_is_not_finite():
-    x, y = thin(np.arange(1000.0), np.arange(1000.0) * 2, most=10)
-    assert len(x) == 10
-    assert x[0] == pytest.approx(49.5)
-    assert y == pytest.approx(2 * x)
-    x, y = thin(np.array([0.0, 1.0, 2.0]), np.array([1.0, np.nan, 3.0]))
-    assert (x.tolist(), y.tolist()) == ([0.0, 2.0], [1.0, 3.0])
 
 
 def test_a_curve_is_what_the_metrics_say(tmp_path):

@@ -10,7 +10,6 @@ import pytest
 from elman_core.experiments.results.statistics import (
     block_length,
     bootstrap_mean,
-    bootstrap_means,
     student_mean,
     student_quantile,
 )
@@ -58,23 +57,6 @@ def test_the_block_length_of_independent_values_is_short_and_of_correlated_ones_
         theory = (2 * correlation / (1 - correlation**2)) ** (2 / 3) * n ** (1 / 3)  # G / g(0) = 2ρ / (1 - ρ²)
         found = np.median([block_length(s) for s in autoregressive(correlation, 7, n)])
         assert found == pytest.approx(theory, rel=0.2)
-
-
-def test_resampling_draws_blocks_that_wrap():
-    """With one block of the whole length, every resample is the series turned round: its mean is the series' own."""
-    series = np.arange(30.0)
-    means = bootstrap_means(series, block=1e9, draws=100)
-    assert means == pytest.approx(np.full(100, series.mean()))
-
-
-def test_the_variance_of_block_means_is_politis_and_romanos():
-    """It has a closed form in the circular autocovariances: Politis & Romano 1994, lemma 1."""
-    series = autoregressive(0.7, 1, 120)[0]
-    n, p = len(series), 1 / 9
-    centred = series - series.mean()
-    circular = [float(centred @ np.roll(centred, -k)) / n for k in range(n)]
-    wanted = (circular[0] + sum(2 * (1 - k / n) * (1 - p) ** k * circular[k] for k in range(1, n))) / n
-    assert bootstrap_means(series, 9.0, draws=20_000).var() == pytest.approx(wanted, rel=0.06)
 
 
 @pytest.mark.parametrize("series", [np.ones(9), np.array([*np.ones(20), np.nan])])

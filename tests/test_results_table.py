@@ -272,12 +272,6 @@ def test_a_run_that_was_extended_stands_apart(tmp_path):
     assert set(found.differences) == {"train.steps", "extended from"}
 
 
-def test_every_entry_of_a_protocol_has_a_setting_s_name(tmp_path):
-    (run,) = find_runs([write_run(tmp_path / "a")])
-    extra = {"data.size", "data.blake2b", "evaluation window"}
-    assert set(named(run.manifest["protocol"])) - extra <= set(known_keys())
-
-
 def test_runs_of_one_identity_have_one_protocol(tmp_path):
     """Whatever the protocol holds, and the model, sets runs apart; memory, speed and what is written do not."""
     (base,) = find_runs([write_run(tmp_path / "base")])
@@ -418,16 +412,6 @@ def test_how_far_a_run_in_progress_is(tmp_path):
     assert found["steps"] == pytest.approx(0.25)
     assert found["time"] == pytest.approx(147 * 0.03 / 6)
     assert "running 25 %" in render(collect(find_runs([tmp_path])), "terminal")
-
-
-def test_sizes_of_a_suite_are_ranked_apart(tmp_path):
-    jobs = [
-        {"id": t, "model": "toy", "sets": (f"model.hidden_size={w}",), "target": t}
-        for t, w in (("50M", 128), ("100M", 256))
-    ]
-    found = collect(find_runs([write_suite(tmp_path / "s", jobs)]))
-    assert sorted(str(group.target) for group in found.groups) == ["100M", "50M"]
-    assert found.differences == {}
 
 
 def test_runs_with_one_name_are_told_apart_by_their_settings(tmp_path):

@@ -72,15 +72,6 @@ def test_a_growing_state_is_not_carried_over_a_file(model, text, monkeypatch):
     assert Mixer.state_growth == "constant"
 
 
-def test_evaluation_leaves_weights_buffers_and_random_numbers_alone(model, text):
-    before = {n: t.clone() for n, t in model.state_dict().items()}
-    random = torch.get_rng_state()
-    file = ByteFile(text)
-    on_windows(model, file, np.array([0, 100]), 50, 2)
-    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random)
-
-
 def test_eval_of_a_run_gives_the_figure_of_its_last_evaluation(text, tmp_path, capsys):
     sets = ("train.optimizer=schedulefree", "train.lr=0.01", "train.steps=12")
     start(settings(text, *sets), tmp_path / "run", quiet=True).fit()

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import signal
-import time
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from elman_core.registry import CheckpointError, ConfigError, DivergedError, Sto
 from elman_core.storage import check_folder, write_json
 from elman_core.training import failures
 from elman_core.training.checkpoint import list_checkpoints, load_checkpoint
-from elman_core.training.rank_signals import listening
 from elman_core.training.start import resume, start
 from elman_core.training.step import TrainStep
 
@@ -71,15 +69,6 @@ def test_a_folder_deleted_during_training_costs_the_metrics_and_not_the_model(te
     assert manifest(tmp_path / "run")["status"] == "ok"
     assert "was deleted during the training" in caplog.text
     assert resume(tmp_path / "run", quiet=True) is None
-
-
-def test_a_checkpoint_deleted_during_training_is_not_missed(text, tmp_path, after_step):
-    after_step(5, lambda run: shutil.rmtree(run.path / "checkpoints" / "step-00000002"))
-    result = start(
-        settings(text, "train.steps=8", "train.save_every=2", "train.keep=2"), tmp_path / "run", quiet=True
-    ).fit()
-    assert result.status == "ok"
-    assert [p.name for p in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000006", "step-00000008"]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "schedulefree", "muon"])
@@ -283,21 +272,6 @@ def test_signals_that_come_at_once_save_as_one_does(signals, status, text, tmp_p
     result = start(settings(text), tmp_path / "run", quiet=True).fit()
     assert (result.status, result.step, result.signal) == (status, 2, signals[0])
     check_folder(result.checkpoint)
-
-
-def test_handlers_are_put_back():
-    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)]
-    with listening():
-        assert signal.getsignal(signal.SIGTERM) not in before
-    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)] == before
-
-
-def test_a_clock_that_jumps_changes_no_count(text, tmp_path, monkeypatch, after_step):
-    after_step(2, lambda _: monkeypatch.setattr(time, "time", lambda: 0.0))
-    start(settings(text, "train.steps=4"), tmp_path / "run", quiet=True).fit()
-    seconds = [m["seconds"] for m in metrics(tmp_path / "run")]
-    assert seconds == sorted(seconds)
-    assert all(m["tok_s"] > 0 for m in metrics(tmp_path / "run"))
 
 
 # memory --------------------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 import torch
-from train_helpers import assert_same_bits, losses, settings
+from train_helpers import losses, settings
 
-from elman_core.data import Batch, ByteFile
+from elman_core.data import Batch
 from elman_core.registry import LoaderError
 from elman_core.training.prefetch import Prefetcher
 from elman_core.training.start import resume, start
@@ -110,23 +110,6 @@ def reading_ahead(trainer):
     trainer.feed.reader = Prefetcher(lambda s: trainer.windows.batch(s), trainer.device)
     trainer.ahead = 1
     return trainer
-
-
-def test_a_slow_disk_drops_no_batch(text, tmp_path, monkeypatch):
-    sets = ("train.steps=8", "train.warmup=2", "train.save_every=0")
-    start(settings(text, *sets), tmp_path / "quick", quiet=True).fit()
-    real, waits = ByteFile.windows, iter([0.0, 0.2, 0.0, 0.0, 0.3, 0.1])
-
-    def slow(self, offsets, length):
-        time.sleep(next(waits, 0.0))
-        return real(self, offsets, length)
-
-    monkeypatch.setattr(ByteFile, "windows", slow)
-    trainer = reading_ahead(start(settings(text, *sets), tmp_path / "slow", quiet=True))
-    trainer.fit()
-    assert losses(tmp_path / "slow") == losses(tmp_path / "quick")
-    assert_same_bits(*(next((tmp_path / name / "checkpoints").iterdir()) for name in ("slow", "quick")))
-    assert trainer.feed.reader._thread is None
 
 
 def test_a_disk_that_fails_ends_the_run_at_its_step_with_the_steps_before_it_saved(text, tmp_path):

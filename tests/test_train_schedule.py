@@ -1,7 +1,6 @@
 """Schedules at their ends, and that they are functions of the step alone."""
 
 import itertools
-import math
 
 import pytest
 
@@ -36,13 +35,6 @@ def test_wsd_is_flat_then_falls_linearly():
     assert made[100] == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["cosine", "wsd"])
-def test_after_the_horizon_the_rate_stays_where_it_ended(kind):
-    schedule = Schedule(kind, 2, 20, 0.3)
-    assert schedule.factor(19) == pytest.approx(0.3)
-    assert schedule.factor(10_000) == schedule.factor(19)
-
-
 @pytest.mark.parametrize(("warmup", "horizon"), [(0, 1), (1, 1), (5, 3), (3, 3), (0, 2)])
 @pytest.mark.parametrize("kind", ["cosine", "wsd", "constant"])
 def test_short_horizons_and_long_warmups_are_finite_and_in_range(kind, warmup, horizon):
@@ -63,12 +55,3 @@ def test_under_a_time_budget_warm_up_takes_a_tenth_of_the_time_at_most():
     assert [slow.factor(s, f) for s, f in ((0, 0.0), (5, 0.05), (9, 0.1), (50, 0.5))] == pytest.approx(
         [0.01, 0.5, 1, 1]
     )
-
-
-def test_landmarks_are_the_factors_of_those_steps():
-    marks = Schedule("cosine", 10, 1001, 0.0).at_landmarks()
-    assert list(marks) == ["0%", "1%", "10%", "50%", "100%"]
-    assert marks["0%"] == pytest.approx(0.1)
-    assert marks["1%"] == 1
-    assert marks["50%"] == pytest.approx((1 + math.cos(math.pi * 490 / 990)) / 2)
-    assert marks["100%"] == pytest.approx(0, abs=1e-12)

@@ -4,17 +4,18 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
+from torch.cuda._utils import _get_device_index as strict
 
 from elman_core.registry import ConfigError
+from elman_core.training.precision import pick_device
 from elman_core.training.settings import (
-    Settings,
     apply_sets,
     from_dict,
     known_keys,
     put,
     read_recipe,
     resolve,
-    steps_for_tokens,
 )
 
 # Decided once: recipes and scripts rely on them.
@@ -119,10 +120,6 @@ def test_settings_that_contradict_each_other_are_refused(sets):
         resolved(*sets)
 
 
-def test_tokens_are_rounded_up_to_steps():
-    assert steps_for_tokens(32 * 512 + 1, Settings()) == 2
-
-
 def test_the_reference_of_settings_is_the_code():
     root = Path(__file__).parent.parent
     spec = importlib.util.spec_from_file_location("settings_page", root / "docs" / "settings.py")
@@ -137,3 +134,35 @@ def test_every_setting_says_what_it_is():
     from elman_core.training.settings import TABLES
 
     assert all(f.metadata.get("help") for kind in TABLES.values() for f in fields(kind))
+
+
+# which device a name means, without one ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Two GPUs, of which this process has used none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+
+
+@pytest.mark.parametrize(("name", "number"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
+def test_a_gpu_has_its_number_which_torch_asks_for(name, number, gpus):
+    """`set_per_process_memory_fraction` and `set_device` refuse one without."""
+    with pytest.raises(ValueError, match="with a specified index"):
+        strict(torch.device("cuda"))
+    assert strict(pick_device(name)) == number
+
+
+def test_it_is_the_one_that_the_process_has_made_its_own(gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert pick_device("cuda") == torch.device("cuda", 1)
+    assert pick_device("cuda:0") == torch.device("cuda", 0)
+
+
+def test_a_gpu_that_is_not_there_is_a_mistake(gpus):
+    with pytest.raises(ConfigError, match="has 2 CUDA devices"):
+        pick_device("cuda:2")
+    assert pick_device("cpu") == torch.device("cpu")

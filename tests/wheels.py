@@ -92,7 +92,8 @@ def main() -> None:
             "CUDA_HOME": "",
         }
         plugin = next(w for w in wheels if w.name.startswith("elman_e42-"))
-        run(*into, "--find-links", dist, "--no-index", plugin, cwd=work, **clean)
+        offline = (*into, "--find-links", dist, "--no-index")
+        run(*offline, plugin, cwd=work, **clean)
         listed = run(python, "-m", "elman_core", "list", cwd=work, **clean)
         assert listed.count("\n") == 2, listed
         print(
@@ -100,15 +101,7 @@ def main() -> None:
             "from one wheel, no compiler",
         )
 
-        run(
-            *into,
-            "--find-links",
-            dist,
-            "--no-index",
-            *(w for w in wheels if w not in (core, plugin)),
-            cwd=work,
-            **clean,
-        )
+        run(*offline, *(w for w in wheels if w not in (core, plugin)), cwd=work, **clean)
         strict = {**clean, "ELMAN_STRICT": "1"}
         for variant in ("e1", "e88", "gru", "lstm"):
             print(run(python, "-c", USE, variant, work / variant, ROOT, cwd=work, **strict).strip(), "from its wheel")
