@@ -76,7 +76,10 @@ class Sound(Mixer):
             new = self.step(u_BTD[:, t], h)
             h = new if mask_BT is None else self.hold(new, h, mask_BT[:, t])
             seen.append(h)
-        return self.read(torch.stack(seen, 1).to(x_BTD.dtype)), {"h": h}
+        return self.finish(self.read(torch.stack(seen, 1).to(x_BTD.dtype)), {"h": h}, state, mask_BT)
+
+    def finish(self, y_BTD: Tensor, new: Any, state: Any, mask_BT: Any) -> Any:
+        return y_BTD, new
 
     @classmethod
     def param_count(cls, dim: int, config: Any) -> int:
@@ -137,9 +140,8 @@ class HoldsAlmost(Sound):
 
 @caught_by("test_masked_positions_hold_the_state_exactly")
 class NotANumberWhereMasked(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
-        y_BTD, state = super().forward(x_BTD, state, mask_BT, starts_BT)
-        return (y_BTD if mask_BT is None else y_BTD.masked_fill(~mask_BT[..., None], torch.nan)), state
+    def finish(self, y_BTD, new, state, mask_BT):
+        return (y_BTD if mask_BT is None else y_BTD.masked_fill(~mask_BT[..., None], torch.nan)), new
 
 
 @caught_by("test_output_does_not_see_later_inputs", "test_pieces_equal_whole")
@@ -177,8 +179,7 @@ class ChangesTheStateInPlace(Sound):
 
 @caught_by("test_inputs_are_never_changed")
 class ChangesTheDict(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
-        y_BTD, new = super().forward(x_BTD, state, mask_BT, starts_BT)
+    def finish(self, y_BTD, new, state, mask_BT):
         if state is not None:
             state.update(new)
         return y_BTD, new
@@ -194,9 +195,8 @@ class StartsElsewhereThanItSays(Sound):
 
 @caught_by("test_output_and_state_are_as_declared")
 class KeepsTheStateIn16Bits(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
-        y_BTD, new = super().forward(x_BTD, state, mask_BT, starts_BT)
-        return y_BTD, {"h": new["h"].to(x_BTD.dtype)}
+    def finish(self, y_BTD, new, state, mask_BT):
+        return y_BTD, {"h": new["h"].to(y_BTD.dtype)}
 
 
 @caught_by("test_output_and_state_are_as_declared")
@@ -261,8 +261,7 @@ class CountsItsCalls(Sound):
 
 @caught_by("test_gradients_flow_through_the_state")
 class CutsTheGradientOfTheState(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
-        y_BTD, new = super().forward(x_BTD, state, mask_BT, starts_BT)
+    def finish(self, y_BTD, new, state, mask_BT):
         return y_BTD, {"h": new["h"].detach()}
 
 
@@ -309,9 +308,8 @@ class HasMoreParametersThanItSays(HasAParameterForNothing):
 
 @caught_by("test_a_state_holds_no_other_memory")
 class KeepsTheWholeText(Sound):
-    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
-        y_BTD, state = super().forward(x_BTD, state, mask_BT, starts_BT)
-        return y_BTD, {"h": state["h"][:, None].repeat(1, x_BTD.shape[1], 1)[:, -1]}
+    def finish(self, y_BTD, new, state, mask_BT):
+        return y_BTD, {"h": new["h"][:, None].repeat(1, y_BTD.shape[1], 1)[:, -1]}
 
 
 @caught_by("test_linear_maps_are_called_as_modules")

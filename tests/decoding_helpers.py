@@ -13,20 +13,3 @@ def ladder(variant="e42", **options):
     with torch.no_grad():
         made.model.embed_tokens.weight.mul_(20)
     return made
-
-
-def compiled_greedily(model, cache, logits, steps=5):
-    """(graphs that torch.compile made of the step, greedy tokens (B, steps + 1)), after a prompt with its cache and logits."""
-    torch._dynamo.reset()
-    graphs = []
-
-    def count(graph, _example_inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=count)
-    tokens = [logits[:, -1:].argmax(-1)]
-    for _ in range(steps):
-        logits = step(input_ids=tokens[-1], past_key_values=cache, use_cache=True).logits
-        tokens.append(logits[:, -1:].argmax(-1))
-    return graphs, torch.cat(tokens, 1)

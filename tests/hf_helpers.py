@@ -69,19 +69,5 @@ def tiny(variant, depth=2, seed=0, dtype=torch.float64, **config):
     return model.to(dtype).eval()
 
 
-def train_folder(folder):
-    """Arguments of a quiet, short Trainer run on the CPU."""
-    return {
-        "output_dir": str(folder),
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "lr_scheduler_type": "constant",
-        "seed": 1,
-    }
-
-
 def examples(count=8, length=24):
     return [{"input_ids": list(TEXT[i * 7 : i * 7 + length])} for i in range(count)]

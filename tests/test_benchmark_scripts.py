@@ -7,23 +7,23 @@ import importlib
 import importlib.util
 import itertools
 import json
+import math
+import statistics
 from pathlib import Path
 
 import baseline_parity
 import gpu_day
-import optimizers
 import pytest
 import python_sources
 import scaling
 import torch
 import training_step
 import verified
+from predecessor_logs import read_log
 from step_profile import profile_steps, summarize
 
 from elman_core.cli.train import read_settings
 from elman_core.registry import list_variants, parse_size, resolve
-from elman_core.training.optim import Optimizer
-from elman_core.training.settings import TrainSettings
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py"))
@@ -46,35 +46,6 @@ def test_every_script_can_be_imported(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 # the figures ---------------------------------------------------------------------------------------------------------
-
-
-def cell(us: float, **more: str) -> dict:
-    return {"forward": {"median": us / 2}, "forward_backward": {"median": us}, **more}
-
-
-def test_of_two_runs_ours_are_the_last_and_what_the_host_launches_is_the_faster(tmp_path: Path) -> None:
-    dense = importlib.import_module("dense")
-    facts = {"what": "w", "T": 512, "gpu": "g", "driver": "d", "torch": "t", "cuda": "c", "cudnn": 1}
-    old = {"e1 bf16": cell(1.0, plan="grid: 5"), "cuDNN RNN fp16": cell(9.0), "cuDNN LSTM fp16": cell(12.0), "gone": cell(3.0),
-           "plain fp16": cell(3.0, plan="steps: a GEMM")}  # fmt: skip
-    new = {"e1 bf16": cell(2.0, plan="grid: 5"), "cuDNN RNN fp16": cell(19.0), "cuDNN LSTM fp16": cell(11.0),
-           "plain fp16": cell(4.0, plan="steps: a GEMM", launched="graph")}  # fmt: skip
-    files = [tmp_path / "old.json", tmp_path / "new.json"]
-    for file, row in zip(files, (old, new), strict=True):
-        head = facts | {"commit": file.stem, "when": file.stem}
-        file.write_text(json.dumps({**head, "rows": [{"d": 8, "B": 2, "target": None, **row}]}))
-    dense.merge(files, tmp_path / "out.json")
-    made = json.loads((tmp_path / "out.json").read_text())
-    [row] = made["rows"]
-    assert made["commit"] == "new"
-    assert row["e1 bf16"] == new["e1 bf16"]
-    assert row["cuDNN RNN fp16"] == {"commit": "old", "when": "old", **old["cuDNN RNN fp16"]}
-    assert row["cuDNN LSTM fp16"] == new["cuDNN LSTM fp16"]
-    assert row["plain fp16"] == new["plain fp16"], "a graph has no host in it"
-    assert row["gone"]["commit"] == "old"
-    files[1].write_text(json.dumps({**facts, "gpu": "another", "commit": "c", "when": "w", "rows": []}))
-    with pytest.raises(SystemExit, match="gpu differs"):
-        dense.merge(files, tmp_path / "out.json")
 
 
 def test_training_steps_of_equal_machines_are_merged_and_others_refused(tmp_path: Path) -> None:
@@ -118,16 +89,6 @@ def test_the_sizes_are_near_what_they_are_called(size: str, target: float) -> No
         assert found.variant.param_count is not None
         layer = found.variant.param_count(width, found.config) + found.variant.rungs * width
         assert abs((257 * width + depth * layer) / target - 1) < 0.06, name
-
-
-@pytest.mark.parametrize("name", ["adamw", "schedulefree"])
-def test_the_optimizers_timed_are_those_of_a_training(name: str) -> None:
-    model = torch.nn.Linear(2, 2)
-    trained = Optimizer(model, TrainSettings(optimizer=name)).inner
-    timed = optimizers.updates(list(model.parameters()))[name]
-    assert type(timed) is type(trained)
-    for key in ("betas", "fused", "eps", "foreach"):
-        assert timed.defaults.get(key) == trained.defaults.get(key), key
 
 
 def test_the_text_is_the_same_wherever_the_files_lie(tmp_path: Path) -> None:
@@ -233,3 +194,56 @@ def test_kernels_and_the_librarys_own_layer_are_right_on_a_gpu(name: str, module
     found = baseline_parity.main(["--only", name, "--out", str(tmp_path / "parity.json")])
     assert len(found) == 2
     assert all(r["passed"] for r in found), baseline_parity.table(found)
+
+
+# logs of the predecessor: corrected where that is possible; what is not, is named ------------------------------------
+
+
+def write_log(
+    path: Path, losses: list[float], every: int = 10, accumulate: int = 1, day: str = "20260301", **more
+) -> Path:
+    """As `train.py` wrote it; `losses` are the true means of each line, which it multiplied by the accumulation."""
+    rates = more.get("rates") or [3e-4] * len(losses)
+    head = f"Output directory: out/x_{day}_104357\nModel: Level 42, 94,615,296 parameters\n"
+    head += f"Gradient accumulation: {accumulate}\n"
+    lines = [
+        f"step {i * every:6d} | loss {loss * accumulate:.4f} | lr {rate:.2e} | grad 1.00 | tok/s 40,000"
+        for i, (loss, rate) in enumerate(zip(losses, rates, strict=True), 1)
+    ]
+    path.write_text(
+        head + "\n".join(lines) + more.get("end", f"\nTraining complete! Final step: {len(losses) * every}\n")
+    )
+    return path
+
+
+def test_the_last_hundred_lines_become_the_last_hundred_steps(tmp_path):
+    losses = [4 - 0.01 * i for i in range(1, 201)]
+    log = read_log(write_log(tmp_path / "a.log", losses, accumulate=4))
+    assert log.reported == pytest.approx(4 * statistics.fmean(losses[-100:]), abs=1e-3)
+    assert log.mean_loss() == pytest.approx(statistics.fmean(losses[-10:]), abs=1e-4)
+    assert (log.model, log.parameters, log.steps, log.status, log.tok_s) == ("E42", 94_615_296, 2000, "ok", 40_000)
+    assert log.notes == ["corrected: loss divided by 4, the accumulation"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "end", "status"),
+    [([2.0], "\n", "incomplete"), ([2.0], "\nTraceback (most recent call last):\n  x\n", "crashed"),
+     ([2.0], "\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n", "oom"),
+     ([2.0, math.nan], "\nTraining complete!\n", "diverged@20")],
+)  # fmt: skip
+def test_what_did_not_end_well_is_not_ok(tmp_path, losses, end, status):
+    assert read_log(write_log(tmp_path / "a.log", losses, end=end)).status == status
+
+
+def test_what_cannot_be_corrected_is_named(tmp_path):
+    warm = [3e-5 * i for i in range(1, 11)]
+    for name, more, note in (
+        ("zeros", {"day": "20260221"}, "zeros were trained on"),
+        ("undated", {"day": "x"}, "perhaps zeros"),
+        ("rates", {"rates": [*warm, 7e-6, 3e-5, 1e-4, 3e-4]}, "rose again"),
+        ("end", {"end": "\nTraining complete! Final step: 99,999\n"}, "are not in the log"),
+        ("well", {"rates": [*warm, 2e-4, 1e-4, 1e-5, 1e-6]}, ""),
+    ):
+        log = read_log(write_log(tmp_path / name, [2.0] * len(more.get("rates", [0])), **more))
+        assert note in " ".join(log.notes), name
+        assert bool(log.notes) == bool(note)

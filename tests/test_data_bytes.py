@@ -1,15 +1,17 @@
 """Files of bytes: what can be wrong with them, how fast they open, what identifies them."""
 
+import ast
 import gzip
 import json
 import os
+import sysconfig
 import time
 
 import pytest
 
 from elman_core.cli import main
-from elman_core.data import ByteFile, TrainingWindows, split
-from elman_core.registry.errors import DataError
+from elman_core.data import ByteFile, TrainingWindows, cache_folder, split, standard_library_corpus
+from elman_core.registry.errors import DataError, StorageError
 
 
 @pytest.fixture
@@ -27,17 +29,18 @@ def test_a_compressed_file_is_refused(write):
         ByteFile(write(gzip.compress(b"x" * 9999)))
 
 
-def test_a_missing_file_is_named_in_one_line(tmp_path, capsys):
-    assert main(["data", "info", str(tmp_path / "none")]) == 2
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "--data"), (b"", "is empty"), (b"x" * 300, "513 bytes")],
+    ids=["missing", "empty", "short"],
+)
+def test_a_text_that_cannot_be_used_is_named_in_one_line(content, words, write, tmp_path, capsys):
+    path = tmp_path / "none" if content is None else write(content)
+    assert main(["data", "info", str(path), "--chunk-size", "512"]) == 2
     said = capsys.readouterr().err
-    assert str(tmp_path / "none") in said
-    assert "--data" in said
+    assert str(path) in said
+    assert words in said
     assert said.count("\n") == 1
-
-
-def test_an_empty_file_is_an_error(write, capsys):
-    assert main(["data", "info", str(write(b""))]) == 2
-    assert "is empty" in capsys.readouterr().err
 
 
 def test_a_folder_and_a_pipe_are_not_files(tmp_path):
@@ -55,13 +58,6 @@ def test_an_unreadable_file_says_why(write, monkeypatch):
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DataError, match=r"cannot read .*: Permission denied"):
         ByteFile(path)
-
-
-def test_a_text_shorter_than_a_window_says_how_long_it_is(write, capsys):
-    assert main(["data", "info", str(write(b"x" * 300)), "--chunk-size", "512"]) == 2
-    said = capsys.readouterr().err
-    assert "513 bytes" in said
-    assert said.count("\n") == 1
 
 
 def test_a_stream_with_fewer_windows_than_rows_is_an_error(write):
@@ -103,3 +99,58 @@ def test_data_info_prints_json(write, capsys):
     assert facts["size"] == path.stat().st_size
     assert facts["training_bytes"] + facts["heldout_bytes"] == facts["size"]
     assert facts["documents_in_first_16_MiB"] == 8000
+
+
+# the demo corpus comes from this machine's Python, the same each time, and is written once ---------------------------
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    folder = tmp_path / "lib"
+    for name, text in {"b.py": b"b = 1\n", "a.py": b"a = 1\n", "pkg/c.py": b"c = 1\n", "test/d.py": b"d = 1\n"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text)
+    (folder / "empty.py").write_bytes(b"\n")
+    (folder / "latin.py").write_bytes(b"# \xff\n")
+    (folder / "split.py").write_bytes(b"# \x1e\n")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(folder)})
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def test_documents_are_ordered_and_ended_by_the_separator(library):
+    assert standard_library_corpus().read_bytes() == b"a = 1\n\x1eb = 1\n\x1ec = 1\n\x1e"
+
+
+def test_the_corpus_is_kept_in_the_cache_and_written_once(library, tmp_path):
+    path = standard_library_corpus()
+    assert path.is_relative_to(tmp_path / "cache")
+    written = path.stat().st_mtime_ns
+    assert standard_library_corpus() == path
+    assert path.stat().st_mtime_ns == written
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # nothing partial is left
+
+
+def test_the_first_of_several_cache_folders_is_written(monkeypatch, tmp_path):
+    monkeypatch.setenv("ELMAN_CACHE", f"{tmp_path / 'one'}:{tmp_path / 'two'}")
+    assert cache_folder() == tmp_path / "one"
+
+
+def test_a_python_without_sources_says_to_give_a_file(library):
+    for path in library.rglob("*.py"):
+        path.unlink()
+    with pytest.raises(DataError, match="--data FILE"):
+        standard_library_corpus()
+
+
+def test_a_cache_that_cannot_be_written_is_a_storage_error(library, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(StorageError, match="ELMAN_CACHE"):
+        standard_library_corpus()
+
+
+def test_the_real_corpus_is_megabytes_of_python():
+    path = standard_library_corpus()
+    documents = path.read_bytes().split(b"\x1e")
+    assert path.stat().st_size > 4_000_000
+    ast.parse(documents[len(documents) // 2])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from broken_plugins import pip
-from train_helpers import TINY, metrics, write_text
+from train_helpers import metrics, train_words, write_text
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -51,9 +51,7 @@ def trained(tmp_path_factory):
     pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site), *folders)
     (site / "trackio.py").write_text(TRACKIO)
     text = write_text(folder / "text")
-    flat = [f"{table}.{k}={json.dumps(v)}" for table, values in TINY.items() for k, v in values.items()]
-    sets = [w for s in [*flat, "train.steps=3", "train.eval_every=2"] for w in ("--set", s)]
-    words = ["train", "e42", "--data", str(text), "--out", str(folder / "run"), *sets]
+    words = train_words(text, folder / "run", "train.steps=3", "train.eval_every=2")
     environment = {
         **os.environ,
         "PYTHONPATH": str(site),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import train_helpers
 from typer.testing import CliRunner
 
@@ -258,3 +259,34 @@ def test_control_groups_limit_memory(tmp_path: Path) -> None:
 def test_the_real_machine_has_memory_and_this_process_uses_some() -> None:
     assert 10**7 < memory.available() < 10**14
     assert 10**7 < memory.resident() < 10**12
+
+
+# on a GPU, where memory is what torch allocates ----------------------------------------------------------------------
+
+
+MODEL = ("model.hidden_size=512", "model.num_hidden_layers=4", "train.chunk_size=256", "train.device=cuda")
+
+
+@pytest.mark.gpu
+def test_memory_is_measured_and_the_search_ends_beside_the_limit(tmp_path: Path) -> None:
+    text = train_helpers.write_text(tmp_path / "text")
+    settings = train_helpers.settings(text, *MODEL, "train.batch_size=8")
+    found = probe.probe(settings, 0.5, 4 * GIB)
+    measured = found.measurement
+    assert found.device.startswith("cuda")
+    assert (
+        4 * found.parameters <= measured.idle_memory < measured.peak_memory <= 4 * GIB
+    )  # float32 weights, then Adam's state
+    assert measured.first_step_seconds > measured.step_seconds
+    best = largest(settings, found, 0.5, 4 * GIB)
+    assert best.limited_by == "memory"
+    assert best.probe.measurement.peak_memory > 0.75 * 4 * GIB
+    assert any(outcome == "out of memory" for outcome in best.tried.values())
+    assert torch.cuda.memory_allocated() == 0  # nothing ran in this process
+
+
+@pytest.mark.gpu
+def test_what_does_not_fit_on_a_gpu_is_an_answer(tmp_path: Path) -> None:
+    text = train_helpers.write_text(tmp_path / "text")
+    with pytest.raises(OutOfMemoryError, match="does not fit"):
+        probe.probe(train_helpers.settings(text, *MODEL, "train.batch_size=4096"), 0.5, GIB)

@@ -50,14 +50,6 @@ def test_the_width_is_found_and_counts_what_is_built(name: str) -> None:
     assert solve_width(name, None, 5_000_000, 4) == best.width
 
 
-@pytest.mark.parametrize(("name", "width"), [("mamba2", 896), ("e42", 1280)])
-def test_multiples_of_128_come_first(name: str, width: int) -> None:
-    sizes = candidates(name, None, 100_000_000, depth=20)
-    assert sizes[0].width == width
-    assert all(s.width % ALIGN == 0 for s in sizes)  # one fits, so nothing finer was tried
-    assert [abs(s.off) for s in sizes] == sorted(abs(s.off) for s in sizes)
-
-
 def test_finer_widths_are_tried_when_no_multiple_of_128_fits() -> None:
     sizes = candidates("e88:h32n16", None, 50_000_000, depth=20)
     assert (sizes[0].width, sizes[0].aligned) == (1216, 64)

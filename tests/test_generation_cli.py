@@ -147,20 +147,6 @@ def test_a_slip_in_the_name_of_a_run_is_not_asked_of_the_hub(capsys, tmp_path, m
     assert (code, "someone/model cannot be loaded" in said) == (2, True), "that is, or may be, a name on the hub"
 
 
-def test_a_truncated_checkpoint_and_a_missing_plugin_exit_with_2(run, capsys):
-    checkpoint = run / "checkpoints" / "step-00000010"
-    toy_mixers.uninstall()
-    code, _, err = elman(capsys, "generate", run)
-    assert code == 2
-    assert "made with toy-package==1.2.3: pip install toy-package" in err
-    toy_mixers.install()
-    (checkpoint / "model.safetensors").write_bytes(b"123")
-    code, _, err = elman(capsys, "generate", run)
-    assert code == 2
-    assert "model.safetensors is truncated" in err
-    assert len(err.splitlines()) == 1
-
-
 def test_export_writes_a_model_that_loads(run, capsys, tmp_path):
     code, out, err = elman(capsys, "export", run, tmp_path / "out", "--dtype", "bf16")
     assert (code, err) == (0, "")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cpu_graph import CpuRecorder
-from decoding_helpers import compiled_greedily, ladder
+from decoding_helpers import ladder
 
 from elman_core.model import LadderForCausalLM, LadderStaticCache, step_graph
 from elman_core.nn import scaled_once
@@ -85,6 +85,23 @@ def test_who_wants_transformers_to_compile_gets_that(monkeypatch):
     monkeypatch.setattr(step_graph, "recorder_for", lambda _model: pytest.fail("it was asked for a compiler"))
     config = model._default_compile_config()
     assert model.get_compiled_call(config) is model._compiled_call
+
+
+def compiled_greedily(model, cache, logits, steps=5):
+    """(graphs that torch.compile made of the step, greedy tokens (B, steps + 1)), after a prompt with its cache and logits."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, _example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(model.forward, fullgraph=True, dynamic=False, backend=count)
+    tokens = [logits[:, -1:].argmax(-1)]
+    for _ in range(steps):
+        logits = step(input_ids=tokens[-1], past_key_values=cache, use_cache=True).logits
+        tokens.append(logits[:, -1:].argmax(-1))
+    return graphs, torch.cat(tokens, 1)
 
 
 def test_a_compiled_step_is_one_graph_that_reads_the_scaled_weight_and_is_never_compiled_again():

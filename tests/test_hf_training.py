@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hf_helpers import GREEDY, PROMPT, RAW, TEXT, every_kind, examples, tiny, train_folder, width
+from hf_helpers import GREEDY, PROMPT, RAW, TEXT, every_kind, examples, tiny, width
 from train_helpers import losses, settings, write_text
 from transformers import (
     AutoModelForCausalLM,
@@ -29,7 +29,11 @@ def hf_losses(model, folder, data, rows, **arguments):
     pytest.importorskip("accelerate")
     steps = len(data) // rows
     accumulate = arguments.get("gradient_accumulation_steps", 1)
-    given = {**train_folder(folder), "max_steps": steps, "per_device_train_batch_size": rows // accumulate, **arguments}
+    given = {
+        "output_dir": str(folder), "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1, "seed": 1,
+        "save_strategy": "no", "lr_scheduler_type": "constant", "max_steps": steps,
+        "per_device_train_batch_size": rows // accumulate, **arguments,
+    }  # fmt: skip
     collator = DataCollatorForLanguageModeling(byte_tokenizer(), mlm=False)
     trainer = InOrder(model=model, args=TrainingArguments(**given), train_dataset=data, data_collator=collator)
     trainer.train(resume_from_checkpoint=arguments.get("resume_from_checkpoint"))

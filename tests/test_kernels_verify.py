@@ -483,16 +483,6 @@ def test_the_command_prints_a_row_for_each_tensor_and_stamps(cache, capsys):
     assert stamp.dtypes == ("float64",)
 
 
-def test_the_command_gives_every_row_as_json(cache, capsys):
-    need_host_compiler()
-    assert main(["verify", "e42", "--backend", "host", "--dtype", "fp32", "--json"]) == 0
-    [report] = json.loads(capsys.readouterr().out)
-    assert report["passed"]
-    assert report["cases"] == 10
-    assert len(report["rows"]) == 10 * 5
-    assert all(row["error"] <= row["limit"] for row in report["rows"])
-
-
 @pytest.mark.usefixtures("_transposed")
 def test_a_wrong_kernel_makes_the_command_leave_with_5(cache, capsys):
     assert main(["verify", "e1", "--backend", "host", "--dtype", "fp64"]) == 5

@@ -15,8 +15,6 @@ from elman_core.nn import (
     mamba_decay_,
     orthogonal_,
     s4d_,
-    self_gate,
-    time_major,
 )
 
 FLOAT64 = torch.float64
@@ -68,16 +66,6 @@ def test_l2_norm_is_one_and_harmless_at_zero():
     assert torch.isfinite(zero.grad).all()
 
 
-def test_self_gate_and_its_derivative():
-    h = torch.linspace(-30, 30, 101, dtype=FLOAT64, requires_grad=True)
-    y = self_gate(h)
-    y.sum().backward()
-    s = torch.sigmoid(h.detach())
-    torch.testing.assert_close(y.detach(), h.detach() ** 2 * s)
-    torch.testing.assert_close(h.grad, h.detach() * s * (2 + h.detach() * (1 - s)))
-    assert (y >= 0).all()
-
-
 def test_initial_decays_span_the_published_range():
     a_log, dt_bias = torch.empty(20000), torch.empty(20000)
     mamba_decay_(a_log, dt_bias)
@@ -108,15 +96,6 @@ def test_matrices_are_orthogonal_or_have_the_given_eigenvalues(dtype):
     torch.testing.assert_close(product, 0.25 * torch.eye(12, dtype=FLOAT64), rtol=0, atol=tolerance)
     eigenvalues = torch.linalg.eigvalsh(s4d_(w).double())
     torch.testing.assert_close(eigenvalues, torch.linspace(0.99, 0.9999, 12, dtype=FLOAT64), rtol=0, atol=tolerance)
-
-
-def test_time_major_copies_only_where_it_must():
-    for shape in ((1, 5, 3), (4, 1, 3)):
-        x = torch.randn(shape)
-        assert time_major(x).data_ptr() == x.data_ptr()
-    x = torch.randn(4, 5, 3)
-    assert time_major(x).is_contiguous()
-    assert torch.equal(time_major(x), x.transpose(0, 1))
 
 
 def test_full_precision_lifts_every_tensor_to_the_widest():

@@ -182,15 +182,6 @@ def test_bad_input_is_one_line_and_exit_code_2(shelf: Shelf) -> None:
         assert said.startswith(BAD_INPUT[command])
 
 
-def test_names_presets_and_aliases_resolve_without_case(shelf: Shelf) -> None:
-    code = "from elman_core.registry import resolve; r = resolve({!r}); print(r.name, r.options['width'])"
-    assert shelf.run(code.format("good"), "good").stdout.strip() == "good 8"
-    assert shelf.run(code.format("GOOD:wide"), "good").stdout.strip() == "good:wide 64"
-    old = shelf.run(code.format("level7"), "good")
-    assert old.stdout.strip() == "good:wide 64"
-    assert old.stderr.strip() == "elman: level level7 is variant good:wide"
-
-
 def test_a_slow_import_of_torch_is_not_blamed_on_the_first_plugin(shelf: Shelf) -> None:
     (shelf.root / "good" / "torch.py").write_text("import time; time.sleep(1)\n")
     code = "from elman_core.registry import checks, plugins; checks.said_when_slow.__wrapped__.__defaults__ = (0.3,); plugins()"

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from cpu_graph import CpuRecorder
-from train_helpers import assert_same_bits, losses, manifest, metrics, settings, write_text
+from train_helpers import assert_same_bits, checkpoint, losses, manifest, metrics, settings, write_text
 
 from elman_core.registry import ConfigError, DivergedError, KernelError, hookimpl
 from elman_core.training import modes
@@ -23,10 +23,6 @@ def captured(trainer, ahead=1, required=True):
     trainer.compute = CapturedStep(trainer.compute, CpuRecorder(), required=required)
     trainer.ahead = ahead
     return trainer
-
-
-def checkpoint(run):
-    return sorted((run / "checkpoints").iterdir())[-1]
 
 
 SETTINGS = {

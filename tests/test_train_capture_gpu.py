@@ -6,8 +6,9 @@ import json
 
 import pytest
 import torch
-from train_helpers import assert_same_bits, losses, manifest, settings, write_text
+from train_helpers import assert_same_bits, checkpoint, losses, manifest, settings, write_text
 
+from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.registry import DivergedError
 from elman_core.training.start import resume, start
 
@@ -35,10 +36,6 @@ def text(tmp_path_factory):
 def made(text, out, *sets):
     shape = ("model.hidden_size=256", "train.batch_size=16", "train.chunk_size=128", "train.device=cuda")
     return start(settings(text, *shape, "train.steps=12", "train.warmup=3", *sets), out, quiet=True)
-
-
-def checkpoint(run):
-    return sorted((run / "checkpoints").iterdir())[-1]
 
 
 @pytest.mark.parametrize("sets", SETTINGS.values(), ids=SETTINGS)
@@ -99,3 +96,45 @@ def test_a_compiled_step_learns_as_an_eager_one(launch, text, tmp_path):
     made(text, tmp_path / "compiled", f"train.launch={launch}", "train.precision=fp32").fit()
     for step, loss in losses(tmp_path / "eager").items():
         assert losses(tmp_path / "compiled")[step] == pytest.approx(loss, rel=1e-4)
+
+
+# `torch.compile` of a whole model: one graph, the kernels in it, and the loss and gradients of the eager model -------
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16 autocast"])
+@pytest.mark.parametrize("variant", ["e1", "e42", "e88:h8n32"])
+def test_a_whole_model_is_one_graph_with_the_gradients_of_the_eager_one(variant, precision, monkeypatch):
+    """In bfloat16 compiled code rounds elsewhere: it may be as far from float32 as twice the eager model, and 4 eps."""
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = LadderForCausalLM(LadderConfig(variant=variant, hidden_size=256, num_hidden_layers=2)).cuda().train()
+    tokens_BT = torch.randint(256, (4, 64), device="cuda")
+    narrow = precision != "float32"
+    began: dict[str, torch.Tensor] = {}
+
+    def gradients(forward, autocast=narrow):
+        for name, buffer in model.named_buffers():  # the power iteration of a spectral norm goes on at every forward
+            buffer.copy_(began.get(name, buffer))
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = forward(input_ids=tokens_BT, labels=tokens_BT).loss
+        loss.backward()
+        return {"loss": loss.detach(), **{n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}}
+
+    gradients(model.forward)  # it has begun now
+    began |= {n: b.clone() for n, b in model.named_buffers()}
+    truth, eager = gradients(model.forward, autocast=False), gradients(model.forward)
+    compiled = gradients(torch.compile(model.forward, fullgraph=True, dynamic=False))
+    assert compiled.keys() == eager.keys() == truth.keys()
+
+    def gap(made, name):
+        return ((made[name] - truth[name]).norm() / truth[name].norm().clamp(min=1e-8)).item()
+
+    gaps = {
+        n: (gap(compiled, n), 2 * gap(eager, n) + 4 * torch.finfo(torch.bfloat16).eps if narrow else 1e-4)
+        for n in truth
+    }
+    assert not {n: f"{far:.2e} > {limit:.2e}" for n, (far, limit) in gaps.items() if not far <= limit}
+    if narrow:
+        assert max(gap(eager, n) for n in truth) > 1e-4, "nothing was rounded"

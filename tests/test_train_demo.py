@@ -57,8 +57,3 @@ def test_the_faster_number_of_threads_is_set(monkeypatch):
         monkeypatch.setattr(demo, "seconds_a_step", lambda _, best=fastest: abs(torch.get_num_threads() - best))
         assert demo.choose_threads("any") == fastest
         assert torch.get_num_threads() == fastest
-
-
-def test_an_unknown_variant_is_exit_2(capsys):
-    assert main(["demo", "e4242"]) == 2
-    assert "no variant 'e4242'" in capsys.readouterr().err

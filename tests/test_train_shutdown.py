@@ -1,6 +1,5 @@
 """What a process does before it parts from the others, and when a library does not let it."""
 
-import gc
 import logging
 import time
 
@@ -10,7 +9,6 @@ from cpu_graph import CpuRecorder
 from train_helpers import losses, settings, write_text
 
 from elman_core.model.graph import CudaRecorder
-from elman_core.training.distributed import Ranks
 from elman_core.training.modes import WARM, CapturedStep
 from elman_core.training.shutdown import in_time
 from elman_core.training.start import start
@@ -32,17 +30,6 @@ def test_libraries_that_part_in_time_are_not_hurried():
         pass
     time.sleep(0.4)
     assert codes == []
-
-
-def test_what_nobody_uses_any_more_is_not_kept():
-    class Thing:
-        def release(self):
-            raise AssertionError("it is gone")
-
-    ranks = Ranks()
-    ranks.hold(Thing())
-    gc.collect()
-    ranks.release(wait=True)
 
 
 def test_a_captured_step_that_was_given_up_is_recorded_anew(tmp_path):

@@ -78,6 +78,11 @@ def tensors(checkpoint: Path) -> dict:
     return {f"{f.name}:{n}": t for f in sorted(checkpoint.rglob("*.safetensors")) for n, t in load_file(f).items()}
 
 
+def checkpoint(run: Path) -> Path:
+    """The newest."""
+    return sorted((run / "checkpoints").iterdir())[-1]
+
+
 def assert_same_bits(one: Path, two: Path) -> None:
     first, second = tensors(one), tensors(two)
     assert first.keys() == second.keys()
