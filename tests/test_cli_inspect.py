@@ -37,7 +37,7 @@ def test_the_version_is_said_and_a_bare_command_gets_its_help(capsys: pytest.Cap
 
 def test_a_shell_can_be_told_the_commands(tmp_path: Path) -> None:
     command = [Path(sys.executable).with_name("elman"), "--install-completion", "bash"]
-    environment = {**os.environ, "HOME": str(tmp_path)}
+    environment = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "_ELMAN_COMPLETE" in (tmp_path / ".bash_completions" / "elman.sh").read_text()

@@ -34,11 +34,10 @@ def test_a_compressed_file_is_refused(write):
     [(None, "--data"), (b"", "is empty"), (b"x" * 300, "513 bytes")],
     ids=["missing", "empty", "short"],
 )
-def test_a_text_that_cannot_be_used_is_named_in_one_line(content, words, write, tmp_path, capsys):
+def test_what_is_wrong_with_a_text_is_said_in_one_line(content, words, write, tmp_path, capsys):
     path = tmp_path / "none" if content is None else write(content)
     assert main(["data", "info", str(path), "--chunk-size", "512"]) == 2
     said = capsys.readouterr().err
-    assert str(path) in said
     assert words in said
     assert said.count("\n") == 1
 

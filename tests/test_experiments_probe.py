@@ -256,11 +256,6 @@ def test_control_groups_limit_memory(tmp_path: Path) -> None:
     assert memory.available(tmp_path / "names", tmp_path) > 10**7
 
 
-def test_the_real_machine_has_memory_and_this_process_uses_some() -> None:
-    assert 10**7 < memory.available() < 10**14
-    assert 10**7 < memory.resident() < 10**12
-
-
 # on a GPU, where memory is what torch allocates ----------------------------------------------------------------------
 
 

@@ -160,7 +160,7 @@ def test_a_trial_that_diverged_has_no_say_and_the_last_losses_decide_where_nothi
 def test_a_job_waits_for_others_and_does_not_hold_up_those_behind_it(tmp_path):
     order = tmp_path / "order"
     said = f"echo $ID >> {order}"
-    first = shell_job(tmp_path, "first", f"sleep 0.5; {said}")
+    first = shell_job(tmp_path, "first", f"until grep -q behind {order}; do sleep 0.05; done; {said}")
     bad = shell_job(tmp_path, "bad", f"{said}; exit 4")
     prepared = []
     later = replace(shell_job(tmp_path, "later", said), after=("first", "bad"), prepare=lambda: prepared.append(1))

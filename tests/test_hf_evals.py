@@ -99,16 +99,13 @@ def forget_harness():
 
 def test_bits_per_byte_through_the_harness_are_those_of_elman_eval(harness, saved, capsys):
     before = list(sys.argv)
-    assert main([str(saved), "--data", str(saved / "text"), "--device", "cpu"]) == 0
+    words = ["--model_args", "max_length=64", "--data", str(saved / "text"), "--device", "cpu"]
+    assert main([str(saved), *words]) == 0
+    assert f"pretrained={saved},max_length=64" in harness.words
     assert harness.result == pytest.approx(by_elman(saved, capsys), rel=1e-6)
     assert harness.words[:3] == ["run", "--model", "elman"]
     assert harness.words[-2:] == ["--device", "cpu"]
     assert sys.argv == before
-
-
-def test_arguments_of_the_model_are_added_to_its_path(harness, saved):
-    assert main([str(saved), "--model_args", "max_length=64", "--data", str(saved / "text")]) == 0
-    assert f"pretrained={saved},max_length=64" in harness.words
 
 
 def test_what_is_asked_wrongly_is_one_line(harness, saved, capsys):

@@ -61,6 +61,12 @@ def sources(folder: Path) -> Iterator[tuple[str, ast.Module]]:
             yield name, ast.parse(path.read_text(encoding="utf-8"))
 
 
+def module_of(node: ast.ImportFrom, package: list[str]) -> str:
+    """The full name of the module in `from MODULE import ...`, written in a package."""
+    base = package[: len(package) - node.level + 1] if node.level else []
+    return ".".join([*base, *([node.module] if node.module else [])])
+
+
 def imports(name: str, tree: ast.Module) -> Iterator[str]:
     """Full names of the modules that a module imports; relative ones are resolved."""
     package = name.removesuffix(".py").removesuffix("/__init__").split("/")
@@ -70,8 +76,7 @@ def imports(name: str, tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
+            module = module_of(node, package)
             yield module
             if module in ("elman_core", ""):
                 yield from (f"elman_core.{a.name}" for a in node.names if (CORE / a.name).is_dir())
@@ -132,8 +137,7 @@ def graph_of(folders: Iterable[Path]) -> dict[str, set[str]]:
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names} & files.keys()
             elif isinstance(node, ast.ImportFrom):
-                base = above[: len(above) - node.level + 1] if node.level else []
-                module = ".".join([*base, *([node.module] if node.module else [])])
+                module = module_of(node, above)
                 for full in (f"{module}.{alias.name}" for alias in node.names):
                     found |= {full if full in files else module} & files.keys()
         found.discard(name)
