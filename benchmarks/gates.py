@@ -4,9 +4,10 @@
 
 One layer, µs a time step, forward and forward + backward with all gradients, T = 512, B = 32. GRU and LSTM with their input
 product: ours and FlashRNN's (of the widths it holds; its GRU is not fused) in bfloat16, cuDNN's (torch.nn) in float16, in which
-alone it takes its persistent kernels. E2 and E23: the recurrence of 8 slots of 512 beside E1's at 1536. The step:
-`training_step.py`'s, as one CUDA graph, of GRU and LSTM on our kernels and on cuDNN's. FlashRNN takes a minute to compile for a
-shape, so processes of their own do that meanwhile, and time it when everything else is timed.
+alone it takes its persistent kernels. The GRU with the reset gate before has no peer. E2 and E23: the recurrence of 8 slots of
+512 beside E1's at 1536. The step: `training_step.py`'s, as one CUDA graph, of GRU and LSTM on our kernels and on cuDNN's.
+FlashRNN takes a minute to compile for a shape, so processes of their own do that meanwhile, and time it when everything else is
+timed.
 """
 
 from __future__ import annotations
@@ -76,6 +77,18 @@ def flashrnn_processes() -> Iterator[dict[str, Any]]:
             process.kill()
 
 
+def reset_before(width: int) -> dict[str, Any]:
+    """The GRU that no library has fused."""
+    bf16: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    leaves = [torch.randn(T, B, width, **bf16)]
+    leaves += [
+        torch.randn(s, **bf16) * (0.45 / width**0.5) for s in ((3 * width, width), (3 * width, width), (3 * width,))
+    ]
+    x, *weights = (x.requires_grad_() for x in leaves)
+    h0 = torch.zeros(B, width, device="cuda")
+    return both(lambda: gru(x, tuple(weights), h0)[:1], leaves, T, REPEATS)
+
+
 def slots() -> dict[str, Any]:
     e2, e1 = (resolve(n).variant.branch(0).kernel for n in ("e2", "e1"))  # type: ignore[attr-defined]
     from elman_e23.op import SLOTS, e23
@@ -116,7 +129,10 @@ def words(found: dict[str, Any]) -> str:
         cells = [" / ".join(f"{v:.3g}" for v in vs) for vs in shown]
         rows.append([name, *cells[:3], cells[3] or row.get("flashrnn", "–")])
     more = [["recurrence", "forward / forward + backward"]]
-    more += [[n, " / ".join(f"{r[way]['median']:.2f}" for way in ways)] for n, r in found["slots"].items()]
+    more += [
+        [n, row.get("reason") or " / ".join(f"{row[way]['median']:.2f}" for way in ways)]
+        for n, row in found["slots"].items()
+    ]
     steps = [["model", "kernels of elman_csrc", "cuDNN"]]
     for name in dict.fromkeys(r["model"] for r in found["steps"]):
         steps.append([name, *(f"{r['tok_s']:,} tok/s" for r in found["steps"] if r["model"] == name)])
@@ -137,6 +153,8 @@ def main() -> None:
     with flashrnn_processes() as flash, tempfile.TemporaryDirectory() as folder:
         found["recurrences"] = {f"{kind} {width}": recurrence(kind, width) for kind in KINDS for width in WIDTHS}
         found["slots"] = slots()
+        for width in WIDTHS:
+            found["slots"][f"gru {width}, reset before"] = row_of(lambda: reset_before(width))  # noqa: B023
         write(found, given.out)
         found["steps"], text = [], random_text(Path(folder))
         for name in ("lstm@896x6", "gru@1024x6"):

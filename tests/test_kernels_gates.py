@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,6 @@ lstm = ElementwiseKernel(
 )
 
 
-KERNELS = pytest.mark.parametrize("kernel", [rnn.gru_gates, rnn.lstm_gates], ids=["gru", "lstm"])
 ALL = pytest.mark.parametrize("kernel", [rnn.gru_gates, rnn.lstm_gates, lstm], ids=["gru", "lstm", "elementwise"])
 
 
@@ -53,8 +53,10 @@ def inputs(kernel, dtype=torch.float32):
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
 
 
-@KERNELS
-@pytest.mark.parametrize("backend", ["torch", "host"])
+@pytest.mark.parametrize(
+    ("kernel", "backend"),
+    [(rnn.gru_before_gates, "host"), *itertools.product((rnn.gru_gates, rnn.lstm_gates), ("torch", "host"))],
+)
 def test_without_a_bias_it_is_the_reference(kernel, backend):
     need_host_compiler()
     u, w, _, *states = inputs(kernel, torch.float64)
@@ -124,7 +126,7 @@ def test_a_header_that_differs_from_python_is_refused():
     wrong = GatesKernel(
         "gru_wrong", header=cell.header, cell=cell.type, step=cell.reference, gates=3, kept=3, splits=True
     )
-    with pytest.raises(ConfigError, match="differ in gates, kept, memory or splits"):
+    with pytest.raises(ConfigError, match="differ in gates, kept, memory, splits or staged"):
         wrong(*inputs(wrong), backend="host")
 
 
@@ -136,6 +138,8 @@ def test_what_cannot_be_is_refused():
         kernel(given[0][..., 1:], *given[1:])
     with pytest.raises(KernelError, match="takes no starts of documents"):
         kernel(*given, starts=torch.zeros(T, B, dtype=torch.bool), backend="host")
+    with pytest.raises(ConfigError, match="gru_before: backend must be auto, cuda, host or reference, not 'torch'"):
+        rnn.gru_before_gates(*inputs(rnn.gru_before_gates), backend="torch")
 
 
 @pytest.mark.parametrize("backend", ["torch", "host"])

@@ -37,7 +37,7 @@ class Cell:
         readout, update, accumulates, blocks: of a dense cell; see `DenseKernel`.
         extras: names of the tensors that the cell reads beside its input.
         streams, vectors, states: of an elementwise cell; see `ElementwiseKernel`.
-        gates, kept, splits: of a gated cell; see `GatesKernel`.
+        gates, kept, splits, inner: of a gated cell; see `GatesKernel`.
         uses_a: whether the backward of a dense cell reads a; as in the header.
         bare: for a dense cell with tied weights, which takes x of u = W silu(x) + b: the same cell taking u.
     """
@@ -59,6 +59,7 @@ class Cell:
     gates: int = 1
     kept: int = 0
     splits: bool = False
+    inner: Callable[..., Tensor] | None = None
 
     def python(self, module: str) -> tuple[Path, ...]:
         """The Python that a stamp covers: the reference's file, and all files in the folder of `module`."""

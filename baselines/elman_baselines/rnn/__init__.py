@@ -11,7 +11,7 @@ from __future__ import annotations
 from elman_core import Variant
 
 from .mixer import GRUConfig, GRUMixer, LSTMConfig, LSTMMixer
-from .op import gru, gru_gates, lstm, lstm_gates
+from .op import gru, gru_before_gates, gru_gates, lstm, lstm_gates
 from .reference import gru_reference, lstm_reference
 
 __all__ = [
@@ -28,7 +28,7 @@ def gru_variant() -> Variant:
         config=GRUConfig,
         mixer=GRUMixer,
         presets={"predecessor": {"expansion": 2.0, "reset_after": False, "init": "normal", "zero_out_proj": True}},
-        kernels=gru_gates.specs(),
+        kernels=(*gru_gates.specs(), *gru_before_gates.specs()),
     )
 
 

@@ -21,7 +21,7 @@ from elman_core import Mixer, State, option
 from elman_core.kernels import GatesKernel
 from elman_core.nn import compute_dtype, orthogonal_, time_major
 
-from .op import gru, gru_gates, lstm, lstm_gates
+from .op import gru, gru_before_gates, gru_gates, lstm, lstm_gates
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,10 @@ class RNNMixer(Mixer):
         raise NotImplementedError(f"{type(self).__name__}.recur")
 
     def backend(self) -> str:
-        if self.bias_hh is None:
-            return "reference"
-        device = self.weight_hh.device
-        plain = "cudnn" if device.type == "cuda" else "torch"
-        supported = self.kernel.supports(device, torch.bfloat16, self.inner)
-        return self.kernel.backend(device, self.inner, plain) if supported else plain
+        device, kernel = self.weight_hh.device, self.kernel if self.bias_hh is not None else gru_before_gates
+        plain = "reference" if self.bias_hh is None else "cudnn" if device.type == "cuda" else "torch"
+        supported = kernel.supports(device, torch.bfloat16, self.inner)
+        return kernel.backend(device, self.inner, plain) if supported else plain
 
 
 class GRUMixer(RNNMixer):

@@ -36,10 +36,22 @@ def _gru_step(p: Gates, u: Gates, h: Tensor) -> Gates:
     return (shut * (u[2] + gate(p[0] + u[0])[0] * p[2]).tanh() + open_ * h,)
 
 
+def _reset(p: Gates, u: Gates, h: Tensor) -> Tensor:
+    return gate(p[0] + u[0])[0] * h
+
+
+def _gru_before_step(p: Gates, u: Gates, h: Tensor) -> Gates:
+    open_, shut = gate(p[1] + u[1])
+    return (shut * (p[2] + u[2]).tanh() + open_ * h,)
+
+
 lstm_gates = GatesKernel(
     "lstm", header=_HEADER, cell="elman::rnn::Lstm", step=_lstm_step, gates=4, kept=4, states=("h", "c")
 )
 gru_gates = GatesKernel("gru", header=_HEADER, cell="elman::rnn::Gru", step=_gru_step, gates=3, kept=4, splits=True)
+gru_before_gates = GatesKernel(
+    "gru_before", header=_HEADER, cell="elman::rnn::GruBefore", step=_gru_before_step, inner=_reset, gates=3, kept=3
+)
 
 
 def gru(
@@ -47,7 +59,11 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """(y (T, B, d), hT (B, d)), as `gru_reference`; three weights are the form that no library has fused."""
     if len(weights) == 3:
-        return gru_reference(x_TBI, weights, h0_Bd, mask_TB, starts_TB)
+        if starts_TB is not None or not _has_kernel(gru_before_gates, x_TBI, weights):
+            return gru_reference(x_TBI, weights, h0_Bd, mask_TB, starts_TB)
+        w_ih, w_hh, b_ih = weights
+        y_TBd, h_Bd = gru_before_gates(_linear(x_TBI, w_ih, b_ih), w_hh, None, h0_Bd, mask=mask_TB)
+        return y_TBd, h_Bd
     if starts_TB is None and _has_kernel(gru_gates, x_TBI, weights):
         w_ih, w_hh, b_ih, b_hh = weights
         y_TBd, h_Bd = gru_gates(_linear(x_TBI, w_ih, b_ih), w_hh, b_hh, h0_Bd, mask=mask_TB)

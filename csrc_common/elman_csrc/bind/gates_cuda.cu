@@ -2,8 +2,8 @@
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=type  -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d
 //   -DELMAN_TILES=1 | 2: of 8 batch rows a block takes together
 // The interface is that of gates_call.h.
-#include <elman/gates.cuh>
 #include <elman/gates_call.h>
+#include <elman/stages.cuh>
 #include <elman/stored.cuh>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 using Cell = ELMAN_CELL;
 using Elem = elman::Stored<ELMAN_DTYPE>;
 using elman::at;
-constexpr int d = ELMAN_WIDTH, N = ELMAN_TILES, S = 2, parts = d / elman::gates::kOwned;
+constexpr int d = ELMAN_WIDTH, N = ELMAN_TILES, S = Cell::staged ? 1 : 2, parts = d / elman::gates::kOwned;
 static_assert(d % (S * elman::gates::kOwned) == 0, "clusters share channels evenly");
 
 const char* said(cudaError_t status, const char* what) {
@@ -35,13 +35,21 @@ const char* said(cudaError_t status, const char* what) {
 
 template <bool masked, bool backward>
 struct Kernel {
-  static constexpr auto function = elman::gates::gates_kernel<Cell, Elem, d, S, N, masked, backward>;
+  static constexpr auto chosen() {
+    if constexpr (Cell::staged) return elman::gates::stages_kernel<Cell, Elem, d, N, masked, backward>;
+    else return elman::gates::gates_kernel<Cell, Elem, d, S, N, masked, backward>;
+  }
+  static constexpr int shared_bytes() {
+    if constexpr (Cell::staged) return elman::gates::Stages<Cell, Elem, d, N, backward>::bytes;
+    else return elman::gates::Layout<Cell, Elem, d, S, N, backward>::bytes;
+  }
+  static constexpr auto function = chosen();
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2];
 
   Kernel(int groups, cudaStream_t stream) {
     config.gridDim = dim3(parts, groups), config.blockDim = elman::dense::kThreads, config.stream = stream;
-    config.dynamicSmemBytes = elman::gates::Layout<Cell, Elem, d, S, N, backward>::bytes;
+    config.dynamicSmemBytes = shared_bytes();
     config.attrs = attributes, config.numAttrs = backward ? 2 : 1;
     attributes[0].id = cudaLaunchAttributeCooperative, attributes[0].val.cooperative = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
@@ -89,9 +97,11 @@ const char* run(const GatesCall& call) {
   g.timeout_ns = call.timeout_ns, g.error = at<int>(call.error);
   const auto stream = at<CUstream_st>(call.stream);
   const std::size_t plane = static_cast<std::size_t>(g.B) * d * (backward ? Cell::gates : 1);
-  const int filled = std::min(g.T, elman::dense::kFilled);  // with the sentinel
+  const int filled = Cell::staged ? g.T : std::min(g.T, elman::dense::kFilled);  // with the sentinel
   Elem* const first = backward ? g.dp + (g.T - filled) * plane : g.history + plane;
-  const cudaError_t status = cudaMemsetAsync(first, 0xff, filled * plane * sizeof(Elem), stream);
+  cudaError_t status = cudaMemsetAsync(first, 0xff, filled * plane * sizeof(Elem), stream);
+  if (Cell::staged && !backward && status == cudaSuccess)
+    status = cudaMemsetAsync(g.memory, 0xff, filled * plane * sizeof(Elem), stream);
   if (status != cudaSuccess) return said(status, "memset");
   const int groups = static_cast<int>(call.groups);
   return said(g.mask ? launch<true, backward>(g, groups, stream) : launch<false, backward>(g, groups, stream), "launch");
@@ -101,7 +111,9 @@ const char* run(const GatesCall& call) {
 
 ELMAN_EXPORT std::int64_t elman_gates_call_bytes() { return sizeof(GatesCall); }
 ELMAN_EXPORT std::int64_t elman_gates_dtype() { return ELMAN_DTYPE; }
-ELMAN_EXPORT std::int64_t elman_gates_numbers() { return Cell::gates + 8 * Cell::kept + 64 * Cell::memory + 128 * Cell::splits; }
+ELMAN_EXPORT std::int64_t elman_gates_numbers() {
+  return Cell::gates + 8 * Cell::kept + 64 * Cell::memory + 128 * Cell::splits + 256 * Cell::staged;
+}
 ELMAN_EXPORT const char* elman_gates_forward(const GatesCall* call) { return run<false>(*call); }
 ELMAN_EXPORT const char* elman_gates_backward(const GatesCall* call) { return run<true>(*call); }
 // Groups that can be resident together on the current device; -1 if it cannot be known.

@@ -85,7 +85,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(y (T, B, d), the last states (S, B, d), history (T+1, B, d), memory like it, what the cell keeps (T, B, kept d)).
 
-    Without `keep` the last two are empty; so is the memory of a cell with one state.
+    memory: s, or inner of a staged cell. Without `keep` the last two are empty; so is the memory of other cells with one state.
 
     Raises:
         KernelError: the module cannot be built or run, or an earlier launch gave up waiting.
@@ -99,11 +99,11 @@ def forward(
         given |= {"s0": states_SBd[1], "s_last": last_SBd[1]}
     if keep:
         given["kept"] = kept = u_TBG.new_empty(steps, rows, cell.kept * width)
-        if len(states_SBd) > 1:
-            given["memory"] = memory = torch.empty_like(history)
+    if cell.inner is not None or (keep and len(states_SBd) > 1):
+        given["memory"] = memory = torch.empty_like(history)
     given["bias"] = None if b_G is None else launch.whole(b_G.to(states_SBd.dtype))
     _run(cell, "forward", rows, width, u_TBG, w_Gd, mask_TB, **given)
-    return y_TBd, last_SBd, history, memory, kept
+    return y_TBd, last_SBd, history, memory if keep else u_TBG.new_empty(0), kept
 
 
 def backward(
@@ -159,9 +159,9 @@ def _opened(cell: Cell, what: Extension) -> Any:
         KernelError: it cannot be built or loaded.
     """
     module = launch.opened(what, "gates")
-    memory = len(cell.states) > 1
-    if module.ask("numbers") != cell.gates + 8 * cell.kept + 64 * memory + 128 * cell.splits:
+    memory, staged = len(cell.states) > 1, cell.inner is not None
+    if module.ask("numbers") != cell.gates + 8 * cell.kept + 64 * memory + 128 * cell.splits + 256 * staged:
         raise ConfigError(
-            f"{cell.name}: its cell and its GatesKernel differ in gates, kept, memory or splits: they must agree"
+            f"{cell.name}: its cell and its GatesKernel differ in gates, kept, memory, splits or staged: they must agree"
         )
     return module

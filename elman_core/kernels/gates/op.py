@@ -17,7 +17,7 @@ Shapes: T time, B batch, d width, G = k d.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -41,6 +41,8 @@ class GatesKernel(Compiled):
         step: `step(p, u, *states) -> new states` in PyTorch, pointwise, for any number of leading dimensions; p and u are
             tuples of `gates` tensors, and the first state is h.
         gates: k. kept: how many numbers the C++ cell keeps for the backward. splits: whether its du differs from dp.
+        inner: of a staged cell, `inner(p, u, h)` in PyTorch: what the last product is of, in place of h. It reads the first
+            k - 1 of p. Such a cell has the back ends cuda, host and reference.
         states: names of the states: h and at most one more.
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
     """
@@ -54,13 +56,14 @@ class GatesKernel(Compiled):
         gates: int,
         kept: int,
         splits: bool = False,
+        inner: Callable[..., Tensor] | None = None,
         states: Sequence[str] = ("h",),
         cell: str | None = None,
     ) -> None:
         self.name = name
         self.cell = Cell(
             name, Path(header), cell or f"elman::{name}::Cell", step,
-            states=tuple(states), gates=gates, kept=kept, splits=splits,
+            states=tuple(states), gates=gates, kept=kept, splits=splits, inner=inner,
         )  # fmt: skip
         flag = Wanted("TB", "bool", True)
         self._wanted = {
@@ -103,13 +106,16 @@ class GatesKernel(Compiled):
             self.name, self._wanted, (u_TBG, w_Gd, b_G, *states, mask, starts), {"G": self.cell.gates * w_Gd.shape[-1]}
         )
         wide = compute_dtype(u_TBG)
-        backend = choose(self.name, backend, u_TBG, lambda: map(int, (u_TBG.shape[1], w_Gd.shape[1])), starts=starts)
+        problem = lambda: map(int, (u_TBG.shape[1], w_Gd.shape[1]))  # noqa: E731
+        backend = choose(
+            self.name, backend, u_TBG, problem, "torch" if self.cell.inner is None else "reference", starts
+        )
         h0_SBd = torch.stack([h.to(wide) for h in states])
         if backend == "reference":
             with without_autocast(u_TBG):
                 b = None if b_G is None else b_G.to(wide)
                 y_TBd, last_SBd, *_ = portable.forward(
-                    self.cell.reference, u_TBG.to(wide), w_Gd.to(wide), b, h0_SBd, mask, starts
+                    self.cell.reference, u_TBG.to(wide), w_Gd.to(wide), b, h0_SBd, mask, starts, self.cell.inner
                 )
             return y_TBd.to(u_TBG.dtype), *last_SBd.unbind(0)
         inputs = [x for x in (u_TBG, w_Gd, b_G, h0_SBd) if x is not None]

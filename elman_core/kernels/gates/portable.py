@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.elementwise import portable as elementwise
@@ -31,10 +32,12 @@ def forward(
     states_SBd: Tensor,
     mask_TB: Tensor | None,
     starts_TB: Tensor | None,
+    inner: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
     """(y (T, B, d), last states (S, B, d), the states before every step, p of every step), G = k d; autograd differentiates it.
 
     mask_TB: where False the states are held and y is 0. starts_TB: where True a step begins from 0.
+    inner: of a staged cell, see `GatesKernel`.
     """
     gates = len(w_Gd) // w_Gd.shape[1]
     products: list[Tensor] = []
@@ -42,8 +45,12 @@ def forward(
     def with_product(h_Bd: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         *memory, u_BG = others
         p_BG = h_Bd @ w_Gd.T if b_G is None else torch.addmm(b_G, h_Bd, w_Gd.T)
+        p, u = p_BG.chunk(gates, -1), u_BG.chunk(gates, -1)
+        if inner is not None:
+            bias = None if b_G is None else b_G.chunk(gates)[-1]
+            p = (*p[:-1], F.linear(inner(p, u, h_Bd), w_Gd.chunk(gates)[-1], bias))
         products.append(p_BG)
-        new = step(p_BG.chunk(gates, -1), u_BG.chunk(gates, -1), h_Bd, *memory)
+        new = step(p, u, h_Bd, *memory)
         return *new, new[0]
 
     return *elementwise.forward(with_product, [u_TBG], [], states_SBd, mask_TB, starts_TB), products

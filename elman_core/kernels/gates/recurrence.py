@@ -79,7 +79,8 @@ class Recurrence:
             )
             return y, last, *(h0.new_empty(s) for s in shapes), h0.new_empty(0)
         history, kept = (steps + 1, rows, width), (steps, rows, self.cell.kept * width)
-        shapes = [history, history if keep and states > 1 else none, kept if keep else none]
+        memory = keep and (states > 1 or self.cell.inner is not None)
+        shapes = [history, history if memory else none, kept if keep else none]
         return y, last, *(u.new_empty(s) for s in shapes)
 
     def _fake_backward(self, gy: Tensor, g_last: Tensor, _u: Any, w: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -108,6 +109,14 @@ class Recurrence:
         du = du if du.numel() else dp
         before = kept[0][:, 0] if ctx.backend == "torch" else kept[0][:-1]
         _, needs_w, needs_b, *_ = ctx.needs_input_grad
-        dw = product(dp.flatten(0, 1).t(), before.reshape(steps * rows, width), w.dtype) if needs_w else None
+
+        def of_rows(dp: Tensor, multiplied: Tensor) -> Tensor:
+            return product(dp.flatten(0, 1).t(), multiplied.reshape(steps * rows, width), w.dtype)
+
+        dw = None
+        if needs_w and self.cell.inner is None:
+            dw = of_rows(dp, before)
+        elif needs_w:
+            dw = torch.cat([of_rows(dp[..., :-width], before), of_rows(dp[..., -width:], kept[1][:-1])])
         db = dbias.sum(0).to(ctx.bias) if needs_b else None
         return du.to(ctx.dtype), dw, db, dh0, None, None, None, None

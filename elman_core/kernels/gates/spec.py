@@ -60,7 +60,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: A
         extension=lambda target: native.extension(cell, target),
         op=op,
         targets=build.targets(),
-        portable=("torch",),
+        portable=("torch",) if cell.inner is None else (),
         record=cell.header.with_name("errors.json"),
         builds=builds,
         after=check_errors,

@@ -8,7 +8,7 @@ namespace elman::rnn {
 // s = f s' + i g, h = o tanh(s). Kept: the four pre-activations.
 struct Lstm {
   static constexpr int gates = 4, kept = 4;
-  static constexpr bool memory = true, splits = false;
+  static constexpr bool memory = true, splits = false, staged = false;
 
   template <class Math, class T>
   static ELMAN_HD GatesState<T> forward(const T* p, const T* u, T, T s, T* kept) {
@@ -31,7 +31,7 @@ struct Lstm {
 // n = tanh(u_n + r p_n), h = (1 - z) n + z h'. Kept: the pre-activations of r, z and n, and p_n.
 struct Gru {
   static constexpr int gates = 3, kept = 4;
-  static constexpr bool memory = false, splits = true;
+  static constexpr bool memory = false, splits = true, staged = false;
 
   template <class Math, class T>
   static ELMAN_HD GatesState<T> forward(const T* p, const T* u, T h, T, T* kept) {
@@ -46,6 +46,34 @@ struct Gru {
     const T n = Math::tanh(kept[2]), dn = gh * z.shut * (T(1) - n * n);
     const T dr = dn * kept[3] * r.open * r.shut, dz = gh * (h - n) * z.open * z.shut;
     return {{dr, dz, dn * r.open}, {dr, dz, dn}, gh * z.open, T(0)};
+  }
+};
+
+// n = tanh(u_n + W_n (r h')): the reset gate before the product. Kept: the three pre-activations.
+struct GruBefore {
+  static constexpr int gates = 3, kept = 3;
+  static constexpr bool memory = false, splits = false, staged = true;
+
+  template <class Math, class T>
+  static ELMAN_HD T inner(const T* p, const T* u, T h) {
+    return Math::gate(p[0] + u[0]).open * h;
+  }
+  template <class Math, class T>
+  static ELMAN_HD GatesState<T> forward(const T* p, const T* u, T h, T, T* kept) {
+    for (int q = 0; q < 3; ++q) kept[q] = p[q] + u[q];
+    const Gate<T> z = Math::gate(kept[1]);
+    return {z.shut * Math::tanh(kept[2]) + z.open * h, T(0)};
+  }
+  template <class Math, class T>
+  static ELMAN_HD GatesGrad<T, 3> backward(T gh, T, const T* kept, T h, T, T) {
+    const Gate<T> z = Math::gate(kept[1]);
+    const T n = Math::tanh(kept[2]);
+    return {{T(0), gh * (h - n) * z.open * z.shut, gh * z.shut * (T(1) - n * n)}, {}, gh * z.open, T(0)};
+  }
+  template <class Math, class T>
+  static ELMAN_HD GatesGrad<T, 3> inner_backward(T gi, const T* kept, T h) {
+    const Gate<T> r = Math::gate(kept[0]);
+    return {{gi * h * r.open * r.shut, T(0), T(0)}, {}, gi * r.open, T(0)};
   }
 };
 

@@ -14,8 +14,19 @@
 //   static constexpr int  kept;    numbers of a channel that the forward keeps for the backward, in the storage type
 //   static constexpr bool memory;  whether there is s (the LSTM's); if not, its arguments are 0
 //   static constexpr bool splits;  whether du differs from dp (the GRU's)
+//   static constexpr bool staged;  whether the last product is not of h, but of what the others make:
+//
+//   (p_t)_k = W_k inner(p_t, u_t, h_{t-1}) + b_k          inner reads the first k - 1 of p
+//
 //   template <class Math, class T> static GatesState<T>       forward(const T* p, const T* u, T h, T s, T* kept);
 //   template <class Math, class T> static GatesGrad<T, gates> backward(T gh, T gs, const T* kept, T h, T s, T s_new);
+//
+// and, if it is staged (then without s, du is dp, and dp_k from `backward` is final),
+//
+//   template <class Math, class T> static T                   inner(const T* p, const T* u, T h);
+//   template <class Math, class T> static GatesGrad<T, gates> inner_backward(T gi, const T* kept, T h);
+//
+// the second giving, for gi that arrives at inner, what to add to the first k - 1 of dp and to dh.
 //
 // The backward is linear in (gh, gs): the GPU evaluates it twice, before gh is known. What it reads of kept, h and s is rounded to
 // the storage type. T is float on the GPU and double in the host build. Arrays are indexed with constants only.

@@ -28,14 +28,23 @@ struct GatesHost {
       }
     for (std::int64_t t = 0; t < call.steps; ++t)
       for (std::int64_t b = 0; b < B; ++b)
-        for (std::int64_t i = 0; i < d; ++i) {
+        for (std::int64_t n = 0; n < (Cell::staged ? 2 : 1) * d; ++n) {
+          const std::int64_t i = n % d;
+          const bool inner = Cell::staged && n < d;  // first of all channels: the last product is of it
           const T* before = plane(call.history, t, b);
-          T p[k], u[k], keep[kept > 0 ? kept : 1] = {};
+          T p[k] = {}, u[k], keep[kept > 0 ? kept : 1] = {};
           for (int q = 0; q < k; ++q) {
+            const bool last = Cell::staged && q == k - 1;
+            const T* of = last ? plane(call.memory, t, b) : before;
             double sum = bias ? bias[q * d + i] : T(0);
-            for (std::int64_t j = 0; j < d; ++j) sum += double(w[(q * d + i) * d + j]) * before[j];
+            for (std::int64_t j = 0; !(inner && last) && j < d; ++j) sum += double(w[(q * d + i) * d + j]) * of[j];
             p[q] = T(sum), u[q] = main(t, b)[q * d + i];
           }
+          if constexpr (Cell::staged)
+            if (inner) {
+              plane(call.memory, t, b)[i] = Cell::template inner<Exact>(p, u, before[i]);
+              continue;
+            }
           T* const s = Cell::memory ? plane(call.s_last, 0, b) + i : nullptr;
           const GatesState<T> made = Cell::template forward<Exact>(p, u, before[i], s ? *s : T(0), keep);
           const bool live = !held(t, b);
@@ -47,7 +56,10 @@ struct GatesHost {
           if (s) plane(call.memory, t + 1, b)[i] = *s;
         }
     for (std::int64_t b = 0; b < B; ++b)
-      for (std::int64_t i = 0; i < d; ++i) plane(call.last, 0, b)[i] = plane(call.history, call.steps, b)[i];
+      for (std::int64_t i = 0; i < d; ++i) {
+        plane(call.last, 0, b)[i] = plane(call.history, call.steps, b)[i];
+        if (Cell::staged) plane(call.memory, call.steps, b)[i] = T(0);
+      }
   }
 
   void backward() const {  // dh0 and ds0 carry what arrives at h_t and s_t on the way back
@@ -77,11 +89,21 @@ struct GatesHost {
           if (live) gh[i] = grad.dh;
           if (gs && live) *gs = grad.ds;
         }
-        for (std::int64_t j = 0; live && j < d; ++j) {
-          double sum = gh[j];
-          for (std::int64_t i = 0; i < k * d; ++i) sum += double(w[i * d + j]) * dp[i];
-          gh[j] = T(sum);
-        }
+        auto product = [&](std::int64_t j, std::int64_t from, std::int64_t to) {
+          double sum = 0;
+          for (std::int64_t i = from; i < to; ++i) sum += double(w[i * d + j]) * dp[i];
+          return sum;
+        };
+        if constexpr (Cell::staged)
+          for (std::int64_t j = 0; live && j < d; ++j) {
+            T keep[kept];
+            for (int n = 0; n < kept; ++n) keep[n] = plane(call.kept, t, b, kept)[n * d + j];
+            const auto more =
+                Cell::template inner_backward<Exact>(T(product(j, (k - 1) * d, k * d)), keep, plane(call.history, t, b)[j]);
+            for (int q = 0; q < k - 1; ++q) dp[q * d + j] += more.dp[q], plane(call.dbias, 0, b, k)[q * d + j] += more.dp[q];
+            gh[j] += more.dh;
+          }
+        for (std::int64_t j = 0; live && j < d; ++j) gh[j] = T(gh[j] + product(j, 0, (Cell::staged ? k - 1 : k) * d));
       }
   }
 };
