@@ -49,9 +49,10 @@ def gates(cell: Cell, rows: int, dtype: torch.dtype, width: int) -> Program:
 
 
 def matrix(
-    rows: int, columns: int, dtype: torch.dtype, maps: Maps = PLAIN, write: bool = False, of: MatrixKernel = e88
-) -> Program:
-    size = Size(rows, columns, dtype, of.cell.form(maps, [False], write))
+    rows: int, columns: int, dtype: torch.dtype, maps: Maps = PLAIN, write: bool = False, of: MatrixKernel = e88,
+    linear: bool = False,
+) -> Program:  # fmt: skip
+    size = Size(rows, columns, dtype, of.cell.form(maps, [linear], write))
     return Program("matrix_state", extension(of.cell, "cuda", size))
 
 

@@ -42,7 +42,9 @@ PROBLEMS = [
     case((1, 17, 1, 64, 72), bf16),  # large heads: states in shared memory, segments of 8 steps or of 4
     case((2, 22, 2, 48, 24), torch.float16, **GATED, masked=True),
     case((1, 18, 1, 128, 20), bf16, **FUSED),
-    case((1, 9, 1, 36, 5), bf16, on=("linear_state",), bare=True),
+    case((1, 9, 1, 36, 5), bf16, on=("linear_state",), bare=True),  # segments of 8, states saved every 16
+    case((2, 43, 2, 40, 24), bf16, maps=matrix.cell.maps[0], packed=True, on=("linear_state", "write"), masked=True),
+    case((1, 32, 1, 64, 64), torch.float16, on=("linear_state",)),
 ]
 SMALL = [  # where a block has 99 KB of shared memory
     case((1, 35, 3, 16, 16), bf16, **FUSED),

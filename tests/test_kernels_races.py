@@ -31,6 +31,7 @@ PROGRAMS = {  # to numbers of heads
     FUSED_32X24: 3,
     matrix(4, 260, bf16, FUSED): 1,
     LARGE: 1,
+    matrix(40, 24, bf16, FUSED, linear=True): 2,  # every second state is saved
     matrix(96, 20, f16, FUSED, write=True): 2,
     matrix(16, 16, f32, FUSED): 3,  # no helpers, a warp a team
     matrix(16, 24, bf16, FUSED, of=e97): 3,  # a further vector, two lines

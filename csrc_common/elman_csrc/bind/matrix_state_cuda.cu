@@ -15,7 +15,7 @@ using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, C
 template <int heads>
 using ForwardPlan = Plan<2, 16, heads>;  // lines a lane, steps a segment
 template <int heads>
-using BackwardPlan = Plan<ForwardPlan<4>::most_lines, ForwardPlan<4>::interval, heads>;
+using BackwardPlan = Plan<ForwardPlan<4>::most_lines, ForwardPlan<4>::segment, heads>;
 
 constexpr int heads_that_fit(std::size_t of_one) {
   return 4 * of_one <= matrix::kMostShared ? 4 : 2 * of_one <= matrix::kMostShared ? 2 : 1;

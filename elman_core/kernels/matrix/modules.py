@@ -117,10 +117,14 @@ class MatrixCell(Cell):
         """Whether tensor cores compute the sums, as `Plan::tensor` in `elman/matrix_state_plan.cuh` of `elman_csrc`."""
         return backend == "cuda" and bits == 16 and (rows <= 32 or not (self.vectors or self.elementwise))
 
-    def interval(self, rows: int, bits: int, backend: str) -> int:
+    def linear(self, form: str) -> bool:
+        """Whether a form has the option linear_state on."""
+        return "linear_state" in self.options and form[self.options.index("linear_state")] == "1"
+
+    def interval(self, rows: int, bits: int, backend: str, form: str) -> int:
         """Steps between saved states, as `Plan::interval`."""
         if self.tensor(rows, bits, backend):
-            return 16 if rows <= 32 else 8 if rows <= 64 else 4
+            return 16 if rows <= 32 else 4 if rows > 64 else 16 if self.linear(form) else 8
         return 8 if backend == "cuda" and rows > 96 else 16
 
     def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:
@@ -183,6 +187,7 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
         SILU=silu,
         L2=normalised,
         SHARED=shared,
+        LINEAR=int(cell.linear(size.form)),
         KIND0=kinds[0],
         KIND1=kinds[1],
     )

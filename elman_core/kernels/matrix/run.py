@@ -76,7 +76,7 @@ def forward(form: Form, state: Tensor | None, keep: bool, *given: Any) -> tuple[
     module, batched, fixed, _ = _prepare(form, *given)
     q, (B, T, H, N, V) = batched["q"], _sizes(form, batched)
     o, last = q.new_empty(B, T, H, V), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
-    saved = _saved(form.cell, q, (B, T, H, N, V), form.backend) if keep else q.new_empty(0)
+    saved = _saved(form, q, B, T, V) if keep else q.new_empty(0)
     state = launch.whole(state)
     with launch.on(q):
         module.run("forward", **batched, **fixed, s0=state, s1=last, o=o, saved=saved if keep else None)
@@ -141,15 +141,15 @@ def _sizes(form: Form, batched: Mapping[str, Any]) -> tuple[int, int, int, int, 
     return B, T, form.heads, form.rows, V
 
 
-def _saved(cell: MatrixCell, q: Tensor, sizes: tuple[int, int, int, int, int], backend: str) -> Tensor:
+def _saved(form: Form, q: Tensor, B: int, T: int, V: int) -> Tensor:
     """Memory for the states before every segment of `interval` steps, (B, H, segments, V, N) in float32 or float64.
 
     With N > 24 and tensor cores: a row for each batch element, in the dtype of q, with these states and the retrieved values of
     every step, (T, H, V), rounded up to a multiple of 8.
     """
-    B, T, H, N, V = sizes
-    segments = -(-T // cell.interval(N, 8 * q.element_size(), backend))
-    if N > 24 and cell.tensor(N, 8 * q.element_size(), backend):
+    H, N, bits = form.heads, form.rows, 8 * q.element_size()
+    segments = -(-T // form.cell.interval(N, bits, form.backend, form.text))
+    if N > 24 and form.cell.tensor(N, bits, form.backend):
         made = q.new_empty(B, ((used := H * V * (segments * N + T)) + 7) // 8 * 8)
         if used % 8:
             made[:, used:] = 0  # outputs of an operator are compared as a whole
@@ -158,9 +158,9 @@ def _saved(cell: MatrixCell, q: Tensor, sizes: tuple[int, int, int, int, int], b
 
 
 def fake_forward(cell: MatrixCell, q: Tensor, _k: Any, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *_, heads, rows, _form, keep, backend = rest
+    *_, heads, rows, form, keep, backend = rest
     B, T, V = *q.shape[:2], columns(cell, q, rest[len(cell.vectors)], heads, rows)
-    saved = _saved(cell, q, (B, T, heads, rows, V), backend) if keep else q.new_empty(0)
+    saved = _saved(Form(cell, heads, rows, form, backend), q, B, T, V) if keep else q.new_empty(0)
     return q.new_empty(B, T, heads, V), q.new_empty(B, heads, rows, V, dtype=compute_dtype(q)), saved
 
 
@@ -207,7 +207,7 @@ def _prepare(
     }  # fmt: skip
     fixed = {
         "param": [x.contiguous() for x in named[len(named) - len(cell.params) :]], "a_log": a_log, "dt_bias": dt_bias,
-        "shared": int(form.text.split("_")[3]), "interval": cell.interval(N, 8 * q.element_size(), form.backend),
+        "shared": int(form.text.split("_")[3]), "interval": cell.interval(N, 8 * q.element_size(), form.backend, form.text),
         "state_line": 1, "state_row": V, "stream": launch.stream(q),
     }  # fmt: skip
     return module, batched, fixed, packed

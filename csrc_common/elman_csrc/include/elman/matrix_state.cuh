@@ -13,7 +13,8 @@
 // no shared memory for it (walk_tensor). No atomics: every sum has one owner and one order.
 //
 // Large heads (16-bit storage, N > 32): updates are products, too (large); states are saved in 16 bits every 8 or 4 steps, and the
-// backward has those of a segment in shared memory (walk_large). Up to N = 64 its helpers replay a segment while the next is walked over.
+// backward has those of a segment in shared memory (walk_large). Up to N = 64 its helpers replay a segment while the next is walked
+// over; without tanh they pass over the one before at once, and only every second state is saved.
 //
 //   plan      sizes, and what follows from them        args    what a launch is given, shared memory, a thread's place
 //   numbers   storage types and vectors                ptx     instructions of a warp

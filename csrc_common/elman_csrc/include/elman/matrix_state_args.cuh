@@ -102,7 +102,7 @@ struct Sums<P, true> {
 };
 template <class P>
 struct SavedState {  // as each lane reads it
-  alignas(16) typename P::Kept x[P::buffers][P::WPH][P::M][P::RV][32][P::VW];
+  alignas(16) typename P::Kept x[P::tight ? 0 : P::buffers][P::WPH][P::M][P::RV][32][P::VW];
 };
 template <class P>
 struct History {  // the states before the steps of a segment: what each lane has of one, in words of two rows of a line
@@ -112,15 +112,15 @@ struct History {  // the states before the steps of a segment: what each lane ha
 template <class P>
 struct BackwardShared : Sums<P> {
   Ready<P> x[P::buffers];
-  alignas(16) float dline[P::large ? 0 : P::buffers][P::NL][P::steps][P::CB];  // large: in place of `line` in `x`
-  alignas(16) float dscalar[P::result_buffers][P::AS][P::steps]
-                           [P::large ? P::shares : P::shares + 8];  // 8: so that rows start in different banks
+  alignas(16) float dline[P::large || P::tight ? 0 : P::buffers][P::NL][P::steps][P::CB];  // else in place of `line` in `x`
+  alignas(16) float dscalar[P::result_buffers][P::NS][P::steps]
+                           [P::large || P::tight ? P::shares : P::shares + 8];  // 8: so that rows start in different banks
   Staging<P> raw[P::raw_buffers];
   alignas(16) typename P::Store dy[P::raw_buffers][P::steps][P::CB];
   alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? P::steps : 1][P::CB];
   std::conditional_t<P::large, History<P>, SavedState<P>> states;
   __device__ __forceinline__ float* line_gradients(int buf, int l) {
-    if constexpr (P::large) return x[buf].line[l][0];
+    if constexpr (P::large || P::tight) return x[buf].line[l][0];
     else return dline[buf][l][0];
   }
 };

@@ -37,6 +37,23 @@ __device__ __forceinline__ void bring_state(BackwardShared<P>& sm, const Backwar
       }
   }
 }
+// The same straight to registers.
+template <class P>
+__device__ __forceinline__ void read_saved(float (&S)[P::E], const BackwardArgs& a, const Place<P>& at, int seg) {
+  const Saved<P> saved(a.n);
+#pragma unroll
+  for (int m = 0; m < P::M; m++) {
+    const typename P::Kept* from = static_cast<const typename P::Kept*>(a.saved) + saved.state(at, seg, at.line(m));
+#pragma unroll
+    for (int n = 0; n < P::RV; n++) {
+      const int i = (n * P::L + at.rg) * P::VW;
+      float g[P::VW] = {};
+      if (at.mine(m) && i < P::N) load<P::VW>(g, from + i);
+#pragma unroll
+      for (int e = 0; e < P::VW; e++) S[P::element(m, n * P::VW + e)] = g[e];
+    }
+  }
+}
 template <class P>
 __device__ __forceinline__ void read_saved(float (&S)[P::E], const BackwardShared<P>& sm, const Place<P>& at, int buf) {
 #pragma unroll
@@ -49,17 +66,17 @@ __device__ __forceinline__ void read_saved(float (&S)[P::E], const BackwardShare
       for (int e = 0; e < P::VW; e++) S[P::element(m, n * P::VW + e)] = g[e];
     }
 }
-// Helpers that replay: segment number j, whose inputs they have just made ready. The walk over the one before tells them which places are free. The first
-// has none before it; its last state goes to the walk where results will lie.
+// Helpers that replay: segment number j, whose inputs they have just made ready, from the state before it, which they have where every
+// second one was saved. The walk over the one before tells them which places are free. The first has none before it; its last state goes
+// to the walk where results will lie.
 template <class P>
 __device__ __forceinline__ void replay_ahead(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments, int j,
-                                             int raw, const Constants<P>& par) {
+                                             int raw, const Constants<P>& par, Packed<P>& state) {
   if (j >= segments) {
     for (int i = 0; i < P::signals; i++) signal<P, true>(at.team, i);
     return;
   }
-  Packed<P> state;
-  fetch_state<P>(state, a, at, segments - 1 - j);
+  if constexpr (P::every == 1) fetch_state<P>(state, a, at, segments - 1 - j);
   helpers_sync<P>(at.team);
   if (j == 0) {
     replay<P, true>(sm, 0, raw, at, par, state);
@@ -70,21 +87,39 @@ __device__ __forceinline__ void replay_ahead(BackwardShared<P>& sm, const Backwa
     replay<P, false, true>(sm, j & 1, raw, at, par, state);
   }
 }
+// To the state before segment number j, where every second one was saved: from the one before it over number j + 1, whose inputs arrive
+// in `raw`.
+template <class P>
+__device__ __forceinline__ void reach_state(Packed<P>& state, BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at,
+                                            int segments, int j, int raw, const Constants<P>& par, const Scalars<P>& sc) {
+  if (j >= segments || (segments - 1 - j) % P::every == 0) return;
+  __pipeline_wait_prior(0);
+  helpers_sync<P>(at.team);
+  make_ready<P, P::backward_ready>(sm.x[j & 1], sm.raw[raw], sc, at.tl);
+  helpers_sync<P>(at.team);
+  pass_over<P>(sm, j & 1, raw, at, par, state);
+  helpers_sync<P>(at.team);
+}
 // What the helpers of a team do. Segments go by from the last to the first: number j is segment `segments` - 1 - j. While j is walked over, j + 2 is
 // fetched, j + 1 made ready and j - 1 given away.
 template <class P>
 __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
-  Scalars<P> sc(a.in, at.h);
+  Scalars<P> sc(a.in, at.h), early = sc;  // early: of the segment to pass over
   HeadSums sums;
   Constants<P> par;
+  Packed<P> start;
   if constexpr (P::ahead) read_constants<P>(par, a.param, at);
   auto bring = [&](int j, int raw) {
     if (j < segments) bring_inputs<P>(sm, a, at, segments - 1 - j, raw);
   };
   auto state = [&](int j) {
     if (j >= segments) return;
-    if constexpr (P::large) announce_state<P>(a, at, segments - 1 - j);
+    if constexpr (P::large || P::tight) announce_state<P>(a, at, (segments - 1 - j) / P::every);
     else bring_state<P>(sm, a, at, segments - 1 - j, j & 1);
+    if constexpr (P::every > 1) {
+      fetch_state<P>(start, a, at, (segments - 1 - j) / P::every);
+      early.fetch(a.in, a.n, at.b, at.h, max(segments - 2 - j, 0) * P::steps, at.tl);
+    }
   };
   auto ready = [&](int j, int raw) {
     if (j < segments) make_ready<P, P::backward_ready>(sm.x[j & 1], sm.raw[raw], sc, at.tl);
@@ -97,8 +132,9 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
   __pipeline_commit();
   __pipeline_wait_prior(0);
   helpers_sync<P>(at.team);
+  if constexpr (P::every > 1) reach_state<P>(start, sm, a, at, segments, 0, 1, par, early);
   ready(0, 0);
-  if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, 0, 0, par);
+  if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, 0, 0, par, start);
   team_sync<P>(at.team);
   int before = 2, next = 1;  // of the three places of raw inputs: those of j - 1 and j + 1
   for (int j = 0; j < segments; j++) {
@@ -110,8 +146,9 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
     helpers_sync<P>(at.team);
     bring(j + 2, before);
     __pipeline_commit();
+    if constexpr (P::every > 1) reach_state<P>(start, sm, a, at, segments, j + 1, before, par, early);
     ready(j + 1, next);
-    if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, j + 1, next, par);
+    if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, j + 1, next, par, start);
     __pipeline_wait_prior(1);  // the state of j + 1
     team_sync<P>(at.team);
     const int now = 3 - before - next;
@@ -126,12 +163,14 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
 template <class P>
 __device__ __forceinline__ void walk_helped(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
                                             const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
+  float S0[P::E];
+  if constexpr (P::tight) read_saved<P>(S0, a, at, segments - 1);
   team_sync<P>(at.team);
   for (int j = 0, raw = 0; j < segments; j++) {
-    float S0[P::E];
-    read_saved<P>(S0, sm, at, j & 1);
+    if constexpr (!P::tight) read_saved<P>(S0, sm, at, j & 1);
     if (a.in.mask || (segments - j) * P::steps > a.n.T) walk_tensor<P, true>(sm, j & 1, raw, at, par, S0, dS, dpar);
     else walk_tensor<P, false>(sm, j & 1, raw, at, par, S0, dS, dpar);
+    if (P::tight && j + 1 < segments) read_saved<P>(S0, a, at, segments - 2 - j);
     team_sync<P>(at.team);
     raw = raw == 2 ? 0 : raw + 1;
   }

@@ -132,12 +132,12 @@ __device__ __forceinline__ void recur(Recurrence<P> run, int count, bool masked,
   if (!more) save(0);
   if (count == P::steps && !masked) {
 #pragma unroll 1
-    for (int first = 0; first < P::steps; first += P::interval) {
+    for (int first = 0; first < P::steps; first += P::segment) {
       if (more) save(first);
 #pragma unroll
-      for (int s = 0; s < P::interval; s++) {
+      for (int s = 0; s < P::segment; s++) {
         run.template step<false>(first + s);
-        if (s == P::interval / 2) halfway();
+        if (s == P::segment / 2) halfway();
       }
     }
   } else {

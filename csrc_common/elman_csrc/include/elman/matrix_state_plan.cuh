@@ -20,8 +20,8 @@ constexpr bool kMuchShared = true, kRoomy = true;
 #endif
 constexpr std::size_t kMostShared = (kMuchShared ? 227 : kRoomy ? 163 : 99) << 10;  // bytes of a block
 
-// Options: struct with `static constexpr unsigned silu, l2, shared`, sets of inputs (matrix_state_cell.h), and `static constexpr ScalarKind
-// kind0, kind1`, the kinds of the scalar inputs.
+// Options: struct with `static constexpr unsigned silu, l2, shared`, sets of inputs (matrix_state_cell.h), `static constexpr ScalarKind kind0,
+// kind1`, the kinds of the scalar inputs, and `static constexpr bool linear`.
 // lines: of a lane, where the tensor cores do the sums: 1, or 2 (2 g and 2 g + 1): half as many warps, each with twice the work, and products
 // that are used to the full. The forward has 2, the backward where registers (N <= 16) or shared memory (N > 32) hold the states of a segment.
 //
@@ -55,9 +55,16 @@ struct Plan {
   // Where registers do not hold the states of a segment, the backward has them in shared memory, in the storage type, and its segments are shorter.
   // So they are where the inputs of sixteen steps would not fit there.
   static constexpr bool large = tensor && N > 32;
-  static constexpr int interval = large ? (N <= 64 ? 8 : 4) : !tensor && N > 96 ? 8 : kInterval;  // steps between saved states
-  static constexpr int steps = steps_;  // of a segment, whose inputs travel together: of a backward `interval`, of a forward 16
-  static constexpr bool looks_ahead = tensor && !(large && steps == interval);  // the next k is read with this q
+  static constexpr int segment = large ? (N <= 64 ? 8 : 4) : !tensor && N > 96 ? 8 : kInterval;
+  // Helpers replay, too, while the others walk over the segment behind, if registers suffice for both. They store a state when the walk is done with the
+  // one in its place, of which it tells them `signals` times a segment: a named barrier each, and a block has 16. Without tanh they have time to reach
+  // every second segment over the one before it, so that half as many states are saved.
+  static constexpr bool ahead = large && N <= 64;
+  static_assert(!Options_::linear || !Cell::squashes, "the option linear_state is on, and the cell says `squashes`");
+  static constexpr int every = ahead && Options_::linear ? 2 : 1;  // segments between saved states
+  static constexpr int interval = every * segment;  // steps between them
+  static constexpr int steps = steps_;  // of a segment, whose inputs travel together: of a backward `segment`, of a forward 16
+  static constexpr bool looks_ahead = tensor && !(large && steps == segment);  // the next k is read with this q
   // Where a line is long the forward keeps, for the backward, what every step retrieved, which spares the replay its products; then also states in
   // the storage type, which makes room for that. In short lines it is not worth what helpers have to bring and to take.
   static constexpr bool keeps_r = tensor && N > 24;
@@ -67,6 +74,12 @@ struct Plan {
   static_assert(M == 1 || M == 2);
   static constexpr int R = tensor ? (M == 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows a lane
   static constexpr int E = R * M;  // elements a lane
+  // A multiprocessor shall hold two blocks of the backward. Where a cell has many inputs, gradients of lines lie in place of the lines, saved states go
+  // straight to registers, and a line gives one share of a scalar.
+  static constexpr bool tight = tensor && !large && NL + NX > 2;
+  // dkeep, a sum over the elements of a line, is a product, too: with two lines a lane, if a product is waited for anyway.
+  static constexpr bool sums_keep =
+      tight ? !Cell::elementwise : tensor && !large && lines_ == 2 && Cell::retrieves && !Cell::scalar_keep && !Cell::elementwise;
   // Rows come in groups of VW, groups interleaved.
   static constexpr int VW = large && R % 8 == 0 ? 8 : R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;
   static constexpr int C = 32 / L * M;
@@ -82,12 +95,10 @@ struct Plan {
   // Blocks that a multiprocessor shall hold, which bounds the registers of a thread.
   static constexpr int forward_blocks = !helped ? 1 : large ? (N > 64 ? 512 : 768) / threads : N > 16 ? 3 : 2;
   static constexpr int backward_blocks = helped ? (!ELMAN_REGISTERS_MOVE || own > group ? 1 : 2) : threads <= 128 ? 2 : 1;
-  // Helpers replay, too, while the others walk over the segment behind, if registers suffice for both. They store a state when the walk is done with the
-  // one in its place, of which it tells them `signals` times a segment: a named barrier each, and a block has 16.
-  static constexpr bool ahead = large && N <= 64;
   static constexpr int signals = !ahead || HB > 2 ? 1 : HB > 1 ? 4 : 8;
-  static constexpr int own_registers = ahead ? 144 : 208,
-                       helper_registers = ahead ? 112 : 48;  // of the backward, where registers move
+  static constexpr int moved = tight ? 72 : 48;
+  static constexpr int helper_registers = ahead ? 112 : moved,
+                       own_registers = 256 - helper_registers;  // of the backward, where registers move
   static constexpr int forward_registers[2] = {N > 64 ? 208 : 112, 48};  // the same of the forward of a large head
   // Of loops outside the recurrence. Helpers' code shall leave room in the instruction cache: the forward has more of it.
   static constexpr int unroll = helped ? 1 : 8, forward_ready = 8, backward_ready = helped ? (N > 16 ? 1 : 2) : 8;
@@ -99,7 +110,7 @@ struct Plan {
   static constexpr int sz = sizeof(Store);
   // Lanes that convert a row of k or q; lanes that add up the shares of a scalar, one of each lane, in a large head four of each warp.
   static constexpr int KL = N > 64 && N % 16 == 0 ? 16 : N > 32 && N % 8 == 0 && tensor ? 8 : 4;
-  static constexpr int SL = large ? 1 : TL >= 128 ? 8 : TL >= 64 ? 4 : 2, shares = large ? 4 * WPH : TL;
+  static constexpr int SL = large ? 1 : TL >= 128 ? 8 : TL >= 64 ? 4 : 2, shares = large ? 4 * WPH : tight ? 8 * WPH : TL;
   static constexpr int piece_kq = largest_power(N * sz, 16);
   static constexpr int piece_line = largest_power(largest_power(V * sz, 16) < 4 ? 2 : V * sz, largest_power(CB* sz, 16));
   static constexpr int EV = CB % 4 == 0 ? 4 : 2;  // lines handled at once outside the loop

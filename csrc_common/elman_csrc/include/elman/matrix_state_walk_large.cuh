@@ -46,8 +46,8 @@ __device__ __forceinline__ void line_by_line(float (&sum)[P::M], const Packed<P>
 // Saved states go to registers. Helpers ask for them well before.
 template <class P>
 __device__ __forceinline__ void announce_state(const BackwardArgs& a, const Place<P>& at, int seg) {
-  constexpr int piece = 128 / P::sz;
-  const typename P::Store* from = static_cast<const typename P::Store*>(a.saved) + Saved<P>(a.n).state(at, seg, at.line0);
+  constexpr int piece = 128 / sizeof(typename P::Kept);
+  const typename P::Kept* from = static_cast<const typename P::Kept*>(a.saved) + Saved<P>(a.n).state(at, seg, at.line0);
   for (int i = at.tl * piece; i < min(P::CB, P::V - at.line0) * P::N; i += P::TL * piece) prefetch_to_l2(from + i);
 }
 template <class P>
@@ -131,6 +131,44 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
     update<P, MayHold>(S, r, k, in, c, par, MayHold && x.hold[s] != 0.f, at.rg);
     pack_state<P>(state, S);
   }
+}
+// The same without tanh and without what lies between: products of what each step wrote, times the keeps after it, four steps in one.
+template <class P>
+__device__ __forceinline__ void pass_over(const BackwardShared<P>& sm, int buf, int raw, const Place<P>& at,
+                                          const Constants<P>& par, Packed<P>& state) {
+  const Ready<P>& x = sm.x[buf];
+  const float* lines = &x.line[0][0][at.column(0)];
+  const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
+  float keep[P::M], written[P::steps / 4][P::M], S[P::E];
+#pragma unroll
+  for (int m = 0; m < P::M; m++) keep[m] = 1;
+#pragma unroll
+  for (int s = P::steps - 1; s >= 0; s--) {
+    float in[P::M][P::NL], c[P::AS], r[P::M];
+    load<P::M>(r, rs + s * P::CB);
+    step_inputs<P>(in, c, lines, x, s);
+    const bool hold = x.hold[s] != 0.f;
+#pragma unroll
+    for (int m = 0; m < P::M; m++) {
+      const auto w = P::Cell::template line<typename P::Math, float>({r[m], in[m], c, par[m]});
+      const float now = hold ? 0.f : keep[m] * w.write;
+      written[s / 4][m] = s % 4 == 3 || s % 4 == at.rg ? now : written[s / 4][m];
+      keep[m] = hold ? keep[m] : keep[m] * w.keep;
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < P::E; e++) S[e] = keep[P::line_of(e)] * unpacked<P>(state, e);
+#pragma unroll
+  for (int i = 0; i < P::steps / 4; i++) {
+    Columns<P> k;
+    float rest[P::M];
+    load_columns<P>(k, x.kq[4 * i + at.rg], at.cg);
+#pragma unroll
+    for (int m = 0; m < P::M; m++) rest[m] = cut_off(written[i][m]);
+    add_outer<P>(S, written[i], k);
+    add_outer<P>(S, rest, k);
+  }
+  pack_state<P>(state, S);
 }
 
 // `state`: the one after the segment, then that before it.

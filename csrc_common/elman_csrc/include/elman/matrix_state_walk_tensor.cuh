@@ -94,28 +94,29 @@ struct LineSums {
       mma_16x8x16<typename P::Store>(c[q], a, x[0], x[P::M - 1]);
     }
   }
-  // The rows of Z, summed over lines, added in columns of `ones`.
-  __device__ __forceinline__ void add_alone(const Fragments& Z, unsigned ones) {
+  // Z^T z, added.
+  __device__ __forceinline__ void add_alone(const Fragments& Z, const unsigned (&z)[P::M]) {
 #pragma unroll
     for (int q = 0; q < tiles; q++) {
       const unsigned a[4] = {Z[0][2 * q], Z[0][2 * q + 1], P::M == 2 ? Z[P::M - 1][2 * q] : 0u,
                              P::M == 2 ? Z[P::M - 1][2 * q + 1] : 0u};
-      mma_16x8x16<typename P::Store>(c[q], a, ones, ones);
+      mma_16x8x16<typename P::Store>(c[q], a, z[0], z[P::M - 1]);
     }
   }
-  // To a row of shared memory, its two columns: each lane of a pair gives its share of the rows.
+  // To a row of shared memory, its two columns. Where two lanes have the same ones, t < 2 gives rows of a tile's lower half.
   __device__ __forceinline__ void give_pairs(float* to, int g, int t) const {
     constexpr int pairs_ = kPairs<P>;
     const int pair = t % pairs_;
     const int first = pair == 0 ? 1 : pair == 1 ? (P::reads ? P::at_p : -1) : pair == 2 ? P::at_l : -1;
     const int second = pair == 0 ? 0 : pair == 1 && P::keeps ? P::at_g : -1;
 #pragma unroll
-    for (int j = 0; j < pairs; j++) {
-      if (pairs_ == 2 && t / 2 != j % 2) continue;
-      const int i = 2 * j + (g & 1);  // row of the lane g / 2
-      float* row = to + i / P::VW * P::L * P::VW + (g >> 1) * P::VW + i % P::VW;
-      if (first >= 0) row[first * P::NP] = c[j / 2][j % 2 * 2];
-      if (second >= 0) row[second * P::NP] = c[j / 2][j % 2 * 2 + 1];
+    for (int j = 0; j < pairs; j += pairs_ == 2 ? 2 : 1) {
+      const bool halves = pairs_ == 2 && j + 1 < pairs;
+      const bool upper = halves && t >= 2, mine = pairs_ == 4 || halves || t < 2;
+      const float x = upper ? c[j / 2][2] : c[j / 2][j % 2 * 2], y = upper ? c[j / 2][3] : c[j / 2][j % 2 * 2 + 1];
+      float* row = to + place(2 * (j + upper) + (g & 1), g);
+      store_if(mine && first >= 0, row + first * P::NP, x);
+      store_if(mine && second >= 0, row + second * P::NP, y);
     }
   }
   // To a row of shared memory, all columns t being alike: lane t gives dk (t odd) or dq of row g, of the lower half of a tile or (t >= 2) the upper.
@@ -184,17 +185,16 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   }
   auto* sums = sm.dkq[buf][at.tw];
   const typename P::Store* dys = &sm.dy[raw][0][at.column(0)];
-  float* dlines = &sm.dline[buf][0][0][at.column(0)];
+  float* dlines = sm.line_gradients(buf, 0) + at.column(0);
   float dy[M], kc[R];
   load<M>(dy, dys + (kInterval - 1) * P::CB);
   // The sums of a step are issued in the step after it, where nothing waits for them: fragments and weights stay until then.
   typename Sums::Fragments turned, turned_before, turned_kept;
-  unsigned wrote[M] = {}, weights[M];
+  unsigned wrote[M] = {}, weights[M], kept_by[M] = {};
   const int pair = t % kPairs<P>;  // which columns are this lane's
-  const unsigned ones = P::keeps ? transposed(pack_stored<P>(0.f, pair == 1 ? 1.f : 0.f)) : 0u;
   const auto add = [&](Sums& y) {
     y.set(turned, wrote, turned_before, weights);
-    if constexpr (P::keeps) y.add_alone(turned_kept, ones);
+    if constexpr (P::keeps) y.add_alone(turned_kept, kept_by);
   };
   // Of (dy of the step before, dr) and of what was written, a lane's columns.
   const auto of_state = [&](float dy, float dr) {
@@ -225,9 +225,9 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   for (int s = kInterval - 1; s >= 0; s--) {
     const int before = s > 0 ? s - 1 : 0;
     const float (&Sp)[E] = hist[s];
-    float kn[R], q[R], p[R], kept[R], l[R], in[M][P::NL], c[P::AS], Pm[E], base[E], dwrite[M], dkeep[M],
+    float kn[R], q[R], p[R], kept[R], l[R], in[M][P::NL], c[P::AS], Pm[E], of_keep[E], base[E], dwrite[M], dkeep[M],
         dsecond[M] = {}, dr[M], din[P::NL][M], dscalar[P::AS];
-    Products<P> sum, sum_l;
+    Products<P> sum, sum_l, sum_keep;
     load_vector<P, P::reads>(p, x.kq[s] + P::at_p * NP, t);
     load_vector<P, P::keeps>(kept, x.kq[s] + P::at_g * NP, t);
     load_vector<P, P::seconds>(l, x.kq[s] + P::at_l * NP, t);
@@ -243,22 +243,32 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       Pm[e] = P::Cell::squashes ? dS[e] * fmaf(-S[e], S[e], 1.f) : dS[e];
       if (MayHold && hold) Pm[e] = 0.f;
     }
-    const auto products = [&](Products<P>& sum, const float (&k)[R]) {
+    const auto products = [&](Products<P>& sum, const float (&X)[E], const float (&k)[R]) {
       if constexpr (M == 1) {
         float b[R];
         as_b<P>(b, k, g & 1);
-        line_products<P, false>(sum, Pm, b);
+        line_products<P, false>(sum, X, b);
       } else {
-        line_products<P, false>(sum, Pm, k);
+        line_products<P, false>(sum, X, k);
       }
     };
-    if constexpr (!P::Cell::elementwise) products(sum, kc);
-    if constexpr (P::seconds) products(sum_l, l);
+    if constexpr (!P::Cell::elementwise) products(sum, Pm, kc);
+    if constexpr (P::seconds) products(sum_l, Pm, l);
+    if constexpr (P::sums_keep || P::keeps) {
+#pragma unroll
+      for (int e = 0; e < E; e++) of_keep[e] = Pm[e] * Sp[e];
+    }
+    if constexpr (P::sums_keep) {
+#pragma unroll
+      for (int i = 0; i < R; i++) kept[i] = P::keeps ? kept[i] : 1.f;
+      products(sum_keep, of_keep, kept);
+    }
     Sums y;
     add(y);
     y.give(sums[s + 1], g, t);
     if constexpr (!P::Cell::elementwise) Sums::turn(turned, Pm);
     Sums::turn(turned_before, Sp);
+    if constexpr (P::keeps) Sums::turn(turned_kept, of_keep);
     MatrixLine<float> w[M], dw[M] = {};
     MatrixIn<float> x_[M];
     float of_s[E];
@@ -284,20 +294,15 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
         const int m = P::line_of(e);
         const float now = P::keeps ? kept[P::k_of(e)] * Pm[e] : Pm[e], rest = MayHold && hold ? dS[e] : w[m].keep * now;
         base[e] = fmaf(q[P::k_of(e)], dy[m], rest);
-        dkeep[m] = e < M ? now * Sp[e] : fmaf(now, Sp[e], dkeep[m]);
+        if constexpr (!P::sums_keep) dkeep[m] = e < M ? now * Sp[e] : fmaf(now, Sp[e], dkeep[m]);
       }
     }
-    if constexpr (P::keeps) {
-      float of_g[E];
-#pragma unroll
-      for (int e = 0; e < E; e++) of_g[e] = w[P::line_of(e)].keep * Pm[e] * Sp[e];
-      Sums::turn(turned_kept, of_g);
-    }
+    if constexpr (P::sums_keep) line_sums<P, false>(dkeep, sum_keep);
     if constexpr (!P::Cell::elementwise) line_sums<P, false>(dwrite, sum);
     if constexpr (P::seconds) line_sums<P, false>(dsecond, sum_l);
 #pragma unroll
     for (int m = 0; m < M; m++) {
-      if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
+      if ((!P::Cell::scalar_keep || P::tight) && !P::sums_keep) dkeep[m] = line_sum<4>(dkeep[m]);
       const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m], dsecond[m]}, x_[m]);
       dr[m] = hold ? 0.f : d.r;
       if constexpr (P::Cell::energy)
@@ -306,7 +311,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
           base[P::element(m, i)] = fmaf(hold ? 0.f : d.energy * (2.f / P::N), Sp[P::element(m, i)], base[P::element(m, i)]);
 #pragma unroll
       for (int i = 0; i < P::NS; i++) {
-        const float y = (i == 0 && P::Cell::scalar_keep) || t == 0 ? d.c[i] : 0.f;
+        const float y = (i == 0 && P::Cell::scalar_keep && !P::tight) || t == 0 ? d.c[i] : 0.f;
         dscalar[i] = m == 0 ? y : dscalar[i] + y;
       }
 #pragma unroll
@@ -316,6 +321,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     }
 #pragma unroll
     for (int e = 0; e < E; e++) dS[e] = fmaf((P::reads ? p : kc)[P::k_of(e)], dr[P::line_of(e)], base[e]);
+    if constexpr (P::tight) __syncwarp();  // all lanes of a line have read it
 #pragma unroll
     for (int l = 0; l < P::NL; l++)
       if (t == 0) store<M>(dlines + (l * kInterval + s) * CB, din[l]);
@@ -323,9 +329,14 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     for (int m = 0; m < M; m++) {
       wrote[m] = of_write(s, m);
       weights[m] = of_state(dy[m], dr[m]);
+      if constexpr (P::keeps) kept_by[m] = transposed(pack_stored<P>(0.f, pair == 1 ? w[m].keep : 0.f));
     }
 #pragma unroll
-    for (int i = 0; i < P::NS; i++) sm.dscalar[buf][i][s][at.tl] = hold ? 0.f : dscalar[i];
+    for (int i = 0; i < P::NS; i++) {
+      const float d = hold ? 0.f : dscalar[i];
+      if constexpr (!P::tight) sm.dscalar[buf][i][s][at.tl] = d;
+      else if (t == 0) sm.dscalar[buf][i][s][at.tw * 8 + g] = d;
+    }
 #pragma unroll
     for (int e = 0; e < E; e++) S[e] = Sp[e];
 #pragma unroll
