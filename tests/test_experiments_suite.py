@@ -9,10 +9,9 @@ from elman_core.experiments.jobs.job import State, write_state
 from elman_core.experiments.jobs.outcome import next_command
 from elman_core.experiments.size import parse_parameters
 from elman_core.experiments.suite import spec as suite_module
-from elman_core.experiments.suite.folder import Folder, known_jobs
+from elman_core.experiments.suite.folder import Folder, known_jobs, recipe
 from elman_core.experiments.suite.plan import Wishes, plan
 from elman_core.experiments.suite.spec import find_suite, read_suite, shipped
-from elman_core.experiments.suite.trials import recipe
 from elman_core.registry import CheckpointError, ConfigError, PluginError
 from elman_core.training.protocol import protocol, protocol_hash
 from elman_core.training.recipes import folders

@@ -14,7 +14,6 @@ from train_helpers import write_text
 from elman_core.cli import main
 from elman_core.experiments.jobs.job import State, write_state
 from elman_core.experiments.suite import folder as folder_module
-from elman_core.experiments.suite import trials as trials_module
 from elman_core.registry import ConfigError
 from elman_core.training.settings import from_dict, read_recipe
 
@@ -147,11 +146,11 @@ def test_a_trial_that_diverged_has_no_say_and_the_last_losses_decide_where_nothi
     entries = json.loads((tmp_path / "out/suite.json").read_text())["jobs"]
     ended(tmp_path, "g-16x1-lr0.001-s42-trial", 3.0)
     ended(tmp_path, "g-16x1-lr0.003-s42-trial", 1.0, "diverged@2")
-    assert trials_module.best(tmp_path / "out", entries[:2]) == {"train.lr": 1e-3}
+    assert folder_module.best(tmp_path / "out", entries[:2]) == {"train.lr": 1e-3}
     for id, loss in (("g-16x1-lr0.001-s42-trial", 2.0), ("g-16x1-lr0.003-s42-trial", 1.5)):
         manifest = {"status": "ok", "result": {"loss_last_100_steps": loss}}
         (tmp_path / "out/runs" / id / "manifest.json").write_text(json.dumps(manifest))
-    assert trials_module.best(tmp_path / "out", entries[:2]) == {"train.lr": 3e-3}
+    assert folder_module.best(tmp_path / "out", entries[:2]) == {"train.lr": 3e-3}
 
 
 # the scheduler

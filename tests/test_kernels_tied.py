@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from elman_core.kernels import choice
-from elman_core.kernels.check import check
 from elman_core.kernels.dense import run
 from elman_core.kernels.dense.plan import Plan
+from elman_core.kernels.runtime import check
 from elman_core.registry.errors import ConfigError, KernelError
 
 elman_e42 = pytest.importorskip("elman_e42")

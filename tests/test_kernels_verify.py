@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.cli import main
-from elman_core.kernels import Case, DenseKernel, KernelSpec, build, launch, records, stamps, toolchain
+from elman_core.kernels import Case, DenseKernel, KernelSpec, build, launch, stamps, toolchain
 from elman_core.kernels.dense import portable
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
@@ -331,14 +331,14 @@ def test_recorded_errors_are_the_limit_where_they_were_recorded(tmp_path):
 
     wrong = dataclasses.replace(right, call=off_by_a_little)
     assert check(wrong).passed
-    assert records.write(right, check(right)) == {}
+    assert stamps.record_errors(right, check(right)) == {}
     [row] = [r for r in check(right).worst() if r.tensor == "y"]
     assert 0.49 < row.ratio <= 0.5
     assert "y" in wrong_tensors(check(wrong))
-    grown = records.write(wrong, check(wrong, recorded=False))
+    grown = stamps.record_errors(wrong, check(wrong, recorded=False))
     assert "float32 y" in grown
     with pytest.raises(KernelError, match="only a full grid"):
-        records.write(right, verify(right, "host", cases=single, opcheck=False))
+        stamps.record_errors(right, verify(right, "host", cases=single, opcheck=False))
 
 
 def test_a_report_without_cases_and_an_error_of_nan_do_not_pass():

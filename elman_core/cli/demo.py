@@ -32,7 +32,7 @@ def demo(
     print("corpus      the source text of this Python's standard library")
 
     from elman_core.cli.train import leave
-    from elman_core.model.auto import load_public
+    from elman_core.model.checkpoint import load_public
     from elman_core.training.demo import DEPTH, WIDTH, choose_threads, choose_variant, demo_settings
     from elman_core.training.start import start
 

@@ -77,7 +77,7 @@ def verify(
     """Compare kernels with a float64 reference: every output and every gradient. Exits with 5 if one is wrong."""
     import torch
 
-    from elman_core.kernels import records, stamps
+    from elman_core.kernels import stamps
     from elman_core.kernels.verify import verify as run
     from elman_core.registry import ConfigError, KernelError
 
@@ -103,7 +103,7 @@ def verify(
         if target in spec.targets:
             stamps.save(spec, stamps.make(spec, report))
         if record and report.passed:
-            for tensor, (was, now) in records.write(spec, report).items():
+            for tensor, (was, now) in stamps.record_errors(spec, report).items():
                 print(f"  {tensor}: the recorded error grew from {was:.2e} to {now:.2e}", file=sys.stderr)
     if json:
         print(dump([_as_dict(report) for report in reports]))

@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from elman_core.kernels.build import cache_dirs
 from elman_core.registry.errors import DataError, StorageError
 from elman_core.storage import replacing
 
@@ -20,9 +21,7 @@ _LEFT_OUT = frozenset(
 
 def cache_folder() -> Path:
     """Where files that can be made again are kept: the first folder of `ELMAN_CACHE`, or `~/.cache/elman`."""
-    if first := os.environ.get("ELMAN_CACHE", "").split(os.pathsep)[0]:
-        return Path(first).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elman"
+    return cache_dirs()[0]
 
 
 def standard_library_corpus(folder: Path | None = None) -> Path:

@@ -47,20 +47,12 @@ def open_module(path: Path, family: str) -> Any:
 
 
 def opened(what: Extension, family: str) -> Any:
-    """`open_module` of what is compiled for the current device. Builds it if no cache folder holds it.
-
-    Raises:
-        KernelError: it cannot be built or loaded.
-    """
+    """`open_module` of what is compiled for the current device, built if no cache folder holds it. Raises `KernelError`."""
     return open_module(build.build(what, build.local_arch(what)), family)
 
 
 def opener(family: str, extension: Callable[..., Extension]) -> Callable[..., Any]:
-    """`open(*key, index)`: the module of `extension(*key)`, opened once for each key and current device, which has that index.
-
-    Raises:
-        KernelError: as `extension` and `opened`.
-    """
+    """`open(*key, index)`: the module of `extension(*key)`, opened once for each key and current device, whose index it is."""
     return cache(lambda *key: opened(extension(*key[:-1]), family))
 
 

@@ -24,9 +24,8 @@ from elman_core.registry.errors import ConfigError, KernelError
 
 from . import build, launch
 from .build import Extension
-from .check import Wanted, check
 from .choice import Compiled, choose, in_words, register
-from .runtime import compute_dtype, operator, tensors
+from .runtime import Wanted, check, compute_dtype, operator, tensors
 from .spec import Backend, Case, Grid, Inputs, KernelSpec, Outputs, padding_mask
 
 DTYPES = (torch.bfloat16, torch.float16)

@@ -1,4 +1,5 @@
-"""What kernels of every family share: `ELMAN_KERNELS`, operators of `torch.library`, autocast, transforms.
+"""What kernels of every family share: `ELMAN_KERNELS`, operators of `torch.library`, autocast, transforms, and the check of inputs
+against a table of names, sizes and dtypes.
 
 `ELMAN_KERNELS` decides what runs on a GPU. auto (the default): the kernel; without one, plain PyTorch after one loud warning
 that says why and what to type. off: plain PyTorch; nothing is compiled. require: the kernel, or an error; benchmarks and kernel
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, TypeVar, cast
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +34,8 @@ DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.floa
 _library = Library("elman", "FRAGMENT")
 _log = logging.getLogger("elman")
 _warned: set[tuple[str, str]] = set()
+_MOST_PASSED = 4096
+_passed: dict[tuple[Any, ...], dict[str, int]] = {}
 
 
 def compute_dtype(*of: Tensor | torch.dtype | None) -> torch.dtype:
@@ -176,13 +180,92 @@ def refuse_second_derivatives(name: str) -> None:
 
 
 def refuse_transforms(name: str) -> None:
-    """For a kernel that was chosen by name.
-
-    Raises:
-        NotImplementedError: `transformed` is true; names the kernel and what to use instead.
-    """
+    """Raise NotImplementedError for a kernel that was chosen by name, if `transformed` is true."""
     if transformed():
         raise NotImplementedError(
             f"{name}: torch.func and forward-mode derivatives exist only with backend='auto' or 'reference'; backward() "
             "exists with all"
         )
+
+
+class Wanted(NamedTuple):
+    """What one tensor must be.
+
+    Attributes:
+        shape: a letter for each size; equal letters are equal sizes, and "1" is one.
+        dtype: "first": that of the first tensor; "computed": that or the dtype of its computation; "stored": any storage dtype.
+        optional: whether it may be None.
+    """
+
+    shape: str
+    dtype: Literal["first", "computed", "stored", "bool"] = "first"
+    optional: bool = False
+
+
+def check(
+    kernel: str, wanted: Mapping[str, Wanted], given: Sequence[Any], sizes: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, int]:
+    """Compare tensors with a table, in its order. The first one sets the dtype and the device.
+
+    Comparing takes longer than a launch, so passed checks are remembered by kernel, shapes, dtypes and devices.
+
+    Args:
+        sizes: known sizes by their letters.
+
+    Returns:
+        all sizes by their letters.
+
+    Raises:
+        ConfigError: a tensor does not fit; names the first.
+    """
+    if torch.compiler.is_compiling():
+        return _compare(kernel, wanted, given, sizes)
+    try:
+        key = (kernel, *[x is None or (x.shape, x.dtype, x.device) for x in given], *sizes.values())
+    except AttributeError:  # not a tensor
+        return _compare(kernel, wanted, given, sizes)
+    if (found := _passed.get(key)) is None:
+        if len(_passed) >= _MOST_PASSED:
+            _passed.clear()
+        found = _passed[key] = _compare(kernel, wanted, given, sizes)
+    return found
+
+
+def _compare(
+    kernel: str, wanted: Mapping[str, Wanted], given: Sequence[Any], sizes: Mapping[str, int]
+) -> dict[str, int]:
+    first_name, first, known = next(iter(wanted)), given[0], {"1": 1, **sizes}
+
+    def words(shape: str) -> str:
+        return f"({', '.join(str(known.get(letter, letter)) for letter in shape)})"
+
+    for (name, (shape, dtype, optional)), x in zip(wanted.items(), given, strict=True):
+        if x is None and optional:
+            continue
+        if not isinstance(x, Tensor):
+            raise ConfigError(f"{kernel}: {name} must be a tensor {words(shape)}, not {x!r}")
+        if (
+            x.dim() != len(shape)
+            or 0 in x.shape
+            or any(known.get(n, s) != s for n, s in zip(shape, x.shape, strict=True))
+        ):
+            beside = "" if x is first else f" beside {first_name} {tuple(first.shape)}"
+            raise ConfigError(
+                f"{kernel}: {name} must be {words(shape)}{beside} with every size at least 1, not {tuple(x.shape)}"
+            )
+        known.update(zip(shape, x.shape, strict=True))
+        if x.dtype not in (dtypes := _dtypes(dtype, first)):
+            names = ", ".join(str(each).removeprefix("torch.") for each in dtypes)
+            beside = "" if x is first else f" beside {first_name} in {first.dtype}"
+            raise ConfigError(f"{kernel}: {name} must be {names}{beside}, not {x.dtype}")
+        if x.device != first.device:
+            raise ConfigError(f"{kernel}: {name} is on {x.device}, {first_name} on {first.device}; move them together")
+    return known
+
+
+def _dtypes(kind: str, first: Tensor) -> Sequence[torch.dtype]:
+    if kind == "stored":
+        return tuple(DTYPE_CODES)
+    if kind == "bool":
+        return (torch.bool,)
+    return (first.dtype,) if kind == "first" else (first.dtype, compute_dtype(first))

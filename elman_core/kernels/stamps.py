@@ -6,6 +6,11 @@ kernel's sources and build flags, the reference, the Python that calls the kerne
 these changes, the stamp is no longer found.
 
 `ELMAN_VERIFY=skip` turns the first use's verification off. `used()`, which goes into a run's manifest, then says so.
+
+Recorded errors: the measured distance of each kernel from float64, which limits later verifications. A plugin ships one file
+with the worst errors that `elman verify --record` measured on the full grid, JSON:
+`{"sm_90": {"device", "torch", "cuda", "errors": {KERNEL: {"bfloat16 d w": 1.9e-3}}}}`. On that architecture `verify` allows
+twice those errors.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from decimal import ROUND_UP, Context
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +35,9 @@ from elman_core.storage import write_text
 
 from . import build
 from .spec import Case, KernelSpec, Target
-from .verify import Report, failures, verify
+from .verify import Report, failures, read_record, verify
 
+_THREE_DIGITS = Context(prec=3, rounding=ROUND_UP)
 _log = logging.getLogger("elman")
 _used: dict[str, Mapping[str, Any]] = {}
 
@@ -201,3 +208,34 @@ def _apart(check: Callable[[], Report]) -> Report:
 
     with ThreadPoolExecutor(1, "elman-verify") as pool:
         return pool.submit(run).result()
+
+
+def record_errors(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
+    """Record the report's worst error of each dtype and tensor for this machine's architecture.
+
+    Returns:
+        the errors that grew: `{"bfloat16 d w": (before, now)}`.
+
+    Raises:
+        KernelError: the report is not of a compiled kernel's full grid, or it failed.
+        StorageError: the file cannot be written.
+    """
+    target = report.target
+    if target not in spec.targets or report.grid != "full" or not report.passed or spec.record is None:
+        raise KernelError(f"{spec.name}: only a full grid that a compiled kernel passed is recorded")
+    errors: dict[str, float] = {}
+    for row in report.rows:
+        key = f"{row.dtype} {row.tensor}"
+        errors[key] = max(errors.get(key, 0.0), float(_THREE_DIGITS.create_decimal(row.error)))
+    arch = build.local_arch(spec.extension(target))
+    known = read_record(spec)
+    before = known.get(arch, {}).get("errors", {})
+    was = before.get(spec.name, {})
+    known[arch] = {
+        "device": torch.cuda.get_device_name() if target == "cuda" else arch,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "errors": {**before, spec.name: dict(sorted({**was, **errors}.items()))},
+    }
+    write_text(spec.record, json.dumps(known, indent=1) + "\n")
+    return {key: (was[key], now) for key, now in errors.items() if key in was and now > was[key]}

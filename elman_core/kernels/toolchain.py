@@ -15,11 +15,7 @@ from elman_core.registry.errors import KernelError
 
 
 def find_nvcc() -> Path:
-    """nvcc from CUDA_HOME, then PATH, then the pip packages of the toolkit (nvidia-cuda-nvcc).
-
-    Raises:
-        KernelError: none was found; says what to install.
-    """
+    """nvcc from CUDA_HOME, then PATH, then the toolkit's pip packages. Raises `KernelError`, which says what to install."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home:
         nvcc = Path(home) / "bin" / "nvcc"
@@ -39,11 +35,7 @@ def find_nvcc() -> Path:
 
 
 def find_host_compiler() -> Path:
-    """The C++17 compiler from CXX, else g++, else c++.
-
-    Raises:
-        KernelError: none was found; says what to install.
-    """
+    """The C++17 compiler from CXX, else g++, else c++. Raises `KernelError`, which says what to install."""
     asked = os.environ.get("CXX")
     for name in [asked] if asked else ["g++", "c++"]:
         if found := shutil.which(name):

@@ -5,7 +5,7 @@ apply, and the smaller decides:
 
 * 2 times (bf16: 3 times) the error of the PyTorch reference in the same storage dtype (with float32 state and accumulation;
   see `KernelSpec.rounded`), plus one eps of the dtype (float32: 4, which the order of a sum alone can cost);
-* on an architecture for which the plugin ships recorded errors (see records.py), twice the error recorded for that tensor.
+* on an architecture for which the plugin ships recorded errors (see stamps.py), twice the error recorded for that tensor.
 
 In float64, where reference and truth are the same, the limit is 1e-12. In addition, memory from torch.empty is filled with NaN
 before the call, two calls must agree in every bit, inputs must be unchanged, every value must be finite (also at masked

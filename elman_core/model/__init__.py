@@ -14,10 +14,9 @@ with without_collection():
     from elman_core.nn import add_rms_norm
     from elman_core.nn.layers import resolve_layers
 
-    from .auto import no_progress_bars
     from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
     from .card import model_card
-    from .checkpoint import find_checkpoint
+    from .checkpoint import find_checkpoint, no_progress_bars
     from .config import LadderConfig
     from .ladder import LadderBlock, LadderModel, RMSNorm
     from .lm import LadderLM

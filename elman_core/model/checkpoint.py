@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from elman_core.registry import CheckpointError, ElmanError
 from elman_core.storage import CHECKSUMS, check_folder, read_json
 
-from .auto import no_progress_bars
 from .config import LadderConfig
 from .modeling import LadderForCausalLM
 from .shipped import is_shipped, shipped
@@ -164,6 +167,24 @@ def load_checkpoint(
             f"{path} does not contain the whole model: {len(wrong)} tensors missing, such as {wrong[0]}"
         )
     return model.to(device).eval()
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Inside, transformers draws no progress bars; afterwards its setting is what it was."""
+    were_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            transformers_logging.enable_progress_bar()
+
+
+def load_public(folder: Path) -> tuple[Any, Any]:
+    """(model, tokenizer) from `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`."""
+    with no_progress_bars():
+        return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
 def use_last_weights(model: LadderForCausalLM, checkpoint: str | os.PathLike) -> None:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import atexit
 import datetime
 import json
+import logging
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,11 +28,13 @@ from elman_core.registry import ConfigError, ElmanError, RankError
 from elman_core.registry import errors as known
 
 from .launch import place, reached, several
-from .shutdown import in_time
+
+log = logging.getLogger("elman_core")
 
 T = TypeVar("T")
 NOTE, SAID = "elman/failed", "elman/said"
 READING = 3.0  # seconds to wait for the note of a rank that is gone
+PARTING = 60.0  # seconds that libraries may take to close their connections; they normally need less than one
 
 
 class Ranks:
@@ -242,6 +247,24 @@ def leave(well: bool = True, code: int = 0) -> None:
         else:
             dist.distributed_c10d._abort_process_group()
     reached("parted")
+
+
+@contextmanager
+def in_time(code: int, seconds: float = PARTING, leave: Callable[[int], object] = os._exit) -> Iterator[None]:
+    """End the process with exit code `code` if the block, in which a library disconnects, takes longer than `seconds`."""
+
+    def end() -> None:
+        log.error("elman: connections to the other ranks did not close within %.0f s; exiting anyway", seconds)
+        sys.stdout.flush()
+        leave(code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

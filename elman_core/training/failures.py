@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from elman_core.registry import DivergedError, ElmanError, OutOfMemoryError, RankError, StorageError
 from elman_core.storage import write_json
@@ -41,8 +42,8 @@ def first_bad(model: nn.Module, forward: Callable[[], Any], gradients: bool = Tr
 
     def watch(name: str) -> Callable[..., None]:
         def look(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            for tensor in _tensors(output):
-                if not found and (bad := _bad(tensor)):
+            for tensor in tree_leaves(output):
+                if not found and isinstance(tensor, Tensor) and (bad := _bad(tensor)):
                     found.append({"kind": "activation", "name": name or "loss", "elements": bad})
 
         return look
@@ -68,16 +69,6 @@ def _bad(tensor: Tensor) -> str:
         return ""
     count = int((~torch.isfinite(tensor)).sum())
     return f"{count} of {tensor.numel()}" if count else ""
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return []
-    return [t for item in value for t in _tensors(item)]
 
 
 def diverged(run: Any, windows: Any, values: Any) -> DivergedError:

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from elman_core.registry import ConfigError
 
-from .collect import chosen, collect
+from .collect import TOLERANCE, chosen, collect
 from .identity import differences, effective_protocol, identity, labels, named
-from .notes import TOLERANCE
 from .runs import Run, without_trials
 from .statistics import FEWEST, Interval, bootstrap_mean, student_mean
 from .tables import wrapped

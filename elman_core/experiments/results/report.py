@@ -20,10 +20,9 @@ from elman_core.registry import ConfigError
 from elman_core.storage import write_text
 
 from . import plots
-from .collect import collect
+from .collect import collect, hardware
 from .compare import compare, contenders, rank, verdict
 from .identity import flatten, spelled
-from .notes import hardware
 from .rows import Group, Row
 from .runs import Run, find_runs
 from .tables import columns, difference_lines, heading

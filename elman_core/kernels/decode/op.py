@@ -85,11 +85,7 @@ linear_op = operator(
 
 
 def takes_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out_dtype: torch.dtype) -> bool:
-    """Whether `norm` runs here. Compiles and verifies it at the first use of a width.
-
-    Raises:
-        KernelError: verification found the kernel wrong.
-    """
+    """Whether `norm` runs here. Compiles, verifies and raises as `takes`, for each width."""
     width = x.shape[-1]
     return (
         run.alone(x)
@@ -132,11 +128,7 @@ norm_op = operator(
 
 
 def takes_draw(logits_BV: Tensor) -> bool:
-    """Whether `draw` runs here, for any number of rows. Compiles and verifies it at the first use of a number of classes.
-
-    Raises:
-        KernelError: verification found the kernel wrong.
-    """
+    """Whether `draw` runs here, for any number of rows. Compiles, verifies and raises as `takes`, for each V."""
     classes = logits_BV.shape[1]
     return run.alone(logits_BV) and 0 < classes <= MOST_CLASSES and runs(NAME, logits_BV, "draw", int(classes))
 

@@ -23,11 +23,7 @@ _met = WeakTensorKeyDictionary()
 
 
 def extension(dtype: torch.dtype, cell: Cell | None = None) -> Extension:
-    """What is compiled for a storage dtype: the step of a cell, or, without a cell, the shared kernels.
-
-    Raises:
-        KernelError: the sources are not installed.
-    """
+    """What is compiled for a storage dtype: the step of a cell, or, without a cell, the shared kernels."""
     name = f"{'shared' if cell is None else cell.name + '_step'}_decode_{str(dtype).removeprefix('torch.')}"
     macros: dict[str, Any] = {} if cell is None else {"CELL": cell.type}
     header = None if cell is None else cell.header
@@ -53,11 +49,7 @@ def alone(x: Tensor) -> bool:
 
 @cache
 def module(cell: Cell | None, family: str, dtype: torch.dtype, _index: int | None) -> Any:
-    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures.
-
-    Raises:
-        KernelError: it cannot be built or loaded.
-    """
+    """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
     return launch.opened(extension(dtype, cell), f"decode_{family}")
 
 

@@ -30,15 +30,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.check import Wanted, check
 from elman_core.kernels.choice import choose, in_words, runs
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
-from elman_core.kernels.runtime import (
-    autocast_dtype,
-    compute_dtype,
-    refuse_transforms,
-    transformed,
-)
+from elman_core.kernels.runtime import Wanted, autocast_dtype, check, compute_dtype, refuse_transforms, transformed
 from elman_core.kernels.spec import Backend, Cell, KernelSpec
 from elman_core.registry.errors import ConfigError
 

@@ -84,9 +84,6 @@ def backward(
 
     Args:
         x_TBd: the x of a forward with tied weights. Then dx, in the shape and dtype of da, and db (d,) are returned too.
-
-    Raises:
-        KernelError: as `forward`.
     """
     gy_TBd, extras, g_last_Bd = readable(gy_TBd), [readable(e) for e in extras], g_last_Bd.contiguous()
     da_TBd, dextras = history.new_empty(gy_TBd.shape), [history.new_empty(gy_TBd.shape) for _ in extras]
@@ -110,11 +107,7 @@ def backward(
 
 
 def source(cell: Cell, target: Target) -> Extension:
-    """What is compiled for a cell, at the usual size on a GPU.
-
-    Raises:
-        KernelError: the sources are not installed.
-    """
+    """What is compiled for a cell, at the usual size on a GPU. Raises as `build.shipped`."""
     input_: dict[str, Any] = {} if cell.bare is None else {"INPUT": "TiedSilu"}
     binding = "dense_host.cpp" if target == "host" else "dense_cuda.cu"
     return build.shipped(f"{cell.name}_dense_{target}", binding, cell.header, CELL=cell.type, **input_)

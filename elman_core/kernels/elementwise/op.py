@@ -27,9 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels.check import Wanted, check
 from elman_core.kernels.choice import Compiled, choose, in_words, register
-from elman_core.kernels.runtime import compute_dtype, without_autocast
+from elman_core.kernels.runtime import Wanted, check, compute_dtype, without_autocast
 from elman_core.kernels.spec import Backend, Case, Cell, Inputs, KernelSpec
 
 from . import native, portable, spec

@@ -23,9 +23,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from elman_core.kernels.check import Wanted, check
 from elman_core.kernels.choice import Compiled, choose, in_words, register, runs
-from elman_core.kernels.runtime import compute_dtype, without_autocast
+from elman_core.kernels.runtime import Wanted, check, compute_dtype, without_autocast
 from elman_core.kernels.spec import Backend, Case, Cell, KernelSpec
 
 from . import native, portable, spec

@@ -38,11 +38,7 @@ class Form:
 
 
 def load(cell: MatrixCell, target: Target, size: Size) -> Any:
-    """The compiled module for the current device, built if need be.
-
-    Raises:
-        KernelError: the size or dtype is not supported (the message names what is), or it cannot be built or loaded.
-    """
+    """The compiled module for the current device, built if need be. Raises as `modules.extension` and `launch.opened`."""
     return _module(cell, target, size, torch.cuda.current_device() if target == "cuda" else None)
 
 

@@ -102,11 +102,7 @@ def _size(cell: MatrixCell, options: Mapping[str, Any], rows: int, columns: int,
 
 
 def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
-    """The form that a model runs by default, with V = N, for each N (`rows`) and dtype.
-
-    Raises:
-        KernelError: an N or dtype is not supported; names those that are.
-    """
+    """The form that a model runs by default, with V = N, for each N (`rows`) and dtype. Raises as `modules.extension`."""
     found = []
     for count in rows or cell.rows:
         for dtype in dtypes or ((torch.float32,) if target == "host" else (torch.bfloat16,)):
