@@ -1,5 +1,5 @@
-"""What kernels of every family share: `ELMAN_KERNELS`, operators of `torch.library`, autocast, transforms, and the check of inputs
-against a table of names, sizes and dtypes.
+"""What kernels of every family share: `ELMAN_KERNELS`, operators of `torch.library`, autocast, transforms, and the check of
+inputs against a table of names, sizes and dtypes.
 
 `ELMAN_KERNELS` decides what runs on a GPU. auto (the default): the kernel; without one, plain PyTorch after one loud warning
 that says why and what to type. off: plain PyTorch; nothing is compiled. require: the kernel, or an error; benchmarks and kernel
