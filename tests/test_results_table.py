@@ -42,17 +42,6 @@ def suite(tmp_path_factory) -> Path:
 # metrics -------------------------------------------------------------------------------------------------------------
 
 
-def test_broken_lines_are_left_out_and_counted(tmp_path):
-    run = write_run(tmp_path / "run", "train.steps=200", evaluations=0)
-    file = run / "metrics.jsonl"
-    lines = file.read_text().splitlines()
-    lines[50] = lines[50][:20]
-    file.write_text("\n".join([*lines[:150], '{"kind": "st']))
-    found = read_metrics(run)
-    assert list(found.column("step")) == [i for i in range(1, 151) if i != 51]
-    assert found.broken == 2
-
-
 def test_steps_done_twice_count_once_the_later_stands(tmp_path):
     run = write_run(tmp_path / "run", "train.steps=30", evaluations=0)
     with (run / "metrics.jsonl").open("a") as file:

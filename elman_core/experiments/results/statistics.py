@@ -8,7 +8,7 @@ weights move slowly, so an interval that treats steps as independent is too narr
 That length is best for estimating a variance, and too short for an interval with the stated coverage. `bootstrap_mean` doubles
 it, and takes at least √n, so that a correlation too weak to be seen in n values does not narrow the interval. The interval is
 widened for the share b / n of the variance that is lost because the series' own mean is subtracted, and by Student's t for
-n / b values, since there are about so many independent blocks. `tests/test_results_statistics.py` measures how often the
+n / b values, since there are about so many independent blocks. `tests/test_results_compare.py` measures how often the
 interval covers the true mean of simulated autoregressive series.
 """
 
