@@ -110,6 +110,11 @@ def test_the_heldout_part_is_at_least_what_was_promised_and_not_much_more(size):
     assert np.array_equal(ordered[1:, 0], ordered[:-1, 1])
 
 
+def test_blocks_are_64_kib_from_a_mebibyte_on():
+    assert split(2**20).block == 2**16
+    assert split(2**20 - 1).block < 2**16
+
+
 def test_a_split_without_heldout_gives_everything_to_training(file):
     parts = split(file.size, 0.0)
     assert parts.training_bytes == file.size

@@ -70,10 +70,7 @@ def test_samples_are_independent_and_repeat_with_their_seed(model):
     how = Sampling(temperature=1.0)
     runs = [list(generate_bytes(model, PROMPT, max_new_bytes=12, num=3, how=how, seed=s)) for s in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
-    columns = list(zip(*runs[0], strict=True))
-    assert len(set(columns)) == 3
-    single = [model(torch.tensor([[*PROMPT, *c]])).logits for c in columns]
-    assert all(torch.isfinite(x).all() for x in single)
+    assert len(set(zip(*runs[0], strict=True))) == 3
 
 
 def test_a_sample_ends_before_its_stop_byte_and_the_others_go_on():

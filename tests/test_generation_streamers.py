@@ -33,24 +33,22 @@ def test_each_character_appears_with_its_last_byte():
     assert recorder.pieces == list(TEXT)
 
 
-def test_the_prompt_is_shown_unless_it_is_skipped():
-    for skip, expected in ((False, "promptx"), (True, "x")):
-        recorder = Recorder(skip_prompt=skip)
-        feed(recorder, b"x", b"prompt")
-        assert "".join(recorder.pieces) == expected
+ODD = b"a\xff\xc3(\xe6\x97z\xf0\x9f"
 
 
-def test_a_character_may_begin_in_the_prompt():
-    recorder = Recorder()
-    feed(recorder, b"\xa9!", b"caf\xc3")
-    assert "".join(recorder.pieces) == "café!"
-
-
-def test_bytes_that_are_not_utf8_show_as_in_python():
-    raw = b"a\xff\xc3(\xe6\x97z\xf0\x9f"
-    recorder = Recorder(skip_prompt=True)
-    feed(recorder, raw)
-    assert "".join(recorder.pieces) == raw.decode("utf-8", "replace")
+@pytest.mark.parametrize(
+    ("skip", "prompt", "raw", "shown"),
+    [
+        (False, b"prompt", b"x", "promptx"),
+        (True, b"prompt", b"x", "x"),
+        (False, b"caf\xc3", b"\xa9!", "caf\xe9!"),  # a character that begins in the prompt
+        (True, b"p", ODD, ODD.decode("utf-8", "replace")),
+    ],
+)
+def test_prompt_and_text_show_as_in_python(skip, prompt, raw, shown):
+    recorder = Recorder(skip_prompt=skip)
+    feed(recorder, raw, prompt)
+    assert "".join(recorder.pieces) == shown
 
 
 def test_a_streamer_serves_again_after_its_end():

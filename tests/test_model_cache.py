@@ -52,13 +52,6 @@ def test_pieces_equal_the_whole(model, make):
     assert isinstance(cache, DynamicCache if make is LadderCache else StaticCache)
 
 
-def test_a_cache_has_one_entry_for_each_branch(model):
-    cache = LadderCache(model.config)
-    assert len(cache.layers) == len(model.model.layers) == model.config.num_blocks
-    assert not cache.is_initialized
-    assert after(model, TOKENS).is_initialized
-
-
 def test_rows_are_reordered_repeated_and_selected(model):
     rest = TOKENS[:, 9:]
     for act, rows in (

@@ -395,6 +395,16 @@ def test_how_far_a_run_in_progress_is(tmp_path):
     assert "running 25 %" in render(collect(find_runs([tmp_path])), "terminal")
 
 
+def test_sizes_of_a_suite_are_ranked_apart(tmp_path):
+    jobs = [
+        {"id": t, "model": "toy", "sets": (f"model.hidden_size={w}",), "target": t}
+        for t, w in (("50M", 128), ("100M", 256))
+    ]
+    found = collect(find_runs([write_suite(tmp_path / "s", jobs)]))
+    assert sorted(str(group.target) for group in found.groups) == ["100M", "50M"]
+    assert found.differences == {}
+
+
 def test_runs_with_one_name_are_told_apart_by_their_settings(tmp_path):
     for name, sets in (("a", ()), ("b", ("train.lr=0.004",)), ("c", ("train.seed=3",))):
         write_run(tmp_path / name, *sets)

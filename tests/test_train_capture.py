@@ -33,7 +33,7 @@ SETTINGS = {
     ),
     "bf16, accumulating": ("train.precision=bf16", "train.accumulate=2"),
     "muon": ("train.optimizer=muon",),
-    "schedulefree, dropout": ("train.optimizer=schedulefree", "model.options.dropout=0.3"),
+    "schedulefree, evaluating": ("train.optimizer=schedulefree", "model.options.dropout=0.3", "train.eval_every=3"),
     "tbptt, accumulating": ("data.sampling=tbptt", "train.accumulate=2", "train.batch_size=8", "train.chunk_size=100"),
     "saving and evaluating": ("train.save_every=2", "train.eval_every=3"),
     "e1": ("model.variant=e1", "data.sampling=tbptt"),

@@ -18,6 +18,7 @@ from elman_core.registry import CheckpointError, ConfigError, DivergedError, Sto
 from elman_core.storage import check_folder, write_json
 from elman_core.training import failures
 from elman_core.training.checkpoint import list_checkpoints, load_checkpoint
+from elman_core.training.rank_signals import listening
 from elman_core.training.start import resume, start
 from elman_core.training.step import TrainStep
 
@@ -272,6 +273,13 @@ def test_signals_that_come_at_once_save_as_one_does(signals, status, text, tmp_p
     result = start(settings(text), tmp_path / "run", quiet=True).fit()
     assert (result.status, result.step, result.signal) == (status, 2, signals[0])
     check_folder(result.checkpoint)
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)]
+    with listening():
+        assert signal.getsignal(signal.SIGTERM) not in before
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)] == before
 
 
 # memory --------------------------------------------------------------------------------------------------------------

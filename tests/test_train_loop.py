@@ -12,7 +12,7 @@ import torch
 from train_helpers import losses, manifest, metrics, settings, tensors, train_words
 
 from elman_core.cli import main
-from elman_core.registry import ConfigError
+from elman_core.registry import ConfigError, DivergedError
 from elman_core.training.start import start
 from elman_core.training.step import TrainStep
 
@@ -137,6 +137,14 @@ def test_a_learning_rate_of_a_million_diverges_with_exit_4_and_says_where(text, 
     assert report["history"][-1]["step"] == report["step"]
     kept = sorted((out / "checkpoints").iterdir())[-1]
     assert kept.name == f"step-{report['step'] - 1:08d}"
+
+
+def test_the_gradient_met_first_in_the_backward_is_named(text, tmp_path):
+    trainer = run(text, tmp_path / "run")
+    trainer.model.model.layers[0].mixer.out_proj.weight.register_hook(lambda grad: grad * math.nan)
+    trainer.model.model.layers[0].mixer.in_proj.weight.register_hook(lambda grad: grad * math.nan)
+    with pytest.raises(DivergedError, match=r"gradient model\.layers\.0\.mixer\.out_proj\.weight"):
+        trainer.fit()
 
 
 def test_minutes_are_counted_from_the_end_of_the_first_step(text, tmp_path, monkeypatch):

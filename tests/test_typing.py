@@ -22,9 +22,7 @@ print(find_checkpoint("runs/a").name, model.config)
 WRONG = {
     'LadderLM("e42", dim="128")': 'No overload variant of "LadderLM" matches argument types "str", "str"',
     'LadderLM("e42", dims=128)': 'No overload variant of "LadderLM" matches argument types "str", "int"',
-    'LadderLM("e42", dim=128, depth=2, hiden=3)': 'No overload variant of "LadderLM" matches',
     "LadderLM(level=3, dim=128, depth=2, norm_ep=1e-6)": 'No overload variant of "LadderLM" matches',
-    'LadderLM("e42", dim=128, dept=2)': 'No overload variant of "LadderLM" matches',
     'LadderLM("e42", tie_word_embedings=True)': 'No overload variant of "LadderLM" matches',
     'LadderLM(varient="e42", dim=128, depth=2)': 'No overload variant of "LadderLM" matches',
     "LadderForCausalLM(model.config, dims=128)": 'Unexpected keyword argument "dims" for "LadderForCausalLM"',
