@@ -12,6 +12,11 @@ def get_include() -> Path:
     return Path(__file__).parent / "include"
 
 
+def get_emulated() -> Path:
+    """With this folder in front of `get_include()`, g++ compiles gated kernels for tests: every GPU thread is a fiber."""
+    return Path(__file__).parent / "emulated"
+
+
 def get_bindings() -> Path:
     """The folder with the bindings (one for each skeleton) that are compiled together with a cell header."""
     return Path(__file__).parent / "bind"

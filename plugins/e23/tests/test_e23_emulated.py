@@ -33,9 +33,9 @@ def test_outputs_and_gradients_are_those_of_the_reference(
 ) -> None:
     need_host_compiler()
     made = tmp_path / "e23.so"
-    folders = (HERE / "emulated", elman_csrc.get_include(), SOURCES)
+    folders = (elman_csrc.get_emulated(), elman_csrc.get_include(), SOURCES)
     options = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-DELEM={TYPES[dtype]}", f"-DWIDTH={width}"]
-    command = ["g++", *options, *(f"-I{f}" for f in folders), str(HERE / "emulated" / "e23.cpp"), "-o", str(made)]
+    command = ["g++", *options, *(f"-I{f}" for f in folders), str(HERE / "emulated_e23.cpp"), "-o", str(made)]
     subprocess.run(command, check=True, timeout=120)
     library = ctypes.CDLL(str(made))
 

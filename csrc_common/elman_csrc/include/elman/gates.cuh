@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   using Math = typename Storage<Elem>::Math;
   constexpr int k = Cell::gates, KC = L::KC, KW = L::KW, D = backward ? k * d : d;  // D: the row of what is exchanged
   constexpr int kept = Cell::kept;
-  extern __shared__ __align__(128) char shared[];
+  char* const shared = ptx::dynamic_shared();
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % S;
   const int row0 = (g.first_tile + blockIdx.y) * g.rows, rows = min(g.rows, g.B - row0);

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_consta
   using L = Stages<Cell, Elem, d, N, backward>;
   using Math = typename Storage<Elem>::Math;
   constexpr int k = Cell::gates, kept = Cell::kept, last = (k - 1) * d;  // last: where the last gate begins
-  extern __shared__ __align__(128) char shared[];
+  char* const shared = ptx::dynamic_shared();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_channel = blockIdx.x * kOwned;
   const int row0 = (g.first_tile + blockIdx.y) * g.rows, rows = min(g.rows, g.B - row0);
   const int row = warp % 4 + lane / 16 * 4 + warp / 4 * 8, channel = first_channel + lane % 16;

@@ -1,5 +1,5 @@
-// A cluster of blocks for g++, in the place of elman_csrc's dense_ptx.cuh: every thread of every block is a fiber. Lanes of a warp meet at each
-// collective operation, threads of a block and of the cluster at its barriers. A word of shared memory is at block << 24 | offset.
+// Blocks that run together, for g++, in the place of include/elman/dense_ptx.cuh: every thread is a fiber. Lanes of a warp meet at each
+// collective operation, threads of a block and of a cluster at its barriers. A word of shared memory is at block << 24 | offset.
 #pragma once
 
 #include <elman/portable.h>
@@ -66,10 +66,12 @@ struct Thread {
 };
 inline std::vector<Block> blocks;
 inline std::vector<Thread> threads;
-inline Meeting cluster;
+inline std::vector<Meeting> clusters;
+inline int cluster_blocks;
+inline long long clocks;
 inline ucontext_t scheduler;
 inline Thread* self;
-inline unsigned cluster_index;
+inline unsigned group;
 inline std::function<void()> kernel;
 
 inline void yield() { swapcontext(&self->context, &scheduler); }
@@ -83,11 +85,12 @@ inline void enter() {
   self->done = true;
   yield();
 }
-// Clusters one after another; the threads of one in turns, from the first to the last or, if `backwards`, from the last to the first.
-inline void launch(int width, int clusters, std::size_t bytes, bool backwards, std::function<void()> function) {
-  kernel = function;
-  for (cluster_index = 0; cluster_index < unsigned(clusters); ++cluster_index) {
-    blocks.assign(width, {}), threads.assign(width * kThreads, {}), cluster = {};
+// Groups of `width` blocks (blockIdx.y) one after another; the threads of one in turns, from the first to the last or, if `backwards`,
+// from the last to the first. `each`: blocks of a cluster.
+inline void launch(int width, int each, int groups, std::size_t bytes, bool backwards, std::function<void()> function) {
+  kernel = function, cluster_blocks = each;
+  for (group = 0; group < unsigned(groups); ++group) {
+    blocks.assign(width, {}), threads.assign(width * kThreads, {}), clusters.assign(width / each, {});
     for (Block& b : blocks) b.shared.assign(bytes, char(0xff));
     for (std::size_t i = 0; i < threads.size(); ++i) {
       Thread& t = threads[i];
@@ -123,7 +126,7 @@ struct BlockIndex {
     operator int() const { return self->block; }
   } x;
   struct {
-    operator int() const { return cluster_index; }
+    operator int() const { return group; }
   } y;
 };
 inline ThreadIndex thread_index;
@@ -150,6 +153,19 @@ template <class T>
 T __shfl_down_sync(unsigned, T x, int by) {
   return __shfl_sync(0, x, min(threadIdx.x % 32 + by, 31));
 }
+inline bool __any_sync(unsigned, bool x) {
+  const emulated::Words* all = emulated::exchange(&x, sizeof x);
+  return std::any_of(all, all + 32, [](const emulated::Words& w) { return *reinterpret_cast<const bool*>(w); });
+}
+template <class T>
+T __ldcs(const T* p) {
+  return *p;
+}
+template <class T>
+void __stcs(T* p, T x) {
+  *p = x;
+}
+inline long long clock64() { return emulated::clocks += 1000; }
 inline unsigned __float_as_uint(float x) {
   unsigned y;
   std::memcpy(&y, &x, 4);
@@ -183,6 +199,7 @@ struct Storage<__nv_bfloat16> {
   static constexpr int per_word = 2;
   using Math = Fast;
   static unsigned pack(const float* x) { return __nv_bfloat16(x[0]).bits | unsigned(__nv_bfloat16(x[1]).bits) << 16; }
+  static void unpack(unsigned v, float* x) { x[0] = __uint_as_float(v << 16), x[1] = __uint_as_float(v & 0xffff0000u); }
 };
 template <>
 struct Storage<float> {
@@ -213,7 +230,25 @@ inline unsigned shared_address(const void* p) {
   return unsigned(emulated::self->block) << 24 | unsigned(static_cast<const char*>(p) - dynamic_shared());
 }
 inline void store_shared(unsigned to, float v) { std::memcpy(emulated::at(to), &v, 4); }
-inline unsigned in_block(unsigned address, int rank) { return (address & 0xffffff) | unsigned(rank) << 24; }
+template <int n>
+void store_shared(unsigned to, const float (&v)[n]) {
+  std::memcpy(emulated::at(to), v, sizeof v);
+}
+template <int n>
+void load_shared(float (&v)[n], unsigned from) {
+  std::memcpy(v, emulated::at(from), sizeof v);
+}
+inline void load_relaxed(uint4& v, const void* p, unsigned wanted = 1) {
+  if (wanted) std::memcpy(&v, p, sizeof v);
+}
+inline void store_relaxed(void* p, unsigned v) { std::memcpy(p, &v, sizeof v); }
+inline void fence() {}
+template <class T>
+void pin(T&) {}
+template <class T>
+void hold(T&) {}
+inline int first_of_cluster() { return emulated::self->block / emulated::cluster_blocks * emulated::cluster_blocks; }
+inline unsigned in_block(unsigned address, int rank) { return (address & 0xffffff) | unsigned(first_of_cluster() + rank) << 24; }
 inline emulated::Counter& counter(unsigned barrier) { return **reinterpret_cast<emulated::Counter**>(emulated::at(barrier)); }
 inline void barrier_init(unsigned barrier, int arrivals) {
   auto* const made = new emulated::Counter{arrivals, arrivals};
@@ -236,7 +271,9 @@ inline bool barrier_passed(unsigned barrier, unsigned parity) {
   if (!passed) emulated::yield();
   return passed;
 }
-inline void cluster_sync() { emulated::meet(emulated::cluster, static_cast<int>(emulated::threads.size())); }
+inline void cluster_sync() {
+  emulated::meet(emulated::clusters[first_of_cluster() / emulated::cluster_blocks], emulated::cluster_blocks * emulated::kThreads);
+}
 inline unsigned long long nanoseconds() { return 0; }
 
 }  // namespace ptx
