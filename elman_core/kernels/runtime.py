@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from elman_core.registry.errors import ConfigError, KernelError
 Mode = Literal["auto", "off", "require"]
 Loaded = TypeVar("Loaded")
 Called = TypeVar("Called", bound=Callable[..., Any])
-_MODES = ("auto", "off", "require")
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """As in elman/dtype.h: what tensors may be stored in."""
 _library = Library("elman", "FRAGMENT")
@@ -53,7 +52,7 @@ def mode() -> Mode:
         ConfigError: it is none of auto, off and require.
     """
     value = os.environ.get("ELMAN_KERNELS", "auto")
-    if value not in _MODES:
+    if value not in get_args(Mode):
         raise ConfigError(f"ELMAN_KERNELS must be auto, off or require, not {value!r}")
     return cast(Mode, value)
 

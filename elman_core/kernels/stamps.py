@@ -199,15 +199,9 @@ def used() -> dict[str, Mapping[str, Any]]:
 def _apart(check: Callable[[], Report]) -> Report:
     """The result of `check()` in a new thread: a first use may happen under hooks on saved tensors (gradient checkpointing),
     autocast, a default device or fake tensors, which apply only to the thread that set them."""
-    index = torch.cuda.current_device() if torch.cuda.is_available() else None
-
-    def run() -> Report:
-        if index is not None:
-            torch.cuda.set_device(index)
-        return check()
-
-    with ThreadPoolExecutor(1, "elman-verify") as pool:
-        return pool.submit(run).result()
+    here = (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_available() else ()
+    with ThreadPoolExecutor(1, "elman-verify", *here) as pool:
+        return pool.submit(check).result()
 
 
 def record_errors(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:

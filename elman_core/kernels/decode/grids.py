@@ -16,9 +16,7 @@ from .run import DTYPES, NARROW, fewest_rows
 
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64)
 _MARGIN = 1e-4  # of a threshold and of a race: far beyond the errors of float32
-_FIRST_OUTPUTS = (
-    256  # blocks of 16 outputs are alike: at its first use, a map with more outputs is verified on this many
-)
+_FIRST_OUTPUTS = 256  # at its first use, a map with more outputs is verified on this many: blocks of 16 are alike
 _DRAWS: tuple[dict[str, Any], ...] = (
     {"penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
     {"penalty": 1.7, "temperature": 0.0, "top_k": 0, "top_p": 1.0},

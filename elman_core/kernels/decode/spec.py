@@ -46,26 +46,19 @@ def spec() -> KernelSpec:
 def make_step_spec(
     cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Callable[..., tuple[Tensor, Tensor]]
 ) -> KernelSpec:
-    """The spec of the step of a dense cell.
+    """The spec of the step of a dense cell. kernel: its `DenseKernel`, for plain PyTorch. operator: the launch."""
 
-    Args:
-        kernel: `kernel(x, *extras, w, h, v=…, b=…, backend=…)`, which takes a step in plain PyTorch. operator: the launch.
-    """
+    def given(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, ...]:
+        v = inputs["w"] if options["tied"] else inputs.get("v")
+        return inputs["x"], v, *(inputs[n] for n in ("bias", *cell.extras, "w", "h"))
 
     def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-        x, bias, w, h, *extras = (inputs[n] for n in ("x", "bias", "w", "h", *cell.extras))
-        v = w if options["tied"] else inputs.get("v")
+        x, v, bias, *extras, w, h = given(inputs, options)
         if backend in ("reference", "torch"):
             y, last = kernel(x[None], *(e[None] for e in extras), w, h, v=v, b=bias, backend=backend)
             return {"y": y[0], "h": last}
         y, last = operator(x, v, bias, *extras, w, h)
         return {"y": y, "h": last}
-
-    def launch(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
-        if backend == "torch":
-            return None
-        v = inputs["w"] if options["tied"] else inputs.get("v")
-        return operator, (inputs["x"], v, *(inputs[n] for n in ("bias", *cell.extras, "w", "h")))
 
     return KernelSpec(
         name=f"{cell.name}_step",
@@ -74,7 +67,7 @@ def make_step_spec(
         call=call,
         states=("h",),
         extension=lambda _target: run.extension(torch.bfloat16, cell),
-        op=launch,
+        op=lambda backend, inputs, options: None if backend == "torch" else (operator, given(inputs, options)),
         targets=("cuda",),
         builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), cell),
         module=lambda _target, case: run.extension(case.dtype, cell),

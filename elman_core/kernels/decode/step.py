@@ -45,11 +45,7 @@ class Step(Compiled):
         return grids.first_step(dtype, most, inputs, width)
 
     def takes(self, x_TBK: Tensor, v_dK: Tensor | None, w_dd: Tensor, *flags_TB: Tensor | None) -> bool:
-        """Whether this is a single step without mask and starts that runs here. Compiles and verifies a size at its first use.
-
-        Raises:
-            KernelError: verification found the kernel wrong.
-        """
+        """Whether this is a single step without mask and starts that runs here. Compiles, verifies and raises as `op.takes`."""
         if x_TBK.dim() != 3 or x_TBK.shape[0] != 1 or any(f is not None for f in flags_TB):
             return False
         if not run.alone(x_TBK) or x_TBK.dtype not in run.NARROW or w_dd.shape[0] % 8 or x_TBK.shape[2] % 8:

@@ -115,11 +115,7 @@ def source(cell: Cell, target: Target) -> Extension:
 
 @cache
 def plan_for(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int, slots: int = 1) -> Plan:
-    """The first plan whose blocks that GPU holds together; a part of a GPU may hold fewer than it reports. Compiles to ask.
-
-    Raises:
-        KernelError: not supported (names what is), or it cannot be built.
-    """
+    """The first plan whose blocks that GPU holds together; a part of a GPU may hold fewer than it reports. Compiles to ask."""
     without: set[Kind] = set()
     while True:
         chosen = plan((1, batch, width), dtype, _device(index), without, slots)
@@ -232,12 +228,7 @@ def _host_module(cell: Cell) -> Any:
 
 
 def _opened(cell: Cell, what: Extension) -> Any:
-    """The compiled module for the current device.
-
-    Raises:
-        ConfigError: the cell header and its `DenseKernel` disagree on `uses_a`.
-        KernelError: it cannot be built or loaded.
-    """
+    """The compiled module for the current device. Raises `ConfigError` if header and `DenseKernel` disagree on `uses_a`."""
     module = launch.opened(what, "dense")
     if bool(module.ask("uses_a")) != cell.uses_a:
         said = f"its cell says uses_a = {str(not cell.uses_a).lower()} and its DenseKernel uses_a={cell.uses_a}"

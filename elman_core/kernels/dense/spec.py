@@ -79,10 +79,6 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
             return None
         return operator, (*(inputs[n] for n in names), inputs["mask"], None, backend)
 
-    def visible(inputs: Inputs) -> Outputs:
-        mask = inputs["mask"]
-        return {} if mask is None else {"y": mask[..., None]}
-
     def cases(target: Target, grid: Grid) -> list[Case]:
         if cell.blocks:
             return list(_block_cases(target, grid))
@@ -101,7 +97,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         record=cell.header.with_name("errors.json"),
         module=lambda target, case: _module(cell, target, case),
         builds=lambda target, arch, widths, dtypes: builds(cell, target, arch, widths, dtypes),
-        visible=visible,
+        visible=lambda inputs: {"y": mask[..., None]} if (mask := inputs["mask"]) is not None else {},
         after=run.check_errors,
         python=(*cell.python(__file__), *_steps_sources(cell)),
     )
@@ -127,11 +123,7 @@ def _module(cell: Cell, target: Target, case: Case) -> Extension:
 def builds(
     cell: Cell, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype]
 ) -> list[Extension]:
-    """A module for each width, dtype and kind of launch that a usual batch takes on a GPU of this architecture.
-
-    Raises:
-        KernelError: the architecture is unknown, or a width or dtype is not supported.
-    """
+    """A module for each width, dtype and kind of launch that a usual batch takes on a GPU of this architecture."""
     if target == "host":
         return [run.source(cell, "host")]
     if arch not in _GPUS:

@@ -17,11 +17,7 @@ INTERVAL = 16  # steps between the states that a forward on a GPU keeps: kSteps 
 
 
 def extension(cell: Cell, target: Target, dtype: torch.dtype = torch.bfloat16) -> Extension:
-    """What is compiled for a cell: one module for the CPU; for a GPU one for each storage dtype.
-
-    Raises:
-        KernelError: the sources are not installed, or GPU kernels do not support this dtype.
-    """
+    """What is compiled for a cell: one module for the CPU, and one for each dtype of a GPU. Raises `KernelError` for others."""
     name = f"{cell.name}_elementwise_{target}"
     if target == "host":
         return build.shipped(name, "elementwise_host.cpp", cell.header, CELL=cell.type)
@@ -69,11 +65,7 @@ def backward(
     starts_TB: Tensor | None,
     target: Target,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the streams in one tensor (T, B, n d), of the vectors (m, d) and of h_0 (S, B, d).
-
-    Raises:
-        KernelError: as `forward`.
-    """
+    """The gradients of the streams in one tensor (T, B, n d), of the vectors (m, d) and of h_0 (S, B, d)."""
     steps, rows, width = gy_TBd.shape
     dstreams = gy_TBd.new_empty(steps, rows, len(streams) * width)
     dvectors, g_last_SBd = g_last_SBd.new_empty(len(vectors), rows, width), launch.whole(g_last_SBd)

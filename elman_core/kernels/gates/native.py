@@ -110,11 +110,7 @@ def backward(
     cell: Cell, gy_TBd: Tensor, g_last_SBd: Tensor, w_Gd: Tensor, history: Tensor, memory: Tensor, kept: Tensor,
     mask_TB: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of u (empty if equal to those of p), of p (T, B, k d), its sums over time, and of the first states.
-
-    Raises:
-        KernelError: as `forward`.
-    """
+    """The gradients of u (empty if equal to those of p), of p (T, B, k d), its sums over time, and of the first states."""
     gy_TBd, g_last_SBd = launch.readable(gy_TBd), launch.whole(g_last_SBd)
     steps, rows, width = gy_TBd.shape
     dp, first_SBd = gy_TBd.new_empty(steps, rows, len(w_Gd)), torch.empty_like(g_last_SBd)

@@ -67,16 +67,9 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
         like, heads, rows = first(inputs, options)
         return operator, (like, *(inputs.get(n) for n in names), heads, rows, size.form, True, backend)
 
-    def visible(inputs: Inputs) -> Outputs:
-        mask = inputs["mask"]
-        return {} if mask is None else {"o": mask[..., None, None]}
-
-    def cases(target: Target, grid: Grid) -> list[Case]:
-        return list((_host_cases if target == "host" else _cuda_cases)(cell, grid))
-
     return KernelSpec(
         name=cell.name,
-        cases=cases,
+        cases=lambda target, grid: list((_host_cases if target == "host" else _cuda_cases)(cell, grid)),
         make_inputs=lambda case, generator: make_inputs(cell, case, generator),
         call=call,
         states=("S",),
@@ -87,7 +80,7 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
             cell, target, _size(cell, c.options, c.sizes["N"], c.sizes["V"], c.dtype)
         ),
         builds=lambda target, _arch, rows, dtypes: _builds(cell, target, rows, dtypes),
-        visible=visible,
+        visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
         rounded="stored",
         record=cell.header.with_name("errors.json"),
         python=cell.python(__file__),
