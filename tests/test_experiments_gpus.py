@@ -172,7 +172,7 @@ def library(monkeypatch):
         "nvmlDeviceGetCount": 1,
         "nvmlDeviceGetHandleByIndex": "handle",
         "nvmlDeviceGetHandleByUUID": "handle",
-        "nvmlDeviceGetUUID": b"GPU-1",
+        "nvmlDeviceGetUUID": "GPU-1",
         "nvmlDeviceGetName": "H",
         "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=7),
         "nvmlDeviceGetComputeRunningProcesses": [process(5), process(6, 50)],

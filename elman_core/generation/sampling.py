@@ -6,6 +6,7 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,11 @@ class Sampling:
         if wrong:
             raise ConfigError(wrong)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As `decode.draw` takes them."""
+        return {"penalty": self.repetition_penalty, **{n: getattr(self, n) for n in ("temperature", "top_k", "top_p")}}
+
 
 def sample(
     logits_BV: Tensor, how: Sampling, seen_BV: Tensor | None = None, generator: torch.Generator | None = None
@@ -59,10 +65,7 @@ def sample(
     """
     if how.repetition_penalty != 1.0 and seen_BV is None:
         raise ConfigError("a repetition penalty needs the bytes seen so far")
-    scores_BV = decode.kept_scores(
-        logits_BV.float(), seen_BV,
-        penalty=how.repetition_penalty, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
-    )  # fmt: skip
+    scores_BV = decode.kept_scores(logits_BV.float(), seen_BV, **how.settings)
     return decode.race(scores_BV, _waits(logits_BV, how, generator)).argmax(-1)
 
 
@@ -87,10 +90,7 @@ def choose(
         next_B: int64, becomes the bytes. row_B: int64, becomes the bytes, or -1 where logits are not finite.
     """
     if decode.takes_draw(logits_BV):
-        decode.draw(
-            logits_BV, _waits(logits_BV, how, generator), seen_BV, next_B, row_B,
-            penalty=how.repetition_penalty, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
-        )  # fmt: skip
+        decode.draw(logits_BV, _waits(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)
         return
     next_B.copy_(sample(logits_BV, how, seen_BV, generator))
     if how.repetition_penalty != 1.0:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from elman_core.data import ByteFile
 from elman_core.registry import ConfigError, DataError
 
 from .distributed import Ranks
-from .objective import Outputs, States, forward_loss, mapped, require_constant_state
+from .objective import Outputs, States, evaluating, forward_loss, mapped, require_constant_state
 
 
 def on_windows(
@@ -45,7 +44,7 @@ def on_windows(
     ranks = ranks or Ranks()
     batches = np.array_split(offsets_N, math.ceil(len(offsets_N) / rows))
     own: dict[int, float] = {}
-    with _evaluating(model):
+    with evaluating(model):
         for first in range(0, len(batches), ranks.size):
             mine = first + ranks.rank
             tokens = file.windows(batches[min(mine, len(batches) - 1)], length + 1)
@@ -74,7 +73,7 @@ def on_everything(model: Any, file: ByteFile, length: int, rows: int, most: int 
     part = scored // rows
     starts = np.arange(rows) * part
     nats, states = 0.0, None
-    with _evaluating(model):
+    with evaluating(model):
         for first in range(0, part, length):
             width = min(length, part - first)
             more, states = _nats(model, file.windows(starts + first, width + 1), states, carry=True)
@@ -100,18 +99,6 @@ def _nats(
     tokens_BT = torch.from_numpy(tokens).to(device, dtype=torch.long)
     out = forward(model, tokens_BT[:, :-1], tokens_BT[:, 1:], loss_chunk=loss_chunk, states=states, return_states=carry)
     return float(out.loss) * tokens[:, 1:].size, out.states
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """Eval mode without gradients; afterwards the previous mode."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
 
 
 def _result(nats: float, count: int) -> dict[str, Any]:

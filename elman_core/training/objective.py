@@ -5,6 +5,8 @@ Shapes: B rows, T time, D width, V vocabulary. Logits are upcast to float32 befo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,18 +124,25 @@ def restart(model: Any, states: States, fresh_B: Tensor) -> States:
     return chosen
 
 
-@torch.no_grad()
-def initial_states(model: Any) -> States:
-    """The state before the first byte, for one row: what a single masked step leaves behind. Nothing waits for the device."""
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Eval mode without gradients; afterwards the previous mode."""
     was_training = model.training
-    weight = model.model.embed_tokens.weight
-    mask_11 = torch.zeros((1, 1), dtype=torch.bool, device=weight.device)
     model.eval()
     try:
-        x_11D = weight.new_zeros((1, 1, weight.shape[1]), dtype=autocast_dtype(weight))
-        return [block.mixer(x_11D, None, mask_11)[1] for block in model.model.layers]
+        with torch.no_grad():
+            yield
     finally:
         model.train(was_training)
+
+
+def initial_states(model: Any) -> States:
+    """The state before the first byte, for one row: what a single masked step leaves behind. Nothing waits for the device."""
+    weight = model.model.embed_tokens.weight
+    mask_11 = torch.zeros((1, 1), dtype=torch.bool, device=weight.device)
+    with evaluating(model):
+        x_11D = weight.new_zeros((1, 1, weight.shape[1]), dtype=autocast_dtype(weight))
+        return [block.mixer(x_11D, None, mask_11)[1] for block in model.model.layers]
 
 
 def mapped(fn: MapTensor, states: States | None) -> States | None:

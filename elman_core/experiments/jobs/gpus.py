@@ -136,7 +136,7 @@ class Nvml:
         for index in range(n.nvmlDeviceGetCount() if n else 0):
             try:
                 handle = n.nvmlDeviceGetHandleByIndex(index)
-                uuid, name = _text(n.nvmlDeviceGetUUID(handle)), _text(n.nvmlDeviceGetName(handle))
+                uuid, name = n.nvmlDeviceGetUUID(handle), n.nvmlDeviceGetName(handle)
                 found.append(Gpu(index, uuid, name, int(n.nvmlDeviceGetMemoryInfo(handle).total)))
             except n.NVMLError as error:  # a broken GPU does not hide the others
                 if not self._is_lost(error):
@@ -231,7 +231,3 @@ def _named(pid: int) -> str:
         return f"pid {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
     except OSError:
         return f"pid {pid}"
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
