@@ -36,21 +36,6 @@ def test_a_changed_result_changes_the_pages(tmp_path: Path, monkeypatch: pytest.
     assert all("0123456" in table() for page, of in readme.PAGES.items() if page not in plain for table in of.values())
 
 
-def test_what_is_said_of_a_row_stands_beside_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = json.loads((readme.RESULTS / "training_step_h200.json").read_text())
-    for row in data["rows"]:
-        row["note"] = f"note on {row['setting']} at {row['B']}"
-    (tmp_path / "training_step_h200.json").write_text(json.dumps(data))
-    monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    [line] = [line for line in readme.step_table().splitlines() if line.startswith("| 100M | e88")]
-    assert [cell.strip() for cell in line.split("|")[7:] if "note" in cell] == [
-        "graph (note on graph at 32)", "334,568 (note on eager at 32)", "490,026 (note on graph at 64)"
-    ]  # fmt: skip
-    unsteady = {"setting": "graph", "ms_p10": 40.0, "ms_p90": 90.0}
-    assert readme.remarks(unsteady) == "unsteady: 40.0 to 90.0 ms"
-    assert readme.remarks(unsteady | {"setting": "eager"}) == "", "the host sets the pace of these"
-
-
 def test_the_budget_of_a_step_has_each_product_once() -> None:
     [budget] = [step_budget.budget(s, readme.RESULTS) for s in step_budget.SHAPES if s.name.startswith("e42")]
     # a layer of E42: in_proj and out_proj, forward and two gradients; what multiplies W is in its recurrence; and the head

@@ -95,17 +95,18 @@ def test_a_new_plugin_in_a_repository_of_plugins_goes_beside_them(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "source", "says"),
     [
-        ("E99", "lower case"),
-        ("e-99", "lower case"),
-        ("class", "lower case"),
-        ("e42", "already exists, from elman-e42=="),
+        ("E99", None, "lower case"),
+        ("e-99", None, "lower case"),
+        ("class", None, "lower case"),
+        ("e42", None, "already exists, from elman-e42=="),
+        ("e99", "gru", "has no package elman_gru of its own"),
     ],
 )
-def test_names_that_cannot_be_used_are_refused(name: str, says: str, tmp_path: Path) -> None:
+def test_names_that_cannot_be_used_are_refused(name: str, source: str | None, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
-        render(name, tmp_path)
+        render(name, tmp_path, source)
     assert not list(tmp_path.iterdir())
 
 
@@ -113,11 +114,6 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "e99").mkdir()
     with pytest.raises(ConfigError, match="exists: choose another name"):
         render("e99", tmp_path)
-
-
-def test_a_variant_of_a_shared_package_is_not_copied(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no package elman_gru of its own"):
-        render("e99", tmp_path, "gru")
 
 
 def test_a_package_of_several_variants_has_the_rooms_in_each(tmp_path: Path) -> None:

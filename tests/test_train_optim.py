@@ -103,6 +103,18 @@ def test_evaluation_weights_of_schedule_free_are_its_average():
             assert p.requires_grad
 
 
+def test_looking_at_evaluation_weights_changes_no_bit_and_no_address():
+    made = model()
+    optimizer = Optimizer(made, TrainSettings(optimizer="schedulefree"))
+    train(made, optimizer, 3)
+    before = [(p.data_ptr(), p.detach().clone()) for p in made.parameters()]
+    with optimizer.evaluation_weights():
+        assert any(not torch.equal(p, kept) for p, (_, kept) in zip(made.parameters(), before, strict=True))
+    for p, (address, kept) in zip(made.parameters(), before, strict=True):
+        assert p.data_ptr() == address
+        assert torch.equal(p, kept)
+
+
 # schedules at their ends, and that they are functions of the step alone ----------------------------------------------
 
 
