@@ -1,7 +1,5 @@
 """A mixer that meets the contract, and one for each way of breaking it, with the tests that must notice."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Small plugins, most of them broken in one way, each installed into a folder of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

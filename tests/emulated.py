@@ -1,7 +1,5 @@
 """g++ with the headers of emulated_gpu/ before CUDA's: GPU sources for the processor, every thread a fiber."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Programs of one kernel: a `*_gpu_driver.cu` compiled with a module that ships, for a GPU or for emulated threads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

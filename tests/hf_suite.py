@@ -8,8 +8,6 @@ The installed transformers is tested, with the tests of TREE, which should be of
 `tests/hf_suite.json`: passed, failed and skipped for each variant, and the names of the failed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Run and suite folders made up for the tests: the files that a training leaves, without the training."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

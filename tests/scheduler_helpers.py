@@ -3,8 +3,6 @@
 As a script: `scheduler_helpers.py FOLDER FAKE_GPUS ID=SHELL...` runs the jobs to their end.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The tables of READMEs, decisions and docs/results.md come from the committed result files and from nowhere else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

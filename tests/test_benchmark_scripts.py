@@ -1,7 +1,5 @@
 """Scripts behind published figures: they can start, time what trains, and take from each run what they say they take."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util

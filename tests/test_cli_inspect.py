@@ -1,7 +1,5 @@
 """`elman list`, `show` and `doctor`: what they print is what is built."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

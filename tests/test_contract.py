@@ -1,7 +1,5 @@
 """The contract itself is tested: a sound mixer passes all of it, and each broken one fails the tests meant for it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path

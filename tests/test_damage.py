@@ -1,7 +1,5 @@
 """Whatever a disk, a copy or a hand does to a file: equal values, or one error that names the file. Never another figure."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The documentation is true: hooks and their arguments, environment variables, commands, links, tutorial, README."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

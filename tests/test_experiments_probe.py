@@ -1,7 +1,5 @@
 """Probing: what is measured is the trainer's own step, and running out of memory is an answer."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Jobs on a Ray cluster: two nodes on this machine, each with a GPU that only Ray believes in."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Sizes: the number that is printed is the number of parameters of the model that is built."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

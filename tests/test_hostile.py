@@ -1,7 +1,5 @@
 """Hostile values, names, files and headers: one line with an exit code of the table, never a traceback or a fault of ours."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

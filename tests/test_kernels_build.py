@@ -1,7 +1,5 @@
 """Building and loading compiled kernels: the cache, its key, its lock, what a failure says, and ELMAN_KERNELS."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

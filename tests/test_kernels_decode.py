@@ -1,7 +1,5 @@
 """Products of few rows: the GPU source on emulated threads (emulated_gpu/) and on a GPU, against float64."""
 
-from __future__ import annotations
-
 import emulated_decode
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Verification of the kernels of few rows: their grids on emulated threads, faults, first use, stamps, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from functools import partial

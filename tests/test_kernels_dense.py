@@ -1,7 +1,5 @@
 """The op of a dense cell: dtypes, autocast, fake tensors, compilation. That its numbers are right is the contract's matter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from math import ceil

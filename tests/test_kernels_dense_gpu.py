@@ -3,8 +3,6 @@
 Their numbers are the business of `elman verify` and of the plugins' contracts; races and overruns of test_kernels_sanitized.py.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """On a host with several GPUs a kernel is launched on the device of its tensors, and is the one compiled for that device."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

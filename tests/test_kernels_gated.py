@@ -1,7 +1,5 @@
 """Cells whose backward is given a: a gated update keeps its candidate's digits. T time, B batch, d width."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

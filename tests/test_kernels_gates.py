@@ -1,7 +1,5 @@
 """The ops of gated cells, by the baselines' LSTM and GRU, and of elementwise cells: compilation, plans, refusals."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Gated kernels on an emulated GPU: the code that a GPU runs, with its exchanges between blocks, on any machine."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 from pathlib import Path

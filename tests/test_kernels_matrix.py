@@ -1,7 +1,5 @@
 """The op of a matrix-state cell. That its numbers are right is the contract's matter."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -4,8 +4,6 @@ It shows which lane holds what and which fragment goes where. Not their time and
 of races between warps those that show when some run ahead of others as far as barriers let them (test_kernels_races.py: all).
 """
 
-from __future__ import annotations
-
 from functools import cache, partial
 from typing import Any
 

@@ -5,8 +5,6 @@ they ran.
 Only these kernels: others have many threads write one value to one place, which is a race by this measure.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable

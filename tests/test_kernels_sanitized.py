@@ -12,8 +12,6 @@ assembler, which makes the same machine code of both). That no two accesses in t
 test_kernels_races.py finds, from which threads each barrier orders.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ The launch itself needs a GPU: `elman verify e42_tied_silu`, test_kernels_dense_
 runs where there is none, what the operator makes of what the launch returns, and which problems it is verified on.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """torch.func and forward-mode derivatives: what they give is true, or they are refused; never zeros in silence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

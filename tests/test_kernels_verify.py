@@ -1,7 +1,5 @@
 """The checker itself: right kernels pass, and every deliberate fault is caught. Stamps, first use, and the commands."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

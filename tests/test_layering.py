@@ -1,7 +1,5 @@
 """Who may import whom, and what may stand where: read from the syntax trees, so that nothing has to be installed or run."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Trained models that a package brings along do what their cards say; checkpoints of released versions keep loading."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

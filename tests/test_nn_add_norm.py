@@ -1,7 +1,5 @@
 """Add and RMS norm: the equation, its gradient by hand, layouts, and the Triton kernels under Triton's interpreter."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

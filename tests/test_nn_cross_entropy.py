@@ -1,7 +1,5 @@
 """Head and cross-entropy in one operator: the loss, its gradient by hand, and the Triton kernel under Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

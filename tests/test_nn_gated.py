@@ -1,7 +1,5 @@
 """Norm and gate at the end of a mixer: the equation, slices, and the Triton kernels under Triton's interpreter."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

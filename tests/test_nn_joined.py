@@ -1,7 +1,5 @@
 """Several linear maps as one product: the values and gradients of the maps one by one, alone and inside a mixer."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The Triton kernels compile to machine code for Ampere and Hopper, without a GPU, and fit its registers."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

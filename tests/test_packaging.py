@@ -1,7 +1,5 @@
 """The packages of this repository: one version, one form, constraints that pin what they need."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

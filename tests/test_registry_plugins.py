@@ -1,7 +1,5 @@
 """Each way in which a plugin can fail, with installed plugins: one broken plugin breaks one plugin."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

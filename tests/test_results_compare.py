@@ -1,7 +1,5 @@
 """Two models side by side: pairs of the same batches, honest words, and what makes a comparison less than it seems."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pictures: the right series on the right axes, in files that open; and one real training read by every command."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import math

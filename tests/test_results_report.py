@@ -1,7 +1,5 @@
 """The report is one file that needs nothing else, parses, escapes what it is given, and holds what a reader asks for."""
 
-from __future__ import annotations
-
 import base64
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Runs become rows: figures, statuses, groups that share a protocol; whatever a kill left is read."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

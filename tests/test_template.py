@@ -1,7 +1,5 @@
 """`elman new` writes plugins that install and pass their contract at once; `elman check` sees what is wrong with one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Real CUDA graphs: the same bits as eager steps, nothing in a step that waits for the device, and the run says what ran."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

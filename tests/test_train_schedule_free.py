@@ -1,7 +1,5 @@
 """Schedule-free AdamW with its counts on the device: the package's own function, and a Triton kernel of it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from schedulefree import AdamWScheduleFree

@@ -1,7 +1,5 @@
 """What a type checker tells a user whose script is wrong. The libraries are left out, which only makes it quick."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small mixers for the tests of the backbone: they follow the contract by the simplest means."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -4,8 +4,6 @@ An environment with the core alone; then one plugin's wheel is added to it, with
 step, saves, loads and generates. Then all other wheels. Run by .ci/run; takes about two minutes, most of it pip.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
