@@ -85,12 +85,7 @@ def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) ->
 
 
 def save(spec: KernelSpec, made: Stamp) -> None:
-    """Write a stamp of this kernel.
-
-    Raises:
-        KernelError: no cache folder is writable.
-        StorageError: the file cannot be written.
-    """
+    """Write a stamp of this kernel. Raises `KernelError` or `StorageError` if no cache can be written."""
     path = build.writable_cache() / _path(spec, made.target, made.arch)
     path.parent.mkdir(exist_ok=True)
     write_text(path, json.dumps(asdict(made), indent=1))

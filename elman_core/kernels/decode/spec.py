@@ -122,11 +122,7 @@ def _draw(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
     return {"drawn": F.one_hot(drawn.clamp(0, classes - 1), classes), "shown": shown - drawn, "marked": seen != before}
 
 
-_CALLS: dict[str, Callable[[str, Inputs, Mapping[str, Any]], Outputs]] = {
-    "linear": _linear,
-    "norm": _norm,
-    "draw": _draw,
-}
+_CALLS = {"linear": _linear, "norm": _norm, "draw": _draw}
 
 
 def _operator(_backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:

@@ -86,7 +86,7 @@ def backward(
         x_TBd: the x of a forward with tied weights. Then dx, in the shape and dtype of da, and db (d,) are returned too.
     """
     gy_TBd, extras, g_last_Bd = readable(gy_TBd), [readable(e) for e in extras], g_last_Bd.contiguous()
-    da_TBd, dextras = history.new_empty(gy_TBd.shape), [history.new_empty(gy_TBd.shape) for _ in extras]
+    da_TBd, dextras = history.new_empty(*gy_TBd.shape), [history.new_empty(*gy_TBd.shape) for _ in extras]
     given: dict[str, Any] = {"main": gy_TBd, "extra": extras, "history": history, "da": da_TBd, "dextra": dextras}
     with launch.on(gy_TBd):
         module, apart = _prepared(cell, given, w_dd, a, mask_TB)

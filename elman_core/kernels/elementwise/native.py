@@ -43,7 +43,7 @@ def forward(
         KernelError: the module cannot be built or run, or the tensors are on another device than the module.
     """
     first, h0_SBd = streams[0], launch.whole(h0_SBd)
-    y_TBd, last_SBd, kept = first.new_empty(first.shape), torch.empty_like(h0_SBd), h0_SBd.new_empty(0)
+    y_TBd, last_SBd, kept = first.new_empty(*first.shape), torch.empty_like(h0_SBd), h0_SBd.new_empty(0)
     given = {"h0": h0_SBd, "mask": mask_TB, "starts": starts_TB, "y": y_TBd, "last": last_SBd}
     if keep and target == "cuda":
         kept = given["checkpoints"] = h0_SBd.new_empty(-(-len(first) // INTERVAL), *h0_SBd.shape)
