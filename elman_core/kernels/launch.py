@@ -58,9 +58,10 @@ def opener(family: str, extension: Callable[..., Extension]) -> Callable[..., An
 
 def readable(x: Tensor) -> Tensor:
     """x itself if a kernel can read it in place (rows of adjacent elements that start aligned), else a contiguous copy."""
-    if x.is_contiguous() or x.data_ptr() % ALIGNMENT or x.stride(-1) != 1:
-        return whole(x)
-    return whole(x) if any(step * x.element_size() % ALIGNMENT for step in x.stride()[:-1]) else x
+    if x.is_contiguous():
+        return x if x.data_ptr() % ALIGNMENT == 0 else whole(x)
+    starts = (x.data_ptr(), *(step * x.element_size() for step in x.stride()[:-1]))
+    return x if x.stride(-1) == 1 and not any(start % ALIGNMENT for start in starts) else whole(x)
 
 
 def whole(x: Given) -> Given:

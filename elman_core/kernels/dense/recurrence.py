@@ -86,8 +86,7 @@ class Recurrence(Compiled):
     def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         extras, (w, *b, h0, mask, starts, backend) = self._parts(rest)
         if backend != "torch":
-            w = w if w.dtype == u.dtype else w.to(u.dtype)
-            return run.forward(self.cell, u, extras, w, h0, mask, *b)
+            return run.forward(self.cell, u, extras, w if w.dtype == u.dtype else w.to(u.dtype), h0, mask, *b)
         with without_autocast(u):
             u_, w_, *others = (x.to(h0.dtype) for x in (u, w, *extras))
             y, history, a = portable.forward(self.cell, u_, others, w_, h0, mask, starts)
