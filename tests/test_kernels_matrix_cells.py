@@ -202,7 +202,7 @@ def reference_of(made: Made) -> Any:
     return reference
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # an operator's name is taken for the life of a process
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MatrixKernel]:
     found = {kernel.name: kernel for kernel, _ in SHIPPED}
     for name, made in CELLS.items():

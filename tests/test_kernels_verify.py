@@ -69,7 +69,7 @@ def leaky_reference(u, keep, gate, w, h0, mask=None, starts=None):
     return torch.stack(states) * torch.tanh(gate) + torch.stack(earlier), h
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # an operator's name is taken for the life of a process
 def leaky(tmp_path_factory: pytest.TempPathFactory) -> DenseKernel:
     header = tmp_path_factory.mktemp("leaky") / "leaky_cell.h"
     header.write_text(LEAKY_CELL)
@@ -129,7 +129,7 @@ SPOILS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # an operator's name is taken for the life of a process
 def altered(tmp_path_factory: pytest.TempPathFactory) -> tuple[KernelSpec, Path]:
     """E1's kernel with the faults, all off; and the folder of the copied sources."""
     need_host_compiler()
