@@ -105,8 +105,3 @@ def set_licence(folder: str | os.PathLike, licence: str) -> None:
 
 def _indent(text: str) -> str:
     return text.strip().replace("\n", "\n    ")
-
-
-def write_card(folder: str | os.PathLike, model: Any) -> None:
-    """Write `README.md` into `folder`."""
-    (Path(folder) / "README.md").write_text(model_card(model), encoding="utf-8")

@@ -18,7 +18,7 @@ from transformers.utils import cached_file
 from elman_core.registry import Mixer
 from elman_core.storage import CHECKSUMS, check_folder
 
-from .card import write_card
+from .card import model_card
 from .config import LadderConfig
 from .shipped import is_shipped, shipped
 from .tokenizer import write_tokenizer
@@ -134,7 +134,7 @@ class LadderPreTrainedModel(PreTrainedModel):
             if self.config.vocab_size == 256 and not (folder / "tokenizer_config.json").exists():
                 write_tokenizer(folder)
             if not (folder / "README.md").exists():
-                write_card(folder, self)
+                (folder / "README.md").write_text(model_card(self), encoding="utf-8")
 
 
 def _compare(folder: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .checks import one_line
-from .errors import ConfigError, PluginError
+from .errors import ConfigError
 from .plugins import Installed, plugins
 from .variant import Variant, config_to_dict
 
@@ -115,6 +115,3 @@ def get_variant(name: str | int) -> Variant:
 def list_variants() -> dict[str, Installed]:
     """Every usable variant by name, with the package it came from."""
     return dict(sorted(plugins().installed.items()))
-
-
-__all__ = ["PluginError", "Resolved", "get_variant", "list_variants", "parse_size", "resolve"]

@@ -54,13 +54,10 @@ def label(run: Run) -> str:
         return str(run.job["model"])
     model = run.settings["model"]
     variant = model.get("variant")
-    name = variant if isinstance(variant, str) else _mixed(variant)
+    mixed = variant if isinstance(variant, list) else []  # one for each layer
+    name = variant if isinstance(variant, str) else "+".join(dict.fromkeys(map(str, mixed)))
     size = f"@{model['hidden_size']}x{model['num_hidden_layers']}" if "num_hidden_layers" in model else ""
     return f"{name}{size}" if name else run.path.name
-
-
-def _mixed(variants: Any) -> str:
-    return "+".join(dict.fromkeys(str(v) for v in variants)) if isinstance(variants, list) else ""
 
 
 def labels(runs: Sequence[Run], without: Iterable[str] = ()) -> list[str]:
