@@ -7,7 +7,7 @@ namespace elman::e63 {
 
 struct CellC {
   static constexpr int gates = 3, kept = 3;
-  static constexpr bool memory = false, splits = false;
+  static constexpr bool memory = false, splits = false, staged = false;
 
   template <class Math, class T>
   static ELMAN_HD GatesState<T> forward(const T* p, const T* u, T h, T, T* kept) {
