@@ -4,8 +4,8 @@
     python benchmarks/results_page.py --suite FOLDER --text FILE.json --commit HASH
     python benchmarks/results_page.py --runs FOLDER … --text FILE.json --commit HASH
 
-With --runs it first writes e88_gdn_h200.json from folders of runs of E88 and others by the recipe of 100mb or a part of its
-steps. With --suite it first writes 100mb_h200.json and its pictures from the folder of an `elman bench 100mb`: --text is what
+With --runs it first adds runs of E88 and others, by the recipe of 100mb or a part of its steps, to e88_gdn_h200.json. With
+--suite it first writes 100mb_h200.json and its pictures from the folder of an `elman bench 100mb`: --text is what
 python_sources.py says of the text, --commit names the tree that ran. scaling.py writes the other file, scaling_h200.json.
 """
 
@@ -99,10 +99,12 @@ def _read(path: Path) -> Any:
         return None
 
 
-def recipe_runs(folders: Sequence[Path], text: Mapping[str, Any], commit: str) -> dict[str, Any]:
-    """Runs in short, and the difference of the best two variants on the same batches.
+def recipe_runs(
+    folders: Sequence[Path], text: Mapping[str, Any], commit: str, known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The runs `known` and those of folders; without `known`, also the difference of the best two on the same batches.
 
-    A row's options are those that differ from e88:conv_h16n64, or from the defaults of another variant.
+    A row's options are those that differ from e88:conv_h16n64 with AdamW, or from the defaults of another variant.
     """
     from elman_core.experiments.results.compare import compare, contenders, rank
     from elman_core.experiments.results.runs import find_runs
@@ -112,14 +114,16 @@ def recipe_runs(folders: Sequence[Path], text: Mapping[str, Any], commit: str) -
     for run in runs:
         m, model = run.manifest, run.manifest["settings"]["model"]
         base = "e88:conv_h16n64" if model["variant"] == "e88" else model["variant"]
-        usual = vars(resolve(base).config) | {"mlp_ratio": 0.0}
-        given = model["options"] | {"mlp_ratio": model["mlp_ratio"]}
+        usual = vars(resolve(base).config) | {"mlp_ratio": 0.0, "optimizer": "adamw"}
+        given = model["options"] | {k: m["settings"][t][k] for t, k in (("model", "mlp_ratio"), ("train", "optimizer"))}
         rows.append({
             "model": f"{base}@{model['hidden_size']}x{model['num_hidden_layers']}",
             "options": {k: v for k, v in given.items() if v != usual[k]}, "parameters": m["parameters"],
             "lr": m["settings"]["train"]["lr"], "seed": m["settings"]["train"]["seed"], **m["result"],
-            "gpu": m["hardware"]["gpu"], "torch": m["versions"]["torch"], "protocol_hash": m["protocol_hash"],
+            "gpu": m["hardware"]["gpu"], "torch": m["versions"]["torch"], "protocol_hash": m["protocol_hash"], "commit": commit,
         })  # fmt: skip
+    if known:
+        return {**known, "rows": [*known["rows"], *rows]}
     whole = max(row["bytes_seen"] for row in rows)
     first, second, *_ = sorted(
         contenders([run for run, row in zip(runs, rows, strict=True) if row["bytes_seen"] == whole]), key=rank
@@ -268,7 +272,8 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
         options = ", ".join(f"{k}={json.dumps(v)}" for k, v in r["options"].items())
         tables[r["bytes_seen"] == whole].append([
             f"`{r['model']}`", f"`{options}`" if options else "", f"{r['lr']:g}", str(r["seed"]), f"{r['bits_per_byte']:.4f}",
-            f"{r['loss_last_100_steps']:.4f}", f"{r['tok_s']:,.0f}", f"{r['peak_memory'] / GIB:.1f}",
+            f"{r['loss_last_100_steps']:.4f}", f"{r['tok_s']:,.0f}{'*' * r.get('shared', False)}",
+            f"{r['peak_memory'] / GIB:.1f}",
         ])  # fmt: skip
     short = next(r["bytes_seen"] for r in facts["rows"] if r["bytes_seen"] != whole)
     pair, text = facts["pair"], facts["text"]
@@ -277,9 +282,9 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
         "## E88's recipes beside Gated DeltaNet",
         "",
         f"The text (SHA-256 `{text['sha256'][:16]}…`), protocol and GPU of the comparison above, torch "
-        f"{facts['rows'][0]['torch']}, commit {facts['commit'][:7]}. `e88:conv_h16n64` has 16 heads of 64, convolution, write "
-        "gate, sigmoid output gate, no norm; its best form is the preset `e88:conv_linear`. Options are those that differ from "
-        f"it, or from another variant's defaults. `benchmarks/results/{RECIPE}`.",
+        f"{facts['rows'][0]['torch']}, commit {facts['commit'][:7]}, or the row's in the file. `e88:conv_h16n64` has 16 heads "
+        "of 64, convolution, write gate, sigmoid output gate, no norm. Options are those that differ from it, or from another "
+        f"variant's defaults. * Other processes used the GPU too. `benchmarks/results/{RECIPE}`.",
         "",
         markdown(tables[True]),
         "",
@@ -287,9 +292,8 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
         f"{pair['steps'][1]:,}): {pair['loss']['mean']:+.4f} bits per byte, 95 % interval {pair['loss']['low']:+.4f} to "
         f"{pair['loss']['high']:+.4f}; it reflects batch noise, not differences between seeds.",
         "",
-        f"Trials on {short:,} bytes, each with a schedule of its own length. E88 had more of them than Gated DeltaNet, whose "
-        "rate is that of the comparison above. They rank architectures poorly: Mamba-2 is 0.21 behind Gated DeltaNet after as "
-        "many bytes, and 0.04 after ten times as many.",
+        f"Trials on {short:,} bytes, each with a schedule of its own length. E88 had more of them than Gated DeltaNet. They "
+        "rank architectures poorly: Mamba-2 is 0.21 behind Gated DeltaNet after as many bytes, 0.04 after ten times as many.",
         "",
         markdown(tables[False]),
     ]
@@ -323,7 +327,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     text = json.loads(given.text.read_text()) if given.text else {}
     if given.runs:
-        (RESULTS / RECIPE).write_text(json.dumps(recipe_runs(given.runs, text, given.commit), indent=1) + "\n")
+        made = recipe_runs(given.runs, text, given.commit, _read(RESULTS / RECIPE) or {})
+        (RESULTS / RECIPE).write_text(json.dumps(made, indent=1) + "\n")
     if given.suite:
         made = comparison(given.suite, text, given.commit)
         (RESULTS / COMPARISON).write_text(json.dumps(made, indent=1) + "\n")
