@@ -261,7 +261,7 @@ def random_text(folder: Path) -> Path:
 
 def steady(made: Any, warm: int, steps: int) -> list[float]:
     """Milliseconds of each of so many steps of a trainer, once they run as they will, and `warm` more."""
-    from elman_core.training.metrics import METRICS
+    from elman_core.metrics import METRICS
 
     while not made.compute.ready:
         made.advance(1)

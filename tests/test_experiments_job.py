@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from scheduler_helpers import shell_job
 
+from elman_core import metrics as metrics_module
 from elman_core.cli._board import Board
 from elman_core.experiments.jobs.job import (
     UNFINISHED,
@@ -18,9 +19,8 @@ from elman_core.experiments.jobs.job import (
     status_of,
     write_state,
 )
+from elman_core.metrics import progress
 from elman_core.registry import CheckpointError, ConfigError
-from elman_core.training import metrics as metrics_module
-from elman_core.training.metrics import progress
 from elman_core.training.settings import TrainSettings
 
 

@@ -22,8 +22,8 @@ from elman_core.experiments.results.identity import identity, labels, named, spe
 from elman_core.experiments.results.runs import find_runs
 from elman_core.experiments.results.tables import as_data, columns, render
 from elman_core.locks import Lock, is_locked
+from elman_core.metrics import read_metrics
 from elman_core.registry import ConfigError
-from elman_core.training.metrics import read_metrics
 from elman_core.training.settings import TUNABLE, known_keys
 
 

@@ -92,7 +92,7 @@ class Board:
     def far(self, state: State) -> str:
         """The progress of a training."""
         from elman_core.experiments.jobs.outcome import figures
-        from elman_core.training.metrics import progress
+        from elman_core.metrics import progress
 
         job = self.jobs[state.id]
         if state.status == "ok":

@@ -169,7 +169,7 @@ def _total(todo: Sequence[Planned]) -> str:
 
 def _speeds(planned: Plan, path: Path) -> dict[str, float]:
     """Tokens per second of models that have run in this folder."""
-    from elman_core.training.metrics import progress
+    from elman_core.metrics import progress
 
     found = {}
     for job in planned.jobs:

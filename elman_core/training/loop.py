@@ -18,6 +18,7 @@ from elman_core.data import ByteFile, TrainingWindows, heldout_offsets
 from elman_core.data.split import Split
 from elman_core.kernels import used
 from elman_core.kernels.dense.run import check_errors
+from elman_core.metrics import read_metrics
 from elman_core.model.graph import Sent
 from elman_core.registry import ConfigError, DataError, ElmanError, LoaderError, PluginError
 
@@ -27,7 +28,6 @@ from .display import Display
 from .distributed import Ranks
 from .hooks import acting, call, loss_terms, watched
 from .launch import reached
-from .metrics import read_metrics
 from .modes import choose_mode, make_step
 from .objective import require_constant_state
 from .optim import Optimizer

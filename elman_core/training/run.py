@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from elman_core.locks import Lock, fcntl
+from elman_core.metrics import METRICS
 from elman_core.registry import CheckpointError, ConfigError, StorageError
 from elman_core.storage import (
     AlteredError,
@@ -28,7 +29,6 @@ from elman_core.storage import (
     write_text,
 )
 
-from .metrics import METRICS
 from .settings import RESUMABLE, RETUNABLE
 
 log = logging.getLogger("elman_core")

@@ -18,6 +18,7 @@ import torch
 
 from elman_core.data import ByteFile, split
 from elman_core.data.split import Split
+from elman_core.metrics import read_metrics
 from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.registry import CheckpointError, ConfigError, DataError
 from elman_core.storage import remove_leftovers, require_text
@@ -28,7 +29,6 @@ from .distributed import Ranks, join
 from .hooks import acting
 from .launch import reached
 from .loop import Trainer
-from .metrics import read_metrics
 from .modes import choose_mode
 from .optim import Optimizer
 from .parallel import check_ranks, kind_of, make_processes, parallel_facts

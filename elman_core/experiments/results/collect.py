@@ -15,8 +15,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from elman_core.metrics import WINDOW, progress
 from elman_core.registry import ConfigError
-from elman_core.training.metrics import WINDOW, progress
 
 from .identity import differences, hash_of, label, labels, protocols_of, spelled
 from .rows import Figure, Group, Results, Row, merge_seeds, tuned_of, with_choices

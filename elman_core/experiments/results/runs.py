@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from elman_core.locks import fcntl, is_locked
+from elman_core.metrics import METRICS, Metrics, read_metrics
 from elman_core.registry import CheckpointError, ConfigError
 from elman_core.storage import read_json
-from elman_core.training.metrics import METRICS, Metrics, read_metrics
 
 MANIFEST, SUITE = "manifest.json", "suite.json"
 UNFINISHED = ("starting", "running")
