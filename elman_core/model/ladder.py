@@ -7,7 +7,6 @@ Shapes: B batch, T time, D width, V vocabulary.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -88,8 +87,8 @@ class LadderModel(LadderPreTrainedModel):
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__(config)
-        if not isinstance(config.norm_eps, float | int) or not 0 < config.norm_eps < math.inf:
-            raise ConfigError(f"norm_eps must be a number above 0, not {config.norm_eps!r}")
+        if not isinstance(config.norm_eps, float | int) or not 0 < config.norm_eps < 1:
+            raise ConfigError(f"norm_eps must be a number between 0 and 1, not {config.norm_eps!r}")
         blocks = [LadderBlock(config, mixer, last) for mixer, last in build_mixers(config)]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(blocks)
