@@ -11,8 +11,7 @@ first, so that no launch latency of the host is in them. `forward` is a training
 ParaNLRU, which is the same map and the same recurrence without the self-gate, solved by Newton's method in parallel over time.
 `the map alone` says what of both is the product. What is not installed or fails has its reason in its place.
 
-`steps` are training steps of six layers at about 25M parameters, as `variants.py` times them. The file is written after every
-row; the table beside it (.md) last.
+The file is written after every row; the table beside it (.md) last. `variants.py` times training steps.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import argparse
 import json
 import os
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +31,6 @@ from machine import commit, facts
 from tables import RESULTS, markdown
 from timing import milliseconds
 from torch import Tensor, nn
-from training_step import random_text, row_of
-from variants import step as training_step
 
 from elman_core.kernels import ElementwiseKernel
 from elman_core.nn import gate, linears
@@ -130,21 +126,11 @@ def map_alone(batch: int, steps: int, width: int, repeats: int) -> dict[str, flo
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown: microseconds of a sequence, then training steps."""
     shapes = [f"B = {row['B']}, T = {row['T']}, d = {row['d']}" for row in found["rows"]]
     names = [name for name in found["rows"][0] if name not in ("B", "T", "d", "target of gate")]
     cells = [[row[name] for row in found["rows"]] for name in names]
     words = [[f"{c['forward']} / {c['backward']}" if isinstance(c, dict) else c for c in of] for of in cells]
-    head = ["model", "parameters", "tok/s", "ms a step", "peak GiB", "launched as"]
-    steps = []
-    for name, step in found["steps"].items():
-        if "reason" in step:
-            steps.append([name, step["reason"], *["–"] * 4])
-        else:
-            counts = [f"{step['parameters']:,}", f"{step['tok_s']:,}", f"{step['ms']:.1f}", f"{step['peak_gib']:.2f}"]
-            steps.append([step["model"], *counts, step["ran"]])
-    timed = markdown([["", *shapes], *([n, *w] for n, w in zip(names, words, strict=True))])
-    return f"{timed}\n\n{markdown([head, *steps])}"
+    return markdown([["", *shapes], *([n, *w] for n, w in zip(names, words, strict=True))])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -155,8 +141,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     os.environ.setdefault("ELMAN_KERNELS", "require")
     torch.manual_seed(0)
-    what = "microseconds of a whole sequence, and training steps; see the docstring of benchmarks/elementwise.py"
-    found: dict[str, Any] = {"what": what, **facts(given.commit), "clocks before": clocks(), "rows": [], "steps": {}}
+    what = "microseconds of a whole sequence; see the docstring of benchmarks/elementwise.py"
+    found: dict[str, Any] = {"what": what, **facts(given.commit), "clocks before": clocks(), "rows": []}
 
     def save() -> None:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
@@ -176,18 +162,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         found["rows"].append(row)
         print(json.dumps(row), flush=True)
         save()
-    with tempfile.TemporaryDirectory() as folder:
-        text = random_text(Path(folder))
-        for name in TRAINED:
-            found["steps"][name] = row_of(lambda: training_step(name, "25M", text))  # noqa: B023
-            print(name, json.dumps(found["steps"][name]), flush=True)
-            save()
     found["clocks after"] = clocks()
     save()
     caption = (
-        "µs of a whole sequence, training forward / backward with all gradients, bfloat16; and a training step of six layers, "
-        f"about 25M parameters, B = 32, T = 512. {found['gpu']}, torch {torch.__version__}, CUDA {torch.version.cuda}, commit "
-        f"{given.commit}; medians. `benchmarks/elementwise.py`."
+        f"µs of a whole sequence, training forward / backward with all gradients, bfloat16. {found['gpu']}, torch "
+        f"{torch.__version__}, CUDA {torch.version.cuda}, commit {given.commit}; medians. `benchmarks/elementwise.py`."
     )
     given.out.with_suffix(".md").write_text(f"{caption}\n\n{table(found)}\n")
     print(table(found))

@@ -2,6 +2,7 @@
 
     python benchmarks/generation.py --decode e42@1536x6 --samples 1,64 --device cuda --profile \
         --out benchmarks/results/decoding_h200.json
+    python benchmarks/generation.py --recurrences --samples 1,8,64 --device cuda --add --out …
 
 Of the loop behind `elman generate`, with its default sampling (temperature 0.8, top-k 40, top-p
 0.9), all samples together, from the first byte after the step has been recorded to the last; the median of `--repeats` runs.
@@ -9,6 +10,10 @@ Of the loop behind `elman generate`, with its default sampling (temperature 0.8,
 `bursts`: `generate(custom_generate=in_bursts)`, both with prompt and recording in the time.
 Every model's `graph` rows come first; a row is written when it is done, and one that takes longer than `--limit` seconds says
 so. Profiles of the `graph` rows are taken at the end.
+
+--recurrences: instead, microseconds of one step of the linear rules alone, from state to state, in `gdn@640x8`'s shape (5 heads
+of 128 x 256, bfloat16, states in float32; gates are given): our kernels with the cells of the tests, and fla's fused_recurrent
+functions. Medians of CUDA graphs of 64 steps. differs: |ours - fla| / |fla| of the last output.
 """
 
 from __future__ import annotations
@@ -19,19 +24,24 @@ import json
 import platform
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from fla_rules import RULES, Rule
+from timing import captured, milliseconds
 
 from elman_core.generation import Sampling, generate_bytes, in_bursts
 from elman_core.generation import loop as generation_loop
+from elman_core.kernels import Maps, MatrixKernel
 from elman_core.model import LadderConfig, LadderForCausalLM, no_progress_bars
 from elman_core.model.checkpoint import load_checkpoint
 from elman_core.registry import parse_size
@@ -42,6 +52,8 @@ SKIPPED = 32
 """Bytes at the start that are not timed: the prompt, and the recording of the step."""
 SLOW = 8
 """What is launched from Python is timed over this many times fewer bytes."""
+HEADS, KEYS, VALUES, STEPS = 5, 128, 256, 64
+"""Of `--recurrences`."""
 LONGEST = 12
 """Kernels of a profile that its row names."""
 
@@ -158,6 +170,47 @@ def profile(model: LadderForCausalLM, samples: int) -> dict[str, Any]:
     }
 
 
+def rule_us(rule: Rule, kernel: MatrixKernel, samples: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds of a step of a linear rule, by our kernel and by fla's."""
+    x = rule.draw(samples, 1, HEADS, KEYS, VALUES, torch.bfloat16, given.device)
+    ours = rule.ours(x)
+    ours |= {n: ours[n].bfloat16() for n in kernel.cell.packed}
+    first = torch.randn(samples, HEADS, KEYS, VALUES, device=given.device)
+    last: dict[str, Any] = {}
+
+    def us(who: str, step: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> float:
+        def steps() -> None:
+            state = first
+            for _ in range(STEPS):
+                last[who], state = step(state)
+
+        times = milliseconds(captured(steps).replay, 4 * given.repeats)
+        return round(1e3 * statistics.median(times) / STEPS, 2)
+
+    found = {
+        "us": us("ours", lambda s: kernel(x["q"], x["k"], state_BHNV=s, maps=Maps(), backend="cuda", **ours)),
+        "fla_us": us("fla", lambda s: rule.theirs("fused_recurrent", x, s)),
+    }
+    gap = (last["ours"].float() - last["fla"].float()).norm() / last["fla"].float().norm()
+    return found | {"differs": float(f"{gap.item():.1e}")}
+
+
+def recurrences(report: dict[str, Any], given: argparse.Namespace) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from linear_cells import CELLS
+
+    made = {"heads": HEADS, "keys": KEYS, "values": VALUES, "fla-core": importlib.metadata.version("fla-core")}
+    report["recurrences"] = made | {"commit": given.commit, "rows": (rows := [])}
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        for name, rule in RULES.items():
+            kernel = CELLS[name].kernel(name, Path(folder))
+            for samples in (int(n) for n in given.samples.split(",")):
+                rows.append(row := {"rule": name, "samples": samples})
+                attempt(row, given, partial(rule_us, rule, kernel, samples, given))
+                print(json.dumps(row), flush=True)
+                write(report, given)
+
+
 def hardware(device: str) -> str:
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
@@ -180,13 +233,16 @@ def decoding(given: argparse.Namespace) -> dict[str, Any]:
         "rows": [],
     }
     if given.add:
-        report["rows"] = json.loads(given.out.read_text(encoding="utf-8"))["rows"]
+        report = json.loads(given.out.read_text(encoding="utf-8"))
+    if given.recurrences:
+        recurrences(report, given)
+        return report
     profiled = "graph" if given.device.startswith("cuda") else "eager"
     for name in given.decode.split(","):
         model = build(name, given)
         for how in sorted(given.how.split(","), key=lambda h: h != "graph"):
             for samples in (int(n) for n in given.samples.split(",")):
-                row = {"model": name, "samples": samples, "how": how}
+                row = {"model": name, "samples": samples, "how": how} | ({"commit": given.commit} if given.add else {})
                 report["rows"].append(row)
                 attempt(row, given, lambda row=row, model=model: decode(model, row["samples"], row["how"], given))
                 print(json.dumps(row), flush=True)
@@ -231,6 +287,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="the kernels of a step, in every graph row")
+    parser.add_argument("--recurrences", action="store_true", help="steps of the linear rules, beside fla's, instead")
     parser.add_argument("--add", action="store_true", help="rows go behind those in --out, of the same machine")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for a row")
     parser.add_argument("--commit", default=None, help="of the code, for the report")

@@ -1,6 +1,6 @@
 """The matrix-state skeleton with other cells than E88's: its C++ loops, its GPU source on emulated threads, and nvcc."""
 
-from dataclasses import dataclass
+import importlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from emulated import LIBRARY, compile_emulated, emulated_spec
+from fla_rules import RULES
+from linear_cells import CELLS as LINEAR
+from linear_cells import GATED, KIMI, Made
 from torch import Tensor
 
 from elman_core.kernels import Maps, MatrixKernel, launch
@@ -17,135 +20,55 @@ from elman_core.kernels.matrix import run as matrix_run
 from elman_core.kernels.matrix.spec import case, make_inputs
 from elman_core.kernels.spec import Case, Cell
 from elman_core.kernels.verify import failures, verify
-from elman_core.nn import full_precision
 from elman_core.registry import ConfigError, KernelError
 from elman_core.testing.kernel import need_host_compiler, need_nvcc
 
-CELL = """
-#pragma once
-#include <elman/matrix_state_cell.h>
-namespace {name} {{
-{template}
-struct Cell : elman::MatrixCell {{
-  static constexpr int {counts};
-  static constexpr bool {flags};
-  template <class Math, class T>
-  static ELMAN_HD elman::MatrixLine<T> line(elman::MatrixIn<T> x) {{
-    {line}
-  }}
-  template <class Math, class T>
-  static ELMAN_HD elman::MatrixGrad<Cell, T> line_backward(elman::MatrixLine<T> d, elman::MatrixIn<T> x) {{
-    {back}
-  }}
-}};
-}}  // namespace {name}
-"""
-
-
-@dataclass(frozen=True)
-class Made:
-    """A cell, what its kernel declares, its step(S, k, inputs, linear) in PyTorch, and problems."""
-
-    counts: str
-    flags: str
-    line: str
-    back: str
-    step: Any
-    declared: dict[str, Any]
-    template: str = ""
-    host: tuple[Case, ...] = ()
-    emulated: tuple[Case, ...] = ()
-
-
-def retrieved_after_the_decay(s: Tensor, k: Tensor, x: Any, linear: bool) -> Tensor:  # linear: gated DeltaNet
-    kept = x["decay"] * s
-    new = kept + k * (x["v"] - (kept * k).sum(-2, keepdim=True)) * x.get("write", 1)
-    return new if linear else new.tanh()
-
-
-def kept_and_read_by_one(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # Kimi delta attention
-    kept = x["decay"] * s
-    return kept + k * x["beta"] * (x["v"] - (k * kept).sum(-2, keepdim=True))
-
-
-def written_twice(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:  # RWKV-7
-    return x["decay"] * s + k * x["v"] - x["again"] * (x["read"] * s).sum(-2, keepdim=True)
-
-
-def decayed_by_line(s: Tensor, k: Tensor, x: Any, _linear: bool) -> Tensor:
-    return x["gate"].sigmoid() * s + k * x["v"]
-
-
 f64, f32, bf16, f16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
-GATED = Maps(("q", "k", "v"), ("q", "k"), ("mamba", "sigmoid"))
-VALUES = Maps(("v",), ("k",))  # of some inputs, and not of others
-CELLS = {
-    "made_up_after": Made(  # so that the decay has two gradients
-        template="template <bool Linear, bool Gated>",
-        counts="scalars = Gated ? 2 : 1",
-        flags="squashes = !Linear",
-        line="return {{x.c[0], (Gated ? x.c[scalars - 1] : T(1)) * (x.in[0] - x.c[0] * x.r)}};",
-        back="""elman::MatrixGrad<Cell, T> g{{}};
-    g.in[0] = (Gated ? x.c[scalars - 1] : T(1)) * d.write;
-    g.r = -x.c[0] * g.in[0];
-    g.c[0] = d.keep - g.in[0] * x.r;
-    if (Gated) g.c[scalars - 1] = d.write * (x.in[0] - x.c[0] * x.r);
-    return g;""",
-        step=retrieved_after_the_decay,
-        declared={
-            "scalars": ("decay", "write"),
-            "optional": ("write",),
-            "options": ("linear_state",),
-            "maps": (GATED,),
-        },
-        host=(
-            case((2, 21, 2, 8, 8), f64, maps=GATED, packed=True, on=("write",), masked=True),
-            case((1, 17, 2, 4, 3), f64, on=("linear_state",), strided=True),
-        ),
-        emulated=(case((2, 35, 3, 16, 16), bf16, maps=GATED, packed=True, on=("write",), masked=True),),
-    ),
-    "made_up_kept_and_read": Made(
-        counts="scalars = 1, vectors = 1, keep_vector = 0, read_vector = 0",
-        flags="squashes = false",
-        line="return {{T(1), x.c[0] * (x.in[0] - x.r)}};",
-        back="""const T b = x.c[0] * d.write;
-    return {{-b, {{b}}, {{d.write * (x.in[0] - x.r)}}}};""",
-        step=kept_and_read_by_one,
-        declared={"vectors": ("decay",), "scalars": ("beta",), "maps": (Maps(("k",), ("k",), ("sigmoid",)),)},
-        host=(case((2, 21, 2, 8, 6), f64, maps=Maps(("k",), ("k",), ("sigmoid",)), packed=True, masked=True),),
-        emulated=(
-            case((2, 20, 3, 16, 16), bf16, maps=Maps(("k",), ("k",), ("sigmoid",)), masked=True),
-            case((1, 18, 1, 28, 24), f16),
-            case((1, 17, 1, 36, 20), bf16),
-        ),
-    ),
-    "made_up_written_twice": Made(
-        counts="vectors = 3, keep_vector = 0, read_vector = 1, second_vector = 2",
-        flags="squashes = false, reads_with_k = false, backward_uses_r = false",
-        line="return {{T(1), x.in[0], -x.r}};",
-        back="return {{-d.second, {{d.write}}}};",
-        step=written_twice,
-        declared={"vectors": ("decay", "read", "again")},
-        host=(case((2, 21, 2, 8, 6), f64, packed=True, masked=True),),
-        emulated=(
-            case((2, 20, 3, 16, 16), bf16, packed=True, masked=True),
-            case((1, 18, 1, 32, 24), bf16),
-            case((1, 18, 1, 8, 20), f32),
-        ),
-    ),
-    "made_up_decayed": Made(  # nothing is retrieved, and heads share their keys
+
+
+def decayed_by_line(s: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+    return gate.sigmoid() * s + k * v
+
+
+CELLS = LINEAR | {
+    "made_up": Made(  # nothing is retrieved, and heads share their keys
+        decayed_by_line,
         counts="lines = 2",
         flags="retrieves = false, squashes = false, backward_uses_r = false",
-        line="return {{Math::gate(x.in[1]).open, x.in[0]}};",
-        back="const auto a = Math::gate(x.in[1]);\n    return {{T(0), {{d.write, d.keep * a.open * a.shut}}}};",
-        step=decayed_by_line,
+        line="return {Math::gate(x.in[1]).open, x.in[0]};",
+        back="const auto a = Math::gate(x.in[1]);\n    return {T(0), {d.write, d.keep * a.open * a.shut}};",
         declared={"lines": ("gate",), "shared": ("q", "k")},
-        host=(case((2, 21, 3, 8, 6), f64, strided=True, masked=True), case((1, 5, 1, 8, 6), f64)),
-        emulated=(
-            case((2, 18, 3, 24, 17), bf16, bare=True),
-            case((1, 9, 2, 36, 5), bf16),
-            case((1, 18, 2, 32, 20), f32),
-        ),
+    ),
+}
+HOST = {
+    "gated_deltanet": (
+        case((2, 21, 2, 8, 8), f64, maps=GATED, packed=True, on=("write",), masked=True),
+        case((1, 17, 2, 4, 3), f64, on=("linear_state",), strided=True),
+        case((1, 18, 2, 4, 3), f64, on=("linear_state", "write")),
+    ),
+    "deltanet": (case((2, 21, 2, 8, 6), f64, packed=True, masked=True),),
+    "kimi_delta": (case((2, 21, 2, 8, 6), f64, maps=KIMI, packed=True, masked=True),),
+    "gdn2": (case((2, 21, 2, 8, 6), f64, packed=True, masked=True),),
+    "rwkv7": (case((2, 21, 2, 8, 6), f64, packed=True, masked=True),),
+    "made_up": (case((2, 21, 3, 8, 6), f64, strided=True, masked=True), case((1, 5, 1, 8, 6), f64)),
+}
+EMULATED = {
+    "gated_deltanet": (case((2, 35, 3, 16, 16), bf16, maps=GATED, packed=True, on=("write",), masked=True),),
+    "kimi_delta": (
+        case((2, 20, 3, 16, 16), bf16, maps=KIMI, masked=True),
+        case((1, 18, 1, 28, 24), f16),
+        case((1, 17, 1, 36, 20), bf16),
+    ),
+    "gdn2": (case((2, 20, 3, 16, 16), bf16, packed=True, masked=True),),
+    "rwkv7": (
+        case((2, 20, 3, 16, 16), bf16, packed=True, masked=True),
+        case((1, 18, 1, 32, 24), bf16),
+        case((1, 18, 1, 8, 20), f32),
+    ),
+    "made_up": (
+        case((2, 18, 3, 24, 17), bf16, bare=True),
+        case((1, 9, 2, 36, 5), bf16),
+        case((1, 18, 2, 32, 20), f32),
     ),
 }
 e14, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e14", "e97"))
@@ -175,51 +98,21 @@ SHIPPED = [  # whose loops on the host their own contracts check
     (e73, case((1, 18, 2, 32, 24), bf16)),
     (e73, case((1, 18, 1, 24, 20), f32, masked=True)),
 ]
-PROBLEMS = [(name, problem) for name, made in CELLS.items() for problem in made.emulated]
+PROBLEMS = [(name, problem) for name, problems in EMULATED.items() for problem in problems]
 PROBLEMS += [(kernel.name, problem) for kernel, problem in SHIPPED]
-
-
-def reference_of(made: Made) -> Any:
-    vectors, lines, scalars, params = (made.declared.get(n, ()) for n in ("vectors", "lines", "scalars", "params"))
-
-    @full_precision
-    def reference(
-        q_BTHN: Tensor, k_BTHN: Tensor, *given: Tensor | None, linear_state: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        *inputs, s, mask_BT, _starts = given
-        named = {n: x for n, x in zip((*vectors, "v", *lines, *scalars, *params), inputs, strict=True) if x is not None}
-        s = q_BTHN.new_zeros(*q_BTHN[:, 0].shape, named["v"].shape[-1]) if s is None else s
-        outputs = []
-        for t in range(q_BTHN.shape[1]):
-            x = {n: named[n][:, t, :, None] for n in ("v", *lines)} | {n: named[n][:, None] for n in params}
-            x |= {n: named[n][:, t, :, None, None] for n in scalars if n in named}
-            x |= {n: named[n][:, t, :, :, None] for n in vectors}
-            new = made.step(s, k_BTHN[:, t, :, :, None], x, linear_state)
-            s = new if mask_BT is None else torch.where(mask_BT[:, t, None, None, None], new, s)
-            outputs.append((s * q_BTHN[:, t, :, :, None]).sum(-2))
-        return torch.stack(outputs, 1), s
-
-    return reference
 
 
 @pytest.fixture(scope="session")  # an operator's name is taken for the life of a process
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MatrixKernel]:
     found = {kernel.name: kernel for kernel, _ in SHIPPED}
-    for name, made in CELLS.items():
-        header = tmp_path_factory.mktemp(name) / f"{name}_cell.h"
-        parts = {n: getattr(made, n).format() for n in ("template", "counts", "flags", "line", "back")}
-        header.write_text(CELL.format(name=name, **parts))
-        found[name] = MatrixKernel(
-            name, header=header, cell=f"{name}::Cell", reference=reference_of(made), **made.declared
-        )
-    return found
+    return found | {name: made.kernel(name, tmp_path_factory.mktemp(name)) for name, made in CELLS.items()}
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_the_loops_of_the_host_equal_the_reference(name: str, kernels: dict[str, MatrixKernel]) -> None:
     need_host_compiler()
-    checked = name in ("made_up_after", "made_up_written_twice")  # signatures of every kind
-    report = verify(kernels[name].spec(), "host", cases=CELLS[name].host, opcheck=checked)
+    checked = name in ("gated_deltanet", "rwkv7")  # signatures of every kind
+    report = verify(kernels[name].spec(), "host", cases=HOST[name], opcheck=checked)
     assert report.passed, "\n".join(failures(report))
 
 
@@ -259,6 +152,38 @@ def test_room_for_other_states_than_a_module_saves_is_one_line(tmp_path: Path, m
     inputs = make_inputs(other.cell, problem, torch.Generator().manual_seed(0))
     with pytest.raises(KernelError, match="saves a state every 16 steps, and the call has room for one every 8"):
         emulated_spec(other).call("emulated", inputs, problem.options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RULES)
+def test_flas_chunks_follow_the_rule(
+    name: str, kernels: dict[str, MatrixKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fla's kernels in bfloat16, outputs and every gradient, beside ours in float32, to the 2 % that fla's own tests allow."""
+    gdn = pytest.importorskip("elman_baselines.gdn.op")
+    pytest.importorskip("fla")
+    gdn.load_library()  # lifts fla's refusal for keys of 128
+    autotuner = importlib.import_module("triton.runtime.autotuner").Autotuner
+    monkeypatch.setattr(autotuner, "prune_configs", lambda self, _: self.configs[:1])  # tuning would take minutes
+    rule, (B, T, H, K, V) = RULES[name], (2, 100, 2, 128, 64)
+    x = rule.draw(B, T, H, K, V, bf16, "cuda")
+    leaves = [*x.values(), 0.4 * torch.randn(B, H, K, V, device="cuda")]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    wide = {n: value.float() for n, value in x.items()}
+    ours = kernels[name](wide["q"], wide["k"], state_BHNV=leaves[-1], maps=Maps(), backend="cuda", **rule.ours(wide))
+    theirs = rule.theirs("chunk", x, leaves[-1])
+    dys = [torch.randn_like(o).to(bf16).float() for o in ours]
+    found, expected = (
+        [
+            *(o.detach() for o in outs),
+            *torch.autograd.grad(outs, leaves, [dy.to(o.dtype) for dy, o in zip(dys, outs, strict=True)]),
+        ]
+        for outs in (theirs, ours)
+    )
+    for which, actual, wanted in zip(("o", "S", *x, "S0"), found, expected, strict=True):
+        error = float((actual.float() - wanted.float()).norm() / wanted.float().norm())
+        assert error < 0.02, (which, error)
 
 
 def test_it_compiles_for_a_gpu(tmp_path: Path) -> None:
