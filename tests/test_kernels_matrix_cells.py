@@ -40,16 +40,13 @@ CELLS = LINEAR | {
         declared={"lines": ("gate",), "shared": ("q", "k")},
     ),
 }
-HOST = {
+HOST = dict.fromkeys(CELLS, (case((2, 21, 2, 8, 6), f64, packed=True, masked=True),)) | {
     "gated_deltanet": (
         case((2, 21, 2, 8, 8), f64, maps=GATED, packed=True, on=("write",), masked=True),
         case((1, 17, 2, 4, 3), f64, on=("linear_state",), strided=True),
         case((1, 18, 2, 4, 3), f64, on=("linear_state", "write")),
     ),
-    "deltanet": (case((2, 21, 2, 8, 6), f64, packed=True, masked=True),),
     "kimi_delta": (case((2, 21, 2, 8, 6), f64, maps=KIMI, packed=True, masked=True),),
-    "gdn2": (case((2, 21, 2, 8, 6), f64, packed=True, masked=True),),
-    "rwkv7": (case((2, 21, 2, 8, 6), f64, packed=True, masked=True),),
     "made_up": (case((2, 21, 3, 8, 6), f64, strided=True, masked=True), case((1, 5, 1, 8, 6), f64)),
 }
 EMULATED = {
