@@ -217,6 +217,10 @@ class MatrixMixer(Mixer):
         weights = torch.softmax(logits.to(compute_dtype(logits)), -1).to(o_BTHV.dtype)
         return linear(self.o_proj, (o_BTHV * weights[..., None]).sum(2))
 
+    def stacked(self) -> dict[str, tuple[int, ...]]:
+        values = () if self.config.tie_kv else (self.config.values,)
+        return {"qkv_proj.weight": (self.config.keys, self.config.keys, *values)}
+
     def backend(self) -> str:
         return self.kernel.backend(self.o_proj.weight.device, self.config.n_state, self.config.head_values)
 

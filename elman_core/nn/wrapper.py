@@ -96,6 +96,9 @@ class WrapperMixer(Mixer):
         """The cell's part of `state_spec`; one vector of I channels unless overridden."""
         return {"h": ((inner,), torch.float32)}
 
+    def stacked(self) -> dict[str, tuple[int, ...]]:
+        return {"in_proj.weight": (self.inner, self.inner)} if self.gated else {}
+
     def forward(
         self,
         x_BTD: Tensor,

@@ -83,6 +83,10 @@ class Mixer(nn.Module):
     def validate(cls, dim: int, config: Any) -> None:
         """Raises `ConfigError` for sizes or combinations of options that the bounds of single fields cannot exclude."""
 
+    def stacked(self) -> dict[str, tuple[int, ...]]:
+        """The parameters that stack several linear maps: `{name: rows of each}`. Muon updates each map by itself."""
+        return {}
+
     def backend(self) -> str:
         """What runs the recurrence for the parameters' device and dtype, for the first lines of a run and its manifest.
 

@@ -244,7 +244,10 @@ class MixerContract(Harness):
     # 6. parameters and buffers on the meta device ---------------------------------------------------------------------
 
     def test_tensors_are_parameters_or_buffers(self, opts: Options, branch: int) -> None:
-        for name, module in self.make(opts, branch).named_modules():
+        mixer = self.make(opts, branch)
+        for name, rows in mixer.stacked().items():
+            assert sum(rows) == len(mixer.get_parameter(name)), f"stacked() divides {name} into {rows}"
+        for name, module in mixer.named_modules():
             plain = [k for k, v in vars(module).items() if isinstance(v, Tensor)]
             assert not plain, f"{name or 'the mixer'} keeps plain tensors {plain}: they are lost on the meta device"
 

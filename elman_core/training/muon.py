@@ -3,7 +3,7 @@
     M = beta M + (1 - beta) G,    O = orthogonal((1 - beta) G + beta M),    W = W (1 - lr decay) - lr 0.2 sqrt(max(m, n)) O
 
 for a weight W (m, n) with gradient G; 0.2 sqrt(max(m, n)) gives O the size of AdamW's updates, so one learning rate serves both
-(Liu et al., Muon is Scalable for LLM Training, 2025).
+(Liu et al., Muon is Scalable for LLM Training, 2025). A parameter that stacks several weights is updated weight by weight.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ def orthogonal(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def update(p: Tensor, momentum: Tensor, lr: Tensor, beta: float, decay: float, failed: Tensor | None) -> None:
+def update(
+    p: Tensor, rows: tuple[int, ...], momentum: Tensor, lr: Tensor, beta: float, decay: float, failed: Tensor | None
+) -> None:
     """One update of a matrix along its gradient, in place.
 
     Args:
-        momentum: M, of the shape of p. lr: a scalar on p's device. failed: as of `Optimizer.step`.
+        rows: of each weight that p stacks. momentum: M, of the shape of p. lr: a scalar on p's device.
+        failed: as of `Optimizer.step`.
     """
     assert p.grad is not None
     new_momentum = momentum.lerp(p.grad, 1 - beta)
-    step = orthogonal(p.grad.lerp(new_momentum, beta)).to(p.dtype).mul_(0.2 * max(p.shape) ** 0.5)
+    weights = p.grad.lerp(new_momentum, beta).split(rows)
+    step = torch.cat([orthogonal(w).to(p.dtype).mul_(0.2 * max(w.shape) ** 0.5) for w in weights])
     lr = lr.to(p.dtype)
     for old, new in ((p, p * (1 - lr * decay) - lr * step), (momentum, new_momentum)):
         old.copy_(new if failed is None else torch.where(failed > 0, old, new))

@@ -34,10 +34,16 @@ def undecayed(model: nn.Module) -> set[str]:
     return names
 
 
-def matrices(model: nn.Module) -> set[str]:
-    """Names of the parameters that Muon updates: the matrices of mixers, without those of `undecayed`."""
-    inside = tuple(f"{prefix}." for prefix, module in model.named_modules() if isinstance(module, Mixer))
-    return {n for n, p in model.named_parameters() if p.ndim == 2 and n.startswith(inside)} - undecayed(model)
+def matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The parameters that Muon updates, the matrices of mixers without those of `undecayed`: {name: rows of each map}."""
+    found: dict[str, tuple[int, ...]] = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, Mixer):
+            stacked = {f"{prefix}.{n}": rows for n, rows in module.stacked().items()}
+            for n, p in module.named_parameters(prefix):
+                if p.ndim == 2:
+                    found[n] = stacked.get(n, (p.shape[0],))
+    return {n: rows for n, rows in found.items() if n not in undecayed(model)}
 
 
 class Optimizer:
@@ -49,7 +55,8 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.matrices = matrices(model) & self.params.keys() if settings.optimizer == "muon" else set()
+        found = matrices(model) if settings.optimizer == "muon" else {}
+        self.matrices = {n: rows for n, rows in found.items() if n in self.params}
         self.beta, self.decay = settings.beta1, settings.weight_decay
         left_alone = undecayed(model)
         others = {n: p for n, p in self.params.items() if n not in self.matrices}
@@ -88,12 +95,12 @@ class Optimizer:
             self.set_lr(lr)
         self.inner.found_inf = failed  # type: ignore[attr-defined]  # as torch.amp.GradScaler hands it over
         self.inner.step()
-        for name in self.matrices:
+        for name, rows in self.matrices.items():
             if (p := self.params[name]).grad is not None:
                 state = self.inner.state[p]
                 if not state:
                     state["momentum"] = torch.zeros_like(p)
-                muon.update(p, state["momentum"], self.inner.param_groups[0]["lr"], self.beta, self.decay, failed)
+                muon.update(p, rows, state["momentum"], self.inner.param_groups[0]["lr"], self.beta, self.decay, failed)
 
     def zero_grad(self) -> None:
         for p in self.params.values():

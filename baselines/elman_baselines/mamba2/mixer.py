@@ -47,6 +47,10 @@ class Mamba2(Mixer):
         self.out_proj = nn.Linear(self.inner, dim, bias=False)
         self.reset_parameters()
 
+    def stacked(self) -> dict[str, tuple[int, ...]]:
+        n = self.config.d_state
+        return {"in_proj.weight": (self.inner, self.inner, n, n, self.heads)}  # of z, x, B, C, Δ
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         for projection in (self.in_proj, self.out_proj):

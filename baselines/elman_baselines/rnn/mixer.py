@@ -65,6 +65,9 @@ class RNNMixer(Mixer):
         self.out_proj = nn.Linear(d, dim, bias=False)
         self.reset_parameters()
 
+    def stacked(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(("weight_ih", "weight_hh"), (self.inner,) * self.gates)
+
     def reset_parameters(self) -> None:
         """Each gate's recurrent block orthogonal (gain 1), biases zero; the other maps by `init`, drawn gate by gate."""
         draw = nn.init.xavier_uniform_ if self.config.init == "xavier" else (lambda w: nn.init.normal_(w, std=0.02))

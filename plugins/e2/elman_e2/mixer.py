@@ -66,6 +66,9 @@ class E2Mixer(WrapperMixer):
         mixed_TBI = torch.einsum("tbsi,s->tbi", y.unflatten(-1, (slots, -1)), self.c.to(y.dtype))
         return mixed_TBI * F.silu(z_TBI), {"h": last.unflatten(-1, (slots, -1))}
 
+    def stacked(self) -> dict[str, tuple[int, ...]]:
+        return {**super().stacked(), "w_x.weight": (self.inner,) * (self.w_x.out_features // self.inner)}
+
     def backend(self) -> str:
         return self.kernel.backend(self.out_proj.weight.device, self.config.slots * self.inner)
 

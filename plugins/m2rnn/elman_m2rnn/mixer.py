@@ -67,6 +67,9 @@ class M2RNNMixer(Mixer):
         self.out_proj = nn.Linear(heads * columns, dim, bias=False)
         self.reset_parameters()
 
+    def stacked(self) -> dict[str, tuple[int, ...]]:
+        return {"in_proj.weight": self.config.widths}
+
     def forward(
         self,
         x_BTD: Tensor,
