@@ -16,7 +16,8 @@ from elman_core.kernels.runtime import DTYPE_CODES
 from elman_core.kernels.spec import Cell
 
 rnn = pytest.importorskip("elman_baselines.rnn.op")
-e1, e42, e88, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e1", "e42", "e88", "e97"))
+NAMES = ("e1", "e42", "e75", "e88", "e97")
+e1, e42, e75, e88, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in NAMES)
 HERE = Path(__file__).parent
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 PLAIN, FUSED = Maps(), e88.cell.maps[0]

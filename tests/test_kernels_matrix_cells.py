@@ -68,7 +68,7 @@ EMULATED = {
         case((1, 18, 2, 32, 20), f32),
     ),
 }
-e14, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e14", "e97"))
+e14, e75, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in ("e14", "e75", "e97"))
 e73, e74 = pytest.importorskip("elman_e73.op").full, pytest.importorskip("elman_e74.op").KERNELS
 KEYS, GATED_BY_READ = Maps((), ("k",)), e74["retrieved_gate"]
 SHIPPED = [  # whose loops on the host their own contracts check
@@ -77,6 +77,11 @@ SHIPPED = [  # whose loops on the host their own contracts check
     (e97, case((2, 18, 1, 20, 7), f16, maps=e97.cell.maps[0], on=("linear_state",))),
     (e97, case((1, 18, 2, 16, 20), f32, maps=e97.cell.maps[1], masked=True)),
     (e97, case((1, 17, 1, 64, 72), bf16, maps=e97.cell.maps[2])),
+    (e75, case((2, 35, 3, 16, 16), bf16, maps=KEYS, masked=True)),
+    (e75, case((1, 40, 2, 32, 32), bf16, maps=KEYS)),
+    (e75, case((1, 17, 1, 24, 17), f16)),
+    (e75, case((1, 17, 1, 64, 40), bf16, masked=True)),
+    (e75, case((1, 18, 2, 16, 20), f32, masked=True)),
     (GATED_BY_READ, case((2, 35, 3, 16, 16), f32, maps=KEYS, masked=True)),  # fewer heads a block than usual
     (GATED_BY_READ, case((1, 18, 2, 16, 20), bf16, maps=KEYS, masked=True)),
     (GATED_BY_READ, case((1, 18, 1, 32, 24), bf16, maps=KEYS)),  # keeps what was retrieved

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from emulated import HERE, compile_detector, compile_to_find_races, find_races
-from gpu_programs import FUSED, Program, bf16, e97, f16, f32, matrix, name_of
+from gpu_programs import FUSED, Program, bf16, e75, e97, f16, f32, matrix, name_of
 
 from elman_core.kernels.build import Extension
 from elman_core.testing.kernel import need_host_compiler
@@ -32,8 +32,12 @@ PROGRAMS = {  # to numbers of heads
     matrix(40, 24, bf16, FUSED, linear=True): 2,  # every second state is saved
     matrix(96, 20, f16, FUSED, write=True): 2,
     matrix(16, 16, f32, FUSED): 3,  # no helpers, a warp a team
-    matrix(16, 24, bf16, FUSED, of=e97): 3,  # a further vector, two lines
+    matrix(16, 24, bf16, FUSED, of=e97): 3,  # a further vector, lines that are folded
+    matrix(32, 24, bf16, FUSED, of=e97): 3,
     matrix(20, 24, f32, FUSED, write=True, of=e97): 1,
+    matrix(16, 24, bf16, of=e75): 3,  # learned constants are folded, too
+    matrix(32, 32, bf16, of=e75): 1,
+    matrix(8, 20, f32, of=e75): 2,
 }
 SOUND = ("barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy")
 RACING = (

@@ -236,7 +236,5 @@ inline unsigned __ballot_sync(unsigned, int yes) {
   for (int i = 0; i < 32; i++) found |= unsigned(all[i][0] != 0) << i;
   return found;
 }
-inline float __shfl_xor_sync(unsigned, float x, int mask) {
-  const int lane = emulated::block->current % 32;
-  return __uint_as_float(emulated::exchange(&x, 4)[lane ^ mask][0]);
-}
+inline float __shfl_sync(unsigned, float x, int lane) { return __uint_as_float(emulated::exchange(&x, 4)[lane][0]); }
+inline float __shfl_xor_sync(unsigned, float x, int mask) { return __shfl_sync(0, x, emulated::block->current % 32 ^ mask); }

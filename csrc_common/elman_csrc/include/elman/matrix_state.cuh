@@ -20,7 +20,8 @@
 //   numbers   storage types and vectors                ptx     instructions of a warp
 //   inputs    from global memory to fp32               step    one step on a state in registers
 //   forward, backward, launch                          walk, walk_tensor, walk_large: a segment of the backward, three ways
-//   large     the same of a large head                 gradients: what a segment of the backward gives
+//   line_sums what a walk adds up over lines           gradients: what a segment of the backward gives
+//   large     the same of a large head
 #pragma once
 
 #include <elman/matrix_state_launch.cuh>

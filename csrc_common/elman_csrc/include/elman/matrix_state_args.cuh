@@ -67,7 +67,7 @@ template <class P>
 struct Staging {
   alignas(16) typename P::Store k[P::steps][P::N];
   alignas(16) typename P::Store q[P::steps][P::N];
-  alignas(16) typename P::Store line[P::NL][P::steps][P::CB];
+  alignas(16) typename P::Store line[P::NI][P::steps][P::CB];
   alignas(16) typename P::Store vector[P::NX][P::steps][P::N];
 };
 template <class P>

@@ -91,11 +91,12 @@ __device__ __forceinline__ void replay_ahead(BackwardShared<P>& sm, const Backwa
 // in `raw`.
 template <class P>
 __device__ __forceinline__ void reach_state(Packed<P>& state, BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at,
-                                            int segments, int j, int raw, const Constants<P>& par, const Scalars<P>& sc) {
+                                            int segments, int j, int raw, const Constants<P>& par, const Scalars<P>& sc,
+                                            const Folding<P>& folding) {
   if (j >= segments || (segments - 1 - j) % P::every == 0) return;
   __pipeline_wait_prior(0);
   helpers_sync<P>(at.team);
-  make_ready<P, P::backward_ready>(sm.x[j & 1], sm.raw[raw], sc, at.tl);
+  make_ready<P, P::backward_ready>(sm.x[j & 1], sm.raw[raw], sc, folding, at.tl);
   helpers_sync<P>(at.team);
   pass_over<P>(sm, j & 1, raw, at, par, state);
   helpers_sync<P>(at.team);
@@ -106,6 +107,7 @@ template <class P>
 __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h), early = sc;  // early: of the segment to pass over
   HeadSums sums;
+  Folding<P> folding(a.param, at);
   Constants<P> par;
   Packed<P> start;
   if constexpr (P::ahead) read_constants<P>(par, a.param, at);
@@ -122,7 +124,7 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
     }
   };
   auto ready = [&](int j, int raw) {
-    if (j < segments) make_ready<P, P::backward_ready>(sm.x[j & 1], sm.raw[raw], sc, at.tl);
+    if (j < segments) make_ready<P, P::backward_ready>(sm.x[j & 1], sm.raw[raw], sc, folding, at.tl);
     if (j + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 2 - j) * P::steps, at.tl);
   };
   sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * P::steps, at.tl);
@@ -132,7 +134,7 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
   __pipeline_commit();
   __pipeline_wait_prior(0);
   helpers_sync<P>(at.team);
-  if constexpr (P::every > 1) reach_state<P>(start, sm, a, at, segments, 0, 1, par, early);
+  if constexpr (P::every > 1) reach_state<P>(start, sm, a, at, segments, 0, 1, par, early, folding);
   ready(0, 0);
   if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, 0, 0, par, start);
   team_sync<P>(at.team);
@@ -140,13 +142,13 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
   for (int j = 0; j < segments; j++) {
     state(j + 1);
     __pipeline_commit();
-    if (j > 0) give_gradients<P>(a, sm, at, segments - j, (j - 1) & 1, before, sc, sums);
+    if (j > 0) give_gradients<P>(a, sm, at, segments - j, (j - 1) & 1, before, sc, sums, folding);
     if constexpr (P::large && !P::ahead) team_sync<P>(at.team);
     __pipeline_wait_prior(1);  // the inputs of j + 1, which have had all of the last round
     helpers_sync<P>(at.team);
     bring(j + 2, before);
     __pipeline_commit();
-    if constexpr (P::every > 1) reach_state<P>(start, sm, a, at, segments, j + 1, before, par, early);
+    if constexpr (P::every > 1) reach_state<P>(start, sm, a, at, segments, j + 1, before, par, early, folding);
     ready(j + 1, next);
     if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, j + 1, next, par, start);
     __pipeline_wait_prior(1);  // the state of j + 1
@@ -154,10 +156,12 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
     const int now = 3 - before - next;
     next = before, before = now;
   }
-  give_gradients<P>(a, sm, at, 0, (segments - 1) & 1, before, sc, sums);
+  give_gradients<P>(a, sm, at, 0, (segments - 1) & 1, before, sc, sums, folding);
   float* room = P::large ? reinterpret_cast<float*>(&sm.dkq[segments & (P::result_buffers - 1)][0][0][0])
                          : &sm.dscalar[segments & (P::result_buffers - 1)][0][0][0];
-  give_heads<P>(a, at, sums, room, [&] { helpers_sync<P>(at.team); });
+  const auto sync = [&] { helpers_sync<P>(at.team); };
+  give_heads<P>(a, at, sums, room, sync);
+  give_folded<P>(a, at, folding, reinterpret_cast<float*>(&sm.dkq[segments & (P::result_buffers - 1)][0][0][0]), sync);
 }
 
 template <class P>
@@ -213,6 +217,7 @@ __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const Backward
                                            const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
   Scalars<P> sc(a.in, at.h);
   HeadSums sums;
+  Folding<P> folding(a.param, at);
   auto bring = [&](int seg) {
     bring_inputs<P>(sm, a, at, seg, seg & 1);
     bring_state<P>(sm, a, at, seg, 0);
@@ -224,7 +229,7 @@ __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const Backward
     float S0[P::E];
     __pipeline_wait_prior(0);
     team_sync<P>(at.team);
-    make_ready<P, P::backward_ready>(sm.x[0], sm.raw[seg & 1], sc, at.tl);
+    make_ready<P, P::backward_ready>(sm.x[0], sm.raw[seg & 1], sc, folding, at.tl);
     read_saved<P>(S0, sm, at, 0);
     team_sync<P>(at.team);
     if (seg > 0) {
@@ -236,9 +241,11 @@ __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const Backward
     team_sync<P>(at.team);
     sums_over_lines<P>(sm, seg & 1, at);
     team_sync<P>(at.team);
-    give_gradients<P>(a, sm, at, seg, 0, seg & 1, sc, sums);
+    give_gradients<P>(a, sm, at, seg, 0, seg & 1, sc, sums, folding);
   }
-  give_heads<P>(a, at, sums, &sm.dscalar[0][0][0][0], [&] { team_sync<P>(at.team); });
+  const auto sync = [&] { team_sync<P>(at.team); };
+  give_heads<P>(a, at, sums, &sm.dscalar[0][0][0][0], sync);
+  give_folded<P>(a, at, folding, &sm.s[0][0][0], sync);
 }
 
 template <class P>

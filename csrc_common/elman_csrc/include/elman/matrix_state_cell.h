@@ -35,8 +35,13 @@
 //   backward_uses_r  keep or line_backward depend on r; of an elementwise cell, anything does
 //   energy           whether there is an energy; else it is 0
 //   elementwise      whether it has `element` and `element_backward`
+//   folded           numbers per line that `line` is given as `in` instead of the inputs and learned constants: `fold` makes them of these, once and
+//                    outside the recurrence; 0: it is given these themselves
 //   template <class Math, class T> static ELMAN_HD MatrixLine<T> line(MatrixIn<T> x);
 //   template <class Math, class T> static ELMAN_HD MatrixGrad<Cell, T> line_backward(MatrixLine<T> d, MatrixIn<T> x);
+//   template <class Math, class T> static ELMAN_HD void fold(T (&x)[folded], const T* in, const T* par);
+//   template <class Math, class T>
+//   static ELMAN_HD void fold_backward(T (&din)[lines], T* dpar, const T* dx, const T* in, const T* par);
 //   template <class Math, class T> static ELMAN_HD T element(T s, T k, MatrixLine<T> w);
 //   template <class Math, class T> static ELMAN_HD MatrixElement<T> element_backward(T P, T s, T k, MatrixLine<T> w);
 //
@@ -62,7 +67,7 @@ struct MatrixElement {  // dL/ds, dL/dk, and an element's share of those of (kee
 };
 
 struct MatrixCell {
-  static constexpr int lines = 1, scalars = 0, params = 0, vectors = 0;
+  static constexpr int lines = 1, folded = 0, scalars = 0, params = 0, vectors = 0;
   static constexpr int read_vector = -1, keep_vector = -1, second_vector = -1;
   static constexpr bool retrieves = true, squashes = true, scalar_keep = false, backward_uses_r = true, reads_with_k = true;
   static constexpr bool energy = false, elementwise = false;
@@ -79,10 +84,13 @@ struct MatrixIn {
   T energy;
 };
 
+template <class Cell>  // numbers per line that the recurrence is given
+constexpr int kGivenLines = Cell::folded > 0 ? Cell::folded : Cell::lines;
+
 template <class Cell, class T>
 struct MatrixGrad {
   T r;
-  T in[Cell::lines];
+  T in[kGivenLines<Cell>];
   T c[Cell::scalars > 0 ? Cell::scalars : 1];
   T par[Cell::params > 0 ? Cell::params : 1];
   T energy;
@@ -103,10 +111,11 @@ constexpr double kNormEps = 1e-12;
 
 template <class Cell>
 constexpr bool kWithinLimits =
-    Cell::lines >= 1 && Cell::lines <= kMostLines && Cell::scalars >= 0 && Cell::scalars <= kMostScalars && Cell::params >= 0 &&
-    Cell::params <= kMostParams && !(Cell::scalar_keep && Cell::scalars == 0) && Cell::vectors >= 0 &&
-    Cell::vectors <= kMostVectors && Cell::read_vector < Cell::vectors && Cell::keep_vector < Cell::vectors &&
-    Cell::second_vector < Cell::vectors && !(Cell::elementwise && (Cell::keep_vector >= 0 || Cell::second_vector >= 0));
+    Cell::lines >= 1 && Cell::lines <= kMostLines && Cell::folded >= 0 && Cell::folded <= kMostLines && Cell::scalars >= 0 &&
+    Cell::scalars <= kMostScalars && Cell::params >= 0 && Cell::params <= kMostParams &&
+    !(Cell::scalar_keep && Cell::scalars == 0) && Cell::vectors >= 0 && Cell::vectors <= kMostVectors &&
+    Cell::read_vector < Cell::vectors && Cell::keep_vector < Cell::vectors && Cell::second_vector < Cell::vectors &&
+    !(Cell::elementwise && (Cell::keep_vector >= 0 || Cell::second_vector >= 0));
 
 // Sets of inputs are bits: of k, of q, then of the lines in their order.
 constexpr unsigned kOfK = 1, kOfQ = 2;

@@ -200,12 +200,13 @@ __device__ __forceinline__ void finish_segment(const ForwardShared<P>& sm, const
 template <class P>
 __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h);
+  const Folding<P> folding(a.param, at);
   auto bring = [&](int seg) {
     if (seg < segments) stage<P>(sm.raw[seg & 1], a.in, a.more, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
     __pipeline_commit();
   };
   auto ready = [&](int seg) {
-    if (seg < segments) make_ready<P, P::forward_ready>(sm.x[seg & 1], sm.raw[seg & 1], sc, at.tl);
+    if (seg < segments) make_ready<P, P::forward_ready>(sm.x[seg & 1], sm.raw[seg & 1], sc, folding, at.tl);
     if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::steps, at.tl);
   };
   sc.fetch(a.in, a.n, at.b, at.h, 0, at.tl);
@@ -247,6 +248,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
   read_constants<P>(par, a.param, at);
   read_state<P>(S, a.s0, at, a.state_line, a.state_row);
   Scalars<P> sc(a.in, at.h);
+  const Folding<P> folding(a.param, at);
   auto bring = [&](int seg) {
     if (seg < segments) stage<P>(sm.raw[0], a.in, a.more, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
     __pipeline_commit();
@@ -256,7 +258,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
   for (int seg = 0; seg < segments; seg++) {
     __pipeline_wait_prior(0);
     team_sync<P>(at.team);
-    make_ready<P, P::forward_ready>(sm.x[0], sm.raw[0], sc, at.tl);
+    make_ready<P, P::forward_ready>(sm.x[0], sm.raw[0], sc, folding, at.tl);
     team_sync<P>(at.team);
     bring(seg + 1);
     const auto save = [&](int s) { save_state<P>(a, at, (seg * P::steps + s) / P::interval, S); };

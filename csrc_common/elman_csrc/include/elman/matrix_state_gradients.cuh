@@ -156,6 +156,50 @@ __device__ __forceinline__ void give_lines(const BackwardArgs& a, BackwardShared
 }
 
 template <class P>
+__device__ __forceinline__ void give_folded_lines(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg,
+                                                  int buf, int raw, Folding<P>& folding) {
+  using Store = typename P::Store;
+  constexpr int EV = P::EV, per = P::CB / EV, V = P::V;
+  const int t0 = seg * P::steps, count = min(P::steps, a.n.T - t0);
+  const int64_t token = int64_t(at.b) * a.n.T + t0;
+#pragma unroll(P::unroll)
+  for (int it = 0; it < (P::steps * per + P::TL - 1) / P::TL; it++) {
+    const Item at_it = item<P::TL, per>(it, at.tl);
+    const int s = at_it.s, e0 = at_it.e * EV, line = at.line0 + e0;
+    if ((P::steps * per) % P::TL && s >= P::steps) break;
+    float d[P::NL][EV], f[P::NI][EV], g[P::NI][EV];
+#pragma unroll
+    for (int l = 0; l < P::NL; l++) load<EV>(d[l], sm.line_gradients(buf, l) + s * P::CB + e0);
+#pragma unroll
+    for (int l = 0; l < P::NI; l++) load<EV>(f[l], &sm.raw[raw].line[l][s][e0]);
+#pragma unroll
+    for (int e = 0; e < EV; e++) {
+      float dx[P::NL], in[P::NI], par[P::AF], din[P::NI], dpar[P::AF];
+#pragma unroll
+      for (int l = 0; l < P::NL; l++) dx[l] = d[l][e];
+      folding.given(in, par, f, e);
+      P::Cell::template fold_backward<typename P::Math>(din, dpar, dx, in, par);
+#pragma unroll
+      for (int l = 0; l < P::NI; l++) g[l][e] = of_line(P::Opt::silu, l) ? din[l] * silu_slope<typename P::Math>(f[l][e]) : din[l];
+#pragma unroll
+      for (int i = 0; i < P::NF; i++) folding.sum[i][e] += dpar[i];  // steps beyond T are held, which gives 0
+    }
+    if (s >= count) continue;
+#pragma unroll
+    for (int l = 0; l < P::NI; l++) {
+      Store* to = static_cast<Store*>(a.dline[l]) + (token + s) * a.dline_step[l] + at.h * V + line;
+      if constexpr (P::wide) {
+        if (line < V) store<EV>(to, g[l]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < EV; e++)
+          if (line + e < V) to[e] = from_float<Store>(g[l][e]);
+      }
+    }
+  }
+}
+
+template <class P>
 __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
                                              int buf, const Scalars<P>& sc, HeadSums& sums, float* part, int64_t part_step) {
   constexpr int G = P::SL,
@@ -193,13 +237,14 @@ __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const Backwa
 // All gradients of segment `seg`. buf, raw: where it lies in shared memory.
 template <class P>
 __device__ __forceinline__ void give_gradients(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
-                                               int raw, const Scalars<P>& sc, HeadSums& sums) {
+                                               int raw, const Scalars<P>& sc, HeadSums& sums, Folding<P>& folding) {
   constexpr int width = (2 + P::NX) * P::N + 2;
   const int64_t part_step = int64_t(a.n.H) * width, token = int64_t(at.b) * a.n.T + seg * P::steps;
   float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * width : nullptr;
   give_keys<P>(a, sm, at, seg, buf, raw, part, part_step);
   if constexpr (P::NX > 0) give_vectors<P>(a, sm, at, seg, buf, part, part_step);
-  give_lines<P>(a, sm, at, seg, buf, raw);
+  if constexpr (P::folds) give_folded_lines<P>(a, sm, at, seg, buf, raw, folding);
+  else give_lines<P>(a, sm, at, seg, buf, raw);
   give_scalars<P>(a, sm, at, seg, buf, sc, sums, part, part_step);
 }
 
@@ -215,6 +260,22 @@ __device__ __forceinline__ void give_heads(const BackwardArgs& a, const Place<P>
       for (int i = 0; i < P::TL; i++) d += x[at.tl * P::TL + i];
       a.dhead[((int64_t(at.part) * 2 + at.tl) * a.n.B + at.b) * a.n.H + at.h] = d;
     }
+  }
+}
+
+// Of learned constants that are folded into lines. `x`: shared memory for TL EV numbers.
+template <class P, class Sync>
+__device__ __forceinline__ void give_folded(const BackwardArgs& a, const Place<P>& at, const Folding<P>& folding, float* x,
+                                            Sync sync) {
+#pragma unroll
+  for (int i = 0; i < P::NF; i++) {
+    sync();
+    store<P::EV>(x + at.tl * P::EV, folding.sum[i]);
+    sync();
+    if (at.tl >= P::CB || at.line0 + at.tl >= P::V) continue;
+    float d = 0;
+    for (int j = at.tl; j < P::TL * P::EV; j += P::CB) d += x[j];
+    a.dparam[i][at.bh * P::V + at.line0 + at.tl] = d;
   }
 }
 

@@ -37,7 +37,7 @@ struct StateLayout {
 
 template <class T>
 struct Vectors {  // what one step of one head looks like to the cell
-  std::vector<T> k, q, p, g, l, in, par;
+  std::vector<T> k, q, p, g, l, lines, in, par;  // lines: before `fold`, in: after
   T rho_k = 1, rho_q = 1, c[kMostScalars] = {}, raw[kMostScalars] = {};
   bool hold = false;
 };
@@ -75,13 +75,22 @@ struct Driver {
       for (int i = 0; i < n.N; i++) s.p[i] = further(Cell::read_vector)[i] * (Cell::reads_with_k ? s.k[i] : T(1));
     if constexpr (keeps) std::copy_n(further(Cell::keep_vector), n.N, s.g.begin());
     if constexpr (seconds) std::copy_n(further(Cell::second_vector), n.N, s.l.begin());
-    s.in.resize(size_t(n.V) * Cell::lines), s.par.resize(size_t(n.V) * Cell::params);
+    s.lines.resize(size_t(n.V) * Cell::lines), s.par.resize(size_t(n.V) * Cell::params);
     for (int v = 0; v < n.V; v++) {
       for (int l = 0; l < Cell::lines; l++) {
         T e = x.line[l][(of_line(Options::shared, l) ? head / n.H : head) * n.V + v];
-        s.in[v * Cell::lines + l] = of_line(Options::silu, l) ? silu(e, Exact::sigmoid(e)) : e;
+        s.lines[v * Cell::lines + l] = of_line(Options::silu, l) ? silu(e, Exact::sigmoid(e)) : e;
       }
       for (int i = 0; i < Cell::params; i++) s.par[v * Cell::params + i] = x.param[i][int64_t(h) * n.V + v];
+    }
+    s.in = s.lines;
+    if constexpr (Cell::folded > 0) {
+      s.in.clear();
+      for (int v = 0; v < n.V; v++) {
+        T y[Cell::folded];
+        Cell::template fold<Exact>(y, &s.lines[v * Cell::lines], s.par.data() + v * Cell::params);
+        s.in.insert(s.in.end(), y, y + Cell::folded);
+      }
     }
     for (int i = 0; i < Cell::scalars; i++) {
       s.raw[i] = x.scalar[i][head];
@@ -101,7 +110,7 @@ struct Driver {
     T energy = 0;
     for (int i = 0; i < n.N; i++) energy += S[v * n.N + i] * S[v * n.N + i] / n.N;
     const T r = Cell::retrieves ? retrieve(S, s.p, v) : T(0);
-    return {r, &s.in[v * Cell::lines], s.c, s.par.data() + v * Cell::params, energy};
+    return {r, &s.in[v * kGivenLines<Cell>], s.c, s.par.data() + v * Cell::params, energy};
   }
 
   T retrieve(const std::vector<T>& S, const std::vector<T>& k, int v) const {
@@ -193,13 +202,19 @@ struct Driver {
             dw = {dw.keep + e.line.keep, dw.write + e.line.write, dw.second + e.line.second};
           }
           const auto a = Cell::template line_backward<Exact>(dw, in);
+          T dlines[Cell::lines], dpar[kMostParams];
+          if constexpr (Cell::folded > 0) {
+            Cell::template fold_backward<Exact>(dlines, dpar, a.in, &x_.lines[v * Cell::lines], x_.par.data() + v * Cell::params);
+          } else {
+            std::copy_n(a.in, Cell::lines, dlines), std::copy_n(a.par, Cell::params, dpar);
+          }
           for (int i = 0; i < N; i++) {
             dp[i] += Sp[v * N + i] * a.r;
             d[i] += x_.p[i] * a.r;
             if constexpr (Cell::energy) d[i] += 2 * Sp[v * N + i] * a.energy / N;
           }
           for (int l = 0; l < Cell::lines; l++) {
-            T e = a.in[l];
+            T e = dlines[l];
             if (of_line(Options::silu, l)) {
               const T raw = x.line[l][(of_line(Options::shared, l) ? head / n.H : head) * V + v];
               e *= silu_derivative(raw, Exact::sigmoid(raw));
@@ -207,7 +222,7 @@ struct Driver {
             g.line[l][head * V + v] = e;
           }
           for (int i = 0; i < Cell::scalars; i++) dc[i] += a.c[i];
-          for (int i = 0; i < Cell::params; i++) g.param[i][int64_t(h) * V + v] += a.par[i];
+          for (int i = 0; i < Cell::params; i++) g.param[i][int64_t(h) * V + v] += dpar[i];
         }
         const bool with_k = reads && Cell::reads_with_k;
         for (int j = 0; j < Cell::vectors; j++)

@@ -125,11 +125,33 @@ __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Vec
                                                    static_cast<const S*>(more.x[i]) + first * more.step[i] + h * P::N, more.step[i],
                                                    t0, n.T, P::N, tl);
 #pragma unroll
-  for (int l = 0; l < P::NL; l++)
+  for (int l = 0; l < P::NI; l++)
     stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
         &d.line[l][0][0], P::CB, static_cast<const S*>(in.line[l]) + first * in.line_step[l] + h * P::line_head(l) + line0,
         in.line_step[l], t0, n.T, P::V - line0, tl);
 }
+
+// Of a thread that folds lines: learned constants of its EV lines, which are the same in every step, and sums over time of their gradients.
+template <class P>
+struct Folding {
+  float par[P::AF][P::EV], sum[P::AF][P::EV] = {};
+  __device__ __forceinline__ Folding(const float* const (&from)[kMostParams], const Place<P>& at) {
+    static_assert(!P::folds || P::TL % (P::CB / P::EV) == 0);
+    const int line = at.line0 + item<P::TL, P::CB / P::EV>(0, at.tl).e * P::EV;
+#pragma unroll
+    for (int i = 0; i < P::NF; i++)
+#pragma unroll
+      for (int e = 0; e < P::EV; e++) par[i][e] = line + e < P::V ? from[i][int64_t(at.h) * P::V + line + e] : 0.f;
+  }
+  // What the cell folds of line e, whose raw inputs are f.
+  __device__ __forceinline__ void given(float (&in)[P::NI], float (&constants)[P::AF], const float (&f)[P::NI][P::EV],
+                                        int e) const {
+#pragma unroll
+    for (int l = 0; l < P::NI; l++) in[l] = of_line(P::Opt::silu, l) ? silu_of<typename P::Math>(f[l][e]) : f[l][e];
+#pragma unroll
+    for (int i = 0; i < P::NF; i++) constants[i] = par[i][e];
+  }
+};
 
 template <class P, int E>
 __device__ __forceinline__ void store_rows(float* to, const float (&f)[E]) {
@@ -140,9 +162,34 @@ __device__ __forceinline__ void store_rows(float* to, const float (&f)[E]) {
   }
 }
 
+template <class P, int unroll>
+__device__ __forceinline__ void fold_lines(Ready<P>& x, const Staging<P>& raw, const Folding<P>& folding, int tl) {
+  constexpr int per = P::CB / P::EV;
+#pragma unroll(unroll)
+  for (int it = 0; it < (P::steps * per + P::TL - 1) / P::TL; it++) {
+    const Item at = item<P::TL, per>(it, tl);
+    const int s = at.s, e0 = at.e * P::EV;
+    if ((P::steps * per) % P::TL && s >= P::steps) break;
+    float f[P::NI][P::EV], y[P::NL][P::EV];
+#pragma unroll
+    for (int l = 0; l < P::NI; l++) load<P::EV>(f[l], &raw.line[l][s][e0]);
+#pragma unroll
+    for (int e = 0; e < P::EV; e++) {
+      float in[P::NI], par[P::AF], of_line[P::NL];
+      folding.given(in, par, f, e);
+      P::Cell::template fold<typename P::Math>(of_line, in, par);
+#pragma unroll
+      for (int l = 0; l < P::NL; l++) y[l][e] = of_line[l];
+    }
+#pragma unroll
+    for (int l = 0; l < P::NL; l++) store<P::EV>(&x.line[l][s][e0], y[l]);
+  }
+}
+
 // Storage type to fp32, with SiLU, norm and scalar maps.
 template <class P, int unroll>
-__device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
+__device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, const Folding<P>& folding,
+                                           int tl) {
   constexpr int KL = P::KL, E = P::N / KL;
 #pragma unroll(unroll)
   for (int it = 0; it < (2 * P::steps * KL + P::TL - 1) / P::TL; it++) {
@@ -183,21 +230,25 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
     if constexpr (P::seconds)
       if (w == 1) further(P::Cell::second_vector, P::at_l, false);
   }
+  if constexpr (P::folds) {
+    fold_lines<P, unroll>(x, raw, folding, tl);
+  } else {
 #pragma unroll
-  for (int l = 0; l < P::NL; l++)
+    for (int l = 0; l < P::NL; l++)
 #pragma unroll(unroll)
-    for (int it = 0; it < (P::steps * P::CB / P::EV + P::TL - 1) / P::TL; it++) {
-      const Item at = item<P::TL, P::CB / P::EV>(it, tl);
-      const int s = at.s, e0 = at.e * P::EV;
-      if ((P::steps * P::CB / P::EV) % P::TL && s >= P::steps) break;
-      float f[P::EV];
-      load<P::EV>(f, &raw.line[l][s][e0]);
-      if (of_line(P::Opt::silu, l)) {
+      for (int it = 0; it < (P::steps * P::CB / P::EV + P::TL - 1) / P::TL; it++) {
+        const Item at = item<P::TL, P::CB / P::EV>(it, tl);
+        const int s = at.s, e0 = at.e * P::EV;
+        if ((P::steps * P::CB / P::EV) % P::TL && s >= P::steps) break;
+        float f[P::EV];
+        load<P::EV>(f, &raw.line[l][s][e0]);
+        if (of_line(P::Opt::silu, l)) {
 #pragma unroll
-        for (int e = 0; e < P::EV; e++) f[e] = silu_of<typename P::Math>(f[e]);
+          for (int e = 0; e < P::EV; e++) f[e] = silu_of<typename P::Math>(f[e]);
+        }
+        store<P::EV>(&x.line[l][s][e0], f);
       }
-      store<P::EV>(&x.line[l][s][e0], f);
-    }
+  }
   if (tl < P::steps * P::NS) {
     const int w = tl / P::steps, s = tl % P::steps;
     const ScalarKind kind = w ? P::kind1 : P::kind0;

@@ -39,8 +39,11 @@ struct Plan {
   static_assert(N % 4 == 0 && N >= 4 && N <= 128, "state rows: a multiple of 4 from 4 to 128");
   static_assert(V >= 1 && V <= 4096, "lines of a head: 1 to 4096");
   static_assert(kWithinLimits<Cell>, "lines: 1 to 4; scalars: 0 to 2, at least 1 with scalar_keep; params: 0 to 4");
-  static constexpr int NL = Cell::lines, NS = Cell::scalars, NC = Cell::params;
-  static constexpr int AS = NS > 0 ? NS : 1, AC = NC > 0 ? NC : 1;  // extents of arrays
+  // Lines in memory, and those that the recurrence is given; learned constants of the recurrence, and those that are folded into lines.
+  static constexpr bool folds = Cell::folded > 0;
+  static constexpr int NI = Cell::lines, NL = kGivenLines<Cell>, NS = Cell::scalars;
+  static constexpr int NC = folds ? 0 : Cell::params, NF = folds ? Cell::params : 0;
+  static constexpr int AS = NS > 0 ? NS : 1, AC = NC > 0 ? NC : 1, AF = NF > 0 ? NF : 1;  // extents of arrays
   // Vectors of a step: k, q, then p, g and l, those that there are.
   static constexpr int NX = Cell::vectors;
   static constexpr bool reads = Cell::read_vector >= 0, keeps = Cell::keep_vector >= 0, seconds = Cell::second_vector >= 0;
@@ -76,10 +79,15 @@ struct Plan {
   static constexpr int E = R * M;  // elements a lane
   // A multiprocessor shall hold two blocks of the backward. Where a cell has many inputs, gradients of lines lie in place of the lines, saved states go
   // straight to registers, and a line gives one share of a scalar.
-  static constexpr bool tight = tensor && !large && NL + NX > 2;
-  // dkeep, a sum over the elements of a line, is a product, too: with two lines a lane, if a product is waited for anyway.
+  static constexpr bool tight = tensor && !large && NI + NX > 2;
+  // Where keep is folded into a line, nothing in the recurrence waits for dkeep: it is the diagonal of a product in the storage type. With one line a
+  // lane, updates of such a cell are products, too, so that a lane reads neither its rows of q nor more than half of its rows of k.
+  static constexpr bool diagonal =
+      tensor && !large && folds && !Cell::scalar_keep && !Cell::energy && !Cell::elementwise && NX == 0;
+  static constexpr bool outer = diagonal && lines_ == 1;
+  // Elsewhere dkeep, a sum over the elements of a line, is a product with two lines a lane, if a product is waited for anyway.
   static constexpr bool sums_keep =
-      tight ? !Cell::elementwise : tensor && !large && lines_ == 2 && Cell::retrieves && !Cell::scalar_keep && !Cell::elementwise;
+      !diagonal && !Cell::elementwise && (tight || (tensor && !large && lines_ == 2 && Cell::retrieves && !Cell::scalar_keep));
   // Rows come in groups of VW, groups interleaved.
   static constexpr int VW = large && R % 8 == 0 ? 8 : R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;
   static constexpr int C = 32 / L * M;

@@ -16,6 +16,21 @@ __device__ __forceinline__ void load_rows(float (&f)[P::R], const float* vec, in
   }
 }
 
+// What a lane gives for B: its rows of k, or (outer) of every four rows the first two in even columns and the last two in odd ones.
+template <class P>
+__device__ __forceinline__ void load_for_products(float (&f)[P::R], const float* vec, int rg, bool odd) {
+  if constexpr (P::outer) {
+#pragma unroll
+    for (int m = 0; m < P::R / 4; m++) {
+      float g[2];
+      load<2>(g, vec + (m * P::L + rg) * 4 + (odd ? 2 : 0));
+      f[2 * m] = g[0], f[2 * m + 1] = g[1];
+    }
+  } else {
+    load_rows<P>(f, vec, rg);
+  }
+}
+
 // The same of a vector that not every cell has.
 template <class P, bool there>
 __device__ __forceinline__ void load_vector(float (&f)[P::R], const float* vec, int rg) {
@@ -47,6 +62,16 @@ __device__ __forceinline__ void line_products(Products<P>& x, const float (&S)[P
     }
   } else {
     x.c[0][0] = dot<P::R>(b, S);
+  }
+}
+// The same of a lane's one line with what load_for_products loads where `outer`.
+template <class P>
+__device__ __forceinline__ void half_products(Products<P>& x, const float (&S)[P::E], const float (&b)[P::R]) {
+#pragma unroll
+  for (int q = 0; q < P::E / 4; q++) {
+    float (&c)[4] = x.c[q];
+    c[0] = c[1] = c[2] = c[3] = 0;
+    mma_tf32(c, S[4 * q], S[4 * q + 2], S[4 * q + 1], S[4 * q + 3], b[2 * q], b[2 * q + 1]);
   }
 }
 template <class P, bool chained>

@@ -11,140 +11,9 @@
 // In fp16 a P too small for it gives a dk too small for it, what is written being of the size of 1.
 #pragma once
 
-#include "matrix_state_step.cuh"
+#include "matrix_state_line_sums.cuh"
 
 namespace elman::matrix {
-
-template <class P>
-__device__ __forceinline__ unsigned pack_stored(float low, float high) {
-  return pack(low, high, typename P::Store());
-}
-
-// What the steps of a segment wrote, in 16 bits: two numbers in a word, of both lines of a lane or of two steps of its one line.
-template <class P>
-struct Written {
-  unsigned x[kInterval * P::M / 2];
-  float even = 0;
-  __device__ __forceinline__ void set(int s, const float (&write)[P::M]) {
-    if (P::M == 2) x[s] = pack_stored<P>(write[0], write[P::M - 1]);
-    else if (s % 2) x[s / 2] = pack_stored<P>(even, write[0]);
-    else even = write[0];
-  }
-  // (0, what step s wrote into line m).
-  __device__ __forceinline__ unsigned at(int s, int m) const {
-    const unsigned both = x[P::M == 2 ? s : s / 2];
-    return (P::M == 2 ? m : s % 2) ? both & 0xffff0000u : both << 16;
-  }
-};
-
-// Sums over lines are columns of products, two from each lane t of a line: dq and dk; dp and dg; dl and none. As many lanes give the same two.
-template <class P>
-constexpr int kPairs = P::NX == 0   ? 1
-                       : P::seconds ? 4
-                                    : 2;
-
-// dq and dk of one step: sums over this warp's lines. Rows come as the fragments leave them: tile q, row g of either half.
-template <class P>
-struct LineSums {
-  static constexpr int pairs = P::R / 2, tiles = (pairs + 1) / 2;  // of rows of a lane; of 16 rows
-  float c[tiles][4];
-  using Fragments = unsigned[P::M][2 * tiles];
-
-  static __device__ __forceinline__ void turn(Fragments& to, const float (&X)[P::E]) {
-#pragma unroll
-    for (int m = 0; m < P::M; m++)
-#pragma unroll
-      for (int j = 0; j < 2 * tiles; j++)
-        to[m][j] =
-            j < pairs
-                ? transposed(pack_stored<P>(X[P::element(m, j < pairs ? 2 * j : 0)], X[P::element(m, j < pairs ? 2 * j + 1 : 0)]))
-                : 0u;
-  }
-  // X^T x + Y^T y for this warp's lines; x, y: transposed pairs of weights, for even and odd columns, of each line.
-  __device__ __forceinline__ void set(const Fragments& X, const unsigned (&x)[P::M], const Fragments& Y,
-                                      const unsigned (&y)[P::M]) {
-#pragma unroll
-    for (int q = 0; q < tiles; q++) {
-      c[q][0] = c[q][1] = c[q][2] = c[q][3] = 0;
-      if constexpr (P::M == 2) {
-        const unsigned a[4] = {X[0][2 * q], X[0][2 * q + 1], X[1][2 * q], X[1][2 * q + 1]};
-        const unsigned b[4] = {Y[0][2 * q], Y[0][2 * q + 1], Y[1][2 * q], Y[1][2 * q + 1]};
-        mma_16x8x16<typename P::Store>(c[q], a, x[0], x[1]);
-        mma_16x8x16<typename P::Store>(c[q], b, y[0], y[1]);
-      } else {
-        const unsigned a[4] = {X[0][2 * q], X[0][2 * q + 1], Y[0][2 * q], Y[0][2 * q + 1]};
-        mma_16x8x16<typename P::Store>(c[q], a, x[0], y[0]);
-      }
-    }
-  }
-  // The same for one X, in words of two rows, added to what is there.
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int q = 0; q < tiles; q++) c[q][0] = c[q][1] = c[q][2] = c[q][3] = 0;
-  }
-  __device__ __forceinline__ void add(const unsigned (&X)[P::M][pairs], const unsigned (&x)[P::M]) {
-#pragma unroll
-    for (int q = 0; q < tiles; q++) {
-      unsigned a[4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int j = 2 * q + i % 2;
-        a[i] = j < pairs ? transposed(X[i / 2 % P::M][j < pairs ? j : 0]) : 0u;
-      }
-      mma_16x8x16<typename P::Store>(c[q], a, x[0], x[P::M - 1]);
-    }
-  }
-  // Z^T z, added.
-  __device__ __forceinline__ void add_alone(const Fragments& Z, const unsigned (&z)[P::M]) {
-#pragma unroll
-    for (int q = 0; q < tiles; q++) {
-      const unsigned a[4] = {Z[0][2 * q], Z[0][2 * q + 1], P::M == 2 ? Z[P::M - 1][2 * q] : 0u,
-                             P::M == 2 ? Z[P::M - 1][2 * q + 1] : 0u};
-      mma_16x8x16<typename P::Store>(c[q], a, z[0], z[P::M - 1]);
-    }
-  }
-  // To a row of shared memory, its two columns. Where two lanes have the same ones, t < 2 gives rows of a tile's lower half.
-  __device__ __forceinline__ void give_pairs(float* to, int g, int t) const {
-    constexpr int pairs_ = kPairs<P>;
-    const int pair = t % pairs_;
-    const int first = pair == 0 ? 1 : pair == 1 ? (P::reads ? P::at_p : -1) : pair == 2 ? P::at_l : -1;
-    const int second = pair == 0 ? 0 : pair == 1 && P::keeps ? P::at_g : -1;
-#pragma unroll
-    for (int j = 0; j < pairs; j += pairs_ == 2 ? 2 : 1) {
-      const bool halves = pairs_ == 2 && j + 1 < pairs;
-      const bool upper = halves && t >= 2, mine = pairs_ == 4 || halves || t < 2;
-      const float x = upper ? c[j / 2][2] : c[j / 2][j % 2 * 2], y = upper ? c[j / 2][3] : c[j / 2][j % 2 * 2 + 1];
-      float* row = to + place(2 * (j + upper) + (g & 1), g);
-      store_if(mine && first >= 0, row + first * P::NP, x);
-      store_if(mine && second >= 0, row + second * P::NP, y);
-    }
-  }
-  // To a row of shared memory, all columns t being alike: lane t gives dk (t odd) or dq of row g, of the lower half of a tile or (t >= 2) the upper.
-  __device__ __forceinline__ void give(float* to, int g, int t) const {
-    if constexpr (kPairs<P> > 1) return give_pairs(to, g, t);
-    to += t & 1 ? 0 : P::NP;
-#pragma unroll
-    for (int q = 0; q < tiles; q++) {
-      const float low = t & 1 ? c[q][1] : c[q][0], high = t & 1 ? c[q][3] : c[q][2];
-      const int i = 4 * q + (t & 2) + (g & 1);  // row of the lane g / 2
-      if (2 * q + 1 < pairs || !(t & 2)) to[place(i, g)] = t & 2 ? high : low;
-    }
-  }
-  static __device__ __forceinline__ int place(int i, int g) {  // in a vector, of row i of the lane g / 2
-    return i / P::VW * P::L * P::VW + (g >> 1) * P::VW + i % P::VW;
-  }
-  // The same as words (dk, dq): lane t gives those of one of two tiles (t odd: the second).
-  __device__ __forceinline__ void give(unsigned* to, int g, int t) const {
-#pragma unroll
-    for (int q = 0; q < tiles; q += 2) {
-      const int second = q + 1 < tiles ? q + 1 : q;
-      const unsigned low = t & 1 ? pack_stored<P>(c[second][1], c[second][0]) : pack_stored<P>(c[q][1], c[q][0]);
-      const unsigned high = t & 1 ? pack_stored<P>(c[second][3], c[second][2]) : pack_stored<P>(c[q][3], c[q][2]);
-      const int i = 4 * (q + (t & 1)) + (t & 2) + (g & 1);
-      if (i < P::R) to[place(i, g)] = t & 2 ? high : low;
-    }
-  }
-};
 
 template <class P, bool MayHold>
 __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const Constants<P>& par,
@@ -170,12 +39,23 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       load_vector<P, P::reads && !P::keeps_r>(p, x.kq[s] + P::at_p * NP, t);
       if constexpr (P::keeps_r) load<M>(retrieved[s], rs + s * P::CB);
       else state_products<P>(sum, S, P::reads ? p : kc, g & 1);
-      load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], t);
+      if constexpr (!(P::outer && P::keeps_r)) load_rows<P>(kn, x.kq[s + 1 < kInterval ? s + 1 : s], t);
       step_inputs<P>(in, c, lines, x, s);
 #pragma unroll
       for (int e = 0; e < E; e++) hist[s][e] = S[e];
       const bool hold = MayHold && x.hold[s] != 0.f;
-      if constexpr (P::keeps_r) update<P, MayHold>(S, retrieved[s], kc, x.kq[s], t, in, c, par, hold, write);
+      if constexpr (P::outer && P::keeps_r) {
+        const auto w = P::Cell::template line<typename P::Math, float>({retrieved[s][0], in[0], c, par[0]});
+        write[0][0] = hold ? 0.f : w.write;
+        float next[E] = {};
+        outer<P, true>(next, x.kq[s], w.write, g, t);
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+          next[e] = fmaf(w.keep, S[e], next[e]);
+          if (P::Cell::squashes) next[e] = P::Math::tanh(next[e]);
+          S[e] = hold ? S[e] : next[e];
+        }
+      } else if constexpr (P::keeps_r) update<P, MayHold>(S, retrieved[s], kc, x.kq[s], t, in, c, par, hold, write);
       else advance<P, MayHold>(S, sum, kc, x.kq[s], t, in, c, par, hold, retrieved[s], write);
 #pragma unroll
       for (int i = 0; i < P::writes; i++) written[i].set(s, write[i]);
@@ -220,7 +100,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     for (int j = 0; j < 2 * M * Sums::tiles; j++)
       turned[j / (2 * Sums::tiles)][j % (2 * Sums::tiles)] = turned_kept[j / (2 * Sums::tiles)][j % (2 * Sums::tiles)] = 0;
   }
-  load_rows<P>(kc, x.kq[kInterval - 1], t);
+  load_for_products<P>(kc, x.kq[kInterval - 1], t, g & 1);
 #pragma unroll
   for (int s = kInterval - 1; s >= 0; s--) {
     const int before = s > 0 ? s - 1 : 0;
@@ -231,8 +111,8 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     load_vector<P, P::reads>(p, x.kq[s] + P::at_p * NP, t);
     load_vector<P, P::keeps>(kept, x.kq[s] + P::at_g * NP, t);
     load_vector<P, P::seconds>(l, x.kq[s] + P::at_l * NP, t);
-    load_rows<P>(kn, x.kq[before], t);
-    load_rows<P>(q, x.kq[before] + NP, t);
+    load_for_products<P>(kn, x.kq[before], t, g & 1);
+    if constexpr (!P::outer) load_rows<P>(q, x.kq[before] + NP, t);
     step_inputs<P>(in, c, lines, x, s);
     const bool hold = MayHold && x.hold[s] != 0.f;
     load<M>(dy, dys + before * P::CB);
@@ -252,7 +132,8 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
         line_products<P, false>(sum, X, k);
       }
     };
-    if constexpr (!P::Cell::elementwise) products(sum, Pm, kc);
+    if constexpr (P::outer) half_products<P>(sum, Pm, kc);
+    else if constexpr (!P::Cell::elementwise) products(sum, Pm, kc);
     if constexpr (P::seconds) products(sum_l, Pm, l);
     if constexpr (P::sums_keep || P::keeps) {
 #pragma unroll
@@ -266,8 +147,17 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     Sums y;
     add(y);
     y.give(sums[s + 1], g, t);
-    if constexpr (!P::Cell::elementwise) Sums::turn(turned, Pm);
-    Sums::turn(turned_before, Sp);
+    if constexpr (P::diagonal) {
+      unsigned of_P[M][R / 2], of_S[M][R / 2];
+      Sums::words(of_P, Pm);
+      Sums::words(of_S, Sp);
+      Sums::turn(turned, of_P);
+      Sums::turn(turned_before, of_S);
+      diagonal<P>(dkeep, of_P, of_S, g);
+    } else {
+      if constexpr (!P::Cell::elementwise) Sums::turn(turned, Pm);
+      Sums::turn(turned_before, Sp);
+    }
     if constexpr (P::keeps) Sums::turn(turned_kept, of_keep);
     MatrixLine<float> w[M], dw[M] = {};
     MatrixIn<float> x_[M];
@@ -288,13 +178,19 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       Sums::turn(turned, Pm);
 #pragma unroll
       for (int e = 0; e < E; e++) base[e] = fmaf(q[P::k_of(e)], dy[P::line_of(e)], MayHold && hold ? dS[e] : of_s[e]);
+    } else if constexpr (P::outer) {
+#pragma unroll
+      for (int e = 0; e < E; e++) base[e] = 0;
+      outer<P, false>(base, x.kq[before] + NP, dy[0], g, t);
+#pragma unroll
+      for (int e = 0; e < E; e++) base[e] = MayHold && hold ? base[e] + dS[e] : fmaf(w[0].keep, Pm[e], base[e]);
     } else {
 #pragma unroll
       for (int e = 0; e < E; e++) {
         const int m = P::line_of(e);
         const float now = P::keeps ? kept[P::k_of(e)] * Pm[e] : Pm[e], rest = MayHold && hold ? dS[e] : w[m].keep * now;
         base[e] = fmaf(q[P::k_of(e)], dy[m], rest);
-        if constexpr (!P::sums_keep) dkeep[m] = e < M ? now * Sp[e] : fmaf(now, Sp[e], dkeep[m]);
+        if constexpr (!P::sums_keep && !P::diagonal) dkeep[m] = e < M ? now * Sp[e] : fmaf(now, Sp[e], dkeep[m]);
       }
     }
     if constexpr (P::sums_keep) line_sums<P, false>(dkeep, sum_keep);
@@ -302,7 +198,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     if constexpr (P::seconds) line_sums<P, false>(dsecond, sum_l);
 #pragma unroll
     for (int m = 0; m < M; m++) {
-      if ((!P::Cell::scalar_keep || P::tight) && !P::sums_keep) dkeep[m] = line_sum<4>(dkeep[m]);
+      if ((!P::Cell::scalar_keep || P::tight) && !P::sums_keep && !P::diagonal) dkeep[m] = line_sum<4>(dkeep[m]);
       const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m], dsecond[m]}, x_[m]);
       dr[m] = hold ? 0.f : d.r;
       if constexpr (P::Cell::energy)
@@ -320,7 +216,8 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       for (int i = 0; i < P::NC; i++) dpar[m][i] += hold ? 0.f : d.par[i];
     }
 #pragma unroll
-    for (int e = 0; e < E; e++) dS[e] = fmaf((P::reads ? p : kc)[P::k_of(e)], dr[P::line_of(e)], base[e]);
+    for (int e = 0; e < E; e++) dS[e] = P::outer ? base[e] : fmaf((P::reads ? p : kc)[P::k_of(e)], dr[P::line_of(e)], base[e]);
+    if constexpr (P::outer) outer<P, true>(dS, x.kq[s], dr[0], g, t);
     if constexpr (P::tight) __syncwarp();  // all lanes of a line have read it
 #pragma unroll
     for (int l = 0; l < P::NL; l++)
