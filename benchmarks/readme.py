@@ -271,6 +271,22 @@ def decoding_table() -> str:
         f"includes prompt and recording; one {data['hardware']}, {versions}, {_commits(data)}. "
         "`benchmarks/generation.py`, `benchmarks/results/decoding_h200.json`."
     )
+    return f"{caption}\n\n{markdown(rows)}\n\n{rules_table(data['recurrences'])}"
+
+
+def rules_table(data: dict[str, Any]) -> str:
+    """Microseconds of one step of the linear rules, ours and fla's."""
+    samples = list(dict.fromkeys(r["samples"] for r in data["rows"]))
+    found = {(r["rule"], r["samples"]): r for r in data["rows"]}
+    rows = [["rule", *(f"{n} sample{'s' * (n > 1)}" for n in samples)]]
+    for name in dict.fromkeys(r["rule"] for r in data["rows"]):
+        cells = [found[name, n] for n in samples]
+        rows.append([name.replace("_", " "), *(f"{r['us']} / {r['fla_us']}" for r in cells)])
+    caption = (
+        "µs of one step of the linear rules alone, our kernels with the cells of `tests/linear_cells.py` / fla-core "
+        f"{data['fla-core']}'s fused_recurrent functions: {data['heads']} heads of {data['keys']} x {data['values']}, inputs "
+        f"in bfloat16, states in float32, CUDA graphs of many steps, commit {data['commit']}."
+    )
     return f"{caption}\n\n{markdown(rows)}"
 
 

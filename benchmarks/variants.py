@@ -84,17 +84,17 @@ def recurrence_table(found: dict[str, Any]) -> str:
 
 
 def step_table(found: dict[str, Any]) -> str:
-    rows = [["variant", "model", "parameters", "tok/s", "ms a step", "peak GiB", "launched as", "commit"]]
+    rows = [["variant", "model", "parameters", "tok/s", "ms a step", "peak GiB", "runs on", "commit"]]
     for name, row in found["rows"].items():
         words = [row.get("reason", ""), *["–"] * 5]
         if "tok_s" in row:
             words = [row["model"], f"{row['parameters']:,}", f"{row['tok_s']:,}", f"{row['ms']:.1f}"]
-            words += [f"{row['peak_gib']:.2f}", row["ran"]]
+            words += [f"{row['peak_gib']:.2f}", row["backend"]]
         rows.append([name, *words, row["commit"][:7]])
     machines = {f"{run['gpu']}, torch {run['versions']['torch'].partition('+')[0]}" for run in found["runs"].values()}
     caption = (
-        f"A training step of six layers at about 25M parameters, bfloat16, T = {T}, B = {B}; {'; '.join(sorted(machines))}; "
-        f"medians. {found['note']} `benchmarks/variants.py`."
+        f"A training step of six layers at about 25M parameters as one CUDA graph, bfloat16, T = {T}, B = {B}; "
+        f"{'; '.join(sorted(machines))}; medians. {found['note']} `benchmarks/variants.py`."
     )
     return f"{caption}\n\n{markdown(rows)}\n"
 
