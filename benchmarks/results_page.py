@@ -102,7 +102,7 @@ def _read(path: Path) -> Any:
 def recipe_runs(
     folders: Sequence[Path], text: Mapping[str, Any], commit: str, known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The runs `known` and those of folders; without `known`, also the difference of the best two on the same batches.
+    """The runs `known` and those of folders, and the difference of the best two of each seed on the same batches.
 
     A row's options are those that differ from e88:conv_h16n64 with AdamW, or from the defaults of another variant.
     """
@@ -118,20 +118,23 @@ def recipe_runs(
         given = model["options"] | {k: m["settings"][t][k] for t, k in (("model", "mlp_ratio"), ("train", "optimizer"))}
         rows.append({
             "model": f"{base}@{model['hidden_size']}x{model['num_hidden_layers']}",
-            "options": {k: v for k, v in given.items() if v != usual[k]}, "parameters": m["parameters"],
+            "options": {k: v for k, v in given.items() if v != usual.get(k, False)}, "parameters": m["parameters"],
             "lr": m["settings"]["train"]["lr"], "seed": m["settings"]["train"]["seed"], **m["result"],
             "gpu": m["hardware"]["gpu"], "torch": m["versions"]["torch"], "protocol_hash": m["protocol_hash"], "commit": commit,
         })  # fmt: skip
-    if known:
-        return {**known, "rows": [*known["rows"], *rows]}
-    whole = max(row["bytes_seen"] for row in rows)
-    first, second, *_ = sorted(
-        contenders([run for run, row in zip(runs, rows, strict=True) if row["bytes_seen"] == whole]), key=rank
-    )
-    pair = compare(first, second).pairs[0]
-    assert pair.loss is not None
-    beside = {"models": [first.name, second.name], "seeds": pair.seeds, "steps": pair.steps, "heldout": pair.heldout}
-    return {"text": dict(text), "commit": commit, "rows": rows, "pair": beside | {"loss": vars(pair.loss)}}
+    whole, pairs = max(row["bytes_seen"] for row in (*known.get("rows", ()), *rows)), []
+    full = [(run, row) for run, row in zip(runs, rows, strict=True) if row["bytes_seen"] == whole]
+    for seed in sorted({row["seed"] for _, row in full}):
+        first, second, *_ = [*sorted(contenders([run for run, row in full if row["seed"] == seed]), key=rank), None]
+        if second is not None:
+            pair = compare(first, second).pairs[0]
+            assert pair.loss is not None
+            pairs.append({
+                "models": [first.name, second.name], "optimizer": full[0][0].manifest["settings"]["train"]["optimizer"],
+                "seed": seed, "steps": pair.steps, "heldout": pair.heldout, "loss": vars(pair.loss),
+            })  # fmt: skip
+    made = {"text": dict(text), "commit": commit, **known}
+    return made | {"rows": [*made.get("rows", []), *rows], "pairs": [*made.get("pairs", []), *pairs]}
 
 
 # the page ----------------------------------------------------------------------------------------------------------------
@@ -276,21 +279,39 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
             f"{r['peak_memory'] / GIB:.1f}",
         ])  # fmt: skip
     short = next(r["bytes_seen"] for r in facts["rows"] if r["bytes_seen"] != whole)
-    pair, text = facts["pair"], facts["text"]
-    names = " and ".join(f"`{name}`" for name in pair["models"])
+    text = facts["text"]
     return [
         "## E88's recipes beside Gated DeltaNet",
         "",
         f"The text (SHA-256 `{text['sha256'][:16]}…`), protocol and GPU of the comparison above, torch "
         f"{facts['rows'][0]['torch']}, commit {facts['commit'][:7]}, or the row's in the file. `e88:conv_h16n64` has 16 heads "
         "of 64, convolution, write gate, sigmoid output gate, no norm. Options are those that differ from it, or from another "
-        f"variant's defaults. * Other processes used the GPU too. `benchmarks/results/{RECIPE}`.",
+        "variant's defaults. `decayed_read` reads after the decay, as Gated DeltaNet does; it was not kept. "
+        f"* Other processes used the GPU too. `benchmarks/results/{RECIPE}`.",
         "",
         markdown(tables[True]),
         "",
-        f"{names}, seed {pair['seeds'][0]}, on the same batches (`elman compare`, steps {pair['steps'][0]:,} to "
-        f"{pair['steps'][1]:,}): {pair['loss']['mean']:+.4f} bits per byte, 95 % interval {pair['loss']['low']:+.4f} to "
-        f"{pair['loss']['high']:+.4f}; it reflects batch noise, not differences between seeds.",
+        "Pairs on the same batches (`elman compare`): differences in bits per byte, first minus second. The 95 % interval "
+        "reflects batch noise, not differences between seeds.",
+        "",
+        markdown(
+            [
+                ["first", "second", "optimizer", "seed", "steps", "training loss", "95 % interval", "held out"],
+                *(
+                    [
+                        f"`{p['models'][0]}`",
+                        f"`{p['models'][1]}`",
+                        p["optimizer"],
+                        str(p["seed"]),
+                        f"{p['steps'][0]:,} to {p['steps'][1]:,}",
+                        f"{p['loss']['mean']:+.4f}",
+                        f"{p['loss']['low']:+.4f} to {p['loss']['high']:+.4f}",
+                        f"{p['heldout']:+.4f}",
+                    ]
+                    for p in facts["pairs"]
+                ),
+            ]
+        ),
         "",
         f"Trials on {short:,} bytes, each with a schedule of its own length. E88 had more of them than Gated DeltaNet. They "
         "rank architectures poorly: Mamba-2 is 0.21 behind Gated DeltaNet after as many bytes, 0.04 after ten times as many.",

@@ -41,9 +41,10 @@ PRESETS: Mapping[str, Options] = {
     "conv_h32n32": {**CONV, **_heads(32, 32)},
     "conv_h16n64": {**CONV, **_heads(16, 64)},
     "conv_linear": {**CONV, **_heads(16, 64), "linear_state": True},  # the best of them with AdamW
-    "conv_h24n64": {
-        **CONV, **_heads(24, 64), "linear_state": True, "use_output_norm": True, "gate_activation": "silu", "init": "normal"
-    },  # for Muon
+    "conv_h5v256": {
+        **CONV, **_heads(5, 64), "expansion": 4.0, "linear_state": True, "use_output_norm": True, "gate_activation": "silu",
+        "init": "zero",
+    },  # for Muon: few heads with many values each
     "demo": {**PLAIN, **_heads(8, 16)},  # small enough for a CPU
     # one change each to 16 heads of 32 with sigmoid gate and output norm
     "a_noconv": A16,
