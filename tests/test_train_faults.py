@@ -282,6 +282,22 @@ def test_handlers_are_put_back():
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)] == before
 
 
+def test_a_gpu_that_fails_is_one_line_and_the_process_ends_at_once(text, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure\nSearch for `cudaErrorLaunchFailure' in …")
+
+    left: list[int] = []
+    monkeypatch.setattr(TrainStep, "forward", fail)
+    monkeypatch.setattr(os, "_exit", left.append)
+    main(train_words(text, tmp_path / "run"))
+    assert left == [5]  # CUDA's destructors would abort it
+    assert capsys.readouterr().err == (
+        "elman: cpu failed by step 1: CUDA error: unspecified launch failure; let no other program use this GPU, then type "
+        f"`elman resume {tmp_path / 'run'}`\n"
+    )
+    assert manifest(tmp_path / "run")["status"] == "crashed"
+
+
 # memory --------------------------------------------------------------------------------------------------------------
 
 ERRORS = [

@@ -114,6 +114,9 @@ def main(argv: list[str] | None = None) -> int:
         everywhere, elsewhere = getattr(error, "everywhere", False), getattr(error, "said", False)
         if not elsewhere and (rank == "0" or not everywhere):  # an error of all processes is printed by the first
             _say(said if rank == "0" or said.startswith("rank ") else f"rank {rank}: {said}")
+        if getattr(error, "fatal", False):
+            sys.stdout.flush()
+            os._exit(code)
         return code
 
 

@@ -17,9 +17,11 @@ class ElmanError(Exception):
     Attributes:
         everywhere: every process of a training on several raises it, so that the first alone need say it.
         said: another process says it.
+        fatal: this process can do nothing more, and leaving in the usual way would abort it: the GPU has failed.
     """
 
     exit_code = 1
+    fatal = False
     everywhere = False
     said = False
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shlex
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from elman_core.registry import DivergedError, ElmanError, OutOfMemoryError, RankError, StorageError
+from elman_core.registry import DivergedError, ElmanError, KernelError, OutOfMemoryError, RankError, StorageError
 from elman_core.storage import write_json
 
 from .run import memory_in_use, now
@@ -142,6 +143,16 @@ def out_of_memory(run: Any, error: BaseException) -> OutOfMemoryError:
     return OutOfMemoryError(
         f"out of memory on {run.device} in step {run.step + 1}, {used / 2**20:,.0f} MiB in use: {words}"
     )
+
+
+def gpu_failed(run: Any, error: BaseException) -> KernelError:
+    """The error to raise instead of `error`, with which the device refuses all further work of this process."""
+    failed = KernelError(
+        f"{run.device} failed by step {run.step + 1}: {str(error).partition(chr(10))[0]}; let no other program use this GPU, "
+        f"then type `elman resume {shlex.quote(str(run.path))}`"
+    )
+    failed.fatal = True
+    return failed
 
 
 def record(run: Any, error: BaseException) -> None:

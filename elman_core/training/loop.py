@@ -169,7 +169,8 @@ class Trainer:
         """Train to the end that the settings give, or to a signal, which saves first.
 
         Raises:
-            DivergedError, OutOfMemoryError, PluginError, StorageError: once the manifest records it. Earlier checkpoints stay.
+            DivergedError, KernelError, OutOfMemoryError, PluginError, StorageError: once the manifest records it.
+                Earlier checkpoints stay.
         """
         self.signals = RankSignals(self.ranks, self.processes, self.progress.seconds)
         # Until the very end: launchers send SIGTERM to processes that are still writing down why they stop.
@@ -202,7 +203,12 @@ class Trainer:
             signum = self.signals.ending
             return self._end("incomplete" if signum == signal.SIGINT else "killed", signum)
         except BaseException as raised:
-            error = failures.out_of_memory(self, raised) if failures.ran_out(raised) else self.ranks.explain(raised)
+            if failures.ran_out(raised):
+                error = failures.out_of_memory(self, raised)
+            elif isinstance(raised, torch.AcceleratorError):
+                error = failures.gpu_failed(self, raised)
+            else:
+                error = self.ranks.explain(raised)
             self.ranks.leave_note(error)
             if isinstance(error, (PluginError, DataError, LoaderError)) and self.ranks.all_here(error):
                 self._save_what_is_left(error)
