@@ -29,16 +29,17 @@ def flipped(content: bytes, bit: int) -> bytes:
 
 
 def damages(content: bytes, draw: random.Random, count: int) -> Iterator[bytes]:
-    """`count` contents that differ from `content`: a bit, a cut, zeros, two parts exchanged, more at the end."""
+    """At most `count` contents that differ from `content`: a bit, a cut, zeros, two parts exchanged, more at the end."""
     for index in range(count):
         a, b = sorted(draw.sample(range(len(content) + 1), 2))
-        yield [
+        changed = [
             flipped(content, draw.randrange(8 * len(content))),
             content[:a],
             content[:a] + bytes(b - a) + content[b:],
             content[a:b] + content[:a] + content[b:],
             content + content[a:b],
         ][index % 5]
+        yield from [changed] * (changed.strip() != content.strip())  # JSON may end in more white space
 
 
 def assert_equal_or_refused(read: Callable[[], object], expected: object) -> None:
@@ -186,9 +187,8 @@ def test_a_damaged_export_is_not_loaded(run, tmp_path, monkeypatch):
     draw = random.Random(2)
     for name in ("config.json", "model.safetensors", "generation_config.json", "checksums.json"):
         content = (export / name).read_bytes()
-        loads = [load_checkpoint, LadderForCausalLM.from_pretrained]
-        if name == "checksums.json":  # the entry of a file that is not loaded may be wrong
-            loads.pop()
+        # Of the checksums, the entry of a file that is not loaded may be wrong.
+        loads = [load_checkpoint] + [LadderForCausalLM.from_pretrained] * (name != "checksums.json")
         for changed in [b"{}", *damages(content, draw, 40)]:
             (export / name).write_bytes(changed)
             for load in loads:
