@@ -37,22 +37,6 @@ from elman_core.nn import gate, linears
 from elman_core.registry import get_variant
 
 HERE = Path(__file__).parent
-TRAINED = (
-    "diagonal",
-    "diagonal:tanh",
-    "e34",
-    "e61",
-    "e61:b",
-    "e61:c",
-    "e62",
-    "e62:b",
-    "e64",
-    "e65",
-    "e67",
-    "e67lr",
-    "e68",
-    "e68:i",
-)
 SHAPES = ((32, 512, 1024), (8, 4096, 1024))  # B, T, d
 VARIANTS = ("diagonal", "e34", "e61", "e62", "e64", "e65", "e67", "e68")
 TARGETS = {"forward": 45, "backward": 110}

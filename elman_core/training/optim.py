@@ -37,13 +37,14 @@ def undecayed(model: nn.Module) -> set[str]:
 def matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The parameters that Muon updates, the matrices of mixers without those of `undecayed`: {name: rows of each map}."""
     found: dict[str, tuple[int, ...]] = {}
+    left_alone = undecayed(model)
     for prefix, module in model.named_modules():
         if isinstance(module, Mixer):
-            stacked = {f"{prefix}.{n}": rows for n, rows in module.stacked().items()}
-            for n, p in module.named_parameters(prefix):
-                if p.ndim == 2:
-                    found[n] = stacked.get(n, (p.shape[0],))
-    return {n: rows for n, rows in found.items() if n not in undecayed(model)}
+            stacked = module.stacked()
+            for n, p in module.named_parameters():
+                if p.ndim == 2 and f"{prefix}.{n}" not in left_alone:
+                    found[f"{prefix}.{n}"] = stacked.get(n, (len(p),))
+    return found
 
 
 class Optimizer:
