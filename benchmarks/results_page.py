@@ -130,7 +130,7 @@ def recipe_runs(
             pair = compare(*best).pairs[0]
             assert pair.loss is not None
             pairs.append({
-                "models": [run.name for run in best], "optimizer": best[0].manifest["settings"]["train"]["optimizer"],
+                "models": [each.name for each in best], "optimizer": best[0].runs[0].manifest["settings"]["train"]["optimizer"],
                 "seed": seed, "steps": pair.steps, "heldout": pair.heldout, "loss": vars(pair.loss),
             })  # fmt: skip
     made = {"text": dict(text), "commit": commit, **known}
