@@ -33,7 +33,7 @@ constexpr int kPairs = P::NX == 0   ? 1
                        : P::seconds ? 4
                                     : 2;
 
-// For each line of a lane the sum of products of two lines, in the lane t = g / 2 of its four: the diagonal of a product. Words of two rows.
+// For each line of a lane the sum of products of two lines: the diagonal of a product, from the lane t = g / 2 of its four. Words of two rows.
 template <class P>
 __device__ __forceinline__ void diagonal(float (&sum)[P::M], const unsigned (&X)[P::M][P::R / 2],
                                          const unsigned (&Y)[P::M][P::R / 2], int g) {
@@ -58,6 +58,16 @@ __device__ __forceinline__ void diagonal(float (&sum)[P::M], const unsigned (&X)
       sum[m] = __shfl_sync(~0u, g % 2 ? c[2 * m + 1] : c[2 * m], g * 4 + g / 2);
     }
   }
+}
+// The same with tf32's digits, of one line a lane, and in that lane of the four alone.
+template <class P>
+__device__ __forceinline__ float diagonal(const float (&X)[P::E], const float (&Y)[P::E], int g) {
+  float c[2][4] = {};
+#pragma unroll
+  for (int e = 0; e < P::E; e += 4)
+#pragma unroll
+    for (int i = 0; i < 2; i++) mma_tf32(c[i], X[e], X[e + 2], X[e + 1], X[e + 3], Y[e + 2 * i], Y[e + 2 * i + 1]);
+  return (g % 2 ? c[0][1] + c[1][3] : c[0][0] + c[1][2]) * (kUncut * kUncut);
 }
 // x += y vec, the rows of a lane times a number of its one line: of four rows, products by lane t = 0 give the first two and by t = 1 the last two,
 // and t = 2 and 3 add what the tensor cores cut off y (cuts; otherwise nothing is).

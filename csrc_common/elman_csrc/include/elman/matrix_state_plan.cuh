@@ -80,11 +80,11 @@ struct Plan {
   // A multiprocessor shall hold two blocks of the backward. Where a cell has many inputs, gradients of lines lie in place of the lines, saved states go
   // straight to registers, and a line gives one share of a scalar.
   static constexpr bool tight = tensor && !large && NI + NX > 2;
-  // Where keep is folded into a line, nothing in the recurrence waits for dkeep: it is the diagonal of a product in the storage type. With one line a
-  // lane, updates of such a cell are products, too, so that a lane reads neither its rows of q nor more than half of its rows of k.
-  static constexpr bool diagonal =
-      tensor && !large && folds && !Cell::scalar_keep && !Cell::energy && !Cell::elementwise && NX == 0;
-  static constexpr bool outer = diagonal && lines_ == 1;
+  // Of cells that fold lines: with one line a lane, updates are products, so that a lane reads neither its rows of q and p nor more than half of its
+  // rows of k. dkeep, for which nothing in the recurrence waits, is the diagonal of a product: in the storage type where keep is a line's, in tf32 where
+  // it is a scalar, of which all lines make a sum.
+  static constexpr bool lean = tensor && !large && folds && !keeps && !seconds && !Cell::energy && !Cell::elementwise;
+  static constexpr bool outer = lean && lines_ == 1, diagonal = lean && (outer || !Cell::scalar_keep);
   // Elsewhere dkeep, a sum over the elements of a line, is a product with two lines a lane, if a product is waited for anyway.
   static constexpr bool sums_keep =
       !diagonal && !Cell::elementwise && (tight || (tensor && !large && lines_ == 2 && Cell::retrieves && !Cell::scalar_keep));

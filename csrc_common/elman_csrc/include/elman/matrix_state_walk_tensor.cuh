@@ -72,6 +72,8 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   typename Sums::Fragments turned, turned_before, turned_kept;
   unsigned wrote[M] = {}, weights[M], kept_by[M] = {};
   const int pair = t % kPairs<P>;  // which columns are this lane's
+  // The lane of a line that gives scalar i, where one does.
+  const auto owner = [&](int i) { return i == 0 && P::Cell::scalar_keep && P::diagonal ? g / 2 : 0; };
   const auto add = [&](Sums& y) {
     y.set(turned, wrote, turned_before, weights);
     if constexpr (P::keeps) y.add_alone(turned_kept, kept_by);
@@ -108,7 +110,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     float kn[R], q[R], p[R], kept[R], l[R], in[M][P::NL], c[P::AS], Pm[E], of_keep[E], base[E], dwrite[M], dkeep[M],
         dsecond[M] = {}, dr[M], din[P::NL][M], dscalar[P::AS];
     Products<P> sum, sum_l, sum_keep;
-    load_vector<P, P::reads>(p, x.kq[s] + P::at_p * NP, t);
+    load_vector<P, P::reads && !P::outer>(p, x.kq[s] + P::at_p * NP, t);
     load_vector<P, P::keeps>(kept, x.kq[s] + P::at_g * NP, t);
     load_vector<P, P::seconds>(l, x.kq[s] + P::at_l * NP, t);
     load_for_products<P>(kn, x.kq[before], t, g & 1);
@@ -153,7 +155,8 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       Sums::words(of_S, Sp);
       Sums::turn(turned, of_P);
       Sums::turn(turned_before, of_S);
-      diagonal<P>(dkeep, of_P, of_S, g);
+      if constexpr (P::Cell::scalar_keep) dkeep[0] = diagonal<P>(Pm, Sp, g);
+      else diagonal<P>(dkeep, of_P, of_S, g);
     } else {
       if constexpr (!P::Cell::elementwise) Sums::turn(turned, Pm);
       Sums::turn(turned_before, Sp);
@@ -207,7 +210,8 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
           base[P::element(m, i)] = fmaf(hold ? 0.f : d.energy * (2.f / P::N), Sp[P::element(m, i)], base[P::element(m, i)]);
 #pragma unroll
       for (int i = 0; i < P::NS; i++) {
-        const float y = (i == 0 && P::Cell::scalar_keep && !P::tight) || t == 0 ? d.c[i] : 0.f;
+        const bool unsummed = i == 0 && P::Cell::scalar_keep && !P::tight && !P::diagonal;  // each lane has a share
+        const float y = unsummed || (P::diagonal && P::tight) || t == owner(i) ? d.c[i] : 0.f;
         dscalar[i] = m == 0 ? y : dscalar[i] + y;
       }
 #pragma unroll
@@ -217,7 +221,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     }
 #pragma unroll
     for (int e = 0; e < E; e++) dS[e] = P::outer ? base[e] : fmaf((P::reads ? p : kc)[P::k_of(e)], dr[P::line_of(e)], base[e]);
-    if constexpr (P::outer) outer<P, true>(dS, x.kq[s], dr[0], g, t);
+    if constexpr (P::outer) outer<P, true>(dS, x.kq[s] + P::at_p * NP, dr[0], g, t);
     if constexpr (P::tight) __syncwarp();  // all lanes of a line have read it
 #pragma unroll
     for (int l = 0; l < P::NL; l++)
@@ -232,7 +236,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     for (int i = 0; i < P::NS; i++) {
       const float d = hold ? 0.f : dscalar[i];
       if constexpr (!P::tight) sm.dscalar[buf][i][s][at.tl] = d;
-      else if (t == 0) sm.dscalar[buf][i][s][at.tw * 8 + g] = d;
+      else if (t == owner(i)) sm.dscalar[buf][i][s][at.tw * 8 + g] = d;
     }
 #pragma unroll
     for (int e = 0; e < E; e++) S[e] = Sp[e];
