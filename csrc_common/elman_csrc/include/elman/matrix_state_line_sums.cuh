@@ -33,7 +33,7 @@ constexpr int kPairs = P::NX == 0   ? 1
                        : P::seconds ? 4
                                     : 2;
 
-// For each line of a lane the sum of products of two lines: the diagonal of a product, from the lane t = g / 2 of its four. Words of two rows.
+// For each line of a lane the sum of products of two lines, the diagonal of a product: only in the lane t = g / 2 of its four. Words of two rows.
 template <class P>
 __device__ __forceinline__ void diagonal(float (&sum)[P::M], const unsigned (&X)[P::M][P::R / 2],
                                          const unsigned (&Y)[P::M][P::R / 2], int g) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void diagonal(float (&sum)[P::M], const unsigned (&X)
     float c[2][4] = {};
 #pragma unroll
     for (int i = 0; i < 2; i++) mma_16x8x16<typename P::Store>(c[i], X[0], Y[0][i], Y[0][2 + i]);
-    sum[0] = __shfl_sync(~0u, g % 2 ? c[0][1] + c[1][3] : c[0][0] + c[1][2], g * 4 + g / 2);
+    sum[0] = g % 2 ? c[0][1] + c[1][3] : c[0][0] + c[1][2];
   } else {
     constexpr int pairs = P::R / 2;
 #pragma unroll
@@ -55,11 +55,11 @@ __device__ __forceinline__ void diagonal(float (&sum)[P::M], const unsigned (&X)
         const unsigned a[4] = {X[0][j], X[1][j], whole ? X[0][o] : 0u, whole ? X[1][o] : 0u};
         mma_16x8x16<typename P::Store>(c, a, Y[m][j], whole ? Y[m][o] : 0u);
       }
-      sum[m] = __shfl_sync(~0u, g % 2 ? c[2 * m + 1] : c[2 * m], g * 4 + g / 2);
+      sum[m] = g % 2 ? c[2 * m + 1] : c[2 * m];
     }
   }
 }
-// The same with tf32's digits, of one line a lane, and in that lane of the four alone.
+// The same with tf32's digits, of one line a lane.
 template <class P>
 __device__ __forceinline__ float diagonal(const float (&X)[P::E], const float (&Y)[P::E], int g) {
   float c[2][4] = {};

@@ -24,25 +24,6 @@ __device__ __forceinline__ float unpacked(const Packed<P>& S, int e) {
   return unpack(S[P::line_of(e)][i / 2], i % 2, typename P::Store());
 }
 
-// For each line of a lane the sum of products of two lines, in one of the four lanes of a line, the others getting 0: a diagonal of a product.
-template <class P>
-__device__ __forceinline__ void line_by_line(float (&sum)[P::M], const Packed<P>& X, const Packed<P>& Y, const Place<P>& at) {
-  constexpr int pairs = P::R / 2;
-#pragma unroll
-  for (int m = 0; m < P::M; m++) {
-    float c[4] = {};
-#pragma unroll
-    for (int j = 0; j < pairs; j += 2) {
-      const int o = j + 1 < pairs ? j + 1 : j;
-      const bool whole = j + 1 < pairs;
-      const unsigned a[4] = {X[0][j], X[1][j], whole ? X[0][o] : 0u, whole ? X[1][o] : 0u};
-      mma_16x8x16<typename P::Store>(c, a, Y[m][j], whole ? Y[m][o] : 0u);
-    }
-    const float mine = at.cg % 2 ? c[2 * m + 1] : c[2 * m];
-    sum[m] = at.rg == at.cg / 2 ? mine : 0.f;
-  }
-}
-
 // Saved states go to registers. Helpers ask for them well before.
 template <class P>
 __device__ __forceinline__ void announce_state(const BackwardArgs& a, const Place<P>& at, int seg) {
@@ -248,7 +229,9 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       pack_state<P>(packed, dS);
       y.add(packed, weights);
       kept_state<P>(state, sm.states, place_of<P>(buf, s), at);
-      line_by_line<P>(dkeep, packed, state, at);
+      diagonal<P>(dkeep, packed, state, at.cg);
+#pragma unroll
+      for (int m = 0; m < M; m++) dkeep[m] = at.rg == at.cg / 2 ? dkeep[m] : 0.f;
 #pragma unroll
       for (int e = 0; e < E; e++) dS[e] *= w[P::line_of(e)].keep;
 #pragma unroll

@@ -155,8 +155,13 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       Sums::words(of_S, Sp);
       Sums::turn(turned, of_P);
       Sums::turn(turned_before, of_S);
-      if constexpr (P::Cell::scalar_keep) dkeep[0] = diagonal<P>(Pm, Sp, g);
-      else diagonal<P>(dkeep, of_P, of_S, g);
+      if constexpr (P::Cell::scalar_keep) {
+        dkeep[0] = diagonal<P>(Pm, Sp, g);
+      } else {
+        diagonal<P>(dkeep, of_P, of_S, g);
+#pragma unroll
+        for (int m = 0; m < M; m++) dkeep[m] = __shfl_sync(~0u, dkeep[m], g * 4 + g / 2);
+      }
     } else {
       if constexpr (!P::Cell::elementwise) Sums::turn(turned, Pm);
       Sums::turn(turned_before, Sp);
