@@ -92,7 +92,7 @@ def test_muon_is_torchs_muon_on_the_matrices_of_mixers_and_adamw_on_the_rest():
         assert torch.equal(p, one.get_parameter(name)) == (name not in ("1.weight", "1.pair"))
 
 
-@pytest.mark.parametrize("shape", [(24, 8), (8, 24)])
+@pytest.mark.parametrize("shape", [(2, 24, 8), (3, 8, 24)])
 def test_an_orthogonal_matrix_has_singular_values_near_one(shape):
     values = torch.linalg.svdvals(orthogonal(torch.randn(shape)).float())
     assert 0.5 < values.min() < values.max() < 1.5

@@ -15,32 +15,43 @@ COEFFICIENTS, ROUNDS = (3.4445, -4.7750, 2.0315), 5
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """x (m, n) with every singular value moved to about 1, in bfloat16: rounds of a Newton-Schulz iteration."""
-    if x.shape[0] > x.shape[1]:
+    """x (L, m, n) with every singular value of its matrices moved to about 1, in bfloat16: rounds of a Newton-Schulz
+    iteration."""
+    if x.shape[1] > x.shape[2]:
         return orthogonal(x.mT).mT
     a, b, c = COEFFICIENTS
     x = x.bfloat16()
-    x = x / x.norm().clamp(min=1e-7)
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(ROUNDS):
         gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 
 
 @torch.no_grad()
 def update(
-    p: Tensor, rows: tuple[int, ...], momentum: Tensor, lr: Tensor, beta: float, decay: float, failed: Tensor | None
+    params: list[Tensor],
+    rows: tuple[int, ...],
+    momenta: list[Tensor],
+    lr: Tensor,
+    beta: float,
+    decay: float,
+    failed: Tensor | None,
 ) -> None:
-    """One update of a matrix along its gradient, in place.
+    """One update of parameters of one shape, such as a map in each layer, along their gradients, in place. Their products are
+    batches, since one matrix is too small for a GPU.
 
     Args:
-        rows: of each weight that p stacks. momentum: M, of the shape of p. lr: a scalar on p's device.
+        rows: of each weight that a parameter stacks. momenta: M of each parameter. lr: a scalar on their device.
         failed: as of `Optimizer.step`.
     """
-    assert p.grad is not None
-    new_momentum = momentum.lerp(p.grad, 1 - beta)
-    weights = p.grad.lerp(new_momentum, beta).split(rows)
-    step = torch.cat([orthogonal(w).to(p.dtype).mul_(0.2 * max(w.shape) ** 0.5) for w in weights])
-    lr = lr.to(p.dtype)
-    for old, new in ((p, p * (1 - lr * decay) - lr * step), (momentum, new_momentum)):
-        old.copy_(new if failed is None else torch.where(failed > 0, old, new))
+    grads = [p.grad for p in params if p.grad is not None]
+    new_momenta = torch._foreach_lerp(momenta, grads, 1 - beta)
+    weights = torch.stack(torch._foreach_lerp(grads, new_momenta, beta)).split(rows, 1)
+    lr = lr.to(params[0].dtype)
+    steps = torch.cat([orthogonal(w).to(lr.dtype).mul_(0.2 * max(w.shape[1:]) ** 0.5) for w in weights], 1)
+    new = torch._foreach_mul(params, 1 - lr * decay)
+    torch._foreach_sub_(new, list(steps.mul_(lr).unbind()))
+    for old, made in ((params, new), (momenta, new_momenta)):
+        kept = made if failed is None else [torch.where(failed > 0, x, y) for x, y in zip(old, made, strict=True)]
+        torch._foreach_copy_(old, kept)

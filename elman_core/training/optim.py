@@ -96,12 +96,16 @@ class Optimizer:
             self.set_lr(lr)
         self.inner.found_inf = failed  # type: ignore[attr-defined]  # as torch.amp.GradScaler hands it over
         self.inner.step()
+        alike: dict[Any, list[Tensor]] = {}
         for name, rows in self.matrices.items():
             if (p := self.params[name]).grad is not None:
-                state = self.inner.state[p]
-                if not state:
-                    state["momentum"] = torch.zeros_like(p)
-                muon.update(p, rows, state["momentum"], self.inner.param_groups[0]["lr"], self.beta, self.decay, failed)
+                if not self.inner.state[p]:
+                    self.inner.state[p]["momentum"] = torch.zeros_like(p)
+                alike.setdefault((p.shape, rows), []).append(p)
+        lr_now = self.inner.param_groups[0]["lr"]
+        for (_, rows), params in alike.items():
+            momenta = [self.inner.state[p]["momentum"] for p in params]
+            muon.update(params, rows, momenta, lr_now, self.beta, self.decay, failed)
 
     def zero_grad(self) -> None:
         for p in self.params.values():

@@ -11,7 +11,7 @@ from elman_core import State, option
 from elman_core.nn import WrapperConfig, WrapperMixer, compute_dtype, linear, orthogonal_, xavier_uniform_
 from elman_core.registry import StateSpec
 
-from .op import e23
+from .op import KERNEL, e23
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,9 @@ class E23Mixer(WrapperMixer):
             *flags,
         )  # fmt: skip
         return h_TBI * F.silu(z_TBI), {"h": h_BI, "tape": tape_BNI}
+
+    def backend(self) -> str:
+        return KERNEL.backend(self.out_proj.weight.device, self.inner, self.config.slots)
 
     def reset_cell(self) -> None:
         xavier_uniform_(self.w_x.weight)

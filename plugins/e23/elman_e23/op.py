@@ -23,6 +23,7 @@ from elman_core.kernels import (
     check_errors,
     choose,
     error_word,
+    in_words,
     load,
     operator,
     padding_mask,
@@ -158,6 +159,12 @@ class TapeKernel(Compiled):
     def cases(self, dtype: torch.dtype, batch: int, width: int) -> Sequence[Case]:
         return [Case.of("TBd", (64, batch, width), dtype)]
 
+    def backend(self, device: torch.device, width: int, slots: int) -> str:
+        """What "auto" runs, in words."""
+        return (
+            in_words(self.name, device, "reference", lambda _rows, d: d == width) if fits(slots, width) else "reference"
+        )
+
     def spec(self) -> KernelSpec:
         return KernelSpec(
             name=self.name,
@@ -188,6 +195,11 @@ KERNEL = TapeKernel()
 register(KERNEL)
 
 
+def fits(slots: int, width: int) -> bool:
+    """Whether there are kernels for so many slots of this width."""
+    return slots == SLOTS and width % STEP == 0 and width <= WIDEST
+
+
 def e23(
     u_TBd: Tensor,
     w_h: Tensor,
@@ -206,7 +218,7 @@ def e23(
         KernelError: the back end that was named cannot run this, or as `choose`.
     """
     width = u_TBd.shape[2]
-    sizes = tape_BNd.shape[1] == SLOTS and width % STEP == 0 and width <= WIDEST and u_TBd.dtype in DTYPES
+    sizes = fits(tape_BNd.shape[1], width) and u_TBd.dtype in DTYPES
     if backend == "cuda" and not sizes:
         raise KernelError(
             f"e23: its kernel takes {SLOTS} slots, widths that are multiples of {STEP} up to {WIDEST}, float32, bfloat16 and "
