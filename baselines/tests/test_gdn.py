@@ -77,7 +77,7 @@ class TestGatedDeltaNet(LibraryContract):
         {"head_dim": 8, "n_heads": 3, "expand_v": 0.5, "d_conv": 2, "init": "linear", "allow_neg_eigval": True},
     )
     op, library, extra, sizes = op, "fla", "fla", (op.CHECKED,)
-    ways = (op.Kernels(rule_as_documented, norm_as_documented),)
+    ways = (op.Kernels(rule_as_documented, rule_as_documented, norm_as_documented),)
 
     def test_the_mixer_follows_its_equations(self, opts: Any) -> None:
         mixer = self.make(opts)
@@ -194,7 +194,7 @@ def test_the_guard_is_lifted_for_the_checked_width_alone() -> None:
 
 
 def test_unchecked_gradients_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op, "_load", lambda: op.Kernels(None, None, guarded=True))
+    monkeypatch.setattr(op, "_load", lambda: op.Kernels(None, None, None, guarded=True))
     on_gpu = types.SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
     assert op.kernels(on_gpu, 128) is not None  # type: ignore[arg-type]
     with pytest.raises(KernelError, match=r"Hopper with Triton 3\.4 to 3\.7\.0.*head_dim is 64.*ELMAN_KERNELS=off"):

@@ -38,8 +38,8 @@ class GatedDeltaNet(Mixer):
 
     State: conv (B, d_conv - 1, 2 H K + H V), the last inputs of the three convolutions side by side, and S (B, H, K, V).
 
-    On a GPU fla's kernels run behind `CausalConv`'s; elsewhere, in float64, for a step of one byte and for packed rows, the
-    rule is plain PyTorch in chunks. Masked positions have α = 1 and β = 0, which holds the state exactly.
+    On a GPU fla's kernels run behind `CausalConv`'s, also for a step of one byte without gradients; elsewhere, in float64 and
+    for packed rows, the rule is plain PyTorch in chunks. Masked positions have α = 1 and β = 0, which holds the state exactly.
     """
 
     rollback = "replay"
@@ -87,7 +87,9 @@ class GatedDeltaNet(Mixer):
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        found = op.kernels(x_BTD, self.config.head_dim, starts_BT is not None) if x_BTD.shape[1] > 1 else None
+        found = None
+        if x_BTD.shape[1] > 1 or not torch.is_grad_enabled():  # fla's step has no backward
+            found = op.kernels(x_BTD, self.config.head_dim, starts_BT is not None)
         maps = (self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj)
         *qkv, g_BTC, a_BTH, b_BTH = linears(maps, x_BTD)
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)

@@ -29,6 +29,8 @@ class Kernels:
     """fla's functions."""
 
     rule: Any
+    step: Any
+    """The same without a backward, for a step of one byte."""
     gated_norm: Any
     guarded: bool = False
     """Whether fla refuses to compute gradients here: Hopper with Triton 3.4 to 3.7.0, without tilelang."""
@@ -77,6 +79,7 @@ def _load() -> Kernels | str:
 def _import() -> Kernels:
     chunk: Any = importlib.import_module("fla.ops.gated_delta_rule.chunk")
     common = importlib.import_module("fla.ops.common.chunk_o")
+    recurrent = importlib.import_module("fla.ops.gated_delta_rule.fused_recurrent")
     norm = importlib.import_module("fla.modules.norm.fused_norm_gate")
     guarded = (
         common.IS_NVIDIA_HOPPER
@@ -86,7 +89,8 @@ def _import() -> Kernels:
     )
     if guarded:
         chunk.chunk_bwd_dqkwg = lifted(chunk.chunk_bwd_dqkwg, common)
-    return Kernels(chunk.chunk_gated_delta_rule, norm.rms_norm_gated, guarded)
+    step = recurrent.fused_recurrent_gated_delta_rule
+    return Kernels(chunk.chunk_gated_delta_rule, step, norm.rms_norm_gated, guarded)
 
 
 def lifted(refusing: Callable[..., Any], common: Any) -> Callable[..., Any]:
@@ -126,7 +130,8 @@ def rule(
     if decay is not None:
         inside = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
         inside |= {"A_log": decay[0], "dt_bias": decay[1]}
-    o_BTHV, end_BHKV = found.rule(
+    run = found.rule if q_BTHK.shape[1] > 1 else found.step
+    o_BTHV, end_BHKV = run(
         q=q_BTHK, k=k_BTHK, v=v_BTHV, g=rates[0], beta=rates[1], initial_state=state, output_final_state=True,
         use_qk_l2norm_in_kernel=True, **inside,
     )  # fmt: skip
