@@ -181,14 +181,12 @@ def e88_table() -> str:
         "backward, without its output. `benchmarks/matrix_state.py`."
     )
     layers = "; ".join(
-        f"{r['layer']} ({r['parameters']:,} parameters) {r['forward']:.0f} and {r['backward']:.0f} us"
+        f"{r['layer']} ({r['parameters']:,} parameters, commit {r.get('commit', data['commit'])[:7]}) {r['forward']:.0f} and "
+        f"{r['backward']:.0f} us"
         for r in data["layers"]
     )
     sizes = f"B = {data['layers'][0]['B']}, T = {data['layers'][0]['T']}"
-    run = data["layers"][0].get("commit", data["commit"])[:7]
-    beside = (
-        f"Whole layers, {sizes}, bfloat16 weights, forward and backward, measured in one run (commit {run}): {layers}."
-    )
+    beside = f"Whole layers, {sizes}, bfloat16 weights, forward and backward; each commit is a run: {layers}."
     return f"{caption}\n\n{markdown(rows)}\n\n{beside}"
 
 
