@@ -15,42 +15,52 @@ from elman_core.kernels.runtime import refuse_second_derivatives
 
 ELEMENTS, WARPS = 2048, 8
 """Of a block."""
+BLOCKS = 8
+"""That a program takes one after another where it sums the gradients of the norm's weight, which costs most at its end."""
 
 
 @triton.jit
 def _kernel(  # type: ignore[no-untyped-def]
     o, gate, weight, y, dy, d_o, d_gate, shares, rows, heads, stride, width, eps,
     NORM: tl.constexpr, SILU: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (column < width)[None, :]
-    at = row.to(tl.int64)[:, None] * width + column[None, :]
-    beside = ((row // heads).to(tl.int64) * stride + row % heads * width)[:, None] + column[None, :]
-    value = tl.load(o + at, mask=inside, other=0.0).to(tl.float32)
-    logit = tl.load(gate + beside, mask=inside, other=0.0).to(tl.float32)
-    opened = tl.sigmoid(logit)
-    slope = opened * tl.sigmoid(-logit)
-    if SILU:
-        slope = opened + logit * slope
-        opened *= logit
-    normed = value
+    column = tl.arange(0, COLUMNS)
     if NORM:
         gain = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-        scale = (1.0 / tl.sqrt(tl.sum(value * value, 1) / width + eps))[:, None]
-        value *= scale
-        normed = value * gain
-    if KEEP:
-        tl.store(y + at, (normed * opened).to(y.dtype.element_ty), mask=inside)
-    if BACK:
-        grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(d_gate + at, (grad * normed * slope).to(d_gate.dtype.element_ty), mask=inside)
-        grad *= opened
+        share = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for block in range(BLOCKS):
+        row = (tl.program_id(0) * BLOCKS + block) * ROWS + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (column < width)[None, :]
+        at = row.to(tl.int64)[:, None] * width + column[None, :]
+        beside = ((row // heads).to(tl.int64) * stride + row % heads * width)[:, None] + column[None, :]
+        value = tl.load(o + at, mask=inside, other=0.0).to(tl.float32)
+        logit = tl.load(gate + beside, mask=inside, other=0.0).to(tl.float32)
+        low = tl.exp(-tl.abs(logit))  # one exponential for both, and nothing cancels
+        part = 1.0 / (1.0 + low)
+        opened = tl.where(logit < 0.0, low, 1.0) * part
+        slope = low * part * part
+        if SILU:
+            slope = opened + logit * slope
+            opened *= logit
+        normed = value
         if NORM:
-            tl.store(shares + tl.program_id(0) * width + column, tl.sum(grad * value, 0), mask=column < width)
-            grad *= gain
-            grad = scale * (grad - value * (tl.sum(value * grad, 1) / width)[:, None])
-        tl.store(d_o + at, grad.to(d_o.dtype.element_ty), mask=inside)
+            scale = (1.0 / tl.sqrt(tl.sum(value * value, 1) / width + eps))[:, None]
+            value *= scale
+            normed = value * gain
+        if KEEP:
+            tl.store(y + at, (normed * opened).to(y.dtype.element_ty), mask=inside)
+        if BACK:
+            grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+            tl.store(d_gate + at, (grad * normed * slope).to(d_gate.dtype.element_ty), mask=inside)
+            grad *= opened
+            if NORM:
+                share += grad * value
+                grad *= gain
+                grad = scale * (grad - value * (tl.sum(value * grad, 1) / width)[:, None])
+            tl.store(d_o + at, grad.to(d_o.dtype.element_ty), mask=inside)
+    if BACK and NORM:
+        tl.store(shares + tl.program_id(0) * width + column, tl.sum(share, 0), mask=column < width)
 
 
 class Gated(torch.autograd.Function):
@@ -86,14 +96,16 @@ def _launch(
     beside = beside if beside.stride(-1) == 1 else beside.contiguous()
     count, columns = o.shape[:-1].numel(), triton.next_power_of_2(width)
     rows = max(1, ELEMENTS // columns)
-    blocks, back = -(-count // rows), dy is not None
+    back = dy is not None
+    blocks = BLOCKS if back and weight is not None else 1
+    programs = triton.cdiv(count, rows * blocks)
     y, d_o = torch.empty_like(o) if keep else None, torch.empty_like(o) if back else None
     d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) if back else None
-    shares = o.new_empty(blocks, width, dtype=torch.float32) if back and weight is not None else None
+    shares = o.new_empty(programs, width, dtype=torch.float32) if back and weight is not None else None
     with torch.cuda.device_of(o):
-        _kernel[(blocks,)](
+        _kernel[(programs,)](
             o, beside, weight, y, None if dy is None else dy.contiguous(), d_o, d_gate, shares, count, o.shape[-2],
             beside.stride(0), width, eps, NORM=weight is not None, SILU=silu, BACK=back, KEEP=keep, ROWS=rows,
-            COLUMNS=columns, num_warps=WARPS,
+            COLUMNS=columns, BLOCKS=blocks, num_warps=WARPS,
         )  # fmt: skip
     return y, d_o, d_gate, None if shares is None or weight is None else shares.sum(0).to(weight.dtype)
