@@ -27,7 +27,7 @@ def kernels():
         yield f"backward {narrow}", add_norm_triton._backward, types, constants, warps
         types = dict.fromkeys(("o", "gate", "y", "dy", "d_o", "d_gate"), f"*{narrow}")
         types |= {**sizes, "heads": "i32", "stride": "i32", "weight": "*fp32", "shares": "*fp32"}
-        constants = {"NORM": True, "SILU": True, "BACK": True, "KEEP": True, "ROWS": 32, "COLUMNS": 64}
+        constants = {"NORM": True, "SILU": True, "BACK": True, "KEEP": True, "ROWS": 32, "COLUMNS": 64, "BLOCKS": 8}
         yield f"gated {narrow}", gated_triton._kernel, types, constants, gated_triton.WARPS
     lists = dict.fromkeys(("y", "g", "v", "z", "failed"), "*fp32") | {"factors": "*fp64", "count": "i32"}
     types = lists | dict.fromkeys(("beta2", "rest", "decay", "eps"), "fp32")
