@@ -22,6 +22,17 @@ __device__ __forceinline__ void sum_of_keys(float (&g)[E], const BackwardShared<
 #pragma unroll
       for (int e = 0; e < E; e++) g[e] += unpack(both.x[e], slot, typename P::Store());
     }
+  } else if constexpr (P::columns) {
+    const int first = slot * P::NP + (slot == 1 ? n ^ P::swapped(1) : n);
+    float x[P::WPH][E];
+#pragma unroll
+    for (int i = 0; i < P::WPH; i++) load<E>(x[i], sm.dkq[buf % P::result_buffers][i][s] + first);
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+      g[e] = x[0][slot == P::at_p ? e ^ P::swapped(P::at_p) : e];
+#pragma unroll
+      for (int i = 1; i < P::WPH; i++) g[e] += x[i][slot == P::at_p ? e ^ P::swapped(P::at_p) : e];
+    }
   } else if constexpr (P::tensor) {
     load<E>(g, sm.dkq[buf % P::result_buffers][0][s] + slot * P::NP + n);
 #pragma unroll

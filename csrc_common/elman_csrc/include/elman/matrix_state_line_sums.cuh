@@ -69,18 +69,49 @@ __device__ __forceinline__ float diagonal(const float (&X)[P::E], const float (&
     for (int i = 0; i < 2; i++) mma_tf32(c[i], X[e], X[e + 2], X[e + 1], X[e + 3], Y[e + 2 * i], Y[e + 2 * i + 1]);
   return (g % 2 ? c[0][1] + c[1][3] : c[0][0] + c[1][2]) * (kUncut * kUncut);
 }
-// x += y vec, the rows of a lane times a number of its one line: of four rows, products by lane t = 0 give the first two and by t = 1 the last two,
-// and t = 2 and 3 add what the tensor cores cut off y (cuts; otherwise nothing is).
-template <class P, bool cuts>
-__device__ __forceinline__ void outer(float (&x)[P::E], const float* vec, float y, int g, int t) {
-  static_assert(P::M == 1 && P::VW == 4);
-  const float part = t < 2 ? y : cuts ? cut_off(y) : 0.f, a0 = t & 1 ? 0.f : part, a1 = t & 1 ? part : 0.f;
-  vec += 4 * (g >> 1) + (g & 1) + 2 * (t & 1);
+// x += y vec, the rows of a lane times a number of its one line, as products: of every four rows column t = 0 of A makes the first two and t = 1
+// the last two, and t = 2 and 3 likewise with what the tensor cores cut off y.
+template <class P>
+struct Outer {
+  int g, t;
+  float one[2], whole[2];
+  unsigned cut[2];
+  __device__ __forceinline__ Outer(int g, int t) : g(g), t(t) {
+    static_assert(P::M == 1 && P::VW == 4);
 #pragma unroll
-  for (int e = 0; e < P::E; e += 4) {
-    mma_tf32(x[e], x[e + 1], x[e + 2], x[e + 3], a0, a1, vec[4 * e]);
+    for (int i = 0; i < 2; i++) {
+      one[i] = t == i ? 1.f : 0.f, whole[i] = t % 2 == i ? 1.f : 0.f, cut[i] = t == 2 + i ? 0xffffe000u : 0u;
+    }
+    hold_on(whole[0]), hold_on(whole[1]), hold_on(one[0]), hold_on(one[1]), hold_on(cut[0]), hold_on(cut[1]);
   }
-}
+  // Where this lane's B begins in a vector.
+  __device__ __forceinline__ int at() const { return 4 * (g >> 1) + (g & 1) + 2 * (t & 1); }
+  // What a lane gives to A of a y that has no more digits than tf32, and of any y.
+  __device__ __forceinline__ void exact(float (&a)[2], float y) const { a[0] = y * one[0], a[1] = y * one[1]; }
+  __device__ __forceinline__ void any(float (&a)[2], float y) const {
+#pragma unroll
+    for (int i = 0; i < 2; i++) a[i] = fmaf(y, whole[i], -__uint_as_float(__float_as_uint(y) & cut[i]));
+  }
+  __device__ __forceinline__ void add(float (&x)[P::E], const float* vec, const float (&a)[2]) const {
+#pragma unroll
+    for (int e = 0; e < P::E; e += 4) mma_tf32(x[e], x[e + 1], x[e + 2], x[e + 3], a[0], a[1], vec[at() + 4 * e]);
+  }
+  // Of two vectors in one product.
+  __device__ __forceinline__ void add(float (&x)[P::E], const float* vec, const float (&a)[2], const float* more,
+                                      const float (&b)[2]) const {
+#pragma unroll
+    for (int e = 0; e < P::E; e += 4) {
+      float c[4] = {x[e], x[e + 1], x[e + 2], x[e + 3]};
+      mma_tf32(c, a[0], a[1], b[0], b[1], vec[at() + 4 * e], more[at() + 4 * e]);
+#pragma unroll
+      for (int i = 0; i < 4; i++) x[e + i] = c[i];
+    }
+  }
+};
+
+struct Nothing {  // in place of Outer where updates are no products
+  __device__ Nothing(int, int) {}
+};
 
 // dq and dk of one step: sums over this warp's lines. Rows come as the fragments leave them: tile q, row g of either half.
 template <class P>
@@ -165,8 +196,16 @@ struct LineSums {
       store_if(mine && second >= 0, row + second * P::NP, y);
     }
   }
+  // To a row of shared memory: lane t gives its even column, dq, dp or dk.
+  __device__ __forceinline__ void give_columns(float* to, int g, int t) const {
+    const int slot = t == 0 ? 1 : t == 1 ? P::at_p : 0, first = place(g & 1, g) ^ P::swapped(slot);
+    to += slot * P::NP;
+#pragma unroll
+    for (int j = 0; j < pairs; j++) store_if(t < 3, to + (first ^ place(2 * j, 0)), c[j / 2][j % 2 * 2]);
+  }
   // To a row of shared memory, all columns t being alike: lane t gives dk (t odd) or dq of row g, of the lower half of a tile or (t >= 2) the upper.
   __device__ __forceinline__ void give(float* to, int g, int t) const {
+    if constexpr (P::columns) return give_columns(to, g, t);
     if constexpr (kPairs<P> > 1) return give_pairs(to, g, t);
     to += t & 1 ? 0 : P::NP;
 #pragma unroll

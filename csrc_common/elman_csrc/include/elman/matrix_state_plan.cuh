@@ -85,6 +85,10 @@ struct Plan {
   // it is a scalar, of which all lines make a sum.
   static constexpr bool lean = tensor && !large && folds && !keeps && !seconds && !Cell::energy && !Cell::elementwise;
   static constexpr bool outer = lean && lines_ == 1, diagonal = lean && (outer || !Cell::scalar_keep);
+  // With p beside k each lane then gives one column of the sums over lines, three of them at once: number i of a slot lies at i ^ swapped(slot), in
+  // other banks for each slot.
+  static constexpr bool columns = outer && reads && N == 32;
+  static ELMAN_HD constexpr int swapped(int slot) { return slot == 1 ? 16 : slot == 2 ? 2 : 0; }
   // Elsewhere dkeep, a sum over the elements of a line, is a product with two lines a lane, if a product is waited for anyway.
   static constexpr bool sums_keep =
       !diagonal && !Cell::elementwise && (tight || (tensor && !large && lines_ == 2 && Cell::retrieves && !Cell::scalar_keep));

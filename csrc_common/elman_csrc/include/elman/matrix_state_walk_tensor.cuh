@@ -27,6 +27,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   float hist[kInterval][E], S[E],
       retrieved[kInterval][M];  // retrieved: not kept where it was kept already, or the cell's backward does without
   Written<P> written[P::writes];
+  const std::conditional_t<P::outer, Outer<P>, Nothing> by(g, t);
 #pragma unroll
   for (int e = 0; e < E; e++) S[e] = S0[e];
   {
@@ -47,8 +48,9 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       if constexpr (P::outer && P::keeps_r) {
         const auto w = P::Cell::template line<typename P::Math, float>({retrieved[s][0], in[0], c, par[0]});
         write[0][0] = hold ? 0.f : w.write;
-        float next[E] = {};
-        outer<P, true>(next, x.kq[s], w.write, g, t);
+        float next[E] = {}, a[2];
+        by.any(a, w.write);
+        by.add(next, x.kq[s], a);
 #pragma unroll
         for (int e = 0; e < E; e++) {
           next[e] = fmaf(w.keep, S[e], next[e]);
@@ -71,6 +73,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   // The sums of a step are issued in the step after it, where nothing waits for them: fragments and weights stay until then.
   typename Sums::Fragments turned, turned_before, turned_kept;
   unsigned wrote[M] = {}, weights[M], kept_by[M] = {};
+  const unsigned third = t == 2 ? 0xffffu : 0u;  // the lane whose column is dk
   const int pair = t % kPairs<P>;  // which columns are this lane's
   // The lane of a line that gives scalar i, where one does.
   const auto owner = [&](int i) { return i == 0 && P::Cell::scalar_keep && P::diagonal ? g / 2 : 0; };
@@ -81,11 +84,13 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   // Of (dy of the step before, dr) and of what was written, a lane's columns.
   const auto of_state = [&](float dy, float dr) {
     if constexpr (P::NX == 0) return transposed(pack_stored<P>(dy, dr));
+    else if constexpr (P::columns) return transposed(pack_stored<P>(fmaf(dr, by.one[1], dy * by.one[0]), 0.f));
     else return transposed(pack_stored<P>(pair == 0 ? dy : pair == 1 && P::reads ? dr : 0.f, pair == 0 && !P::reads ? dr : 0.f));
   };
   const auto of_write = [&](int s, int m) {
     if constexpr (P::Cell::elementwise) return transposed(pack_stored<P>(0.f, pair == 0 ? 1.f : 0.f));
     unsigned first = written[0].at(s, m);
+    if constexpr (P::columns) return transposed(first >> 16 & third);
     if constexpr (P::NX > 0) first = pair == 0 ? first : 0u;
     if constexpr (P::seconds) first = pair == 2 ? written[1].at(s, m) >> 16 : first;
     return transposed(first);
@@ -188,10 +193,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       for (int e = 0; e < E; e++) base[e] = fmaf(q[P::k_of(e)], dy[P::line_of(e)], MayHold && hold ? dS[e] : of_s[e]);
     } else if constexpr (P::outer) {
 #pragma unroll
-      for (int e = 0; e < E; e++) base[e] = 0;
-      outer<P, false>(base, x.kq[before] + NP, dy[0], g, t);
-#pragma unroll
-      for (int e = 0; e < E; e++) base[e] = MayHold && hold ? base[e] + dS[e] : fmaf(w[0].keep, Pm[e], base[e]);
+      for (int e = 0; e < E; e++) base[e] = MayHold && hold ? dS[e] : w[0].keep * Pm[e];
     } else {
 #pragma unroll
       for (int e = 0; e < E; e++) {
@@ -226,7 +228,12 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     }
 #pragma unroll
     for (int e = 0; e < E; e++) dS[e] = P::outer ? base[e] : fmaf((P::reads ? p : kc)[P::k_of(e)], dr[P::line_of(e)], base[e]);
-    if constexpr (P::outer) outer<P, true>(dS, x.kq[s] + P::at_p * NP, dr[0], g, t);
+    if constexpr (P::outer) {
+      float of_dy[2], of_dr[2];
+      by.exact(of_dy, dy[0]);
+      by.any(of_dr, dr[0]);
+      by.add(dS, x.kq[before] + NP, of_dy, x.kq[s] + P::at_p * NP, of_dr);
+    }
     if constexpr (P::tight) __syncwarp();  // all lanes of a line have read it
 #pragma unroll
     for (int l = 0; l < P::NL; l++)
