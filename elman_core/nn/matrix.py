@@ -40,6 +40,7 @@ class MatrixConfig:
     l2_norm: bool = option(True, "q and k of each head have length 1")
     decay: Literal["mamba", "simple", "constant", "none"] = option("mamba", "decay of the state, one for each head")
     use_write_gate: bool = option(False, "sigmoid gate on what is written, one for each head")
+    write_scale: float = option(1.0, "factor of the write gate: its strengths lie between 0 and this", gt=0.0, le=2.0)
     value_residual: bool = option(False, "a learned multiple of v is added to the output")
     tie_kv: bool = option(False, "v is k before its normalisation (needs expansion 1)")
     linear_state: bool = option(False, "no tanh around the new state")
@@ -161,6 +162,12 @@ class MatrixMixer(Mixer):
         if config.tie_kv:  # v is k as it is here: SiLU follows for both, the norm for k alone
             qkv_BTC = torch.cat((qkv_BTC, qkv_BTC[..., config.keys :]), -1)
         kind, decay_BTH = self._decay(x_BTD, projected)
+        scalars = (kind, "sigmoid")
+        if config.write_scale != 1.0:
+            gate_BTH = projected["write_gate_proj"]
+            gate_BTH = gate_BTH.to(compute_dtype(gate_BTH))
+            projected["write_gate_proj"] = config.write_scale * torch.sigmoid(gate_BTH)
+            scalars = (kind, "given")
         o_BTHV, new_state["S"] = self.recur(
             qkv_BTC,
             decay_BTH,
@@ -170,7 +177,7 @@ class MatrixMixer(Mixer):
             starts_BT=starts_BT,
             a_log_H=self.A_log if kind == "mamba" else None,
             dt_bias_H=self.dt_bias if kind == "mamba" else None,
-            maps=Maps(("q", "k", "v") if silu else (), ("q", "k") if config.l2_norm else (), (kind, "sigmoid")),
+            maps=Maps(("q", "k", "v") if silu else (), ("q", "k") if config.l2_norm else (), scalars),
             linear_state=config.linear_state,
         )
         if config.value_residual:
@@ -261,6 +268,8 @@ class MatrixMixer(Mixer):
             )
         if config.tie_kv and config.expansion != 1.0:
             raise ConfigError(f"tie_kv needs expansion 1, not {config.expansion:g}: a value is its key")
+        if config.write_scale != 1.0 and not config.use_write_gate:
+            raise ConfigError(f"write_scale {config.write_scale:g} scales the write gate: set use_write_gate=true")
 
     @classmethod
     def param_count(cls, dim: int, config: Any) -> int:

@@ -27,7 +27,7 @@ class Row:
         self.decay, self.dt = self._decays()
         self.write = np.ones((T, H))
         if o["use_write_gate"]:
-            self.write = sigmoid(x_TD @ p["write_gate_proj.weight"].T)
+            self.write = o["write_scale"] * sigmoid(x_TD @ p["write_gate_proj.weight"].T)
         self.states = np.zeros((T + 1, H, N, V))  # S_0 … S_T
         self.states[0] = start["S"]
         self.read = np.zeros((T, H, V))
@@ -176,7 +176,7 @@ class Row:
             case "constant":
                 grads["decay_logit"] += np.sum(d_decay * self.decay * (1 - self.decay), 0)
         if self.o["use_write_gate"]:
-            self._linear(grads, "write_gate_proj", d_write * self.write * (1 - self.write))
+            self._linear(grads, "write_gate_proj", d_write * self.write * (1 - self.write / self.o["write_scale"]))
 
     def _unproject(self, grads, dq, dk, dv, g_window, start):
         o, T = self.o, self.sizes[0]

@@ -8,7 +8,7 @@ SMALL = {"n_heads": 3, "n_state": 4}
 
 
 class Row:
-    """One row of the layer, with every option at its default but linear_state, raw_write and use_write_gate."""
+    """One row of the layer, with every option at its default but linear_state, raw_write, use_write_gate and write_scale."""
 
     def __init__(self, o, p, x_TD, start, begins):
         self.o, self.p, self.x, self.begins = o, p, x_TD, begins
@@ -23,7 +23,7 @@ class Row:
         (self.q, self.q_rho), (self.k, self.k_rho) = self.unit(q), self.unit(k)
         self.w = sigmoid(of_x["value_write_gate_proj"]).reshape(T, H, N)
         self.b = np.zeros((T, H, N)) if o["raw_write"] else sigmoid(of_x["erase_gate_proj"]).reshape(T, H, N)
-        self.write = sigmoid(of_x["write_gate_proj"]) if o["use_write_gate"] else np.ones((T, H))
+        self.write = o["write_scale"] * (sigmoid(of_x["write_gate_proj"]) if o["use_write_gate"] else np.ones((T, H)))
         self.a = of_x["a_proj"] + p["dt_bias"]
         self.decay = np.exp(-np.exp(p["A_log"]) * np.log1p(np.exp(self.a)))
         self.g = of_x["g_proj"].reshape(T, H, N)
@@ -72,7 +72,7 @@ class Row:
         dk = self.k_rho * (dk - self.k * np.sum(self.k * dk, -1, keepdims=True))
         d["qkv_proj"] = np.stack([dq, dk, dv], 1) * silu_slope(self.u)
         d["value_write_gate_proj"], d["erase_gate_proj"] = dw * self.w * (1 - self.w), db * self.b * (1 - self.b)
-        d["write_gate_proj"] = d_write * self.write * (1 - self.write)
+        d["write_gate_proj"] = d_write * self.write * (1 - self.write / self.o["write_scale"])
         rate = -d_decay * self.decay * np.exp(self.p["A_log"])
         grads["A_log"] += np.sum(rate * np.log1p(np.exp(self.a)), 0)
         d["a_proj"] = rate * sigmoid(self.a)
@@ -87,5 +87,9 @@ class Row:
 
 class TestE97(VariantContract):
     variant = "e97"
-    options = (SMALL, {**SMALL, "linear_state": True, "use_write_gate": True}, {**SMALL, "raw_write": True})
+    options = (
+        SMALL,
+        {**SMALL, "linear_state": True, "use_write_gate": True},
+        {**SMALL, "raw_write": True, "use_write_gate": True, "write_scale": 2.0},
+    )
     row = Row
