@@ -42,10 +42,6 @@ class Metrics:
         """Optimizer steps."""
         return len(self.columns["step"])
 
-    def column(self, name: str) -> array[float]:
-        """One figure of every step."""
-        return self.columns[name]
-
     def known(self, name: str, first: int = 0) -> list[float]:
         """The finite values of a column, from the step at index `first` on (which may count from the end)."""
         return [v for v in self.columns[name][first:] if math.isfinite(v)]
@@ -68,7 +64,7 @@ class Metrics:
             found["tok_s"] = statistics.median(speeds)
         if memory := self.known("memory"):
             found["peak_memory"] = int(max(memory))
-        if seen := (self.known("bytes_seen", -1) or [tokens_per_step * self.column("step")[-1]])[0]:
+        if seen := (self.known("bytes_seen", -1) or [tokens_per_step * self.columns["step"][-1]])[0]:
             found["bytes_seen"] = int(seen)
         return found
 

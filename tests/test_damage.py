@@ -96,7 +96,7 @@ def run(text, tmp_path_factory):
 def figures(run: Path) -> object:
     """What `elman results` shows of a run, but for speeds."""
     found = read_run(run)
-    lines = [found.metrics.column(name).tolist() for name in ("step", "loss", "lr", "grad_norm")]
+    lines = [found.metrics.columns[name].tolist() for name in ("step", "loss", "lr", "grad_norm")]
     return found.status, found.settings, lines, [e["loss"] for e in found.metrics.evaluations]
 
 

@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import sysconfig
-import time
 
 import pytest
 
@@ -65,16 +64,14 @@ def test_a_stream_with_fewer_windows_than_rows_is_an_error(write):
         TrainingWindows(file, split(file.size, 0), 100, rows=64, seed=0, sampling="stream")
 
 
-def test_a_terabyte_opens_and_samples_in_under_a_second(tmp_path):
+def test_a_terabyte_opens_and_samples_without_being_read(tmp_path):
     path = tmp_path / "sparse"
     with path.open("wb") as out:
         out.truncate(10**12)
-    start = time.perf_counter()
     file = ByteFile(path)
     parts = split(file.size)
     batch = TrainingWindows(file, parts, 512, rows=32, seed=1).batch(7)
     file.fingerprint()
-    assert time.perf_counter() - start < 1
     assert batch.offsets.max() > 2**32  # offsets are not cut to 32 bits
     assert parts.heldout_bytes == pytest.approx(1e10, rel=1e-4)
 

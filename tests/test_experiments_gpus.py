@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -122,6 +123,8 @@ def test_cpu_slots_divide_the_threads(monkeypatch):
     assert slots.take(1, "c") is None
     slots.give(first)
     assert slots.take(1, "c").name == "cpu 0"
+    slots.give(replace(first, name="gpu 3"))  # of an adopted job
+    assert slots.take(1, "d") is None
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)])

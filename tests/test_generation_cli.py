@@ -87,9 +87,9 @@ def test_weights_are_as_saved_on_a_cpu_in_bf16_on_a_gpu_or_as_asked(run, capsys,
     for words in ((), ("--dtype", "bf16"), ("--dtype", "fp32")):
         assert elman(capsys, "generate", run, "-p", "x", "-n", 3, *words)[0] == 0
     assert asked == [None, "bfloat16", "float32"]
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     assert command._storage(None, torch.device("cuda:1")) == "bfloat16"
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert command._storage(None, torch.device("cuda")) is None
 
 

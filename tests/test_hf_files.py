@@ -1,12 +1,14 @@
 """Every installed variant as files: dtypes, shards, devices and offload, state dicts of other layouts, cards, the hub."""
 
+import os
 import re
+from unittest.mock import MagicMock
 
 import hf_helpers
 import pytest
 import torch
 from hf_helpers import GREEDY, PROMPT, every_kind, tiny
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from elman_core.cli import main
 from elman_core.data import ByteFile
@@ -37,6 +39,16 @@ def test_auto_classes_dtypes_and_shards_give_the_same_model(variant, tmp_path):
         loaded.save_pretrained(tmp_path / "again")
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype="auto")
         assert torch.equal(again(PROMPT).logits, loaded(PROMPT).logits)
+
+
+def test_an_upload_has_the_tokenizer_too(tmp_path, monkeypatch):
+    sent: list[str] = []
+    upload = lambda _model, folder, *_, **__: sent.extend(os.listdir(folder))  # noqa: E731
+    monkeypatch.setattr(PreTrainedModel, "_upload_modified_files", upload)
+    for name in ("hf_api", "create_and_tag_model_card"):
+        monkeypatch.setattr(f"transformers.modeling_utils.{name}", MagicMock())
+    tiny("gru", dtype=torch.float32).save_pretrained(tmp_path, push_to_hub=True)
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(sent)
 
 
 @every_kind

@@ -27,6 +27,7 @@ from elman_core.kernels.dense import portable
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
 from elman_core.registry import KernelError
+from elman_core.registry.errors import KernelTimeoutError
 from elman_core.testing.kernel import need_host_compiler, need_nvcc
 
 SMALL = Case({"T": 7, "B": 3, "d": 5}, torch.float64)
@@ -416,6 +417,10 @@ def test_a_size_is_verified_at_its_first_use_and_a_wrong_kernel_is_refused(cache
         stamps.ensure_verified(broken, other, "plan A")
     with pytest.raises(KernelError, match=r"its stamp of .* says that it failed"):
         stamps.ensure_verified(spec, SINGLE, "plan A")
+    grid = dataclasses.replace(verify(spec, "torch", cases=[SMALL], opcheck=False), target="host")
+    stamps.save(spec, stamps.make(spec, grid))  # it passed, without the problem that failed
+    with pytest.raises(KernelError, match="wrong numbers"):
+        stamps.ensure_verified(broken, other, "plan A")
     monkeypatch.setenv("ELMAN_VERIFY", "skip")
     stamps.ensure_verified(broken, other, "plan A")
     assert stamps.used()[f"e1 {other}"] == {"plan": "plan A", "skipped": True, "stamp": None}
@@ -447,12 +452,11 @@ def test_what_surrounds_a_first_use_does_not_reach_its_verification(around, cach
     assert stamps.stamp(spec, "host").passed
 
 
-def test_too_little_memory_is_not_stamped_as_a_wrong_kernel(cache, monkeypatch):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), KernelTimeoutError("busy")])
+def test_a_gpu_that_others_use_is_not_stamped_as_a_wrong_kernel(error, cache, monkeypatch):
     spec, _ = unverified(monkeypatch)
-
-    full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory."))
-    with pytest.raises(torch.OutOfMemoryError):
-        stamps.ensure_verified(dataclasses.replace(spec, call=full), SINGLE, "plan A")
+    with pytest.raises(type(error)):
+        stamps.ensure_verified(dataclasses.replace(spec, call=Mock(side_effect=error)), SINGLE, "plan A")
     assert stamps.stamp(spec, "host") is None
 
 

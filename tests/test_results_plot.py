@@ -130,17 +130,17 @@ def test_a_run_shows_loss_speed_memory(matplotlib, tmp_path, monkeypatch):
     assert all(axes.get_xlabel() == "optimizer steps" for axes in titles.values())
 
 
-@pytest.mark.parametrize("what", ["one step", "no evaluation", "a gap"])
-def test_little_is_drawn_too(matplotlib, tmp_path, what, monkeypatch):
+LITTLE = [
+    (["train.steps=1"], {}), ([], {"evaluations": 0, "status": "crashed", "steps": 30}),
+    ([], {"values": np.array([3.0, math.nan, 2.5, 2.4])}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sets", "how"), LITTLE)
+def test_little_is_drawn_too(matplotlib, tmp_path, sets, how, monkeypatch):
     figures: dict = {}
     monkeypatch.setattr(plots, "_save", lambda _, found: figures.update(found) or [])
-    run = tmp_path / "a"
-    if what == "one step":
-        write_run(run, "train.steps=1")
-    elif what == "no evaluation":
-        write_run(run, evaluations=0, status="crashed", steps=30)
-    else:
-        write_run(run, values=np.array([3.0, float("nan"), 2.5, 2.4]))
+    run = write_run(tmp_path / "a", *sets, **how)
     assert main(["plot", str(run), "--out", str(tmp_path / "p")]) == 0
     figures["run"].draw_without_rendering()
 

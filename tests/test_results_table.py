@@ -46,9 +46,9 @@ def test_steps_done_twice_count_once_the_later_stands(tmp_path):
         for step in (21, 22):
             file.write(json.dumps({"kind": "step", "step": step, "loss": 9.0}) + "\n")
     found = read_metrics(run)
-    assert list(found.column("step")) == list(range(1, 23))
-    assert found.column("loss")[-1] == 9.0
-    assert np.isnan(found.column("lr")[-1])
+    assert list(found.columns["step"]) == list(range(1, 23))
+    assert found.columns["loss"][-1] == 9.0
+    assert np.isnan(found.columns["lr"][-1])
 
 
 # rows ----------------------------------------------------------------------------------------------------------------
@@ -408,13 +408,7 @@ def test_runs_with_one_name_are_told_apart_by_their_settings(tmp_path):
         write_run(tmp_path / name, *sets)
     found = labels(find_runs([tmp_path]))
     assert found == ["toy@256x6 lr=1e-3", "toy@256x6 lr=4e-3", "toy@256x6 lr=1e-3"]
-    assert (spelled(0.1), spelled(3e-4), spelled(1e-5), spelled(2.5e-3), spelled(True)) == (
-        "0.1",
-        "3e-4",
-        "1e-5",
-        "2.5e-3",
-        "true",
-    )
+    assert [spelled(x) for x in (0.1, 3e-4, 1e-5, 2.5e-3, True)] == ["0.1", "3e-4", "1e-5", "2.5e-3", "true"]
 
 
 # finding, formats ----------------------------------------------------------------------------------------------------
@@ -465,22 +459,11 @@ def test_markdown_is_a_table_whatever_a_name_holds(tmp_path):
     assert len(columns(found.groups[0])) == lines[0].count("|") - 1
 
 
-def test_it_needs_no_torch_and_reads_hundreds_of_runs_quickly(tmp_path):
-    first = write_run(tmp_path / "r0", "train.steps=1000")
-    manifest, metrics = (first / "manifest.json").read_text(), (first / "metrics.jsonl").read_bytes()
-    for i in range(1, 400):
-        folder = tmp_path / f"r{i}"
-        folder.mkdir()
-        (folder / "manifest.json").write_text(manifest.replace('"seed": 42', f'"seed": {i}'))
-        os.link(first / "metrics.jsonl", folder / "metrics.jsonl")
-    assert len(metrics) > 100_000
+def test_it_needs_no_torch(tmp_path):
+    write_run(tmp_path / "a")
     code = (
-        "import sys, time; from elman_core.cli import main; t = time.process_time(); main(['results', sys.argv[1], '--json']);"
-        "print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules], time.process_time() - t,"
-        " file=sys.stderr)"
+        "import sys; from elman_core.cli import main; main(['results', sys.argv[1], '--json']);"
+        "print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    modules, seconds = done.stderr.rsplit(" ", 1)
-    assert modules == "[]"
-    assert len(json.loads(done.stdout)["groups"][0]["rows"]) == 400
-    assert float(seconds) < 5  # 80 MB of metrics, of which little is read
+    assert done.stdout.endswith("\n[]\n")

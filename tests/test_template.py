@@ -11,7 +11,7 @@ from broken_plugins import leave_installed
 
 from elman_core.cli import _checks, main
 from elman_core.cli._checks import Plugin
-from elman_core.cli._scaffold import class_name, render
+from elman_core.cli._scaffold import NOT_COPIED, _without, class_name, render
 from elman_core.registry import ConfigError, get_variant, plugins
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +56,11 @@ def test_check_says_that_an_installed_plugin_is_broken(tmp_path: Path) -> None:
     says = "elman: plugin elman-e99 1.2.3 is broken: ModuleNotFoundError: No module named 'nothing_of_that_name'; its tests run"
     assert says in done.stderr
     assert "not installed" not in done.stderr
+
+
+def test_arguments_are_taken_out_of_a_call_however_it_is_laid_out() -> None:
+    text = 'from a import Published, other\nx = Variant(name="µ", aliases={"b": ""}, published=(Published(),))\n'
+    assert _without(text, NOT_COPIED) == 'from a import other\nx = Variant(name="µ", )\n'
 
 
 def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import io
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,7 +72,7 @@ def test_several_gpus_are_started_by_torchrun(text, monkeypatch, capsys):
     assert len(begun) == 1, "a process that torchrun started trains"
 
 
-def test_a_missing_text_is_said_in_under_a_second_and_without_torch(tmp_path):
+def test_a_missing_text_is_said_without_torch(tmp_path):
     code = """
 import sys
 from elman_core.cli import main
@@ -83,12 +82,10 @@ sys.exit(code)
 """
     (tmp_path / "short").write_bytes(b"x" * 100)
     for name, words in (("none", "there is no file"), ("short", "too short")):
-        started = time.perf_counter()
         done = subprocess.run([sys.executable, "-c", code, tmp_path / name], capture_output=True, text=True)
         assert done.returncode == 2, done.stderr
         assert words in done.stderr
         assert done.stderr.count("\n") == 1
-        assert time.perf_counter() - started < 5  # under one on a machine that does nothing else
 
 
 def test_layers_that_run_the_same_are_joined_and_those_without_a_recurrence_left_out():

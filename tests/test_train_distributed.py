@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -317,6 +318,13 @@ def test_a_training_that_stands_still_is_noticed_from_outside_it(monkeypatch):
         assert silent == []
         time.sleep(1.5)
     assert len(silent) == 1
+
+
+def test_a_wish_to_save_lasts_until_it_is_asked_for():
+    signals = RankSignals(Ranks(0, 2), OneProcess())
+    for save in (1.0, 0.0):
+        signals.hear(SimpleNamespace(read=lambda save=save: [0.0, 0.0, 0.0, 0.0, save, 0.0]))
+    assert [signals.saves(), signals.saves()] == [True, False]
 
 
 def test_an_evaluation_does_not_depend_on_the_number_of_ranks_in_any_bit(launch, text, tmp_path):

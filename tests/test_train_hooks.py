@@ -7,7 +7,7 @@ import pytest
 import torch
 from train_helpers import losses, manifest, metrics, settings
 
-from elman_core.registry import DivergedError, PluginError, hookimpl, plugins
+from elman_core.registry import ConfigError, DivergedError, PluginError, hookimpl, plugins
 from elman_core.registry.checks import said_when_slow
 from elman_core.training import hooks
 from elman_core.training.start import resume, start
@@ -171,6 +171,8 @@ def test_a_loss_term_that_is_not_a_named_scalar_is_an_error(given, text, tmp_pat
     register(Wrong())
     with pytest.raises(PluginError, match="elman_loss_terms"):
         run(text, tmp_path / "run").fit()
+    with pytest.raises(ConfigError, match=r"plugin elman-test.* set train\.loss_chunk=0"):
+        run(text, tmp_path / "chunked", "train.loss_chunk=4")
 
 
 def test_a_term_that_is_not_finite_ends_the_run(text, tmp_path, register):

@@ -39,7 +39,8 @@ def train(made, optimizer, steps, seed=0):
     for _ in range(steps):
         for p in made.parameters():
             p.grad = torch.randn(p.shape, generator=generator)
-        optimizer.step(0.01)
+        optimizer.set_lr(0.01)
+        optimizer.step()
 
 
 def test_vectors_decay_rates_and_what_a_mixer_names_do_not_decay():
@@ -50,7 +51,8 @@ def test_vectors_decay_rates_and_what_a_mixer_names_do_not_decay():
     optimizer = Optimizer(made, TrainSettings(weight_decay=0.5))
     for p in made.parameters():
         p.grad = torch.zeros_like(p)
-    optimizer.step(0.1)
+    optimizer.set_lr(0.1)
+    optimizer.step()
     for name, p in made.named_parameters():
         expected = before[name] if name in alone else before[name] * (1 - 0.1 * 0.5)
         torch.testing.assert_close(p.detach(), expected)

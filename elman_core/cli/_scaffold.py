@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import keyword
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from importlib import resources
 from importlib.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from elman_core import __version__
 from elman_core.registry import ConfigError, plugins
@@ -102,25 +104,29 @@ def _copied(source: str, name: str) -> dict[str, str]:
 
 def _without(text: str, names: tuple[str, ...]) -> str:
     """The source of a module without the arguments `names` of its calls of `Variant`, and without imports for them alone."""
-    tree = ast.parse(text)
+    tree, source = ast.parse(text), text.encode()
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "Variant"]
     dropped = [k for call in calls for k in call.keywords if k.arg in names]
-    lines: list[str | None] = [*text.splitlines(keepends=True)]
+    lines = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
 
     def used(nodes: Iterable[ast.AST]) -> Counter[str]:
         return Counter(part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name))
 
+    def span(node: Any) -> tuple[int, int]:
+        return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
+
     gone = used(dropped)
     unused = {name for name, count in used([tree]).items() if count == gone[name]}
+    edits = [(*span(node), b"") for node in dropped]
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and any(alias.name in unused for alias in node.names):
             node.names = [alias for alias in node.names if alias.name not in unused]
-            rest = ast.unparse(node) + "\n" if node.names else None
-            lines[node.lineno - 1 : node.end_lineno] = [
-                rest,
-                *[None] * ((node.end_lineno or node.lineno) - node.lineno),
-            ]
-    for keyword_ in dropped:
-        first, last = keyword_.lineno - 1, keyword_.end_lineno or keyword_.lineno
-        lines[first:last] = [None] * (last - first)
-    return "".join(line for line in lines if line is not None)
+            edits.append((*span(node), ast.unparse(node).encode() if node.names else b""))
+    for first, last, rest in sorted(edits, reverse=True):
+        if not rest:  # with its comma, and with its line if nothing else is there
+            last += len(re.match(rb",?[ \t]*", source[last:])[0])  # type: ignore[index]
+            indent = len(source[:first]) - len(source[:first].rstrip(b" \t"))
+            if source[first - indent - 1 : first - indent] in (b"", b"\n") and source[last : last + 1] == b"\n":
+                first, last = first - indent, last + 1
+        source = source[:first] + rest + source[last:]
+    return source.decode()

@@ -16,7 +16,7 @@ def info(
     chunk_size: int = typer.Option(512, min=1, help="Bytes in a training window."),
     json_: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Show size, fingerprint, documents near the start and the held-out split of FILE. Takes no time, whatever its size."""
+    """Show size, fingerprint, first documents and held-out split of FILE. Reads at most 16 MiB and some samples."""
     import json
 
     from elman_core.data import SEPARATOR, ByteFile, TrainingWindows, heldout_offsets, split

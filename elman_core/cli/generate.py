@@ -97,9 +97,9 @@ def generate(
 def _storage(asked: Precision | None, device: Any) -> str | None:
     """The dtype of the weights; None: as saved."""
     if asked is None:
-        import torch
+        from elman_core.training.precision import has_bf16
 
-        return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+        return "bfloat16" if has_bf16(device) else None
     return DTYPES[asked]
 
 

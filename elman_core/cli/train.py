@@ -58,7 +58,7 @@ def resume(
     data: str | None = typer.Option(None, help="Where the training text is now, if it was moved."),
     gpus: Gpus = None,
     sets: list[str] = typer.Option(
-        [], "--set", metavar="KEY=VALUE", help="A setting that affects memory or output, such as train.accumulate=2."
+        [], "--set", metavar="KEY=VALUE", help="A setting to change, such as train.accumulate=2."
     ),
 ) -> None:
     """Continue a run from its last good checkpoint: the same batches, and on one device the same losses bit for bit."""

@@ -18,7 +18,7 @@ SEPARATOR = "\x1e"
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the harness; returns the exit code: 0, or 2 with one line on standard error for what was asked wrongly."""
+    """Run the harness; returns the exit code: 0, or 2 with one line on standard error for a wrong argument."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             arguments = harness_arguments(list(words), Path(folder))

@@ -81,8 +81,8 @@ def _waits(logits_BV: Tensor, how: Sampling, generator: torch.Generator | None) 
 def choose(
     logits_BV: Tensor, how: Sampling, seen_BV: Tensor, generator: torch.Generator, next_B: Tensor, row_B: Tensor
 ) -> None:
-    """Draw the next byte of every row, in place and without a look of the host; on a GPU in two launches, noise and
-    all the rest.
+    """Draw the next byte of every row, in place and without waiting for the device; on a GPU, one launch draws the noise
+    and one does the rest.
 
     Args:
         logits_BV, how, generator: as of `sample`, from the same random numbers.

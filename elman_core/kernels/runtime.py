@@ -70,7 +70,7 @@ def warn_of_packed_rows(name: str, like: Tensor) -> None:
 
 
 def _no_packed_rows() -> None:
-    raise KernelError("no kernel supports packed rows yet: pad the rows and pass attention_mask")
+    raise KernelError("this kernel does not support packed rows: pad the rows and pass attention_mask")
 
 
 def load_or_warn(name: str, load: Callable[[], Loaded]) -> Loaded | None:
@@ -124,7 +124,8 @@ def operator(
 
         def once(ctx: Any, *gradients: Any) -> Any:
             refuse_second_derivatives(name)
-            return differentiate(ctx, *gradients)
+            with without_autocast(next(g for g in gradients if g is not None)):  # `backward()` may be called inside it
+                return differentiate(ctx, *gradients)
 
         register_autograd(f"elman::{name}", once, setup_context=save, lib=_library)
     made: Callable[..., Any] = getattr(torch.ops.elman, name).default

@@ -39,7 +39,7 @@ class Cell:
         streams, vectors, states: of an elementwise cell; see `ElementwiseKernel`.
         gates, kept, splits, inner: of a gated cell; see `GatesKernel`.
         uses_a: whether the backward of a dense cell reads a; as in the header.
-        bare: for a dense cell with tied weights, which takes x of u = W silu(x) + b: the same cell taking u.
+        bare: of the tied form of a dense cell, whose input is the x of u = W silu(x) + b: the form whose input is u.
     """
 
     name: str

@@ -92,7 +92,8 @@ def save(spec: KernelSpec, made: Stamp) -> None:
 
 
 def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
-    """The stamp of a report. It replaces the existing stamp; a report of single problems (`extra`) is added to it instead.
+    """The stamp of a report. It replaces the existing stamp, and keeps its single problems unless it failed; a report of single
+    problems (`extra`) is added to the existing stamp instead.
 
     Raises:
         KernelError: the report is not of a compiled kernel.
@@ -119,11 +120,11 @@ def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
     there = stamp(spec, report.target, arch)
     if there is None:
         return made
-    made = replace(made, extra=there.extra + made.extra)
     if not extra:
-        return made
+        return replace(made, extra=there.extra if there.passed else ())
     return replace(
         made,
+        extra=there.extra + made.extra,
         passed=made.passed and there.passed,
         grid=there.grid,
         cases=made.cases + there.cases,
@@ -148,7 +149,7 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -
 
     Raises:
         KernelError: the kernel is wrong, now or in its stamp; or a CUDA graph is being captured.
-        torch.OutOfMemoryError: there is too little memory to verify it; nothing is stamped.
+        KernelTimeoutError, torch.OutOfMemoryError: the GPU is busy, or has too little memory to verify it; nothing is stamped.
         ConfigError: ELMAN_VERIFY is neither skip nor empty.
     """
     cases = [cases] if isinstance(cases, Case) else list(cases)
@@ -180,7 +181,7 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -
     if not known.passed:
         raise KernelError(
             f"the kernel of {spec.name} gives wrong numbers on this machine: {why}. Type `elman verify {spec.name}` for the "
-            "table; ELMAN_KERNELS=off runs without it, ELMAN_VERIFY=skip in spite of it"
+            "table; ELMAN_KERNELS=off avoids the kernel, ELMAN_VERIFY=skip uses it unverified"
         )
     _used.update({f"{spec.name} {case}": {"plan": plan, "skipped": False, "stamp": asdict(known)} for case in cases})
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from elman_core.registry.checks import one_line
-from elman_core.registry.errors import KernelError
+from elman_core.registry.errors import KernelError, KernelTimeoutError
 
 from . import build
 from .build import Extension
@@ -121,7 +121,7 @@ def verify(
 
     Raises:
         KernelError: there is no such kernel, it cannot be built, there is no GPU, or no case is left.
-        torch.OutOfMemoryError: from a case; the kernel may be right or wrong.
+        KernelTimeoutError, torch.OutOfMemoryError: from a case; the kernel may be right or wrong.
     """
     if target not in (*spec.targets, *spec.portable):
         known = ", ".join((*spec.targets, *spec.portable)) or "none"
@@ -151,7 +151,7 @@ def verify(
                 if opcheck and kind not in checked and elements <= _OPCHECK_ELEMENTS:
                     checked.add(kind)
                     _opcheck(spec, target, case, inputs)
-            except torch.OutOfMemoryError:  # says nothing about the kernel
+            except (KernelTimeoutError, torch.OutOfMemoryError):  # say nothing about the kernel
                 raise
             except Exception as error:  # every fault of a kernel belongs in its report
                 report.faults.append(f"{case}: {one_line(error)}")

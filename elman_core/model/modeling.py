@@ -54,7 +54,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
 
         Args:
             labels: (B, T), not shifted; -100 is ignored. `num_items_in_batch` divides the summed loss if given.
-            logits_to_keep: compute the logits of the last so many positions (0: of all), or of these positions.
+            logits_to_keep: how many of the last positions get logits (0: all), or the indices of those that do.
             return_loss: `input_ids` is (B, T + 1); predict each of its last T tokens from those before and return the mean
                 cross-entropy in nats alone (or with the states, see `return_prev_hiddens`).
             actual_length: (B,) real tokens of each row of `input_ids`, for `return_loss`: target t (from 0) counts if
@@ -77,8 +77,8 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             if past_key_values is not None:
                 raise ConfigError("give prev_hiddens or past_key_values, not both")
             past_key_values = LadderCache.from_states(prev_hiddens)
-        elif return_prev_hiddens and past_key_values is None:
-            past_key_values = LadderCache(num_blocks=len(self.model.layers))
+        elif return_prev_hiddens:
+            past_key_values = adopt(past_key_values, len(self.model.layers))
         if targets is not None and past_key_values is None:
             use_cache = False
         return_dict = self.config.return_dict if return_dict is None else return_dict
@@ -102,13 +102,14 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits_BTV, labels=labels, vocab_size=self.lm_head.weight.shape[0], **kwargs
             )
+        states = [layer.get() for layer in past_key_values.layers] if return_prev_hiddens else None
         if return_loss:
-            return (loss, past_key_values.states) if return_prev_hiddens else loss
+            return (loss, states) if return_prev_hiddens else loss
         output = CausalLMOutputWithPast(
             loss=loss, logits=logits_BTV, past_key_values=out.past_key_values, hidden_states=out.hidden_states
         )
         result = output if return_dict else output.to_tuple()
-        return (result, past_key_values.states) if return_prev_hiddens else result
+        return (result, states) if return_prev_hiddens else result
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As transformers' `generate()`; a spectral norm scales its weight once for all of it."""

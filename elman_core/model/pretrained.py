@@ -127,14 +127,24 @@ class LadderPreTrainedModel(PreTrainedModel):
         if is_main_process:
             Path(save_directory, CHECKSUMS).unlink(missing_ok=True)
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
-        folder = Path(save_directory)
-        if is_main_process and folder.is_dir():
-            for weights in folder.glob("*.safetensors"):  # written for the owner alone; readable by whom the rest is
-                weights.chmod((folder / "config.json").stat().st_mode)
-            if self.config.vocab_size == 256 and not (folder / "tokenizer_config.json").exists():
-                write_tokenizer(folder)
-            if not (folder / "README.md").exists():
-                (folder / "README.md").write_text(model_card(self), encoding="utf-8")
+        if is_main_process:
+            self._complete(Path(save_directory))
+
+    def _upload_modified_files(self, working_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+        """As transformers', which uploads a saved model before `save_pretrained` returns."""
+        self._complete(Path(working_dir))
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
+
+    def _complete(self, folder: Path) -> None:
+        """Add what transformers does not write: byte tokenizer and model card."""
+        if not folder.is_dir():
+            return
+        for weights in folder.glob("*.safetensors"):  # written for the owner alone
+            weights.chmod((folder / "config.json").stat().st_mode)
+        if self.config.vocab_size == 256 and not (folder / "tokenizer_config.json").exists():
+            write_tokenizer(folder)
+        if not (folder / "README.md").exists():
+            (folder / "README.md").write_text(model_card(self), encoding="utf-8")
 
 
 def _compare(folder: Path) -> None:

@@ -52,15 +52,16 @@ def load_states(
             for key in file.keys():  # noqa: SIM118 (not a dict)
                 branch, _, name = key.partition(".")
                 states[int(branch)][name] = file.get_tensor(key)  # type: ignore[index]
+            seen = int(about["seen"])
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, LookupError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
     if config is not None:
         _check(path, states, config)
-    return states, int(about["seen"])
+    return states, seen
 
 
 def _check(path: str | os.PathLike, states: list[State | None], config: LadderConfig) -> None:

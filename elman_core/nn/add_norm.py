@@ -118,7 +118,7 @@ def _laid_out(value: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _dense_strides(x: Tensor) -> tuple[int, ...]:
-    """Those of `torch.empty_like(x)`."""
+    """The strides of `torch.empty_like(x)`."""
     return x.stride() if x.is_contiguous() else torch.empty_like(x, device="meta").stride()
 
 

@@ -74,7 +74,7 @@ def _overwrite(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _run_backward(grad: Tensor, d_logits: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     with without_autocast(hidden):
-        scaled = d_logits * grad.to(d_logits.dtype)
+        scaled = (d_logits.to(grad.dtype) * grad).to(d_logits.dtype)  # 1 / count in 16 bits would scale every gradient
         return scaled @ weight, scaled.t() @ hidden
 
 

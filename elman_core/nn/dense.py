@@ -66,7 +66,7 @@ class DenseMixer(WrapperMixer):
 
     @classmethod
     def rank(cls, dim: int, config: Any) -> int | None:
-        """That of W = U V, for D = dim; None for a full W."""
+        """The rank of W = U V, for D = dim; None for a full W."""
         return None
 
     @classmethod

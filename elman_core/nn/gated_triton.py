@@ -14,9 +14,9 @@ from torch import Tensor
 from elman_core.kernels.runtime import refuse_second_derivatives
 
 ELEMENTS, WARPS = 2048, 8
-"""Of a block."""
+"""Elements and warps of a block."""
 BLOCKS = 8
-"""That a program takes one after another where it sums the gradients of the norm's weight, which costs most at its end."""
+"""Blocks that one program processes before it adds its share to the gradient of the norm's weight."""
 
 
 @triton.jit

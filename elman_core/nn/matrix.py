@@ -50,8 +50,8 @@ class MatrixConfig:
     )
     init: Literal["xavier", "normal", "zero"] = option(
         "xavier",
-        "projections and convolution: Xavier and as torch.nn starts them; all N(0, 0.02²); or so, and the output "
-        "projection 0: a layer starts as the identity",
+        "xavier: Xavier projections, convolution as in torch.nn; normal: all N(0, 0.02²); zero: as normal, with an output "
+        "projection of 0, so that a layer starts as the identity",
     )
 
     @property
@@ -155,7 +155,7 @@ class MatrixMixer(Mixer):
         modules = [getattr(self, name) for name in self.projections]
         projected = dict(zip(self.projections, linears(modules, x_BTD), strict=True))
         qkv_BTC = projected["qkv_proj"]
-        silu = config.use_silu and self.conv is None  # which else takes it along
+        silu = config.use_silu and self.conv is None  # otherwise the convolution applies SiLU
         if self.conv is not None:
             window = None if state is None else state["conv"]
             qkv_BTC, new_state["conv"] = self.conv(qkv_BTC, window, mask_BT, starts_BT)

@@ -120,7 +120,7 @@ class SpectralNorm(ComputedWeight):
             v = v / (v.norm(dim=-1, keepdim=True) + EPS)
             u = _times(full, v)
             u = u / (u.norm(dim=-1, keepdim=True) + EPS)
-        # As stored, should the buffers have been cast: what is computed now is what a reloaded model computes.
+        # Rounded as the buffers are, so that a reloaded model computes the same.
         return u.to(self.u.dtype).to(full.dtype), v.to(self.v.dtype).to(full.dtype)
 
     def _store(self, u: Tensor, v: Tensor, checksum: Tensor) -> None:

@@ -111,9 +111,7 @@ class WrapperMixer(Mixer):
             mask_TB, starts_TB = (None if x is None else time_major(x) for x in (mask_BT, starts_BT))
             x_TBD = time_major(x_BTD)
         silu = self.pre_silu
-        early = (
-            silu and self.conv is None and x_TBD.shape[self.time] == 1
-        )  # of one step, the projection takes the SiLU along
+        early = silu and self.conv is None and x_TBD.shape[self.time] == 1  # then the projection's kernel applies SiLU
         u_TBI, *gate = columns(self.in_proj, x_TBD, self.inner, silu=early)
         z_TBI = gate[0] if self.gated else None
         new_state: State = {}

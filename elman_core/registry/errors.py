@@ -15,8 +15,7 @@ class ElmanError(Exception):
     """Base of all errors of this package. `exit_code` is what the command line leaves with.
 
     Attributes:
-        everywhere: every process of a training on several raises it, so that the first alone need say it.
-        said: another process says it.
+        everywhere: every rank of a training raises it, so only the first prints it. said: another rank prints it.
         fatal: this process can do nothing more, and leaving in the usual way would abort it: the GPU has failed.
     """
 
@@ -93,6 +92,10 @@ class KernelError(ElmanError, RuntimeError):
     """A kernel that could not be built, launched or verified."""
 
     exit_code = 5
+
+
+class KernelTimeoutError(KernelError):
+    """A launch that gave up waiting for the GPU: its results are invalid, and say nothing about the kernel."""
 
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")

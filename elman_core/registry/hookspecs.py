@@ -82,7 +82,7 @@ def elman_run_end(run: Any, error: BaseException | None) -> None:
 def elman_loss_terms(run: Any, outputs: Any) -> Mapping[str, Tensor]:  # type: ignore[empty-body]
     """Act: add named terms to the loss of a micro-batch. Each is logged under its name.
 
-    :param outputs: `outputs.logits` (B, T, V), `outputs.loss`, `outputs.hidden_states` if the model returns them.
+    :param outputs: `outputs.logits` (B, T, V) and `outputs.loss`.
     :return: `{name: scalar}`; the scalars are added to the loss unscaled.
     """
 

@@ -122,5 +122,5 @@ def _assert_equal(name: str, found: Tensor | None, expected: np.ndarray, said: s
     error = float(np.linalg.norm(actual - expected))
     what = name if name in ("y", "x") or name.startswith(("end", "start")) else f"the gradient of {name}"
     assert error <= LIMIT * size or error < 1e-12 > size, (
-        f"{what} differs from the equation by {error / size:.1e} ({said})"
+        f"{what} differs from the equation by {error:.1e}, where its norm is {size:.1e} ({said})"
     )

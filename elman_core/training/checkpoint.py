@@ -15,7 +15,7 @@ depend on how many processes trained, nor on whether they sharded the weights.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class Progress:
     """tbptt: the state of every residual branch, for this rank's rows of the batch."""
 
 
-def last_good(folder: Path, say: Callable[[str], None] = log.warning) -> Path | None:
+def last_good(folder: Path) -> Path | None:
     """The latest checkpoint whose checksums match, with a warning for each later one. None if there are no checkpoints.
 
     Raises:
@@ -72,7 +72,7 @@ def last_good(folder: Path, say: Callable[[str], None] = log.warning) -> Path | 
             check_folder(path)
         except CheckpointError as error:
             damaged.append((path, error))
-            say(f"damaged checkpoint skipped: {error}")
+            log.warning("damaged checkpoint skipped: %s", error)
         else:
             return path
     if damaged:

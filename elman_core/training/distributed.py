@@ -153,8 +153,8 @@ class Ranks:
             return error
         self.parted = True
         found: ElmanError = RankError(
-            f"a rank has ended or has not answered for {timeout().seconds} s: all ranks stop; the launcher's output says "
-            f"which rank and why"
+            f"a rank has ended or has not answered for {timeout().total_seconds():g} s: all ranks stop; the launcher's "
+            "output says which rank and why"
         )
         speaks = True
         try:
@@ -188,12 +188,11 @@ def timeout() -> datetime.timedelta:
     """
     given = os.environ.get("ELMAN_RANK_TIMEOUT", "600")
     try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise ConfigError(f"ELMAN_RANK_TIMEOUT must be a number of seconds above 0, not {given!r}")
-    return datetime.timedelta(seconds=seconds)
+        if (found := datetime.timedelta(seconds=float(given))) > datetime.timedelta():
+            return found
+    except (ValueError, OverflowError):
+        pass
+    raise ConfigError(f"ELMAN_RANK_TIMEOUT must be a number of seconds above 0, not {given!r}")
 
 
 _joined: Ranks | None = None

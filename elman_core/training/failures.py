@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from elman_core.registry import DivergedError, ElmanError, KernelError, OutOfMemoryError, RankError, StorageError
 from elman_core.storage import write_json
 
+from .hooks import acting
 from .run import memory_in_use, now
 
 log = logging.getLogger("elman_core")
@@ -133,7 +134,7 @@ def out_of_memory(run: Any, error: BaseException) -> OutOfMemoryError:
     rows = train.batch_size // ranks
     more = next((n for n in range(train.accumulate + 1, rows + 1) if rows % n == 0), None)
     remedies = {
-        "train.loss_chunk=64": not train.loss_chunk and train.chunk_size > 64,
+        "train.loss_chunk=64": not train.loss_chunk and train.chunk_size > 64 and "elman_loss_terms" not in acting(),
         f"train.accumulate={more}": more is not None,
         "train.gradient_checkpointing=true": not train.gradient_checkpointing,
         "train.parallel=fsdp": ranks > 1 and train.parallel != "fsdp",

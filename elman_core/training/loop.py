@@ -119,6 +119,11 @@ class Trainer:
             how = {"use_reentrant": False, "preserve_rng_state": drops}
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
         self.mode = choose_mode(settings, model, self.device, is_sharded(model))
+        wants_logits = acting().get("elman_loss_terms", [])
+        if wants_logits and train.loss_chunk:
+            raise ConfigError(
+                f"plugin {wants_logits[0]} adds loss terms and may need all logits at once: set train.loss_chunk=0"
+            )
         step = TrainStep(
             model,
             optimizer,
@@ -128,7 +133,7 @@ class Trainer:
             before_update=lambda: call("elman_before_optimizer_step", run=self),
             processes=self.processes,
             # Fused they round differently, which is worth it on a GPU.
-            logits="elman_loss_terms" in acting() or self.device.type != "cuda",
+            logits=bool(wants_logits) or self.device.type != "cuda",
         )
         self.compute = make_step(step, self.mode)
         self.ranks.hold(self.compute)

@@ -33,7 +33,6 @@ class Outputs:
     loss: Tensor
     logits: Tensor | None
     states: States | None = None
-    hidden_states: Any = None
 
 
 def forward_loss(

@@ -85,15 +85,8 @@ class Optimizer:
         for group in self.inner.param_groups:
             group["lr"].fill_(lr)
 
-    def step(self, lr: float | None = None, failed: Tensor | None = None) -> None:
-        """One update. The gradients stay.
-
-        Args:
-            lr: as `set_lr`, if it is not set already.
-            failed: a scalar on the device of the parameters, and read only there; if it is 1.0, nothing changes.
-        """
-        if lr is not None:
-            self.set_lr(lr)
+    def step(self, failed: Tensor | None = None) -> None:
+        """One update. The gradients stay. failed: a scalar on the device of the parameters; if it is 1.0, nothing changes."""
         self.inner.found_inf = failed  # type: ignore[attr-defined]  # as torch.amp.GradScaler hands it over
         self.inner.step()
         alike: dict[Any, list[Tensor]] = {}

@@ -124,7 +124,7 @@ class RankSignals:
             return
         seconds, *signals, save, failed = messages.read()[: len(self._heard)]
         ending = [max(a, b) for a, b in zip(signals, self._heard[1:], strict=False)]
-        self._heard = [seconds, *ending, save, failed]
+        self._heard = [seconds, *ending, max(save, self._heard[-2]), failed]
         if failed and not self._over:  # steps under way repeat it
             self._over = True
             self.settle()

@@ -16,9 +16,8 @@ class Schedule:
 
     Attributes:
         kind: `cosine`: half a cosine; `wsd`: stable, then linear over the last `decay` of the horizon; `constant`.
-        warmup: step s < warmup has factor (s + 1) / warmup; 0 is no warm-up. If time ends the run, warm-up takes at most a
-        tenth of the
-            time.
+        warmup: step s < warmup has factor (s + 1) / warmup; 0 is no warm-up. If time ends the run, warm-up takes at most
+            a tenth of the time.
         horizon: steps for which the schedule was made, stored when a run starts; None if time ends the run.
         final: factor at the end. decay: fraction of the horizon that decays (wsd).
     """

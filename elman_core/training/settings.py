@@ -41,7 +41,7 @@ class DataSettings:
     sampling: Literal["random", "stream", "tbptt"] = option(
         "random", "random offsets; contiguous streams; streams with the state carried from step to step"
     )
-    documents: Literal["keep", "reset"] = option("keep", "tbptt: reset the state after 0x1e, or keep it")
+    documents: Literal["keep", "reset"] = option("keep", "tbptt: keep the state, or reset it before each 0x1e")
     heldout: float = option(0.01, "fraction held out, at least min(1 MiB, 10 %); 0: nothing", ge=0, le=0.5)
     eval_bytes: int = option(2**20, "most bytes to score in one evaluation", ge=1)
 
@@ -57,7 +57,7 @@ class TrainSettings:
     lr: float = option(1e-3, "peak learning rate", gt=0)
     warmup: int | None = option(
         None,
-        "steps of linear warm-up, 100 by default; at most a tenth of the minutes, or by default of the steps",
+        "steps of linear warm-up: by default 100, or a tenth of the steps if that is less; at most a tenth of the minutes",
         ge=0,
     )
     schedule: Literal["auto", "cosine", "wsd", "constant"] = option(

@@ -80,7 +80,7 @@ class StepValues:
 
     @property
     def finite(self) -> bool:
-        """Whether all are: if not, the step updated nothing."""
+        """Whether all values are finite: if not, the step updated nothing."""
         return all(map(math.isfinite, (self.loss, self.grad_norm, *self.terms.values())))
 
 
@@ -182,7 +182,7 @@ class TrainStep:
         values = torch.stack([loss, norm.to(loss.dtype), *terms])
         self.failed.copy_(torch.maximum(self.failed, values.isfinite().all().logical_not()))
         if self.train.clip:
-            # A failed gradient is left as it is, for who looks where it failed.
+            # A failed gradient is left as it is, so that diverged.json can say where it failed.
             clip_grads_with_norm_(params, self.train.clip, norm.masked_fill(self.failed > 0, 0))
         return values, names, carry
 

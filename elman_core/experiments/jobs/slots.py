@@ -109,9 +109,9 @@ class CpuSlots:
         return []
 
     def give(self, slot: Slot) -> None:
-        number = int(slot.name.removeprefix("cpu "))
-        if number < self.count:
-            self.free = sorted({*self.free, number})
+        kind, _, number = slot.name.partition(" ")
+        if kind == "cpu" and int(number) < self.count:  # an adopted job may have a GPU
+            self.free = sorted({*self.free, int(number)})
 
     def occupy(self, name: str) -> None:
         """Mark the slot of an adopted job as taken."""

@@ -15,15 +15,13 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from elman_core.experiments.size import TOLERANCE
 from elman_core.metrics import WINDOW, progress
 from elman_core.registry import ConfigError
 
 from .identity import differences, hash_of, label, labels, protocols_of, spelled
 from .rows import Figure, Group, Results, Row, merge_seeds, tuned_of, with_choices
 from .runs import Run
-
-TOLERANCE = 0.02
-"""Relative difference in parameters up to which models count as equal in size."""
 
 # For `--sort`: the figure (none: the model's name), and whether small (1) or large (-1) values come first.
 SORTS = {
@@ -115,8 +113,8 @@ def _figures(run: Run, tokens: int | None) -> dict[str, float]:
     if tokens and figures.get("bytes_seen") == tokens and "last_100" in figures:
         figures["loss"] = figures["last_100"]
     elif tokens and per_step and figures.get("bytes_seen", 0) > tokens:
-        end = bisect.bisect_right(run.metrics.column("step"), tokens // per_step)
-        losses = [v for v in run.metrics.column("loss")[max(0, end - WINDOW) : end] if math.isfinite(v)]
+        end = bisect.bisect_right(run.metrics.columns["step"], tokens // per_step)
+        losses = [v for v in run.metrics.columns["loss"][max(0, end - WINDOW) : end] if math.isfinite(v)]
         if losses:
             figures["loss"] = statistics.fmean(losses)
     return figures

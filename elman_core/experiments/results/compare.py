@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elman_core.experiments.size import TOLERANCE
 from elman_core.registry import ConfigError
 
-from .collect import TOLERANCE, chosen, collect
+from .collect import chosen, collect
 from .identity import differences, effective_protocol, identity, labels, named
 from .runs import Run, without_trials
 from .statistics import FEWEST, Interval, bootstrap_mean, student_mean
@@ -155,7 +156,7 @@ def _by_seed(contender: Contender) -> dict[int | None, Run]:
 
 
 def _pair(one: Run, two: Run, last: int | None) -> SeedPair:
-    a, b = (dict(zip(r.metrics.column("step"), r.metrics.column("loss"), strict=True)) for r in (one, two))
+    a, b = (dict(zip(r.metrics.columns["step"], r.metrics.columns["loss"], strict=True)) for r in (one, two))
     common = [int(step) for step in sorted(a.keys() & b.keys())]
     count = last or max(math.ceil(SHARE * len(common)), min(LEAST, math.ceil(len(common) / 2)))
     steps = common[-count:]
@@ -197,7 +198,7 @@ def _drift(series_N: NDArray[np.float64]) -> tuple[Interval, Interval] | None:
 
 def _heldout(run: Run) -> float | None:
     """Bits per byte of the last evaluation, if it was made at the last step."""
-    evaluations, steps = run.metrics.evaluations, run.metrics.column("step")
+    evaluations, steps = run.metrics.evaluations, run.metrics.columns["step"]
     if not evaluations or "bits_per_byte" not in evaluations[-1] or evaluations[-1]["step"] != steps[-1]:
         return None
     return float(evaluations[-1]["bits_per_byte"])

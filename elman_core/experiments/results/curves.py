@@ -33,12 +33,12 @@ def curve(run: Run) -> Curve:
     """The series of one run, with nan for missing figures."""
     metrics = run.metrics
     steps = {
-        "step": np.array(metrics.column("step")),
-        "tokens": np.array(metrics.column("bytes_seen")),
-        "minutes": np.array(metrics.column("seconds")) / 60,
-        "bits": np.array(metrics.column("loss")) / math.log(2),
-        "tok_s": np.array(metrics.column("tok_s")),
-        "memory": np.array(metrics.column("memory")) / 2**30,
+        "step": np.array(metrics.columns["step"]),
+        "tokens": np.array(metrics.columns["bytes_seen"]),
+        "minutes": np.array(metrics.columns["seconds"]) / 60,
+        "bits": np.array(metrics.columns["loss"]) / math.log(2),
+        "tok_s": np.array(metrics.columns["tok_s"]),
+        "memory": np.array(metrics.columns["memory"]) / 2**30,
     }
     at = np.array([float(e["step"]) for e in metrics.evaluations])
     heldout = {"step": at, "bits": np.array([float(e.get("bits_per_byte", "nan")) for e in metrics.evaluations])}
@@ -73,12 +73,12 @@ def thin(x_N: Series, y_N: Series, most: int = 400) -> tuple[Series, Series]:
     return tuple(np.add.reduceat(v, edges[:-1]) / np.diff(edges) for v in (x_N, y_N))  # type: ignore[return-value]
 
 
-def visible_range(series: Sequence[Series], skip: float = 0.1, margin: float = 0.05) -> tuple[float, float] | None:
+def visible_range(series: Sequence[Series], skip: float = 0.1) -> tuple[float, float] | None:
     """(low, high) of an axis of losses, without the first fall, which would squeeze the rest; None if nothing is finite."""
     tails = [s[np.isfinite(s)] for s in series]
     tails = [t[int(skip * len(t)) :] for t in tails if len(t)]
     if not tails:
         return None
     low, high = min(float(t.min()) for t in tails), max(float(t.max()) for t in tails)
-    pad = margin * (high - low) or 0.05 * abs(high) or 1.0
+    pad = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - pad, high + pad

@@ -150,7 +150,7 @@ def _one(run: Run, x: str) -> Any:
     memory.plot(*thin(across, found.steps["memory"]), color=COLOURS[0])
     memory.set(ylabel="memory (GiB)", title="memory")
     memory.set_ylim(0, 1.15 * max(float(np.nanmax(found.steps["memory"])), 1e-3))
-    norm, lr = (np.array(run.metrics.column(name)) for name in ("grad_norm", "lr"))
+    norm, lr = (np.array(run.metrics.columns[name]) for name in ("grad_norm", "lr"))
     _raw_and_smooth(rate, across, norm, COLOURS[0])
     rate.set(ylabel="gradient norm", title="gradient norm (left), learning rate (right)", yscale="log")
     _log_ticks(rate.yaxis, *rate.get_ylim())

@@ -97,14 +97,12 @@ def _last_correlated(correlation_K: NDArray[np.float64], n: int, quiet: int) -> 
     return int(np.nonzero(large)[0].max())
 
 
-def bootstrap_means(
-    series_N: NDArray[np.float64], block: float, draws: int = DRAWS, seed: int = SEED
-) -> NDArray[np.float64]:
+def bootstrap_means(series_N: NDArray[np.float64], block: float, draws: int) -> NDArray[np.float64]:
     """Means of `draws` resamples of the stationary bootstrap: blocks begin anywhere, lengths are geometric with mean `block`,
     and the series' end is joined to its beginning. Prefix sums make a block one subtraction, however long.
     """
     n = len(series_N)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(SEED)
     sums = np.concatenate([[0.0], np.cumsum(np.concatenate([series_N, series_N]))])
     blocks = math.ceil(n / block + 4 * math.sqrt(n / block) + 10)
     means = []
@@ -121,13 +119,11 @@ def bootstrap_means(
     return np.concatenate(means)
 
 
-def bootstrap_mean(
-    series_N: NDArray[np.float64], level: float = LEVEL, block: float | None = None, draws: int = DRAWS
-) -> Interval:
+def bootstrap_mean(series_N: NDArray[np.float64], draws: int = DRAWS) -> Interval:
     """The mean of a correlated series with its interval.
 
     Args:
-        series_N: one value per step. block: mean block length; by default max(2 b, √n), at most n / 3. draws: resamples.
+        series_N: one value per step. draws: resamples; the mean length of their blocks is max(2 b, √n), at most n / 3.
 
     Raises:
         ValueError: fewer than `FEWEST` values, or one that is not finite.
@@ -136,18 +132,17 @@ def bootstrap_mean(
     n = len(series_N)
     if n < FEWEST or not np.isfinite(series_N).all():
         raise ValueError(f"an interval needs at least {FEWEST} finite values, not {n}")
-    if block is None:
-        block = min(max(2 * block_length(series_N), math.sqrt(n)), n / 3)
+    block = min(max(2 * block_length(series_N), math.sqrt(n)), n / 3)
     mean = float(series_N.mean())
     offsets = bootstrap_means(series_N, block, draws) - mean
     freedom = max(1.0, n / block - 1)
-    wider = student_quantile(0.5 + level / 2, freedom) / student_quantile(0.5 + level / 2, math.inf)
+    wider = student_quantile(0.5 + LEVEL / 2, freedom) / student_quantile(0.5 + LEVEL / 2, math.inf)
     wider *= math.sqrt(1 / max(1 - block / n, 0.25))
-    low, high = np.quantile(offsets, [(1 - level) / 2, (1 + level) / 2]) * wider
-    return Interval(mean, mean + float(low), mean + float(high), n, block, level)
+    low, high = np.quantile(offsets, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) * wider
+    return Interval(mean, mean + float(low), mean + float(high), n, block)
 
 
-def student_mean(values: NDArray[np.float64] | list[float], level: float = LEVEL) -> Interval:
+def student_mean(values: NDArray[np.float64] | list[float]) -> Interval:
     """The mean of independent values, such as one per seed, with Student's interval.
 
     Raises:
@@ -157,8 +152,8 @@ def student_mean(values: NDArray[np.float64] | list[float], level: float = LEVEL
     if len(array) < 2:
         raise ValueError("an interval over seeds needs at least two seeds")
     mean, error = float(array.mean()), float(array.std(ddof=1)) / math.sqrt(len(array))
-    reach = student_quantile(0.5 + level / 2, len(array) - 1) * error
-    return Interval(mean, mean - reach, mean + reach, len(array), 1.0, level)
+    reach = student_quantile(0.5 + LEVEL / 2, len(array) - 1) * error
+    return Interval(mean, mean - reach, mean + reach, len(array), 1.0)
 
 
 def student_quantile(probability: float, freedom: float) -> float:

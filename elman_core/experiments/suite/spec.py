@@ -11,7 +11,7 @@ models = ["mamba2", {model = "e99:wide", label = "wide", depth = 6, options = {e
 
 [tuning]                    # optional: each value is tried on so many bytes, and only the best is trained to the end
 tokens = 10_000_000         # a list: the better half is tried again on the next number of bytes, and so on
-trials = 8                  # optional: so many of the combinations, drawn at random, the same number for each model
+trials = 8                  # optional: how many of the combinations to draw at random for each model
 
 [protocol.train]            # settings, as in a recipe
 batch_size = 32

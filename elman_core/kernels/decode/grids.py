@@ -143,7 +143,7 @@ def first_use(dtype: torch.dtype, kind: str, *sizes: Any) -> Iterator[Case]:
 
 
 def first_step(dtype: torch.dtype, most: int, inputs: int, width: int) -> list[Case]:
-    """The same for the step of a cell."""
+    """The cases that verify a cell's step at its first use."""
     fewest = fewest_rows(most)
     return [_step((fewest, inputs, width), dtype, tied=inputs == width), _step((most, inputs, width), dtype)]
 

@@ -59,7 +59,7 @@ def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, activated
 
 
 def linears(x: Tensor, weights: Sequence[Tensor], bias_N: Tensor | None = None, activated: int = 0) -> list[Tensor]:
-    """x Wᵀ for up to five weights (N_i, K), in one launch. One weight alone may have what `linear` has."""
+    """x Wᵀ for up to five weights (N_i, K), in one launch. `bias_N` and `activated` need a single weight."""
     flat: list[Tensor] = linear_op(x.reshape(-1, x.shape[-1]), list(weights), bias_N, activated)
     return [y_BN.view(*x.shape[:-1], -1) for y_BN in flat]
 

@@ -20,7 +20,7 @@ from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.launch import readable
 from elman_core.kernels.runtime import DTYPE_CODES
 from elman_core.kernels.spec import Cell
-from elman_core.registry.errors import ConfigError, KernelError
+from elman_core.registry.errors import ConfigError, KernelError, KernelTimeoutError
 
 from .plan import MAX_PLACES, Device, Kind, Plan, plan
 
@@ -154,12 +154,12 @@ def check_errors(device: torch.device) -> None:
     """Raise if a launch on this device has given up waiting. Synchronise first to cover every launch so far.
 
     Raises:
-        KernelError: one did; its outputs are worthless.
+        KernelTimeoutError: one did; its outputs are worthless.
     """
-    _, word = _error_words.get(device.index or 0, (None, None))
+    _, word = _error_words.get(_number(device), (None, None))
     if word is not None and word.value != 0:
         word.value = 0
-        raise KernelError(
+        raise KernelTimeoutError(
             "a dense kernel timed out waiting for its other blocks, so its results are invalid: another program keeps the GPU "
             "from running them together. Free the GPU, or set ELMAN_KERNELS=off"
         )
@@ -169,14 +169,18 @@ def error_word(device: torch.device) -> int:
     """The address of the pinned word that a launch on this device sets when it gives up waiting.
 
     Raises:
-        KernelError: an earlier launch gave up, as `check_errors` says.
+        KernelTimeoutError: an earlier launch gave up, as `check_errors` says.
     """
     check_errors(device)
-    index = device.index or 0
+    index = _number(device)
     if index not in _error_words:
         pinned = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         _error_words[index] = pinned, ctypes.c_int32.from_address(pinned.data_ptr())
     return ctypes.addressof(_error_words[index][1])
+
+
+def _number(device: torch.device) -> int:
+    return torch.cuda.current_device() if device == torch.device("cuda") else device.index or 0
 
 
 def _prepared(cell: Cell, given: dict[str, Any], w_dd: Tensor, a: Tensor, mask_TB: Tensor | None) -> tuple[Any, bool]:

@@ -70,7 +70,7 @@ class MatrixCell(Cell):
     adjust: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for what no cell can have."""
+        """Raises ConfigError for a declaration that no cell supports."""
         names = (*self.names, *self.options)
         counts = (len(self.vectors), len(self.lines) - 1, len(self.scalars), len(self.params))
         if any(count > most for count, most in zip(counts, (3, 3, 2, 4), strict=True)):
@@ -81,14 +81,14 @@ class MatrixCell(Cell):
             raise ConfigError(f"{self.name}: heads can share q, k and lines, not {', '.join(sorted(wrong))}")
         bad = [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]
         if bad:
-            raise ConfigError(f"{self.name}: {bad[0]!r} cannot be the name of an input; give each another of its own")
+            raise ConfigError(f"{self.name}: the name {bad[0]!r} is reserved or used twice; choose another")
         if self.optional not in ((), self.scalars[-1:]):
             raise ConfigError(f"{self.name}: the last scalar alone can be optional, not {', '.join(self.optional)}")
         for maps in self.maps:
             self.check_maps(maps)
 
     def check_maps(self, maps: Maps) -> None:
-        """Raises ConfigError for maps of what the cell has not."""
+        """Raises ConfigError for maps of inputs that the cell does not have."""
         known = {"silu": ("q", "k", *self.lines), "normalised": ("q", "k")}
         for where, names in known.items():
             if wrong := [n for n in getattr(maps, where) if n not in names]:
@@ -194,7 +194,7 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
 
 
 def usual(cell: MatrixCell, target: Target) -> Extension:
-    """The same for the usual size."""
+    """The module for N = V = 32."""
     form = cell.form(cell.maps[0], [False] * len(cell.options), not cell.optional)
     return extension(cell, target, Size(32, 32, torch.float64 if target == "host" else torch.bfloat16, form))
 

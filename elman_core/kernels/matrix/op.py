@@ -185,10 +185,8 @@ class MatrixKernel(Compiled):
         given |= {n: more.pop(n) for n in names if n in more}
         missing = [n for n, x in given.items() if x is None and n not in self.cell.optional]
         if missing or len(inputs) > len(names):
-            wrong = f"without {missing[0]}" if missing else "with one more"
-            raise TypeError(
-                f"{self.name} takes {', '.join(names) or 'no input'} beside its keys; it was called {wrong}"
-            )
+            wrong = f"{missing[0]} is missing" if missing else "it got too many inputs"
+            raise TypeError(f"{self.name} takes {', '.join(names) or 'no input'} beside its keys; {wrong}")
         return given
 
     def _recur(

@@ -18,11 +18,11 @@
 //   template <class Math, class T> static DenseGrad<T, extras> backward(T gy, T gh, T h, T h_prev, const T* e);
 //                                                              backward(T gy, T gh, T h, T h_prev, T a, const T* e) where it uses a
 //
-// A step that is given in the order in which the skeleton has its numbers (DenseSteps) reaches the other blocks sooner: what does not
-// depend on a is made before the product is there, and y after h has been handed on.
+// A cell may be split as DenseSteps shows: what does not depend on a is computed before the product is ready, and y after h has been
+// sent, so that h reaches the other blocks sooner.
 //
-// A gated update, h = f h' + (1 - f) c(a), wants a: from h and h', both rounded to the storage type, it would get c back as
-// (h - f h') / (1 - f), without the digits by which 1 - f is small.
+// A gated update, h = f h' + (1 - f) c(a), needs a: from h and h', both rounded to the storage type, it would recover c as
+// (h - f h') / (1 - f), which has few significant digits where 1 - f is small.
 //
 // T is float on the GPU and double in the host build. The arrays are indexed with constants only, so they live in registers.
 #pragma once
