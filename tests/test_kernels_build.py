@@ -256,7 +256,7 @@ def test_auto_warns_once_says_why_and_goes_on(monkeypatch, caplog):
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
     monkeypatch.setattr(runtime, "_warned", set())
     load = Mock(side_effect=KernelError("no CUDA compiler: type `pip install nvidia-cuda-nvcc`"))
-    with caplog.at_level(logging.WARNING, logger="elman"):
+    with caplog.at_level(logging.WARNING, logger="elman_core"):
         assert runtime.load_or_warn("thing", load) is None
         assert runtime.load_or_warn("thing", load) is None
     [record] = caplog.records

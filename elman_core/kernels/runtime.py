@@ -31,7 +31,7 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """As in elman/dtype.h: what tensors may be stored in."""
 _library = Library("elman", "FRAGMENT")
-_log = logging.getLogger("elman")
+_log = logging.getLogger("elman_core")
 _warned: set[tuple[str, str]] = set()
 _MOST_PASSED = 4096
 _passed: dict[tuple[Any, ...], dict[str, int]] = {}

@@ -38,7 +38,7 @@ from .spec import Case, KernelSpec, Target
 from .verify import Report, failures, read_record, verify
 
 _THREE_DIGITS = Context(prec=3, rounding=ROUND_UP)
-_log = logging.getLogger("elman")
+_log = logging.getLogger("elman_core")
 _used: dict[str, Mapping[str, Any]] = {}
 
 

@@ -108,7 +108,7 @@ def _parsed(entry: Installed, name: str) -> Mapping[str, Any] | None:
 
 
 def get_variant(name: str | int) -> Variant:
-    """The variant of a name, preset or alias. Raises `PluginError` if it is not installed."""
+    """The variant of a name, preset or alias. Raises `PluginError` if it is not installed, `ConfigError` for a wrong preset."""
     return resolve(name).variant
 
 
