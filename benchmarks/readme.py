@@ -371,8 +371,24 @@ def _machine(data: dict[str, Any]) -> str:
     return f"one {data['gpu']}, torch {torch}{cuda}, commit {data['commit']}"
 
 
+def tracking_table() -> str:
+    """How well small models track the products of permutations: a row for each model, its seeds beside each other."""
+    data = json.loads((RESULTS / "state_tracking.json").read_text())
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in data["rows"]:
+        sizes = ("n_heads", "n_state", "head_dim", "d_state", "headdim", "gate_activation")
+        options = ", ".join(f"{k}={json.dumps(v)}" for k, v in row["options"].items() if k not in sizes)
+        for length, share in row["right"].items():
+            cells = found.setdefault(row["variant"] + (f", `{options}`" if options else ""), {})
+            cells.setdefault(f"{row['group']}, {length} steps", []).append(f"{share:.2f}")
+    columns = list(next(iter(found.values())))
+    rows = [(model, *(", ".join(cells[c]) for c in columns)) for model, cells in found.items()]
+    return f"{markdown([('model', *columns), *rows])}\n\ntorch {data['torch']} on a CPU, commit {data['commit'][:7]}."
+
+
 PAGES = {
     "README.md": {"models": models_table, "peers": peers_table},
+    "docs/claims.md": {"tracking": tracking_table},
     "docs/speed.md": {"step": step_table, "decoding": decoding_table, "dense": dense_table, "matrix": matrix_table},
     "checkpoints/README.md": {"checkpoints": checkpoints_table},
     "plugins/e88/README.md": {"recurrence": e88_table},
