@@ -7,6 +7,7 @@ JSON objects carry a digest of themselves, and the lines of a log a CRC.
 
 from __future__ import annotations
 
+import datetime
 import errno
 import hashlib
 import json
@@ -28,6 +29,11 @@ _EDITABLE = "README.md"  # a model card is for people to change
 _LOADED = re.compile(r"(generation_)?config\.json|model[^/]*\.safetensors(\.index\.json)?")
 _PARTIAL = ".partial-"
 _DOOMED = ".deleting-"
+
+
+def now(timespec: str = "seconds") -> str:
+    """The time in UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec=timespec)
 
 
 @contextmanager

@@ -28,6 +28,11 @@ def test_auto_classes_dtypes_and_shards_give_the_same_model(variant, tmp_path):
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(PROMPT).logits, expected)
     hidden = AutoModel.from_pretrained(tmp_path)(PROMPT).last_hidden_state
     assert torch.equal(hidden @ model.lm_head.weight.T, expected)
+    model.save_pretrained(tmp_path)
+    torch.nn.init.normal_(model.lm_head.weight)
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    expected = model(PROMPT).logits
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(PROMPT).logits, expected)
     assert AutoTokenizer.from_pretrained(tmp_path)("abc").input_ids == [97, 98, 99]
     for dtype in ("bfloat16", torch.float16, "auto"):
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)

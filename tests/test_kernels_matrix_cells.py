@@ -199,8 +199,8 @@ def test_other_inputs_than_the_cells_are_one_line() -> None:
     q, v, slope = torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 3), torch.zeros(1, 3)
     gated = GATED_BY_READ
     for inputs, more, said in (
-        ((v, v), {}, "takes v, gate, b_g beside its keys; it was called without b_g"),
-        ((v, v, slope, slope), {}, "called with one more"),
+        ((v, v), {}, "takes v, gate, b_g beside its keys; b_g is missing"),
+        ((v, v, slope, slope), {}, "it got too many inputs"),
         ((v, v, slope), {"beta": v}, "has the options linear_state, not 'beta'"),
     ):
         with pytest.raises(TypeError, match=said):

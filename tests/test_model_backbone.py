@@ -142,6 +142,7 @@ def test_masked_positions_do_not_exist(variant, pattern):
         ({"cu_seq_lens_q": torch.tensor([0, 3, 11])}, "cu_seq_lens_q belongs to one row"),
         ({"attention_mask": torch.ones(2, 3)}, "cover the 11 new tokens"),
         ({"attention_mask": torch.ones(2, 1, 11, 11)}, "must be"),
+        ({"attention_mask": torch.ones(3, 11)}, r"must be \(2, time\)"),
         ({"inputs_embeds": torch.ones(2, 3, 16)}, "exactly one of input_ids and inputs_embeds"),
         ({"past_key_values": "cache"}, "must be a transformers Cache"),
         ({"return_loss": True, "labels": TOKENS}, "return_loss=True takes only tokens"),

@@ -127,6 +127,9 @@ def test_another_text_is_not_the_same_batches(tmp_path, monkeypatch):
     found = pair(tmp_path)
     assert not found.pairs[0].paired
     assert any("texts or windows differ" in text for text in found.caveats)
+    write_run(tmp_path / "a2", "train.steps=800")  # the model of a, on the other text
+    (found,) = against_first(find_runs([tmp_path / "a", tmp_path / "a2"]))
+    assert found.second.name == f"{found.first.name.removesuffix(' (a)')} (a2)"
 
 
 def test_a_difference_that_still_changes_is_said(tmp_path):

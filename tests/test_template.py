@@ -64,7 +64,7 @@ def test_arguments_are_taken_out_of_a_call_however_it_is_laid_out() -> None:
 
 
 def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
-    sources = {"alpha": "e1", "beta_cell": "e42", "gamma": "e88"}
+    sources = {"alpha": "e1", "beta_cell": "e63", "gamma": "e88"}
     folders = [render(name, tmp_path, source)[0] for name, source in sources.items()]
     for folder, source in zip(folders, sources.values(), strict=True):
         assert [problem for _, problem in Plugin(folder).checks() if problem] == []
@@ -104,6 +104,7 @@ def test_a_new_plugin_in_a_repository_of_plugins_goes_beside_them(tmp_path: Path
         ("e-99", None, "lower case"),
         ("class", None, "lower case"),
         ("e42", None, "already exists, from elman-e42=="),
+        ("core", None, "the package elman_core already exists"),
         ("e99", "gru", "has no package elman_gru of its own"),
     ],
 )
@@ -159,6 +160,20 @@ def test_check_says_what_is_wrong(damage: tuple[str, str | None, str | None], sa
         (folder / file).write_text(text.replace(old, new))
     first = next((problem for _, problem in Plugin(folder).checks() if problem), "nothing is wrong with it")
     assert says in first
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("elman-core>=0.1,<0.2", "elman-core>>0.1", "dependencies must be"),
+        ('e99 = "elman_e99"', "e99 = 3", "one entry point"),
+    ],
+)
+def test_a_faulty_pyproject_is_refused(old: str, new: str, says: str, tmp_path: Path) -> None:
+    file = render("e99", tmp_path)[0] / "pyproject.toml"
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=says):
+        Plugin(file.parent)
 
 
 @pytest.mark.parametrize(

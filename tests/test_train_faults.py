@@ -16,7 +16,7 @@ from train_helpers import files_of_at_most, losses, manifest, metrics, settings,
 from elman_core.cli import main
 from elman_core.registry import CheckpointError, ConfigError, DivergedError, StorageError, hookimpl
 from elman_core.storage import check_folder, write_json
-from elman_core.training import failures
+from elman_core.training import evaluate, failures
 from elman_core.training.checkpoint import list_checkpoints, load_checkpoint
 from elman_core.training.rank_signals import listening
 from elman_core.training.start import resume, start
@@ -241,6 +241,17 @@ def test_a_signal_during_the_last_evaluation_stops_nothing(text, tmp_path, regis
     register(Stop())
     result = start(settings(text, "train.steps=3"), tmp_path / "run", quiet=True).fit()
     assert (result.status, result.signal) == ("ok", 0)
+
+
+def test_a_signal_during_an_evaluation_ends_it_and_saves(text, tmp_path, monkeypatch):
+    real = evaluate._nats
+    asks = lambda *given, **how: os.kill(os.getpid(), signal.SIGTERM) or real(*given, **how)  # noqa: E731
+    monkeypatch.setattr(evaluate, "_nats", asks)
+    result = start(settings(text, "train.steps=3"), tmp_path / "run", quiet=True).fit()
+    assert (result.status, result.step, result.signal) == ("killed", 3, signal.SIGTERM)
+    monkeypatch.undo()
+    result = resume(tmp_path / "run", quiet=True).fit()
+    assert (result.status, result.step) == ("ok", 3)
 
 
 def sending(*signals):

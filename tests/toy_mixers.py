@@ -139,7 +139,7 @@ TOYS = (
     Variant("toy", "toy Elman", ToyConfig, ToyElman, equation="h' = tanh(W h + x)", presets={"tight": {"rho": 0.5}},
             aliases={"901": "", "Toy901b": "tight"}),
     Variant("toysum", "toy matrix state", ToyConfig, ToySum),
-    Variant("toypair", "toy with two branches", ToyConfig, ToyPair, rungs=2),
+    Variant("toypair", "toy with two branches", ToyConfig, (ToyPair, ToyPair)),
 )  # fmt: skip
 
 

@@ -42,11 +42,17 @@ class Plugin:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{file}: {error}") from error
         self.folder = folder.resolve()
-        self.project: dict[str, Any] = self.settings.get("project", {})
-        points: dict[str, str] = self.project.get("entry-points", {}).get("elman", {})
-        if len(points) != 1:
-            raise ConfigError(f'{file} needs one entry point: [project.entry-points.elman] with NAME = "elman_NAME"')
-        ((self.name, self.package),) = points.items()
+        try:
+            self.project: dict[str, Any] = self.settings["project"]
+            ((self.name, package),) = self.project["entry-points"]["elman"].items()
+            self.package: str = package.strip()
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            wanted = '[project.entry-points.elman] with NAME = "elman_NAME"'
+            raise ConfigError(f"{file} needs one entry point: {wanted}") from error
+        try:
+            self.needs = [Requirement(line) for line in self.project.get("dependencies", [])]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{file}: dependencies must be a list of requirements: {one_line(error)}") from error
 
     def checks(self) -> Iterator[tuple[str, str]]:
         """(what, what is wrong or an empty string) for every check."""
@@ -85,13 +91,12 @@ class Plugin:
         )
 
     def _core(self) -> str:
-        for line in self.project.get("dependencies", []):
-            wanted = Requirement(line)
+        for wanted in self.needs:
             if wanted.name == "elman-core":
                 if not any(s.operator in ("<", "<=", "==", "~=") for s in wanted.specifier):
-                    return f"{line!r} has no upper end: a later core may differ"
+                    return f"'{wanted}' has no upper end: a later core may differ"
                 fits = wanted.specifier.contains(__version__, prereleases=True)
-                return "" if fits else f"{line!r} excludes {__version__}"
+                return "" if fits else f"'{wanted}' excludes {__version__}"
         return "dependencies do not name elman-core"
 
     def _imports(self) -> str:
@@ -155,8 +160,7 @@ def tests_of(folder: Path) -> tuple[int, str]:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in done.stdout.strip().splitlines() or [done.stderr.strip()]]
     if done.returncode:
-        inside = [
-            line for line in lines if line.startswith("INTERNALERROR>")
-        ]  # pytest itself failed: its last line says why
-        lines = [line for line in lines if line.startswith(("FAILED", "ERROR", "E "))][:8] + inside[-1:] + lines[-1:]
+        kinds = ("FAILED", "ERROR"), "E ", "INTERNALERROR>"  # the last line of an error in pytest itself says why
+        failed, why, inside = ([line for line in lines if line.startswith(kind)] for kind in kinds)
+        lines = [*failed[:8], *why[:8], *inside[-1:], lines[-1]]
     return done.returncode, "\n".join(lines if done.returncode else lines[-1:])

@@ -37,9 +37,13 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
         ConfigError: a name that cannot be used or is taken, a folder that exists, a source that cannot be copied.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name) or keyword.iskeyword(name):
-        raise ConfigError(f"a variant's name is lower case letters, digits and _, such as e99, not {name!r}")
+        raise ConfigError(
+            f"a variant's name is lower case letters, digits and _, such as e99, and no word of Python, not {name!r}"
+        )
     if (taken := plugins().installed.get(name)) is not None:
         raise ConfigError(f"variant {name!r} already exists, from {taken.requirement}: choose another name")
+    if importlib.util.find_spec(f"elman_{name}") is not None:
+        raise ConfigError(f"the package elman_{name} already exists: choose another name")
     target = (folder / "plugins" if any(folder.glob("plugins/*/pyproject.toml")) else folder) / name
     if target.exists():
         raise ConfigError(f"{target} exists: choose another name or --dir")
@@ -88,7 +92,8 @@ def _copied(source: str, name: str) -> dict[str, str]:
             f"{source} is installed without its tests, which a copy needs: pip install -e its source folder"
         )
     old, new = class_name(source), class_name(name)
-    word = re.compile(rf"(?<![a-zA-Z0-9]){source}(?![a-zA-Z0-9])")
+    kin = "(?=[a-z]{0,2}(?![a-zA-Z0-9]))" if source[-1].isdigit() else "(?![a-zA-Z0-9])"  # e61b is a kernel of e61
+    word = re.compile(rf"(?<![a-zA-Z0-9]){source}{kin}")
     files = {}
     for path, text in [*_texts(package, f"{package.name}/"), *_texts(package.parent / "tests", "tests/")]:
         if path == f"{package.name}/__init__.py":

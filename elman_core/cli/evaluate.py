@@ -43,7 +43,9 @@ def eval_(
     asked = _of_run(Path(model))
     path = data or asked.get("path")
     if path is None:
-        raise DataError(f"{model} is not a run that names its text: give one with --data FILE")
+        raise DataError(
+            f"{model} is not a run, so its text is unknown: correct the path, or give a text with --data FILE"
+        )
     if precision not in ("fp32", "bf16"):
         raise ConfigError(f"--precision takes fp32 or bf16, not {precision!r}")
     file = ByteFile(path)

@@ -117,6 +117,8 @@ def operator(
             refused.
     """
     name = schema.partition("(")[0]
+    if hasattr(torch.ops.elman, name):
+        raise ConfigError(f"the kernel name {name} is taken by another plugin: choose another")
     _library.define(schema)
     _library.impl(name, run, "CompositeExplicitAutograd")
     register_fake(f"elman::{name}", fake, lib=_library)
@@ -124,7 +126,8 @@ def operator(
 
         def once(ctx: Any, *gradients: Any) -> Any:
             refuse_second_derivatives(name)
-            with without_autocast(next(g for g in gradients if g is not None)):  # `backward()` may be called inside it
+            there = next((g for g in gradients if g is not None), None)
+            with nullcontext() if there is None else without_autocast(there):  # `backward()` may be called inside it
                 return differentiate(ctx, *gradients)
 
         register_autograd(f"elman::{name}", once, setup_context=save, lib=_library)

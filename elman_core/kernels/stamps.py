@@ -23,7 +23,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from decimal import ROUND_UP, Context
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from typing import Any
 import torch
 
 from elman_core.registry.errors import ConfigError, KernelError, StorageError
-from elman_core.storage import write_text
+from elman_core.storage import now, write_text
 
 from . import build
 from .spec import Case, KernelSpec, Target
@@ -115,7 +114,7 @@ def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
         torch=torch.__version__,
         cuda=torch.version.cuda or "none",
         device=torch.cuda.get_device_name() if report.target == "cuda" else build.toolchain.host_architecture(),
-        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        when=now(),
     )
     there = stamp(spec, report.target, arch)
     if there is None:

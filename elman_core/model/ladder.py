@@ -151,7 +151,7 @@ class LadderModel(LadderPreTrainedModel):
         if n_tokens == 0:
             raise ConfigError(_no_tokens(past_key_values))
         cache = adopt(past_key_values, len(self.layers)) if use_cache or past_key_values is not None else None
-        mask_BT = _token_mask(attention_mask, n_tokens)
+        mask_BT = _token_mask(attention_mask, x_BTD.shape[0], n_tokens)
         starts_BT = document_starts(kwargs, (x_BTD.shape[0], n_tokens), mask_BT, cache)
 
         hidden: list[Any] = [x_BTD]
@@ -195,14 +195,13 @@ def _require_ids(input_ids: Tensor, vocab_size: int) -> None:
         raise ConfigError(f"tokens must be from 0 to {vocab_size - 1}, not {low if low < 0 else high}")
 
 
-def _token_mask(attention_mask: Tensor | None, n_tokens: int) -> Tensor | None:
+def _token_mask(attention_mask: Tensor | None, rows: int, n_tokens: int) -> Tensor | None:
     """(B, T) booleans for the new tokens, or None if all are real. Looking costs a synchronisation on a GPU."""
     if attention_mask is None:
         return None
-    if attention_mask.ndim != 2 or attention_mask.shape[1] < n_tokens:
-        raise ConfigError(
-            f"attention_mask must be (batch, time) and cover the {n_tokens} new tokens, not {tuple(attention_mask.shape)}"
-        )
+    shape = tuple(attention_mask.shape)
+    if len(shape) != 2 or shape[0] != rows or shape[1] < n_tokens:
+        raise ConfigError(f"attention_mask must be ({rows}, time) and cover the {n_tokens} new tokens, not {shape}")
     mask_BT = attention_mask[:, -n_tokens:].bool()
     return mask_BT if torch.compiler.is_compiling() or not bool(mask_BT.all()) else None
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
-from transformers.utils import cached_file
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from elman_core.registry import Mixer
 from elman_core.storage import CHECKSUMS, check_folder
@@ -122,13 +122,20 @@ class LadderPreTrainedModel(PreTrainedModel):
     ) -> None:
         """Write a checkpoint: weights, config, shim, byte tokenizer and model card. An existing tokenizer or card is kept.
 
-        Checksums of files that are replaced are removed; `elman export` and training write them.
+        Checksums of files that are replaced are removed; `elman export` and training write them. So are earlier weights in the
+        other layout, whole or in shards, which transformers would load instead.
         """
+        folder = Path(save_directory)
+        weights = [folder / name for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)]
+        before = {path: path.stat().st_mtime_ns for path in weights if path.exists()}
         if is_main_process:
-            Path(save_directory, CHECKSUMS).unlink(missing_ok=True)
+            (folder / CHECKSUMS).unlink(missing_ok=True)
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
         if is_main_process:
-            self._complete(Path(save_directory))
+            for path, written in before.items() if kwargs.get("variant") is None else ():
+                if path.exists() and path.stat().st_mtime_ns == written:
+                    path.unlink()
+            self._complete(folder)
 
     def _upload_modified_files(self, working_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
         """As transformers', which uploads a saved model before `save_pretrained` returns."""

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from elman_core.nn.layers import branches
 from elman_core.registry import CheckpointError, ConfigError, State
-from elman_core.storage import replacing
+from elman_core.storage import replacing, storage_errors
 
 from .config import LadderConfig
 
@@ -22,13 +22,13 @@ def save_states(path: str | os.PathLike, states: list[State | None], seen: int) 
     """Write the state of every residual branch, and how many tokens they have seen, replacing `path` in one step.
 
     Raises:
-        ConfigError: nothing has been read yet, so there is no state.
+        ConfigError: nothing has been read yet, so there is no state. StorageError: the file cannot be written.
     """
     if not states or any(state is None for state in states):
         raise ConfigError("this cache is empty: there is no state to save before the first token")
     tensors = {f"{i}.{name}": t.detach().contiguous() for i, s in enumerate(states) for name, t in (s or {}).items()}
     metadata = {"format": "pt", "kind": FORMAT, "branches": str(len(states)), "seen": str(seen)}
-    with replacing(Path(path)) as partial:
+    with storage_errors(f"cannot write {path}"), replacing(Path(path)) as partial:
         save_file(tensors, partial, metadata=metadata)
 
 

@@ -103,8 +103,8 @@ def collect(results: Iterable[Any]) -> tuple[Variant, ...]:
 
 
 _KINDS: dict[str, Any] = {
-    "summary": str, "equation": str, "presets": Mapping, "aliases": Mapping, "published": (tuple, list), "rungs": int,
-    "requires": (tuple, list), "accelerated_by": (tuple, list, Mapping), "kernels": (tuple, list), "mixer": (type, tuple),
+    "summary": str, "equation": str, "presets": Mapping, "aliases": Mapping, "published": (tuple, list),
+    "requires": (tuple, list), "accelerated_by": Mapping, "kernels": (tuple, list), "mixer": (type, tuple),
 }  # fmt: skip
 
 

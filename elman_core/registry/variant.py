@@ -67,7 +67,7 @@ class Variant:
         summary: one line for `elman list`.
         config: frozen dataclass; every field has a default and is made with `option`.
         mixer: class called as `mixer(dim, config, layer_idx)`; or a tuple of such classes, one for each residual branch of a
-            layer. `branch(rung)` is the class of one branch.
+            layer. `branch(rung)` is the class of one branch; `layer_idx` counts the branches of the whole ladder.
         equation: the recurrence in a line or two of plain text.
         presets: `{"h32n16": {"n_heads": 32, "n_state": 16}}` gives "e99:h32n16"; states what differs from the defaults.
         aliases: other names for a preset or for options, such as published level names: `{"E99f_h32n16": "h32n16"}`;
@@ -75,10 +75,8 @@ class Variant:
         parse_alias: recognises families of names; returns options, or None if the name does not belong to this variant.
         published: figures for `elman show`.
         requires: importable modules without which the variant cannot run at all.
-        accelerated_by: optional modules, best as `{module: command that installs it}`; without them a plain PyTorch path runs.
+        accelerated_by: optional modules, `{module: command that installs it}`; without them a plain PyTorch path runs.
         kernels: an `elman_core.kernels.KernelSpec` for each of its kernels, for `elman build` and `elman verify`.
-        rungs: residual branches in one layer (a transformer layer has two); as many as `mixer` has classes, if it is a tuple.
-            A mixer is built for each, with `layer_idx` counting the branches of the whole ladder.
     """
 
     name: str
@@ -91,13 +89,13 @@ class Variant:
     parse_alias: Callable[[str], Options | None] | None = None
     published: tuple[Published, ...] = ()
     requires: tuple[str, ...] = ()
-    accelerated_by: tuple[str, ...] | Mapping[str, str] = ()
+    accelerated_by: Mapping[str, str] = field(default_factory=dict)
     kernels: tuple[Any, ...] = ()
-    rungs: int = 1
 
-    def __post_init__(self) -> None:
-        if isinstance(self.mixer, tuple):
-            object.__setattr__(self, "rungs", len(self.mixer))
+    @property
+    def rungs(self) -> int:
+        """Residual branches in one layer; a transformer layer has two."""
+        return len(self.mixer) if isinstance(self.mixer, tuple) else 1
 
     def __repr__(self) -> str:
         return f"<variant {self.name}: {self.summary}>"
@@ -108,9 +106,7 @@ class Variant:
 
     def installs(self, missing: Callable[[str], bool]) -> list[str]:
         """The commands that install what would accelerate this variant and is `missing`, each once."""
-        by = self.accelerated_by
-        commands = dict(by) if isinstance(by, Mapping) else {m: f"pip install {m}" for m in by}
-        return list(dict.fromkeys(command for module, command in commands.items() if missing(module)))
+        return list(dict.fromkeys(how for module, how in self.accelerated_by.items() if missing(module)))
 
     def make_config(self, options: Options | None = None, preset: str | None = None) -> Any:
         """The config dataclass for a preset with `options` on top.

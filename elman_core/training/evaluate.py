@@ -27,6 +27,7 @@ def on_windows(
     loss_chunk: int = 0,
     ranks: Ranks | None = None,
     forward: Callable[..., Outputs] = forward_loss,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Mean loss over fixed windows, each read from the initial state.
 
@@ -37,6 +38,7 @@ def on_windows(
         ranks: processes that share the work: each scores some of the batches of `rows`. Sums are taken in the order of batches,
             so the result does not depend on the number of ranks.
         forward: `forward_loss`, or its replacement for a sharded model.
+        stop: asked before each batch, with the same answer on every rank; if true, the result is empty.
 
     Returns:
         loss (nats per byte), bits_per_byte, bytes.
@@ -46,6 +48,8 @@ def on_windows(
     own: dict[int, float] = {}
     with evaluating(model):
         for first in range(0, len(batches), ranks.size):
+            if stop():
+                return {}
             mine = first + ranks.rank
             tokens = file.windows(batches[min(mine, len(batches) - 1)], length + 1)
             # A rank without a batch repeats one: a sharded model needs every rank.

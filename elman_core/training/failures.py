@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from elman_core.registry import DivergedError, ElmanError, KernelError, OutOfMemoryError, RankError, StorageError
-from elman_core.storage import write_json
+from elman_core.storage import now, write_json
 
 from .hooks import acting
-from .run import memory_in_use, now
+from .run import memory_in_use
 
 log = logging.getLogger("elman_core")
 

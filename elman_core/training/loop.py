@@ -21,6 +21,7 @@ from elman_core.kernels.dense.run import check_errors
 from elman_core.metrics import read_metrics
 from elman_core.model.graph import Sent
 from elman_core.registry import ConfigError, DataError, ElmanError, LoaderError, PluginError
+from elman_core.storage import now
 
 from . import evaluate, failures
 from .checkpoint import Progress, save_checkpoint
@@ -37,7 +38,7 @@ from .prefetch import Feed
 from .protocol import card_rows
 from .rank_signals import RankSignals, listening
 from .rank_tensors import is_sharded
-from .run import RunFolder, memory_in_use, now
+from .run import RunFolder, memory_in_use
 from .schedule import Schedule
 from .settings import Settings
 from .step import Done, OneProcess, StepValues, TrainStep, Windows
@@ -203,7 +204,7 @@ class Trainer:
                 self._save()
                 self.signals.settle()
             reached("trained")
-            if self.finished:  # a signal that came during the last evaluation has stopped nothing
+            if self.finished and (self.heldout is None or self.evaluated == self.step):
                 return self._end("ok")
             signum = self.signals.ending
             return self._end("incomplete" if signum == signal.SIGINT else "killed", signum)
@@ -374,7 +375,8 @@ class Trainer:
     # evaluation, saving
 
     def evaluate(self) -> dict[str, Any]:
-        """Loss and bits per byte on the held-out windows, with the weights that a checkpoint publishes. Changes nothing.
+        """Loss and bits per byte on the held-out windows, with the weights that a checkpoint publishes; empty if a signal ends
+        the run. Changes nothing.
 
         Raises:
             ConfigError: nothing is held out.
@@ -386,16 +388,18 @@ class Trainer:
         train = self.settings.train
         rows = train.batch_size // train.accumulate
         how: dict[str, Any] = {"ranks": self.ranks, "forward": self.processes.forward}
+        how["stop"] = lambda: bool(self.signals.ending)
         with self.uncompiled(), self.optimizer.evaluation_weights(), compute_in(train.precision, self.device):
             found = evaluate.on_windows(
                 self.model, self.file, offsets, length, rows, loss_chunk=train.loss_chunk, **how
             )
-        return {"step": self.step, **found}
+        return found and {"step": self.step, **found}
 
     def _evaluate(self) -> None:
         if self.heldout is None or self.evaluated == self.step:
             return
-        result = self.evaluate()
+        if not (result := self.evaluate()):
+            return
         if not math.isfinite(result["loss"]):
             raise failures.bad_evaluation(self, result)  # before these weights become the last checkpoint
         self.evaluated, self.evaluation = self.step, result

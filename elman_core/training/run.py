@@ -261,11 +261,6 @@ def _not_begun(path: Path) -> bool:
     )
 
 
-def now() -> str:
-    """The time in UTC, ISO 8601."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
 def hardware(device: torch.device) -> dict[str, Any]:
     """The machine and device of a run."""
     facts: dict[str, Any] = {

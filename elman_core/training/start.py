@@ -21,7 +21,7 @@ from elman_core.data.split import Split
 from elman_core.metrics import read_metrics
 from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.registry import CheckpointError, ConfigError, DataError
-from elman_core.storage import remove_leftovers, require_text
+from elman_core.storage import now, remove_leftovers, require_text
 
 from .checkpoint import Progress, last_good, load_checkpoint, set_aside
 from .display import Display, backends
@@ -34,7 +34,7 @@ from .optim import Optimizer
 from .parallel import check_ranks, kind_of, make_processes, parallel_facts
 from .precision import has_bf16, pick_device
 from .protocol import protocol, protocol_hash
-from .run import Elsewhere, RunFolder, git_commit, hardware, manifest_to_resume, now, versions
+from .run import Elsewhere, RunFolder, git_commit, hardware, manifest_to_resume, versions
 from .schedule import Schedule
 from .settings import RETUNABLE, Settings, resolve, resumed_settings
 

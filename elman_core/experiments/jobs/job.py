@@ -7,7 +7,6 @@ of each job is one small JSON file that is replaced in one step, so that a sched
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import re
 import signal
 from collections.abc import Callable, Mapping
@@ -216,8 +215,3 @@ def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a dataclass among `values`; fields of later versions are ignored."""
     names = {f.name for f in dataclasses.fields(kind)}
     return {k: v for k, v in values.items() if k in names}
-
-
-def now(timespec: str = "milliseconds") -> str:
-    """The time in UTC, ISO 8601."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec=timespec)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elman_core.registry.errors import ConfigError
+from elman_core.storage import now
 
 from .job import (
     CRASHED,
@@ -29,7 +30,6 @@ from .job import (
     Job,
     Slot,
     State,
-    now,
     read_state,
     write_state,
 )
@@ -211,7 +211,7 @@ class Scheduler:
             job.prepare()
         except ConfigError as error:
             self.executor.release(slot)
-            state, moment = self.states[job.id], now()
+            state, moment = self.states[job.id], now("milliseconds")
             state.status = CRASHED
             state.attempts.append(Attempt(slot.host, slot.name, started=moment, ended=moment, cause=str(error)))
             self._write(job)
@@ -221,7 +221,9 @@ class Scheduler:
 
     def _start(self, job: Job, slot: Slot) -> None:
         state = self.states[job.id]
-        attempt = Attempt(host=slot.host, slot=slot.name, gpu_uuid=",".join(slot.gpus) or None, started=now())
+        attempt = Attempt(
+            host=slot.host, slot=slot.name, gpu_uuid=",".join(slot.gpus) or None, started=now("milliseconds")
+        )
         state.attempts.append(attempt)
         state.status = RUNNING
         self._write(job)  # before it starts: if this process dies now, the next scheduler looks for it
@@ -307,7 +309,7 @@ class Scheduler:
         self.observer.event(f"{job.id}: {state.status}{why} after {seconds}{tail}")
 
     def _close(self, job: Job, state: State, attempt: Attempt, ending: Ending, reason: str = "") -> None:
-        attempt.ended, attempt.exit_code = now(), ending.exit_code
+        attempt.ended, attempt.exit_code = now("milliseconds"), ending.exit_code
         attempt.cause = ending.cause or reason
         state.status = final_status(job, ending, reason, attempt.started)
         if ending.cause and state.status in (CRASHED, LOST):

@@ -22,7 +22,7 @@ from elman_core.registry import ConfigError
 from .collect import chosen, collect
 from .identity import differences, effective_protocol, identity, labels, named
 from .runs import Run, without_trials
-from .statistics import FEWEST, Interval, bootstrap_mean, student_mean
+from .statistics import FEWEST, LEVEL, Interval, bootstrap_mean, student_mean
 from .tables import wrapped
 
 SHARE = 0.25
@@ -88,12 +88,16 @@ class Comparison:
 
 
 def contenders(runs: Sequence[Run]) -> list[Contender]:
-    """Groups runs that differ only in the seed, with the best values of tuned settings. Runs without a step are left out."""
+    """Groups runs of one text that differ only in the seed, with the best values of tuned settings. Runs without steps go."""
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in chosen([run for run in runs if run.manifest]):
         if len(run.metrics):
-            groups.setdefault(identity(run), []).append(run)
+            text = (run.manifest.get("protocol") or {}).get("data")
+            groups.setdefault((*identity(run), str(text)), []).append(run)
     names = labels([members[0] for members in groups.values()])
+    names = [
+        n if names.count(n) == 1 else f"{n} ({m[0].path.name})" for n, m in zip(names, groups.values(), strict=True)
+    ]
     return [Contender(n, tuple(m)) for n, m in zip(names, groups.values(), strict=True)]
 
 
@@ -248,7 +252,7 @@ def verdict(comparison: Comparison) -> str:
         else f"training loss, {interval.count} seeds" if comparison.loss is not None
         else "training loss, one pair of runs"
     )  # fmt: skip
-    percent = f"{100 * interval.level:g} % interval"
+    percent = f"{100 * LEVEL:g} % interval"
     if not interval.clear:
         return (
             f"{one} and {two} are equal within noise: {interval.mean:+.4f} bits per byte, {percent} {interval.low:+.4f} to "

@@ -35,7 +35,7 @@ _BATCH = 250  # draws at a time
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with an interval that covers the true mean in a share `level` of all repetitions.
+    """A mean with an interval that covers the true mean in a share `LEVEL` of all repetitions.
 
     Attributes:
         mean, low, high: in the unit of the series. count: number of values. block: mean block length, 1 if independent.
@@ -46,7 +46,6 @@ class Interval:
     high: float
     count: int
     block: float
-    level: float = LEVEL
 
     @property
     def clear(self) -> bool:

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elman_core.experiments.jobs.job import Job, now, read_state
+from elman_core.experiments.jobs.job import Job, read_state
 from elman_core.experiments.results.identity import flatten
 from elman_core.experiments.results.runs import read_run
 from elman_core.locks import Lock, holder, is_locked, lock_soon
 from elman_core.registry import CheckpointError, ConfigError
-from elman_core.storage import read_json, require_text, storage_errors, write_json, write_text
+from elman_core.storage import now, read_json, require_text, storage_errors, write_json, write_text
 from elman_core.training.settings import TUNABLE, Settings, apply_sets, from_dict, put
 
 from .plan import Plan
@@ -77,7 +77,7 @@ class Folder:
             "format": 1,
             "name": suite.name,
             "summary": suite.summary,
-            "created": known.get("created", now("seconds")),
+            "created": known.get("created", now()),
             "skipped": [vars(skipped) for skipped in plan.skipped],
             "jobs": list(jobs.values()),
         }
