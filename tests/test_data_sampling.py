@@ -118,7 +118,7 @@ def test_blocks_are_64_kib_from_a_mebibyte_on():
 def test_a_split_without_heldout_gives_everything_to_training(file):
     parts = split(file.size, 0.0)
     assert parts.training_bytes == file.size
-    with pytest.raises(DataError, match=r"data\.heldout above 0"):
+    with pytest.raises(DataError, match=r"data\.heldout is 0"):
         heldout_offsets(parts, 100)
     with pytest.raises(DataError, match=r"between 0 and 0\.5"):
         split(file.size, 0.7)

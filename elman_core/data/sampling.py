@@ -144,5 +144,5 @@ def _check_room(runs: Runs, length: int, usable: int) -> None:
     longest = int((runs[:, 1] - runs[:, 0]).max()) if len(runs) else 0
     raise DataError(
         f"the text is too short: a window is {length + 1} bytes and the longest stretch of training text is {longest}; "
-        f"use a longer file, or lower train.chunk_size"
+        f"use a longer file, or smaller chunks (train.chunk_size)"
     )

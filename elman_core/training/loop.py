@@ -204,7 +204,8 @@ class Trainer:
                 self._save()
                 self.signals.settle()
             reached("trained")
-            if self.finished and (self.heldout is None or self.evaluated == self.step):
+            evaluated = self.heldout is None or self.evaluated == self.step
+            if self.finished and (evaluated or not self.signals.ending):
                 return self._end("ok")
             signum = self.signals.ending
             return self._end("incomplete" if signum == signal.SIGINT else "killed", signum)

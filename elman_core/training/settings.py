@@ -186,7 +186,7 @@ def resumed_settings(stored: Mapping[str, Any], sets: Iterable[str]) -> Settings
 def read_recipe(path: Path) -> dict[str, Any]:
     """The tables of a TOML recipe. Raises `ConfigError` if it cannot be read or is not TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read recipe {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

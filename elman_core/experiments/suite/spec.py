@@ -117,7 +117,7 @@ def read_suite(path: Path) -> Suite:
         ConfigError: the file cannot be read, is not TOML, or has a wrong key or value.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         tree = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read suite {path}: {error.strerror}") from error
