@@ -126,15 +126,14 @@ class LadderPreTrainedModel(PreTrainedModel):
         other layout, whole or in shards, which transformers would load instead.
         """
         folder = Path(save_directory)
-        weights = [folder / name for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)]
-        before = {path: path.stat().st_mtime_ns for path in weights if path.exists()}
+        layouts = folder / SAFE_WEIGHTS_NAME, folder / SAFE_WEIGHTS_INDEX_NAME
+        before = [path for path in layouts if path.exists()]
         if is_main_process:
             (folder / CHECKSUMS).unlink(missing_ok=True)
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
         if is_main_process:
-            for path, written in before.items() if kwargs.get("variant") is None else ():
-                if path.exists() and path.stat().st_mtime_ns == written:
-                    path.unlink()
+            if len(before) == 1 and all(path.exists() for path in layouts):  # the other was written now
+                before[0].unlink()
             self._complete(folder)
 
     def _upload_modified_files(self, working_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
