@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import readme
 import results_page
+import step_budget
 
 RUN = {
     "model": "a", "what": "a@8x1", "parameters": 1, "seed": 1, "lr": 0.1, "status": "ok", "trials": [], "step": {},
@@ -31,6 +32,13 @@ def test_a_changed_result_changes_the_pages(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
     plain = ("README.md", "checkpoints/README.md")  # the pages behind their links name the commits
     assert all("0123456" in table() for page, of in readme.PAGES.items() if page not in plain for table in of.values())
+
+
+def test_the_budget_of_a_step_has_each_product_once() -> None:
+    [budget] = [step_budget.budget(s, readme.RESULTS) for s in step_budget.SHAPES if s.name.startswith("e42")]
+    # a layer of E42: in_proj and out_proj, forward and two gradients; what multiplies W is in its recurrence; and the head
+    multiplied = 2 * 32 * 512 * 3 * (6 * 2 * 1536**2 + 256 * 1536)
+    assert budget["products"] == pytest.approx(1e3 * multiplied / step_budget.PRODUCTS)
 
 
 def test_what_did_not_end_and_what_differs_is_named(tmp_path: Path) -> None:

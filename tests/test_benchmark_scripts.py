@@ -1,20 +1,27 @@
 """Scripts behind published figures: they can start, time what trains, and take from each run what they say they take."""
 
+import argparse
 import importlib
 import importlib.util
+import itertools
 import json
 import math
 import statistics
 from pathlib import Path
 
 import baseline_parity
+import gpu_day
 import pytest
 import python_sources
+import scaling
 import torch
 import training_step
 import verified
 from predecessor_logs import read_log
 from step_profile import profile_steps, summarize
+
+from elman_core.cli.train import read_settings
+from elman_core.registry import list_variants, parse_size, resolve
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py"))
@@ -63,6 +70,23 @@ def test_a_run_as_elman_train_runs_it_is_what_is_timed(tmp_path: Path) -> None:
         ms = training_step.steady(made, 1, 2)
         assert made.step >= 3, "those that warm up, one more, and two that count"
     assert len(ms) == 2
+    assert min(ms) > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "target"), [("43M", 42.9e6), ("49M", 49.5e6), ("50M", 50e6), ("64M", 64.3e6), ("100M", 100e6)]
+)
+def test_the_sizes_are_near_what_they_are_called(size: str, target: float) -> None:
+    known = [n for n in list_variants() if n in training_step.SIZES[size]]
+    assert known
+    for variant in known:
+        name, width, depth = parse_size(training_step.shape(variant, size))
+        assert width is not None
+        assert depth is not None
+        found = resolve(name)
+        assert found.variant.param_count is not None
+        layer = found.variant.param_count(width, found.config) + found.variant.rungs * width
+        assert abs((257 * width + depth * layer) / target - 1) < 0.06, name
 
 
 def test_the_text_is_the_same_wherever_the_files_lie(tmp_path: Path) -> None:
@@ -77,6 +101,31 @@ def test_the_text_is_the_same_wherever_the_files_lie(tmp_path: Path) -> None:
     first, second = (python_sources.write(tmp_path / f"{p}.txt", [tmp_path / p]) for p in "ab")
     assert first["sha256"] == second["sha256"]
     assert (first["files"], first["bytes"]) == (2, 20)
+
+
+# several GPUs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_scaling_has_settings_that_exist_and_a_batch_that_grows_with_the_gpus(gpus: int, tmp_path: Path) -> None:
+    asked = argparse.Namespace(rows=32, length=512, device="cuda", steps=60)
+    for kind in scaling.KINDS:
+        words = scaling.command("e42@64x1", gpus, kind, tmp_path / "text", tmp_path / "run", asked)
+        sets = [value for flag, value in itertools.pairwise(words) if flag == "--set"]
+        train = read_settings("e42@64x1", steps=60, sets=sets).train
+        assert train.batch_size == 32 * gpus
+        assert train.parallel == ("auto" if gpus == 1 else "fsdp" if kind == "fsdp" else "ddp")
+
+
+# a day with a GPU ----------------------------------------------------------------------------------------------------
+
+
+def test_every_script_and_test_that_a_step_of_the_day_names_is_there() -> None:
+    for step in gpu_day.STEPS:
+        for word in step.command[1:]:
+            assert not word.endswith(".py") or (gpu_day.ROOT / word).is_file(), word
+    with pytest.raises(SystemExit, match="no step or group 'everything'"):
+        gpu_day.choose(["everything"], [])
 
 
 def test_verifications_are_summed_up_by_the_case_closest_to_its_limit(tmp_path: Path) -> None:
@@ -115,8 +164,10 @@ def test_operations_on_a_cpu_are_in_the_table(tmp_path):
     found = profile_steps(lambda: [x @ x for _ in range(6)], 3, torch.device("cpu"))
     row = next(r for r in found.rows if r.name == "aten::matmul")
     assert row.calls == 2
+    assert row.us > 0
     found.write(tmp_path / "profile")
     assert "aten::matmul" in (tmp_path / "profile.md").read_text()
+    assert (tmp_path / "profile.json").is_file()
 
 
 # parity of the baselines: here on a CPU at tiny sizes, and on a GPU with the libraries' kernels and layers -----------

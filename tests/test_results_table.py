@@ -466,4 +466,6 @@ def test_it_needs_no_torch(tmp_path):
         "print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("\n[]\n")
+    shown, _, modules = done.stdout.rstrip().rpartition("\n")
+    assert modules == "[]"
+    assert len(json.loads(shown)["groups"][0]["rows"]) == 1

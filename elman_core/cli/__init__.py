@@ -160,28 +160,22 @@ def _unexpected(error: BaseException) -> int:
 
 
 def _exit_code(error: BaseException) -> int | None:
+    from elman_core.registry.checks import ran_out
     from elman_core.registry.errors import ElmanError
 
     if isinstance(error, ElmanError):
         return error.exit_code
-    if _ran_out(error):
+    if ran_out(error):
         return 3
     if isinstance(error, OSError):
         return 1
     return None
 
 
-def _ran_out(error: BaseException) -> bool:
-    """Whether memory ran out outside a training step, which has its own error."""
-    if "torch" not in sys.modules:
-        return isinstance(error, MemoryError)
-    from elman_core.training.failures import ran_out
-
-    return ran_out(error)
-
-
 def _words(error: BaseException, code: int) -> str:
-    if code == 3 and _ran_out(error):
+    from elman_core.registry.checks import ran_out
+
+    if code == 3 and ran_out(error):
         return (
             f"out of memory: {(str(error).splitlines() or ['no more'])[0]}; take a smaller model, or fewer rows at once"
         )

@@ -130,7 +130,7 @@ def _without(text: str, names: tuple[str, ...]) -> str:
     for first, last, rest in sorted(edits, reverse=True):
         if not rest:  # with its comma, and with its line if nothing else is there
             last += len(re.match(rb",?[ \t]*", source[last:])[0])  # type: ignore[index]
-            indent = len(source[:first]) - len(source[:first].rstrip(b" \t"))
+            indent = first - len(source[:first].rstrip(b" \t"))
             if source[first - indent - 1 : first - indent] in (b"", b"\n") and source[last : last + 1] == b"\n":
                 first, last = first - indent, last + 1
         source = source[:first] + rest + source[last:]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from elman_core.registry import ElmanError, errors
+from elman_core.registry.checks import ran_out
 from elman_core.training.settings import Settings, from_dict
 
 from . import memory
@@ -186,9 +187,7 @@ def _wait(device: Any) -> None:
 
 def _translate(error: Exception) -> tuple[str, str]:
     """The class name of the `ElmanError` for an exception, and its message."""
-    import torch
-
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+    if isinstance(error, MemoryError) or ran_out(error):
         return "OutOfMemoryError", "it does not fit: lower --batch or --chunk, or --set train.accumulate=2"
     if isinstance(error, ElmanError):
         kinds = [k.__name__ for k in type(error).__mro__ if getattr(errors, k.__name__, None) is k]

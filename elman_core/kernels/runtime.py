@@ -143,7 +143,8 @@ def tensors(count: int) -> str:
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """A context in which autocast is off for the device of x."""
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if has_autocast(kind) else nullcontext()
+    on = has_autocast(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 def autocast_dtype(weight: Tensor) -> torch.dtype:

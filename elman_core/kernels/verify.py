@@ -186,7 +186,7 @@ def read_record(spec: KernelSpec) -> dict[str, Any]:
 
 
 def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: Mapping[str, float]) -> Inputs:
-    device = torch.device("cuda" if target == "cuda" else "cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if target == "cuda" else torch.device("cpu")
     generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
     inputs: Inputs = {k: None if x is None else x.to(device) for k, x in spec.make_inputs(case, generator).items()}
     visible = spec.visible(inputs)

@@ -7,10 +7,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
 from elman_core.registry import ConfigError, ElmanError, Mixer, PluginError, Resolved, list_variants, resolve
-from elman_core.registry.checks import one_line
+from elman_core.registry.checks import one_line, ran_out
 
 from .swiglu import SwiGLU, SwiGLUConfig
 
@@ -132,10 +130,8 @@ def _blamed(mixer: type) -> Iterator[None]:
     """An exception in a plugin's mixer becomes a `PluginError` that names it; our own errors and memory errors stay."""
     try:
         yield
-    except (ElmanError, MemoryError, torch.OutOfMemoryError):
-        raise
     except (Exception, SystemExit) as error:
-        if "can't allocate memory" in str(error):  # a RuntimeError of torch on a CPU
+        if isinstance(error, ElmanError) or ran_out(error):
             raise
         raise PluginError(
             f"{mixer.__name__} of {mixer.__module__.partition('.')[0]} cannot be built: {one_line(error)}"

@@ -17,7 +17,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 from . import hookspecs
-from .errors import PluginError, did_you_mean, printable
+from .errors import ElmanError, PluginError, did_you_mean, printable
 from .variant import Variant
 
 CORE = "elman-core"
@@ -33,6 +33,13 @@ def one_line(error: BaseException) -> str:
         said = ""
     whole = " ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":")
     return textwrap.shorten(printable(whole), 500, placeholder=" …")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error of Python or torch says that the memory of a device or of the machine is full."""
+    of_torch = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    of_torch |= isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return (of_torch or isinstance(error, MemoryError)) and not isinstance(error, ElmanError)
 
 
 @contextlib.contextmanager

@@ -117,13 +117,6 @@ def _reported(
     return error
 
 
-def ran_out(error: BaseException) -> bool:
-    """Whether `error` says that the memory of a device or of the machine is full."""
-    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
-        return not isinstance(error, ElmanError)
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
 def out_of_memory(run: Any, error: BaseException) -> OutOfMemoryError:
     """The error to raise instead of `error`, with remedies, cheapest first. Frees the memory of the failed step."""
     used, train, ranks = memory_in_use(run.device), run.settings.train, run.ranks.size

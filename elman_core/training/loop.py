@@ -21,6 +21,7 @@ from elman_core.kernels.dense.run import check_errors
 from elman_core.metrics import read_metrics
 from elman_core.model.graph import Sent
 from elman_core.registry import ConfigError, DataError, ElmanError, LoaderError, PluginError
+from elman_core.registry.checks import ran_out
 from elman_core.storage import now
 
 from . import evaluate, failures
@@ -199,18 +200,16 @@ class Trainer:
                         self._settle()
                         self._save()
                 self._settle()
-                if self.finished and self.step > 0:
-                    self._evaluate()
+                whole = self.finished and (self.step == 0 or self._evaluate())
                 self._save()
                 self.signals.settle()
             reached("trained")
-            evaluated = self.heldout is None or self.evaluated == self.step
-            if self.finished and (evaluated or not self.signals.ending):
+            if whole:
                 return self._end("ok")
             signum = self.signals.ending
             return self._end("incomplete" if signum == signal.SIGINT else "killed", signum)
         except BaseException as raised:
-            if failures.ran_out(raised):
+            if ran_out(raised):
                 error = failures.out_of_memory(self, raised)
             elif isinstance(raised, torch.AcceleratorError):
                 error = failures.gpu_failed(self, raised)
@@ -396,11 +395,12 @@ class Trainer:
             )
         return found and {"step": self.step, **found}
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Evaluate, unless that is done or nothing is held out. False if a signal ended it."""
         if self.heldout is None or self.evaluated == self.step:
-            return
+            return True
         if not (result := self.evaluate()):
-            return
+            return False
         if not math.isfinite(result["loss"]):
             raise failures.bad_evaluation(self, result)  # before these weights become the last checkpoint
         self.evaluated, self.evaluation = self.step, result
@@ -408,6 +408,7 @@ class Trainer:
             self.folder.record(kind="evaluation", **result)
             self.display.evaluation(result)
         self._observe("elman_evaluation_end", result=result)
+        return True
 
     def _save(self) -> None:
         if self.saved[0] == self.step:

@@ -88,7 +88,9 @@ class Comparison:
 
 
 def contenders(runs: Sequence[Run]) -> list[Contender]:
-    """Groups runs of one text that differ only in the seed, with the best values of tuned settings. Runs without steps go."""
+    """Groups runs of one text that differ only in the seed, with the best values of tuned settings. Leaves out runs without a
+    step.
+    """
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in chosen([run for run in runs if run.manifest]):
         if len(run.metrics):

@@ -156,7 +156,7 @@ def check_errors(device: torch.device) -> None:
     Raises:
         KernelTimeoutError: one did; its outputs are worthless.
     """
-    _, word = _error_words.get(_number(device), (None, None))
+    _, word = _error_words.get(device.index or 0, (None, None))
     if word is not None and word.value != 0:
         word.value = 0
         raise KernelTimeoutError(
@@ -172,15 +172,11 @@ def error_word(device: torch.device) -> int:
         KernelTimeoutError: an earlier launch gave up, as `check_errors` says.
     """
     check_errors(device)
-    index = _number(device)
+    index = device.index or 0
     if index not in _error_words:
         pinned = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         _error_words[index] = pinned, ctypes.c_int32.from_address(pinned.data_ptr())
     return ctypes.addressof(_error_words[index][1])
-
-
-def _number(device: torch.device) -> int:
-    return torch.cuda.current_device() if device == torch.device("cuda") else device.index or 0
 
 
 def _prepared(cell: Cell, given: dict[str, Any], w_dd: Tensor, a: Tensor, mask_TB: Tensor | None) -> tuple[Any, bool]:

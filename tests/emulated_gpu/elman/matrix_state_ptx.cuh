@@ -7,6 +7,11 @@
 #include "cuda_fp16.h"
 #include "cuda_runtime.h"
 
+namespace elman::ptx {
+template <class T>
+void pin(T&) {}
+}  // namespace elman::ptx
+
 namespace elman::matrix {
 
 #define ELMAN_REGISTERS_MOVE 0
@@ -18,8 +23,6 @@ inline void prefetch_to_l2(const void*) {}
 inline void store_if(bool mine, float* to, float x) {
   if (mine) *to = x;
 }
-template <class T>
-void hold_on(T&) {}
 inline void tell_barrier(int number, int threads) { emulated::tell(emulated::block->named[number], threads); }
 inline void team_barrier(int number, int threads) { emulated::wait(emulated::block->named[number], threads); }
 

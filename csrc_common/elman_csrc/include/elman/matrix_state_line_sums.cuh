@@ -82,7 +82,7 @@ struct Outer {
     for (int i = 0; i < 2; i++) {
       one[i] = t == i ? 1.f : 0.f, whole[i] = t % 2 == i ? 1.f : 0.f, cut[i] = t == 2 + i ? 0xffffe000u : 0u;
     }
-    hold_on(whole[0]), hold_on(whole[1]), hold_on(one[0]), hold_on(one[1]), hold_on(cut[0]), hold_on(cut[1]);
+    ptx::pin(whole[0]), ptx::pin(whole[1]), ptx::pin(one[0]), ptx::pin(one[1]), ptx::pin(cut[0]), ptx::pin(cut[1]);
   }
   // Where this lane's B begins in a vector.
   __device__ __forceinline__ int at() const { return 4 * (g >> 1) + (g & 1) + 2 * (t & 1); }

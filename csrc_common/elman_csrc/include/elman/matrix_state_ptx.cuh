@@ -20,10 +20,6 @@ __device__ __forceinline__ void store_if(bool mine, float* to, float x) {
                : "memory");
 }
 
-// Keeps x in a register: the compiler shall not make it again in every step.
-__device__ __forceinline__ void hold_on(float& x) { asm volatile("" : "+f"(x)); }
-__device__ __forceinline__ void hold_on(unsigned& x) { asm volatile("" : "+r"(x)); }
-
 // Those who only tell others go on at once.
 __device__ __forceinline__ void tell_barrier(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
