@@ -9,6 +9,7 @@ from triton_helpers import compare_interpreted, interprets_loops, needs_triton
 
 from elman_core.nn import RMSNorm
 from elman_core.nn.gated import gated
+from elman_core.nn.joined import side_by_side
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "silu"])
@@ -47,6 +48,15 @@ def compare(device: str, sizes=SIZES) -> None:
         out, above = torch.randn(5, leading[-1] * width, device=device).to(dtype), torch.randn_like(whole[..., :5])
         kept, made = (gradients(run, silu, *given[:-1], above, out=out) for run in (by_kernel_and_map, by_kernel))
         assert all(torch.equal(a, b) for a, b in zip(kept, made, strict=True))
+        # Gate and o from one product: the same numbers, and gradients side by side, as that product's backward wants them.
+        both = torch.cat((whole[..., -leading[-1] * width :], o.flatten(-2)), -1).requires_grad_()
+        gate, beside = both.chunk(2, -1)
+        y = by_kernel(beside.unflatten(-1, (-1, width)), gate, *(given[2:-1] or [None]), silu)
+        parts = torch.autograd.grad(y, (gate, beside), given[-1], retain_graph=True)
+        assert torch.equal(y, found[0])
+        assert torch.equal(parts[0], found[2][..., whole.shape[-1] - gate.shape[-1] :])
+        assert torch.equal(parts[1].unflatten(-1, (-1, width)), found[1])
+        assert gate.numel() == gate.shape[-1] or side_by_side(parts) is not None
 
 
 def gradients(run, silu, *given, out=None):

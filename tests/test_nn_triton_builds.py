@@ -26,7 +26,8 @@ def kernels():
         constants = {"ADDS": True, "NARROW": narrow == "bf16", "BLOCK": block}
         yield f"backward {narrow}", add_norm_triton._backward, types, constants, warps
         types = dict.fromkeys(("o", "gate", "y", "dy", "d_o", "d_gate"), f"*{narrow}")
-        types |= {**sizes, "heads": "i32", "stride": "i32", "weight": "*fp32", "shares": "*fp32"}
+        types |= {**sizes, **dict.fromkeys(("heads", "stride_o", "stride_gate", "stride_d"), "i32")}
+        types |= {"weight": "*fp32", "shares": "*fp32"}
         constants = {"NORM": True, "SILU": True, "BACK": True, "KEEP": True, "ROWS": 32, "COLUMNS": 64, "BLOCKS": 8}
         yield f"gated {narrow}", gated_triton._kernel, types, constants, gated_triton.WARPS
     lists = dict.fromkeys(("y", "g", "v", "z", "failed"), "*fp32") | {"factors": "*fp64", "count": "i32"}

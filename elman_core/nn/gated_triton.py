@@ -21,7 +21,7 @@ BLOCKS = 8
 
 @triton.jit
 def _kernel(  # type: ignore[no-untyped-def]
-    o, gate, weight, y, dy, d_o, d_gate, shares, rows, heads, stride, width, eps,
+    o, gate, weight, y, dy, d_o, d_gate, shares, rows, heads, stride_o, stride_gate, stride_d, width, eps,
     NORM: tl.constexpr, SILU: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
@@ -33,9 +33,9 @@ def _kernel(  # type: ignore[no-untyped-def]
         row = (tl.program_id(0) * BLOCKS + block) * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (column < width)[None, :]
         at = row.to(tl.int64)[:, None] * width + column[None, :]
-        beside = ((row // heads).to(tl.int64) * stride + row % heads * width)[:, None] + column[None, :]
-        value = tl.load(o + at, mask=inside, other=0.0).to(tl.float32)
-        logit = tl.load(gate + beside, mask=inside, other=0.0).to(tl.float32)
+        token, within = (row // heads).to(tl.int64)[:, None], (row % heads * width)[:, None] + column[None, :]
+        value = tl.load(o + token * stride_o + within, mask=inside, other=0.0).to(tl.float32)
+        logit = tl.load(gate + token * stride_gate + within, mask=inside, other=0.0).to(tl.float32)
         low = tl.exp(-tl.abs(logit))  # one exponential for both, and nothing cancels
         part = 1.0 / (1.0 + low)
         opened = tl.where(logit < 0.0, low, 1.0) * part
@@ -52,13 +52,14 @@ def _kernel(  # type: ignore[no-untyped-def]
             tl.store(y + at, (normed * opened).to(y.dtype.element_ty), mask=inside)
         if BACK:
             grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-            tl.store(d_gate + at, (grad * normed * slope).to(d_gate.dtype.element_ty), mask=inside)
+            opening = grad * normed * slope
+            tl.store(d_gate + token * stride_d + within, opening.to(d_gate.dtype.element_ty), mask=inside)
             grad *= opened
             if NORM:
                 share += grad * value
                 grad *= gain
                 grad = scale * (grad - value * (tl.sum(value * grad, 1) / width)[:, None])
-            tl.store(d_o + at, grad.to(d_o.dtype.element_ty), mask=inside)
+            tl.store(d_o + token * stride_d + within, grad.to(d_o.dtype.element_ty), mask=inside)
     if BACK and NORM:
         tl.store(shares + tl.program_id(0) * width + column, tl.sum(share, 0), mask=column < width)
 
@@ -91,21 +92,30 @@ class Gated(torch.autograd.Function):
 def _launch(
     o: Tensor, gate: Tensor, weight: Tensor | None, silu: bool, eps: float, dy: Tensor | None = None, keep: bool = True
 ) -> tuple[Tensor | None, ...]:
-    """Returns y if it is kept; with dy, also the gradients of o, gate and weight."""
-    o, beside, width = o.contiguous(), gate.reshape(-1, gate.shape[-1]), o.shape[-1]
-    beside = beside if beside.stride(-1) == 1 else beside.contiguous()
+    """Returns y if it is kept; with dy, also the gradients of o, gate and weight.
+
+    Where o is a slice, as when one product makes gate and o, the gradients of both are adjacent, gate first.
+    """
+    width, whole = o.shape[-1], gate.shape[-1]
+    value, beside = (x.reshape(-1, whole) for x in (o, gate))
+    value, beside = (x if x.stride(-1) == 1 else x.contiguous() for x in (value, beside))
     count, columns = o.shape[:-1].numel(), triton.next_power_of_2(width)
     rows = max(1, ELEMENTS // columns)
     back = dy is not None
     blocks = BLOCKS if back and weight is not None else 1
     programs = triton.cdiv(count, rows * blocks)
-    y, d_o = torch.empty_like(o) if keep else None, torch.empty_like(o) if back else None
-    d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) if back else None
+    y = o.new_empty(o.shape) if keep else None
+    if back and not o.is_contiguous() and o.dtype == gate.dtype:
+        d_gate, d_o = o.new_empty(len(value), 2 * whole).split(whole, 1)
+    else:
+        d_gate, d_o = (x.new_empty(len(value), whole) if back else None for x in (gate, o))
     shares = o.new_empty(programs, width, dtype=torch.float32) if back and weight is not None else None
     with torch.cuda.device_of(o):
         _kernel[(programs,)](
-            o, beside, weight, y, None if dy is None else dy.contiguous(), d_o, d_gate, shares, count, o.shape[-2],
-            beside.stride(0), width, eps, NORM=weight is not None, SILU=silu, BACK=back, KEEP=keep, ROWS=rows,
-            COLUMNS=columns, BLOCKS=blocks, num_warps=WARPS,
+            value, beside, weight, y, None if dy is None else dy.contiguous(), d_o, d_gate, shares, count, o.shape[-2],
+            value.stride(0), beside.stride(0), whole if d_o is None else d_o.stride(0), width, eps,
+            NORM=weight is not None, SILU=silu, BACK=back, KEEP=keep, ROWS=rows, COLUMNS=columns, BLOCKS=blocks,
+            num_warps=WARPS,
         )  # fmt: skip
-    return y, d_o, d_gate, None if shares is None or weight is None else shares.sum(0).to(weight.dtype)
+    d_weight = None if shares is None or weight is None else shares.sum(0).to(weight.dtype)
+    return y, *(None if d is None else d.view(x.shape) for d, x in ((d_o, o), (d_gate, gate))), d_weight

@@ -40,7 +40,7 @@ class MatrixConfig:
     l2_norm: bool = option(True, "q and k of each head have length 1")
     decay: Literal["mamba", "simple", "constant", "none"] = option("mamba", "decay of the state, one for each head")
     use_write_gate: bool = option(False, "sigmoid gate on what is written, one for each head")
-    write_scale: float = option(1.0, "factor of the write gate: its strengths lie between 0 and this", gt=0.0, le=2.0)
+    write_scale: float = option(1.0, "factor of the write gate; above 1, a linear state can grow", gt=0.0, le=2.0)
     value_residual: bool = option(False, "a learned multiple of v is added to the output")
     tie_kv: bool = option(False, "v is k before its normalisation (needs expansion 1)")
     linear_state: bool = option(False, "no tanh around the new state")

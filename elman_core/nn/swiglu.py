@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core.registry import Mixer, State, StateSpec, option
 
-from .linear import linear, linears
+from .gated import gated
+from .linear import linears
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class SwiGLU(Mixer):
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         gate_BTF, up_BTF = linears((self.gate_proj, self.up_proj), x_BTD)
-        return linear(self.down_proj, F.silu(gate_BTF) * up_BTF), {}
+        width = math.gcd(up_BTF.shape[-1], 512)  # of the rows that the kernel takes
+        return gated(up_BTF.unflatten(-1, (-1, width)), gate_BTF, "silu", out=self.down_proj), {}
 
     @classmethod
     def param_count(cls, dim: int, config: SwiGLUConfig) -> int:
