@@ -74,6 +74,9 @@ KEYS, GATED_BY_READ = Maps((), ("k",)), e74["retrieved_gate"]
 SHIPPED = [  # whose loops on the host their own contracts check
     (e97, case((2, 35, 3, 16, 16), bf16, maps=e97.cell.maps[0], packed=True, on=("write",), masked=True)),
     (e97, case((1, 34, 2, 32, 32), bf16, maps=e97.cell.maps[0])),
+    (e97, case((2, 50, 3, 32, 32), bf16, maps=e97.cell.maps[0])),
+    (e97, case((1, 20, 9, 32, 32), bf16, maps=e97.cell.maps[0])),  # blocks of five heads, of which the last has four
+    (e97, case((1, 35, 11, 32, 32), bf16, maps=e97.cell.maps[0], packed=True, on=("write",), masked=True)),
     (e97, case((2, 18, 1, 20, 7), f16, maps=e97.cell.maps[0], on=("linear_state",))),
     (e97, case((1, 18, 2, 16, 20), f32, maps=e97.cell.maps[1], masked=True)),
     (e97, case((1, 17, 1, 64, 72), bf16, maps=e97.cell.maps[2])),

@@ -34,6 +34,7 @@ PROGRAMS = {  # to numbers of heads
     matrix(16, 16, f32, FUSED): 3,  # no helpers, a warp a team
     matrix(16, 24, bf16, FUSED, of=e97): 3,  # a further vector, lines that are folded
     matrix(32, 24, bf16, FUSED, of=e97): 3,
+    matrix(32, 32, bf16, FUSED, of=e97): 3,  # results straight to memory
     matrix(20, 24, f32, FUSED, write=True, of=e97): 1,
     matrix(16, 24, bf16, of=e75): 3,  # learned constants are folded, too
     matrix(32, 32, bf16, of=e75): 1,
@@ -56,7 +57,7 @@ MUTATIONS = {  # program, file, then pairs of what stands there and what shall
         FUSED_32X24,
         "matrix_state_forward.cuh",
         (LOOP + "  }\n  finish", "    __pipeline_wait_prior(0);\n  }\n  finish"),
-        ("[] {});\n    team_sync<P>(at.team);", "[] {});"),
+        ("run();\n    team_sync<P>(at.team);", "run();"),
     ),
     "helpers that replay and do not wait for the walk": (
         LARGE,

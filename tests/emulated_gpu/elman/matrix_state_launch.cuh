@@ -21,8 +21,9 @@ template <class P>
 cudaError_t launch_forward(ForwardArgs a, cudaStream_t) {
   if (forward_shared<P>() > sizeof(shared_bytes)) return cudaErrorInvalidConfiguration;
   a.n.units = int64_t(a.n.B) * a.n.H * P::PARTS;
-  emulated::launch(unsigned((a.n.units + P::HB - 1) / P::HB), P::threads, shared_bytes, sizeof(shared_bytes),
-                   [&] { forward_kernel<P>(a); });
+  const int heads = forward_heads<P>(a.n.units);
+  emulated::launch(unsigned((a.n.units + heads - 1) / heads), P::threads / P::HB * heads, shared_bytes,
+                   forward_shared<P>() / P::HB * heads, [&] { forward_kernel<P>(a); });
   return cudaSuccess;
 }
 template <class P>

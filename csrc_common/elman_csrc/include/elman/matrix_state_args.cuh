@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <elman/launch.cuh>
+
 #include "matrix_state_plan.cuh"
 
 namespace elman::matrix {
@@ -83,7 +85,8 @@ template <class P>
 struct ForwardShared {
   Ready<P> x[P::buffers];
   Staging<P> raw[P::buffers];
-  alignas(16) float out[(P::keeps_r ? 2 : 1) * P::buffers][P::WPH][P::steps][P::tensor ? P::C + 4 : 36];  // o, then r
+  static constexpr int results = P::straight ? 0 : P::keeps_r ? 2 : 1;  // o, then r
+  alignas(16) float out[results * P::buffers][P::WPH][P::steps][P::tensor ? P::C + 4 : 36];
 };
 template <class P, bool tensor = P::tensor>
 struct Sums {  // what a walk leaves for the sums over lines
@@ -172,17 +175,26 @@ __device__ __forceinline__ void clear(S* s, int i, int step) {
   for (int j = i; j < int(sizeof(S) / 16); j += step) reinterpret_cast<uint4*>(s)[j] = make_uint4(0, 0, 0, 0);
 }
 
+// Heads of a block of the forward. Where a launch may say: one block a multiprocessor, and all blocks of a wave alike.
+template <class P>
+int forward_heads(int64_t units) {
+  if constexpr (!P::straight) return P::HB;
+  const int64_t at_once = multiprocessors(), waves = (units + at_once * P::HB - 1) / (at_once * P::HB);
+  return int((units + at_once * waves - 1) / (at_once * waves));
+}
+
 template <class P>
 struct Place {
   int lane, team, tw, tl, rg, cg, b, h, part, line0;
   int64_t bh;
   bool active, helper;  // active: the team has work
   __device__ __forceinline__ Place(const Sizes& n) {
-    const int warp = threadIdx.x / 32 % P::own;
-    helper = threadIdx.x >= P::own * 32;
+    const int own = P::straight ? blockDim.x / 64 : P::own, heads = P::straight ? own / P::WPH : P::HB;
+    const int warp = threadIdx.x / 32 % own;
+    helper = threadIdx.x >= own * 32;
     lane = threadIdx.x % 32, team = warp / P::WPH, tw = warp % P::WPH, tl = tw * 32 + lane, rg = lane % P::L, cg = lane / P::L;
-    const int64_t unit = int64_t(blockIdx.x) * P::HB + team;
-    active = team < P::HB && unit < n.units;
+    const int64_t unit = int64_t(blockIdx.x) * heads + team;
+    active = team < heads && unit < n.units;
     part = int(unit % P::PARTS), bh = unit / P::PARTS;
     b = int(bh / n.H), h = int(bh % n.H);
     line0 = part * P::CB;

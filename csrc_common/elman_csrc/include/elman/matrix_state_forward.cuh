@@ -63,6 +63,13 @@ struct Recur {
     for (int i = 0; i < P::R; i++) kc[i] = kn[i];
   }
 };
+// Where results go straight to memory: what lane 0 of a line gives (the last step's o) or lane 1 (this step's r, if it is kept).
+template <class P>
+struct Straight {
+  typename P::Store* to;  // of the step
+  int64_t row;            // from one step to the next
+  bool gives_o, gives_r;
+};
 // Both are columns of one product. What is left of o in `out` still wants kUncut. Lane 0 of a line gives the last step's o, and lane 1
 // this step's r where that is kept.
 template <class P>
@@ -75,10 +82,11 @@ struct Recur<P, true> {
   int rg, odd;
   const Constants<P>& par;
   float (&S)[P::E];
+  Straight<P> straight;
   Products<P> sum;
 
   __device__ __forceinline__ Recur(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, const Constants<P>& par,
-                                   float (&S)[P::E])
+                                   float (&S)[P::E], Straight<P> straight = {})
       : x(x),
         out(out[0] + at.cg * P::M +
             (!P::keeps_r  ? 0
@@ -88,7 +96,8 @@ struct Recur<P, true> {
         rg(at.rg),
         odd(at.cg & 1),
         par(par),
-        S(S) {
+        S(S),
+        straight(straight) {
     float p[P::R];
     load_rows<P>(p, x.kq[0] + P::at_p * P::Q, rg);
     line_products<P, true>(sum, S, p);
@@ -97,7 +106,14 @@ struct Recur<P, true> {
     float x[P::M];
 #pragma unroll
     for (int m = 0; m < P::M; m++) x[m] = rg == 1 ? r[m] : sum.c[0][2 * m + 1];
-    if (rg == 0 ? s > 0 : rg == 1 && has_r) store<P::M>(out + s * pitch, x);
+    if constexpr (P::straight) {
+#pragma unroll
+      for (int m = 0; m < P::M; m++) x[m] = (rg == 1 ? sum.c[0][2 * m] : sum.c[0][2 * m + 1]) * kUncut;
+      if ((straight.gives_o && s > 0) || (straight.gives_r && has_r)) store<P::M>(straight.to, x);
+      straight.to += straight.row;
+    } else if (rg == 0 ? s > 0 : rg == 1 && has_r) {
+      store<P::M>(out + s * pitch, x);
+    }
   }
   __device__ __forceinline__ void readout(int s) {
     float x[P::M] = {};
@@ -132,10 +148,10 @@ __device__ __forceinline__ void recur(Recurrence<P> run, int count, bool masked,
   if (!more) save(0);
   if (count == P::steps && !masked) {
 #pragma unroll 1
-    for (int first = 0; first < P::steps; first += P::segment) {
+    for (int first = 0; first < P::steps; first += P::unrolled) {
       if (more) save(first);
 #pragma unroll
-      for (int s = 0; s < P::segment; s++) {
+      for (int s = 0; s < P::unrolled; s++) {
         run.template step<false>(first + s);
         if (s == P::segment / 2) halfway();
       }
@@ -189,12 +205,21 @@ __device__ __forceinline__ typename P::Store* output(const ForwardArgs& a, const
   return static_cast<typename P::Store*>(a.o) + int64_t(at.b) * a.n.T * a.n.H * P::V;
 }
 template <class P>
+__device__ __forceinline__ typename P::Store* retrieved(const ForwardArgs& a, const Place<P>& at) {
+  return static_cast<typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b);
+}
+template <class P>
+__device__ __forceinline__ Straight<P> straight_to(const ForwardArgs& a, const Place<P>& at, int seg) {
+  const int64_t row = a.n.H * P::V;
+  const bool r = at.rg == 1 && a.saved;
+  typename P::Store* const to = r ? retrieved<P>(a, at) : output<P>(a, at) - row;
+  return {to + int64_t(seg) * P::steps * row + at.h * P::V + at.line(0), row, at.rg == 0, r};
+}
+template <class P>
 __device__ __forceinline__ void finish_segment(const ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int seg) {
+  if constexpr (P::straight) return;
   finish<P>(sm.out[seg & 1][at.tw], output<P>(a, at), kUncut, a.n, at, seg * P::steps);
-  if (P::keeps_r && a.saved) {
-    typename P::Store* retrieved = static_cast<typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b);
-    finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved, 1.f, a.n, at, seg * P::steps);
-  }
+  if (P::keeps_r && a.saved) finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved<P>(a, at), 1.f, a.n, at, seg * P::steps);
 }
 // What the helpers of a team do, always a segment before or behind it.
 template <class P>
@@ -235,7 +260,12 @@ __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const Forward
   team_sync<P>(at.team);
   for (int seg = 0; seg < segments; seg++) {
     const auto save = [&](int s) { save_state<P>(a, at, (seg * P::steps + s) / P::interval, S); };
-    recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, par, S}, min(P::steps, a.n.T - seg * P::steps), a.in.mask, save, [] {});
+    const auto run = [&](auto... straight) {
+      recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, par, S, straight...}, min(P::steps, a.n.T - seg * P::steps), a.in.mask,
+               save, [] {});
+    };
+    if constexpr (P::straight) run(straight_to<P>(a, at, seg));
+    else run();
     team_sync<P>(at.team);
   }
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);

@@ -28,8 +28,10 @@ cudaError_t allow_shared(K kernel, size_t bytes) {
 template <class P>
 cudaError_t launch_forward(ForwardArgs a, cudaStream_t stream) {
   a.n.units = int64_t(a.n.B) * a.n.H * P::PARTS;
-  if (cudaError_t e = allow_shared(forward_kernel<P>, forward_shared<P>()); e != cudaSuccess) return e;
-  forward_kernel<P><<<unsigned((a.n.units + P::HB - 1) / P::HB), P::threads, forward_shared<P>(), stream>>>(a);
+  const int heads = forward_heads<P>(a.n.units);
+  const size_t bytes = forward_shared<P>() / P::HB * heads;
+  if (cudaError_t e = allow_shared(forward_kernel<P>, bytes); e != cudaSuccess) return e;
+  forward_kernel<P><<<unsigned((a.n.units + heads - 1) / heads), P::threads / P::HB * heads, bytes, stream>>>(a);
   return cudaGetLastError();
 }
 

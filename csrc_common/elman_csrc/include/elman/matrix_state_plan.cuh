@@ -101,11 +101,14 @@ struct Plan {
   static constexpr int PARTS = (warps + most - 1) / most;
   static constexpr int WPH = (warps + PARTS - 1) / PARTS;
   static constexpr int TL = WPH * 32;
-  static constexpr int HB = WPH >= group ? 1 : group / WPH < heads_ ? group / WPH : heads_;  // heads of a block
-  static constexpr int own = helped ? (HB * WPH + group - 1) / group * group : HB * WPH;  // some of a group may have nothing to do
+  // A forward whose results go straight to memory, and whose launch says how many heads a block has: nearly a whole multiprocessor's.
+  static constexpr bool straight = lean && reads && Cell::squashes && N == 32 && V == 32 && M == 2;
+  static constexpr int HB = straight ? heads_ : WPH >= group ? 1 : group / WPH < heads_ ? group / WPH : heads_;  // heads of a block
+  // Some of a group may have nothing to do.
+  static constexpr int own = helped && !straight ? (HB * WPH + group - 1) / group * group : HB * WPH;
   static constexpr int threads = own * 32 * (helped ? 2 : 1);
   // Blocks that a multiprocessor shall hold, which bounds the registers of a thread.
-  static constexpr int forward_blocks = !helped ? 1 : large ? (N > 64 ? 512 : 768) / threads : N > 16 ? 3 : 2;
+  static constexpr int forward_blocks = !helped ? 1 : large ? (N > 64 ? 512 : 768) / threads : straight ? 1 : N > 16 ? 3 : 2;
   static constexpr int backward_blocks = helped ? (!ELMAN_REGISTERS_MOVE || own > group ? 1 : 2) : threads <= 128 ? 2 : 1;
   static constexpr int signals = !ahead || HB > 2 ? 1 : HB > 1 ? 4 : 8;
   static constexpr int moved = tight ? 72 : 48;
@@ -132,6 +135,8 @@ struct Plan {
   static ELMAN_HD constexpr int line_of(int e) { return e % M; }
   static ELMAN_HD constexpr int k_of(int e) { return e / M; }
   static constexpr int most_lines = large || (tensor && N <= 16) ? 2 : 1;  // of a lane in the backward
+  // Steps of a turn of the forward's loop. Many warps are at different places of it: the instruction cache shall hold it.
+  static constexpr int unrolled = straight ? 4 : segment;
   static constexpr ScalarKind kind0 = Opt::kind0, kind1 = Opt::kind1;
   static constexpr bool mamba = kind0 == ScalarKind::mamba;
   static_assert(kind1 != ScalarKind::mamba, "only scalar 0 is a decay");
