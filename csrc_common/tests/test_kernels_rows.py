@@ -29,22 +29,26 @@ PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["copies-at-once", "copies-as-late-as-they-may-be"])
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_the_gpu_source_equals_the_float64_reference(
-    problem: Case, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def emulate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_host_compiler()
-    if late:
-        monkeypatch.setenv("EMULATED_BACKWARDS", "1")
 
     def module(*what: Any) -> Any:
-        given, path = rows.extension(*what[:-1]), tmp_path / "made.so"
+        given, path = rows.extension(*what[:-1]), folder / "made.so"
         if not path.exists():
             compile_emulated(given, given.binding, path, *LIBRARY)
         return open_module(path, "rows")
 
     monkeypatch.setattr(rows, "_module", module)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["copies-at-once", "copies-as-late-as-they-may-be"])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_the_gpu_source_equals_the_float64_reference(
+    problem: Case, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if late:
+        monkeypatch.setenv("EMULATED_BACKWARDS", "1")
+    emulate(tmp_path, monkeypatch)
     spec = kernel.spec()
 
     def call(backend: str, inputs: Any, options: Any) -> Any:
@@ -57,6 +61,39 @@ def test_the_gpu_source_equals_the_float64_reference(
         replace(spec, call=call, portable=("emulated",)), "emulated", cases=[problem], opcheck=problem is PROBLEMS[0]
     )
     assert report.passed, "\n".join(failures(report))
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+def test_what_is_not_finite_stays_behind_its_step_and_in_its_document(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate(tmp_path, monkeypatch)
+    # All within the eight steps from 8, which are multiplied at once. A document begins at `ends`.
+    bad, ends, T = 9, 12, 24
+    inputs = kernel.spec().make_inputs(case((1, T, 1, 16, 16), dtype, packed=True), torch.Generator().manual_seed(1))
+    inputs["starts"] = torch.arange(T)[None] == ends
+    given, state, marks = list(inputs.values())[:5], inputs["S0"], [inputs["mask"], inputs["starts"]]
+    dy = torch.ones_like(given[2])
+
+    def run(dy: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
+        o, last, saved = kernel.op(*given, state, *marks, True)
+        dq, dk, dv, df, *_ = kernel._backward(dy, torch.zeros_like(last), *given, saved, *marks)
+        return [o, dq, dk, dv, df]
+
+    expected = run(dy, *given)
+    assert all(x.isfinite().all() for x in expected)
+    for where in range(5):  # q, k, v, f; dy
+        for value in (float("nan"), float("inf")):
+            changed = [x.clone() for x in (*given[:4], dy)]
+            changed[where][0, bad, 0, ...] = value
+            made = run(changed[4], *changed[:4], given[4])
+            assert not all(x.isfinite().all() for x in made)
+            for x, y in zip(made, expected, strict=True):
+                assert torch.equal(x[:, ends:], y[:, ends:])
+            for x, y in zip(made[:2], expected, strict=False):
+                assert torch.equal(x[:, :bad], y[:, :bad])
+            if where == 4:
+                assert torch.equal(made[0], expected[0])
 
 
 def test_sizes_without_a_kernel_and_odd_numbers_of_heads_are_refused() -> None:

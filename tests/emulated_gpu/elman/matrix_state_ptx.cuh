@@ -76,11 +76,36 @@ inline void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsi
       [](const emulated::Words* w, int r, int k) { return Element::of(w[r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k % 2); },
       [](const emulated::Words* w, int k, int n) { return Element::of(w[n * 4 + k % 8 / 2][4 + k / 8], k % 2); });
 }
+template <class Elem>
+inline void mma_16x8x8(float (&c)[4], const unsigned (&a)[2], unsigned b) {
+  using Element = std::conditional_t<std::is_same_v<Elem, __half>, Half, Bfloat>;
+  const unsigned mine[3] = {a[0], a[1], b};
+  multiply<8>(
+      c, mine, [](const emulated::Words* w, int r, int k) { return Element::of(w[r % 8 * 4 + k / 2][r / 8], k % 2); },
+      [](const emulated::Words* w, int k, int n) { return Element::of(w[n * 4 + k / 2][2], k % 2); });
+}
 inline unsigned transposed(unsigned x) {
   const emulated::Words* all = emulated::exchange(&x, 4);
   const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;
   const int shift = g % 2 * 16;
   return (all[2 * t * 4 + g / 2][0] >> shift & 0xffff) | (all[(2 * t + 1) * 4 + g / 2][0] >> shift & 0xffff) << 16;
+}
+inline void store_matrices(uint4* to, const unsigned (&x)[4]) {
+  const int lane = emulated::block->current % 32;
+  for (int i = 0; i < 4; i++) reinterpret_cast<unsigned*>(to - lane)[32 * i + lane] = x[i];
+}
+template <bool transposed>
+inline void load_matrices(unsigned (&x)[4], const uint4* from) {
+  const emulated::Words* all = emulated::exchange(&from, sizeof(from));
+  const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; i++) {
+    x[i] = 0;
+    for (int half = 0; half < 2; half++) {
+      const unsigned short* line;
+      std::memcpy(&line, all[8 * i + (transposed ? 2 * t + half : g)], sizeof(line));
+      x[i] |= unsigned(line[transposed ? g : 2 * t + half]) << 16 * half;
+    }
+  }
 }
 
 }  // namespace elman::matrix

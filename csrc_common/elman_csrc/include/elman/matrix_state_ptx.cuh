@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include <elman/dense_ptx.cuh>
 
 namespace elman::matrix {
@@ -61,6 +63,18 @@ __device__ __forceinline__ void mma_tf32(float& c0, float& c1, float& c2, float&
                : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
                : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(b)));
 }
+// C[16,8] += A[16,8] B[8,8], fp32 sums of 16-bit products. Lane (g, t) holds A(g, 2t … + 1), A(g+8, 2t …); B(2t …, g); C as above.
+template <class Elem>
+__device__ __forceinline__ void mma_16x8x8(float (&c)[4], const unsigned (&a)[2], unsigned b) {
+  if constexpr (std::is_same_v<Elem, __nv_bfloat16>)
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b));
+  else
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b));
+}
 // What the tensor cores cut off a number.
 __device__ __forceinline__ float cut_off(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 // 8 x 8 elements of 16 bits: lane (g, t) gives row g, columns 2t and 2t + 1, and gets rows 2t and 2t + 1 of column g.
@@ -68,6 +82,34 @@ __device__ __forceinline__ unsigned transposed(unsigned x) {
   unsigned y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
+}
+// Four of them to 32 lines of 16 bytes in shared memory, eight lines each; `to` is the lane's line.
+__device__ __forceinline__ void store_matrices(uint4* to, const unsigned (&x)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+      "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+      : "memory");
+#else
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 4; i++) reinterpret_cast<unsigned*>(to - lane)[32 * i + lane] = x[i];
+#endif
+}
+// And back, or each transposed.
+template <bool transposed>
+__device__ __forceinline__ void load_matrices(unsigned (&x)[4], const uint4* from) {
+  const unsigned line = static_cast<unsigned>(__cvta_generic_to_shared(from));
+  if constexpr (transposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(line)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(line)
+                 : "memory");
 }
 
 }  // namespace elman::matrix

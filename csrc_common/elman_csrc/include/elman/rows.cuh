@@ -9,8 +9,8 @@
 //
 // Rows of S never meet, so they are the rows of a tensor core's tile: a warp has 16 of them for all time, a block a head of one row of the
 // batch. S, W, W^T and the sum dW stay in registers. An accumulator of one product, packed, is the left operand of the next; sums over
-// rows or columns and outer products are products, too, with one row or column, and but for df nothing is added up lane by lane.
-// Operands are bf16: one number in bf16, hi + lo in fp16. S and dS themselves are fp32.
+// rows or columns and outer products are products, too, and but for df nothing is added up lane by lane. What a product wants transposed
+// passes through shared memory. Operands are bf16: one number in bf16, hi + lo in fp16. S and dS themselves are fp32.
 // Every 16 steps the state is saved in fp32; the backward replays a segment into shared memory, as the operands that it will want.
 #pragma once
 
@@ -18,38 +18,91 @@
 
 namespace elman::rows {
 
-// Step i of a segment: s, and what it was before, as an operand.
-template <class P, bool back>
-__device__ __forceinline__ void advance(Tile<P>& s, Left<P> (&before)[P::C], const Segment<P, back>& in, const Marks& marks,
-                                        const Right<P> (&w)[P::C][P::N], int i, Lane at) {
-  const float f = marks.f[i];
-  if (marks.begins[i]) {
-    asm volatile("" ::: "memory");  // a branch, hardly ever taken, instead of a selection for each element
-    load<P>(s, nullptr, at);
+// A document begins. Hardly any segment has one, so the others walk without asking (`packed`).
+template <class P>
+__device__ __forceinline__ void restart(Tile<P>& s, Left<P> (&before)[P::C], Lane at) {
+  load<P>(s, nullptr, at);
 #pragma unroll
-    for (int c = 0; c < P::C; c++) split<P>(before[c], s, c);
+  for (int c = 0; c < P::C; c++) split<P>(before[c], s, c);
+}
+
+// The chain from state to state. Instructions of a warp start in order, and one that waits holds up all behind it. So nothing else
+// stands in the chain: a step's outer product is made in the step before, and what else needs the state takes it a step later.
+template <class P>
+struct Chain {
+  Tile<P> s, z, next;  // z, next: a step's outer product, the next one's
+  Left<P> now[P::C];  // s as an operand
+  unsigned k[2], v[P::N];  // of eight steps
+
+  template <bool back>
+  __device__ __forceinline__ void load_slots(const Segment<P, back>& in, int first, Lane at) {
+    slots(k, in.k + first, at.row0, at), slots(v, in.v + first, 0, at);
   }
-  Tile<P> z = {};
-  add_outer<P>(z, in.k[i], in.v[i], true, at);
+  __device__ __forceinline__ void start(const float* from, Lane at) {
+    load<P>(s, from, at);
 #pragma unroll
-  for (int c = 0; c < P::C; c++) multiply<P>(z, before[c], w[c]);
+    for (int c = 0; c < P::C; c++) split<P>(now[c], s, c);
+  }
+  __device__ __forceinline__ void outer(Tile<P>& to, int step, Lane at) const {
 #pragma unroll
-  for (int n = 0; n < P::N; n++)
+    for (int i = 0; i < P::N * 4; i++) to[i / 4][i % 4] = 0;
+    add_outer<P>(to, k, v, slot(step, at));
+  }
+  // The two halves of a step: up to tanh, and behind it.
+  __device__ __forceinline__ void squash(const Right<P> (&w)[P::C][P::N], int step, bool begins, Lane at) {
+    if (begins) restart<P>(s, now, at);
 #pragma unroll
-    for (int e = 0; e < 4; e++) s[n][e] = f * s[n][e] + (1 - f) * Fast::tanh(z[n][e]);
+    for (int c = 0; c < P::C; c++) multiply<P>(z, now[c], w[c]);
+    outer(next, (step + 1) % kGroup, at);
+#pragma unroll
+    for (int i = 0; i < P::N * 4; i++) z[i / 4][i % 4] = Fast::tanh(z[i / 4][i % 4]);
+  }
+  __device__ __forceinline__ void blend(float f) {
+#pragma unroll
+    for (int i = 0; i < P::N * 4; i++) {
+      float& x = s[i / 4][i % 4];
+      x = fmaf(1 - f, z[i / 4][i % 4], __fmul_rn(f, x)), z[i / 4][i % 4] = next[i / 4][i % 4];
+    }
+#pragma unroll
+    for (int c = 0; c < P::C; c++) split<P>(now[c], s, c);
+  }
+};
+
+// Eight steps. Step i stores the state before it and loads it transposed; step i + 1 multiplies it, which is o of step i - 1.
+template <bool packed, class P>
+__device__ __forceinline__ void forward_steps(Chain<P>& chain, Left<P> (&turned)[P::C], Right<P> (&q)[1], float (&o)[P::C][4],
+                                              Shared<P, false>& x, const Segment<P, false>& in, const Right<P> (&w)[P::C][P::N],
+                                              int group, unsigned begins, Lane at) {
+#pragma unroll 2
+  for (int j = 0; j < kGroup; j++) {
+    x.put(chain.now, j % 2, at);
+    const float f = x.marks.f[group + j];
+    chain.squash(w, j, packed && begins >> (group + j) & 1, at);
+    float made[P::C][4] = {};
+#pragma unroll
+    for (int c = 0; c < P::C; c++) multiply<P>(made[c], turned[c], q[0]);
+    __syncwarp();
+#pragma unroll
+    for (int c = 0; c < P::C; c++) x.turned(turned[c], j % 2, c, at);
+    if (j == kGroup - 2) chain.load_slots(in, (group + kGroup) % kSteps, at);  // behind the last group, of no use
+    chain.blend(f);
+#pragma unroll
+    for (int c = 0; c < P::C; c++) keep(o[c], made[c], j, slot((j + 6) % kGroup, at));
+    if (j == 1) {
+      if (group) store_sums<P>(x.sums(at.row0 / 16, group - kGroup), o, at);
+      columns<P>(q, in.q + group, at.row0, at);
+    }
+  }
 }
 
 template <class P>
 __device__ void forward(const Args<typename P::Elem>& a, Shared<P, false>& x) {
   const Lane at;
   const Place<P> place(a);
-  const int segments = (a.T + kSteps - 1) / kSteps;
-  Tile<P> s;
-  Left<P> now[P::C];
+  const int segments = (a.T + kSteps - 1) / kSteps, m = at.row0 / 16;
+  Chain<P> chain;
   Right<P> w[P::C][P::N];
-  load<P>(s, a.s0 ? a.s0 + place.bh * P::K * P::V : nullptr, at);
-#pragma unroll
-  for (int c = 0; c < P::C; c++) split<P>(now[c], s, c);
+  chain.start(a.s0 ? a.s0 + place.bh * P::K * P::V : nullptr, at);
   load<P>(w, a.w + place.h * P::V * P::V, false, at);
   fetch(x.x[0], a, place, 0);
   Mark<P> mark(a, place, 0);
@@ -62,90 +115,141 @@ __device__ void forward(const Args<typename P::Elem>& a, Shared<P, false>& x) {
     mark = Mark<P>(a, place, segment + 1);
     __pipeline_wait_prior(1);
     __syncthreads();
-    if (a.saved) store<P>(a.saved + (place.bh * segments + segment) * P::K * P::V, s, at.row0, at);
-#pragma unroll 2
-    for (int i = 0; i < count; i++) {
-      advance<P>(s, now, in, x.marks, w, i, at);
-      Left<P> q;
-      Right<P> turned[P::N];
-      Tile<P> o = {};
+    if (a.saved) store<P>(a.saved + (place.bh * segments + segment) * P::K * P::V, chain.s, at.row0, at);
+    const unsigned begins = x.marks.begins;
+    Left<P> turned[P::C] = {};
+    Right<P> q[1] = {};
+    float o[P::C][4] = {};
+    chain.load_slots(in, 0, at), chain.outer(chain.z, 0, at);
+    int group = 0;
+    if (begins)
+      for (; group < count; group += kGroup) forward_steps<true>(chain, turned, q, o, x, in, w, group, begins, at);
+    else
+      for (; group < count; group += kGroup) forward_steps<false>(chain, turned, q, o, x, in, w, group, begins, at);
+    x.put(chain.now, 0, at);
+#pragma unroll  // o of the last two steps
+    for (int j = kGroup - 2; j < kGroup; j++) {
 #pragma unroll
-      for (int c = 0; c < P::C; c++) split<P>(now[c], s, c);
-      turn<P>(turned, now);
-      row<P>(q, in.q[i], at);
-      multiply<P>(o, q, turned);
-      store_row<P>(x.sums[at.row0 / 16][i], o, at);
+      for (int c = 0; c < P::C; c++) {
+        float made[4] = {};
+        multiply<P>(made, turned[c], q[0]), keep(o[c], made, j, slot(j, at));
+        if (j < kGroup - 1) __syncwarp(), x.turned(turned[c], 0, c, at);
+      }
     }
+    store_sums<P>(x.sums(m, group - kGroup), o, at);
     __syncthreads();
     write_sums<P>(a.o, x, a, place, first);
   }
-  store<P>(a.s1 + place.bh * P::K * P::V, s, at.row0, at);
+  store<P>(a.s1 + place.bh * P::K * P::V, chain.s, at.row0, at);
 }
 
-// The states before the steps of a segment, as the backward multiplies them.
-template <class P>
-__device__ __forceinline__ void replay(Shared<P, true>& x, const Segment<P, true>& in, const float* from,
-                                       const Right<P> (&w)[P::C][P::N], int count, Lane at) {
-  Tile<P> s;
-  load<P>(s, from, at);
+// The states before the steps of a segment, as the backward multiplies them. The last one stays in the chain.
+template <bool packed, class P>
+__device__ __forceinline__ void replay_steps(Chain<P>& chain, Shared<P, true>& x, const Segment<P, true>& in,
+                                             const Right<P> (&w)[P::C][P::N], int group, unsigned begins, Lane at) {
 #pragma unroll 2
-  for (int i = 0; i < count; i++) {
-    Left<P> before[P::C];
-#pragma unroll
-    for (int c = 0; c < P::C; c++) split<P>(before[c], s, c);
-    advance<P>(s, before, in, x.marks, w, i, at);
-#pragma unroll
-    for (int j = 0; j < P::C * P::parts; j++) {
-      const unsigned* part = before[j / P::parts][j % P::parts];
-      x.history[i][j / P::parts][j % P::parts][threadIdx.x] = {part[0], part[1], part[2], part[3]};
-    }
+  for (int j = 0; j < kGroup; j++) {
+    x.put(chain.now, group + j, at);
+    const float f = x.marks.f[group + j];
+    chain.squash(w, j, packed && begins >> (group + j) & 1, at);
+    if (j == kGroup - 2) chain.load_slots(in, (group + kGroup) % kSteps, at);
+    chain.blend(f);
   }
 }
 
-// One step back. Returns the lane's share of df.
+// What eight steps are given and make, in a lane. Key, value and slope (dy) are columns, the others slots.
 template <class P>
-__device__ __forceinline__ float step_back(Tile<P>& ds, Tile<P> (&dw)[P::C], const Segment<P, true>& in, int i, bool live, float f,
-                                           const Left<P> (&old)[P::C], const Right<P> (&w)[P::C][P::N],
-                                           const Right<P> (&wt)[P::C][P::N], float (&keys)[4], Tile<P>& dv, Lane at) {
-  Tile<P> z = {}, before, s, p;
-  Left<P> operand[P::C], key;
-  Right<P> value, turned[P::N];
-  add_outer<P>(z, in.k[i], in.v[i], true, at);
-  add_outer<P>(ds, in.q[i], in.dy[i], live, at);
+struct Group {
+  int first;
+  unsigned q[2], k[2], v[P::N], dy[P::N];
+  Right<P> key[1], value[P::C], slope[P::C];
+  float dq[4] = {}, dk[4] = {}, dv[P::C][4] = {};
+  __device__ __forceinline__ Group(const Segment<P, true>& in, int first, unsigned live, Lane at) : first(first) {
+    slots(q, in.q + first, at.row0, at), slots(k, in.k + first, at.row0, at), columns<P>(key, in.k + first, at.row0, at);
+    slots(v, in.v + first, 0, at), columns<P>(value, in.v + first, 0, at);
+    slots(dy, in.dy + first, 0, at), columns<P>(slope, in.dy + first, 0, at);
+    const unsigned mine = (live & 1 ? 0xffffu : 0) | (live & 2 ? 0xffff0000u : 0);  // of the lane's two steps
 #pragma unroll
-  for (int c = 0; c < P::C; c++) multiply<P>(z, old[c], w[c]), join<P>(before, old[c], c);
-  float df = 0;
+    for (int i = 0; i < 2; i++) q[i] &= mine;
 #pragma unroll
-  for (int n = 0; n < P::N; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const float made = Fast::tanh(z[n][e]);
-      s[n][e] = f * before[n][e] + (1 - f) * made;
-      df += ds[n][e] * (before[n][e] - made);
-      p[n][e] = (1 - f) * ds[n][e] * (1 - made * made);
-      ds[n][e] *= f;
-    }
-#pragma unroll
-  for (int c = 0; c < P::C; c++) {  // dq is column 0, dk column 1
-    split<P>(operand[c], s, c), column<P>(value, in.dy[i], c, 0, live, at), multiply<P>(keys, operand[c], value);
-    split<P>(operand[c], p, c), column<P>(value, in.v[i], c, 1, true, at), multiply<P>(keys, operand[c], value);
-    multiply<P>(ds, operand[c], wt[c]);
+    for (int i = 0; i < P::N; i++) dy[i] &= mine;
   }
-  turn<P>(turned, operand);
-  row<P>(key, in.k[i], at);
-  multiply<P>(dv, key, turned);
+  // dq of step n from the state behind it.
+  __device__ __forceinline__ void read_back(const Left<P> (&after)[P::C], int n, Lane at) {
+    float made[4] = {};
 #pragma unroll
-  for (int c = 0; c < P::C; c++) turn<P>(key, old[c]), multiply<P>(dw[c], key, turned);
-  return df;
+    for (int c = 0; c < P::C; c++) multiply<P>(made, after[c], slope[c]);
+    keep(dq, made, n, slot(n, at));
+  }
+};
+
+// Eight steps back. A step makes Z again from the state before it; the same state gives dq of the step before.
+template <bool packed, class P>
+__device__ __forceinline__ void back_steps(Tile<P>& ds, Tile<P> (&dwt)[P::C], Group<P>& eight, Shared<P, true>& x,
+                                           const Right<P> (&w)[P::C][P::N], const Right<P> (&wt)[P::C][P::N], unsigned begins,
+                                           Lane at) {
+  const int m = at.row0 / 16;
+  add_outer<P>(ds, eight.q, eight.dy, slot(kGroup - 1, at));
+#pragma unroll 1  // in pairs: a lane has both steps of one, and unrolled, each knows its half
+  for (int pair = kGroup / 2 - 1; pair >= 0; pair--)
+#pragma unroll P::small ? 2 : 1
+    for (int n = 1; n >= 0; n--) {
+      const int j = 2 * pair + n, i = eight.first + j;
+      const bool starts = packed && begins >> i & 1;
+      const float f = x.marks.f[i];
+      Left<P> before[P::C], operand[P::C], turned[P::C];
+      Right<P> old[P::N];
+      Tile<P> z = {}, gap, p, outer = {};  // gap: S_{t-1} - Z; outer: q do^T of the step before
+#pragma unroll
+      for (int c = 0; c < P::C; c++) x.get(before[c], i, c, at);
+      eight.read_back(before, j - 1, at);
+      if (starts) restart<P>(z, before, at);
+      add_outer<P>(z, eight.k, eight.v, slot(j, at));
+#pragma unroll
+      for (int c = 0; c < P::C; c++) multiply<P>(z, before[c], w[c]), join<P>(gap, before[c], c);
+      add_outer<P>(outer, eight.q, eight.dy, slot(j - 1, at));
+      float share = 0, dk[4] = {};
+#pragma unroll
+      for (int e = 0; e < P::N * 4; e++) {
+        const float made = Fast::tanh(z[e / 4][e % 4]);
+        float& d = ds[e / 4][e % 4];
+        p[e / 4][e % 4] = fmaf(-(1 - f) * made, made, 1 - f) * d;
+        share = fmaf(d, gap[e / 4][e % 4] - made, share), d = fmaf(f, d, outer[e / 4][e % 4]);
+      }
+      x.shares[m][j][at.lane] = share;
+#pragma unroll
+      for (int c = 0; c < P::C; c++) split<P>(operand[c], p, c), multiply<P>(ds, operand[c], wt[c]);
+      x.put(operand, kSteps + n, at);
+      if (starts) {
+#pragma unroll
+        for (int e = 0; e < P::N * 4; e++) ds[e / 4][e % 4] = outer[e / 4][e % 4];
+      }
+#pragma unroll
+      for (int c = 0; c < P::C; c++) multiply<P>(dk, operand[c], eight.value[c]);
+      __syncwarp();
+#pragma unroll
+      for (int c = 0; c < P::C; c++) x.turned(turned[c], kSteps + n, c, at), x.turned(old, i, c, at);
+#pragma unroll
+      for (int c = 0; c < P::C; c++) {
+        float dv[4] = {};
+        multiply<P>(dv, turned[c], eight.key[0]), keep(eight.dv[c], dv, j, slot(j, at));
+        if (!starts) multiply<P>(dwt[c], turned[c], old);
+      }
+      keep(eight.dk, dk, j, slot(j, at));
+    }
+  float df = 0;  // a quarter of step g's shares
+#pragma unroll
+  for (int i = 0; i < 8; i++) df += x.shares[m][at.g][8 * at.t + i];
+  df += __shfl_xor_sync(~0u, df, 1), df += __shfl_xor_sync(~0u, df, 2);
+  if (at.t == 0) x.df[m][eight.first + at.g] = df;
 }
 
 template <class P>
 __device__ void backward(const Args<typename P::Elem>& a, Shared<P, true>& x) {
-  using Elem = typename P::Elem;
   const Lane at;
   const Place<P> place(a);
   const int segments = (a.T + kSteps - 1) / kSteps, m = at.row0 / 16;
-  Tile<P> ds, dw[P::C] = {};
+  Tile<P> ds, dwt[P::C] = {};  // dwt: the transpose of dW
   Right<P> w[P::C][P::N], wt[P::C][P::N];
   load<P>(ds, a.ds1 ? a.ds1 + place.bh * P::K * P::V : nullptr, at);
   load<P>(w, a.w + place.h * P::V * P::V, false, at), load<P>(wt, a.w + place.h * P::V * P::V, true, at);
@@ -160,29 +264,34 @@ __device__ void backward(const Args<typename P::Elem>& a, Shared<P, true>& x) {
     mark = Mark<P>(a, place, segment - 1);
     __pipeline_wait_prior(1);
     __syncthreads();
-    replay<P>(x, in, a.saved + (place.bh * segments + segment) * P::K * P::V, w, count, at);
-    for (int i = count - 1; i >= 0; i--) {
-      Left<P> old[P::C];
+    Chain<P> chain;
+    const unsigned live = x.marks.live, begins = x.marks.begins;
+    chain.start(a.saved + (place.bh * segments + segment) * P::K * P::V, at);
+    chain.load_slots(in, 0, at), chain.outer(chain.z, 0, at);
+    int group = 0;
+    if (begins)
+      for (; group < count; group += kGroup) replay_steps<true>(chain, x, in, w, group, begins, at);
+    else
+      for (; group < count; group += kGroup) replay_steps<false>(chain, x, in, w, group, begins, at);
+    __syncwarp();
+    Left<P> after[P::C];  // the state behind a group
 #pragma unroll
-      for (int j = 0; j < P::C * P::parts; j++) {
-        const uint4 word = x.history[i][j / P::parts][j % P::parts][threadIdx.x];
-        unsigned* part = old[j / P::parts][j % P::parts];
-        part[0] = word.x, part[1] = word.y, part[2] = word.z, part[3] = word.w;
-      }
-      float keys[4] = {};
-      Tile<P> dv = {};
-      const float live = x.marks.live[i];
-      float df = step_back<P>(ds, dw, in, i, live != 0, x.marks.f[i], old, w, wt, keys, dv, at) * live;
-      if (x.marks.begins[i]) load<P>(ds, nullptr, at);
-      store_row<P>(x.sums[m][i], dv, at);
-      if (at.t == 0) {
-        const std::int64_t to = ((place.token0 + first + i) * a.H + place.h) * P::K + at.row0 + at.g;
-        a.dq[to] = decode::narrow<Elem>(keys[0]), a.dq[to + 8] = decode::narrow<Elem>(keys[2]);
-        a.dk[to] = decode::narrow<Elem>(keys[1]), a.dk[to + 8] = decode::narrow<Elem>(keys[3]);
-      }
+    for (int c = 0; c < P::C; c++) split<P>(after[c], chain.s, c);
+    for (group -= kGroup; group >= 0; group -= kGroup) {
+      Group<P> eight(in, group, live >> (group + 2 * at.t), at);
+      eight.read_back(after, kGroup - 1, at);
+      if (begins) back_steps<true>(ds, dwt, eight, x, w, wt, begins, at);
+      else back_steps<false>(ds, dwt, eight, x, w, wt, begins, at);
 #pragma unroll
-      for (int bit = 16; bit > 0; bit /= 2) df += __shfl_xor_sync(~0u, df, bit);
-      if (at.lane == 0) x.df[m][i] = df;
+      for (int c = 0; c < P::C; c++) x.get(after[c], group, c, at);
+      __syncwarp();  // all lanes have their states
+      store_sums<P>(x.sums(m, group), eight.dv, at);
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        if (!(live >> (group + 2 * at.t + e % 2) & 1)) eight.dq[e] = 0;
+      const int t = first + group + at.g;
+      const std::int64_t to = ((place.token0 + t) * a.H + place.h) * P::K + at.row0 + 2 * at.t;
+      store_keys<P>(a.dq + to, eight.dq, t < a.T), store_keys<P>(a.dk + to, eight.dk, t < a.T);
     }
     __syncthreads();
     write_sums<P>(a.dv, x, a, place, first);
@@ -190,20 +299,21 @@ __device__ void backward(const Args<typename P::Elem>& a, Shared<P, true>& x) {
       float df = 0;
 #pragma unroll
       for (int i = 0; i < P::M; i++) df += x.df[i][threadIdx.x];
-      a.df[(place.token0 + first + threadIdx.x) * a.H + place.h] = df;
+      a.df[(place.token0 + first + threadIdx.x) * a.H + place.h] = live >> threadIdx.x & 1 ? df : 0;
     }
   }
   store<P>(a.ds0 + place.bh * P::K * P::V, ds, at.row0, at);
 #pragma unroll
-  for (int c = 0; c < P::C; c++) store<P>(a.dw + (place.bh * P::M + m) * P::V * P::V, dw[c], 16 * c, at);
+  for (int c = 0; c < P::C; c++) store_turned<P>(a.dw + (place.bh * P::M + m) * P::V * P::V, dwt[c], 16 * c, at);
 }
 
 template <class P>
-__global__ void __launch_bounds__(P::threads) forward_kernel(const __grid_constant__ Args<typename P::Elem> a) {
+__global__ void __launch_bounds__(P::threads, P::blocks > 1 ? 2 * P::blocks : 1)
+    forward_kernel(const __grid_constant__ Args<typename P::Elem> a) {
   forward<P>(a, *reinterpret_cast<Shared<P, false>*>(dynamic_shared()));
 }
 template <class P>
-__global__ void __launch_bounds__(P::threads) backward_kernel(const __grid_constant__ Args<typename P::Elem> a) {
+__global__ void __launch_bounds__(P::threads, P::blocks) backward_kernel(const __grid_constant__ Args<typename P::Elem> a) {
   backward<P>(a, *reinterpret_cast<Shared<P, true>*>(dynamic_shared()));
 }
 

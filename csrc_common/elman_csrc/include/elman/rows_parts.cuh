@@ -11,7 +11,7 @@
 
 namespace elman::rows {
 
-constexpr int kSteps = 16;  // of a segment
+constexpr int kSteps = 16, kGroup = 8;  // of a segment, of those whose inputs are in registers
 
 template <class Elem>
 struct Args {
@@ -40,6 +40,9 @@ struct Plan {
   static constexpr int M = K / 16, N = V / 8, C = V / 16;  // tiles of 16 rows, a warp each; tiles of 8 columns; their pairs
   static constexpr int threads = 32 * M;
   static constexpr int parts = std::is_same_v<Elem, __nv_bfloat16> ? 1 : 2;  // bf16 numbers that make an operand
+  static constexpr bool small = C * parts == 1;  // registers suffice for two steps of the backward at once
+  static constexpr int blocks =
+      M == 4 && parts == 1 ? 4 : 1;  // of the backward, on a multiprocessor, at least; forward: twice as many
 };
 
 template <class P>
@@ -49,30 +52,64 @@ using Left = unsigned[P::parts][4];  // of a product: 16 x 16
 template <class P>
 using Right = unsigned[P::parts][2];  // 16 x 8
 
-struct Marks {  // of each step. f: 1 where the state is held. live: 0 there, and behind the end. begins: a document, at 0
-  float f[kSteps], live[kSteps];
-  bool begins[kSteps];
+struct Lane {
+  int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row0 = threadIdx.x / 32 * 16;  // row0: the first of the warp
+};
+struct Marks {
+  float f[kSteps];        // 1 where the state is held
+  unsigned live, begins;  // a bit for each step. live: 0 where the state is held, and behind the end. begins: a document, at 0
 };
 template <class P, bool back>
-struct Segment {
+struct Segment {  // lines are longer than they need be, so that eight of them begin in different banks
   using Elem = typename P::Elem;
-  alignas(16) Elem q[kSteps][P::K];
-  alignas(16) Elem k[kSteps][P::K];
-  alignas(16) Elem v[kSteps][P::V];
-  alignas(16) Elem dy[back ? kSteps : 0][P::V];
+  alignas(16) Elem q[kSteps][P::K + 8];
+  alignas(16) Elem k[kSteps][P::K + 8];
+  alignas(16) Elem v[kSteps][P::V + 8];
+  alignas(16) Elem dy[back ? kSteps : 0][P::V + 8];
 };
 template <class P, bool back>
 struct Shared {
   Segment<P, back> x[2];
   Marks marks;
-  float sums[P::M][kSteps][P::V];  // each warp's share of o, or of dv
+  alignas(16) float shares[back ? P::M : 0][kGroup][32];  // of df, a lane's
   float df[back ? P::M : 0][kSteps];
-  alignas(16) uint4 history[back ? kSteps : 0][P::C][P::parts][P::threads];
+  float forward_sums[back ? 0 : P::M][kSteps][P::V + 4];
+  // Operands. The backward's: the states before the steps of a segment. The forward's two, and two more of the backward: what is to be
+  // transposed.
+  alignas(16) uint4 history[P::M][back ? kSteps + 2 : 2][P::C][P::parts][32];
+
+  __device__ __forceinline__ void put(const Left<P> (&state)[P::C], int step, Lane at) {
+#pragma unroll
+    for (int n = 0; n < P::C * P::parts; n++)
+      matrix::store_matrices(&history[at.row0 / 16][step][n / P::parts][n % P::parts][at.lane], state[n / P::parts][n % P::parts]);
+  }
+  __device__ __forceinline__ void get(Left<P>& to, int step, int c, Lane at) const {
+#pragma unroll
+    for (int p = 0; p < P::parts; p++) matrix::load_matrices<false>(to[p], &history[at.row0 / 16][step][c][p][at.lane]);
+  }
+  // Columns 16 c …, transposed: a left operand, or two right ones.
+  __device__ __forceinline__ void turned(Left<P>& to, int step, int c, Lane at) const {
+    const int line = at.lane ^ (at.lane / 8 % 3 ? 24 : 0);  // tiles 1 and 2 change places
+#pragma unroll
+    for (int p = 0; p < P::parts; p++) matrix::load_matrices<true>(to[p], &history[at.row0 / 16][step][c][p][line]);
+  }
+  __device__ __forceinline__ void turned(Right<P> (&to)[P::N], int step, int c, Lane at) const {
+#pragma unroll
+    for (int p = 0; p < P::parts; p++) {
+      unsigned made[4];
+      matrix::load_matrices<true>(made, &history[at.row0 / 16][step][c][p][at.lane]);
+#pragma unroll
+      for (int i = 0; i < 4; i++) to[2 * c + i / 2][p][i % 2] = made[i];
+    }
+  }
+
+  // A warp's share of o or dv at a step; of dv, where states of its group were, but for the first.
+  __device__ __forceinline__ float* sums(int m, int step) {
+    if constexpr (back) return reinterpret_cast<float*>(history[m][step / kGroup * kGroup + 1]) + step % kGroup * (P::V + 4);
+    else return forward_sums[m][step];
+  }
 };
 
-struct Lane {
-  int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row0 = threadIdx.x / 32 * 16;  // row0: the first of the warp
-};
 template <class P>
 struct Place {  // of a block
   int h;
@@ -117,22 +154,6 @@ __device__ __forceinline__ void join(Tile<P>& to, const Left<P>& from, int c) {
     }
   }
 }
-// As the right operand, rows and columns as they are.
-template <class P>
-__device__ __forceinline__ void turn(Right<P> (&to)[P::N], const Left<P> (&from)[P::C]) {
-#pragma unroll
-  for (int i = 0; i < P::N * P::parts * 2; i++) {
-    const int n = i / (2 * P::parts), part = i / 2 % P::parts, half = i % 2;
-    to[n][part][half] = matrix::transposed(from[n / 2][part][n % 2 * 2 + half]);
-  }
-}
-// The transpose, as the left operand.
-template <class P>
-__device__ __forceinline__ void turn(Left<P>& to, const Left<P>& from) {
-#pragma unroll
-  for (int i = 0; i < 4 * P::parts; i++) to[i / 4][i % 4] = matrix::transposed(from[i / 4][i % 2 * 2 + i % 4 / 2]);
-}
-
 // c += a b; the product of two small parts is left out.
 template <class P>
 __device__ __forceinline__ void multiply(float (&c)[4], const Left<P>& a, const Right<P>& b) {
@@ -147,49 +168,48 @@ __device__ __forceinline__ void multiply(Tile<P>& c, const Left<P>& a, const Rig
   for (int n = 0; n < P::N; n++) multiply<P>(c[n], a, b[n]);
 }
 
-// c += x y^T for the warp's elements of a key and a value: a product with one column and one row.
-template <class P>
-__device__ __forceinline__ void add_outer(Tile<P>& c, const typename P::Elem* x, const typename P::Elem* y, bool on, Lane at) {
-  const auto bits = [&](const typename P::Elem* from) -> unsigned {
-    return on && at.t == 0 ? *reinterpret_cast<const unsigned short*>(from) : 0;
-  };
-  const unsigned a[4] = {bits(x + at.row0 + at.g), bits(x + at.row0 + at.g + 8), 0, 0};
-#pragma unroll
-  for (int n = 0; n < P::N; n++) matrix::mma_16x8x16<typename P::Elem>(c[n], a, bits(y + 8 * n + at.g), 0);
-}
+// ---- eight steps at once --------------------------------------------------------------------------------------------------------
+// Their inputs lie in registers in two ways. Columns: a step is a column of a right operand, and of the product; each step multiplies
+// all eight and keeps its own. Slots: a step is a line of the inner dimension; all others are blanked in both operands, for nothing
+// that is not finite may reach another step, and 0 times infinity would.
 
-// Two neighbours in parts; 0 unless `mine`.
-template <class P>
-__device__ __forceinline__ void pair(unsigned (&to)[P::parts], const typename P::Elem* from, bool mine) {
-  const unsigned word = mine ? *reinterpret_cast<const unsigned*>(from) : 0;
-  if constexpr (P::parts == 1) to[0] = word;
-  else {
-    float x[2];
-    Storage<typename P::Elem>::unpack(word, x);
-    split(to, x[0], x[1]);
+// Two neighbours of step `at.g`, from element 8 n of some.
+template <class Elem, int stride>
+__device__ __forceinline__ unsigned word(const Elem (*from)[stride], int first, int n, Lane at) {
+  return *reinterpret_cast<const unsigned*>(&from[at.g][first + 8 * n + 2 * at.t]);
+}
+template <class P, int tiles, int stride>
+__device__ __forceinline__ void columns(Right<P> (&to)[tiles], const typename P::Elem (*from)[stride], int first, Lane at) {
+#pragma unroll
+  for (int n = 0; n < 2 * tiles; n++) {
+    unsigned made[P::parts] = {word(from, first, n, at)};
+    if constexpr (P::parts > 1) {
+      float x[2];
+      Storage<typename P::Elem>::unpack(made[0], x);
+      split(made, x[0], x[1]);
+    }
+#pragma unroll
+    for (int p = 0; p < P::parts; p++) to[n / 2][p][n % 2] = made[p];
   }
 }
-// The warp's 16 elements of a key as row 0 of the left operand.
-template <class P>
-__device__ __forceinline__ void row(Left<P>& to, const typename P::Elem* key, Lane at) {
+template <int octets, class Elem, int stride>
+__device__ __forceinline__ void slots(unsigned (&to)[octets], const Elem (*from)[stride], int first, Lane at) {
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    unsigned made[P::parts];
-    pair<P>(made, key + at.row0 + 8 * half + 2 * at.t, at.g == 0);
-#pragma unroll
-    for (int p = 0; p < P::parts; p++) to[p][2 * half] = made[p], to[p][2 * half + 1] = 0;
-  }
+  for (int n = 0; n < octets; n++) to[n] = matrix::transposed(word(from, first, n, at));
 }
-// Elements 16 c … of a value as one column of the right operand.
+// What the lane has of step n's slot; nothing, if n is -1.
+__device__ __forceinline__ unsigned slot(int n, Lane at) { return at.t != n >> 1 ? 0 : n & 1 ? 0xffff0000u : 0xffffu; }
+// c += x y^T of one step's key and value.
 template <class P>
-__device__ __forceinline__ void column(Right<P>& to, const typename P::Elem* value, int c, int n, bool on, Lane at) {
+__device__ __forceinline__ void add_outer(Tile<P>& c, const unsigned (&x)[2], const unsigned (&y)[P::N], unsigned slot) {
+  const unsigned a[2] = {x[0] & slot, x[1] & slot};
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    unsigned made[P::parts];
-    pair<P>(made, value + 16 * c + 8 * half + 2 * at.t, on && at.g == n);
+  for (int n = 0; n < P::N; n++) matrix::mma_16x8x8<typename P::Elem>(c[n], a, y[n] & slot);
+}
+// Column j of a product, by the lanes that have it.
+__device__ __forceinline__ void keep(float (&to)[4], const float (&made)[4], int j, bool mine) {
 #pragma unroll
-    for (int p = 0; p < P::parts; p++) to[p][half] = made[p];
-  }
+  for (int e = 0; e < 4; e++) to[e] = mine && e % 2 == (j & 1) ? made[e] : to[e];
 }
 
 // W or its transpose.
@@ -211,12 +231,14 @@ __device__ __forceinline__ void load(Right<P> (&to)[P::C][P::N], const typename 
 
 // Steps first … of a segment; zeros behind the end.
 template <class P, int width>
-__device__ __forceinline__ void fetch(typename P::Elem (*to)[width], const typename P::Elem* from, std::int64_t step, int first,
+__device__ __forceinline__ void fetch(typename P::Elem (*to)[width + 8], const typename P::Elem* from, std::int64_t step, int first,
                                       int T) {
   constexpr int pieces = width / 8;
+  unsigned thread = threadIdx.x;
+  ptx::pin(thread);  // addresses are made when they are wanted: registers are scarce
 #pragma unroll
   for (int n = 0; n < (kSteps * pieces + P::threads - 1) / P::threads; n++) {
-    const int i = threadIdx.x + n * P::threads, s = i / pieces, at = i % pieces * 8, t = first + s;
+    const int i = thread + n * P::threads, s = i / pieces, at = i % pieces * 8, t = first + s;
     if (s < kSteps) __pipeline_memcpy_async(&to[s][at], from + (t < T ? t : first) * step + at, 16, t < T ? 0 : 16);
   }
 }
@@ -236,19 +258,21 @@ __device__ __forceinline__ void fetch(Segment<P, back>& to, const Args<typename 
 // The marks of a segment, read long before they are wanted: a thread has those of one step.
 template <class P>
 struct Mark {
-  float f = 1, live = 0;
-  bool begins = false;
+  float f = 1;
+  bool live = false, begins = false;
   __device__ __forceinline__ Mark(const Args<typename P::Elem>& a, const Place<P>& place, int segment) {
     const int t = segment * kSteps + threadIdx.x;
     if (segment < 0 || threadIdx.x >= kSteps || t >= a.T) return;
     const std::int64_t token = place.token0 + t;
     begins = a.starts && a.starts[token];
     if (a.mask && !a.mask[token]) return;
-    live = 1, f = a.f[token * a.H + place.h];
+    live = true, f = a.f[token * a.H + place.h];
   }
   __device__ __forceinline__ void put(Marks& to) const {
-    const int s = threadIdx.x;
-    if (s < kSteps) to.f[s] = f, to.live[s] = live, to.begins[s] = begins;
+    if (threadIdx.x >= 32) return;
+    const unsigned lives = __ballot_sync(~0u, live), all = __ballot_sync(~0u, begins);
+    if (threadIdx.x < kSteps) to.f[threadIdx.x] = f;
+    if (threadIdx.x == 0) to.live = lives, to.begins = all;
   }
 };
 
@@ -272,26 +296,43 @@ __device__ __forceinline__ void store(float* to, const Tile<P>& s, int row0, Lan
   }
 }
 
-// Row 0 of a product, which is a sum over the warp's rows.
+// As columns, of a matrix of V rows.
 template <class P>
-__device__ __forceinline__ void store_row(float* to, const Tile<P>& sum, Lane at) {
+__device__ __forceinline__ void store_turned(float* to, const Tile<P>& s, int row0, Lane at) {
 #pragma unroll
-  for (int n = 0; n < P::N; n++)
-    if (at.g == 0) *reinterpret_cast<float2*>(to + 8 * n + 2 * at.t) = {sum[n][0], sum[n][1]};
+  for (int i = 0; i < P::N * 4; i++) to[(8 * (i / 4) + 2 * at.t + i % 2) * P::V + row0 + 8 * (i % 4 / 2) + at.g] = s[i / 4][i % 4];
+}
+
+// Eight steps' sums over the warp's rows.
+template <class P>
+__device__ __forceinline__ void store_sums(float* to, const float (&sum)[P::C][4], Lane at) {
+#pragma unroll
+  for (int i = 0; i < P::C * 4; i++)
+    to[(2 * at.t + i % 2) * (P::V + 4) + 16 * (i / 4) + 8 * (i % 4 / 2) + at.g] = sum[i / 4][i % 4];
 }
 // The sums of all warps, for the steps that there are.
 template <class P, bool back>
-__device__ __forceinline__ void write_sums(typename P::Elem* to, const Shared<P, back>& x, const Args<typename P::Elem>& a,
+__device__ __forceinline__ void write_sums(typename P::Elem* to, Shared<P, back>& x, const Args<typename P::Elem>& a,
                                            const Place<P>& place, int first) {
+  unsigned thread = threadIdx.x;
+  ptx::pin(thread);
 #pragma unroll
   for (int n = 0; n < (kSteps * P::V + P::threads - 1) / P::threads; n++) {
-    const int i = threadIdx.x + n * P::threads, s = i / P::V, v = i % P::V;
+    const int i = thread + n * P::threads, s = i / P::V, v = i % P::V;
     if (s >= kSteps || first + s >= a.T) continue;
     float sum = 0;
 #pragma unroll
-    for (int m = 0; m < P::M; m++) sum += x.sums[m][s][v];
+    for (int m = 0; m < P::M; m++) sum += x.sums(m, s)[v];
     to[((place.token0 + first + s) * a.H + place.h) * P::V + v] = decode::narrow<typename P::Elem>(sum);
   }
+}
+
+// The warp's 16 rows of dq or dk: two neighbours of step `at.g` a lane, if the step is there.
+template <class P>
+__device__ __forceinline__ void store_keys(typename P::Elem* to, const float (&x)[4], bool there) {
+  const unsigned low = matrix::transposed(Storage<typename P::Elem>::pack(x)),
+                 high = matrix::transposed(Storage<typename P::Elem>::pack(x + 2));
+  if (there) reinterpret_cast<unsigned*>(to)[0] = low, reinterpret_cast<unsigned*>(to)[4] = high;
 }
 
 }  // namespace elman::rows
