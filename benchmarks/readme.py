@@ -64,8 +64,9 @@ def models_table() -> str:
     whole = data["models"][0]["result"]["bytes_seen"]
     beside = json.loads((RESULTS / "e88_gdn_h200.json").read_text())["rows"]
     for label, equation, belongs in RECIPES:
-        *_, newest = found = [r for r in beside if belongs(r["model"], r["options"]) and not r.get("shared")]
+        found = [r for r in beside if belongs(r["model"], r["options"])]
         runs = [r for r in found if r["bytes_seen"] == whole]
+        newest = [r for r in found if not r.get("shared")][-1]
         of = {key: newest[key] for key in ("tok_s", "peak_memory")}
         of["bits_per_byte"] = statistics.fmean(r["bits_per_byte"] for r in runs)
         rows.append((of, runs[0]["parameters"], f"{label}, {len(runs)} seed{'s' * (len(runs) > 1)}", equation))
@@ -78,7 +79,7 @@ def models_table() -> str:
     caption = (
         "Each model read 100 million bytes of Python sources on one H200, at its best learning rate of three, with AdamW "
         "and one seed, or as the row says: differences under 0.01 bits per byte mean little. h' and S' are the states of the "
-        "previous step. "
+        "previous step. Rows with Muon give the speed and memory of their newest run. "
         "[Every run](docs/results.md), [recipes of E88, and which claims hold](docs/claims.md)."
     )
     return f"{caption}\n\n{markdown([head, *cells])}"
