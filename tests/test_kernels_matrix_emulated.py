@@ -43,6 +43,8 @@ PROBLEMS = [
     case((1, 9, 1, 36, 5), bf16, on=("linear_state",), bare=True),  # segments of 8, states saved every 16
     case((2, 43, 2, 40, 24), bf16, maps=matrix.cell.maps[0], packed=True, on=("linear_state", "write"), masked=True),
     case((1, 32, 1, 64, 64), torch.float16, on=("linear_state",)),
+    case((1, 37, 2, 64, 64), bf16, **(FUSED | {"on": ("linear_state", "write")})),
+    case((1, 33, 1, 128, 20), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True),
 ]
 SMALL = [  # where a block has 99 KB of shared memory
     case((1, 35, 3, 16, 16), bf16, **FUSED),

@@ -65,6 +65,7 @@ class MatrixCell(Cell):
     options: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     elementwise: bool = False
+    delta: bool = False
     maps: tuple[Maps, ...] = (Maps(),)
     rows: tuple[int, ...] = (16, 24, 32)
     adjust: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None
@@ -124,7 +125,8 @@ class MatrixCell(Cell):
     def interval(self, rows: int, bits: int, backend: str, form: str) -> int:
         """Steps between saved states, as `Plan::interval`."""
         if self.tensor(rows, bits, backend):
-            return 16 if rows <= 32 else 4 if rows > 64 else 16 if self.linear(form) else 8
+            blocked = self.delta and (not torch.cuda.is_available() or 9 <= torch.cuda.get_device_capability()[0] < 12)
+            return 16 if rows <= 32 or (self.linear(form) and (blocked or rows <= 64)) else 8 if rows <= 64 else 4
         return 8 if backend == "cuda" and rows > 96 else 16
 
     def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:

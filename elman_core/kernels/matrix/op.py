@@ -61,6 +61,7 @@ class MatrixKernel(Compiled):
             cell's template arguments are the options, then whether the optional scalar is given.
         shared: which of q, k and the lines all heads share; these are (B, T, 1, N) or (B, T, 1, V).
         elementwise: whether the header says that the cell is `elementwise` or has an `energy`.
+        delta: whether the header says that with linear_state the cell is `delta`.
         maps: the maps of the inputs before the recurrence that the variant uses. A call without maps uses the first, and
             `elman build` compiles it.
         rows: the sizes N = V that `elman build` compiles by default.
@@ -86,6 +87,7 @@ class MatrixKernel(Compiled):
         options: Sequence[str] = (),
         shared: Sequence[str] = (),
         elementwise: bool = False,
+        delta: bool = False,
         maps: Sequence[Maps] = (Maps(),),
         rows: Sequence[int] = (16, 24, 32),
         adjust: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None,
@@ -95,7 +97,7 @@ class MatrixKernel(Compiled):
         self.cell = MatrixCell(
             name, Path(header), cell or f"elman::{name}::Cell", reference, vectors=tuple(vectors), lines=("v", *lines),
             scalars=tuple(scalars), params=tuple(params), optional=tuple(optional), options=tuple(options),
-            shared=tuple(shared), elementwise=elementwise, maps=tuple(maps), rows=tuple(rows), adjust=adjust,
+            shared=tuple(shared), elementwise=elementwise, delta=delta, maps=tuple(maps), rows=tuple(rows), adjust=adjust,
         )  # fmt: skip
         keys = {n: Wanted("BT1N" if n in shared else "BTHN", "stored") for n in ("q", "k")}
         scalar = {n: Wanted("BTH", "stored", n in optional) for n in scalars}

@@ -24,11 +24,7 @@ WORKSPACE = 256 << 20  # bytes: the limit of the shares of a head's parts; large
 
 @dataclass(frozen=True)
 class Form:
-    """The arguments of a call that are no tensors.
-
-    Attributes:
-        heads: H. rows: N. text: `Size.form`. backend: "cuda" or "host".
-    """
+    """The arguments of a call that are no tensors. heads: H. rows: N. text: `Size.form`. backend: "cuda" or "host"."""
 
     cell: MatrixCell
     heads: int

@@ -13,6 +13,7 @@ e88 = MatrixKernel(
     scalars=("decay", "write"),
     optional=("write",),
     options=("linear_state",),
+    delta=True,
     maps=(
         Maps(("q", "k", "v"), ("q", "k"), ("mamba", "sigmoid")),
         Maps((), ("q", "k"), ("sigmoid", "sigmoid")),

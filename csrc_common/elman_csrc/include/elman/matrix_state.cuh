@@ -14,14 +14,15 @@
 //
 // Large heads (16-bit storage, N > 32): updates are products, too (large); states are saved in 16 bits every 8 or 4 steps, and the
 // backward has those of a segment in shared memory (walk_large). Up to N = 64 its helpers replay a segment while the next is walked
-// over; without tanh they pass over the one before at once, and only every second state is saved.
+// over; without tanh they pass over the one before at once, and only every second state is saved. Where writes are affine, too, in what is
+// retrieved (`delta`), sixteen steps are one triangular system, forward and backward (blocked).
 //
 //   plan      sizes, and what follows from them        args    what a launch is given, shared memory, a thread's place
 //   numbers   storage types and vectors                ptx     instructions of a warp
 //   inputs    from global memory to fp32               step    one step on a state in registers
 //   forward, backward, launch                          walk, walk_tensor, walk_large: a segment of the backward, three ways
 //   line_sums what a walk adds up over lines           gradients: what a segment of the backward gives
-//   large     the same of a large head
+//   large     the same of a large head                 blocked  sixteen steps at once, forward and backward
 #pragma once
 
 #include <elman/matrix_state_launch.cuh>

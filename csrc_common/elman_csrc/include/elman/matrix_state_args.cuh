@@ -72,9 +72,25 @@ struct Staging {
   alignas(16) typename P::Store line[P::NI][P::steps][P::CB];
   alignas(16) typename P::Store vector[P::NX][P::steps][P::N];
 };
+// What the steps of a segment need to be taken at once (matrix_state_blocked.cuh). Operands of products are two bf16 numbers, hi + lo.
+constexpr int kSquare = 24;  // elements of a row of 16 x 16: eight rows begin in different banks
 template <class P>
-struct Ready {
-  alignas(16) float kq[P::steps + P::looks_ahead][P::slots * P::Q];  // the k that would follow is read, and not used
+struct Block {
+  static constexpr int rows = (P::N + 15) / 16 * 16, pitch = rows + 8;
+  alignas(16) unsigned short k[2][16][pitch];
+  alignas(16) unsigned short q[2][16][pitch];
+  alignas(16) unsigned short p[2][16][kSquare];  // W(t,i) q_t k_i
+  alignas(16) unsigned short r[2][16][kSquare];  // W(t-1,i) k_t k_i
+  alignas(16) unsigned short t[2][16][kSquare];  // the transpose of T
+  alignas(16) float unsolved[16][20];            // that of 1 + b W K K^T, below its diagonal
+  alignas(16) float products[16][17];                 // q_t k_i at (t, i), k_t k_i for i < t at (i, t)
+  float weight[2][16][18], keep[16], slope[16], decayed[17];  // W(t,i); b; D before each step, and behind the last
+};
+struct NoBlock {};
+template <class P>
+struct Ready : std::conditional_t<P::blocked, Block<P>, NoBlock> {
+  // The k that would follow is read, and not used.
+  alignas(16) float kq[P::blocked ? 0 : P::steps + P::looks_ahead][P::slots * P::Q];
   alignas(16) float line[P::NL][P::steps][P::CB];
   float scalar[P::AS][P::steps];
   float hold[P::steps];
@@ -83,9 +99,9 @@ struct Ready {
 };
 template <class P>
 struct ForwardShared {
-  Ready<P> x[P::buffers];
+  Ready<P> x[P::ready_buffers];
   Staging<P> raw[P::buffers];
-  static constexpr int results = P::straight ? 0 : P::keeps_r ? 2 : 1;  // o, then r
+  static constexpr int results = P::straight || P::blocked ? 0 : P::keeps_r ? 2 : 1;  // o, then r
   alignas(16) float out[results * P::buffers][P::WPH][P::steps][P::tensor ? P::C + 4 : 36];
 };
 template <class P, bool tensor = P::tensor>
@@ -100,8 +116,12 @@ struct Sums {  // what a walk leaves for the sums over lines
 template <class P>
 struct Sums<P, true> {
   // Of each warp, over its lines: dk and its like, and dq of the step before; of a large head (dk, dq), a word of the storage type.
-  using Row = std::conditional_t<P::large, unsigned[P::NP], float[P::slots * P::NP]>;
-  alignas(16) Row dkq[P::result_buffers][P::WPH][P::steps + 1];
+  // Where blocked: dk of each step, then dq, two elements a word.
+  using Row = std::conditional_t<P::large, unsigned[P::blocked ? Block<P>::rows / 2 + 4 : P::NP], float[P::slots * P::NP]>;
+  alignas(16) Row dkq[P::result_buffers][P::WPH][P::blocked ? 2 * P::steps : P::steps + 1];
+  // Where blocked, of each warp: do_t u_i at (t, i), y_t u_i for i < t at (i, t); y_t S^T k_t, do_t S^T q_t, u_t G^T k_t; <S, G>.
+  alignas(16) float passing[P::blocked ? P::WPH : 0][16][17];
+  float ends[P::blocked ? P::WPH : 0][3][16], inner[P::blocked ? P::WPH : 0];
 };
 template <class P>
 struct SavedState {  // as each lane reads it
@@ -114,14 +134,14 @@ struct History {  // the states before the steps of a segment: what each lane ha
 };
 template <class P>
 struct BackwardShared : Sums<P> {
-  Ready<P> x[P::buffers];
+  Ready<P> x[P::ready_buffers];
   alignas(16) float dline[P::large || P::tight ? 0 : P::buffers][P::NL][P::steps][P::CB];  // else in place of `line` in `x`
   alignas(16) float dscalar[P::result_buffers][P::NS][P::steps]
                            [P::large || P::tight ? P::shares : P::shares + 8];  // 8: so that rows start in different banks
   Staging<P> raw[P::raw_buffers];
   alignas(16) typename P::Store dy[P::raw_buffers][P::steps][P::CB];
   alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? P::steps : 1][P::CB];
-  std::conditional_t<P::large, History<P>, SavedState<P>> states;
+  std::conditional_t<P::blocked, NoBlock, std::conditional_t<P::large, History<P>, SavedState<P>>> states;
   __device__ __forceinline__ float* line_gradients(int buf, int l) {
     if constexpr (P::large || P::tight) return x[buf].line[l][0];
     else return dline[buf][l][0];

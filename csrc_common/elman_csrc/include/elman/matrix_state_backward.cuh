@@ -8,16 +8,16 @@
 
 namespace elman::matrix {
 
-template <class P>
+template <class P, int TL = P::TL>
 __device__ __forceinline__ void bring_inputs(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int seg, int raw) {
   const int t0 = seg * P::steps;
-  stage<P>(sm.raw[raw], a.in, a.more, a.n, at.b, at.h, at.line0, t0, at.tl);
-  stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
+  stage<P, TL>(sm.raw[raw], a.in, a.more, a.n, at.b, at.h, at.line0, t0, at.tl);
+  stage_rows<P::steps, P::piece_line, P::CB, TL>(
       &sm.dy[raw][0][0], P::CB,
       static_cast<const typename P::Store*>(a.dy) + (int64_t(at.b) * a.n.T * a.n.H + at.h) * P::V + at.line0, int64_t(a.n.H) * P::V,
       t0, a.n.T, P::V - at.line0, at.tl);
   if constexpr (P::keeps_r)
-    stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
+    stage_rows<P::steps, P::piece_line, P::CB, TL>(
         &sm.r[raw][0][0], P::CB,
         static_cast<const typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b) + at.h * P::V + at.line0,
         int64_t(a.n.H) * P::V, t0, a.n.T, P::V - at.line0, at.tl);
@@ -212,6 +212,85 @@ __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const B
   }
 }
 
+// Where a segment's steps are taken at once. While number j is walked over, the gradients of j - 1 are given until its results are about to be overwritten;
+// then j + 3 is fetched and j + 2 made ready, while a warp or two make what all rows of j + 1 are needed for.
+template <class P>
+__device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
+  Scalars<P> sc(a.in, at.h);
+  HeadSums sums;
+  Folding<P> folding(a.param, at);
+  Place<P> crew = at;
+  crew.tl -= kSolvers<P>;
+  auto bring = [&](int j) {
+    if (j < segments) bring_inputs<P, kCrew<P>>(sm, a, crew, segments - 1 - j, j % 4);
+    __pipeline_commit();
+  };
+  auto ready = [&](int j) {
+    if (j < segments) make_ready<P, P::backward_ready, kCrew<P>>(sm.x[j % 3], sm.raw[j % 4], sc, folding, crew.tl);
+    if (j + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 2 - j) * P::steps, crew.tl);
+  };
+  auto block = [&](int j) {
+    if (at.tw < 2 && j < segments) make_block<P, false>(sm.x[j % 3], at);
+  };
+  auto give = [&](int j) {
+    const Ready<P>& x = sm.x[j % 3];
+    for (int i = at.tl; i < 256; i += P::TL) {
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < P::WPH; w++) sum += sm.passing[w][i / 16][i % 16];
+      sm.passing[0][i / 16][i % 16] = sum * x.products[i / 16][i % 16];
+    }
+    helpers_sync<P>(at.team);
+    give_gradients<P>(a, sm, at, segments - 1 - j, j % 3, j % 4, sc, sums, folding);
+  };
+  const bool solves = crew.tl < 0;
+  if (!solves) {
+    sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * P::steps, crew.tl);
+    bring(0);
+    bring(1);
+    bring(2);
+    __pipeline_wait_prior(0);
+  }
+  helpers_sync<P>(at.team);
+  if (!solves) ready(0);
+  helpers_sync<P>(at.team);
+  if (solves || kSolvers<P> == 0) block(0);
+  if (!solves) ready(1);
+  team_sync<P>(at.team);
+  for (int j = 0; j < segments; j++) {
+    if (j + 1 < segments) announce_state<P>(a, at, segments - 2 - j);
+    if (j > 0) give(j - 1);
+    team_sync<P>(at.team);
+    if (solves) {
+      block(j + 1);
+    } else {
+      bring(j + 3);
+      if (kSolvers<P> == 0) block(j + 1);
+      ready(j + 2);
+      __pipeline_wait_prior(0);
+    }
+    team_sync<P>(at.team);
+  }
+  give(segments - 1);
+  give_heads<P>(a, at, sums, reinterpret_cast<float*>(&sm.dkq[0][0][0][0]), [&] { helpers_sync<P>(at.team); });
+}
+
+// The same where a segment's steps are taken at once.
+template <class P>
+__device__ __forceinline__ void walk_blocked(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
+  Lines<P> G;
+  SavedLines<P> S;
+  read_lines<P>(G, a.ds1, at, a.state_line, a.state_row);
+  fetch_lines<P>(S, a, at, segments - 1);
+  team_sync<P>(at.team);
+  for (int j = 0; j < segments; j++) {
+    backward_block<P>(G, S, sm, j % 3, j % 4, at, [&] { team_sync<P>(at.team); });
+    if (j + 1 < segments) fetch_lines<P>(S, a, at, segments - 2 - j);
+    team_sync<P>(at.team);
+  }
+  write_lines<P>(a.ds0, G, at, a.state_line, a.state_row);
+}
+
 template <class P>
 __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
                                            const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
@@ -256,32 +335,38 @@ __global__ void __launch_bounds__(P::threads, P::backward_blocks) backward_kerne
   const int segments = (a.n.T + P::steps - 1) / P::steps;
   if constexpr (P::helped) {
     if (at.helper) {  // the two ways never meet again, so that each may have its own number of registers
-      give_registers<P::helper_registers>();
+      if constexpr (P::moves) give_registers<P::helper_registers>();
       if (!at.active) return;
       clear(&sm, P::TL + at.tl, 2 * P::TL);
       team_sync<P>(at.team);
-      help<P>(sm, a, at, segments);
+      if constexpr (P::blocked) help_blocked<P>(sm, a, at, segments);
+      else help<P>(sm, a, at, segments);
       return;
     }
-    take_registers<P::own_registers>();
+    if constexpr (P::moves) take_registers<P::own_registers>();
   }
   if (!at.active) return;
   clear(&sm, at.tl, P::helped ? 2 * P::TL : P::TL);
-  float dS[P::E];
-  Constants<P> par, dpar = {};
-  read_constants<P>(par, a.param, at);
-  read_state<P>(dS, a.ds1, at, a.state_line, a.state_row);
-  team_sync<P>(at.team);
-  if constexpr (P::ahead) walk_replayed<P>(sm, a, at, segments, par, dS, dpar);
-  else if constexpr (P::large) walk_large_helped<P>(sm, a, at, segments, par, dS, dpar);
-  else if constexpr (P::helped) walk_helped<P>(sm, a, at, segments, par, dS, dpar);
-  else walk_alone<P>(sm, a, at, segments, par, dS, dpar);
-  write_state<P>(a.ds0, dS, at, a.state_line, a.state_row);
+  if constexpr (P::blocked) {
+    team_sync<P>(at.team);
+    walk_blocked<P>(sm, a, at, segments);
+  } else {
+    float dS[P::E];
+    Constants<P> par, dpar = {};
+    read_constants<P>(par, a.param, at);
+    read_state<P>(dS, a.ds1, at, a.state_line, a.state_row);
+    team_sync<P>(at.team);
+    if constexpr (P::ahead) walk_replayed<P>(sm, a, at, segments, par, dS, dpar);
+    else if constexpr (P::large) walk_large_helped<P>(sm, a, at, segments, par, dS, dpar);
+    else if constexpr (P::helped) walk_helped<P>(sm, a, at, segments, par, dS, dpar);
+    else walk_alone<P>(sm, a, at, segments, par, dS, dpar);
+    write_state<P>(a.ds0, dS, at, a.state_line, a.state_row);
 #pragma unroll
-  for (int i = 0; i < P::NC; i++)
+    for (int i = 0; i < P::NC; i++)
 #pragma unroll
-    for (int m = 0; m < P::M; m++)
-      if (at.rg == 0 && at.mine(m)) a.dparam[i][at.bh * P::V + at.line(m)] = dpar[m][i];
+      for (int m = 0; m < P::M; m++)
+        if (at.rg == 0 && at.mine(m)) a.dparam[i][at.bh * P::V + at.line(m)] = dpar[m][i];
+  }
 }
 
 // Adds up the parts of a head, in order.

@@ -33,6 +33,7 @@
 //   squashes         whether phi is tanh
 //   scalar_keep      keep is c[0] itself: then d.keep arrives unsummed over i, and g.c[0] must be d.keep
 //   backward_uses_r  keep or line_backward depend on r; of an elementwise cell, anything does
+//   delta            write is a - b r with b a function of c alone, keep is c[0], and nothing squashes: then states of more than 32 elements take 16 steps at once
 //   energy           whether there is an energy; else it is 0
 //   elementwise      whether it has `element` and `element_backward`
 //   folded           numbers per line that `line` is given as `in` instead of the inputs and learned constants: `fold` makes them of these, once and
@@ -70,7 +71,7 @@ struct MatrixCell {
   static constexpr int lines = 1, folded = 0, scalars = 0, params = 0, vectors = 0;
   static constexpr int read_vector = -1, keep_vector = -1, second_vector = -1;
   static constexpr bool retrieves = true, squashes = true, scalar_keep = false, backward_uses_r = true, reads_with_k = true;
-  static constexpr bool energy = false, elementwise = false;
+  static constexpr bool delta = false, energy = false, elementwise = false;
   template <class Math, class T>
   static ELMAN_HD T element(T s, T k, MatrixLine<T> w);
   template <class Math, class T>

@@ -1,7 +1,7 @@
 // The forward kernel.
 #pragma once
 
-#include "matrix_state_inputs.cuh"
+#include "matrix_state_blocked.cuh"
 #include "matrix_state_large.cuh"
 #include "matrix_state_step.cuh"
 
@@ -271,6 +271,59 @@ __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const Forward
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);
 }
 
+// Where a segment's steps are taken at once, helpers are three segments ahead: one arrives, one is made ready, of one a warp or two make what follows
+// from all its rows.
+template <class P>
+__device__ __forceinline__ void help_blocked(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
+  Scalars<P> sc(a.in, at.h);
+  const Folding<P> folding(a.param, at);
+  const int mine = at.tl - kSolvers<P>;
+  auto bring = [&](int seg) {
+    if (seg < segments) stage<P, kCrew<P>>(sm.raw[seg & 1], a.in, a.more, a.n, at.b, at.h, at.line0, seg * P::steps, mine);
+    __pipeline_commit();
+  };
+  auto ready = [&](int seg) {
+    if (seg < segments) make_ready<P, P::forward_ready, kCrew<P>>(sm.x[seg % 3], sm.raw[seg & 1], sc, folding, mine);
+    if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::steps, mine);
+  };
+  auto block = [&](int seg) {
+    if (at.tw < 2 && seg < segments) make_block<P, true>(sm.x[seg % 3], at);
+  };
+  const bool solves = mine < 0;
+  if (!solves) {
+    sc.fetch(a.in, a.n, at.b, at.h, 0, mine);
+    bring(0);
+    bring(1);
+    __pipeline_wait_prior(0);
+  }
+  helpers_sync<P>(at.team);
+  if (!solves) ready(0);
+  helpers_sync<P>(at.team);
+  for (int seg = -1; seg < segments; seg++) {
+    if (solves) {
+      block(seg + 1);
+    } else {
+      bring(seg + 3);
+      if (kSolvers<P> == 0) block(seg + 1);
+      ready(seg + 2);
+      __pipeline_wait_prior(0);
+    }
+    team_sync<P>(at.team);
+  }
+}
+template <class P>
+__device__ __forceinline__ void recur_blocked(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
+  Lines<P> S;
+  read_lines<P>(S, a.s0, at, a.state_line, a.state_row);
+  team_sync<P>(at.team);
+  for (int seg = 0; seg < segments; seg++) {
+    save_lines<P>(a, at, seg, S);
+    forward_block<P>(S, sm.x[seg % 3], a, at, seg);
+    team_sync<P>(at.team);
+  }
+  write_lines<P>(a.s1, S, at, a.state_line, a.state_row);
+}
+
 template <class P>
 __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   float S[P::E];
@@ -315,7 +368,8 @@ __global__ void __launch_bounds__(P::threads, P::forward_blocks) forward_kernel(
       if (!at.active) return;
       clear(&sm, P::TL + at.tl, 2 * P::TL);
       team_sync<P>(at.team);
-      help<P>(sm, a, at, segments);
+      if constexpr (P::blocked) help_blocked<P>(sm, a, at, segments);
+      else help<P>(sm, a, at, segments);
       return;
     }
     take_registers<P::forward_registers[0]>();
@@ -325,6 +379,7 @@ __global__ void __launch_bounds__(P::threads, P::forward_blocks) forward_kernel(
   team_sync<P>(at.team);
   if constexpr (!P::helped) recur_alone<P>(sm, a, at, segments);
   else if (!P::large && at.helper) help<P>(sm, a, at, segments);
+  else if constexpr (P::blocked) recur_blocked<P>(sm, a, at, segments);
   else recur_helped<P>(sm, a, at, segments);
 }
 

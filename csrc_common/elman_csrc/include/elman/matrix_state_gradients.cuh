@@ -1,7 +1,7 @@
 // From what a walk left of a segment in shared memory to the gradients in global memory: adjoints of the L2 norm, SiLU and the scalars' maps.
 #pragma once
 
-#include "matrix_state_inputs.cuh"
+#include "matrix_state_blocked.cuh"
 
 namespace elman::matrix {
 
@@ -13,7 +13,17 @@ struct HeadSums {
 // A slot of row s of dkq, rows of the state from n on: sums over the warps of the team.
 template <class P, int E>
 __device__ __forceinline__ void sum_of_keys(float (&g)[E], const BackwardShared<P>& sm, int buf, int slot, int s, int n) {
-  if constexpr (P::large) {
+  if constexpr (P::blocked) {
+#pragma unroll
+    for (int e = 0; e < E; e++) g[e] = 0;
+#pragma unroll
+    for (int i = 0; i < P::WPH; i++) {
+      float more[E];
+      load<E>(more, reinterpret_cast<const typename P::Store*>(sm.dkq[0][i][slot * P::steps + s]) + n);
+#pragma unroll
+      for (int e = 0; e < E; e++) g[e] += more[e];
+    }
+  } else if constexpr (P::large) {
 #pragma unroll
     for (int e = 0; e < E; e++) g[e] = 0;
 #pragma unroll
@@ -64,7 +74,7 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
     const int s = it * (P::TL / (2 * KL)) + at.tl / (2 * KL);
     if ((2 * P::steps * KL) % P::TL && s >= P::steps) break;
     float g[E], f[E];
-    sum_of_keys<P, E>(g, sm, buf, w, P::tensor ? s + w : s, sub * E);
+    sum_of_keys<P, E>(g, sm, buf, w, P::tensor && !P::blocked ? s + w : s, sub * E);
     if constexpr (P::reads && P::Cell::reads_with_k)
       if (w == 0) {
         float p[E];
@@ -74,7 +84,10 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
         for (int e = 0; e < E; e++) g[e] = fmaf(f[e], p[e], g[e]);
       }
     if (P::Opt::l2) {
-      const float* unit = x.kq[s] + w * P::Q + sub * E;
+      float whole[E];
+      const float* unit = whole;
+      if constexpr (P::blocked) load_parts<P, E>(whole, x, w, s, sub * E);
+      else unit = x.kq[s] + w * P::Q + sub * E;
       float along = 0;
 #pragma unroll
       for (int e = 0; e < E; e++) along = fmaf(g[e], unit[e], along);
@@ -131,7 +144,7 @@ __device__ __forceinline__ void give_vectors(const BackwardArgs& a, const Backwa
     }
 }
 
-template <class P>
+template <class P, int TL = P::TL>
 __device__ __forceinline__ void give_lines(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
                                            int raw) {
   using Store = typename P::Store;
@@ -142,10 +155,10 @@ __device__ __forceinline__ void give_lines(const BackwardArgs& a, BackwardShared
   for (int l = 0; l < P::NL; l++) {
     Store* first = static_cast<Store*>(a.dline[l]) + token * a.dline_step[l] + at.h * V + at.line0;
 #pragma unroll(P::unroll)
-    for (int it = 0; it < (P::steps * per + P::TL - 1) / P::TL; it++) {
-      const Item at_it = item<P::TL, per>(it, at.tl);
+    for (int it = 0; it < (P::steps * per + TL - 1) / TL; it++) {
+      const Item at_it = item<TL, per>(it, at.tl);
       const int s = at_it.s, e0 = at_it.e * EV, line = at.line0 + e0;
-      if ((P::steps * per) % P::TL && s >= P::steps) break;
+      if ((P::steps * per) % TL && s >= P::steps) break;
       float g[EV], f[EV];
       load<EV>(g, sm.line_gradients(buf, l) + s * P::CB + e0);
       if (of_line(P::Opt::silu, l)) {
@@ -252,6 +265,18 @@ __device__ __forceinline__ void give_gradients(const BackwardArgs& a, BackwardSh
   constexpr int width = (2 + P::NX) * P::N + 2;
   const int64_t part_step = int64_t(a.n.H) * width, token = int64_t(at.b) * a.n.T + seg * P::steps;
   float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * width : nullptr;
+  if constexpr (P::blocked) {  // the last warp has the scalars, and where there are eight, no lines
+    constexpr int others = P::TL - (P::WPH >= 8 ? 32 : 0);
+    give_keys<P>(a, sm, at, seg, buf, raw, part, part_step);
+    if (at.tl < others) give_lines<P, others>(a, sm, at, seg, buf, raw);
+    if (at.tw < P::WPH - 1) return;
+    Place<P> there = at;
+    there.tl = at.lane;
+    give_keeps<P>(sm, sm.x[buf], at.lane);
+    __syncwarp();
+    give_scalars<P>(a, sm, there, seg, buf, sc, sums, part, part_step);
+    return;
+  }
   give_keys<P>(a, sm, at, seg, buf, raw, part, part_step);
   if constexpr (P::NX > 0) give_vectors<P>(a, sm, at, seg, buf, part, part_step);
   if constexpr (P::folds) give_folded_lines<P>(a, sm, at, seg, buf, raw, folding);

@@ -98,8 +98,8 @@ struct Scalars {
     if (P::mamba) rate = expf(in.a_log[h]), bias = in.dt_bias[h];
   }
   __device__ __forceinline__ void fetch(const Inputs& in, const Sizes& n, int b, int h, int t0, int tl) {
-    if (tl >= 32) return;
-    const int s = tl % P::steps, w = tl / P::steps, t = min(t0 + s, n.T - 1);
+    if (!P::blocked && tl >= 32) return;  // else each warp has the mask
+    const int s = tl % P::steps, w = (P::blocked ? tl % 32 : tl) / P::steps, t = min(t0 + s, n.T - 1);
     if (w < P::NS) {
       const void* from = w ? in.scalar[1] : in.scalar[0];
       const int64_t i = (int64_t(b) * n.T + t) * (w ? in.scalar_step[1] : in.scalar_step[0]) + h;
@@ -110,23 +110,23 @@ struct Scalars {
   }
 };
 
-template <class P>
+template <class P, int TL = P::TL>
 __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Vectors& more, const Sizes& n, int b, int h, int line0,
                                       int t0, int tl) {
   using S = typename P::Store;
   const int64_t first = int64_t(b) * n.T;
-  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::KH,
-                                                 in.k_step, t0, n.T, P::N, tl);
-  stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::QH,
-                                                 in.q_step, t0, n.T, P::N, tl);
+  stage_rows<P::steps, P::piece_kq, P::N, TL>(&d.k[0][0], P::N, static_cast<const S*>(in.k) + first * in.k_step + h * P::KH,
+                                              in.k_step, t0, n.T, P::N, tl);
+  stage_rows<P::steps, P::piece_kq, P::N, TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::QH,
+                                              in.q_step, t0, n.T, P::N, tl);
 #pragma unroll
   for (int i = 0; i < P::NX; i++)
-    stage_rows<P::steps, P::piece_kq, P::N, P::TL>(&d.vector[i][0][0], P::N,
-                                                   static_cast<const S*>(more.x[i]) + first * more.step[i] + h * P::N, more.step[i],
-                                                   t0, n.T, P::N, tl);
+    stage_rows<P::steps, P::piece_kq, P::N, TL>(&d.vector[i][0][0], P::N,
+                                                static_cast<const S*>(more.x[i]) + first * more.step[i] + h * P::N, more.step[i],
+                                                t0, n.T, P::N, tl);
 #pragma unroll
   for (int l = 0; l < P::NI; l++)
-    stage_rows<P::steps, P::piece_line, P::CB, P::TL>(
+    stage_rows<P::steps, P::piece_line, P::CB, TL>(
         &d.line[l][0][0], P::CB, static_cast<const S*>(in.line[l]) + first * in.line_step[l] + h * P::line_head(l) + line0,
         in.line_step[l], t0, n.T, P::V - line0, tl);
 }
@@ -153,6 +153,23 @@ struct Folding {
   }
 };
 
+// Rows of k (w = 0) or q of a step, from element n on, where steps are taken at once.
+template <class P, int E>
+__device__ __forceinline__ void store_parts(Block<P>& x, int w, int s, int n, const float (&f)[E]) {
+  auto& rows = w ? x.q : x.k;
+  float rest[E];
+#pragma unroll
+  for (int e = 0; e < E; e++) rest[e] = f[e] - to_float(from_float<bf16>(f[e]));
+  store<E>(reinterpret_cast<bf16*>(&rows[0][s][n]), f), store<E>(reinterpret_cast<bf16*>(&rows[1][s][n]), rest);
+}
+template <class P, int E>
+__device__ __forceinline__ void load_parts(float (&f)[E], const Block<P>& x, int w, int s, int n) {
+  const auto& rows = w ? x.q : x.k;
+  float rest[E];
+  load<E>(f, reinterpret_cast<const bf16*>(&rows[0][s][n])), load<E>(rest, reinterpret_cast<const bf16*>(&rows[1][s][n]));
+#pragma unroll
+  for (int e = 0; e < E; e++) f[e] += rest[e];
+}
 template <class P, int E>
 __device__ __forceinline__ void store_rows(float* to, const float (&f)[E]) {
   if constexpr (P::Q % E == 0) store<E>(to, f);
@@ -187,14 +204,16 @@ __device__ __forceinline__ void fold_lines(Ready<P>& x, const Staging<P>& raw, c
 }
 
 // Storage type to fp32, with SiLU, norm and scalar maps.
-template <class P, int unroll>
+template <class P, int unroll, int TL = P::TL>
 __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, const Folding<P>& folding,
                                            int tl) {
   constexpr int KL = P::KL, E = P::N / KL;
 #pragma unroll(unroll)
-  for (int it = 0; it < (2 * P::steps * KL + P::TL - 1) / P::TL; it++) {
-    const int sub = tl % KL, w = tl / KL % 2, s = it * (P::TL / (2 * KL)) + tl / (2 * KL);
-    if ((2 * P::steps * KL) % P::TL && s >= P::steps) break;
+  for (int it = 0; it < (2 * P::steps * KL + TL - 1) / TL; it++) {
+    const int sub = tl % KL, w = tl / KL % 2, s = it * (TL / (2 * KL)) + tl / (2 * KL);
+    bool hold = false;
+    if constexpr (P::blocked) hold = __shfl_sync(~0u, int(sc.hold), s % P::steps);
+    if ((2 * P::steps * KL) % TL && s >= P::steps) break;
     float f[E];
     load<E>(f, (w ? raw.q[s] : raw.k[s]) + sub * E);
     float sum = 0;
@@ -209,6 +228,12 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
 #pragma unroll
       for (int e = 0; e < E; e++) f[e] *= rho;
       if (sub == 0) x.rho[w][s] = rho;
+    }
+    if constexpr (P::blocked) {
+#pragma unroll
+      for (int e = 0; e < E; e++) f[e] = hold && w == 0 ? 0.f : f[e];  // what is not finite in a held step stays there
+      store_parts<P, E>(x, w, s, sub * E, f);
+      continue;
     }
     if (P::tensor && ((P::Opt::silu & 3) || P::Opt::l2)) {  // rounded to tf32, so that sums and updates see the same k
 #pragma unroll
@@ -236,10 +261,10 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
 #pragma unroll
     for (int l = 0; l < P::NL; l++)
 #pragma unroll(unroll)
-      for (int it = 0; it < (P::steps * P::CB / P::EV + P::TL - 1) / P::TL; it++) {
-        const Item at = item<P::TL, P::CB / P::EV>(it, tl);
+      for (int it = 0; it < (P::steps * P::CB / P::EV + TL - 1) / TL; it++) {
+        const Item at = item<TL, P::CB / P::EV>(it, tl);
         const int s = at.s, e0 = at.e * P::EV;
-        if ((P::steps * P::CB / P::EV) % P::TL && s >= P::steps) break;
+        if ((P::steps * P::CB / P::EV) % TL && s >= P::steps) break;
         float f[P::EV];
         load<P::EV>(f, &raw.line[l][s][e0]);
         if (of_line(P::Opt::silu, l)) {

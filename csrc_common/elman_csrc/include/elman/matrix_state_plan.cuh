@@ -58,11 +58,15 @@ struct Plan {
   // Where registers do not hold the states of a segment, the backward has them in shared memory, in the storage type, and its segments are shorter.
   // So they are where the inputs of sixteen steps would not fit there.
   static constexpr bool large = tensor && N > 32;
-  static constexpr int segment = large ? (N <= 64 ? 8 : 4) : !tensor && N > 96 ? 8 : kInterval;
+  // A large cell without tanh whose writes are affine in what they retrieve takes the steps of a segment at once (matrix_state_blocked.cuh).
+  static constexpr bool blocked = large && Cell::delta && kMuchShared;
+  static_assert(!Cell::delta || (Cell::scalar_keep && Cell::retrieves && !Cell::squashes && NC == 0),
+                "what a cell that says `delta` must be");
+  static constexpr int segment = blocked ? kInterval : large ? (N <= 64 ? 8 : 4) : !tensor && N > 96 ? 8 : kInterval;
   // Helpers replay, too, while the others walk over the segment behind, if registers suffice for both. They store a state when the walk is done with the
   // one in its place, of which it tells them `signals` times a segment: a named barrier each, and a block has 16. Without tanh they have time to reach
   // every second segment over the one before it, so that half as many states are saved.
-  static constexpr bool ahead = large && N <= 64;
+  static constexpr bool ahead = large && N <= 64 && !blocked;
   static_assert(!Options_::linear || !Cell::squashes, "the option linear_state is on, and the cell says `squashes`");
   static constexpr int every = ahead && Options_::linear ? 2 : 1;  // segments between saved states
   static constexpr int interval = every * segment;  // steps between them
@@ -97,7 +101,7 @@ struct Plan {
   static constexpr int C = 32 / L * M;
   static constexpr int warps = (V + C - 1) / C;  // of a head
   static constexpr int group = !helped || kRoomy ? 4 : 2;  // warps that a block recurs with; 4 is a warpgroup
-  static constexpr int most = large && kMuchShared ? 8 : group;
+  static constexpr int most = large && kMuchShared && !(blocked && N > 64) ? 8 : group;
   static constexpr int PARTS = (warps + most - 1) / most;
   static constexpr int WPH = (warps + PARTS - 1) / PARTS;
   static constexpr int TL = WPH * 32;
@@ -108,16 +112,23 @@ struct Plan {
   static constexpr int own = helped && !straight ? (HB * WPH + group - 1) / group * group : HB * WPH;
   static constexpr int threads = own * 32 * (helped ? 2 : 1);
   // Blocks that a multiprocessor shall hold, which bounds the registers of a thread.
-  static constexpr int forward_blocks = !helped ? 1 : large ? (N > 64 ? 512 : 768) / threads : straight ? 1 : N > 16 ? 3 : 2;
-  static constexpr int backward_blocks = helped ? (!ELMAN_REGISTERS_MOVE || own > group ? 1 : 2) : threads <= 128 ? 2 : 1;
+  static constexpr int large_threads = N > 64 ? 512 : blocked ? 1024 : 768;  // of a multiprocessor
+  static constexpr int forward_blocks = !helped ? 1 : large ? large_threads / threads : straight ? 1 : N > 16 ? 3 : 2;
+  static constexpr bool alone = !ELMAN_REGISTERS_MOVE || own > group || (blocked && N > 64);
+  static constexpr int backward_blocks = helped ? (alone ? 1 : 2) : threads <= 128 ? 2 : 1;
   static constexpr int signals = !ahead || HB > 2 ? 1 : HB > 1 ? 4 : 8;
   static constexpr int moved = tight ? 72 : 48;
+  static constexpr bool moves = !blocked;  // registers, in the backward: else helpers have as much to do
   static constexpr int helper_registers = ahead ? 112 : moved,
                        own_registers = 256 - helper_registers;  // of the backward, where registers move
-  static constexpr int forward_registers[2] = {N > 64 ? 208 : 112, 48};  // the same of the forward of a large head
+  // The same of the forward of a large head.
+  static constexpr int forward_registers[2] = {blocked ? (N > 64 ? 184 : 72) : (N > 64 ? 208 : 112),
+                                               blocked ? (N > 64 ? 72 : 56) : 48};
   // Of loops outside the recurrence. Helpers' code shall leave room in the instruction cache: the forward has more of it.
-  static constexpr int unroll = helped ? 1 : 8, forward_ready = 8, backward_ready = helped ? (N > 16 ? 1 : 2) : 8;
-  static constexpr int buffers = helped ? 2 : 1, raw_buffers = helped ? 3 : 2;
+  static constexpr int unroll = blocked ? 2 : helped ? 1 : 8, forward_ready = 8;
+  static constexpr int backward_ready = helped && !blocked ? (N > 16 ? 1 : 2) : 8;
+  static constexpr int buffers = helped ? 2 : 1, raw_buffers = blocked ? 4 : helped ? 3 : 2;
+  static constexpr int ready_buffers = blocked ? 3 : buffers;
   static constexpr int result_buffers = large && !ahead ? 1 : buffers;  // of what a walk leaves
   // Where q begins, after k: in other banks than the next k, which is read with it.
   static constexpr int Q = large ? NP + ((VW == 8 ? 4 : 16) + 32 - NP % 32) % 32 : NP;
@@ -125,7 +136,8 @@ struct Plan {
   static constexpr int sz = sizeof(Store);
   // Lanes that convert a row of k or q; lanes that add up the shares of a scalar, one of each lane, in a large head four of each warp.
   static constexpr int KL = N > 64 && N % 16 == 0 ? 16 : N > 32 && N % 8 == 0 && tensor ? 8 : 4;
-  static constexpr int SL = large ? 1 : TL >= 128 ? 8 : TL >= 64 ? 4 : 2, shares = large ? 4 * WPH : tight ? 8 * WPH : TL;
+  static constexpr int SL = large ? 1 : TL >= 128 ? 8 : TL >= 64 ? 4 : 2;
+  static constexpr int shares = blocked ? WPH : large ? 4 * WPH : tight ? 8 * WPH : TL;
   static constexpr int piece_kq = largest_power(N * sz, 16);
   static constexpr int piece_line = largest_power(largest_power(V * sz, 16) < 4 ? 2 : V * sz, largest_power(CB* sz, 16));
   static constexpr int EV = CB % 4 == 0 ? 4 : 2;  // lines handled at once outside the loop

@@ -26,11 +26,11 @@ __device__ __forceinline__ void restart(Tile<P>& s, Left<P> (&before)[P::C], Lan
   for (int c = 0; c < P::C; c++) split<P>(before[c], s, c);
 }
 
-// The chain from state to state. Instructions of a warp start in order, and one that waits holds up all behind it. So nothing else
-// stands in the chain: a step's outer product is made in the step before, and what else needs the state takes it a step later.
+// The chain from state to state. Instructions of a warp start in order, and one that waits holds up all behind it. So what else needs the
+// state takes it a step later.
 template <class P>
 struct Chain {
-  Tile<P> s, z, next;  // z, next: a step's outer product, the next one's
+  Tile<P> s, z;  // z: the outer product of the step to come
   Left<P> now[P::C];  // s as an operand
   unsigned k[2], v[P::N];  // of eight steps
 
@@ -43,28 +43,28 @@ struct Chain {
 #pragma unroll
     for (int c = 0; c < P::C; c++) split<P>(now[c], s, c);
   }
-  __device__ __forceinline__ void outer(Tile<P>& to, int step, Lane at) const {
+  __device__ __forceinline__ void outer(int step, Lane at) {
 #pragma unroll
-    for (int i = 0; i < P::N * 4; i++) to[i / 4][i % 4] = 0;
-    add_outer<P>(to, k, v, slot(step, at));
+    for (int i = 0; i < P::N * 4; i++) z[i / 4][i % 4] = 0;
+    add_outer<P>(z, k, v, slot(step, at));
   }
   // The two halves of a step: up to tanh, and behind it.
-  __device__ __forceinline__ void squash(const Right<P> (&w)[P::C][P::N], int step, bool begins, Lane at) {
+  __device__ __forceinline__ void squash(const Right<P> (&w)[P::C][P::N], bool begins, Lane at) {
     if (begins) restart<P>(s, now, at);
 #pragma unroll
     for (int c = 0; c < P::C; c++) multiply<P>(z, now[c], w[c]);
-    outer(next, (step + 1) % kGroup, at);
 #pragma unroll
     for (int i = 0; i < P::N * 4; i++) z[i / 4][i % 4] = Fast::tanh(z[i / 4][i % 4]);
   }
-  __device__ __forceinline__ void blend(float f) {
+  __device__ __forceinline__ void blend(float f, int step, Lane at) {
 #pragma unroll
     for (int i = 0; i < P::N * 4; i++) {
       float& x = s[i / 4][i % 4];
-      x = fmaf(1 - f, z[i / 4][i % 4], __fmul_rn(f, x)), z[i / 4][i % 4] = next[i / 4][i % 4];
+      x = fmaf(1 - f, z[i / 4][i % 4], __fmul_rn(f, x));
     }
 #pragma unroll
     for (int c = 0; c < P::C; c++) split<P>(now[c], s, c);
+    outer((step + 1) % kGroup, at);
   }
 };
 
@@ -77,15 +77,15 @@ __device__ __forceinline__ void forward_steps(Chain<P>& chain, Left<P> (&turned)
   for (int j = 0; j < kGroup; j++) {
     x.put(chain.now, j % 2, at);
     const float f = x.marks.f[group + j];
-    chain.squash(w, j, packed && begins >> (group + j) & 1, at);
+    chain.squash(w, packed && begins >> (group + j) & 1, at);
     float made[P::C][4] = {};
 #pragma unroll
     for (int c = 0; c < P::C; c++) multiply<P>(made[c], turned[c], q[0]);
     __syncwarp();
 #pragma unroll
     for (int c = 0; c < P::C; c++) x.turned(turned[c], j % 2, c, at);
+    chain.blend(f, j, at);
     if (j == kGroup - 2) chain.load_slots(in, (group + kGroup) % kSteps, at);  // behind the last group, of no use
-    chain.blend(f);
 #pragma unroll
     for (int c = 0; c < P::C; c++) keep(o[c], made[c], j, slot((j + 6) % kGroup, at));
     if (j == 1) {
@@ -120,7 +120,7 @@ __device__ void forward(const Args<typename P::Elem>& a, Shared<P, false>& x) {
     Left<P> turned[P::C] = {};
     Right<P> q[1] = {};
     float o[P::C][4] = {};
-    chain.load_slots(in, 0, at), chain.outer(chain.z, 0, at);
+    chain.load_slots(in, 0, at), chain.outer(0, at);
     int group = 0;
     if (begins)
       for (; group < count; group += kGroup) forward_steps<true>(chain, turned, q, o, x, in, w, group, begins, at);
@@ -151,9 +151,9 @@ __device__ __forceinline__ void replay_steps(Chain<P>& chain, Shared<P, true>& x
   for (int j = 0; j < kGroup; j++) {
     x.put(chain.now, group + j, at);
     const float f = x.marks.f[group + j];
-    chain.squash(w, j, packed && begins >> (group + j) & 1, at);
+    chain.squash(w, packed && begins >> (group + j) & 1, at);
+    chain.blend(f, j, at);
     if (j == kGroup - 2) chain.load_slots(in, (group + kGroup) % kSteps, at);
-    chain.blend(f);
   }
 }
 
@@ -267,7 +267,7 @@ __device__ void backward(const Args<typename P::Elem>& a, Shared<P, true>& x) {
     Chain<P> chain;
     const unsigned live = x.marks.live, begins = x.marks.begins;
     chain.start(a.saved + (place.bh * segments + segment) * P::K * P::V, at);
-    chain.load_slots(in, 0, at), chain.outer(chain.z, 0, at);
+    chain.load_slots(in, 0, at), chain.outer(0, at);
     int group = 0;
     if (begins)
       for (; group < count; group += kGroup) replay_steps<true>(chain, x, in, w, group, begins, at);

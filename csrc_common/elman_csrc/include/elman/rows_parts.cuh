@@ -314,16 +314,21 @@ __device__ __forceinline__ void store_sums(float* to, const float (&sum)[P::C][4
 template <class P, bool back>
 __device__ __forceinline__ void write_sums(typename P::Elem* to, Shared<P, back>& x, const Args<typename P::Elem>& a,
                                            const Place<P>& place, int first) {
+  constexpr int pairs = P::V / 2;
   unsigned thread = threadIdx.x;
   ptx::pin(thread);
 #pragma unroll
-  for (int n = 0; n < (kSteps * P::V + P::threads - 1) / P::threads; n++) {
-    const int i = thread + n * P::threads, s = i / P::V, v = i % P::V;
+  for (int n = 0; n < (kSteps * pairs + P::threads - 1) / P::threads; n++) {
+    const int i = thread + n * P::threads, s = i / pairs, v = i % pairs * 2;
     if (s >= kSteps || first + s >= a.T) continue;
-    float sum = 0;
+    float sum[2] = {};
 #pragma unroll
-    for (int m = 0; m < P::M; m++) sum += x.sums(m, s)[v];
-    to[((place.token0 + first + s) * a.H + place.h) * P::V + v] = decode::narrow<typename P::Elem>(sum);
+    for (int m = 0; m < P::M; m++) {
+      const float2 made = *reinterpret_cast<const float2*>(x.sums(m, s) + v);
+      sum[0] += made.x, sum[1] += made.y;
+    }
+    *reinterpret_cast<unsigned*>(to + ((place.token0 + first + s) * a.H + place.h) * P::V + v) =
+        Storage<typename P::Elem>::pack(sum);
   }
 }
 

@@ -8,7 +8,7 @@ namespace elman::e88 {
 template <bool Linear, bool WriteGate>
 struct Cell : MatrixCell {
   static constexpr int scalars = WriteGate ? 2 : 1;  // decay, write
-  static constexpr bool squashes = !Linear, scalar_keep = true, backward_uses_r = WriteGate;
+  static constexpr bool squashes = !Linear, delta = Linear, scalar_keep = true, backward_uses_r = WriteGate;
 
   template <class Math, class T>
   static ELMAN_HD MatrixLine<T> line(MatrixIn<T> x) {

@@ -1,0 +1,532 @@
+// Sixteen steps of a cell without tanh at once (Plan::blocked). A step writes u = a - b r, where r is what it retrieves. W(t,i) is the product of
+// the keeps of steps i + 1 to t, and D_t that of all steps of the segment up to t. From the state S before the segment,
+//
+//   r_t = D_{t-1} S^T k_t + sum_{i<t} W(t-1,i) (k_t k_i) u_i      so that U = T (a - b D K S), T the inverse of 1 + b W K K^T below the diagonal
+//   o_t = D_t S^T q_t + sum_{i<=t} W(t,i) (q_t k_i) u_i           S' = D S + sum_i W(last,i) k_i u_i^T
+//
+// and, walking back, with G the gradient of S' and y_t = dr_t = -b_t w_t, w_t = dwrite_t,
+//
+//   w = T^T (W(last,t) G^T k_t + sum_{j>=t} W(j,t) (q_j k_t) do_j)
+//   dS = D G + sum_j D_j q_j do_j^T + sum_j D_{j-1} k_j y_j^T
+//   dq_t = D_t S do_t + sum_{i<=t} W(t,i) (do_t u_i) k_i
+//   dk_t = W(last,t) G u_t + D_{t-1} S y_t + sum_{j>=t} W(j,t) (do_j u_t) q_j + sum_{j>t} W(j-1,t) (y_j u_t) k_j + sum_{i<t} W(t-1,i) (y_t u_i) k_i
+//
+// Segments follow one another, as the steps of other cells do; within one, everything is a product. Nothing is divided by a keep: W is made
+// of products. The gradient of a keep is the sum of all that passes its step, from the state or a write before it to a readout, a write or the state
+// behind it. What is not finite in a step that is not held may reach all steps of its segment.
+//
+// A warp has 16 lines, lane (g, t) lines g and g + 8. S^T and G^T stay in fp32 accumulators of 16 lines x 8 rows. Operands are bf16; those that make
+// a state are hi + lo, in three products, and in fp16 all others are, too.
+#pragma once
+
+#include "matrix_state_inputs.cuh"
+
+namespace elman::matrix {
+
+template <class P>
+constexpr int kTiles = Block<P>::rows / 8;
+template <class P>
+using Lines = float[kTiles<P>][4];  // a state: [n][e] is line g + 8 (e / 2), row 8 n + 2 t + e % 2
+using Steps = float[2][4];  // a number of each line and step: [n][e] is line g + 8 (e / 2), step 8 n + 2 t + e % 2
+using Operand = unsigned[4];  // 16 x 16 as a left one, or two right ones side by side
+using Both = unsigned[2][4];  // hi, lo
+
+__device__ __forceinline__ void split(unsigned& high, unsigned& low, float x, float y) {
+  high = pack(x, y, bf16());
+  low = pack(x - unpack(high, 0, bf16()), y - unpack(high, 1, bf16()), bf16());
+}
+__device__ __forceinline__ void split(Both& to, const float (&x)[4], const float (&y)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float (&from)[4] = i < 2 ? x : y;
+    split(to[0][i], to[1][i], from[i % 2 * 2], from[i % 2 * 2 + 1]);
+  }
+}
+// From words of the storage type, of which bf16 has no second part.
+template <class P>
+constexpr bool kExact = std::is_same_v<typename P::Store, bf16>;
+template <class P>
+__device__ __forceinline__ void as_operand(Both& to, const Operand& x) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    if constexpr (kExact<P>) to[0][i] = x[i], to[1][i] = 0;
+    else split(to[0][i], to[1][i], unpack(x[i], 0, typename P::Store()), unpack(x[i], 1, typename P::Store()));
+  }
+}
+__device__ __forceinline__ void multiply(float (&c)[2][4], const Operand& a, const Operand& b) {
+  mma_16x8x16<bf16>(c[0], a, b[0], b[1]), mma_16x8x16<bf16>(c[1], a, b[2], b[3]);
+}
+// Which parts: both, unless one operand has but one; else the first alone.
+enum class Of { both, left, right, neither };
+template <Of of>
+__device__ __forceinline__ void multiply(float (&c)[2][4], const Both& a, const Both& b) {
+  if (of == Of::both || of == Of::left) multiply(c, a[1], b[0]);
+  if (of == Of::both || of == Of::right) multiply(c, a[0], b[1]);
+  multiply(c, a[0], b[0]);
+}
+// Of sums that no state is made of, and of those that have a left operand from memory.
+template <class P>
+constexpr Of kRough = kExact<P> ? Of::neither : Of::both;
+template <class P>
+constexpr Of kGiven = kExact<P> ? Of::right : Of::both;
+
+// 16 x 16 from column `column` of 16 rows. down: rows are the inner dimension of a right operand (transposed), or the rows of a left one; else the columns of
+// a right operand, or (transposed) of a left one.
+template <bool transposed, bool down, class T, int pitch>
+__device__ __forceinline__ void fetch(Operand& to, const T (*from)[pitch], int column, int lane) {
+  const int row = down ? lane % 16 : lane % 8 + lane / 16 * 8, right = down ? lane / 16 : lane / 8 % 2;
+  load_matrices<transposed>(to, reinterpret_cast<const uint4*>(&from[row][column + 8 * right]));
+}
+template <bool transposed, bool down, int pitch>
+__device__ __forceinline__ void fetch(Both& to, const unsigned short (*from)[16][pitch], int column, int lane) {
+  fetch<transposed, down>(to[0], from[0], column, lane), fetch<transposed, down>(to[1], from[1], column, lane);
+}
+// A left operand transposed: a left one again, or a right one.
+template <class P, bool left>
+__device__ __forceinline__ void transpose(Both& to, const Both& from) {
+#pragma unroll
+  for (int p = 0; p < (kExact<P> ? 1 : 2); p++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) to[p][i] = transposed(from[p][left ? i / 2 + i % 2 * 2 : i]);
+}
+
+// ---- what helpers make of a segment's inputs --------------------------------------------------------------------------------------
+
+// Products of two sets of rows, as lane (g, t) has them: [n][e] of rows g + 8 (e / 2) and 8 n + 2 t + e % 2.
+template <class P>
+__device__ __forceinline__ void row_products(float (&c)[2][4], const unsigned short (*a)[16][Block<P>::pitch],
+                                             const unsigned short (*b)[16][Block<P>::pitch], int lane) {
+  float more[2][2][4] = {};  // chains of their own
+#pragma unroll
+  for (int i = 0; i < 8; i++) c[i / 4][i % 4] = 0;
+#pragma unroll 2
+  for (int n = 0; n < Block<P>::rows; n += 16) {
+    Both x, y;
+    fetch<false, true>(x, a, n, lane), fetch<false, false>(y, b, n, lane);
+    multiply(c, x[0], y[0]), multiply(more[0], x[1], y[0]), multiply(more[1], x[0], y[1]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) c[i / 4][i % 4] += more[0][i / 4][i % 4] + more[1][i / 4][i % 4];
+}
+__device__ __forceinline__ void put(unsigned short (*to)[16][kSquare], int row, int column, float x, float y) {
+  unsigned high, low;
+  split(high, low, x, y);
+  *reinterpret_cast<unsigned*>(&to[0][row][column]) = high, *reinterpret_cast<unsigned*>(&to[1][row][column]) = low;
+}
+// Threads of helpers that do nothing but make_block, and of the others.
+template <class P>
+constexpr int kSolvers = P::WPH >= 4 ? 64 : 0;
+template <class P>
+constexpr int kCrew = P::TL - kSolvers<P>;
+// By one warp of helpers, or two, when all have made their rows, scalars and `hold` ready: what has k alone, and what has q. The forward is also given what
+// r is made of.
+template <class P, bool forward>
+__device__ __forceinline__ void make_block(Ready<P>& ready, const Place<P>& at) {
+  if (at.tw > 1) return;
+  Block<P>& x = ready;
+  const int lane = at.lane, g = lane / 4, t = lane % 4, mine = lane % 16;  // mine: a step, or a column of W
+  const bool of_k = at.tw == 0, of_q = at.tw == P::WPH - 1 || at.tw == 1;
+  float in[P::NL] = {}, c[P::AS], par[P::AC] = {}, w = 1;
+#pragma unroll
+  for (int i = 0; i < P::NS; i++) c[i] = ready.scalar[i][mine];
+  const auto zero = P::Cell::template line<typename P::Math, float>({0.f, in, c, par});
+  const auto one = P::Cell::template line<typename P::Math, float>({1.f, in, c, par});
+  const bool hold = ready.hold[mine] != 0.f;
+  const float keep = hold ? 1.f : zero.keep, slope = hold ? 0.f : zero.write - one.write;
+  float (&weight)[16][18] = x.weight[at.tw];
+#pragma unroll
+  for (int s = 0; s < 16; s++) {
+    const float k = __shfl_sync(~0u, keep, s);
+    w = s > mine ? w * k : w;
+    if (lane < 16) weight[s][mine] = s < mine ? 0.f : w;
+    if (lane == 0 && of_k) x.decayed[s + 1] = keep * w;
+  }
+  if (of_k) {
+    if (lane < 16) x.keep[mine] = keep, x.slope[mine] = slope;
+    if (lane == 0) x.decayed[0] = 1;
+  }
+  __syncwarp();
+  if (of_q) {
+    float qk[2][4];
+    row_products<P>(qk, x.q, x.k, lane);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int row = g + i % 2 * 8, column = i / 2 * 8 + 2 * t;
+      float p[2];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const float d = qk[i / 2][i % 2 * 2 + e];
+        p[e] = column + e <= row ? weight[row][column + e] * d : 0.f;
+        if (!forward && column + e <= row) x.products[row][column + e] = d;
+      }
+      put(x.p, row, column, p[0], p[1]);
+    }
+  }
+  if (!of_k) return;
+  float kk[2][4], solved[16];
+  row_products<P>(kk, x.k, x.k, lane);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int row = g + i % 2 * 8, column = i / 2 * 8 + 2 * t;
+    const float b = __shfl_sync(~0u, slope, row);
+    float r[2];
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const float d = kk[i / 2][i % 2 * 2 + e];
+      const bool there = column + e < row;
+      r[e] = there ? weight[row > 0 ? row - 1 : 0][column + e] * d : 0.f;
+      if (!forward && there) x.products[column + e][row] = d;
+      x.unsolved[column + e][row] = b * r[e];
+    }
+    if (forward) put(x.r, row, column, r[0], r[1]);
+  }
+  __syncwarp();
+  if (lane >= 16) return;
+#pragma unroll
+  for (int s = 0; s < 16; s++) solved[s] = s == lane ? 1.f : 0.f;
+#pragma unroll
+  for (int i = 0; i < 15; i++)
+#pragma unroll
+    for (int s = (i + 1) / 4 * 4; s < 16; s += 4) {
+      float a[4];
+      load<4>(a, &x.unsolved[i][s]);
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        if (s + e > i) solved[s + e] = fmaf(-a[e], solved[i], solved[s + e]);
+    }
+#pragma unroll
+  for (int s = 0; s < 16; s += 2) put(x.t, lane, s, solved[s], solved[s + 1]);
+}
+
+// ---- states -----------------------------------------------------------------------------------------------------------------------
+
+template <class P>
+struct Mine {  // of a lane
+  int lane, g, t, column;  // column: line g of the warp, of the team
+  int64_t line;  // the same of the head
+  __device__ __forceinline__ explicit Mine(const Place<P>& at)
+      : lane(at.lane), g(at.cg), t(at.rg), column(at.tw * 16 + at.cg), line(at.line0 + column) {}
+  __device__ __forceinline__ bool has(int m, int row) const { return line + 8 * m < P::V && row < P::N; }
+};
+template <class P>
+__device__ __forceinline__ void read_lines(Lines<P>& S, const float* from, const Place<P>& at, int64_t line, int64_t row) {
+  const Mine<P> my(at);
+#pragma unroll
+  for (int i = 0; i < kTiles<P> * 4; i++) {
+    const int m = i % 4 / 2, n = i / 4 * 8 + 2 * my.t + i % 2;
+    S[i / 4][i % 4] = from && my.has(m, n) ? from[at.bh * (int64_t(P::N) * P::V) + (my.line + 8 * m) * line + n * row] : 0.f;
+  }
+}
+template <class P>
+__device__ __forceinline__ void write_lines(float* to, const Lines<P>& S, const Place<P>& at, int64_t line, int64_t row) {
+  if (!to) return;
+  const Mine<P> my(at);
+#pragma unroll
+  for (int i = 0; i < kTiles<P> * 4; i++) {
+    const int m = i % 4 / 2, n = i / 4 * 8 + 2 * my.t + i % 2;
+    if (my.has(m, n)) to[at.bh * (int64_t(P::N) * P::V) + (my.line + 8 * m) * line + n * row] = S[i / 4][i % 4];
+  }
+}
+// Where line g + 8 m of the state before a segment begins.
+template <class P, class T>
+__device__ __forceinline__ auto* saved_line(T* saved, const Sizes& n, const Place<P>& at, int seg, int line) {
+  using Word = std::conditional_t<std::is_const_v<T>, const unsigned, unsigned>;
+  using Store = std::conditional_t<std::is_const_v<T>, const typename P::Store, typename P::Store>;
+  return reinterpret_cast<Word*>(static_cast<Store*>(saved) + Saved<P>(n).state(at, seg, line));
+}
+template <class P>
+__device__ __forceinline__ void save_lines(const ForwardArgs& a, const Place<P>& at, int seg, const Lines<P>& S) {
+  if (!a.saved) return;
+  const Mine<P> my(at);
+#pragma unroll
+  for (int m = 0; m < 2; m++) {
+    auto* to = saved_line<P>(a.saved, a.n, at, seg, int(my.line) + 8 * m);
+#pragma unroll
+    for (int n = 0; n < kTiles<P>; n++)
+      if (my.has(m, 8 * n + 2 * my.t)) to[4 * n + my.t] = pack(S[n][2 * m], S[n][2 * m + 1], typename P::Store());
+  }
+}
+// As left operands, in words of the storage type.
+template <class P>
+using SavedLines = unsigned[kTiles<P> / 2][4];
+template <class P>
+__device__ __forceinline__ void fetch_lines(SavedLines<P>& S, const BackwardArgs& a, const Place<P>& at, int seg) {
+  const Mine<P> my(at);
+#pragma unroll
+  for (int m = 0; m < 2; m++) {
+    const auto* from = saved_line<P>(a.saved, a.n, at, seg, int(my.line) + 8 * m);
+#pragma unroll
+    for (int n = 0; n < kTiles<P>; n++) S[n / 2][n % 2 * 2 + m] = my.has(m, 8 * n + 2 * my.t) ? from[4 * n + my.t] : 0u;
+  }
+}
+// S = keep S + x y of two left operands x, whose inner dimension is the steps, and rows y.
+template <class P>
+__device__ __forceinline__ void add_rows(float (&S)[2][4], const Both& x, const unsigned short (*rows)[16][Block<P>::pitch],
+                                         int column, int lane) {
+  Both y;
+  fetch<true, true>(y, rows, column, lane);
+  multiply<Of::both>(S, x, y);
+}
+
+// ---- forward ----------------------------------------------------------------------------------------------------------------------
+
+// What a step gives a line whose r is `r`.
+template <class P>
+__device__ __forceinline__ MatrixIn<float> line_inputs(float (&in)[P::NL], float (&c)[P::AS], const float (&par)[P::AC],
+                                                       const Ready<P>& x, float r, int column, int s) {
+#pragma unroll
+  for (int l = 0; l < P::NL; l++) in[l] = x.line[l][s][column];
+#pragma unroll
+  for (int i = 0; i < P::NS; i++) c[i] = x.scalar[i][s];
+  return {r, in, c, par};
+}
+
+// A number of each step and line of the warp to [T,H,V], of which `to` is the row of the batch.
+template <class P>
+__device__ __forceinline__ void store_steps(typename P::Store* to, const Steps& x, const Sizes& n, const Place<P>& at, int t0) {
+  const Mine<P> my(at);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {  // lane (g, t) gets lines 2 t and 2 t + 1 of step g
+    const unsigned word = transposed(pack(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1], typename P::Store()));
+    const int s = t0 + i / 2 * 8 + my.g, line = at.line0 + at.tw * 16 + i % 2 * 8 + 2 * my.t;
+    if (s >= n.T || line >= P::V) continue;
+    typename P::Store* at_line = to + (int64_t(s) * n.H + at.h) * P::V + line;
+    if constexpr (P::V % 2 == 0) {
+      *reinterpret_cast<unsigned*>(at_line) = word;
+    } else {
+      at_line[0] = from_float<typename P::Store>(unpack(word, 0, typename P::Store()));
+      if (line + 1 < P::V) at_line[1] = from_float<typename P::Store>(unpack(word, 1, typename P::Store()));
+    }
+  }
+}
+
+// A segment.
+template <class P>
+__device__ __forceinline__ void forward_block(Lines<P>& S, const Ready<P>& x, const ForwardArgs& a, const Place<P>& at, int seg) {
+  const Block<P>& block = x;
+  const Mine<P> my(at);
+  const int lane = my.lane;
+  Steps read = {}, made = {}, u = {};
+#pragma unroll
+  for (int n = 0; n < kTiles<P>; n += 2) {
+    Both s, k, q;
+    split(s, S[n], S[n + 1]);
+    fetch<false, false>(k, block.k, 8 * n, lane), multiply<Of::both>(read, s, k);
+    fetch<false, false>(q, block.q, 8 * n, lane), multiply<Of::both>(made, s, q);
+  }
+  const float par[P::AC] = {};
+#pragma unroll
+  for (int e = 0; e < 8; e++) {
+    const int step = e / 4 * 8 + 2 * my.t + e % 2;
+    float in[P::NL], c[P::AS];
+    const auto w =
+        P::Cell::template line<typename P::Math, float>(line_inputs<P>(in, c, par, x, 0.f, my.column + e / 2 % 2 * 8, step));
+    float& y = read[e / 4][e % 4];
+    y *= block.decayed[step], made[e / 4][e % 4] *= block.decayed[step + 1];
+    u[e / 4][e % 4] = fmaf(-block.slope[step], y, x.hold[step] != 0.f ? 0.f : w.write);
+  }
+  Both left, right;
+  split(left, u[0], u[1]);
+#pragma unroll
+  for (int e = 0; e < 8; e++) u[e / 4][e % 4] = 0;
+  fetch<true, true>(right, block.t, 0, lane), multiply<Of::both>(u, left, right);
+  split(left, u[0], u[1]);
+  fetch<false, false>(right, block.r, 0, lane), multiply<Of::both>(read, left, right);
+  fetch<false, false>(right, block.p, 0, lane), multiply<Of::both>(made, left, right);
+  store_steps<P>(static_cast<typename P::Store*>(a.o) + int64_t(at.b) * a.n.T * a.n.H * P::V, made, a.n, at, seg * 16);
+  if (a.saved) store_steps<P>(static_cast<typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b), read, a.n, at, seg * 16);
+#pragma unroll
+  for (int e = 0; e < 8; e++) u[e / 4][e % 4] *= block.weight[0][15][e / 4 * 8 + 2 * my.t + e % 2];
+  split(left, u[0], u[1]);
+  const float keep = block.decayed[16];
+#pragma unroll
+  for (int n = 0; n < kTiles<P>; n += 2) {
+#pragma unroll
+    for (int e = 0; e < 8; e++) S[n + e / 4][e % 4] *= keep;
+    float (&two)[2][4] = *reinterpret_cast<float (*)[2][4]>(&S[n]);
+    add_rows<P>(two, left, block.k, 8 * n, lane);
+  }
+}
+
+// ---- backward ---------------------------------------------------------------------------------------------------------------------
+
+// Sums over the warp's lines of a number of each step.
+template <int stride>
+__device__ __forceinline__ void sum_lines(float* to, const Steps& x, int lane) {
+  const int g = lane / 4, t = lane % 4;
+  float sum[4] = {x[0][0] + x[0][2], x[0][1] + x[0][3], x[1][0] + x[1][2], x[1][1] + x[1][3]};  // steps 2 t, 2 t + 1, and 8 later
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const float away = g & 4 ? sum[i] : sum[i + 2], mine = g & 4 ? sum[i + 2] : sum[i];
+    sum[i] = mine + __shfl_xor_sync(~0u, away, 16);
+  }
+  const float away = g & 2 ? sum[0] : sum[1], mine = g & 2 ? sum[1] : sum[0];
+  float d = mine + __shfl_xor_sync(~0u, away, 8);
+  d += __shfl_xor_sync(~0u, d, 4);
+  if ((g & 1) == 0) to[((g & 4 ? 8 : 0) + 2 * t + (g & 2 ? 1 : 0)) * stride] = d;
+}
+
+// Walks back over a segment: from G, the gradient of the state behind it, to that of the state before it, S. `sync`: when helpers have taken
+// the results of the last one.
+template <class P, class Sync>
+__device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>& S, BackwardShared<P>& sm, int buf, int raw,
+                                               const Place<P>& at, Sync sync) {
+  const Ready<P>& x = sm.x[buf];
+  const Block<P>& block = x;
+  const Mine<P> my(at);
+  const int lane = my.lane, warp = at.tw;
+  const typename P::Store(*dys)[P::CB] = sm.dy[raw];
+  Steps of_s = {}, of_q = {}, of_g = {}, w = {};  // S^T k, S^T q, G^T k
+  float inner = 0;  // <S, G>
+#pragma unroll
+  for (int n = 0; n < kTiles<P>; n += 2) {
+    Both s, g, k, q;
+    as_operand<P>(s, S[n / 2]);
+    split(g, G[n], G[n + 1]);
+    fetch<false, false>(k, block.k, 8 * n, lane), multiply<kRough<P>>(of_s, s, k), multiply<Of::both>(of_g, g, k);
+    fetch<false, false>(q, block.q, 8 * n, lane), multiply<kRough<P>>(of_q, s, q);
+#pragma unroll
+    for (int e = 0; e < 8; e++) inner = fmaf(unpack(S[n / 2][e / 2], e % 2, typename P::Store()), G[n + e / 4][e % 4], inner);
+  }
+  Operand stored;
+  Both dy, left, right;  // dy: lines x steps
+  fetch<true, false>(stored, dys, warp * 16, lane), as_operand<P>(dy, stored);
+#pragma unroll
+  for (int e = 0; e < 8; e++) w[e / 4][e % 4] = block.weight[0][15][e / 4 * 8 + 2 * my.t + e % 2] * of_g[e / 4][e % 4];
+  fetch<true, true>(right, block.p, 0, lane), multiply<kGiven<P>>(w, dy, right);
+  split(left, w[0], w[1]);
+#pragma unroll
+  for (int e = 0; e < 8; e++) w[e / 4][e % 4] = 0;
+  fetch<false, false>(right, block.t, 0, lane), multiply<Of::both>(w, left, right);
+  // Line by line, what the cell makes of it. dlines lie in place of the lines.
+  Steps u, y, dscalar[P::AS];
+  const float par[P::AC] = {};
+  float* dlines = sm.line_gradients(buf, 0);
+#pragma unroll
+  for (int e = 0; e < 8; e++) {
+    const int step = e / 4 * 8 + 2 * my.t + e % 2, column = my.column + e / 2 % 2 * 8, n = e / 4, i = e % 4;
+    const bool hold = x.hold[step] != 0.f;
+    float in[P::NL], c[P::AS];
+    const auto given = line_inputs<P>(in, c, par, x, to_float(sm.r[raw][step][column]), column, step);
+    const auto line = P::Cell::template line<typename P::Math, float>(given);
+    const auto d = P::Cell::template line_backward<typename P::Math, float>({0.f, w[n][i]}, given);
+    u[n][i] = hold ? 0.f : line.write, y[n][i] = hold ? 0.f : d.r;
+#pragma unroll
+    for (int l = 0; l < P::NL; l++) dlines[(l * P::steps + step) * P::CB + column] = hold ? 0.f : d.in[l];
+#pragma unroll
+    for (int s = 1; s < P::NS; s++) dscalar[s][n][i] = hold ? 0.f : d.c[s];
+    of_s[n][i] *= y[n][i], of_g[n][i] *= u[n][i];
+    of_q[n][i] *= to_float(dys[step][column]);
+  }
+  Both ut, yt, doutput;  // steps x lines
+  split(left, u[0], u[1]), split(right, y[0], y[1]);
+  transpose<P, true>(ut, left), transpose<P, true>(yt, right);
+  fetch<false, true>(stored, dys, warp * 16, lane), as_operand<P>(doutput, stored);
+  transpose<P, false>(right, left);
+  float m1[2][4] = {}, m2[2][4] = {};  // do_j u_i, y_j u_i
+  multiply<kRough<P>>(m1, doutput, right), multiply<kRough<P>>(m2, yt, right);
+  sync();
+  sum_lines<1>(sm.ends[warp][0], of_s, lane), sum_lines<1>(sm.ends[warp][1], of_q, lane),
+      sum_lines<1>(sm.ends[warp][2], of_g, lane);
+#pragma unroll
+  for (int s = 1; s < P::NS; s++) sum_lines<P::shares>(&sm.dscalar[0][s][0][warp], dscalar[s], lane);
+  inner = line_sum<32>(inner);
+  if (lane == 0) sm.inner[warp] = inner;
+  Both from_do, to_do, symmetric, mirrored;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float a[2], b[2];
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int row = my.g + i % 2 * 8, column = i / 2 * 8 + 2 * my.t + e;
+      const float first = m1[i / 2][i % 2 * 2 + e], second = m2[i / 2][i % 2 * 2 + e];
+      if (column <= row) sm.passing[warp][row][column] = first;
+      if (column < row) sm.passing[warp][column][row] = second;
+      a[e] = column <= row ? block.weight[0][row][column] * first : 0.f;
+      b[e] = column < row ? block.weight[0][row - 1][column] * second : 0.f;
+    }
+    split(from_do[0][i], from_do[1][i], a[0], a[1]), split(symmetric[0][i], symmetric[1][i], b[0], b[1]);
+  }
+  transpose<P, true>(to_do, from_do), transpose<P, true>(mirrored, symmetric);
+#pragma unroll
+  for (int p = 0; p < (kExact<P> ? 1 : 2); p++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) symmetric[p][i] |= mirrored[p][i];  // one is zero where the other is not
+  // What the gradient of the state is made of: do and y, as lines x steps, with the keeps before them.
+  Both weighted;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int step = i / 2 * 8 + 2 * my.t;
+    float d[2];
+#pragma unroll
+    for (int e = 0; e < 2; e++) d[e] = unpack(dy[0][i], e, bf16()) + (kExact<P> ? 0.f : unpack(dy[1][i], e, bf16()));
+    split(weighted[0][i], weighted[1][i], d[0] * block.decayed[step + 1], d[1] * block.decayed[step + 2]);
+  }
+#pragma unroll
+  for (int e = 0; e < 8; e++) y[e / 4][e % 4] *= block.decayed[e / 4 * 8 + 2 * my.t + e % 2];
+  split(left, y[0], y[1]);
+  const float keep = block.decayed[16];
+#pragma unroll
+  for (int n = 0; n < kTiles<P>; n += 2) {
+    float of_u[2][4] = {}, of_y[2][4] = {}, dq[2][4] = {}, dk[2][4] = {};
+    Both s, b, k, q;
+    as_operand<P>(s, S[n / 2]), transpose<P, false>(b, s);
+    multiply<kRough<P>>(dq, doutput, b), multiply<kRough<P>>(of_y, yt, b);
+    split(s, G[n], G[n + 1]), transpose<P, false>(b, s);
+    multiply<kRough<P>>(of_u, ut, b);
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+      const int step = my.g + e / 2 % 2 * 8;
+      dq[e / 4][e % 4] *= block.decayed[step + 1];
+      dk[e / 4][e % 4] = fmaf(block.weight[0][15][step], of_u[e / 4][e % 4], block.decayed[step] * of_y[e / 4][e % 4]);
+      G[n + e / 4][e % 4] *= keep;
+    }
+    float (&two)[2][4] = *reinterpret_cast<float (*)[2][4]>(&G[n]);
+    fetch<true, true>(k, block.k, 8 * n, lane), fetch<true, true>(q, block.q, 8 * n, lane);
+    multiply<Of::both>(two, left, k), multiply<Of::both>(two, weighted, q);
+    multiply<kRough<P>>(dq, from_do, k), multiply<kRough<P>>(dk, to_do, q), multiply<kRough<P>>(dk, symmetric, k);
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int step = my.g + e % 2 * 8, word = 4 * (n + e / 2) + my.t;
+      sm.dkq[0][warp][step][word] = pack(dk[e / 2][e % 2 * 2], dk[e / 2][e % 2 * 2 + 1], typename P::Store());
+      sm.dkq[0][warp][16 + step][word] = pack(dq[e / 2][e % 2 * 2], dq[e / 2][e % 2 * 2 + 1], typename P::Store());
+    }
+  }
+}
+
+// The keeps' gradients of a segment, from what its walk left: all that passes a step, with the keeps but that step's own. By one warp, whose lane p has what
+// ends behind step p. `passing` is summed over warps, and multiplied with the products of the keys.
+template <class P>
+__device__ __forceinline__ void give_keeps(BackwardShared<P>& sm, const Ready<P>& x, int lane) {
+  const Block<P>& block = x;
+  const int p = lane % 16, next = min(p + 1, 15);
+  float keep[16], behind[16], more[16], d[16], passing = 0, last = 0;
+#pragma unroll
+  for (int s = 0; s < 16; s++) {  // loads first
+    const float from_do = sm.passing[0][p][s], from_y = sm.passing[0][s][next];
+    keep[s] = block.keep[s], more[s] = s > p ? 0.f : p < 15 ? from_do + from_y : from_do;
+  }
+#pragma unroll
+  for (int w = 0; w < P::WPH; w++) {
+    passing += sm.ends[w][1][p] + (p < 15 ? sm.ends[w][0][next] : sm.inner[w]);
+    last += sm.ends[w][2][p];  // of step p
+  }
+#pragma unroll
+  for (int i = 15; i >= 0; i--) behind[i] = i > p ? 0.f : i == p ? 1.f : keep[i < 15 ? i + 1 : 15] * behind[i < 15 ? i + 1 : 15];
+#pragma unroll
+  for (int s = 0; s < 16; s++) {
+    const float ends = __shfl_sync(~0u, last, s);
+    d[s] = passing * behind[s], passing = fmaf(keep[s], passing, p == 15 ? more[s] + ends : more[s]);
+  }
+#pragma unroll
+  for (int half = 8; half > 0; half /= 2)  // a sum over lanes for each step, which ends in the lane of that number
+#pragma unroll
+    for (int i = 0; i < half; i++) {
+      const bool upper = p & half;
+      const float away = upper ? d[i] : d[i + half], mine = upper ? d[i + half] : d[i];
+      d[i] = mine + __shfl_xor_sync(~0u, away, half);
+    }
+  if (lane < 16) sm.dscalar[0][0][p][0] = x.hold[p] != 0.f ? 0.f : d[0];
+}
+
+}  // namespace elman::matrix
