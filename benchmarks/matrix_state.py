@@ -1,12 +1,13 @@
 """Time the recurrence of E88 on one GPU: forward and backward, beside the layers it competes with.
 
-    python benchmarks/matrix_state.py [--out benchmarks/results/matrix_state_h200.json]
+    python benchmarks/matrix_state.py [--out benchmarks/results/matrix_state_h200.json] [--large]
 
 Microseconds, the median over repetitions of the time between two CUDA events; the GPU is kept busy before the first one, so
 that no launch latency of the host is in it. Inputs are random, bf16.
 
 forward, backward: q, k, v, decay given. fused: from projections, with SiLU, L2 norm and decay inside. pieces: the same
 function with SiLU, L2 norm and decay in PyTorch around the recurrence; fused replaces it. step: T = 1, as in decoding.
+large: from projections, with write gate, V of its own, with and without tanh; --large: these alone.
 saved: megabytes (1e6) that the recurrence keeps for its backward, its output not counted.
 rates: clocks between two issues of the instructions that the loops are made of (instruction_rates.py).
 Layers (whole: projections too), weights in bfloat16: E88's of h32n16, fla's GatedDeltaNet and mamba_ssm's Mamba2 where they are
@@ -41,6 +42,10 @@ HERE = Path(__file__).parent
 PLAIN = Maps()
 # (B, T, H, N): (forward, backward) to reach, in microseconds
 TARGETS = {(32, 512, 32, 16): (60, 140), (32, 512, 8, 32): (60, 140), (8, 512, 83, 32): (170, 450)}
+# (B, T, H, N, V, linear_state)
+LARGE = [
+    (64, 512, 5, 64, 256, True), (64, 512, 5, 128, 256, True), (64, 512, 16, 64, 64, True), (64, 512, 16, 64, 64, False)
+]  # fmt: skip
 OTHERS = [(32, 512, 24, 24), (32, 512, 8, 64), (32, 512, 4, 128), (8, 2048, 32, 16), (1, 16384, 32, 16)]
 
 
@@ -102,6 +107,20 @@ def recurrence(B: int, T: int, H: int, N: int) -> dict[str, Any]:
     return row
 
 
+def large(B: int, T: int, H: int, N: int, V: int, linear: bool) -> dict[str, Any]:
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(B, T, *shape, device="cuda", dtype=torch.bfloat16).requires_grad_()
+
+    q, k, v, a, write = normal(H, N), normal(H, N), normal(H, V), normal(H), normal(H)
+    a_log, dt_bias = (torch.randn(H, device="cuda").sub(shift).requires_grad_() for shift in (0, 4))
+    more: dict[str, Any] = {"a_log_H": a_log, "dt_bias_H": dt_bias, "maps": matrix.cell.maps[0], "backend": "cuda"}
+    times = both_us(
+        lambda: matrix(q, k, v, a, write, linear_state=linear, **more)[0], [q, k, v, a, write, a_log, dt_bias]
+    )
+    names = ("linear_state", "B", "T", "H", "N", "V", "forward", "backward")
+    return dict(zip(names, (linear, B, T, H, N, V, *times), strict=True))
+
+
 LAYERS = {"e88": 1536, "gdn": 768, "mamba2": 896}  # to widths
 
 
@@ -143,10 +162,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", default=commit(), help="recorded instead of git's answer")
+    parser.add_argument("--large", action="store_true", help="the rows of `large` alone")
     options = parser.parse_args()
     options.out = options.out or HERE / "results" / "matrix_state_h200.json"
     report = {"what": "E88 recurrence, bf16, microseconds (medians)", **facts(options.commit)}
     report |= {"rates": instruction_rates(), "recurrence": [], "layers": []}
+    report["large"] = [large(*shape) for shape in LARGE]
+    print(*report["large"], sep="\n", flush=True)
+    write(report, options.out)
+    if options.large:
+        return
     for shape in [*TARGETS, *OTHERS]:
         report["recurrence"].append(recurrence(*shape))
         print(report["recurrence"][-1], flush=True)

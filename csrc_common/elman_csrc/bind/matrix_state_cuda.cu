@@ -20,11 +20,11 @@ using BackwardPlan = Plan<ForwardPlan<4>::most_lines, ForwardPlan<4>::segment, h
 constexpr int heads_that_fit(std::size_t of_one) {
   return 4 * of_one <= matrix::kMostShared ? 4 : 2 * of_one <= matrix::kMostShared ? 2 : 1;
 }
-constexpr int forward_heads() {  // 7: each has two barriers, of 16
+constexpr int most_forward_heads() {  // 7: each has two barriers, of 16
   constexpr std::size_t of_one = matrix::forward_shared<ForwardPlan<1>>();
   return ForwardPlan<1>::straight ? std::min<int>(7, matrix::kMostShared / of_one) : heads_that_fit(of_one);
 }
-using Forward = ForwardPlan<forward_heads()>;
+using Forward = ForwardPlan<most_forward_heads()>;
 using Backward = BackwardPlan<heads_that_fit(matrix::backward_shared<BackwardPlan<1>>())>;
 
 matrix::Sizes sizes(const MatrixCall& c) {

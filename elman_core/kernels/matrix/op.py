@@ -60,8 +60,7 @@ class MatrixKernel(Compiled):
         optional: the last scalar, if it may be None. options: names of bools, which are also keywords of the reference. The
             cell's template arguments are the options, then whether the optional scalar is given.
         shared: which of q, k and the lines all heads share; these are (B, T, 1, N) or (B, T, 1, V).
-        elementwise: whether the header says that the cell is `elementwise` or has an `energy`.
-        delta: whether the header says that with linear_state the cell is `delta`.
+        elementwise, delta: whether the header says `elementwise` (or `energy`), and with linear_state `delta`.
         maps: the maps of the inputs before the recurrence that the variant uses. A call without maps uses the first, and
             `elman build` compiles it.
         rows: the sizes N = V that `elman build` compiles by default.

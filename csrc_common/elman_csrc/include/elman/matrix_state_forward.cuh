@@ -104,15 +104,15 @@ struct Recur<P, true> {
   }
   __device__ __forceinline__ void give(int s, const float (&r)[P::M], bool has_r) {
     float x[P::M];
-#pragma unroll
-    for (int m = 0; m < P::M; m++) x[m] = rg == 1 ? r[m] : sum.c[0][2 * m + 1];
     if constexpr (P::straight) {
 #pragma unroll
       for (int m = 0; m < P::M; m++) x[m] = (rg == 1 ? sum.c[0][2 * m] : sum.c[0][2 * m + 1]) * kUncut;
       if ((straight.gives_o && s > 0) || (straight.gives_r && has_r)) store<P::M>(straight.to, x);
       straight.to += straight.row;
-    } else if (rg == 0 ? s > 0 : rg == 1 && has_r) {
-      store<P::M>(out + s * pitch, x);
+    } else {
+#pragma unroll
+      for (int m = 0; m < P::M; m++) x[m] = rg == 1 ? r[m] : sum.c[0][2 * m + 1];
+      if (rg == 0 ? s > 0 : rg == 1 && has_r) store<P::M>(out + s * pitch, x);
     }
   }
   __device__ __forceinline__ void readout(int s) {
