@@ -49,6 +49,16 @@ RECIPES: list[tuple[str, str, Callable[[str, dict[str, Any]], bool]]] = [
         EQUATIONS["e42"],
         lambda model, o: model == "e42@704x6" and "optimizer" in o,
     ),
+    (
+        "`transformer@384x15`, Muon",
+        EQUATIONS["transformer"],
+        lambda model, o: model == "transformer@384x15" and "optimizer" in o,
+    ),
+    (
+        "`e97@592x8` with convolution and norm, Muon",
+        "E97: tanh, gates for erasing and writing, 5 heads of 32 x 256",
+        lambda model, o: model == "e97@592x8" and "linear_state" not in o,
+    ),
 ]
 """Rows of e88_gdn_h200.json over seeds: model, recurrence, which runs. Quality is the mean of the full runs; speed and memory
 are those of the newest run of any length, because code becomes faster."""
@@ -57,9 +67,10 @@ are those of the newest run of any length, because code becomes faster."""
 def models_table() -> str:
     """Quality and speed of whole models, the best first."""
     data = json.loads((RESULTS / "100mb_h200.json").read_text())
+    newer = {label.split("`")[1] for label, *_ in RECIPES}  # Muon instead of AdamW, and better
     rows = [
         (run["result"], run["parameters"], f"`{run['what']}`", EQUATIONS[re.split("[:@]", run["what"])[0]])
-        for run in data["models"]
+        for run in data["models"] if run["what"] not in newer
     ]  # fmt: skip
     whole = data["models"][0]["result"]["bytes_seen"]
     beside = json.loads((RESULTS / "e88_gdn_h200.json").read_text())["rows"]
@@ -69,7 +80,8 @@ def models_table() -> str:
         newest = [r for r in found if not r.get("shared")][-1]
         of = {key: newest[key] for key in ("tok_s", "peak_memory")}
         of["bits_per_byte"] = statistics.fmean(r["bits_per_byte"] for r in runs)
-        rows.append((of, runs[0]["parameters"], f"{label}, {len(runs)} seed{'s' * (len(runs) > 1)}", equation))
+        label += f", {len(runs)} seed{'s' * (len(runs) > 1)}" + ", on an H100" * ("H100" in newest["gpu"])
+        rows.append((of, runs[0]["parameters"], label, equation))
     head = ["model", "recurrence", "parameters", "held-out bits per byte", "training, tok/s", "GiB"]
     cells = [
         [what, equation, f"{parameters / 1e6:.1f}M", f"{of['bits_per_byte']:.3f}", f"{of['tok_s']:,.0f}",

@@ -30,6 +30,7 @@ PICTURES = {
     "speed-quality": "Speed against held-out bits per byte",
 }
 COMPARISON, RECIPE, SCALING = "100mb_h200.json", "e88_gdn_h200.json", "scaling_h200.json"
+WHOLE = 100_000_000  # bytes; a run on fewer is a trial
 GIB = 2**30
 
 
@@ -102,7 +103,7 @@ def _read(path: Path) -> Any:
 def recipe_runs(
     folders: Sequence[Path], text: Mapping[str, Any], commit: str, known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The runs `known` and those of folders, and the difference of the best two of each seed on the same batches.
+    """The runs `known` and those of folders, and the difference of the best two of a length and seed on the same batches.
 
     A row's options are those that differ from e88:conv_h16n64 with AdamW, or from the defaults of another variant.
     """
@@ -122,16 +123,15 @@ def recipe_runs(
             "lr": m["settings"]["train"]["lr"], "seed": m["settings"]["train"]["seed"], **m["result"],
             "gpu": m["hardware"]["gpu"], "torch": m["versions"]["torch"], "protocol_hash": m["protocol_hash"], "commit": commit,
         })  # fmt: skip
-    whole, pairs = max(row["bytes_seen"] for row in (*known.get("rows", ()), *rows)), []
-    full = [(run, row) for run, row in zip(runs, rows, strict=True) if row["bytes_seen"] == whole]
-    for seed in sorted({row["seed"] for _, row in full}):
-        best = sorted(contenders([run for run, row in full if row["seed"] == seed]), key=rank)[:2]
+    kinds, pairs = [(row["bytes_seen"], row["seed"]) for row in rows], []
+    for kind in sorted({kind for kind in kinds if kind[0] >= WHOLE}):
+        best = sorted(contenders([run for run, k in zip(runs, kinds, strict=True) if k == kind]), key=rank)[:2]
         if len(best) == 2:
             pair = compare(*best).pairs[0]
             assert pair.loss is not None
             pairs.append({
                 "models": [each.name for each in best], "optimizer": best[0].runs[0].manifest["settings"]["train"]["optimizer"],
-                "seed": seed, "steps": pair.steps, "heldout": pair.heldout, "loss": vars(pair.loss),
+                "seed": kind[1], "steps": pair.steps, "heldout": pair.heldout, "loss": vars(pair.loss),
             })  # fmt: skip
     made = {"text": dict(text), "commit": commit, **known}
     return made | {"rows": [*made.get("rows", []), *rows], "pairs": [*made.get("pairs", []), *pairs]}
@@ -268,17 +268,16 @@ def _conditions(facts: Mapping[str, Any]) -> str:
 
 
 def _recipe(facts: Mapping[str, Any]) -> list[str]:
-    whole = max(r["bytes_seen"] for r in facts["rows"])
     head = ["model", "options", "lr", "seed", "held-out bits per byte", "nats, last 100 steps", "tok/s", "peak GiB"]
-    tables: dict[bool, list[list[str]]] = {True: [head], False: [head]}
+    tables: dict[int, list[list[str]]] = {}
     for r in sorted(facts["rows"], key=lambda r: r["bits_per_byte"]):
         options = ", ".join(f"{k}={json.dumps(v)}" for k, v in r["options"].items())
-        tables[r["bytes_seen"] == whole].append([
+        marks = "*" * r.get("shared", False) + "†" * ("H100" in r["gpu"])
+        tables.setdefault(r["bytes_seen"], [head]).append([
             f"`{r['model']}`", f"`{options}`" if options else "", f"{r['lr']:g}", str(r["seed"]), f"{r['bits_per_byte']:.4f}",
-            f"{r['loss_last_100_steps']:.4f}", f"{r['tok_s']:,.0f}{'*' * r.get('shared', False)}",
-            f"{r['peak_memory'] / GIB:.1f}",
+            f"{r['loss_last_100_steps']:.4f}", f"{r['tok_s']:,.0f}{marks}", f"{r['peak_memory'] / GIB:.1f}",
         ])  # fmt: skip
-    short = next(r["bytes_seen"] for r in facts["rows"] if r["bytes_seen"] != whole)
+    short, whole, *long = sorted(tables)
     text = facts["text"]
     pairs = [["first", "second", "optimizer", "seed", "steps", "training loss", "95 % interval", "held out"]]
     for p in facts["pairs"]:
@@ -287,16 +286,16 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
             f"`{first}`", f"`{second}`", p["optimizer"], str(p["seed"]), f"{begin:,} to {end:,}", f"{loss['mean']:+.4f}",
             f"{loss['low']:+.4f} to {loss['high']:+.4f}", f"{p['heldout']:+.4f}",
         ])  # fmt: skip
-    return [
+    lines = [
         "## E88's recipes beside Gated DeltaNet",
         "",
         f"The text (SHA-256 `{text['sha256'][:16]}…`), protocol and GPU of the comparison above, torch "
         f"{facts['rows'][0]['torch']}, commit {facts['commit'][:7]}, or the row's in the file. `e88:conv_h16n64` has 16 heads "
         "of 64, convolution, write gate, sigmoid output gate, no norm. Options are those that differ from it, or from another "
         "variant's defaults. `decayed_read` reads after the decay, as Gated DeltaNet does; it was not kept. "
-        f"* Other processes used the GPU too. `benchmarks/results/{RECIPE}`.",
+        f"* Other processes used the GPU too. † On an NVIDIA H100. `benchmarks/results/{RECIPE}`.",
         "",
-        markdown(tables[True]),
+        markdown(tables[whole]),
         "",
         "Pairs on the same batches (`elman compare`): differences in bits per byte, first minus second. The 95 % interval "
         "reflects batch noise, not differences between seeds.",
@@ -306,8 +305,16 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
         f"Trials on {short:,} bytes, each with a schedule of its own length. E88 had more of them than Gated DeltaNet. They "
         "rank architectures poorly: Mamba-2 is 0.21 behind Gated DeltaNet after as many bytes, 0.04 after ten times as many.",
         "",
-        markdown(tables[False]),
+        markdown(tables[short]),
     ]
+    for n in long:
+        lines += [
+            "",
+            f"Larger models, {n:,} bytes, with the learning rate of the smaller ones:",
+            "",
+            markdown(tables[n]),
+        ]
+    return lines
 
 
 def _scaling(facts: Mapping[str, Any]) -> list[str]:
