@@ -293,7 +293,8 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
         f"{facts['rows'][0]['torch']}, commit {facts['commit'][:7]}, or the row's in the file. `e88:conv_h16n64` has 16 heads "
         "of 64, convolution, write gate, sigmoid output gate, no norm. Options are those that differ from it, or from another "
         "variant's defaults. `decayed_read` reads after the decay, as Gated DeltaNet does; it was not kept. "
-        f"* Other processes used the GPU too. † On an NVIDIA H100. `benchmarks/results/{RECIPE}`.",
+        "* Other processes used the GPU too. † On an NVIDIA H100. `elman bench 100mb-muon` trains five of them with Muon. "
+        f"`benchmarks/results/{RECIPE}`.",
         "",
         markdown(tables[whole]),
         "",
