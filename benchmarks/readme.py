@@ -55,8 +55,8 @@ RECIPES: list[tuple[str, str, Callable[[str, dict[str, Any]], bool]]] = [
         lambda model, o: model == "transformer@384x15" and "optimizer" in o,
     ),
     (
-        "`e97@592x8` with convolution and norm, Muon",
-        "E97: tanh, gates for erasing and writing, 5 heads of 32 x 256",
+        "`e97:conv_h5v256@592x8`, Muon",
+        "E97: tanh, gates for erasing and writing, 5 heads of 32 x 256, convolution, norm",
         lambda model, o: model == "e97@592x8" and "linear_state" not in o,
     ),
 ]
