@@ -37,27 +37,33 @@ EQUATIONS = {
     "mamba2": "Mamba-2: linear, one decay per head",
     "transformer": "causal attention, rotary positions, SwiGLU",
 }
+
+
+def muon(options: dict[str, Any]) -> bool:
+    return options.get("optimizer") == "muon"
+
+
 RECIPES: list[tuple[str, str, Callable[[str, dict[str, Any]], bool]]] = [
     ("`gdn@640x8`, Muon", EQUATIONS["gdn"], lambda model, o: model == "gdn@640x8" and o == {"optimizer": "muon"}),
     (
         "`e88:conv_h5v256@736x8`, Muon",
         "E88 without tanh, 5 heads of 64 x 256, convolution, write gate, norm",
-        lambda model, o: model.endswith("@736x8") and o["optimizer"] == "muon",
+        lambda model, o: model.endswith("@736x8") and muon(o),
     ),
     (
         "`e42@704x6` with convolution and SwiGLU, Muon",
         EQUATIONS["e42"],
-        lambda model, o: model == "e42@704x6" and "optimizer" in o,
+        lambda model, o: model == "e42@704x6" and muon(o),
     ),
     (
         "`transformer@384x15`, Muon",
         EQUATIONS["transformer"],
-        lambda model, o: model == "transformer@384x15" and "optimizer" in o,
+        lambda model, o: model == "transformer@384x15" and muon(o),
     ),
     (
         "`e97:conv_h5v256@592x8`, Muon",
         "E97: tanh, gates for erasing and writing, 5 heads of 32 x 256, convolution, norm",
-        lambda model, o: model == "e97@592x8" and "linear_state" not in o,
+        lambda model, o: model == "e97@592x8" and muon(o) and "linear_state" not in o,
     ),
 ]
 """Rows of e88_gdn_h200.json over seeds: model, recurrence, which runs. Quality is the mean of the full runs; speed and memory
@@ -89,7 +95,7 @@ def models_table() -> str:
         for of, parameters, what, equation in sorted(rows, key=lambda row: row[0]["bits_per_byte"])
     ]  # fmt: skip
     caption = (
-        "Each model read 100 million bytes of Python sources on one H200, at its best learning rate of three, with AdamW "
+        "Each model read 100 million bytes of Python sources on one H200, at the best learning rate of its trials, with AdamW "
         "and one seed, or as the row says: differences under 0.01 bits per byte mean little. h' and S' are the states of the "
         "previous step. Rows with Muon give the speed and memory of their newest run. "
         "[Every run](docs/results.md), [recipes of E88, and which claims hold](docs/claims.md)."

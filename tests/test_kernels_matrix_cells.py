@@ -30,7 +30,20 @@ def decayed_by_line(s: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
     return gate.sigmoid() * s + k * v
 
 
+def written(s: Tensor, k: Tensor, v: Tensor, gate: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    return decay * s + k * beta * (gate * v - k.mT @ s)
+
+
 CELLS = LINEAR | {
+    "written": Made(  # sixteen steps at once, without an option that says so
+        written,
+        counts="lines = 2, scalars = 2",
+        flags="squashes = false, scalar_keep = true, delta = true",
+        line="return {x.c[0], x.c[1] * (x.in[1] * x.in[0] - x.r)};",
+        back="""const T b = x.c[1] * d.write;
+    return {-b, {b * x.in[1], b * x.in[0]}, {d.keep, d.write * (x.in[1] * x.in[0] - x.r)}};""",
+        declared={"lines": ("gate",), "scalars": ("decay", "beta"), "delta": True},
+    ),
     "made_up": Made(  # nothing is retrieved, and heads share their keys
         decayed_by_line,
         counts="lines = 2",
@@ -57,6 +70,7 @@ EMULATED = {
         case((1, 17, 1, 36, 20), bf16),
     ),
     "gdn2": (case((2, 20, 3, 16, 16), bf16, packed=True, masked=True),),
+    "written": (case((1, 37, 1, 52, 128), bf16, masked=True), case((1, 19, 1, 100, 24), f16)),
     "rwkv7": (
         case((2, 20, 3, 16, 16), bf16, packed=True, masked=True),
         case((1, 18, 1, 32, 24), bf16),

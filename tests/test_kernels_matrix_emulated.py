@@ -40,7 +40,10 @@ PROBLEMS = [
     case((1, 17, 1, 64, 72), bf16),  # large heads: states in shared memory, segments of 8 steps or of 4
     case((2, 22, 2, 48, 24), torch.float16, **GATED, masked=True),
     case((1, 18, 1, 128, 20), bf16, **FUSED),
-    case((1, 9, 1, 36, 5), bf16, on=("linear_state",), bare=True),  # segments of 8, states saved every 16
+    case((1, 9, 1, 36, 5), bf16, on=("linear_state",), bare=True),  # sixteen steps at once
+    case(
+        (1, 101, 1, 52, 17), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True
+    ),  # places are used again
     case((2, 43, 2, 40, 24), bf16, maps=matrix.cell.maps[0], packed=True, on=("linear_state", "write"), masked=True),
     case((1, 32, 1, 64, 64), torch.float16, on=("linear_state",)),
     case((1, 37, 2, 64, 64), bf16, **(FUSED | {"on": ("linear_state", "write")})),
@@ -50,6 +53,8 @@ SMALL = [  # where a block has 99 KB of shared memory
     case((1, 35, 3, 16, 16), bf16, **FUSED),
     case((1, 18, 1, 32, 32), bf16, **GATED, masked=True),
     case((1, 18, 1, 64, 40), bf16),
+    case((2, 43, 2, 40, 24), bf16, **FUSED, on=("linear_state",), masked=True),  # every second state is saved
+    case((1, 18, 1, 72, 24), bf16, on=("linear_state",)),
 ]
 
 
@@ -79,6 +84,7 @@ def test_the_gpu_source_equals_the_float64_reference(
     architecture: int, problem: Case, backwards: bool, compiled_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matrix_run, "load", compiled_for(architecture))
+    monkeypatch.setattr(modules, "much_shared", lambda _: architecture == 900)
     if backwards:
         monkeypatch.setenv("EMULATED_BACKWARDS", "1")
     report = verify(emulated_spec(matrix), "emulated", cases=[problem], opcheck=False)

@@ -29,7 +29,7 @@ PROGRAMS = {  # to numbers of heads
     FUSED_32X24: 3,
     matrix(4, 260, bf16, FUSED): 1,
     LARGE: 1,
-    matrix(40, 24, bf16, FUSED, linear=True): 2,  # every second state is saved
+    matrix(40, 24, bf16, FUSED, linear=True): 2,  # sixteen steps at once
     matrix(96, 20, f16, FUSED, write=True): 2,
     matrix(16, 16, f32, FUSED): 3,  # no helpers, a warp a team
     matrix(16, 24, bf16, FUSED, of=e97): 3,  # a further vector, lines that are folded
@@ -40,6 +40,8 @@ PROGRAMS = {  # to numbers of heads
     matrix(32, 32, bf16, of=e75): 1,
     matrix(8, 20, f32, of=e75): 2,
 }
+BLOCKED = {matrix(64, columns, bf16, FUSED, write=True, linear=True): 1 for columns in (24, 72)}
+LONG = 117  # steps: eight segments, more than there are places for
 SOUND = ("barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy")
 RACING = (
     "no_barrier", "shuffle", "warp_barrier_for_a_block", "half_of_the_warps", "halves_apart", "write_after_read", "same_place",
@@ -65,6 +67,15 @@ MUTATIONS = {  # program, file, then pairs of what stands there and what shall
         ("signal<P, true>(at.team, s / each);", ";"),
     ),
     "one buffer in the forward": (FUSED_32X24, "matrix_state_forward.cuh", ("sm.x[seg & 1]", "sm.x[0]")),
+    "inputs brought over those that are still read": (
+        next(iter(BLOCKED)),
+        "matrix_state_backward.cuh",
+        (
+            "if (j > 0) give(j - 1);\n    team_sync<P>(at.team);\n    if (solves)",
+            "bring(j + 3), give(j - 1);\n    team_sync<P>(at.team);\n    if (solves)",
+        ),
+        ("      bring(j + 3);\n", ""),
+    ),
 }
 
 
@@ -83,8 +94,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     return compile_once
 
 
-def compile_driver(compiled: Compile, program: Program, heads: int) -> Path:
-    sizes = ("-DELMAN_BATCH=1", f"-DELMAN_STEPS={STEPS}", f"-DELMAN_HEADS={heads}")
+def compile_driver(compiled: Compile, program: Program, heads: int, steps: int = STEPS) -> Path:
+    sizes = ("-DELMAN_BATCH=1", f"-DELMAN_STEPS={steps}", f"-DELMAN_HEADS={heads}")
     return compiled(program.source, program.extension, *sizes)
 
 
@@ -119,10 +130,10 @@ def test_a_race_is_found_in_either_order(kernel: str, backwards: bool, small: Pa
     assert "emulated_races.cu:" in said  # where
 
 
-@pytest.mark.parametrize(("program", "heads"), PROGRAMS.items(), ids=map(name_of, PROGRAMS))
+@pytest.mark.parametrize(("program", "heads"), (PROGRAMS | BLOCKED).items(), ids=map(name_of, PROGRAMS | BLOCKED))
 def test_the_matrix_state_kernels_do_not_race(program: Program, heads: int, compiled: Compile) -> None:
     """In one order of the warps: the detector finds a race in either."""
-    count, said = races(compile_driver(compiled, program, heads))
+    count, said = races(compile_driver(compiled, program, heads, LONG if program in BLOCKED else STEPS))
     assert count == 0, said
     assert "every output was written" in said
 
@@ -140,5 +151,6 @@ def test_a_barrier_or_a_buffer_too_few_is_found(name: str, compiled: Compile, tm
         text = text.replace(old, new)
     mutated.write_text(text)
     extension = replace(whole, name=name.replace(" ", "_"), include=(tmp_path / "include",))
-    count, said = races(compile_driver(compiled, replace(program, extension=extension), heads=1))
+    steps = LONG if program in BLOCKED else STEPS
+    count, said = races(compile_driver(compiled, replace(program, extension=extension), 1, steps))
     assert count > 0, said

@@ -43,7 +43,7 @@ inline const char* refuse(const MatrixCall& c, bool back, int interval) {
   if (c.interval != interval) {
     std::snprintf(said, sizeof said,
                   "the module saves a state every %d steps, and the call has room for one every %d; declare the cell"
-                  " `elementwise` if it is or has an energy",
+                  " `elementwise` or `delta` as its header does",
                   interval, int(c.interval));
     return said;
   }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -122,11 +123,12 @@ class MatrixCell(Cell):
         """Whether a form has the option linear_state on."""
         return "linear_state" in self.options and form[self.options.index("linear_state")] == "1"
 
-    def interval(self, rows: int, bits: int, backend: str, form: str) -> int:
-        """Steps between saved states, as `Plan::interval`."""
-        if self.tensor(rows, bits, backend):
-            blocked = self.delta and (not torch.cuda.is_available() or 9 <= torch.cuda.get_device_capability()[0] < 12)
-            return 16 if rows <= 32 or (self.linear(form) and (blocked or rows <= 64)) else 8 if rows <= 64 else 4
+    def interval(self, rows: int, like: Tensor, backend: str, form: str) -> int:
+        """Steps between saved states for inputs such as `like`, as `Plan::interval`."""
+        if self.tensor(rows, 8 * like.element_size(), backend):
+            linear = self.linear(form)
+            blocked = self.delta and (linear or "linear_state" not in self.options) and much_shared(like.device)
+            return 16 if rows <= 32 or blocked or (linear and rows <= 64) else 8 if rows <= 64 else 4
         return 8 if backend == "cuda" and rows > 96 else 16
 
     def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:
@@ -144,14 +146,18 @@ class MatrixCell(Cell):
 
     def read(self, form: str) -> tuple[Maps, tuple[str, ...]]:
         """The maps of a form, and the names of the options that are on and of the optional scalar if it is given."""
-        arguments, silu, normalised, _, kinds = form.split("_")
-
-        def members(bits: str) -> tuple[str, ...]:
-            return tuple(n for i, n in enumerate(("k", "q", *self.lines)) if int(bits) >> i & 1)
-
+        arguments, *sets, _shared, kinds = form.split("_")
+        names = ("k", "q", *self.lines)
+        silu, normalised = (tuple(n for i, n in enumerate(names) if int(bits) >> i & 1) for bits in sets)
         scalars = tuple(list(KINDS)[int(digit)] for digit in kinds[: len(self.scalars)])
         on = [n for n, digit in zip((*self.options, *self.optional), arguments, strict=True) if digit == "1"]
-        return Maps(members(silu), members(normalised), scalars), tuple(on)
+        return Maps(silu, normalised, scalars), tuple(on)
+
+
+@cache
+def much_shared(device: torch.device) -> bool:
+    """Whether a block has 227 KB of shared memory, as `kMuchShared`; on a CPU, emulated threads have."""
+    return device.type != "cuda" or 9 <= torch.cuda.get_device_capability(device)[0] < 12
 
 
 @dataclass(frozen=True)

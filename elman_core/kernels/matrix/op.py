@@ -40,8 +40,6 @@ _REST = {
     "S0": Wanted("BHNV", "stored", True), "mask": Wanted("BT", "bool", True), "starts": Wanted("BT", "bool", True),
     "A_log": Wanted("H", "stored", True), "dt_bias": Wanted("H", "stored", True),
 }  # fmt: skip
-
-
 _HEADS = "Tensor? mask, Tensor? a_log, Tensor? dt_bias"
 _FORM = "int heads, int rows, str form"
 
@@ -60,7 +58,7 @@ class MatrixKernel(Compiled):
         optional: the last scalar, if it may be None. options: names of bools, which are also keywords of the reference. The
             cell's template arguments are the options, then whether the optional scalar is given.
         shared: which of q, k and the lines all heads share; these are (B, T, 1, N) or (B, T, 1, V).
-        elementwise, delta: whether the header says `elementwise` (or `energy`), and with linear_state `delta`.
+        elementwise, delta: whether the header says so: the first also for `energy`, the second with linear_state on.
         maps: the maps of the inputs before the recurrence that the variant uses. A call without maps uses the first, and
             `elman build` compiles it.
         rows: the sizes N = V that `elman build` compiles by default.
@@ -240,14 +238,11 @@ class MatrixKernel(Compiled):
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
         maps, on = self.cell.read(form)
-        return [spec.case((2, 49, 3, rows, columns), dtype, maps=maps, on=on)]
+        return [spec.case((2, 101 if self.cell.delta and rows > 32 else 49, 3, rows, columns), dtype, maps=maps, on=on)]
 
 
 def _register(cell: MatrixCell) -> Callable[..., Any]:
-    """`elman::matrix_NAME` and its backward; returns the op.
-
-    Its outputs: o (B, T, H, V), S_T (B, H, N, V), and the saved states for the backward, or empty.
-    """
+    """The op `elman::matrix_NAME` with its backward: o (B, T, H, V), S_T (B, H, N, V), and the saved states or empty."""
     names = ("k", *cell.names)
     inputs = "Tensor q, " + ", ".join(f"Tensor? {each}" for each in names)
 
@@ -269,8 +264,7 @@ def _register(cell: MatrixCell) -> Callable[..., Any]:
     def differentiate(ctx: Any, dy: Tensor | None, ds1: Tensor | None, _saved: Any) -> tuple[Tensor | None, ...]:
         *inputs, mask, a_log, dt_bias, saved = ctx.saved_tensors
         q, k, *named = inputs
-        if dy is None:
-            dy = q.new_zeros(ctx.o_shape)
+        dy = q.new_zeros(ctx.o_shape) if dy is None else dy
         dq, *gradients, ds0, da_log, ddt_bias = backward_op(dy, ds1, *inputs, mask, a_log, dt_bias, saved, *ctx.rest)
         first = len(cell.packed)
         scalars = named[first : first + len(cell.scalars)]

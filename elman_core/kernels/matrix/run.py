@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -140,7 +140,7 @@ def _saved(form: Form, q: Tensor, B: int, T: int, V: int) -> Tensor:
     every step, (T, H, V), rounded up to a multiple of 8.
     """
     H, N, bits = form.heads, form.rows, 8 * q.element_size()
-    segments = -(-T // form.cell.interval(N, bits, form.backend, form.text))
+    segments = -(-T // form.cell.interval(N, q, form.backend, form.text))
     if N > 24 and form.cell.tensor(N, bits, form.backend):
         made = q.new_empty(B, ((used := H * V * (segments * N + T)) + 7) // 8 * 8)
         if used % 8:
@@ -199,7 +199,7 @@ def _prepare(
     }  # fmt: skip
     fixed = {
         "param": [x.contiguous() for x in named[len(named) - len(cell.params) :]], "a_log": a_log, "dt_bias": dt_bias,
-        "shared": int(form.text.split("_")[3]), "interval": cell.interval(N, 8 * q.element_size(), form.backend, form.text),
+        "shared": int(form.text.split("_")[3]), "interval": cell.interval(N, q, form.backend, form.text),
         "state_line": 1, "state_row": V, "stream": launch.stream(q),
     }  # fmt: skip
     return module, batched, fixed, packed
@@ -230,14 +230,11 @@ def _room(
     return None, dkeys, dlines, dscalars
 
 
-def _slices(batch: int, bytes_a_row: int) -> Iterator[slice | None]:
+def _slices(batch: int, bytes_a_row: int) -> Sequence[slice | None]:
     """The batch in slices whose workspace fits; None if the whole batch fits."""
     at_once = max(1, WORKSPACE // bytes_a_row) if bytes_a_row else batch
-    if at_once >= batch:
-        yield None
-        return
-    for first in range(0, batch, at_once):
-        yield slice(first, min(batch, first + at_once))
+    every = [slice(first, min(batch, first + at_once)) for first in range(0, batch, at_once)]
+    return every if at_once < batch else [None]
 
 
 def sliceable(widths: Sequence[int], size: int, align: int) -> bool:

@@ -12,11 +12,11 @@
 //   dk_t = W(last,t) G u_t + D_{t-1} S y_t + sum_{j>=t} W(j,t) (do_j u_t) q_j + sum_{j>t} W(j-1,t) (y_j u_t) k_j + sum_{i<t} W(t-1,i) (y_t u_i) k_i
 //
 // Segments follow one another, as the steps of other cells do; within one, everything is a product. Nothing is divided by a keep: W is made
-// of products. The gradient of a keep is the sum of all that passes its step, from the state or a write before it to a readout, a write or the state
-// behind it. What is not finite in a step that is not held may reach all steps of its segment.
+// of products. A keep's gradient sums every path across its step: from the earlier state or an earlier write, to a later readout, a later
+// write or the later state. What is not finite may reach all steps of its segment, but for k, v and scalars of a held step.
 //
 // A warp has 16 lines, lane (g, t) lines g and g + 8. S^T and G^T stay in fp32 accumulators of 16 lines x 8 rows. Operands are bf16; those that make
-// a state are hi + lo, in three products, and in fp16 all others are, too.
+// a state, o or r are hi + lo, in three products, and in fp16 all others are, too.
 #pragma once
 
 #include "matrix_state_inputs.cuh"
@@ -113,19 +113,19 @@ __device__ __forceinline__ void put(unsigned short (*to)[16][kSquare], int row, 
   split(high, low, x, y);
   *reinterpret_cast<unsigned*>(&to[0][row][column]) = high, *reinterpret_cast<unsigned*>(&to[1][row][column]) = low;
 }
-// Threads of helpers that do nothing but make_block, and of the others.
+// Threads of helpers that do make_block and no more of the inputs, and of the others.
 template <class P>
 constexpr int kSolvers = P::WPH >= 4 ? 64 : 0;
 template <class P>
 constexpr int kCrew = P::TL - kSolvers<P>;
-// By one warp of helpers, or two, when all have made their rows, scalars and `hold` ready: what has k alone, and what has q. The forward is also given what
-// r is made of.
+// Run by one helper warp (WPH = 1) or two, once all helpers have finished the segment's rows, scalars and `hold`. Warp 0 makes what depends on k
+// alone: keeps, W K K^T, T. The other makes W Q K^T. The forward also stores W K K^T, from which r follows.
 template <class P, bool forward>
 __device__ __forceinline__ void make_block(Ready<P>& ready, const Place<P>& at) {
   if (at.tw > 1) return;
   Block<P>& x = ready;
   const int lane = at.lane, g = lane / 4, t = lane % 4, mine = lane % 16;  // mine: a step, or a column of W
-  const bool of_k = at.tw == 0, of_q = at.tw == P::WPH - 1 || at.tw == 1;
+  const bool of_k = at.tw == 0, of_q = at.tw == 1 || P::WPH == 1;
   float in[P::NL] = {}, c[P::AS], par[P::AC] = {}, w = 1;
 #pragma unroll
   for (int i = 0; i < P::NS; i++) c[i] = ready.scalar[i][mine];
@@ -259,14 +259,6 @@ __device__ __forceinline__ void fetch_lines(SavedLines<P>& S, const BackwardArgs
     for (int n = 0; n < kTiles<P>; n++) S[n / 2][n % 2 * 2 + m] = my.has(m, 8 * n + 2 * my.t) ? from[4 * n + my.t] : 0u;
   }
 }
-// S = keep S + x y of two left operands x, whose inner dimension is the steps, and rows y.
-template <class P>
-__device__ __forceinline__ void add_rows(float (&S)[2][4], const Both& x, const unsigned short (*rows)[16][Block<P>::pitch],
-                                         int column, int lane) {
-  Both y;
-  fetch<true, true>(y, rows, column, lane);
-  multiply<Of::both>(S, x, y);
-}
 
 // ---- forward ----------------------------------------------------------------------------------------------------------------------
 
@@ -344,7 +336,8 @@ __device__ __forceinline__ void forward_block(Lines<P>& S, const Ready<P>& x, co
 #pragma unroll
     for (int e = 0; e < 8; e++) S[n + e / 4][e % 4] *= keep;
     float (&two)[2][4] = *reinterpret_cast<float (*)[2][4]>(&S[n]);
-    add_rows<P>(two, left, block.k, 8 * n, lane);
+    Both k;
+    fetch<true, true>(k, block.k, 8 * n, lane), multiply<Of::both>(two, left, k);
   }
 }
 
@@ -366,8 +359,8 @@ __device__ __forceinline__ void sum_lines(float* to, const Steps& x, int lane) {
   if ((g & 1) == 0) to[((g & 4 ? 8 : 0) + 2 * t + (g & 2 ? 1 : 0)) * stride] = d;
 }
 
-// Walks back over a segment: from G, the gradient of the state behind it, to that of the state before it, S. `sync`: when helpers have taken
-// the results of the last one.
+// Walks back over a segment: from G, the gradient of the state behind it, to that of the state before it, S. `sync` returns once helpers have
+// read the results of the previous segment.
 template <class P, class Sync>
 __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>& S, BackwardShared<P>& sm, int buf, int raw,
                                                const Place<P>& at, Sync sync) {

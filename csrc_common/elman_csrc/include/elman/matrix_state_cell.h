@@ -33,7 +33,8 @@
 //   squashes         whether phi is tanh
 //   scalar_keep      keep is c[0] itself: then d.keep arrives unsummed over i, and g.c[0] must be d.keep
 //   backward_uses_r  keep or line_backward depend on r; of an elementwise cell, anything does
-//   delta            write is a - b r with b a function of c alone, keep is c[0], and nothing squashes: then states of more than 32 elements take 16 steps at once
+//   delta            write is a - b r with b a function of c alone, keep is c[0], and nothing squashes: then, in 16-bit storage and
+//                    with 227 KB of shared memory, states of more than 32 elements take 16 steps at once. Not with `folded`
 //   energy           whether there is an energy; else it is 0
 //   elementwise      whether it has `element` and `element_backward`
 //   folded           numbers per line that `line` is given as `in` instead of the inputs and learned constants: `fold` makes them of these, once and

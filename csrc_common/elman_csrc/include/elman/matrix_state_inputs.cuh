@@ -231,7 +231,7 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
     }
     if constexpr (P::blocked) {
 #pragma unroll
-      for (int e = 0; e < E; e++) f[e] = hold && w == 0 ? 0.f : f[e];  // what is not finite in a held step stays there
+      for (int e = 0; e < E; e++) f[e] = hold && w == 0 ? 0.f : f[e];  // a k of a held step that is not finite stays there
       store_parts<P, E>(x, w, s, sub * E, f);
       continue;
     }

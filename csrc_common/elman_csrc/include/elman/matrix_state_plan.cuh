@@ -60,7 +60,7 @@ struct Plan {
   static constexpr bool large = tensor && N > 32;
   // A large cell without tanh whose writes are affine in what they retrieve takes the steps of a segment at once (matrix_state_blocked.cuh).
   static constexpr bool blocked = large && Cell::delta && kMuchShared;
-  static_assert(!Cell::delta || (Cell::scalar_keep && Cell::retrieves && !Cell::squashes && NC == 0),
+  static_assert(!Cell::delta || (Cell::scalar_keep && Cell::retrieves && !Cell::squashes && NC == 0 && !folds),
                 "what a cell that says `delta` must be");
   static constexpr int segment = blocked ? kInterval : large ? (N <= 64 ? 8 : 4) : !tensor && N > 96 ? 8 : kInterval;
   // Helpers replay, too, while the others walk over the segment behind, if registers suffice for both. They store a state when the walk is done with the
@@ -101,7 +101,7 @@ struct Plan {
   static constexpr int C = 32 / L * M;
   static constexpr int warps = (V + C - 1) / C;  // of a head
   static constexpr int group = !helped || kRoomy ? 4 : 2;  // warps that a block recurs with; 4 is a warpgroup
-  static constexpr int most = large && kMuchShared && !(blocked && N > 64) ? 8 : group;
+  static constexpr int most = large && kMuchShared && !(blocked && (N > 64 || NL > 1)) ? 8 : group;
   static constexpr int PARTS = (warps + most - 1) / most;
   static constexpr int WPH = (warps + PARTS - 1) / PARTS;
   static constexpr int TL = WPH * 32;
@@ -118,7 +118,7 @@ struct Plan {
   static constexpr int backward_blocks = helped ? (alone ? 1 : 2) : threads <= 128 ? 2 : 1;
   static constexpr int signals = !ahead || HB > 2 ? 1 : HB > 1 ? 4 : 8;
   static constexpr int moved = tight ? 72 : 48;
-  static constexpr bool moves = !blocked;  // registers, in the backward: else helpers have as much to do
+  static constexpr bool moves = !blocked;  // whether helpers give registers to own warps in the backward: there they need as many
   static constexpr int helper_registers = ahead ? 112 : moved,
                        own_registers = 256 - helper_registers;  // of the backward, where registers move
   // The same of the forward of a large head.
