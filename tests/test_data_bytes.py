@@ -30,7 +30,7 @@ def test_a_compressed_file_is_refused(write):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "--data"), (b"", "is empty"), (b"x" * 300, "513 bytes")],
+    [(None, "there is no file"), (b"", "is empty"), (b"x" * 300, "513 bytes")],
     ids=["missing", "empty", "short"],
 )
 def test_what_is_wrong_with_a_text_is_said_in_one_line(content, words, write, tmp_path, capsys):

@@ -149,7 +149,7 @@ def test_the_recurrence_is_one_operation_of_a_compiled_graph(kernel):
 def test_an_unknown_back_end_and_a_missing_tensor_are_named():
     with pytest.raises(ConfigError, match="backend must be auto, torch, cuda, host or reference, not 'fast'"):
         e42_dense(*inputs(e42_dense), backend="fast")
-    with pytest.raises(TypeError, match=r"e1 takes \(u, z, w, h0, mask=None, starts=None\), not 2 tensors"):
+    with pytest.raises(ConfigError, match=r"e1 takes \(u, z, w, h0, mask=None, starts=None\), not 2 tensors"):
         e1_dense(*inputs(e1_dense)[:2])
 
 

@@ -171,7 +171,7 @@ def test_states_before_steps_are_kept_only_for_a_backward():
 
 def test_another_number_of_tensors_and_a_named_back_end_under_torch_func_are_refused():
     given = inputs(lstm)
-    with pytest.raises(TypeError, match=r"made_up_lstm takes \(i, f, o, z, p_i, .* mask=None, starts=None\), not 9"):
+    with pytest.raises(ConfigError, match=r"made_up_lstm takes \(i, f, o, z, p_i, .* mask=None, starts=None\), not 9"):
         lstm(*given[:-1])
     with pytest.raises(NotImplementedError, match=r"backend='auto' or 'reference'"):
         jvp(lambda x: lstm(x, *given[1:], backend="torch")[0], (given[0],), (given[0],))

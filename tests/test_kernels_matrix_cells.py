@@ -1,6 +1,7 @@
 """The matrix-state skeleton with other cells than E88's: its C++ loops, its GPU source on emulated threads, and nvcc."""
 
 import importlib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,13 @@ def test_room_for_other_states_than_a_module_saves_is_one_line(tmp_path: Path, m
         emulated_spec(other).call("emulated", inputs, problem.options)
 
 
+def test_a_cell_that_hides_its_use_of_r_is_found_on_a_cpu(tmp_path: Path) -> None:
+    need_host_compiler()
+    lie = replace(LINEAR["deltanet"], flags="squashes = false, backward_uses_r = false")
+    report = verify(lie.kernel("hides_r", tmp_path).spec(), "host", cases=HOST["deltanet"], opcheck=False)
+    assert [row.tensor for row in report.rows if not row.passed] == ["d beta"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", RULES)
 def test_flas_chunks_follow_the_rule(
@@ -220,7 +228,7 @@ def test_other_inputs_than_the_cells_are_one_line() -> None:
         ((v, v, slope, slope), {}, "it got too many inputs"),
         ((v, v, slope), {"beta": v}, "has the options linear_state, not 'beta'"),
     ):
-        with pytest.raises(TypeError, match=said):
+        with pytest.raises(ConfigError, match=said):
             gated(q, q, *inputs, **more)
     with pytest.raises(ConfigError, match="at most 3 vectors, 3 lines beside v, 2 scalars and 4 params"):
         MatrixKernel("many", header=gated.cell.header, reference=gated.cell.reference, lines=tuple("abcd"))

@@ -96,7 +96,16 @@ def test_a_missing_tensor_is_an_error_and_not_a_random_weight(saved):
     del tensors["model.layers.0.mixer.rec"]
     save_file(tensors, saved / WEIGHTS, {"format": "pt"})
     write_checksums(saved)
-    with pytest.raises(CheckpointError, match=r"does not contain the whole model.*mixer\.rec"):
+    with pytest.raises(CheckpointError, match=r"of different models.*mixer\.rec"):
+        load_checkpoint(saved)
+
+
+def test_a_layer_too_many_is_an_error(saved):
+    tensors = load_file(saved / WEIGHTS)
+    more = {name.replace(".layers.0.", ".layers.7."): x.clone() for name, x in tensors.items()}
+    save_file(tensors | more, saved / WEIGHTS, {"format": "pt"})
+    write_checksums(saved)
+    with pytest.raises(CheckpointError, match=r"of different models.*layers\.7\."):
         load_checkpoint(saved)
 
 

@@ -158,6 +158,16 @@ def test_one_model_alone_is_an_error(tmp_path, capsys):
     assert "fewer than two models" in capsys.readouterr().err
 
 
+def test_a_damaged_run_that_is_left_out_is_named(tmp_path, capsys):
+    runs = [write_run(tmp_path / name, f"train.lr={i + 1}e-3") for i, name in enumerate("abcd")]
+    (runs[0] / "manifest.json").write_text("{")
+    (runs[1] / "metrics.jsonl").write_text("x\n")
+    assert main(["compare", *map(str, runs)]) == 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"elman: {runs[0]} is left out: {runs[0]}/manifest.json is damaged")
+    assert second == f"elman: {runs[1]} is left out: no step in metrics.jsonl"
+
+
 def test_of_a_suite_the_best_stands_beside_each_other_one_at_its_own_learning_rate(tmp_path, capsys):
     suite = example_suite(tmp_path / "s", seeds=(1, 2), steps=240)
     found = against_best(find_runs([suite]))

@@ -70,6 +70,7 @@ def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
         assert [problem for _, problem in Plugin(folder).checks() if problem] == []
         for path in (p for p in folder.rglob("*") if p.is_file()):
             assert source not in path.name
+            assert path.name != "errors.json", "measured of the original"
             for own in ("Config", "Mixer"):
                 assert class_name(source) + own not in path.read_text(), path
             assert "published figures" not in path.read_text(), path
@@ -87,6 +88,16 @@ def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
     ]
     done = subprocess.run(tests, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_a_full_disk_leaves_no_half_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: Path, *_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match=r"cannot write .*e99: No space left"):
+        render("e99", tmp_path)
+    assert not (tmp_path / "e99").exists()
 
 
 def test_a_new_plugin_in_a_repository_of_plugins_goes_beside_them(tmp_path: Path) -> None:
@@ -140,7 +151,7 @@ def test_a_package_of_several_variants_has_the_rooms_in_each(tmp_path: Path) -> 
         (("elman_e99/op.py", "from pathlib", "import elman_core.model\nfrom pathlib"), "imports elman_core.model"),
         (
             ("elman_e99/op.py", "import DenseKernel", "import DenseKernel, choice"),
-            "takes choice from elman_core.kernels, which is not one of its public names",
+            "takes choice from elman_core.kernels, where it is not public",
         ),
         (("elman_e99/op.py", "from pathlib", "def broken(:\nfrom pathlib"), "op.py is not Python: SyntaxError: invalid syntax"),
         (("elman_e99/op.py", "from pathlib", "import elman_e42\nfrom pathlib"), "op.py imports elman_e42"),

@@ -176,9 +176,7 @@ def _words(error: BaseException, code: int) -> str:
     from elman_core.registry.checks import ran_out
 
     if code == 3 and ran_out(error):
-        return (
-            f"out of memory: {(str(error).splitlines() or ['no more'])[0]}; take a smaller model, or fewer rows at once"
-        )
+        return f"out of memory: {(str(error).splitlines() or ['no more'])[0]}; take a smaller model or fewer rows"
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

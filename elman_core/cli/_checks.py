@@ -84,11 +84,9 @@ class Plugin:
     def _names(self) -> str:
         wanted = (f"elman-{self.name}", f"elman_{self.name}")
         found = (self.project.get("name"), self.package)
-        return (
-            ""
-            if found == wanted
-            else f"distribution and package are {found}, by the entry point they should be {wanted}"
-        )
+        if found == wanted:
+            return ""
+        return f"distribution and package are {found}, by the entry point they should be {wanted}"
 
     def _core(self) -> str:
         for wanted in self.needs:
@@ -112,9 +110,7 @@ class Plugin:
                 if other or inside or first in FORBIDDEN:
                     return f"{path.relative_to(self.folder)} imports {module}; a plugin may import {', '.join(PUBLIC)}"
             for module, name in _private(tree):
-                return (
-                    f"{path.relative_to(self.folder)} takes {name} from {module}, which is not one of its public names"
-                )
+                return f"{path.relative_to(self.folder)} takes {name} from {module}, where it is not public"
         return ""
 
     def _wheel(self) -> str:

@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import keyword
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from importlib import resources
@@ -17,7 +18,7 @@ from typing import Any
 from elman_core import __version__
 from elman_core.registry import ConfigError, plugins
 
-# What a copied plugin must not claim for itself: names and figures that belong to the original.
+# What a copied plugin must not claim for itself: names and figures that belong to the original; errors.json, too.
 NOT_COPIED = ("aliases", "parse_alias", "published")
 
 
@@ -52,9 +53,13 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
         equation = plugins().get(source).variant.equation
         readme = re.sub("`.*`(?=\\. Install)", lambda _: f"`{equation}`", files["README.md"])
         files = {"README.md": readme, "pyproject.toml": files["pyproject.toml"], **_copied(source, name)}
-    for path, text in files.items():
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        (target / path).write_text(text, encoding="utf-8")
+    try:
+        for path, text in files.items():
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from error
     return target, sorted(files)
 
 
@@ -76,7 +81,7 @@ def _texts(folder: Traversable, prefix: str = "") -> list[tuple[str, str]]:
     for entry in sorted(folder.iterdir(), key=lambda e: e.name):
         if entry.is_dir() and entry.name != "__pycache__":
             found += _texts(entry, f"{prefix}{entry.name}/")
-        elif entry.is_file() and not entry.name.endswith((".pyc", ".so")):
+        elif entry.is_file() and not entry.name.endswith((".pyc", ".so", "errors.json")):
             found.append((prefix + entry.name, entry.read_text(encoding="utf-8")))
     return found
 

@@ -19,7 +19,7 @@ def eval_(
         None,
         "--bytes",
         min=1,
-        help="Most bytes to score; by default as in the run, or 1 MiB; with --all the whole file.",
+        help="Most bytes to score, but at least one window; by default as in the run, or 1 MiB; with --all the whole file.",
     ),
     heldout: float | None = typer.Option(
         None, help="Fraction of the file that is held out; by default as in the run, or 0.01."

@@ -111,7 +111,7 @@ def verify(
         raise KernelError("nothing was checked: none of these kernels runs on this machine")
     wrong = [f"{report.name} ({report.target})" for report in reports if not report.passed]
     if wrong:
-        raise KernelError(f"wrong numbers from {', '.join(wrong)}")
+        raise KernelError(f"verification failed: {', '.join(wrong)}")
 
 
 def _targets(spec: KernelSpec, here: Literal["host", "cuda"]) -> list[str]:
@@ -146,9 +146,7 @@ def _specs(names: list[str], target: str | None, shared: bool = False) -> list[K
     if not names:
         found = [s for name in variants for s in get_variant(name).kernels if _runs(s, target)] + common
         if not found:
-            raise KernelError(
-                f"no installed variant has a {target or 'compiled'} kernel; `elman list` shows what is installed"
-            )
+            raise KernelError(f"no installed variant has a {target or 'compiled'} kernel; see `elman list`")
         return found
     chosen: dict[str, KernelSpec] = {}
     for name in names:

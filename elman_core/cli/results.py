@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from ._text import columns, dump
+
+
+def _readable(paths: list[Path]) -> list[Any]:
+    """The runs below the paths; one line for each that is damaged, which comparisons and pictures leave out."""
+    from elman_core.experiments.results.runs import METRICS, find_runs
+
+    runs = find_runs(paths)
+    for run in runs:
+        if (run.path / METRICS).exists() and not (run.manifest and len(run.metrics)):
+            print(f"elman: {run.path} is left out: {run.fault or f'no step in {METRICS}'}", file=sys.stderr)
+    return runs
 
 
 def results(
@@ -57,10 +70,10 @@ def compare(
     out. Differences are in bits per byte, first minus second: below zero, the first is better.
     """
     from elman_core.experiments.results.compare import against_best, against_first, as_data, describe
-    from elman_core.experiments.results.runs import MANIFEST, find_runs
+    from elman_core.experiments.results.runs import MANIFEST
     from elman_core.registry import ConfigError
 
-    runs = find_runs(paths)
+    runs = _readable(paths)
     single = any((path / MANIFEST).is_file() for path in paths)
     found = against_first(runs, last) if single else against_best(runs, last)
     if not found:
@@ -83,8 +96,6 @@ def plot(
     'elman-core[plot]'.
     """
     from elman_core.experiments.results.plots import plot as draw
-    from elman_core.experiments.results.runs import find_runs
 
-    runs = find_runs(paths)
-    for path in draw(runs, out or (paths[0] if len(paths) == 1 else Path()) / "plots", x):
+    for path in draw(_readable(paths), out or (paths[0] if len(paths) == 1 else Path()) / "plots", x):
         print(path)

@@ -63,7 +63,7 @@ class ByteFile:
                 raise DataError(f"{self.path} is empty; training data is one file of raw bytes")
             self._open()
         except FileNotFoundError:
-            raise DataError(f"there is no file {self.path}; give the training text with --data FILE") from None
+            raise DataError(f"there is no file {self.path}: training data is one file of raw bytes") from None
         except OSError as error:
             raise DataError(f"cannot read {self.path}: {error.strerror or error}") from error
         self.size = os.fstat(self._descriptor).st_size

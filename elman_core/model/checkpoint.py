@@ -161,10 +161,10 @@ def load_checkpoint(
             first = str(error).strip().splitlines() or [type(error).__name__]
             raise CheckpointError(f"{path} cannot be loaded: {first[0]}") from error
     model, report = loaded
-    wrong = sorted(report["missing_keys"]) + sorted(str(k) for k in report["mismatched_keys"])
+    wrong = [k for kind in ("missing", "mismatched", "unexpected") for k in sorted(map(str, report[f"{kind}_keys"]))]
     if wrong:
         raise CheckpointError(
-            f"{path} does not contain the whole model: {len(wrong)} tensors missing, such as {wrong[0]}"
+            f"{path} and its config.json are of different models: {len(wrong)} tensors do not fit, such as {wrong[0]}"
         )
     return model.to(device).eval()
 

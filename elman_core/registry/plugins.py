@@ -190,7 +190,8 @@ class Plugins:
 
     def _missing(self, name: str, made_with: str | None) -> PluginError:
         words = [f"no variant {name!r} is installed."]
-        if hint := did_you_mean(name, self.installed):
+        there = any(broken.entry_point == name for broken in self.broken)
+        if not there and (hint := did_you_mean(name, self.installed)):
             words[0] += hint
         cause: BaseException | None = None
         for broken in self.broken:  # any of them might have brought it
@@ -200,7 +201,7 @@ class Plugins:
         for left in self.not_loaded:
             if left.entry_point == name or _made_by(left.package, made_with):
                 words.append(f"{left.package} {left.version} needs {left.needs}: pip install '{left.needs}'.")
-        if made_with:
+        if made_with and not there:
             words.append(f"The checkpoint was made with {made_with}: pip install {made_with.split('==')[0]}")
         else:
             words.append(f"Installed: {', '.join(sorted(self.installed)) or 'none'}")

@@ -152,9 +152,7 @@ class Optimizer:
             by_name.setdefault(name, {})[kind] = tensor
         if (by_name and set(by_name) != set(self.params)) or len(numbers) != len(self.inner.param_groups):
             odd = sorted(set(by_name) ^ set(self.params))
-            raise CheckpointError(
-                f"the optimizer's state belongs to another model: {', '.join(odd[:3]) or 'other groups'}"
-            )
+            raise CheckpointError(f"the optimizer's state is of another model: {', '.join(odd[:3]) or 'other groups'}")
         kinds = {kind for values in by_name.values() for kind in values}
         keeps = {n: _AVERAGED if self.averages else _MUON if n in self.matrices else _ADAMW for n in by_name}
         if kinds != set[str]().union(*keeps.values()):

@@ -30,7 +30,7 @@ def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"the device must be auto, cpu, cuda or cuda:N, not {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"the device is {name!r}, but this machine has {torch.cuda.device_count()} CUDA devices")
+        raise ConfigError(f"no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices, and cpu")
     return _numbered(device)
 
 

@@ -156,10 +156,8 @@ class RayExecutor:
     def words(self) -> str:
         """The places, in words."""
         each = [count for count in self._resources() if count]
-        return (
-            f"one job on each {self._kind} of a Ray cluster: "
-            f"{sum(each):g} on {len(each)} node{'s' if len(each) > 1 else ''}"
-        )
+        nodes = f"{len(each)} node{'s' if len(each) > 1 else ''}"
+        return f"one job on each {self._kind} of a Ray cluster: {sum(each):g} on {nodes}"
 
     def slot(self, job: Job) -> Slot | None:
         gpus = job.gpus if self.uses_gpus else 0

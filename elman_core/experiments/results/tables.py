@@ -100,7 +100,7 @@ def heading(group: Group) -> str:
     parts += [str(value[0]) for value in (p.get("optimizer"), p.get("schedule")) if isinstance(value, list) and value]
     parts.append(str(p.get("precision")))
     if isinstance(p.get("evaluation"), list) and all(isinstance(v, int) for v in p["evaluation"]):
-        parts.append("held out: {:,} bytes in windows of {}".format(*p["evaluation"]))
+        parts.append("held out: up to {:,} bytes in windows of {}".format(*p["evaluation"]))
     return " · ".join(parts)
 
 

@@ -126,7 +126,7 @@ class DenseKernel:
         extras, others = rest[:count], rest[count:]
         if not 2 <= len(others) <= 4:
             expected = ", ".join(("u", *self.cell.extras, "w", "h0", "mask=None", "starts=None"))
-            raise TypeError(f"{self.name} takes ({expected}), not {1 + len(rest)} tensors")
+            raise ConfigError(f"{self.name} takes ({expected}), not {1 + len(rest)} tensors")
         w_dd, h0_Bd, mask_TB, starts_TB = (*others, None, None)[:4]
         recurrence, u_TBd = self._plain, x_TBK
         if w_dd is not None and h0_Bd is not None:

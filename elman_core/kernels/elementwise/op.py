@@ -30,6 +30,7 @@ from torch import Tensor
 from elman_core.kernels.choice import Compiled, choose, in_words, register
 from elman_core.kernels.runtime import Wanted, check, compute_dtype, without_autocast
 from elman_core.kernels.spec import Backend, Case, Cell, Inputs, KernelSpec
+from elman_core.registry.errors import ConfigError
 
 from . import native, portable, spec
 from .recurrence import Recurrence
@@ -132,9 +133,7 @@ class ElementwiseKernel(Compiled):
         n, m = len(self.cell.streams), len(self.cell.streams) + len(self.cell.vectors)
         last = m + len(self.cell.states)
         if not last <= len(given) <= last + 2:
-            expected = ", ".join(
-                (*self.cell.streams, *self.cell.vectors, *self.cell.states, "mask=None", "starts=None")
-            )
-            raise TypeError(f"{self.name} takes ({expected}), not {len(given)} tensors")
+            names = (*self.cell.streams, *self.cell.vectors, *self.cell.states, "mask=None", "starts=None")
+            raise ConfigError(f"{self.name} takes ({', '.join(names)}), not {len(given)} tensors")
         mask, starts = (*given[last:], None, None)[:2]
         return list(given[:n]), list(given[n:m]), list(given[m:last]), mask, starts

@@ -137,8 +137,7 @@ class MatrixKernel(Compiled):
             o (B, T, H, V) in the dtype of q, S_T (B, H, N, V) in float32 (float64 for float64).
 
         Raises:
-            TypeError: the inputs are not the cell's.
-            ConfigError: shapes or dtypes do not fit together.
+            ConfigError: the inputs are not the cell's, or their shapes or dtypes do not fit together.
             KernelError: the named back end cannot run this call.
             NotImplementedError: a back end other than "reference" was named under torch.func.
         """
@@ -162,9 +161,7 @@ class MatrixKernel(Compiled):
         names, keys = self.cell.names[len(self.cell.packed) :], 2 + len(self.cell.vectors)
         given = self._bind(names, inputs, more)
         if self.cell.shared:
-            raise ConfigError(
-                f"{self.name}: {self.cell.shared[0]} is shared by all heads; call it with q, k and lines apart"
-            )
+            raise ConfigError(f"{self.name}: {self.cell.shared[0]} is shared by all heads; pass q, k and lines apart")
         C = check(self.name, {"packed": self._wanted["packed"]}, [packed_BTC])["C"]
         first = given[names[0]] if self.cell.scalars else None
         H = heads or (0 if first is None else first.shape[-1])
@@ -179,13 +176,13 @@ class MatrixKernel(Compiled):
     def _bind(
         self, names: Sequence[str], inputs: Sequence[Tensor | None], more: dict[str, Any]
     ) -> dict[str, Tensor | None]:
-        """The cell's inputs by name. Takes those that were given by name out of `more`. Raises `TypeError`."""
+        """The cell's inputs by name. Takes those that were given by name out of `more`. Raises `ConfigError`."""
         given = dict.fromkeys(names) | dict(zip(names, inputs, strict=False))
         given |= {n: more.pop(n) for n in names if n in more}
         missing = [n for n, x in given.items() if x is None and n not in self.cell.optional]
         if missing or len(inputs) > len(names):
             wrong = f"{missing[0]} is missing" if missing else "it got too many inputs"
-            raise TypeError(f"{self.name} takes {', '.join(names) or 'no input'} beside its keys; {wrong}")
+            raise ConfigError(f"{self.name} takes {', '.join(names) or 'no input'} beside its keys; {wrong}")
         return given
 
     def _recur(
@@ -197,7 +194,7 @@ class MatrixKernel(Compiled):
         cell, maps = self.cell, self.cell.maps[0] if maps is None else maps
         cell.check_maps(maps)
         if unknown := [n for n in options if n not in cell.options]:
-            raise TypeError(f"{self.name} has the options {', '.join(cell.options) or '(none)'}, not {unknown[0]!r}")
+            raise ConfigError(f"{self.name} has the options {', '.join(cell.options) or '(none)'}, not {unknown[0]!r}")
         if maps.mamba != (a_log_H is not None and dt_bias_H is not None):
             raise ConfigError(f"{self.name}: A_log and dt_bias belong to the map 'mamba', and to it alone")
         rest = (state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H)

@@ -191,8 +191,9 @@ struct Driver {
             for (int l = 0; l < Cell::lines; l++) g.line[l][head * V + v] = 0;
             continue;
           }
-          const MatrixIn<T> in = given(Sp, x_, v);
+          MatrixIn<T> in = given(Sp, x_, v);
           const MatrixLine<T> w = Cell::template line<Exact>(in);
+          if (!Cell::backward_uses_r) in.r = 0;  // as on a GPU: a cell that does use it is found out
           MatrixLine<T> dw{};
           for (int i = 0; i < N; i++) {
             const T old = Sp[v * N + i], P = Cell::squashes ? d[i] * (T(1) - S[v * N + i] * S[v * N + i]) : d[i];
