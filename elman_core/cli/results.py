@@ -17,7 +17,7 @@ def _readable(paths: list[Path]) -> list[Any]:
 
     runs = find_runs(paths)
     for run in runs:
-        if (run.path / METRICS).exists() and not (run.manifest and len(run.metrics)):
+        if (file := run.path / METRICS).is_file() and file.stat().st_size and not (run.manifest and len(run.metrics)):
             print(f"elman: {run.path} is left out: {run.fault or f'no step in {METRICS}'}", file=sys.stderr)
     return runs
 
