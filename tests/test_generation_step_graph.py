@@ -6,6 +6,7 @@ from cpu_graph import CpuRecorder
 from decoding_helpers import ladder
 
 from elman_core.model import LadderForCausalLM, LadderStaticCache, step_graph
+from elman_core.model.cache import CACHE
 from elman_core.nn import scaled_once
 
 PROMPT = torch.arange(2 * 9).view(2, 9) * 31 % 256
@@ -24,7 +25,7 @@ def recorded(monkeypatch):
     monkeypatch.setattr(
         LadderForCausalLM,
         "_valid_auto_compile_criteria",
-        lambda _self, kwargs, _config: isinstance(kwargs.get("past_key_values"), LadderStaticCache),
+        lambda _self, kwargs, _config: isinstance(kwargs.get(CACHE), LadderStaticCache),
     )
     return made
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from elman_core.model import LadderForCausalLM
+from elman_core.model.cache import CACHE
 from elman_core.registry import ConfigError
 
 from .decoder import Decoder, recorder_for
@@ -52,7 +53,7 @@ def in_bursts(
     """
     how = _sampling(logits_processor, generation_config)
     budget, ends = _ends(stopping_criteria, input_ids.shape[1])
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get(CACHE)
     if cache is None or int(cache.get_seq_length()) > 0:
         raise ConfigError(f"in_bursts starts from a prompt and makes its own cache: {_INSTEAD}")
     if budget < 1:

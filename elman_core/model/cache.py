@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, StaticCache
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from elman_core.registry import ConfigError, State
 
 from .config import LadderConfig
 from .rollback import WINDOW, Replay, Snapshots, Tape, map_state
 from .state_file import load_states, save_states
+
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""The name of a cache in transformers' outputs and in `generate()`; it was past_key_values before 5.24."""
 
 
 class RecurrentLayer(CacheLayerMixin):

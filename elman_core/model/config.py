@@ -54,7 +54,7 @@ class LadderConfig(PreTrainedConfig):
     """
 
     model_type = "elman_ladder"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers declares it so)
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012 (transformers declares it so)
 
     variant: str | int | list | None = None
     options: dict | list | None = None

@@ -23,7 +23,7 @@ from elman_core.nn import add_rms_norm
 from elman_core.nn.layers import build_mixers
 from elman_core.registry import ConfigError, Mixer, State
 
-from .cache import adopt
+from .cache import CACHE, adopt
 from .config import LadderConfig
 from .pretrained import LadderPreTrainedModel
 from .rollback import Tape
@@ -117,6 +117,7 @@ class LadderModel(LadderPreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast | tuple:
         """Hidden states after the final norm.
@@ -129,13 +130,14 @@ class LadderModel(LadderPreTrainedModel):
                 computed as if it were alone in its row. `seq_idx` (B, T) or `cu_seq_lens_q` (for B = 1) mean the same.
                 A new document is recognised only if the position of its first real token is not greater than that of the
                 real token before it; if a document's first tokens may be masked, pass `seq_idx`.
-            past_key_values: the state so far, changed in place; an empty `DynamicCache` is accepted.
+            past_key_values: the state so far, changed in place; an empty `DynamicCache` is accepted. `cache` means the same.
             output_hidden_states: also the residual stream before every layer; the last entry is after the final norm.
 
         Raises:
             ConfigError: both or neither input, no tokens, a mask or positions of the wrong shape, or packed rows together with
                 a cache that can undo tokens.
         """
+        past_key_values = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
             raise ConfigError("give exactly one of input_ids and inputs_embeds")
         config = self.config
@@ -176,8 +178,8 @@ class LadderModel(LadderPreTrainedModel):
         hidden[-1] = out_BTD
         output = BaseModelOutputWithPast(
             last_hidden_state=out_BTD,
-            past_key_values=cache if use_cache else None,
             hidden_states=tuple(hidden) if output_hidden_states else None,
+            **{CACHE: cache if use_cache else None},
         )
         return output if return_dict else output.to_tuple()
 

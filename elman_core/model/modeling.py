@@ -15,7 +15,7 @@ from elman_core.nn import linear, scaled_once
 from elman_core.registry import ConfigError, State
 
 from . import step_graph
-from .cache import LadderCache, LadderStaticCache, RecurrentLayer, adopt
+from .cache import CACHE, LadderCache, LadderStaticCache, RecurrentLayer, adopt
 from .config import LadderConfig
 from .ladder import LadderModel
 from .pretrained import LadderPreTrainedModel
@@ -48,6 +48,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         actual_length: Tensor | None = None,
         prev_hiddens: list[State | None] | None = None,
         return_prev_hiddens: bool = False,
+        cache: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Logits (B, T, V), and the loss if there are labels. See `LadderModel.forward` for the other arguments.
@@ -62,7 +63,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             prev_hiddens: states to continue from, one dict (or None) for each residual branch.
             return_prev_hiddens: return `(result, states)`. Gradients flow through the states: detach them to cut.
         """
-        targets = None
+        past_key_values, targets = past_key_values if cache is None else cache, None
         if return_loss:
             if input_ids is None or labels is not None or input_ids.shape[1] < 2:
                 raise ConfigError(
@@ -106,7 +107,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         if return_loss:
             return (loss, states) if return_prev_hiddens else loss
         output = CausalLMOutputWithPast(
-            loss=loss, logits=logits_BTV, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+            loss=loss, logits=logits_BTV, hidden_states=out.hidden_states, **{CACHE: getattr(out, CACHE)}
         )
         result = output if return_dict else output.to_tuple()
         return (result, states) if return_prev_hiddens else result
@@ -129,7 +130,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         if cache is not None:
             adopt(cache, len(self.model.layers))._is_user_defined = True
         elif generation_config.use_cache is not False:
@@ -139,20 +140,16 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
                     f"cache_implementation={kind!r}: a recurrent state is constant in size; leave it out, or use 'static'"
                 )
             chosen = LadderStaticCache if kind == "static" else LadderCache
-            model_kwargs["past_key_values"] = cache = chosen(num_blocks=len(self.model.layers))
+            model_kwargs[CACHE] = cache = chosen(num_blocks=len(self.model.layers))
             if generation_config.is_assistant:
                 cache.activate_past_recording()
-        cache = model_kwargs.get("past_key_values")
         if cache is not None:
-            drafts = (
-                generation_config.prompt_lookup_num_tokens,
-                generation_config.is_assistant and generation_config.max_new_tokens,
-            )
-            _expect_draft(cache, max(n or 0 for n in drafts))
+            own = generation_config.is_assistant and generation_config.max_new_tokens
+            _expect_draft(cache, max(own or 0, generation_config.prompt_lookup_num_tokens or 0))
 
     def _get_candidate_generator(self, **kwargs: Any) -> Any:  # type: ignore[override]
         generator = super()._get_candidate_generator(**kwargs)  # type: ignore[misc]
-        _expect_draft(kwargs["model_kwargs"]["past_key_values"], int(getattr(generator, "num_assistant_tokens", 0)))
+        _expect_draft(kwargs["model_kwargs"][CACHE], int(getattr(generator, "num_assistant_tokens", 0)))
         return generator
 
     def _prepare_attention_mask_for_generation(  # type: ignore[override]
@@ -162,7 +159,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         ids = model_kwargs.get("input_ids")
         tensor = ids if ids is not None and ids.shape[1] > 0 else inputs_tensor
         length = tensor.shape[1]
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         if isinstance(cache, Cache) and cache.layers and isinstance(cache.layers[0], RecurrentLayer):
             seen = int(cache.get_seq_length())
             if 0 < length <= seen:  # fewer tokens than the state has consumed can only be new ones

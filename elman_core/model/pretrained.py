@@ -38,7 +38,7 @@ class LadderPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["LadderBlock"]  # noqa: RUF012 (transformers declares these so)
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     _is_stateful = False  # tokens can be undone, so assisted decoding works
     _can_compile_fullgraph = False  # an instance whose state is of constant size can
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = False

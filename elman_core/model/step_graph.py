@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .cache import LadderStaticCache
+from .cache import CACHE, LadderStaticCache
 from .graph import CudaRecorder, Recorder, try_to_record
 
 log = logging.getLogger("elman_core")
@@ -22,7 +22,7 @@ log = logging.getLogger("elman_core")
 WARM = 2
 """Steps before the recording, which compile and warm up what it uses."""
 
-_PLAIN = {"input_ids", "past_key_values", "use_cache", "return_dict", "logits_to_keep"}
+_PLAIN = {"input_ids", CACHE, "use_cache", "return_dict", "logits_to_keep"}
 
 
 class GraphedStep:
@@ -58,13 +58,11 @@ class GraphedStep:
         assert self._replay is not None
         self._tokens_B1.copy_(inputs["input_ids"])
         logits: Any = self._replay()
-        return CausalLMOutputWithPast(logits=logits, past_key_values=self._cache)
+        return CausalLMOutputWithPast(logits=logits, **{CACHE: self._cache})
 
     def _takes(self, inputs: dict[str, Any]) -> bool:
-        tokens, cache = inputs.get("input_ids"), inputs.get("past_key_values")
-        others = [
-            name for name, value in inputs.items() if name not in _PLAIN and value is not None and value is not False
-        ]
+        tokens, cache = inputs.get("input_ids"), inputs.get(CACHE)
+        others = [k for k, v in inputs.items() if k not in _PLAIN and v is not None and v is not False]
         if self._failed or self.model.training or torch.is_grad_enabled() or others or tokens is None:
             return False
         if not isinstance(cache, LadderStaticCache) or not cache.is_initialized or not inputs.get("use_cache"):
@@ -85,10 +83,8 @@ class GraphedStep:
         with self.recorder.work():
             found = try_to_record(self.recorder, run)
         if isinstance(found, RuntimeError):
-            log.warning(
-                "elman: the step of generate() cannot be captured as a CUDA graph and runs eager: %s",
-                str(found).splitlines()[0],
-            )
+            first = str(found).splitlines()[0]
+            log.warning("elman: the step of generate() cannot be captured as a CUDA graph and runs eager: %s", first)
             self._failed = True
         else:
             self._replay, self._tokens_B1 = found, held
