@@ -277,7 +277,8 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
             f"`{r['model']}`", f"`{options}`" if options else "", f"{r['lr']:g}", str(r["seed"]), f"{r['bits_per_byte']:.4f}",
             f"{r['loss_last_100_steps']:.4f}", f"{r['tok_s']:,.0f}{marks}", f"{r['peak_memory'] / GIB:.1f}",
         ])  # fmt: skip
-    (short,), (whole, *long) = ([n for n in sorted(tables) if (n >= WHOLE) == full] for full in (False, True))
+    [short] = [n for n in tables if n < WHOLE]
+    whole, *long = sorted(n for n in tables if n >= WHOLE)
     text = facts["text"]
     pairs = [["first", "second", "optimizer", "seed", "steps", "training loss", "95 % interval", "held out"]]
     for p in facts["pairs"]:

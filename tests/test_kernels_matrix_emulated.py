@@ -41,9 +41,8 @@ PROBLEMS = [
     case((2, 22, 2, 48, 24), torch.float16, **GATED, masked=True),
     case((1, 18, 1, 128, 20), bf16, **FUSED),
     case((1, 9, 1, 36, 5), bf16, on=("linear_state",), bare=True),  # sixteen steps at once
-    case(
-        (1, 101, 1, 52, 17), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True
-    ),  # places are used again
+    # More segments than there are places for.
+    case((1, 101, 1, 52, 17), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True),
     case((2, 43, 2, 40, 24), bf16, maps=matrix.cell.maps[0], packed=True, on=("linear_state", "write"), masked=True),
     case((1, 32, 1, 64, 64), torch.float16, on=("linear_state",)),
     case((1, 37, 2, 64, 64), bf16, **(FUSED | {"on": ("linear_state", "write")})),

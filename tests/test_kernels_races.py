@@ -21,6 +21,7 @@ from elman_core.testing.kernel import need_host_compiler
 
 Compile = Callable[..., Path]
 STEPS = 37  # three segments
+LONG = 117  # eight, more than there are places for where sixteen steps go at once
 FUSED_32X24 = matrix(32, 24, bf16, FUSED, write=True)
 LARGE = matrix(64, 72, bf16)
 PROGRAMS = {  # to numbers of heads
@@ -41,7 +42,6 @@ PROGRAMS = {  # to numbers of heads
     matrix(8, 20, f32, of=e75): 2,
 }
 BLOCKED = {matrix(64, columns, bf16, FUSED, write=True, linear=True): 1 for columns in (24, 72)}
-LONG = 117  # steps: eight segments, more than there are places for
 SOUND = ("barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy")
 RACING = (
     "no_barrier", "shuffle", "warp_barrier_for_a_block", "half_of_the_warps", "halves_apart", "write_after_read", "same_place",
@@ -94,7 +94,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     return compile_once
 
 
-def compile_driver(compiled: Compile, program: Program, heads: int, steps: int = STEPS) -> Path:
+def compile_driver(compiled: Compile, program: Program, heads: int, steps: int) -> Path:
     sizes = ("-DELMAN_BATCH=1", f"-DELMAN_STEPS={steps}", f"-DELMAN_HEADS={heads}")
     return compiled(program.source, program.extension, *sizes)
 
@@ -130,10 +130,14 @@ def test_a_race_is_found_in_either_order(kernel: str, backwards: bool, small: Pa
     assert "emulated_races.cu:" in said  # where
 
 
+def steps_of(program: Program) -> int:
+    return LONG if program in BLOCKED else STEPS
+
+
 @pytest.mark.parametrize(("program", "heads"), (PROGRAMS | BLOCKED).items(), ids=map(name_of, PROGRAMS | BLOCKED))
 def test_the_matrix_state_kernels_do_not_race(program: Program, heads: int, compiled: Compile) -> None:
     """In one order of the warps: the detector finds a race in either."""
-    count, said = races(compile_driver(compiled, program, heads, LONG if program in BLOCKED else STEPS))
+    count, said = races(compile_driver(compiled, program, heads, steps_of(program)))
     assert count == 0, said
     assert "every output was written" in said
 
@@ -151,6 +155,5 @@ def test_a_barrier_or_a_buffer_too_few_is_found(name: str, compiled: Compile, tm
         text = text.replace(old, new)
     mutated.write_text(text)
     extension = replace(whole, name=name.replace(" ", "_"), include=(tmp_path / "include",))
-    steps = LONG if program in BLOCKED else STEPS
-    count, said = races(compile_driver(compiled, replace(program, extension=extension), 1, steps))
+    count, said = races(compile_driver(compiled, replace(program, extension=extension), 1, steps_of(program)))
     assert count > 0, said

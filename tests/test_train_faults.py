@@ -102,8 +102,8 @@ NORM, OPTIMIZER = "model.norm.weight", "state/optimizer.safetensors"
         ),
         (OPTIMIZER, lambda t: t.pop(f"exp_avg/{NORM}"), "the optimizer's state"),
         (OPTIMIZER, lambda t: t.update({f"exp_avg/{NORM}": torch.zeros(3)}), "is not of the shape"),
-        (OPTIMIZER, lambda t: [t.pop(k) for k in list(t) if k.endswith(f"/{NORM}")], "of another model"),
-        (OPTIMIZER, lambda t: t.update({"exp_avg/other": torch.zeros(3)}), "of another model"),
+        (OPTIMIZER, lambda t: [t.pop(k) for k in list(t) if k.endswith(f"/{NORM}")], "is of another model"),
+        (OPTIMIZER, lambda t: t.update({"exp_avg/other": torch.zeros(3)}), "is of another model"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_the_model_or_its_name_is_refused(file, change, said, text, tmp_path):

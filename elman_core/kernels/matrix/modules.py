@@ -156,7 +156,7 @@ class MatrixCell(Cell):
 
 @cache
 def much_shared(device: torch.device) -> bool:
-    """Whether a block has 227 KB of shared memory, as `kMuchShared`; on a CPU, emulated threads have."""
+    """Whether a block has 227 KB of shared memory, as `kMuchShared`; the emulated GPU, on a CPU, has."""
     return device.type != "cuda" or 9 <= torch.cuda.get_device_capability(device)[0] < 12
 
 
