@@ -88,7 +88,7 @@ void take(MatrixCall& call, const Variant& variant, Outputs& outputs) {
     call.dscalar[i] = {scalar(kinds[i], [&](auto like) { return outputs.make<decltype(like)>(name, places); }), H};
   }
   if (Backward::mamba) call.dhead = address(outputs.make<float>("dhead", std::size_t(Backward::PARTS) * 2 * B * H));
-  if (Backward::PARTS > 1) call.parts = address(filled<float>(Backward::PARTS * places * (keys * N + 2), 0, 0));
+  if (Backward::PARTS > 1) call.parts = address(filled<float>(Backward::PARTS * places * Backward::part_width, 0, 0));
 }
 
 }  // namespace

@@ -70,10 +70,7 @@ MUTATIONS = {  # program, file, then pairs of what stands there and what shall
     "inputs brought over those that are still read": (
         next(iter(BLOCKED)),
         "matrix_state_backward.cuh",
-        (
-            "if (j > 0) give(j - 1);\n    team_sync<P>(at.team);\n    if (solves)",
-            "bring(j + 3), give(j - 1);\n    team_sync<P>(at.team);\n    if (solves)",
-        ),
+        ("    if (j > 0) give(j - 1);\n", "    bring(j + 3);\n    if (j > 0) give(j - 1);\n"),
         ("      bring(j + 3);\n", ""),
     ),
 }

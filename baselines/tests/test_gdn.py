@@ -152,6 +152,12 @@ def test_the_rule_is_transformers(theirs: Any, begin: bool) -> None:
         assert error < 1e-5, error
 
 
+def test_with_init_zero_a_layer_starts_as_the_identity() -> None:
+    mixer = GatedDeltaNet(16, GDNConfig(head_dim=8, init="zero"))
+    assert not mixer.o_proj.weight.any()
+    assert mixer.q_proj.weight.std() > 0
+
+
 def test_extreme_decays_stay_finite() -> None:
     q, k, v, _, beta = problem(130, torch.float32, begin=False)
     log = torch.full((2, 130, H), -600.0, requires_grad=True)

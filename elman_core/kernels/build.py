@@ -152,8 +152,7 @@ def cache_dirs() -> list[Path]:
     asked = os.environ.get("ELMAN_CACHE")
     if asked:
         return [Path(p).expanduser() for p in asked.split(os.pathsep) if p]
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return [base / "elman"]
+    return [Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "elman"]
 
 
 def local_arch(extension: Extension) -> str:

@@ -18,8 +18,7 @@ def orthogonal_(weight: Tensor, gain: float = 1.0) -> Tensor:
     """`gain` times a (semi-)orthogonal matrix, uniform over all of them; 16-bit weights are drawn in float32."""
     if weight.dtype == compute_dtype(weight):
         return nn.init.orthogonal_(weight, gain)
-    drawn = nn.init.orthogonal_(torch.empty_like(weight, dtype=torch.float32), gain)
-    return weight.copy_(drawn)
+    return weight.copy_(nn.init.orthogonal_(torch.empty_like(weight, dtype=torch.float32), gain))
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from elman_core.kernels import Maps, MatrixKernel
 from elman_core.registry import ConfigError, Mixer, State, StateSpec, option
 
 from .conv import CausalConv
-from .functional import compute_dtype
+from .functional import compute_dtype, mamba_decay
 from .gated import gated
 from .init import mamba_decay_, xavier_uniform_
 from .linear import linear, linears
@@ -40,7 +40,7 @@ class MatrixConfig:
     l2_norm: bool = option(True, "q and k of each head have length 1")
     decay: Literal["mamba", "simple", "constant", "none"] = option("mamba", "decay of the state, one for each head")
     use_write_gate: bool = option(False, "sigmoid gate on what is written, one for each head")
-    write_scale: float = option(1.0, "factor of the write gate; above 1, a linear state can grow", gt=0.0, le=2.0)
+    write_scale: float = option(1.0, "factor of the write gate; without tanh at most 1 + decay", gt=0.0, le=2.0)
     value_residual: bool = option(False, "a learned multiple of v is added to the output")
     tie_kv: bool = option(False, "v is k before its normalisation (needs expansion 1)")
     linear_state: bool = option(False, "no tanh around the new state")
@@ -161,13 +161,14 @@ class MatrixMixer(Mixer):
             qkv_BTC, new_state["conv"] = self.conv(qkv_BTC, window, mask_BT, starts_BT)
         if config.tie_kv:  # v is k as it is here: SiLU follows for both, the norm for k alone
             qkv_BTC = torch.cat((qkv_BTC, qkv_BTC[..., config.keys :]), -1)
-        kind, decay_BTH = self._decay(x_BTD, projected)
-        scalars = (kind, "sigmoid")
+        bounded = config.linear_state and config.write_scale > 1
+        kind, decay_BTH = self._decay(x_BTD, projected, given=bounded)
         if config.write_scale != 1.0:
             gate_BTH = projected["write_gate_proj"]
-            gate_BTH = gate_BTH.to(compute_dtype(gate_BTH))
-            projected["write_gate_proj"] = config.write_scale * torch.sigmoid(gate_BTH)
-            scalars = (kind, "given")
+            # Along k a step multiplies S by decay - write: below -1, a state without tanh would grow.
+            most = (1 + decay_BTH).clamp(max=config.write_scale) if bounded else config.write_scale
+            projected["write_gate_proj"] = most * torch.sigmoid(gate_BTH.to(compute_dtype(gate_BTH)))
+        scalars = (kind, "sigmoid" if config.write_scale == 1.0 else "given")
         o_BTHV, new_state["S"] = self.recur(
             qkv_BTC,
             decay_BTH,
@@ -194,12 +195,14 @@ class MatrixMixer(Mixer):
             qkv_BTC, decay_BTH, projected.get("write_gate_proj"), n_state=self.config.n_state, **rest
         )
 
-    def _decay(self, x_BTD: Tensor, projected: dict[str, Tensor]) -> tuple[str, Tensor]:
-        """The input of the decay (B, T, H), and the map that makes it: "mamba", "sigmoid", or "given" for none."""
+    def _decay(self, x_BTD: Tensor, projected: dict[str, Tensor], given: bool) -> tuple[str, Tensor]:
+        """The decay's input (B, T, H), and its map: "mamba", "sigmoid", or "given" for none, so that it is the decay itself."""
         if self.config.decay == "mamba":
-            return "mamba", projected["a_proj"]
+            a = projected["a_proj"]
+            return ("given", mamba_decay(a, self.A_log, self.dt_bias)) if given else ("mamba", a)
         if self.config.decay == "simple":
-            return "sigmoid", projected["beta_proj"]
+            b = projected["beta_proj"]
+            return ("given", torch.sigmoid(b.to(compute_dtype(b)))) if given else ("sigmoid", b)
         if self.config.decay == "constant":
             decay_H = torch.sigmoid(self.decay_logit.to(compute_dtype(self.decay_logit)))
         else:

@@ -236,5 +236,13 @@ inline unsigned __ballot_sync(unsigned, int yes) {
   for (int i = 0; i < 32; i++) found |= unsigned(all[i][0] != 0) << i;
   return found;
 }
-inline float __shfl_sync(unsigned, float x, int lane) { return __uint_as_float(emulated::exchange(&x, 4)[lane][0]); }
-inline float __shfl_xor_sync(unsigned, float x, int mask) { return __shfl_sync(0, x, emulated::block->current % 32 ^ mask); }
+template <class T>
+T __shfl_sync(unsigned, T x, int lane) {
+  static_assert(sizeof x == 4);
+  std::memcpy(&x, &emulated::exchange(&x, 4)[lane][0], 4);
+  return x;
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T x, int mask) {
+  return __shfl_sync(0, x, emulated::block->current % 32 ^ mask);
+}

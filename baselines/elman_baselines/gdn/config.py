@@ -17,7 +17,9 @@ class GDNConfig:
     allow_neg_eigval: bool = option(
         False, "β from 0 to 2: along k the state's sign may change, as counting and states need"
     )
-    init: Literal["normal", "linear"] = option("normal", "maps and convolutions: N(0, 0.02), or as torch starts them")
+    init: Literal["normal", "zero", "linear"] = option(
+        "normal", "maps and convolutions: N(0, 0.02); the same with an output map of 0; or as torch starts them"
+    )
 
     def heads(self, dim: int) -> int:
         """H."""

@@ -67,12 +67,12 @@ class GatedDeltaNet(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        normal = self.config.init == "normal"
+        init = self.config.init
         for module in self.children():
             if isinstance(module, RMSNorm):
                 module.reset_parameters()
-            elif normal and isinstance(module, (nn.Linear, CausalConv)):
-                nn.init.normal_(module.weight, std=0.02)
+            elif init != "linear" and isinstance(module, (nn.Linear, CausalConv)):
+                nn.init.normal_(module.weight, std=0.0 if init == "zero" and module is self.o_proj else 0.02)
             elif isinstance(module, CausalConv):
                 module.reset_parameters()
             elif isinstance(module, nn.Linear):

@@ -90,7 +90,7 @@ def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: 
     dy, ds0 = launch.aligned(dy.to(q.dtype), 16).contiguous(), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     batched |= {"dy": dy, "ds1": launch.whole(ds1), "saved": saved, "ds0": ds0}
     batched |= {"dq": dq, "dk": dk, "dvector": dvectors, "dline": dlines, "dscalar": dscalars}
-    width = (2 + len(dvectors)) * N + 2
+    width = (2 + len(dvectors)) * N + 4
     parts = module.info()[0] if form.backend == "cuda" else 1
     dheads: list[Tensor] = []
     dparams: list[Tensor] = []
@@ -231,10 +231,10 @@ def _room(
 
 
 def _slices(batch: int, bytes_a_row: int) -> Sequence[slice | None]:
-    """The batch in slices whose workspace fits; None if the whole batch fits."""
-    at_once = max(1, WORKSPACE // bytes_a_row) if bytes_a_row else batch
-    every = [slice(first, min(batch, first + at_once)) for first in range(0, batch, at_once)]
-    return every if at_once < batch else [None]
+    """The batch in slices of one size, the last at most smaller, whose workspace fits; None if the whole batch fits."""
+    slices = -(-batch // max(1, WORKSPACE // bytes_a_row)) if bytes_a_row else 1
+    each = -(-batch // slices)
+    return [slice(first, min(batch, first + each)) for first in range(0, batch, each)] if slices > 1 else [None]
 
 
 def sliceable(widths: Sequence[int], size: int, align: int) -> bool:

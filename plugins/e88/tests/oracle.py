@@ -27,7 +27,10 @@ class Row:
         self.decay, self.dt = self._decays()
         self.write = np.ones((T, H))
         if o["use_write_gate"]:
-            self.write = o["write_scale"] * sigmoid(x_TD @ p["write_gate_proj.weight"].T)
+            self.gate, self.most = sigmoid(x_TD @ p["write_gate_proj.weight"].T), o["write_scale"]
+            if o["linear_state"]:
+                self.most = np.minimum(self.most, 1 + self.decay)
+            self.write = self.most * self.gate
         self.states = np.zeros((T + 1, H, N, V))  # S_0 … S_T
         self.states[0] = start["S"]
         self.read = np.zeros((T, H, V))
@@ -164,6 +167,10 @@ class Row:
 
     def _undecay(self, grads, d_decay, d_write):
         p = self.p
+        if self.o["use_write_gate"]:
+            self._linear(grads, "write_gate_proj", d_write * self.write * (1 - self.gate))
+            if self.o["linear_state"] and self.o["write_scale"] > 1:
+                d_decay = d_decay + d_write * self.gate * (1 + self.decay < self.o["write_scale"])
         match self.o["decay"]:
             case "mamba":
                 g, A = d_decay * self.decay, np.exp(p["A_log"])
@@ -175,8 +182,6 @@ class Row:
                 self._linear(grads, "beta_proj", d_decay * self.decay * (1 - self.decay))
             case "constant":
                 grads["decay_logit"] += np.sum(d_decay * self.decay * (1 - self.decay), 0)
-        if self.o["use_write_gate"]:
-            self._linear(grads, "write_gate_proj", d_write * self.write * (1 - self.write / self.o["write_scale"]))
 
     def _unproject(self, grads, dq, dk, dv, g_window, start):
         o, T = self.o, self.sizes[0]

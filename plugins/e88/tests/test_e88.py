@@ -77,3 +77,17 @@ def test_initial_weights(init):
     drawn = {n: p.std().item() for n, p in mixer.named_parameters() if p.ndim > 1}
     wanted = {n: 0.0 if init == "zero" and n == "o_proj.weight" else pytest.approx(0.02, rel=0.1) for n in drawn}
     assert drawn == wanted
+
+
+@pytest.mark.parametrize("decay", ["mamba", "none"])
+def test_erasing_never_makes_a_linear_state_grow(decay):
+    """Values are zero, so that a step only multiplies S along k by decay - write."""
+    options = {**SMALL, "linear_state": True, "use_write_gate": True, "write_scale": 2.0, "decay": decay}
+    mixer = E88Mixer(16, MatrixConfig(**options)).double()
+    x = torch.randn(16, dtype=torch.float64)
+    with torch.no_grad():
+        mixer.qkv_proj.weight[2 * mixer.config.keys :] = 0
+        mixer.write_gate_proj.weight.copy_(x)  # the gate is open, and the key always the same
+        start = torch.randn(1, 4, 8, 8, dtype=torch.float64)
+        _, end = mixer(x.expand(1, 400, 16), {"S": start})
+    assert end["S"].norm() <= start.norm() * (1 + 1e-9)

@@ -91,7 +91,7 @@ template <class P>
 struct Ready : std::conditional_t<P::blocked, Block<P>, NoBlock> {
   // The k that would follow is read, and not used.
   alignas(16) float kq[P::blocked ? 0 : P::steps + P::looks_ahead][P::slots * P::Q];
-  alignas(16) float line[P::NL][P::steps][P::CB];
+  alignas(16) float line[P::NL][P::steps][P::line_pitch];
   float scalar[P::AS][P::steps];
   float hold[P::steps];
   float rho[2][P::steps];
@@ -139,8 +139,8 @@ struct BackwardShared : Sums<P> {
   alignas(16) float dscalar[P::result_buffers][P::NS][P::steps]
                            [P::large || P::tight ? P::shares : P::shares + 8];  // 8: so that rows start in different banks
   Staging<P> raw[P::raw_buffers];
-  alignas(16) typename P::Store dy[P::raw_buffers][P::steps][P::CB];
-  alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? P::steps : 1][P::CB];
+  alignas(16) typename P::Store dy[P::raw_buffers][P::steps][P::row_pitch];
+  alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? P::steps : 1][P::row_pitch];
   std::conditional_t<P::blocked, NoBlock, std::conditional_t<P::large, History<P>, SavedState<P>>> states;
   __device__ __forceinline__ float* line_gradients(int buf, int l) {
     if constexpr (P::large || P::tight) return x[buf].line[l][0];

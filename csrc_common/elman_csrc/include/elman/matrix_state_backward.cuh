@@ -13,12 +13,12 @@ __device__ __forceinline__ void bring_inputs(BackwardShared<P>& sm, const Backwa
   const int t0 = seg * P::steps;
   stage<P, TL>(sm.raw[raw], a.in, a.more, a.n, at.b, at.h, at.line0, t0, at.tl);
   stage_rows<P::steps, P::piece_line, P::CB, TL>(
-      &sm.dy[raw][0][0], P::CB,
+      &sm.dy[raw][0][0], P::row_pitch,
       static_cast<const typename P::Store*>(a.dy) + (int64_t(at.b) * a.n.T * a.n.H + at.h) * P::V + at.line0, int64_t(a.n.H) * P::V,
       t0, a.n.T, P::V - at.line0, at.tl);
   if constexpr (P::keeps_r)
     stage_rows<P::steps, P::piece_line, P::CB, TL>(
-        &sm.r[raw][0][0], P::CB,
+        &sm.r[raw][0][0], P::row_pitch,
         static_cast<const typename P::Store*>(a.saved) + Saved<P>(a.n).retrieved(at.b) + at.h * P::V + at.line0,
         int64_t(a.n.H) * P::V, t0, a.n.T, P::V - at.line0, at.tl);
 }
@@ -257,9 +257,10 @@ __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const Backwa
   if (solves || kSolvers<P> == 0) block(0);
   if (!solves) ready(1);
   team_sync<P>(at.team);
-  for (int j = 0; j < segments; j++) {
+  for (int j = 0;; j++) {
     if (j + 1 < segments) announce_state<P>(a, at, segments - 2 - j);
     if (j > 0) give(j - 1);
+    if (j == segments) break;
     team_sync<P>(at.team);
     if (solves) {
       block(j + 1);
@@ -271,7 +272,6 @@ __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const Backwa
     }
     team_sync<P>(at.team);
   }
-  give(segments - 1);
   give_heads<P>(a, at, sums, reinterpret_cast<float*>(&sm.dkq[0][0][0][0]), [&] { helpers_sync<P>(at.team); });
 }
 
@@ -373,25 +373,34 @@ __global__ void __launch_bounds__(P::threads, P::backward_blocks) backward_kerne
 template <class P>
 __global__ void __launch_bounds__(256) add_parts_kernel(const __grid_constant__ BackwardArgs a) {
   using Store = typename P::Store;
-  constexpr int N = P::N, M = (2 + P::NX) * N, W = M + 2;
-  const int64_t rows = int64_t(a.n.B) * a.n.T * a.n.H, total = rows * W;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += int64_t(gridDim.x) * blockDim.x) {
-    const int64_t row = i / W, token = row / a.n.H;
-    const int e = int(i % W), h = int(row % a.n.H);
-    if (e >= M + P::NS) continue;
-    float d = 0;
-    for (int p = 0; p < P::PARTS; p++) d += a.parts[p * total + i];
-    if (e < N) static_cast<Store*>(a.dk)[token * a.dk_step + h * N + e] = from_float<Store>(d);
-    else if (e < 2 * N) static_cast<Store*>(a.dq)[token * a.dq_step + h * N + e - N] = from_float<Store>(d);
-    else if (e < M) {
-      const int i = e / N - 2;
-      static_cast<Store*>(a.dvector[i])[token * a.dvector_step[i] + h * N + e % N] = from_float<Store>(d);
-    } else {
-      const int w = e - M;
-      const int64_t to = token * a.dscalar_step[w] + h;
-      if ((w ? P::kind1 : P::kind0) == ScalarKind::given) static_cast<float*>(a.dscalar[w])[to] = d;
-      else static_cast<Store*>(a.dscalar[w])[to] = from_float<Store>(d);
+  constexpr int N = P::N, M = (2 + P::NX) * N;
+  const int64_t rows = int64_t(a.n.B) * a.n.T * a.n.H;
+  const int lane = threadIdx.x % 32;
+  for (int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32; row < rows; row += gridDim.x * (blockDim.x / 32)) {
+    const int64_t token = row / a.n.H, h = row % a.n.H;
+    const float* from = a.parts + row * P::part_width;
+    for (int e = lane * 4; e < M; e += 128) {
+      float d[4] = {};
+#pragma unroll
+      for (int p = 0; p < P::PARTS; p++) {
+        float more[4];
+        load<4>(more, from + p * rows * P::part_width + e);
+#pragma unroll
+        for (int i = 0; i < 4; i++) d[i] += more[i];
+      }
+      const int which = e / N;
+      Store* to;
+      if (which == 0) to = static_cast<Store*>(a.dk) + token * a.dk_step;
+      else if (which == 1) to = static_cast<Store*>(a.dq) + token * a.dq_step;
+      else to = static_cast<Store*>(a.dvector[which - 2]) + token * a.dvector_step[which - 2];
+      store<4>(to + h * N + e % N, d);
     }
+    if (lane >= P::NS) continue;
+    float d = 0;
+    for (int p = 0; p < P::PARTS; p++) d += from[p * rows * P::part_width + M + lane];
+    const int64_t to = token * a.dscalar_step[lane] + h;
+    if ((lane ? P::kind1 : P::kind0) == ScalarKind::given) static_cast<float*>(a.dscalar[lane])[to] = d;
+    else static_cast<Store*>(a.dscalar[lane])[to] = from_float<Store>(d);
   }
 }
 

@@ -227,6 +227,11 @@ __device__ __forceinline__ void write_lines(float* to, const Lines<P>& S, const 
     if (my.has(m, n)) to[at.bh * (int64_t(P::N) * P::V) + (my.line + 8 * m) * line + n * row] = S[i / 4][i % 4];
   }
 }
+// Words that lane t has side by side in a saved line: four lanes fill whole sectors of memory.
+template <class P>
+constexpr int kSaved = P::N % 32 == 0   ? 4
+                       : P::N % 16 == 0 ? 2
+                                        : 1;
 // Where line g + 8 m of the state before a segment begins.
 template <class P, class T>
 __device__ __forceinline__ auto* saved_line(T* saved, const Sizes& n, const Place<P>& at, int seg, int line) {
@@ -242,8 +247,12 @@ __device__ __forceinline__ void save_lines(const ForwardArgs& a, const Place<P>&
   for (int m = 0; m < 2; m++) {
     auto* to = saved_line<P>(a.saved, a.n, at, seg, int(my.line) + 8 * m);
 #pragma unroll
-    for (int n = 0; n < kTiles<P>; n++)
-      if (my.has(m, 8 * n + 2 * my.t)) to[4 * n + my.t] = pack(S[n][2 * m], S[n][2 * m + 1], typename P::Store());
+    for (int n = 0; n < kTiles<P>; n += kSaved<P>) {
+      Vec<kSaved<P>, unsigned> words;
+#pragma unroll
+      for (int i = 0; i < kSaved<P>; i++) words.x[i] = pack(S[n + i][2 * m], S[n + i][2 * m + 1], typename P::Store());
+      if (my.has(m, 8 * n + 2 * my.t)) *reinterpret_cast<decltype(words)*>(to + 4 * n + kSaved<P> * my.t) = words;
+    }
   }
 }
 // As left operands, in words of the storage type.
@@ -256,7 +265,12 @@ __device__ __forceinline__ void fetch_lines(SavedLines<P>& S, const BackwardArgs
   for (int m = 0; m < 2; m++) {
     const auto* from = saved_line<P>(a.saved, a.n, at, seg, int(my.line) + 8 * m);
 #pragma unroll
-    for (int n = 0; n < kTiles<P>; n++) S[n / 2][n % 2 * 2 + m] = my.has(m, 8 * n + 2 * my.t) ? from[4 * n + my.t] : 0u;
+    for (int n = 0; n < kTiles<P>; n += kSaved<P>) {
+      Vec<kSaved<P>, unsigned> words = {};
+      if (my.has(m, 8 * n + 2 * my.t)) words = *reinterpret_cast<const decltype(words)*>(from + 4 * n + kSaved<P> * my.t);
+#pragma unroll
+      for (int i = 0; i < kSaved<P>; i++) S[(n + i) / 2][(n + i) % 2 * 2 + m] = words.x[i];
+    }
   }
 }
 
@@ -273,21 +287,32 @@ __device__ __forceinline__ MatrixIn<float> line_inputs(float (&in)[P::NL], float
   return {r, in, c, par};
 }
 
+// The lane whose number has the bit `with` gives its first word for the other's second.
+template <int with>
+__device__ __forceinline__ void swap_words(unsigned (&word)[2], int t) {
+  const unsigned got = __shfl_xor_sync(~0u, t & with ? word[0] : word[1], with);
+  if (t & with) word[0] = got;
+  else word[1] = got;
+}
 // A number of each step and line of the warp to [T,H,V], of which `to` is the row of the batch.
 template <class P>
 __device__ __forceinline__ void store_steps(typename P::Store* to, const Steps& x, const Sizes& n, const Place<P>& at, int t0) {
   const Mine<P> my(at);
 #pragma unroll
-  for (int i = 0; i < 4; i++) {  // lane (g, t) gets lines 2 t and 2 t + 1 of step g
-    const unsigned word = transposed(pack(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1], typename P::Store()));
-    const int s = t0 + i / 2 * 8 + my.g, line = at.line0 + at.tw * 16 + i % 2 * 8 + 2 * my.t;
+  for (int i = 0; i < 2; i++) {
+    unsigned word[2];  // of step g, lines 2 t and 2 t + 1, and 8 more; then lines 4 t to 4 t + 3
+#pragma unroll
+    for (int m = 0; m < 2; m++) word[m] = transposed(pack(x[i][2 * m], x[i][2 * m + 1], typename P::Store()));
+    swap_words<2>(word, my.t), swap_words<1>(word, my.t);
+    const int s = t0 + i * 8 + my.g, line = at.line0 + at.tw * 16 + 4 * my.t;
     if (s >= n.T || line >= P::V) continue;
     typename P::Store* at_line = to + (int64_t(s) * n.H + at.h) * P::V + line;
-    if constexpr (P::V % 2 == 0) {
-      *reinterpret_cast<unsigned*>(at_line) = word;
+    if constexpr (P::V % 4 == 0) {
+      *reinterpret_cast<Vec<2, unsigned>*>(at_line) = {{word[0], word[1]}};
     } else {
-      at_line[0] = from_float<typename P::Store>(unpack(word, 0, typename P::Store()));
-      if (line + 1 < P::V) at_line[1] = from_float<typename P::Store>(unpack(word, 1, typename P::Store()));
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        if (line + e < P::V) at_line[e] = from_float<typename P::Store>(unpack(word[e / 2], e % 2, typename P::Store()));
     }
   }
 }
@@ -343,10 +368,8 @@ __device__ __forceinline__ void forward_block(Lines<P>& S, const Ready<P>& x, co
 
 // ---- backward ---------------------------------------------------------------------------------------------------------------------
 
-// Sums over the warp's lines of a number of each step.
-template <int stride>
-__device__ __forceinline__ void sum_lines(float* to, const Steps& x, int lane) {
-  const int g = lane / 4, t = lane % 4;
+// Sums over the warp's lines of a number of each step: in the lanes with even g those of step summed_step.
+__device__ __forceinline__ float sum_lines(const Steps& x, int g) {
   float sum[4] = {x[0][0] + x[0][2], x[0][1] + x[0][3], x[1][0] + x[1][2], x[1][1] + x[1][3]};  // steps 2 t, 2 t + 1, and 8 later
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -354,10 +377,10 @@ __device__ __forceinline__ void sum_lines(float* to, const Steps& x, int lane) {
     sum[i] = mine + __shfl_xor_sync(~0u, away, 16);
   }
   const float away = g & 2 ? sum[0] : sum[1], mine = g & 2 ? sum[1] : sum[0];
-  float d = mine + __shfl_xor_sync(~0u, away, 8);
-  d += __shfl_xor_sync(~0u, d, 4);
-  if ((g & 1) == 0) to[((g & 4 ? 8 : 0) + 2 * t + (g & 2 ? 1 : 0)) * stride] = d;
+  const float d = mine + __shfl_xor_sync(~0u, away, 8);
+  return d + __shfl_xor_sync(~0u, d, 4);
 }
+__device__ __forceinline__ int summed_step(int g, int t) { return (g & 4 ? 8 : 0) + 2 * t + (g & 2 ? 1 : 0); }
 
 // Walks back over a segment: from G, the gradient of the state behind it, to that of the state before it, S. `sync` returns once helpers have
 // read the results of the previous segment.
@@ -368,7 +391,7 @@ __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>&
   const Block<P>& block = x;
   const Mine<P> my(at);
   const int lane = my.lane, warp = at.tw;
-  const typename P::Store(*dys)[P::CB] = sm.dy[raw];
+  const typename P::Store(*dys)[P::row_pitch] = sm.dy[raw];
   Steps of_s = {}, of_q = {}, of_g = {}, w = {};  // S^T k, S^T q, G^T k
   float inner = 0;  // <S, G>
 #pragma unroll
@@ -391,25 +414,46 @@ __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>&
 #pragma unroll
   for (int e = 0; e < 8; e++) w[e / 4][e % 4] = 0;
   fetch<false, false>(right, block.t, 0, lane), multiply<Of::both>(w, left, right);
-  // Line by line, what the cell makes of it. dlines lie in place of the lines.
+#pragma unroll
+  for (int e = 0; e < 8; e++) {
+    const int word = e / 4 * 2 + e / 2 % 2;
+    const float low = kExact<P> ? 0.f : unpack(dy[1][word], e % 2, bf16());
+    of_q[e / 4][e % 4] *= unpack(dy[0][word], e % 2, bf16()) + low;
+  }
+  const float of_output = sum_lines(of_q, my.g);
+  // Line by line, what the cell makes of it. All is read before dlines are written in place of the lines: no load then waits for a store.
   Steps u, y, dscalar[P::AS];
   const float par[P::AC] = {};
+  float in[8][P::NL], c[4][P::AS], r[8];
+  bool hold[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int step = i / 2 * 8 + 2 * my.t + i % 2;
+    hold[i] = x.hold[step] != 0.f;
+#pragma unroll
+    for (int s = 0; s < P::NS; s++) c[i][s] = x.scalar[s][step];
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+      const int e = i / 2 * 4 + 2 * m + i % 2, column = my.column + 8 * m;
+#pragma unroll
+      for (int l = 0; l < P::NL; l++) in[e][l] = x.line[l][step][column];
+      r[e] = to_float(sm.r[raw][step][column]);
+    }
+  }
   float* dlines = sm.line_gradients(buf, 0);
 #pragma unroll
   for (int e = 0; e < 8; e++) {
-    const int step = e / 4 * 8 + 2 * my.t + e % 2, column = my.column + e / 2 % 2 * 8, n = e / 4, i = e % 4;
-    const bool hold = x.hold[step] != 0.f;
-    float in[P::NL], c[P::AS];
-    const auto given = line_inputs<P>(in, c, par, x, to_float(sm.r[raw][step][column]), column, step);
+    const int at_step = e / 4 * 2 + e % 2, step = e / 4 * 8 + 2 * my.t + e % 2, column = my.column + e / 2 % 2 * 8, n = e / 4,
+              i = e % 4;
+    const MatrixIn<float> given = {r[e], in[e], c[at_step], par};
     const auto line = P::Cell::template line<typename P::Math, float>(given);
     const auto d = P::Cell::template line_backward<typename P::Math, float>({0.f, w[n][i]}, given);
-    u[n][i] = hold ? 0.f : line.write, y[n][i] = hold ? 0.f : d.r;
+    u[n][i] = hold[at_step] ? 0.f : line.write, y[n][i] = hold[at_step] ? 0.f : d.r;
 #pragma unroll
-    for (int l = 0; l < P::NL; l++) dlines[(l * P::steps + step) * P::CB + column] = hold ? 0.f : d.in[l];
+    for (int l = 0; l < P::NL; l++) dlines[(l * P::steps + step) * P::line_pitch + column] = hold[at_step] ? 0.f : d.in[l];
 #pragma unroll
-    for (int s = 1; s < P::NS; s++) dscalar[s][n][i] = hold ? 0.f : d.c[s];
+    for (int s = 1; s < P::NS; s++) dscalar[s][n][i] = hold[at_step] ? 0.f : d.c[s];
     of_s[n][i] *= y[n][i], of_g[n][i] *= u[n][i];
-    of_q[n][i] *= to_float(dys[step][column]);
   }
   Both ut, yt, doutput;  // steps x lines
   split(left, u[0], u[1]), split(right, y[0], y[1]);
@@ -418,12 +462,19 @@ __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>&
   transpose<P, false>(right, left);
   float m1[2][4] = {}, m2[2][4] = {};  // do_j u_i, y_j u_i
   multiply<kRough<P>>(m1, doutput, right), multiply<kRough<P>>(m2, yt, right);
-  sync();
-  sum_lines<1>(sm.ends[warp][0], of_s, lane), sum_lines<1>(sm.ends[warp][1], of_q, lane),
-      sum_lines<1>(sm.ends[warp][2], of_g, lane);
+  const float ends[3] = {sum_lines(of_s, my.g), of_output, sum_lines(of_g, my.g)};
+  float of_scalar[P::AS];
 #pragma unroll
-  for (int s = 1; s < P::NS; s++) sum_lines<P::shares>(&sm.dscalar[0][s][0][warp], dscalar[s], lane);
+  for (int s = 1; s < P::NS; s++) of_scalar[s] = sum_lines(dscalar[s], my.g);
   inner = line_sum<32>(inner);
+  sync();
+  if (my.g % 2 == 0) {
+    const int step = summed_step(my.g, my.t);
+#pragma unroll
+    for (int i = 0; i < 3; i++) sm.ends[warp][i][step] = ends[i];
+#pragma unroll
+    for (int s = 1; s < P::NS; s++) sm.dscalar[0][s][step][warp] = of_scalar[s];
+  }
   if (lane == 0) sm.inner[warp] = inner;
   Both from_do, to_do, symmetric, mirrored;
 #pragma unroll
@@ -433,12 +484,16 @@ __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>&
     for (int e = 0; e < 2; e++) {
       const int row = my.g + i % 2 * 8, column = i / 2 * 8 + 2 * my.t + e;
       const float first = m1[i / 2][i % 2 * 2 + e], second = m2[i / 2][i % 2 * 2 + e];
-      if (column <= row) sm.passing[warp][row][column] = first;
-      if (column < row) sm.passing[warp][column][row] = second;
       a[e] = column <= row ? block.weight[0][row][column] * first : 0.f;
       b[e] = column < row ? block.weight[0][row - 1][column] * second : 0.f;
     }
     split(from_do[0][i], from_do[1][i], a[0], a[1]), split(symmetric[0][i], symmetric[1][i], b[0], b[1]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int row = my.g + i / 2 % 2 * 8, column = i / 4 * 8 + 2 * my.t + i % 2;
+    if (column <= row) sm.passing[warp][row][column] = m1[i / 4][i % 4];
+    if (column < row) sm.passing[warp][column][row] = m2[i / 4][i % 4];
   }
   transpose<P, true>(to_do, from_do), transpose<P, true>(mirrored, symmetric);
 #pragma unroll
@@ -487,6 +542,17 @@ __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>&
   }
 }
 
+// One round of the sums over 16 lanes, one for each step, that end in the lane of that number. A function, since in a loop over `half` the selects
+// become addresses, and d lies in local memory.
+template <int half>
+__device__ __forceinline__ void fold(float (&d)[16], int p) {
+  const bool upper = p & half;
+#pragma unroll
+  for (int i = 0; i < half; i++) {
+    const float away = upper ? d[i] : d[i + half], mine = upper ? d[i + half] : d[i];
+    d[i] = mine + __shfl_xor_sync(~0u, away, half);
+  }
+}
 // The keeps' gradients of a segment, from what its walk left: all that passes a step, with the keeps but that step's own. By one warp, whose lane p has what
 // ends behind step p. `passing` is summed over warps, and multiplied with the products of the keys.
 template <class P>
@@ -511,14 +577,7 @@ __device__ __forceinline__ void give_keeps(BackwardShared<P>& sm, const Ready<P>
     const float ends = __shfl_sync(~0u, last, s);
     d[s] = passing * behind[s], passing = fmaf(keep[s], passing, p == 15 ? more[s] + ends : more[s]);
   }
-#pragma unroll
-  for (int half = 8; half > 0; half /= 2)  // a sum over lanes for each step, which ends in the lane of that number
-#pragma unroll
-    for (int i = 0; i < half; i++) {
-      const bool upper = p & half;
-      const float away = upper ? d[i] : d[i + half], mine = upper ? d[i + half] : d[i];
-      d[i] = mine + __shfl_xor_sync(~0u, away, half);
-    }
+  fold<8>(d, p), fold<4>(d, p), fold<2>(d, p), fold<1>(d, p);
   if (lane < 16) sm.dscalar[0][0][p][0] = x.hold[p] != 0.f ? 0.f : d[0];
 }
 

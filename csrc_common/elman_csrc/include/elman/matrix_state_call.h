@@ -16,7 +16,7 @@
 //   mask [B,T] bytes, 0 = hold the state
 //   dparam [B,H,V] float, on the host [H,V]: shares of the gradient of a param, to be added over B
 //   dhead [parts,2,B,H] float: shares of the gradients of a_log and dt_bias, to be added over parts and B
-//   parts [parts, B T H, (2 + vectors) N + 2] float if parts > 1, else 0: workspace
+//   parts [parts, B T H, (2 + vectors) N + 4] float if parts > 1, else 0: workspace
 #pragma once
 
 #include <cstdint>

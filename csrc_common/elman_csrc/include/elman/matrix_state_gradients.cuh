@@ -104,8 +104,7 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
     }
     if (s >= count) continue;
     if constexpr (P::PARTS > 1) {
-#pragma unroll
-      for (int e = 0; e < E; e++) part[s * part_step + w * N + sub * E + e] = g[e];
+      store<E>(part + s * part_step + w * N + sub * E, g);
     } else {
       store<E>(to, g);
     }
@@ -136,8 +135,7 @@ __device__ __forceinline__ void give_vectors(const BackwardArgs& a, const Backwa
       if (i == P::Cell::keep_vector) add(P::at_g, false);
       if (i == P::Cell::second_vector) add(P::at_l, false);
       if constexpr (P::PARTS > 1) {
-#pragma unroll
-        for (int e = 0; e < E; e++) part[s * part_step + (2 + i) * N + n + e] = g[e];
+        store<E>(part + s * part_step + (2 + i) * N + n, g);
       } else {
         store<E>(static_cast<Store*>(a.dvector[i]) + (token + s) * a.dvector_step[i] + at.h * N + n, g);
       }
@@ -160,7 +158,7 @@ __device__ __forceinline__ void give_lines(const BackwardArgs& a, BackwardShared
       const int s = at_it.s, e0 = at_it.e * EV, line = at.line0 + e0;
       if ((P::steps * per) % TL && s >= P::steps) break;
       float g[EV], f[EV];
-      load<EV>(g, sm.line_gradients(buf, l) + s * P::CB + e0);
+      load<EV>(g, sm.line_gradients(buf, l) + s * P::line_pitch + e0);
       if (of_line(P::Opt::silu, l)) {
         load<EV>(f, &sm.raw[raw].line[l][s][e0]);
 #pragma unroll
@@ -262,9 +260,8 @@ __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const Backwa
 template <class P>
 __device__ __forceinline__ void give_gradients(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
                                                int raw, const Scalars<P>& sc, HeadSums& sums, Folding<P>& folding) {
-  constexpr int width = (2 + P::NX) * P::N + 2;
-  const int64_t part_step = int64_t(a.n.H) * width, token = int64_t(at.b) * a.n.T + seg * P::steps;
-  float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * width : nullptr;
+  const int64_t part_step = int64_t(a.n.H) * P::part_width, token = int64_t(at.b) * a.n.T + seg * P::steps;
+  float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * P::part_width : nullptr;
   if constexpr (P::blocked) {  // the last warp has the scalars, and where there are eight, no lines
     constexpr int others = P::TL - (P::WPH >= 8 ? 32 : 0);
     give_keys<P>(a, sm, at, seg, buf, raw, part, part_step);

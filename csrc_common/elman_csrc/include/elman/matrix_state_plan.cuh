@@ -29,7 +29,8 @@ constexpr std::size_t kMostShared = (kMuchShared ? 227 : kRoomy ? 163 : 99) << 1
 // one before, while the team's own warps do nothing but recur: tanh and the chain of a step leave half of the cycles to them.
 //
 // heads: of a block, at most; fewer where their shared memory does not fit.
-template <int N_, int V_, class Store_, class Cell_, class Options_, int lines_ = 1, int steps_ = kInterval, int heads_ = 4>
+template <int N_, int V_, class Store_, class Cell_, class Options_, int lines_ = 1, int steps_ = kInterval, int heads_ = 4,
+          bool forward_ = false>
 struct Plan {
   static constexpr int N = N_, V = V_;
   using Store = Store_;
@@ -101,7 +102,9 @@ struct Plan {
   static constexpr int C = 32 / L * M;
   static constexpr int warps = (V + C - 1) / C;  // of a head
   static constexpr int group = !helped || kRoomy ? 4 : 2;  // warps that a block recurs with; 4 is a warpgroup
-  static constexpr int most = large && kMuchShared && !(blocked && (N > 64 || NL > 1)) ? 8 : group;
+  // A blocked forward of N > 64 has registers for two groups: one block with both needs half the helpers' work of two blocks.
+  static constexpr bool two_groups = blocked && forward_ && N > 64 && NL == 1;
+  static constexpr int most = large && kMuchShared && !(blocked && (N > 64 || NL > 1)) ? 8 : two_groups ? 2 * group : group;
   static constexpr int PARTS = (warps + most - 1) / most;
   static constexpr int WPH = (warps + PARTS - 1) / PARTS;
   static constexpr int TL = WPH * 32;
@@ -133,6 +136,9 @@ struct Plan {
   // Where q begins, after k: in other banks than the next k, which is read with it.
   static constexpr int Q = large ? NP + ((VW == 8 ? 4 : 16) + 32 - NP % 32) % 32 : NP;
   static constexpr int CB = WPH * C;
+  // From a step to the next, of lines in fp32 and in the storage type: four steps by eight lines lie in different banks.
+  static constexpr int line_pitch = CB + (blocked ? 4 : 0), row_pitch = CB + (blocked ? 8 : 0);
+  static constexpr int part_width = (2 + NX) * N + 4;  // of a step's gradients of vectors and scalars from one part of a head
   static constexpr int sz = sizeof(Store);
   // Lanes that convert a row of k or q; lanes that add up the shares of a scalar, one of each lane, in a large head four of each warp.
   static constexpr int KL = N > 64 && N % 16 == 0 ? 16 : N > 32 && N % 8 == 0 && tensor ? 8 : 4;
