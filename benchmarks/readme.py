@@ -66,8 +66,8 @@ RECIPES: list[tuple[str, str, Callable[[str, dict[str, Any]], bool]]] = [
         lambda model, o: model == "e97@592x8" and muon(o) and "linear_state" not in o,
     ),
 ]
-"""Rows of e88_gdn_h200.json over seeds: model, recurrence, which runs. Quality is the mean of the full runs at the best learning
-rate; speed and memory are those of the newest run of any length, because code becomes faster."""
+"""Rows of e88_gdn_h200.json over seeds: model, recurrence, which runs. Quality is the mean of the full runs at the best
+learning rate; speed and memory are those of the newest run of any length, because code becomes faster."""
 
 
 def _mean_bits(runs: list[dict[str, Any]]) -> float:
@@ -412,7 +412,9 @@ def tracking_table() -> str:
             cells.setdefault(f"{row['group']}, {length} steps", []).append(f"{share:.2f}")
     columns = list(next(iter(found.values())))
     rows = [(model, *(", ".join(cells[c]) for c in columns)) for model, cells in found.items()]
-    later = {f"{row['variant']}, `write_scale=2.0` without tanh: {row['commit']}" for row in data["rows"] if "commit" in row}
+    later = {
+        f"{row['variant']}, `write_scale=2.0` without tanh: {row['commit']}" for row in data["rows"] if "commit" in row
+    }
     commits = "; ".join([data["commit"][:7], *sorted(later)])
     return f"{markdown([('model', *columns), *rows])}\n\ntorch {data['torch']} on a CPU, commit {commits}."
 
