@@ -35,6 +35,15 @@ def gradients(function: Callable[..., Any], given: list[Tensor]) -> list[Tensor]
     return list(torch.autograd.grad((y.float() ** 2).sum() + last.sum(), given))
 
 
+@pytest.mark.parametrize("what", ["readout", "update"])
+def test_a_step_that_takes_other_arguments_is_refused_where_the_kernel_is_made(what):
+    cell = {"header": e1_dense.cell.header, "reference": e1_dense.cell.reference, "readout": lambda h, _h_prev, _z: h}
+    said = rf"^e999: {what}\(h, h_prev, z\): (too many|missing)"
+    for wrong in (lambda h, _h_prev: h, lambda h, _h_prev, _z, _more: h):
+        with pytest.raises(ConfigError, match=said):
+            DenseKernel("e999", **cell | {what: wrong}, extras=("z",))
+
+
 @both
 def test_a_cpu_takes_plain_pytorch_and_never_the_test_instrument(kernel, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "require")

@@ -66,8 +66,7 @@ def split(size: int, fraction: float = 0.01) -> Split:
     chosen = _smallest(blocks, min(blocks, math.ceil(wanted / block)))
     heldout = _join(chosen, block)
     edges = np.concatenate([[0], heldout.ravel(), [size]]).reshape(-1, 2)
-    training = edges[edges[:, 1] > edges[:, 0]]
-    return Split(size, fraction, block, heldout, training)
+    return Split(size, fraction, block, heldout, edges[edges[:, 1] > edges[:, 0]])
 
 
 def _smallest(blocks: int, count: int) -> NDArray[np.int64]:
@@ -98,6 +97,5 @@ def _join(blocks: NDArray[np.int64], block: int) -> Runs:
     if len(blocks) == 0:
         return np.zeros((0, 2), dtype=np.int64)
     breaks = np.flatnonzero(np.diff(blocks) != 1)
-    first = blocks[np.concatenate([[0], breaks + 1])]
-    last = blocks[np.concatenate([breaks, [len(blocks) - 1]])]
+    first, last = blocks[np.append(0, breaks + 1)], blocks[np.append(breaks, -1)]
     return np.stack([first, last + 1], axis=1) * block

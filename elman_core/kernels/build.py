@@ -282,8 +282,7 @@ def _first_error(done: subprocess.CompletedProcess[str]) -> str:
 def _version(compiler: Path) -> str:
     said = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, errors="replace", check=False)
     lines = [line.strip() for line in said.stdout.splitlines() if line.strip()]
-    release = [line for line in lines if "release" in line]
-    return (release or lines or ["unknown"])[0]
+    return next((line for line in lines if "release" in line), (lines or ["unknown"])[0])
 
 
 @cache

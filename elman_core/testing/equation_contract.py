@@ -111,8 +111,7 @@ class EquationContract(Harness):
 
 def _begins(starts: np.ndarray, on: np.ndarray) -> np.ndarray:
     """For every position that is not masked, whether a document starts there or at a masked one just before it."""
-    number = np.cumsum(starts)[on]
-    return np.diff(number, prepend=0) > 0
+    return np.diff(np.cumsum(starts)[on], prepend=0) > 0
 
 
 def _assert_equal(name: str, found: Tensor | None, expected: np.ndarray, said: str) -> None:

@@ -21,6 +21,7 @@ Shapes: T time, B batch, d width, K inputs.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -73,16 +74,20 @@ class DenseKernel:
         accumulates: str | None = None,
         cell: str | None = None,
     ) -> None:
+        for what, made in (("readout", readout), ("update", update)):
+            try:
+                _ = inspect.isfunction(made) and inspect.signature(made).bind("h", "h_prev", *extras)
+            except TypeError as error:
+                raise ConfigError(f"{name}: {what}({', '.join(('h', 'h_prev', *extras))}): {error}") from error
         self.name = name
         self.cell = Cell(
             name, Path(header), cell or f"elman::{name}::Cell", reference, readout, update, tuple(extras), uses_a,
             accumulates=accumulates, blocks=blocks,
         )  # fmt: skip
-        extra = dict.fromkeys(self.cell.extras, Wanted("TBd"))
         flag = Wanted("TB", "bool", True)
         self._wanted = {
-            "u": Wanted("TBd", "stored"), **extra, "w": Wanted("Snn" if blocks else "dd", "computed"),
-            "b": Wanted("d", "stored", True),
+            "u": Wanted("TBd", "stored"), **dict.fromkeys(extras, Wanted("TBd")),
+            "w": Wanted("Snn" if blocks else "dd", "computed"), "b": Wanted("d", "stored", True),
             "h0": Wanted("Bd", "computed"), "mask": flag, "starts": flag,
         }  # fmt: skip
         self._plain = Recurrence(self.cell, self)

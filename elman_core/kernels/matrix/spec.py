@@ -29,8 +29,7 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
         """q or the packed inputs, H, and N."""
         if "packed" in inputs:
             return inputs["packed"], options["heads"], options["n_state"]
-        heads = max(inputs[n].shape[2] for n in ("q", "k", "v"))
-        return inputs["q"], heads, inputs["q"].shape[3]
+        return inputs["q"], max(inputs[n].shape[2] for n in ("q", "k", "v")), inputs["q"].shape[3]
 
     def arguments(inputs: Inputs, options: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         names = cell.names if "packed" not in inputs else cell.names[len(cell.packed) :]
