@@ -48,7 +48,7 @@ RECIPES: list[tuple[str, str, Callable[[str, dict[str, Any]], bool]]] = [
     (
         "`e88:conv_h5v256@736x8`, Muon",
         "E88 without tanh, 5 heads of 64 x 256, convolution, write gate, norm",
-        lambda model, o: model.endswith("@736x8") and muon(o),
+        lambda model, o: model.endswith("@736x8") and muon(o) and "write_scale" not in o,
     ),
     (
         "`e42@704x6` with convolution and SwiGLU, Muon",
@@ -86,11 +86,10 @@ def models_table() -> str:
     beside = json.loads((RESULTS / "e88_gdn_h200.json").read_text())["rows"]
     for label, equation, belongs in RECIPES:
         found = [r for r in beside if belongs(r["model"], r["options"])]
-        by_rate: dict[float, dict[int, Any]] = {}  # the newest of each seed
-        for r in found:
-            if r["bytes_seen"] == whole:
-                by_rate.setdefault(r["lr"], {})[r["seed"]] = r
-        runs = min((list(of.values()) for of in by_rate.values()), key=_mean_bits)
+        full = [r for r in found if r["bytes_seen"] == whole]
+        # The newest run of each seed, for each rate; then the best rate.
+        by_rate = [list({r["seed"]: r for r in full if r["lr"] == lr}.values()) for lr in {r["lr"] for r in full}]
+        runs = min(by_rate, key=_mean_bits)
         newest = [r for r in found if not r.get("shared")][-1]
         of = {key: newest[key] for key in ("tok_s", "peak_memory")}
         of["bits_per_byte"] = _mean_bits(runs)
@@ -404,18 +403,18 @@ def tracking_table() -> str:
     """How well small models track the products of permutations: a row for each model, its seeds beside each other."""
     data = json.loads((RESULTS / "state_tracking.json").read_text())
     found: dict[str, dict[str, list[str]]] = {}
+    later: dict[str, str] = {}  # rows of another commit
     for row in data["rows"]:
         sizes = ("n_heads", "n_state", "head_dim", "d_state", "headdim", "gate_activation")
         options = ", ".join(f"{k}={json.dumps(v)}" for k, v in row["options"].items() if k not in sizes)
+        model = row["variant"] + (f", `{options}`" if options else "")
+        later |= {model: row["commit"][:7]} if "commit" in row else {}
         for length, share in row["right"].items():
-            cells = found.setdefault(row["variant"] + (f", `{options}`" if options else ""), {})
+            cells = found.setdefault(model, {})
             cells.setdefault(f"{row['group']}, {length} steps", []).append(f"{share:.2f}")
     columns = list(next(iter(found.values())))
     rows = [(model, *(", ".join(cells[c]) for c in columns)) for model, cells in found.items()]
-    later = {
-        f"{row['variant']}, `write_scale=2.0` without tanh: {row['commit']}" for row in data["rows"] if "commit" in row
-    }
-    commits = "; ".join([data["commit"][:7], *sorted(later)])
+    commits = "; ".join((data["commit"][:7], *(f"{model}: {commit}" for model, commit in later.items())))
     return f"{markdown([('model', *columns), *rows])}\n\ntorch {data['torch']} on a CPU, commit {commits}."
 
 

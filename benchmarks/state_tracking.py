@@ -5,7 +5,8 @@
 Every step shows one element of a group, and the label is the product of all elements so far: for S2 the parity of the bits, for
 S3 one of six permutations of three things. One layer of width 64 trains on sequences of 40 steps (AdamW, lr 0.003, 800 steps of
 64 sequences). right: the share of right labels in the last quarter of fresh sequences of 40 steps, as trained, and of 160.
-Chance is 0.5 and 0.17. Each row is written when it is done; rows that the file has are not run again.
+Chance is 0.5 and 0.17. Each row is written when it is done, with its commit if that is not the file's; rows that the file
+has are not run again.
 """
 
 from __future__ import annotations
@@ -89,12 +90,13 @@ def main() -> None:
         "rows": [],
     }
     if given.out.exists():
-        report["rows"] = json.loads(given.out.read_text())["rows"]
+        report = json.loads(given.out.read_text())
     for seed, things, (variant, options) in itertools.product(range(given.seeds), (2, 3), MODELS):
         problem = {"group": f"S{things}", "variant": variant, "options": options, "seed": seed}
         if (given.only and variant not in given.only.split(",")) or any(row | problem == row for row in report["rows"]):
             continue
         row = problem | run(things, variant, options, seed)
+        row |= {"commit": commit()} if commit() != report["commit"] else {}
         print(row, flush=True)
         report["rows"].append(row)
         given.out.write_text(json.dumps(report, indent=1) + "\n")
