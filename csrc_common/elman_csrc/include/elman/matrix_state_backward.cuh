@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(256) add_parts_kernel(const __grid_constant__ 
     const float* from = a.parts + row * P::part_width;
     for (int e = lane * 4; e < M; e += 128) {
       float d[4] = {};
-#pragma unroll(4)
+#pragma unroll
       for (int p = 0; p < P::PARTS; p++) {
         float more[4];
         load<4>(more, from + p * rows * P::part_width + e);
