@@ -23,8 +23,6 @@ from .init import mamba_decay_, xavier_uniform_
 from .linear import linear, linears
 from .norm import RMSNorm
 
-CONV_WIDTH = 4
-
 
 @dataclass(frozen=True)
 class MatrixConfig:
@@ -33,7 +31,8 @@ class MatrixConfig:
     expansion: float = option(1.0, "width of a value / width of a key", gt=0.0, le=8.0)
     n_state: int = option(32, "width N of a query and key, the rows of a head's state", ge=4, le=128, multiple_of=4)
     n_heads: int = option(16, "number H of heads", ge=1, le=1024)
-    use_conv: bool = option(False, "causal depthwise convolution of width 4 on q, k, v; its window is state")
+    use_conv: bool = option(False, "causal depthwise convolution on q, k, v; its window is state")
+    d_conv: int = option(4, "width of that convolution, in steps", ge=2, le=64)
     use_gate: bool = option(True, "gate on the output, from a separate projection")
     gate_activation: Literal["sigmoid", "silu"] = option("sigmoid", "activation of that gate")
     use_silu: bool = option(True, "SiLU on q, k, v")
@@ -87,11 +86,11 @@ class MatrixMixer(Mixer):
     If the cell has other inputs, the subclass adds their projections in `maps` and overrides `recur`.
 
     Parameters, where the options ask for them: qkv_proj (C, D), rows q, k, v, each head after head, C = 2HN + HV (q, k and
-    C = 2HN with `tie_kv`); conv (C, 1, 4); decay: a_proj (H, D), A_log (H), dt_bias (H), or beta_proj (H, D), or decay_logit
-    (H); write_gate_proj (H, D); value_residual (H, V); o_norm (V); g_proj (HV, D); head_weights (H) or head_attn (H, D);
-    o_proj (D, HV), or (D, V) where the heads are summed. No biases.
+    C = 2HN with `tie_kv`); conv (C, 1, d_conv); decay: a_proj (H, D), A_log (H), dt_bias (H), or beta_proj (H, D), or
+    decay_logit (H); write_gate_proj (H, D); value_residual (H, V); o_norm (V); g_proj (HV, D); head_weights (H) or head_attn
+    (H, D); o_proj (D, HV), or (D, V) where the heads are summed. No biases.
 
-    State: S (B, H, N, V), rows keys, and with `use_conv` conv (B, 3, C).
+    State: S (B, H, N, V), rows keys, and with `use_conv` conv (B, d_conv - 1, C).
     """
 
     rollback = "replay"
@@ -138,7 +137,7 @@ class MatrixMixer(Mixer):
             self.add_module(name, nn.Linear(dim, self.maps(config)[name], bias=False))
         self.conv: CausalConv | None = None
         if config.use_conv:
-            self.conv = CausalConv(config.projected, CONV_WIDTH, bias=False, dim=1, silu=config.use_silu)
+            self.conv = CausalConv(config.projected, config.d_conv, bias=False, dim=1, silu=config.use_silu)
         self.o_norm = RMSNorm(config.head_values) if config.use_output_norm else None
         self.o_proj = nn.Linear(config.values if config.concatenates else config.head_values, dim, bias=False)
         self.reset_parameters()
@@ -279,12 +278,12 @@ class MatrixMixer(Mixer):
         mixed = config.values if config.concatenates else config.head_values
         count = dim * (sum(cls.maps(config).values()) + mixed)
         count += sum(math.prod(shape) for shape, _ in cls.vectors(config).values())
-        count += CONV_WIDTH * config.projected if config.use_conv else 0
+        count += config.d_conv * config.projected if config.use_conv else 0
         return count + (config.head_values if config.use_output_norm else 0)
 
     @classmethod
     def state_spec(cls, dim: int, config: Any) -> StateSpec:
         spec: StateSpec = {"S": ((config.n_heads, config.n_state, config.head_values), torch.float32)}
         if config.use_conv:
-            spec["conv"] = ((CONV_WIDTH - 1, config.projected), torch.float32)
+            spec["conv"] = ((config.d_conv - 1, config.projected), torch.float32)
         return spec

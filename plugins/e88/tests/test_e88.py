@@ -18,6 +18,7 @@ CHOICES = {
     "n_state": (4, 8),
     "n_heads": (1, 3),
     "use_conv": (False, True),
+    "d_conv": (4, 2),
     "use_gate": (False, True),
     "gate_activation": ("sigmoid", "silu"),
     "use_silu": (False, True),
@@ -57,6 +58,7 @@ class TestE88(VariantContract):
         {
             **SMALL,
             "use_conv": True,
+            "d_conv": 7,
             "expansion": 2.0,
             "use_write_gate": True,
             "value_residual": True,

@@ -3,12 +3,13 @@
 import numpy as np
 
 from elman_core.testing import VariantContract, sigmoid, silu, silu_slope
+from elman_core.testing.oracle import Convolution
 
 SMALL = {"n_heads": 3, "n_state": 4}
 
 
 class Row:
-    """One row of the layer, with every option at its default but linear_state, raw_write, use_write_gate and write_scale."""
+    """One row of the layer, with every option at its default but those of `TestE97.options`."""
 
     def __init__(self, o, p, x_TD, start, begins):
         self.o, self.p, self.x, self.begins = o, p, x_TD, begins
@@ -18,7 +19,11 @@ class Row:
             for n, w in p.items()
             if n.endswith("_proj.weight") and n != "o_proj.weight"
         }
-        self.u = of_x["qkv_proj"].reshape(T, 3, H, N)
+        self.u = of_x["qkv_proj"]
+        if o["use_conv"]:
+            self.conv = Convolution(self.u, p["conv.weight"], 0, start["conv"], begins)
+            self.u = self.conv.out
+        self.u = self.u.reshape(T, 3, H, N)
         q, k, self.v = silu(self.u).swapaxes(0, 1)
         (self.q, self.q_rho), (self.k, self.k_rho) = self.unit(q), self.unit(k)
         self.w = sigmoid(of_x["value_write_gate_proj"]).reshape(T, H, N)
@@ -36,6 +41,8 @@ class Row:
         self.read = np.einsum("thkv,thk->thv", np.array(self.states[1:]), self.q)
         self.mixed = (self.read * silu(self.g)).reshape(T, H * N)
         self.out, self.end = self.mixed @ p["o_proj.weight"].T, {"S": self.states[-1]}
+        if o["use_conv"]:
+            self.end["conv"] = self.conv.window
 
     def before(self, t):
         return self.states[t] * (not self.begins[t])
@@ -70,7 +77,11 @@ class Row:
             dS = (self.decay[t, :, None, None] * P - self.outer(self.b[t] * k, e)) * (not self.begins[t])
         dq = self.q_rho * (dq - self.q * np.sum(self.q * dq, -1, keepdims=True))
         dk = self.k_rho * (dk - self.k * np.sum(self.k * dk, -1, keepdims=True))
-        d["qkv_proj"] = np.stack([dq, dk, dv], 1) * silu_slope(self.u)
+        d["qkv_proj"] = (np.stack([dq, dk, dv], 1) * silu_slope(self.u)).reshape(T, -1)
+        start = {"S": dS}
+        if self.o["use_conv"]:
+            d["qkv_proj"], start["conv"], of_taps, _ = self.conv.backward(d["qkv_proj"], g_end["conv"])
+            grads["conv.weight"] += of_taps
         d["value_write_gate_proj"], d["erase_gate_proj"] = dw * self.w * (1 - self.w), db * self.b * (1 - self.b)
         d["write_gate_proj"] = d_write * self.write * (1 - self.write / self.o["write_scale"])
         rate = -d_decay * self.decay * np.exp(self.p["A_log"])
@@ -82,7 +93,7 @@ class Row:
             of_map = d[name].reshape(T, -1)
             grads[f"{name}.weight"] += of_map.T @ self.x
             dx += of_map @ self.p[f"{name}.weight"]
-        return dx, {"S": dS}
+        return dx, start
 
 
 class TestE97(VariantContract):
@@ -91,5 +102,6 @@ class TestE97(VariantContract):
         SMALL,
         {**SMALL, "linear_state": True, "use_write_gate": True},
         {**SMALL, "raw_write": True, "use_write_gate": True, "write_scale": 2.0},
+        {**SMALL, "use_conv": True},
     )
     row = Row
