@@ -312,7 +312,7 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
     for n in short[1:]:
         lines += ["", f"Trials on {n:,} bytes:", "", markdown(tables[n])]
     for n in long:
-        lines += ["", f"Larger models, {n:,} bytes:", "", markdown(tables[n])]
+        lines += ["", f"On {n:,} bytes:", "", markdown(tables[n])]
     return lines
 
 
