@@ -131,6 +131,7 @@ def recipe_runs(
             assert pair.loss is not None
             pairs.append({
                 "models": [each.name for each in best], "optimizer": best[0].runs[0].manifest["settings"]["train"]["optimizer"],
+                "lr": [each.runs[0].manifest["settings"]["train"]["lr"] for each in best],
                 "seed": kind[1], "steps": pair.steps, "heldout": pair.heldout, "loss": vars(pair.loss),
             })  # fmt: skip
     made = {"text": dict(text), "commit": commit, **known}
@@ -261,7 +262,8 @@ def _conditions(facts: Mapping[str, Any]) -> str:
     return (
         f"Each model was trained on one GPU ({', '.join(machines)}; torch {', '.join(torch)}) with seed "
         f"{', '.join(map(str, seeds))} on {source}. "
-        f"Recipe: `elman_core/recipes/suites/{facts['suite']}.toml` (`elman bench {facts['suite']}`), protocol "
+        f"Recipe: `elman_core/recipes/suites/{facts['suite']}.toml` (`elman bench {facts['suite']}`, "
+        f"which also trains `e88:conv_linear` now), protocol "
         f"{', '.join(hashes) or 'unknown'}. Short trials chose each model's learning rate. tok/s: median over "
         f"the steps of its own run. `benchmarks/results/{COMPARISON}`."
     )
@@ -280,11 +282,12 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
     short = sorted(n for n in tables if n < WHOLE)
     whole, *long = sorted(n for n in tables if n >= WHOLE)
     text = facts["text"]
-    pairs = [["first", "second", "optimizer", "seed", "steps", "training loss", "95 % interval", "held out"]]
+    pairs = [["first", "second", "optimizer", "lr", "seed", "steps", "training loss", "95 % interval", "held out"]]
     for p in facts["pairs"]:
         (first, second), (begin, end), loss = p["models"], p["steps"], p["loss"]
+        rates = ", ".join(f"{lr:g}" for lr in p["lr"])
         pairs.append([
-            f"`{first}`", f"`{second}`", p["optimizer"], str(p["seed"]), f"{begin:,} to {end:,}", f"{loss['mean']:+.4f}",
+            f"`{first}`", f"`{second}`", p["optimizer"], rates, str(p["seed"]), f"{begin:,} to {end:,}", f"{loss['mean']:+.4f}",
             f"{loss['low']:+.4f} to {loss['high']:+.4f}", f"{p['heldout']:+.4f}",
         ])  # fmt: skip
     lines = [
@@ -294,7 +297,7 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
         f"{facts['rows'][0]['torch']}, commit {facts['commit'][:7]}, or the row's in the file. `e88:conv_h16n64` has 16 heads "
         "of 64, convolution, write gate, sigmoid output gate, no norm. Options are those that differ from it, or from another "
         "variant's defaults. `decayed_read` reads after the decay, as Gated DeltaNet does; it was not kept. "
-        "* Other processes used the GPU too. † On an NVIDIA H100. `elman bench 100mb-muon` trains five of them with Muon. "
+        "* Other processes used the GPU too. † On an NVIDIA H100. `elman bench 100mb-muon` trains four of them and Mamba-2. "
         f"`benchmarks/results/{RECIPE}`.",
         "",
         markdown(tables[whole]),

@@ -25,7 +25,7 @@ def size(
     depth: Annotated[int | None, typer.Option(min=1, help="Number of layers; finds the width.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Width; finds the depth.")] = None,
     multiple: Annotated[int, typer.Option(min=1, help="The width is a multiple of this.")] = 128,
-    mlp_ratio: Annotated[float, typer.Option(min=0, max=16, help="Width / D of a SwiGLU after each layer.")] = 0.0,
+    mlp_ratio: Annotated[float, typer.Option(min=0, max=16, help="Width of a SwiGLU / width of the model.")] = 0.0,
     sets: Sets = None,
     json: Json = False,
 ) -> None:

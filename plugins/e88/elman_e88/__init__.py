@@ -16,7 +16,9 @@ from .levels import ALIASES, PRESETS, parse_alias
 from .mixer import E88Mixer
 from .op import e88
 
-LAST_1000 = "10 min; mean of the last 1000 steps; its own count is V a layer higher, for a norm that was not used"
+LAST_1000 = (
+    "10 min; mean of the last 1000 steps; the published count is V a layer higher, for a norm that was never used"
+)
 
 
 @hookimpl

@@ -37,7 +37,7 @@ PRESETS: Mapping[str, Options] = {
             (32, 16), (32, 32), (64, 8), (128, 8), (256, 8),
         )
     },
-    # what comes closest to Gated DeltaNet: convolution, write gate, sigmoid gate, no norm
+    # with the parts of Gated DeltaNet: convolution, write gate, output gate; sigmoid gate and no norm unless said
     "conv_h32n32": {**CONV, **_heads(32, 32)},
     "conv_h16n64": {**CONV, **_heads(16, 64)},
     "conv_linear": {**CONV, **_heads(16, 64), "linear_state": True},  # the best of them with AdamW

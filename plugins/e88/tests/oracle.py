@@ -1,7 +1,7 @@
 """E88 written from its equations in NumPy, forward and backward derived by hand: shares nothing with the implementation.
 
 One row at a time, without its masked positions, and one head at a time. T steps, D model width, H heads, N key width, V value
-width, C channels of q, k, v together, K = 4 taps of the convolution. o = {option: value}, p = {parameter: array}.
+width, C channels of q, k, v together. o = {option: value}, p = {parameter: array}.
 """
 
 import numpy as np

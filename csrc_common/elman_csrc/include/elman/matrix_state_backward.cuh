@@ -212,8 +212,8 @@ __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const B
   }
 }
 
-// Where a segment's steps are taken at once. While number j is walked over, the gradients of j - 1 are given until its results are about to be overwritten;
-// then j + 3 is fetched and j + 2 made ready, while a warp or two make what all rows of j + 1 are needed for.
+// Where a segment's steps are taken at once. While number j is walked over, helpers first store the gradients of j - 1; the walk waits for them before it
+// overwrites those results. Then they fetch j + 3 and make j + 2 ready, and one or two warps run make_block for j + 1, which needs all of its rows.
 template <class P>
 __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h);

@@ -56,7 +56,7 @@ __device__ __forceinline__ void as_operand(Both& to, const Operand& x) {
 __device__ __forceinline__ void multiply(float (&c)[2][4], const Operand& a, const Operand& b) {
   mma_16x8x16<bf16>(c[0], a, b[0], b[1]), mma_16x8x16<bf16>(c[1], a, b[2], b[3]);
 }
-// Which parts: both, unless one operand has but one; else the first alone.
+// Whose low parts count: both, the left or the right operand's, or neither's. The product of two low parts is left out.
 enum class Of { both, left, right, neither };
 template <Of of>
 __device__ __forceinline__ void multiply(float (&c)[2][4], const Both& a, const Both& b) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void put(unsigned short (*to)[16][kSquare], int row, 
   split(high, low, x, y);
   *reinterpret_cast<unsigned*>(&to[0][row][column]) = high, *reinterpret_cast<unsigned*>(&to[1][row][column]) = low;
 }
-// Threads of helpers that do make_block and no more of the inputs, and of the others.
+// Helper threads that run make_block and load no inputs, and the others.
 template <class P>
 constexpr int kSolvers = P::WPH >= 4 ? 64 : 0;
 template <class P>
