@@ -153,8 +153,9 @@ def test_an_edited_manifest_is_refused_by_key_and_a_setting_changes_by_resume_al
     with pytest.raises(CheckpointError, match=r"train\.lr is 0\.002"):
         resume(copy, steps="8", quiet=True)
     shutil.copyfile(run / "manifest.json", copy / "manifest.json")
-    with pytest.raises(ConfigError, match=r"a run keeps its data\.heldout"):
-        resume(copy, steps="8", quiet=True, sets=["data.heldout=0.2"])
+    for kept in ("data.heldout=0.2", "model.options.use_conv=true", "model.options={use_conv=true}"):
+        with pytest.raises(ConfigError, match=rf"a run keeps its {kept.partition('=')[0]};"):
+            resume(copy, steps="8", quiet=True, sets=[kept])
     before = manifest(copy)
     resume(copy, steps="8", quiet=True, sets=["train.lr=0.002", "train.weight_decay=0.2"]).fit()
     after = manifest(copy)

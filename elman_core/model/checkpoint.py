@@ -114,7 +114,9 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
         raise CheckpointError(f"there is no folder {str(path)!r}")
     if not (root / "checkpoints").is_dir():
         if not (root / "config.json").exists():
-            raise CheckpointError(f"{root} is neither a checkpoint (no config.json) nor a run (no checkpoints folder)")
+            raise CheckpointError(
+                f"{root} is neither a checkpoint (no config.json) nor a run that saved one (no checkpoints)"
+            )
         check_checkpoint(root)
         return root
     problems = []
