@@ -114,9 +114,7 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
         raise CheckpointError(f"there is no folder {str(path)!r}")
     if not (root / "checkpoints").is_dir():
         if not (root / "config.json").exists():
-            raise CheckpointError(
-                f"{root} is neither a checkpoint (no config.json) nor a run that saved one (no checkpoints)"
-            )
+            raise CheckpointError(f"{root} is neither a checkpoint (no config.json) nor a run with one (none saved)")
         check_checkpoint(root)
         return root
     problems = []
