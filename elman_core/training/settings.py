@@ -178,7 +178,7 @@ def resumed_settings(stored: Mapping[str, Any], sets: Iterable[str]) -> Settings
     given = list(sets)
     for text in given:
         key = text.partition("=")[0].strip()
-        if (key in known_keys() or key.startswith("model.options")) and key not in (*RESUMABLE, *RETUNABLE):
+        if (key in known_keys() or key.startswith("model.options.")) and key not in (*RESUMABLE, *RETUNABLE):
             raise ConfigError(f"a run keeps its {key}; on resume you may set {', '.join((*RESUMABLE, *RETUNABLE))}")
     return from_dict(apply_sets(dict(stored), given))
 
