@@ -47,6 +47,8 @@ PROBLEMS = [
     case((1, 32, 1, 64, 64), torch.float16, on=("linear_state",)),
     case((1, 37, 2, 64, 64), bf16, **(FUSED | {"on": ("linear_state", "write")})),
     case((1, 33, 1, 128, 20), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True),
+    case((1, 101, 1, 72, 132), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True),
+    case((1, 50, 1, 128, 128), bf16, **(FUSED | {"on": ("linear_state", "write")})),
 ]
 SMALL = [  # where a block has 99 KB of shared memory
     case((1, 35, 3, 16, 16), bf16, **FUSED),

@@ -41,7 +41,9 @@ PROGRAMS = {  # to numbers of heads
     matrix(32, 32, bf16, of=e75): 1,
     matrix(8, 20, f32, of=e75): 2,
 }
-BLOCKED = {matrix(64, columns, bf16, FUSED, write=True, linear=True): 1 for columns in (24, 72)}
+BLOCKED = {
+    matrix(rows, columns, bf16, FUSED, write=True, linear=True): 1 for rows, columns in ((64, 24), (64, 72), (128, 72))
+}
 SOUND = ("barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy")
 RACING = (
     "no_barrier", "shuffle", "warp_barrier_for_a_block", "half_of_the_warps", "halves_apart", "write_after_read", "same_place",
@@ -70,8 +72,8 @@ MUTATIONS = {  # program, file, then pairs of what stands there and what shall
     "inputs brought over those that are still read": (
         next(iter(BLOCKED)),
         "matrix_state_backward.cuh",
-        ("    if (j > 0) give(j - 1);\n", "    bring(j + 3);\n    if (j > 0) give(j - 1);\n"),
-        ("      bring(j + 3);\n", ""),
+        ("    if (j > 0) give(j - 1);\n", "    bring(j + 1 + lead);\n    if (j > 0) give(j - 1);\n"),
+        ("      bring(j + 1 + lead);\n", ""),
     ),
 }
 

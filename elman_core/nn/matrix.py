@@ -44,6 +44,7 @@ class MatrixConfig:
     tie_kv: bool = option(False, "v is k before its normalisation (needs expansion 1)")
     linear_state: bool = option(False, "no tanh around the new state")
     use_output_norm: bool = option(True, "RMSNorm of each head's output")
+    output_norm_eps: float = option(1e-5, "what that norm adds to the mean square", gt=0.0, le=1.0)
     head_mix: Literal["concat", "weighted_sum", "per_head", "input_weighted", "sum"] = option(
         "concat", "how the outputs of the heads become one; 'per_head' is 'concat' with each head drawn by itself"
     )
@@ -138,7 +139,7 @@ class MatrixMixer(Mixer):
         self.conv: CausalConv | None = None
         if config.use_conv:
             self.conv = CausalConv(config.projected, config.d_conv, bias=False, dim=1, silu=config.use_silu)
-        self.o_norm = RMSNorm(config.head_values) if config.use_output_norm else None
+        self.o_norm = RMSNorm(config.head_values, config.output_norm_eps) if config.use_output_norm else None
         self.o_proj = nn.Linear(config.values if config.concatenates else config.head_values, dim, bias=False)
         self.reset_parameters()
 

@@ -83,7 +83,7 @@ class Row:
         self.residual = self.read + (p["value_residual"] * self.v if o["value_residual"] else 0)
         self.normed = self.residual
         if o["use_output_norm"]:
-            self.rms = (np.mean(self.residual**2, -1, keepdims=True) + 1e-5) ** -0.5
+            self.rms = (np.mean(self.residual**2, -1, keepdims=True) + o["output_norm_eps"]) ** -0.5
             self.normed = self.residual * self.rms * p["o_norm.weight"]
         self.gated = self.normed
         if o["use_gate"]:

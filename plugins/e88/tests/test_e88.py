@@ -30,6 +30,7 @@ CHOICES = {
     "tie_kv": (False, True),
     "linear_state": (False, True),
     "use_output_norm": (False, True),
+    "output_norm_eps": (1e-5, 0.01),
     "head_mix": ("concat", "weighted_sum", "per_head", "input_weighted", "sum"),
 }
 IMPOSSIBLE = {("expansion", 2.0, "tie_kv", True), ("use_write_gate", False, "write_scale", 2.0)}

@@ -39,7 +39,12 @@ class Row:
             new = self.decay[t, :, None, None] * S + self.outer(self.write[t, :, None] * self.k[t], self.delta[t])
             self.states.append(new if o["linear_state"] else np.tanh(new))
         self.read = np.einsum("thkv,thk->thv", np.array(self.states[1:]), self.q)
-        self.mixed = (self.read * silu(self.g)).reshape(T, H * N)
+        self.weight, self.scale, self.unit_read = 1.0, 1.0, self.read
+        if o["use_output_norm"]:
+            self.weight = p["o_norm.weight"]
+            self.scale = (np.mean(self.read**2, -1, keepdims=True) + o["output_norm_eps"]) ** -0.5
+            self.unit_read = self.read * self.scale
+        self.mixed = (self.unit_read * self.weight * silu(self.g)).reshape(T, H * N)
         self.out, self.end = self.mixed @ p["o_proj.weight"].T, {"S": self.states[-1]}
         if o["use_conv"]:
             self.end["conv"] = self.conv.window
@@ -60,8 +65,12 @@ class Row:
         T, dS = len(self.x), g_end["S"]
         grads["o_proj.weight"] += g_out_TD.T @ self.mixed
         dy = (g_out_TD @ self.p["o_proj.weight"]).reshape(self.g.shape)
-        d = {"g_proj": dy * self.read * silu_slope(self.g)}
+        d = {"g_proj": dy * self.unit_read * self.weight * silu_slope(self.g)}
         dy = dy * silu(self.g)
+        if self.o["use_output_norm"]:
+            grads["o_norm.weight"] += np.sum(dy * self.unit_read, (0, 1))
+            dy = dy * self.weight
+            dy = self.scale * (dy - self.unit_read * np.mean(dy * self.unit_read, -1, keepdims=True))
         dq, dk, dv, dw, db = (np.zeros_like(self.v) for _ in range(5))
         d_decay, d_write = np.zeros_like(self.decay), np.zeros_like(self.decay)
         for t in reversed(range(T)):
@@ -103,5 +112,6 @@ class TestE97(VariantContract):
         {**SMALL, "linear_state": True, "use_write_gate": True},
         {**SMALL, "raw_write": True, "use_write_gate": True, "write_scale": 2.0},
         {**SMALL, "use_conv": True},
+        {**SMALL, "use_output_norm": True, "output_norm_eps": 0.01},
     )
     row = Row

@@ -80,7 +80,7 @@ struct Block {
   alignas(16) unsigned short k[2][16][pitch];
   alignas(16) unsigned short q[2][16][pitch];
   alignas(16) unsigned short p[2][16][kSquare];  // W(t,i) q_t k_i
-  alignas(16) unsigned short r[2][16][kSquare];  // W(t-1,i) k_t k_i
+  alignas(16) unsigned short r[P::broad ? 0 : 2][16][kSquare];  // W(t-1,i) k_t k_i
   alignas(16) unsigned short t[2][16][kSquare];  // the transpose of T
   alignas(16) float unsolved[16][20];            // that of 1 + b W K K^T, below its diagonal
   alignas(16) float products[16][17];                 // q_t k_i at (t, i), k_t k_i for i < t at (i, t)

@@ -213,7 +213,8 @@ __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const B
 }
 
 // Where a segment's steps are taken at once. While number j is walked over, helpers first store the gradients of j - 1; the walk waits for them before it
-// overwrites those results. Then they fetch j + 3 and make j + 2 ready, and one or two warps run make_block for j + 1, which needs all of its rows.
+// overwrites those results. Then they fetch j + 3 and make j + 2 ready, and one or two warps run make_block for j + 1, which needs all of its rows. With two
+// buffers of ready inputs (lead 1), they fetch j + 2 and make all of j + 1.
 template <class P>
 __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h);
@@ -222,18 +223,19 @@ __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const Backwa
   Place<P> crew = at;
   crew.tl -= kSolvers<P>;
   auto bring = [&](int j) {
-    if (j < segments) bring_inputs<P, kCrew<P>>(sm, a, crew, segments - 1 - j, j % 4);
+    if (j < segments) bring_inputs<P, kCrew<P>>(sm, a, crew, segments - 1 - j, j % P::raw_buffers);
     __pipeline_commit();
   };
   auto ready = [&](int j) {
-    if (j < segments) make_ready<P, P::backward_ready, kCrew<P>>(sm.x[j % 3], sm.raw[j % 4], sc, folding, crew.tl);
+    if (j < segments)
+      make_ready<P, P::backward_ready, kCrew<P>>(sm.x[j % P::ready_buffers], sm.raw[j % P::raw_buffers], sc, folding, crew.tl);
     if (j + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 2 - j) * P::steps, crew.tl);
   };
   auto block = [&](int j) {
-    if (at.tw < 2 && j < segments) make_block<P, false>(sm.x[j % 3], at);
+    if (at.tw < 2 && j < segments) make_block<P, false>(sm.x[j % P::ready_buffers], at);
   };
   auto give = [&](int j) {
-    const Ready<P>& x = sm.x[j % 3];
+    const Ready<P>& x = sm.x[j % P::ready_buffers];
     for (int i = at.tl; i < 256; i += P::TL) {
       float sum = 0;
 #pragma unroll
@@ -241,21 +243,20 @@ __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const Backwa
       sm.passing[0][i / 16][i % 16] = sum * x.products[i / 16][i % 16];
     }
     helpers_sync<P>(at.team);
-    give_gradients<P>(a, sm, at, segments - 1 - j, j % 3, j % 4, sc, sums, folding);
+    give_gradients<P>(a, sm, at, segments - 1 - j, j % P::ready_buffers, j % P::raw_buffers, sc, sums, folding);
   };
   const bool solves = crew.tl < 0;
+  constexpr int lead = P::ready_buffers - 1;  // of what is made ready over what is walked over
   if (!solves) {
     sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * P::steps, crew.tl);
-    bring(0);
-    bring(1);
-    bring(2);
+    for (int j = 0; j <= lead; j++) bring(j);
     __pipeline_wait_prior(0);
   }
   helpers_sync<P>(at.team);
   if (!solves) ready(0);
   helpers_sync<P>(at.team);
   if (solves || kSolvers<P> == 0) block(0);
-  if (!solves) ready(1);
+  if (!solves && lead > 1) ready(1);
   team_sync<P>(at.team);
   for (int j = 0;; j++) {
     if (j + 1 < segments) announce_state<P>(a, at, segments - 2 - j);
@@ -265,9 +266,10 @@ __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const Backwa
     if (solves) {
       block(j + 1);
     } else {
-      bring(j + 3);
-      if (kSolvers<P> == 0) block(j + 1);
-      ready(j + 2);
+      bring(j + 1 + lead);
+      if (kSolvers<P> == 0 && lead > 1) block(j + 1);
+      ready(j + lead);
+      if (lead == 1) helpers_sync<P>(at.team), block(j + 1);
       __pipeline_wait_prior(0);
     }
     team_sync<P>(at.team);
@@ -284,7 +286,7 @@ __device__ __forceinline__ void walk_blocked(BackwardShared<P>& sm, const Backwa
   fetch_lines<P>(S, a, at, segments - 1);
   team_sync<P>(at.team);
   for (int j = 0; j < segments; j++) {
-    backward_block<P>(G, S, sm, j % 3, j % 4, at, [&] { team_sync<P>(at.team); });
+    backward_block<P>(G, S, sm, j % P::ready_buffers, j % P::raw_buffers, at, [&] { team_sync<P>(at.team); });
     if (j + 1 < segments) fetch_lines<P>(S, a, at, segments - 2 - j);
     team_sync<P>(at.team);
   }

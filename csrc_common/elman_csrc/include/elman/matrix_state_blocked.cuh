@@ -115,7 +115,7 @@ __device__ __forceinline__ void put(unsigned short (*to)[16][kSquare], int row, 
 }
 // Helper threads that run make_block and load no inputs, and the others.
 template <class P>
-constexpr int kSolvers = P::WPH >= 4 ? 64 : 0;
+constexpr int kSolvers = P::WPH >= 4 && P::ready_buffers == 3 ? 64 : 0;
 template <class P>
 constexpr int kCrew = P::TL - kSolvers<P>;
 // Run by one helper warp (WPH = 1) or two, once all helpers have finished the segment's rows, scalars and `hold`. Warp 0 makes what depends on k

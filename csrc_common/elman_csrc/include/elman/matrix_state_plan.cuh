@@ -102,9 +102,10 @@ struct Plan {
   static constexpr int C = 32 / L * M;
   static constexpr int warps = (V + C - 1) / C;  // of a head
   static constexpr int group = !helped || kRoomy ? 4 : 2;  // warps that a block recurs with; 4 is a warpgroup
-  // A blocked forward of N > 64 has registers for two groups: one block with both needs half the helpers' work of two blocks.
-  static constexpr bool two_groups = blocked && forward_ && N > 64 && NL == 1;
-  static constexpr int most = large && kMuchShared && !(blocked && (N > 64 || NL > 1)) ? 8 : two_groups ? 2 * group : group;
+  // A blocked backward of N > 64 in bf16: with eight own warps, two blocks instead of four make a head's keys ready. Its helpers have few registers.
+  static constexpr bool broad = blocked && !forward_ && N > 64 && NL == 1 && std::is_same_v<Store, bf16>;
+  static constexpr bool two_groups = large && kMuchShared && (!blocked || (NL == 1 && (N <= 64 || forward_ || broad)));
+  static constexpr int most = two_groups ? 8 : group;
   static constexpr int PARTS = (warps + most - 1) / most;
   static constexpr int WPH = (warps + PARTS - 1) / PARTS;
   static constexpr int TL = WPH * 32;
@@ -120,8 +121,8 @@ struct Plan {
   static constexpr bool alone = !ELMAN_REGISTERS_MOVE || own > group || (blocked && N > 64);
   static constexpr int backward_blocks = helped ? (alone ? 1 : 2) : threads <= 128 ? 2 : 1;
   static constexpr int signals = !ahead || HB > 2 ? 1 : HB > 1 ? 4 : 8;
-  static constexpr int moved = tight ? 72 : 48;
-  static constexpr bool moves = !blocked;  // whether helpers give registers to own warps in the backward: there they need as many
+  static constexpr int moved = tight ? 72 : broad ? 64 : 48;
+  static constexpr bool moves = !blocked || (broad && own > group);  // whether helpers give registers to own warps in the backward
   static constexpr int helper_registers = ahead ? 112 : moved,
                        own_registers = 256 - helper_registers;  // of the backward, where registers move
   // The same of the forward of a large head.
@@ -130,8 +131,8 @@ struct Plan {
   // Of loops outside the recurrence. Helpers' code shall leave room in the instruction cache: the forward has more of it.
   static constexpr int unroll = blocked ? 2 : helped ? 1 : 8, forward_ready = 8;
   static constexpr int backward_ready = helped && !blocked ? (N > 16 ? 1 : 2) : 8;
-  static constexpr int buffers = helped ? 2 : 1, raw_buffers = blocked ? 4 : helped ? 3 : 2;
-  static constexpr int ready_buffers = blocked ? 3 : buffers;
+  static constexpr int buffers = helped ? 2 : 1, ready_buffers = blocked && !broad ? 3 : buffers;
+  static constexpr int raw_buffers = helped ? ready_buffers + 1 : 2;
   static constexpr int result_buffers = large && !ahead ? 1 : buffers;  // of what a walk leaves
   // Where q begins, after k: in other banks than the next k, which is read with it.
   static constexpr int Q = large ? NP + ((VW == 8 ? 4 : 16) + 32 - NP % 32) % 32 : NP;
