@@ -19,7 +19,7 @@ from elman_core.registry.errors import KernelError
 from . import modules
 from .modules import MatrixCell, Size
 
-WORKSPACE = 256 << 20  # bytes: the limit of the shares of a head's parts; larger batches run in slices
+WORKSPACE = 512 << 20  # bytes: the limit of the shares of a head's parts; larger batches run in slices
 
 
 @dataclass(frozen=True)

@@ -216,26 +216,41 @@ __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const B
 // overwrites those results. Then they fetch j + 3 and make j + 2 ready, and one or two warps run make_block for j + 1, which needs all of its rows. With two
 // buffers of ready inputs (lead 1), they fetch j + 2 and make all of j + 1.
 template <class P>
-__device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
+__device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const BackwardArgs& a, Place<P> at, int segments) {
+  constexpr int lead = P::ready_buffers - 1;  // of what is made ready over what is walked over
   Scalars<P> sc(a.in, at.h);
   HeadSums sums;
   Folding<P> folding(a.param, at);
   Place<P> crew = at;
-  crew.tl -= kSolvers<P>;
+  const auto renew = [&] {  // what follows from the lane, kept from before the loop, would lie in local memory
+    at.lane = afresh(threadIdx.x % 32);
+    at.tl = at.tw * 32 + at.lane, crew.tl = at.tl - kSolvers<P>;
+  };
   auto bring = [&](int j) {
+    renew();
     if (j < segments) bring_inputs<P, kCrew<P>>(sm, a, crew, segments - 1 - j, j % P::raw_buffers);
     __pipeline_commit();
   };
-  auto ready = [&](int j) {
+  auto rows = [&](int j) {
+    renew();
+    if (j >= segments) return;
+    Ready<P>& x = sm.x[j % P::ready_buffers];
+    make_rows<P, P::backward_ready, kCrew<P>>(x, sm.raw[j % P::raw_buffers], sc, crew.tl);
+    make_scalars<P>(x, sc, crew.tl);
+  };
+  auto lines = [&](int j) {
     if (j < segments)
-      make_ready<P, P::backward_ready, kCrew<P>>(sm.x[j % P::ready_buffers], sm.raw[j % P::raw_buffers], sc, folding, crew.tl);
-    if (j + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 2 - j) * P::steps, crew.tl);
+      make_lines<P, P::backward_ready, kCrew<P>>(sm.x[j % P::ready_buffers], sm.raw[j % P::raw_buffers], folding, crew.tl);
+  };
+  auto fetch = [&](int j) {
+    if (j < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 1 - j) * P::steps, at.tl);
   };
   auto block = [&](int j) {
     if (at.tw < 2 && j < segments) make_block<P, false>(sm.x[j % P::ready_buffers], at);
   };
   auto give = [&](int j) {
     const Ready<P>& x = sm.x[j % P::ready_buffers];
+    renew();
     for (int i = at.tl; i < 256; i += P::TL) {
       float sum = 0;
 #pragma unroll
@@ -243,35 +258,34 @@ __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const Backwa
       sm.passing[0][i / 16][i % 16] = sum * x.products[i / 16][i % 16];
     }
     helpers_sync<P>(at.team);
+    renew();
     give_gradients<P>(a, sm, at, segments - 1 - j, j % P::ready_buffers, j % P::raw_buffers, sc, sums, folding);
   };
-  const bool solves = crew.tl < 0;
-  constexpr int lead = P::ready_buffers - 1;  // of what is made ready over what is walked over
-  if (!solves) {
-    sc.fetch(a.in, a.n, at.b, at.h, (segments - 1) * P::steps, crew.tl);
+  const bool solves = at.tl < kSolvers<P>, works = !solves, blocks = solves || kSolvers<P> == 0;
+  fetch(0);
+  if (works) {
     for (int j = 0; j <= lead; j++) bring(j);
     __pipeline_wait_prior(0);
   }
   helpers_sync<P>(at.team);
-  if (!solves) ready(0);
+  if (works) rows(0), fetch(1);
+  if (works) lines(0);
   helpers_sync<P>(at.team);
-  if (solves || kSolvers<P> == 0) block(0);
-  if (!solves && lead > 1) ready(1);
+  if (blocks) block(0);
+  if (works && lead > 1) rows(1), lines(1), fetch(2);
   team_sync<P>(at.team);
   for (int j = 0;; j++) {
     if (j + 1 < segments) announce_state<P>(a, at, segments - 2 - j);
     if (j > 0) give(j - 1);
     if (j == segments) break;
     team_sync<P>(at.team);
-    if (solves) {
-      block(j + 1);
-    } else {
-      bring(j + 1 + lead);
-      if (kSolvers<P> == 0 && lead > 1) block(j + 1);
-      ready(j + lead);
-      if (lead == 1) helpers_sync<P>(at.team), block(j + 1);
-      __pipeline_wait_prior(0);
-    }
+    if (works) bring(j + 1 + lead);
+    if (lead == 1) rows(j + 1), lines(j + 1), helpers_sync<P>(at.team);
+    if (blocks) block(j + 1);
+    if (works && lead > 1) rows(j + lead);
+    if (works && lead > 1) lines(j + lead);
+    if (works) fetch(j + 1 + lead);
+    if (works) __pipeline_wait_prior(0);
     team_sync<P>(at.team);
   }
   give_heads<P>(a, at, sums, reinterpret_cast<float*>(&sm.dkq[0][0][0][0]), [&] { helpers_sync<P>(at.team); });

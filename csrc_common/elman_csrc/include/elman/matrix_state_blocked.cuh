@@ -99,7 +99,7 @@ __device__ __forceinline__ void row_products(float (&c)[2][4], const unsigned sh
   float more[2][2][4] = {};  // chains of their own
 #pragma unroll
   for (int i = 0; i < 8; i++) c[i / 4][i % 4] = 0;
-#pragma unroll 2
+#pragma unroll(P::unroll)
   for (int n = 0; n < Block<P>::rows; n += 16) {
     Both x, y;
     fetch<false, true>(x, a, n, lane), fetch<false, false>(y, b, n, lane);

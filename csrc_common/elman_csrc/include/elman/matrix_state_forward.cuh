@@ -277,12 +277,14 @@ template <class P>
 __device__ __forceinline__ void help_blocked(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h);
   const Folding<P> folding(a.param, at);
-  const int mine = at.tl - kSolvers<P>;
+  int mine = at.tl - kSolvers<P>;
   auto bring = [&](int seg) {
+    mine = afresh(at.tl - kSolvers<P>);
     if (seg < segments) stage<P, kCrew<P>>(sm.raw[seg & 1], a.in, a.more, a.n, at.b, at.h, at.line0, seg * P::steps, mine);
     __pipeline_commit();
   };
   auto ready = [&](int seg) {
+    mine = afresh(at.tl - kSolvers<P>);
     if (seg < segments) make_ready<P, P::forward_ready, kCrew<P>>(sm.x[seg % 3], sm.raw[seg & 1], sc, folding, mine);
     if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::steps, mine);
   };

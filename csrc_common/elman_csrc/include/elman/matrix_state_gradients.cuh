@@ -19,7 +19,7 @@ __device__ __forceinline__ void sum_of_keys(float (&g)[E], const BackwardShared<
 #pragma unroll
     for (int i = 0; i < P::WPH; i++) {
       float more[E];
-      load<E>(more, reinterpret_cast<const typename P::Store*>(sm.dkq[0][i][slot * P::steps + s]) + n);
+      load_stored<P, E>(more, reinterpret_cast<const typename P::Store*>(sm.dkq[0][i][slot * P::steps + s]) + n);
 #pragma unroll
       for (int e = 0; e < E; e++) g[e] += more[e];
     }
@@ -98,7 +98,7 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
       for (int e = 0; e < E; e++) g[e] = rho * fmaf(-unit[e], along, g[e]);
     }
     if (of_key(P::Opt::silu, w)) {
-      load<E>(f, (w ? sm.raw[raw].q[s] : sm.raw[raw].k[s]) + sub * E);
+      load_stored<P, E>(f, (w ? sm.raw[raw].q[s] : sm.raw[raw].k[s]) + sub * E);
 #pragma unroll
       for (int e = 0; e < E; e++) g[e] *= silu_slope<typename P::Math>(f[e]);
     }
@@ -160,7 +160,7 @@ __device__ __forceinline__ void give_lines(const BackwardArgs& a, BackwardShared
       float g[EV], f[EV];
       load<EV>(g, sm.line_gradients(buf, l) + s * P::line_pitch + e0);
       if (of_line(P::Opt::silu, l)) {
-        load<EV>(f, &sm.raw[raw].line[l][s][e0]);
+        load_stored<P, EV>(f, &sm.raw[raw].line[l][s][e0]);
 #pragma unroll
         for (int e = 0; e < EV; e++) g[e] *= silu_slope<typename P::Math>(f[e]);
       }

@@ -89,10 +89,13 @@ __device__ __forceinline__ float silu_slope(float x) {
 // x to 10 bits of mantissa, to nearest; what is not finite stays so.
 __device__ __forceinline__ float to_tf32(float x) { return fmaf(x, -8192.f, __fmul_rn(x, 8193.f)); }
 
-// Scalars and the mask of the next segment wait in a register until it starts: the first lanes hold scalar 0, the next scalar 1.
+// Scalars and the mask of the next segment wait in a register until it starts: the first lanes hold scalar 0, the next scalar 1. Where steps are taken at
+// once they stay as they are in memory, if that is one type: a conversion would wait for them.
 template <class P>
 struct Scalars {
-  float x = 0, rate = 0, bias = 0;  // of mamba: exp(A_log), dt_bias
+  static constexpr bool fp32 = !P::blocked || P::kind0 == ScalarKind::given || (P::NS > 1 && P::kind1 == ScalarKind::given);
+  std::conditional_t<fp32, float, typename P::Store> x = {};
+  float rate = 0, bias = 0;  // of mamba: exp(A_log), dt_bias
   bool hold = false;
   __device__ __forceinline__ Scalars(const Inputs& in, int h) {
     if (P::mamba) rate = expf(in.a_log[h]), bias = in.dt_bias[h];
@@ -104,7 +107,8 @@ struct Scalars {
       const void* from = w ? in.scalar[1] : in.scalar[0];
       const int64_t i = (int64_t(b) * n.T + t) * (w ? in.scalar_step[1] : in.scalar_step[0]) + h;
       const bool given = (w ? P::kind1 : P::kind0) == ScalarKind::given;
-      x = given ? static_cast<const float*>(from)[i] : to_float(static_cast<const typename P::Store*>(from)[i]);
+      if constexpr (fp32) x = given ? static_cast<const float*>(from)[i] : to_float(static_cast<const typename P::Store*>(from)[i]);
+      else x = static_cast<const typename P::Store*>(from)[i];
     }
     hold = t0 + s >= n.T || (in.mask && in.mask[int64_t(b) * n.T + t] == 0);
   }
@@ -166,7 +170,8 @@ template <class P, int E>
 __device__ __forceinline__ void load_parts(float (&f)[E], const Block<P>& x, int w, int s, int n) {
   const auto& rows = w ? x.q : x.k;
   float rest[E];
-  load<E>(f, reinterpret_cast<const bf16*>(&rows[0][s][n])), load<E>(rest, reinterpret_cast<const bf16*>(&rows[1][s][n]));
+  load_stored<P, E>(f, reinterpret_cast<const bf16*>(&rows[0][s][n]));
+  load_stored<P, E>(rest, reinterpret_cast<const bf16*>(&rows[1][s][n]));
 #pragma unroll
   for (int e = 0; e < E; e++) f[e] += rest[e];
 }
@@ -205,8 +210,7 @@ __device__ __forceinline__ void fold_lines(Ready<P>& x, const Staging<P>& raw, c
 
 // Storage type to fp32, with SiLU, norm and scalar maps.
 template <class P, int unroll, int TL = P::TL>
-__device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, const Folding<P>& folding,
-                                           int tl) {
+__device__ __forceinline__ void make_rows(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
   constexpr int KL = P::KL, E = P::N / KL;
 #pragma unroll(unroll)
   for (int it = 0; it < (2 * P::steps * KL + TL - 1) / TL; it++) {
@@ -215,7 +219,7 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
     if constexpr (P::blocked) hold = __shfl_sync(~0u, int(sc.hold), s % P::steps);
     if ((2 * P::steps * KL) % TL && s >= P::steps) break;
     float f[E];
-    load<E>(f, (w ? raw.q[s] : raw.k[s]) + sub * E);
+    load_stored<P, E>(f, (w ? raw.q[s] : raw.k[s]) + sub * E);
     float sum = 0;
 #pragma unroll
     for (int e = 0; e < E; e++) {
@@ -255,6 +259,9 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
     if constexpr (P::seconds)
       if (w == 1) further(P::Cell::second_vector, P::at_l, false);
   }
+}
+template <class P, int unroll, int TL = P::TL>
+__device__ __forceinline__ void make_lines(Ready<P>& x, const Staging<P>& raw, const Folding<P>& folding, int tl) {
   if constexpr (P::folds) {
     fold_lines<P, unroll>(x, raw, folding, tl);
   } else {
@@ -266,7 +273,7 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
         const int s = at.s, e0 = at.e * P::EV;
         if ((P::steps * P::CB / P::EV) % TL && s >= P::steps) break;
         float f[P::EV];
-        load<P::EV>(f, &raw.line[l][s][e0]);
+        load_stored<P, P::EV>(f, &raw.line[l][s][e0]);
         if (of_line(P::Opt::silu, l)) {
 #pragma unroll
           for (int e = 0; e < P::EV; e++) f[e] = silu_of<typename P::Math>(f[e]);
@@ -274,13 +281,24 @@ __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, c
         store<P::EV>(&x.line[l][s][e0], f);
       }
   }
+}
+template <class P>
+__device__ __forceinline__ void make_scalars(Ready<P>& x, const Scalars<P>& sc, int tl) {
   if (tl < P::steps * P::NS) {
     const int w = tl / P::steps, s = tl % P::steps;
     const ScalarKind kind = w ? P::kind1 : P::kind0;
-    x.raw[w][s] = sc.x;
-    x.scalar[w][s] = scalar_map<typename P::Math>(kind, sc.x, sc.rate, sc.bias);
+    const float c = to_float(sc.x);
+    x.raw[w][s] = c;
+    x.scalar[w][s] = scalar_map<typename P::Math>(kind, c, sc.rate, sc.bias);
   }
   if (tl < P::steps) x.hold[tl] = sc.hold ? 1.f : 0.f;
+}
+template <class P, int unroll, int TL = P::TL>
+__device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, const Folding<P>& folding,
+                                           int tl) {
+  make_rows<P, unroll, TL>(x, raw, sc, tl);
+  make_lines<P, unroll, TL>(x, raw, folding, tl);
+  make_scalars<P>(x, sc, tl);
 }
 
 }  // namespace elman::matrix

@@ -121,17 +121,17 @@ struct Plan {
   static constexpr bool alone = !ELMAN_REGISTERS_MOVE || own > group || (blocked && N > 64);
   static constexpr int backward_blocks = helped ? (alone ? 1 : 2) : threads <= 128 ? 2 : 1;
   static constexpr int signals = !ahead || HB > 2 ? 1 : HB > 1 ? 4 : 8;
-  static constexpr int moved = tight ? 72 : broad ? 64 : 48;
-  static constexpr bool moves = !blocked || (broad && own > group);  // whether helpers give registers to own warps in the backward
+  static constexpr int moved = tight ? 72 : broad ? (N > 96 ? 64 : 80) : blocked ? 88 : 48;
+  static constexpr bool moves = !blocked || own > group;  // whether helpers give registers to own warps in the backward
   static constexpr int helper_registers = ahead ? 112 : moved,
                        own_registers = 256 - helper_registers;  // of the backward, where registers move
   // The same of the forward of a large head.
   static constexpr int forward_registers[2] = {blocked ? (N > 64 ? 184 : 72) : (N > 64 ? 208 : 112),
                                                blocked ? (N > 64 ? 72 : 56) : 48};
   // Of loops outside the recurrence. Helpers' code shall leave room in the instruction cache: the forward has more of it.
-  static constexpr int unroll = blocked ? 2 : helped ? 1 : 8, forward_ready = 8;
-  static constexpr int backward_ready = helped && !blocked ? (N > 16 ? 1 : 2) : 8;
-  static constexpr int buffers = helped ? 2 : 1, ready_buffers = blocked && !broad ? 3 : buffers;
+  static constexpr int unroll = blocked && (forward_ || N > 64) ? 2 : helped ? 1 : 8, forward_ready = 8;
+  static constexpr int backward_ready = helped && (!blocked || N <= 64) ? (N > 16 ? 1 : 2) : 8;
+  static constexpr int buffers = helped ? 2 : 1, ready_buffers = blocked && (!broad || N <= 96) ? 3 : buffers;
   static constexpr int raw_buffers = helped ? ready_buffers + 1 : 2;
   static constexpr int result_buffers = large && !ahead ? 1 : buffers;  // of what a walk leaves
   // Where q begins, after k: in other banks than the next k, which is read with it.
