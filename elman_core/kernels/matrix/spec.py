@@ -209,9 +209,7 @@ def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
             yield case((1, 47, 2, rows, rows), dtype, maps=cell.maps[-1], masked=True)
         shapes = ((16, 32), (32, 64), (8, 3), (32, 17), (48, 24))
         yield from _spread(cell, dtype, [((2, 33, 2, *each), "") for each in shapes])
-        at_once = (
-            ((64, 256), (96, 256), (128, 192), (36, 20), (72, 65), (124, 3)) if cell.delta else ()
-        )  # sixteen steps
+        at_once = ((64, 256), (96, 256), (128, 192), (36, 20), (72, 65), (124, 3)) if cell.delta else ()  # 16 steps
         for i, each in enumerate(at_once):
             yield case((2, 101, 2, *each), dtype, maps=cell.maps[0], on=(*cell.options, *cell.optional), masked=i > 2)
         for rows in (8, 16, 32, 64, 128):
