@@ -34,24 +34,19 @@ def resolve_layers(config: Any) -> list[Resolved]:
         raise ConfigError(f"a ladder needs a variant: LadderConfig(variant=…). Installed: {known}")
     if not isinstance(config.variant, list):
         if isinstance(config.options, list):
-            raise ConfigError(
-                "options is a list, so variant must be a list of the same length, one name for each layer"
-            )
+            raise ConfigError("options is a list, so variant must be a list of names, one for each layer")
         return [_resolve(config, config.variant, config.options)] * depth
     names = config.variant
     if len(names) != depth:
         raise ConfigError(
-            f"variant is a list of {len(names)}, but there are {depth} layers: give one name for each layer, "
-            f"or one name (not a list) for all"
+            f"variant is a list of {len(names)}, but there are {depth} layers: give one name for each layer, or one for all"
         )
     options = config.options
     if options is None:
         options = [None] * depth
     elif not isinstance(options, list) or len(options) != depth:
         what = f"a list of {len(options)}" if isinstance(options, list) else f"a {type(options).__name__}"
-        raise ConfigError(
-            f"with a list of variants, options must be a list of {depth}, one dict (or None) for each layer, not {what}"
-        )
+        raise ConfigError(f"for a list of variants, options must be a list of {depth}, a dict or None each, not {what}")
     return [_resolve(config, name, given) for name, given in zip(names, options, strict=True)]
 
 
@@ -62,11 +57,15 @@ def _resolve(config: Any, name: Any, options: Any) -> Resolved:
         raise ConfigError(f"the options of variant {name!r} must be a dict, not {options!r}")
     made_with = (config.made_with or {}).get(str(name).partition(":")[0])
     try:
-        return resolve(name, options, made_with=made_with)
+        found = resolve(name, options, made_with=made_with)
     except ConfigError as error:
         if made_with is None:
             raise
         raise ConfigError(f"{error} (the checkpoint was made with {made_with})") from error
+    own = type(config).__dataclass_fields__  # transformers keeps any other keyword as an attribute, which nothing reads
+    if stray := next((k for k in vars(config) if k in found.options and k not in own), None):
+        raise ConfigError(f"{stray} is an option of {name}: write LadderConfig(options={{{stray!r}: …}})")
+    return found
 
 
 def expand(config: Any) -> list[Resolved]:
