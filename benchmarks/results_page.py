@@ -297,7 +297,7 @@ def _recipe(facts: Mapping[str, Any]) -> list[str]:
         f"{facts['rows'][0]['torch']}, commit {facts['commit'][:7]}, or the row's in the file. `e88:conv_h16n64` has 16 heads "
         "of 64, convolution, write gate, sigmoid output gate, no norm. Options are those that differ from it, or from another "
         "variant's defaults. `decayed_read` reads after the decay, as Gated DeltaNet does; it was not kept. "
-        "* Other processes used the GPU too. † On an NVIDIA H100. `elman bench 100mb-muon` trains four of them and Mamba-2. "
+        "* Other processes used the GPU too. † On an NVIDIA H100. `elman bench 100mb-muon` trains five of them and Mamba-2. "
         f"`benchmarks/results/{RECIPE}`.",
         "",
         markdown(tables[whole]),

@@ -62,7 +62,8 @@ def _resolve(config: Any, name: Any, options: Any) -> Resolved:
         if made_with is None:
             raise
         raise ConfigError(f"{error} (the checkpoint was made with {made_with})") from error
-    own = type(config).__dataclass_fields__  # transformers keeps any other keyword as an attribute, which nothing reads
+    # transformers keeps any other keyword as an attribute, which nothing reads; a plain namespace has what its maker put there
+    own = getattr(type(config), "__dataclass_fields__", vars(config))
     if stray := next((k for k in vars(config) if k in found.options and k not in own), None):
         raise ConfigError(f"{stray} is an option of {name}: write LadderConfig(options={{{stray!r}: …}})")
     return found
