@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import hf_helpers
@@ -13,7 +14,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 from elman_core.cli import main
 from elman_core.data import ByteFile
 from elman_core.model import LadderForCausalLM, model_card
-from elman_core.registry import StorageError, resolve
+from elman_core.model.card import set_licence
+from elman_core.registry import ConfigError, StorageError, resolve
 
 no_gradients = hf_helpers.no_gradients  # for every test here
 
@@ -73,6 +75,14 @@ def test_weights_may_lie_on_a_named_device_or_on_disk(variant, tmp_path):
         away.generation_config.eos_token_id = None
         assert next(away.model.layers[1].mixer.parameters(), torch.empty(0, device="meta")).is_meta
         assert torch.equal(away.generate(PROMPT, **GREEDY), expected)
+
+
+@pytest.mark.parametrize("licence", ["mit\ntags: x", "", "\\1"])
+def test_a_licence_is_one_word(tmp_path: Path, licence: str) -> None:
+    (tmp_path / "README.md").write_text("license: other\n")
+    with pytest.raises(ConfigError, match="a licence is one word"):
+        set_licence(tmp_path, licence)
+    assert (tmp_path / "README.md").read_text() == "license: other\n"
 
 
 @every_kind

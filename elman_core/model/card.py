@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elman_core.nn.layers import branches
-from elman_core.registry import get_variant
+from elman_core.registry import ConfigError, get_variant
 
 _CARD = """---
 library_name: transformers
@@ -95,12 +95,12 @@ def _state_size(model: Any) -> str:
 
 
 def set_licence(folder: str | os.PathLike, licence: str) -> None:
-    """Write `licence` into the metadata of the card in `folder`, if it has a line for one."""
+    """Write `licence`, one word (else ConfigError), into the metadata of the card in `folder`, if it has a line for one."""
     path = Path(folder) / "README.md"
-    text = path.read_text(encoding="utf-8")
-    path.write_text(
-        re.sub(r"^license: .*$", f"license: {licence}", text, count=1, flags=re.MULTILINE), encoding="utf-8"
-    )
+    if not re.fullmatch(r"[\w.+-]+", licence):
+        raise ConfigError(f"a licence is one word, such as apache-2.0, not {licence!r}")
+    text = re.sub(r"^license: .*$", f"license: {licence}", path.read_text(encoding="utf-8"), count=1, flags=re.M)
+    path.write_text(text, encoding="utf-8")
 
 
 def _indent(text: str) -> str:
