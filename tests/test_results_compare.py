@@ -159,13 +159,15 @@ def test_one_model_alone_is_an_error(tmp_path, capsys):
 
 
 def test_a_damaged_run_that_is_left_out_is_named(tmp_path, capsys):
-    runs = [write_run(tmp_path / name, f"train.lr={i + 1}e-3") for i, name in enumerate("abcd")]
+    runs = [write_run(tmp_path / name, f"train.lr={i + 1}e-3") for i, name in enumerate("abcdef")]
     (runs[0] / "manifest.json").write_text("{")
     (runs[1] / "metrics.jsonl").write_text("x\n")
+    (runs[2] / "metrics.jsonl").write_text("")
+    (runs[3] / "metrics.jsonl").unlink()
     assert main(["compare", *map(str, runs)]) == 0
-    first, second = capsys.readouterr().err.splitlines()
+    first, *others = capsys.readouterr().err.splitlines()
     assert first.startswith(f"elman: {runs[0]} is left out: {runs[0]}/manifest.json is damaged")
-    assert second == f"elman: {runs[1]} is left out: no step in metrics.jsonl"
+    assert others == [f"elman: {run} is left out: no step in metrics.jsonl" for run in runs[1:4]]
 
 
 def test_of_a_suite_the_best_stands_beside_each_other_one_at_its_own_learning_rate(tmp_path, capsys):

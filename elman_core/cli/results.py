@@ -12,13 +12,13 @@ from ._text import columns, dump
 
 
 def _readable(paths: list[Path]) -> list[Any]:
-    """The runs below the paths; one line for each that is damaged, which comparisons and pictures leave out."""
+    """The runs below the paths; one line for each without a readable step, which comparisons and pictures leave out."""
     from elman_core.experiments.results.runs import METRICS, find_runs
 
     runs = find_runs(paths)
-    for run in runs:
-        if (file := run.path / METRICS).is_file() and file.stat().st_size and not (run.manifest and len(run.metrics)):
-            print(f"elman: {run.path} is left out: {run.fault or f'no step in {METRICS}'}", file=sys.stderr)
+    left = [r for r in runs if (r.manifest or (r.path / METRICS).is_file()) and not (r.manifest and len(r.metrics))]
+    for run in left if len(left) < len(runs) else ():
+        print(f"elman: {run.path} is left out: {run.fault or f'no step in {METRICS}'}", file=sys.stderr)
     return runs
 
 
