@@ -222,7 +222,7 @@ __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const Backwa
   HeadSums sums;
   Folding<P> folding(a.param, at);
   Place<P> crew = at;
-  const auto renew = [&] {  // what follows from the lane, kept from before the loop, would lie in local memory
+  const auto renew = [&] {  // addresses that depend on the lane would otherwise be computed before the loop, and spilled
     at.lane = afresh(threadIdx.x % 32);
     at.tl = at.tw * 32 + at.lane, crew.tl = at.tl - kSolvers<P>;
   };

@@ -90,7 +90,7 @@ __device__ __forceinline__ float silu_slope(float x) {
 __device__ __forceinline__ float to_tf32(float x) { return fmaf(x, -8192.f, __fmul_rn(x, 8193.f)); }
 
 // Scalars and the mask of the next segment wait in a register until it starts: the first lanes hold scalar 0, the next scalar 1. Where steps are taken at
-// once they stay as they are in memory, if that is one type: a conversion would wait for them.
+// once they keep their type in memory, if it is the same for both: a conversion would wait for the load.
 template <class P>
 struct Scalars {
   static constexpr bool fp32 = !P::blocked || P::kind0 == ScalarKind::given || (P::NS > 1 && P::kind1 == ScalarKind::given);

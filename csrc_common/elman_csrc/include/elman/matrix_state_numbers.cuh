@@ -64,7 +64,7 @@ __device__ __forceinline__ float unpack(unsigned x, int upper, __half) {
   const __half2 both = *reinterpret_cast<const __half2*>(&x);
   return __half2float(upper ? both.y : both.x);
 }
-// The same, of a 16-bit type in words, whose upper halves take an instruction less.
+// As `load`. Where steps are taken at once, 16-bit types are read in words: an upper half then takes one instruction less.
 template <class P, int E, class T>
 __device__ __forceinline__ void load_stored(float (&f)[E], const T* p) {
   if constexpr (P::blocked && E % 2 == 0) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ float dot(const float (&a)[R], const float (&b)[R]) {
   return R > 1 ? x + y : x;
 }
 
-// x, which the compiler does not know to be x: what follows from it is computed anew from here on, and no longer kept in registers.
+// Returns x, hidden from the compiler: what depends on it is computed again after this call, and not kept in registers until then.
 __device__ __forceinline__ int afresh(int x) {
   asm volatile("" : "+r"(x));
   return x;
