@@ -51,7 +51,7 @@ RECIPES: list[tuple[str, str, Callable[[str, dict[str, Any]], bool]]] = [
     ),
     (
         "`e88:conv_h5v256@736x8`, Muon",
-        "the same with 5 heads of 64 x 256",
+        "E88 without tanh, 5 heads of 64 x 256, convolution, write gate, norm",
         lambda model, o: (
             model.endswith("@736x8") and muon(o) and not o.keys() & {"write_scale", "d_conv", "output_norm_eps"}
         ),

@@ -75,6 +75,14 @@ def test_what_cannot_be_built_is_one_clear_line(settings, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_checkpoint_with_an_attribute_named_as_an_option_still_loads(tmp_path):
+    config = LadderConfig(variant="toy", hidden_size=16, num_hidden_layers=1)
+    model = LadderForCausalLM(config)
+    model.config.rho = 0.5  # as an older version kept it
+    model.save_pretrained(tmp_path)
+    assert LadderForCausalLM.from_pretrained(tmp_path).config.options == model.config.options
+
+
 def test_a_size_is_refused_before_anything_is_allocated(monkeypatch):
     def no_allocation(*args, **kwargs):
         raise AssertionError("a mixer was built")

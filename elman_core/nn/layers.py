@@ -62,9 +62,9 @@ def _resolve(config: Any, name: Any, options: Any) -> Resolved:
         if made_with is None:
             raise
         raise ConfigError(f"{error} (the checkpoint was made with {made_with})") from error
-    # transformers keeps any other keyword as an attribute, which nothing reads; a plain namespace has what its maker put there
+    # transformers keeps other keywords as attributes that nothing reads. Checkpoints are not checked: those that have one load.
     own = getattr(type(config), "__dataclass_fields__", vars(config))
-    if stray := next((k for k in vars(config) if k in found.options and k not in own), None):
+    if made_with is None and (stray := next((k for k in vars(config) if k in found.options and k not in own), None)):
         raise ConfigError(f"{stray} is an option of {name}: write LadderConfig(options={{{stray!r}: …}})")
     return found
 

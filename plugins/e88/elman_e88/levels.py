@@ -42,7 +42,7 @@ PRESETS: Mapping[str, Options] = {
     "conv_h32n32": {**CONV, **_heads(32, 32)},
     "conv_h16n64": {**CONV, **_heads(16, 64)},
     "conv_linear": {**CONV, **_heads(16, 64), "linear_state": True},  # the best of them with AdamW
-    # for Muon: few heads with many values each. The second is the best of all at equal bytes
+    # for Muon: few heads with many values each; at equal bytes the second is the best of E88
     "conv_h5v256": {**CONV, **LARGE, **_heads(5, 64), "expansion": 4.0},
     "conv_h5n128v256": {**CONV, **LARGE, **_heads(5, 128), "expansion": 2.0, "output_norm_eps": 128e-5},
     "demo": {**PLAIN, **_heads(8, 16)},  # small enough for a CPU
