@@ -129,9 +129,10 @@ def recipe_runs(
         if len(best) == 2:
             pair = compare(*best).pairs[0]
             assert pair.loss is not None
+            model, train = ([each.runs[0].manifest["settings"][part] for each in best] for part in ("model", "train"))
             pairs.append({
-                "models": [each.name for each in best], "optimizer": best[0].runs[0].manifest["settings"]["train"]["optimizer"],
-                "lr": [each.runs[0].manifest["settings"]["train"]["lr"] for each in best],
+                "models": [f"{m['variant']}@{m['hidden_size']}x{m['num_hidden_layers']}" for m in model],
+                "optimizer": train[0]["optimizer"], "lr": [t["lr"] for t in train],
                 "seed": kind[1], "steps": pair.steps, "heldout": pair.heldout, "loss": vars(pair.loss),
             })  # fmt: skip
     made = {"text": dict(text), "commit": commit, **known}
