@@ -73,8 +73,16 @@ MUTATIONS = {  # program, file, then pairs of what stands there and what shall
     "inputs brought over those that are still read": (
         next(iter(BLOCKED)),
         "matrix_state_backward.cuh",
-        ("    if (j > 0) give(j - 1);\n", "    if (works) bring(lead + j + 1);\n    if (j > 0) give(j - 1);\n"),
-        ("    if (works) bring(j + 1 + lead);\n", ""),
+        ("    if (j > 0) give(j - 1);\n", "    if (!solves) bring(j + 3);\n    if (j > 0) give(j - 1);\n"),
+        ("      bring(j + 3);\n", ""),
+    ),
+    "inputs that have not arrived": (
+        list(BLOCKED)[-1],
+        "matrix_state_backward.cuh",
+        (
+            "__pipeline_wait_prior(0);\n      helpers_sync<P>(at.team);\n      block",
+            "helpers_sync<P>(at.team);\n      block",
+        ),
     ),
 }
 

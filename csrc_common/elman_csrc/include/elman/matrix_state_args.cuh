@@ -57,7 +57,7 @@ struct BackwardArgs {
   void* dscalar[kMostScalars];
   int64_t dk_step, dq_step, dline_step[kMostLines], dscalar_step[kMostScalars];
   float* dhead;  // [PARTS,2,B,H]: sums over time of the gradients of A_log and dt_bias; mamba only
-  float* parts;  // [PARTS, B*T*H, (2+vectors)N+2] if PARTS > 1: sums over lines that are not complete
+  float* parts;  // [PARTS, B*T*H, part_width] if PARTS > 1: sums over lines that are not complete
   const float* param[kMostParams];
   float* dparam[kMostParams];  // [B,H,V]: sums over time
   Vectors more;
@@ -85,8 +85,15 @@ struct Block {
   alignas(16) float unsolved[16][20];            // that of 1 + b W K K^T, below its diagonal
   alignas(16) float products[16][17];                 // q_t k_i at (t, i), k_t k_i for i < t at (i, t)
   float weight[2][16][18], keep[16], slope[16], decayed[17];  // W(t,i); b; D before each step, and behind the last
+  float behind[16], all;  // early: W(15,i), 0 of held steps; D behind the last
 };
 struct NoBlock {};
+// The gradients of vectors in a row of `parts`.
+template <class P, class T>
+__device__ __forceinline__ auto* vectors_of(T* row) {
+  using Store = std::conditional_t<P::blocked, typename P::Store, float>;
+  return reinterpret_cast<std::conditional_t<std::is_const_v<T>, const Store, Store>*>(row);
+}
 template <class P>
 struct Ready : std::conditional_t<P::blocked, Block<P>, NoBlock> {
   // The k that would follow is read, and not used.
@@ -127,6 +134,13 @@ template <class P>
 struct SavedState {  // as each lane reads it
   alignas(16) typename P::Kept x[P::tight ? 0 : P::buffers][P::WPH][P::M][P::RV][32][P::VW];
 };
+// What takes a saved state to the one before the next segment. Keys, as in a Block; what steps write, with the keeps behind them; all keeps.
+template <class P>
+struct Passage {
+  alignas(16) unsigned short k[2][16][Block<P>::pitch];
+  alignas(16) float write[16][P::line_pitch];
+  float keep;
+};
 template <class P>
 struct History {  // the states before the steps of a segment: what each lane has of one, in words of two rows of a line
   static constexpr int words = P::E / 2, piece = words % 4 ? 2 : 4;
@@ -141,7 +155,8 @@ struct BackwardShared : Sums<P> {
   Staging<P> raw[P::raw_buffers];
   alignas(16) typename P::Store dy[P::raw_buffers][P::steps][P::row_pitch];
   alignas(16) typename P::Store r[P::keeps_r ? P::raw_buffers : 1][P::keeps_r ? P::steps : 1][P::row_pitch];
-  std::conditional_t<P::blocked, NoBlock, std::conditional_t<P::large, History<P>, SavedState<P>>> states;
+  using Reached = std::conditional_t<P::passage, Passage<P>, NoBlock>;
+  std::conditional_t<P::blocked, Reached, std::conditional_t<P::large, History<P>, SavedState<P>>> states;
   __device__ __forceinline__ float* line_gradients(int buf, int l) {
     if constexpr (P::large || P::tight) return x[buf].line[l][0];
     else return dline[buf][l][0];

@@ -214,7 +214,7 @@ __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const B
 
 // Where a segment's steps are taken at once. While number j is walked over, helpers first store the gradients of j - 1; the walk waits for them before it
 // overwrites those results. Then they fetch j + 3 and make j + 2 ready, and one or two warps run make_block for j + 1, which needs all of its rows. With two
-// buffers of ready inputs (lead 1), they fetch j + 2 and make all of j + 1.
+// buffers of ready inputs (lead 1), they fetch j + 2 and make all of j + 1, and those that do not run make_block make the Passage over j + 2.
 template <class P>
 __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const BackwardArgs& a, Place<P> at, int segments) {
   constexpr int lead = P::ready_buffers - 1;  // of what is made ready over what is walked over
@@ -231,22 +231,30 @@ __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const Backwa
     if (j < segments) bring_inputs<P, kCrew<P>>(sm, a, crew, segments - 1 - j, j % P::raw_buffers);
     __pipeline_commit();
   };
-  auto rows = [&](int j) {
-    renew();
-    if (j >= segments) return;
-    Ready<P>& x = sm.x[j % P::ready_buffers];
-    make_rows<P, P::backward_ready, kCrew<P>>(x, sm.raw[j % P::raw_buffers], sc, crew.tl);
-    make_scalars<P>(x, sc, crew.tl);
-  };
-  auto lines = [&](int j) {
-    if (j < segments)
-      make_lines<P, P::backward_ready, kCrew<P>>(sm.x[j % P::ready_buffers], sm.raw[j % P::raw_buffers], folding, crew.tl);
-  };
   auto fetch = [&](int j) {
     if (j < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 1 - j) * P::steps, at.tl);
   };
+  auto ready = [&](int j) {
+    renew();
+    Ready<P>& x = sm.x[j % P::ready_buffers];
+    if (j < segments) make_ready<P, P::backward_ready, kCrew<P>>(x, sm.raw[j % P::raw_buffers], sc, folding, crew.tl);
+    if (!P::passage && crew.tl < 32) {
+      float all, scalar;
+      const float behind = keeps_behind<P>(all, scalar, sc, at.lane);
+      if (at.lane < 16) x.behind[at.lane] = behind;
+      if (at.lane == 0) x.all = all;
+    }
+    fetch(j + 1);
+  };
   auto block = [&](int j) {
     if (at.tw < 2 && j < segments) make_block<P, false>(sm.x[j % P::ready_buffers], at);
+  };
+  auto passage = [&](int j) {
+    constexpr int busy = P::WPH > 2 ? 64 : 0;  // with make_block
+    renew();
+    if constexpr (P::passage)
+      if (at.tl >= busy && j < segments && (segments - 1 - j) % 2 == 0)
+        make_passage<P, P::TL - busy>(sm, j % P::raw_buffers, sc, at.lane, at.tl - busy);
   };
   auto give = [&](int j) {
     const Ready<P>& x = sm.x[j % P::ready_buffers];
@@ -261,31 +269,40 @@ __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const Backwa
     renew();
     give_gradients<P>(a, sm, at, segments - 1 - j, j % P::ready_buffers, j % P::raw_buffers, sc, sums, folding);
   };
-  const bool solves = at.tl < kSolvers<P>, works = !solves, blocks = solves || kSolvers<P> == 0;
-  fetch(0);
-  if (works) {
-    for (int j = 0; j <= lead; j++) bring(j);
+  const bool solves = at.tl < kSolvers<P>;
+  auto prepare = [&](int j) {
+    if constexpr (lead == 1) {
+      bring(j + 2), ready(j + 1);
+      __pipeline_wait_prior(0);
+      helpers_sync<P>(at.team);
+      block(j + 1), passage(j + 2);
+    } else if (solves) {
+      block(j + 1);
+    } else {
+      bring(j + 3);
+      if (kSolvers<P> == 0) block(j + 1);
+      ready(j + 2);
+      __pipeline_wait_prior(0);
+    }
+  };
+  if (!solves) {
+    fetch(0);
+    for (int j = 0; j < lead; j++) bring(j);
     __pipeline_wait_prior(0);
   }
   helpers_sync<P>(at.team);
-  if (works) rows(0), fetch(1);
-  if (works) lines(0);
-  helpers_sync<P>(at.team);
-  if (blocks) block(0);
-  if (works && lead > 1) rows(1), lines(1), fetch(2);
+  if constexpr (lead > 1) {
+    if (!solves) ready(0);
+    helpers_sync<P>(at.team);
+  }
+  prepare(-1);
   team_sync<P>(at.team);
   for (int j = 0;; j++) {
-    if (j + 1 < segments) announce_state<P>(a, at, segments - 2 - j);
+    if (j + 1 < segments) announce_state<P>(a, at, (segments - 2 - j) / P::every);
     if (j > 0) give(j - 1);
     if (j == segments) break;
     team_sync<P>(at.team);
-    if (works) bring(j + 1 + lead);
-    if (lead == 1) rows(j + 1), lines(j + 1), helpers_sync<P>(at.team);
-    if (blocks) block(j + 1);
-    if (works && lead > 1) rows(j + lead);
-    if (works && lead > 1) lines(j + lead);
-    if (works) fetch(j + 1 + lead);
-    if (works) __pipeline_wait_prior(0);
+    prepare(j);
     team_sync<P>(at.team);
   }
   give_heads<P>(a, at, sums, reinterpret_cast<float*>(&sm.dkq[0][0][0][0]), [&] { helpers_sync<P>(at.team); });
@@ -297,11 +314,12 @@ __device__ __forceinline__ void walk_blocked(BackwardShared<P>& sm, const Backwa
   Lines<P> G;
   SavedLines<P> S;
   read_lines<P>(G, a.ds1, at, a.state_line, a.state_row);
-  fetch_lines<P>(S, a, at, segments - 1);
+  fetch_lines<P>(S, a, at, (segments - 1) / P::every);
   team_sync<P>(at.team);
   for (int j = 0; j < segments; j++) {
+    if ((segments - 1 - j) % P::every) pass_over<P>(S, sm, j + 1, at);
     backward_block<P>(G, S, sm, j % P::ready_buffers, j % P::raw_buffers, at, [&] { team_sync<P>(at.team); });
-    if (j + 1 < segments) fetch_lines<P>(S, a, at, segments - 2 - j);
+    if (j + 1 < segments) fetch_lines<P>(S, a, at, (segments - 2 - j) / P::every);
     team_sync<P>(at.team);
   }
   write_lines<P>(a.ds0, G, at, a.state_line, a.state_row);
@@ -400,7 +418,7 @@ __global__ void __launch_bounds__(256) add_parts_kernel(const __grid_constant__ 
 #pragma unroll
       for (int p = 0; p < P::PARTS; p++) {
         float more[4];
-        load<4>(more, from + p * rows * P::part_width + e);
+        load<4>(more, vectors_of<P>(from + p * rows * P::part_width) + e);
 #pragma unroll
         for (int i = 0; i < 4; i++) d[i] += more[i];
       }
@@ -413,7 +431,7 @@ __global__ void __launch_bounds__(256) add_parts_kernel(const __grid_constant__ 
     }
     if (lane >= P::NS) continue;
     float d = 0;
-    for (int p = 0; p < P::PARTS; p++) d += from[p * rows * P::part_width + M + lane];
+    for (int p = 0; p < P::PARTS; p++) d += from[(p * rows + 1) * P::part_width - 4 + lane];
     const int64_t to = token * a.dscalar_step[lane] + h;
     if ((lane ? P::kind1 : P::kind0) == ScalarKind::given) static_cast<float*>(a.dscalar[lane])[to] = d;
     else static_cast<Store*>(a.dscalar[lane])[to] = from_float<Store>(d);

@@ -198,6 +198,59 @@ __device__ __forceinline__ void make_block(Ready<P>& ready, const Place<P>& at) 
   for (int s = 0; s < 16; s += 2) put(x.t, lane, s, solved[s], solved[s + 1]);
 }
 
+// Of step lane % 16: the product of the keeps behind it, or 0 if it is held. all: that of all 16. scalar: lanes 0 to 15 get the first, the others the second.
+template <class P>
+__device__ __forceinline__ float keeps_behind(float& all, float& scalar, const Scalars<P>& sc, int lane) {
+  const int mine = lane % 16;
+  scalar = scalar_map<typename P::Math>(lane < 16 ? P::kind0 : P::kind1, to_float(sc.x), sc.rate, sc.bias);
+  float in[P::NL] = {}, c[P::AS], par[P::AC] = {};
+#pragma unroll
+  for (int i = 0; i < P::NS; i++) c[i] = __shfl_sync(~0u, scalar, mine + 16 * i);
+  all = sc.hold ? 1.f : P::Cell::template line<typename P::Math, float>({0.f, in, c, par}).keep;  // of this step and all later ones
+#pragma unroll
+  for (int m = 1; m < 16; m *= 2) {
+    const float later = __shfl_sync(~0u, all, min(mine + m, 15));
+    all *= mine + m < 16 ? later : 1.f;
+  }
+  const float later = __shfl_sync(~0u, all, min(mine + 1, 15));
+  all = __shfl_sync(~0u, all, 0);
+  return sc.hold ? 0.f : mine < 15 ? later : 1.f;
+}
+template <class P>
+__device__ __forceinline__ float weighted(float weight, const MatrixIn<float>& x) {  // what a held step writes may not be finite
+  return weight == 0.f ? 0.f : weight * P::Cell::template line<typename P::Math, float>(x).write;
+}
+// From the raw inputs of a segment. Run by TL helper threads, of which `tl` is one, with the segment's scalars.
+template <class P, int TL>
+__device__ __forceinline__ void make_passage(BackwardShared<P>& sm, int raw, const Scalars<P>& sc, int lane, int tl) {
+  Passage<P>& to = sm.states;
+  make_rows<P, P::backward_ready, TL, 1>(to, sm.raw[raw], sc, tl);
+  float all, scalar, in[P::NL], c[P::AS];
+  const float behind = keeps_behind<P>(all, scalar, sc, lane), par[P::AC] = {};
+  if (tl == 0) to.keep = all;
+  constexpr int per = P::CB / P::EV;
+#pragma unroll 1
+  for (int it = 0; it < (P::steps * per + TL - 1) / TL; it++) {
+    const Item at = item<TL, per>(it, tl);
+    const int s = at.s % 16, e0 = at.e * P::EV;
+    const float weight = __shfl_sync(~0u, behind, s);
+#pragma unroll
+    for (int i = 0; i < P::NS; i++) c[i] = __shfl_sync(~0u, scalar, s + 16 * i);
+    if (at.s >= P::steps) continue;
+    float f[P::NL][P::EV], r[P::EV], u[P::EV];
+    load_stored<P, P::EV>(r, &sm.r[raw][s][e0]);
+#pragma unroll
+    for (int l = 0; l < P::NL; l++) load_stored<P, P::EV>(f[l], &sm.raw[raw].line[l][s][e0]);
+#pragma unroll
+    for (int e = 0; e < P::EV; e++) {
+#pragma unroll
+      for (int l = 0; l < P::NL; l++) in[l] = of_line(P::Opt::silu, l) ? silu_of<typename P::Math>(f[l][e]) : f[l][e];
+      u[e] = weighted<P>(weight, {r[e], in, c, par});
+    }
+    store<P::EV>(&to.write[s][e0], u);
+  }
+}
+
 // ---- states -----------------------------------------------------------------------------------------------------------------------
 
 template <class P>
@@ -367,6 +420,45 @@ __device__ __forceinline__ void forward_block(Lines<P>& S, const Ready<P>& x, co
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------------------------------
+
+// From the state before a segment to the one behind it. u: what its steps write, with the keeps behind them. k: its keys. keep: all keeps.
+template <class P>
+__device__ __forceinline__ void pass_on(SavedLines<P>& S, const Steps& u, const unsigned short (*keys)[16][Block<P>::pitch],
+                                        float keep, int lane) {
+  Both left, k;
+  split(left, u[0], u[1]);
+#pragma unroll
+  for (int n = 0; n < kTiles<P> / 2; n++) {
+    float two[2][4];
+#pragma unroll
+    for (int e = 0; e < 8; e++) two[e / 4][e % 4] = keep * unpack(S[n][e / 2], e % 2, typename P::Store());
+    fetch<true, true>(k, keys, 16 * n, lane), multiply<Of::both>(two, left, k);
+#pragma unroll
+    for (int i = 0; i < 4; i++) S[n][i] = pack(two[i / 2][i % 2 * 2], two[i / 2][i % 2 * 2 + 1], typename P::Store());
+  }
+}
+// The same over segment number j, which is walked over next but one.
+template <class P>
+__device__ __forceinline__ void pass_over(SavedLines<P>& S, const BackwardShared<P>& sm, int j, const Place<P>& at) {
+  const Mine<P> my(at);
+  Steps u;
+  if constexpr (P::passage) {
+#pragma unroll
+    for (int e = 0; e < 8; e++) u[e / 4][e % 4] = sm.states.write[e / 4 * 8 + 2 * my.t + e % 2][my.column + e / 2 % 2 * 8];
+    pass_on<P>(S, u, sm.states.k, sm.states.keep, my.lane);
+  } else {
+    const Ready<P>& x = sm.x[j % P::ready_buffers];
+    const float par[P::AC] = {};
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+      const int step = e / 4 * 8 + 2 * my.t + e % 2, column = my.column + e / 2 % 2 * 8;
+      float in[P::NL], c[P::AS];
+      const float r = to_float(sm.r[j % P::raw_buffers][step][column]);
+      u[e / 4][e % 4] = weighted<P>(x.behind[step], line_inputs<P>(in, c, par, x, r, column, step));
+    }
+    pass_on<P>(S, u, x.k, x.all, my.lane);
+  }
+}
 
 // Sums over the warp's lines of a number of each step: in the lanes with even g those of step summed_step.
 __device__ __forceinline__ float sum_lines(const Steps& x, int g) {

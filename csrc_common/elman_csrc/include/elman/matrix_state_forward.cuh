@@ -319,7 +319,7 @@ __device__ __forceinline__ void recur_blocked(ForwardShared<P>& sm, const Forwar
   read_lines<P>(S, a.s0, at, a.state_line, a.state_row);
   team_sync<P>(at.team);
   for (int seg = 0; seg < segments; seg++) {
-    save_lines<P>(a, at, seg, S);
+    if (seg % P::every == 0) save_lines<P>(a, at, seg / P::every, S);
     forward_block<P>(S, sm.x[seg % 3], a, at, seg);
     team_sync<P>(at.team);
   }

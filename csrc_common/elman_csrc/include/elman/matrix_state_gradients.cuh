@@ -104,7 +104,7 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
     }
     if (s >= count) continue;
     if constexpr (P::PARTS > 1) {
-      store<E>(part + s * part_step + w * N + sub * E, g);
+      store<E>(vectors_of<P>(part + s * part_step) + w * N + sub * E, g);
     } else {
       store<E>(to, g);
     }
@@ -246,7 +246,7 @@ __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const Backwa
     const ScalarGrad<float> g = scalar_adjoint<typename P::Math>(kind, d, x.scalar[w][s], x.raw[w][s], sc.rate, sc.bias);
     if (P::mamba && first) sums.log += g.da_log, sums.bias += g.dx;
     if constexpr (P::PARTS > 1) {
-      part[s * part_step + (2 + P::NX) * P::N + w] = g.dx;
+      part[s * part_step + P::part_width - 4 + w] = g.dx;
     } else {
       const int64_t to = (int64_t(at.b) * a.n.T + t0 + s) * (first ? a.dscalar_step[0] : a.dscalar_step[1]) + at.h;
       void* d = first ? a.dscalar[0] : a.dscalar[1];

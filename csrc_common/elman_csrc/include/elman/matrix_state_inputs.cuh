@@ -157,10 +157,9 @@ struct Folding {
   }
 };
 
-// Rows of k (w = 0) or q of a step, from element n on, where steps are taken at once.
+// Rows of k or q of a step, from element n on, where steps are taken at once.
 template <class P, int E>
-__device__ __forceinline__ void store_parts(Block<P>& x, int w, int s, int n, const float (&f)[E]) {
-  auto& rows = w ? x.q : x.k;
+__device__ __forceinline__ void store_parts(unsigned short (&rows)[2][16][Block<P>::pitch], int s, int n, const float (&f)[E]) {
   float rest[E];
 #pragma unroll
   for (int e = 0; e < E; e++) rest[e] = f[e] - to_float(from_float<bf16>(f[e]));
@@ -208,16 +207,16 @@ __device__ __forceinline__ void fold_lines(Ready<P>& x, const Staging<P>& raw, c
   }
 }
 
-// Storage type to fp32, with SiLU, norm and scalar maps.
-template <class P, int unroll, int TL = P::TL>
-__device__ __forceinline__ void make_rows(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
+// Storage type to fp32, with SiLU, norm and scalar maps. sets: 2, or 1 for k alone.
+template <class P, int unroll, int TL = P::TL, int sets = 2, class To>
+__device__ __forceinline__ void make_rows(To& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
   constexpr int KL = P::KL, E = P::N / KL;
 #pragma unroll(unroll)
-  for (int it = 0; it < (2 * P::steps * KL + TL - 1) / TL; it++) {
-    const int sub = tl % KL, w = tl / KL % 2, s = it * (TL / (2 * KL)) + tl / (2 * KL);
+  for (int it = 0; it < (sets * P::steps * KL + TL - 1) / TL; it++) {
+    const int sub = tl % KL, w = tl / KL % sets, s = it * (TL / (sets * KL)) + tl / (sets * KL);
     bool hold = false;
     if constexpr (P::blocked) hold = __shfl_sync(~0u, int(sc.hold), s % P::steps);
-    if ((2 * P::steps * KL) % TL && s >= P::steps) break;
+    if ((sets * P::steps * KL) % TL && s >= P::steps) break;
     float f[E];
     load_stored<P, E>(f, (w ? raw.q[s] : raw.k[s]) + sub * E);
     float sum = 0;
@@ -231,33 +230,35 @@ __device__ __forceinline__ void make_rows(Ready<P>& x, const Staging<P>& raw, co
       const float rho = of_key(P::Opt::l2, w) ? rsqrtf(sum + float(kNormEps)) : 1.f;
 #pragma unroll
       for (int e = 0; e < E; e++) f[e] *= rho;
-      if (sub == 0) x.rho[w][s] = rho;
+      if constexpr (sets == 2)
+        if (sub == 0) x.rho[w][s] = rho;
     }
     if constexpr (P::blocked) {
 #pragma unroll
       for (int e = 0; e < E; e++) f[e] = hold && w == 0 ? 0.f : f[e];  // a k of a held step that is not finite stays there
-      store_parts<P, E>(x, w, s, sub * E, f);
-      continue;
-    }
-    if (P::tensor && ((P::Opt::silu & 3) || P::Opt::l2)) {  // rounded to tf32, so that sums and updates see the same k
+      if constexpr (sets == 2) store_parts<P, E>(w ? x.q : x.k, s, sub * E, f);
+      else store_parts<P, E>(x.k, s, sub * E, f);
+    } else {
+      if (P::tensor && ((P::Opt::silu & 3) || P::Opt::l2)) {  // rounded to tf32, so that sums and updates see the same k
 #pragma unroll
-      for (int e = 0; e < E; e++) f[e] = to_tf32(f[e]);
-    }
-    store_rows<P, E>(x.kq[s] + w * P::Q + sub * E, f);
-    const auto further = [&](int vector, int slot, bool with_k) {
-      float g[E];
-      load<E>(g, raw.vector[vector][s] + sub * E);
+        for (int e = 0; e < E; e++) f[e] = to_tf32(f[e]);
+      }
+      store_rows<P, E>(x.kq[s] + w * P::Q + sub * E, f);
+      const auto further = [&](int vector, int slot, bool with_k) {
+        float g[E];
+        load<E>(g, raw.vector[vector][s] + sub * E);
 #pragma unroll
-      for (int e = 0; e < E; e++)
-        if (with_k) g[e] = P::tensor ? to_tf32(g[e] * f[e]) : g[e] * f[e];
-      store_rows<P, E>(x.kq[s] + slot * P::Q + sub * E, g);
-    };
-    if constexpr (P::reads)
-      if (w == 0) further(P::Cell::read_vector, P::at_p, P::Cell::reads_with_k);
-    if constexpr (P::keeps)
-      if (w == 1) further(P::Cell::keep_vector, P::at_g, false);
-    if constexpr (P::seconds)
-      if (w == 1) further(P::Cell::second_vector, P::at_l, false);
+        for (int e = 0; e < E; e++)
+          if (with_k) g[e] = P::tensor ? to_tf32(g[e] * f[e]) : g[e] * f[e];
+        store_rows<P, E>(x.kq[s] + slot * P::Q + sub * E, g);
+      };
+      if constexpr (P::reads)
+        if (w == 0) further(P::Cell::read_vector, P::at_p, P::Cell::reads_with_k);
+      if constexpr (P::keeps)
+        if (w == 1) further(P::Cell::keep_vector, P::at_g, false);
+      if constexpr (P::seconds)
+        if (w == 1) further(P::Cell::second_vector, P::at_l, false);
+    }
   }
 }
 template <class P, int unroll, int TL = P::TL>

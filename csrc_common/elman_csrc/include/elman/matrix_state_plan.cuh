@@ -69,7 +69,8 @@ struct Plan {
   // every second segment over the one before it, so that half as many states are saved.
   static constexpr bool ahead = large && N <= 64 && !blocked;
   static_assert(!Options_::linear || !Cell::squashes, "the option linear_state is on, and the cell says `squashes`");
-  static constexpr int every = ahead && Options_::linear ? 2 : 1;  // segments between saved states
+  // Where steps are taken at once, own warps have what a step retrieved, and reach every second state by one product (pass_on).
+  static constexpr int every = blocked || (ahead && Options_::linear) ? 2 : 1;  // segments between saved states
   static constexpr int interval = every * segment;  // steps between them
   static constexpr int steps = steps_;  // of a segment, whose inputs travel together: of a backward `segment`, of a forward 16
   static constexpr bool looks_ahead = tensor && !(large && steps == segment);  // the next k is read with this q
@@ -131,7 +132,8 @@ struct Plan {
   // Of loops outside the recurrence. Helpers' code shall leave room in the instruction cache: the forward has more of it.
   static constexpr int unroll = blocked && (forward_ || N > 64) ? 2 : helped ? 1 : 8, forward_ready = 8;
   static constexpr int backward_ready = helped && (!blocked || N <= 64) ? (N > 16 ? 1 : 2) : 8;
-  static constexpr int buffers = helped ? 2 : 1, ready_buffers = blocked && (!broad || N <= 96) ? 3 : buffers;
+  static constexpr bool passage = broad && N > 96;  // there is no room for three segments of ready inputs, but for a Passage
+  static constexpr int buffers = helped ? 2 : 1, ready_buffers = blocked && !passage ? 3 : buffers;
   static constexpr int raw_buffers = helped ? ready_buffers + 1 : 2;
   static constexpr int result_buffers = large && !ahead ? 1 : buffers;  // of what a walk leaves
   // Where q begins, after k: in other banks than the next k, which is read with it.
@@ -139,7 +141,8 @@ struct Plan {
   static constexpr int CB = WPH * C;
   // From a step to the next, of lines in fp32 and in the storage type: four steps by eight lines lie in different banks.
   static constexpr int line_pitch = CB + (blocked ? 4 : 0), row_pitch = CB + (blocked ? 8 : 0);
-  static constexpr int part_width = (2 + NX) * N + 4;  // of a step's gradients of vectors and scalars from one part of a head
+  // Of a step's gradients of vectors and scalars from one part of a head, fp32; of vectors in the storage type where steps are taken at once.
+  static constexpr int part_width = (blocked ? 1 : 2 + NX) * N + 4;
   static constexpr int sz = sizeof(Store);
   // Lanes that convert a row of k or q; lanes that add up the shares of a scalar, one of each lane, in a large head four of each warp.
   static constexpr int KL = N > 64 && N % 16 == 0 ? 16 : N > 32 && N % 8 == 0 && tensor ? 8 : 4;
