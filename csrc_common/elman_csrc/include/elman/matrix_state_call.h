@@ -12,11 +12,11 @@
 //   scalar, dscalar [B,T,H]: float if given, else storage type
 //   param [H,V], a_log, dt_bias [H], s0, s1, ds0, ds1 [B,H,N V]: float
 //   saved: with 16-bit storage and N > 24, rows [B] of the storage type: states [H,ceil(T/I),V,N], then what was retrieved [T,H,V], to a
-//          multiple of 8; else states alone, [B,H,ceil(T/16),V,N] float. I: 16 steps; with N > 32 8 (16 if linear), with N > 64 4 (16 if blocked)
+//          multiple of 8; else states alone, [B,H,ceil(T/16),V,N] float. I: 16 steps; with N > 32 8 (16 if linear), with N > 64 4; 32 if blocked
 //   mask [B,T] bytes, 0 = hold the state
 //   dparam [B,H,V] float, on the host [H,V]: shares of the gradient of a param, to be added over B
 //   dhead [parts,2,B,H] float: shares of the gradients of a_log and dt_bias, to be added over parts and B
-//   parts [parts, B T H, (2 + vectors) N + 4] float if parts > 1, else 0: workspace
+//   parts [parts, B T H, (2 + vectors) N + 4] float, N + 4 if blocked, if parts > 1, else 0: workspace
 #pragma once
 
 #include <cstdint>
