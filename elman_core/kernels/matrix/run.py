@@ -90,7 +90,6 @@ def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: 
     dy, ds0 = launch.aligned(dy.to(q.dtype), 16).contiguous(), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     batched |= {"dy": dy, "ds1": launch.whole(ds1), "saved": saved, "ds0": ds0}
     batched |= {"dq": dq, "dk": dk, "dvector": dvectors, "dline": dlines, "dscalar": dscalars}
-    # Of a step's gradients from one part of a head, as `Plan::part_width`.
     width = (1 if form.cell.blocked(N, q, form.backend, form.text) else 2 + len(dvectors)) * N + 4
     parts = module.info()[0] if form.backend == "cuda" else 1
     dheads: list[Tensor] = []
