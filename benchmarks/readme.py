@@ -106,6 +106,7 @@ def models_table() -> str:
         of["bits_per_byte"] = _mean_bits(runs)
         label += f", {len(runs)} seed{'s' * (len(runs) > 1)}" + ", on an H100" * ("H100" in newest["gpu"])
         rows.append((of, runs[0]["parameters"], label, equation))
+    lighter = json.loads((RESULTS / "matrix_blocked_h100.json").read_text())["every_second_state"]["training"]
     wider, _, belongs = RECIPES[1]
     longer = [r for r in beside if belongs(r["model"], r["options"]) and r["bytes_seen"] > whole]
     head = ["model", "recurrence", "parameters", "held-out bits per byte", "training, tok/s", "GiB"]
@@ -119,9 +120,10 @@ def models_table() -> str:
         "and with one seed, or as the row says: differences under 0.01 bits per byte mean little. h' and S' are the states of "
         "the previous step. With Muon, E88 with heads of 64 x 256 and Gated DeltaNet had eleven trials each, E88 with heads of "
         "128 x 256 took the learning rate of the other, the transformer had two full runs, E97 one learning rate; speed and "
-        "memory are those of the newest full run. In the minutes of Gated DeltaNet's run "
-        f"{wider.split(',')[0]} reads {longer[0]['bytes_seen'] / 1e6:.0f} million bytes and reaches "
-        f"{_mean_bits(longer):.3f} ({len(longer)} seeds). "
+        "memory are those of the newest full run. Since then, decision 39 has reduced the memory of "
+        f"{' and of '.join(f'`{model}` to {gib:.1f} GiB' for model, _, gib in lighter['rows'][:2])}. "
+        f"In the minutes of Gated DeltaNet's run {wider.split(',')[0]} reads {longer[0]['bytes_seen'] / 1e6:.0f} million bytes "
+        f"and reaches {_mean_bits(longer):.3f} ({len(longer)} seeds). "
         "[Every run](docs/results.md), [recipes of E88, and which claims hold](docs/claims.md)."
     )
     return f"{caption}\n\n{markdown([head, *cells])}"

@@ -162,11 +162,18 @@ BOTH = f"{ELMAN.format(3)}\n{ELMAN.format(4)}"
 
 
 @pytest.mark.parametrize(
-    ("commands", "code"), [(ELMAN.format(4), 4), ("exit 4", 1), (BOTH, 1), ("true", 0), ("sleep 30", 6)]
+    ("commands", "code", "more"),
+    [
+        (ELMAN.format(4), 4, ()),
+        ("exit 4", 1, ()),
+        (BOTH, 1, ()),
+        ("true", 0, ()),
+        ("sleep 30", 6, ("--timeout", "0.01")),
+    ],
 )
-def test_the_exit_code_says_what_failed(here, capsys, commands, code):
+def test_the_exit_code_says_what_failed(here, capsys, commands, code, more):
     (here / "todo").write_text(commands + "\n")
-    assert run(capsys, "jobs", "run", "todo", "--gpus", "none", "--timeout", "0.01")[0] == code
+    assert run(capsys, "jobs", "run", "todo", "--gpus", "none", *more)[0] == code
 
 
 def test_gpus_are_chosen_and_shown(here, capsys, monkeypatch):

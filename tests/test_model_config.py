@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 import toy_mixers
@@ -81,6 +82,15 @@ def test_a_checkpoint_with_an_attribute_named_as_an_option_still_loads(tmp_path)
     model.config.rho = 0.5  # as an older version kept it
     model.save_pretrained(tmp_path)
     assert LadderForCausalLM.from_pretrained(tmp_path).config.options == model.config.options
+
+
+def test_sizes_are_integers(tmp_path):
+    model = LadderLM("toy", dim=np.int64(8), depth=np.int32(1), vocab_size=np.uint16(256))
+    model.save_pretrained(tmp_path)
+    assert LadderConfig.from_pretrained(tmp_path).hidden_size == 8
+    for wrong in ({"dim": "8"}, {"dim": 8, "depth": 1.0}, {"dim": 8, "vocab_size": None}):
+        with pytest.raises(ConfigError, match="must be an integer, not"):
+            LadderLM("toy", **wrong)
 
 
 def test_a_size_is_refused_before_anything_is_allocated(monkeypatch):

@@ -94,5 +94,7 @@ def test_eval_of_a_folder_needs_a_text_and_scores_all_of_it(model, text, tmp_pat
     assert json.loads(capsys.readouterr().out)["bytes"] == 100
     assert main(words) == 0
     assert "bits per byte" in capsys.readouterr().out
+    assert main([*words, "--window", str(2**30)]) == 2
+    assert "held-out stretches have" in capsys.readouterr().err
     assert main([*words, "--heldout", "0"]) == 2
     assert "nothing is held out" in capsys.readouterr().err

@@ -16,14 +16,9 @@ def eval_(
         None, min=1, help="Bytes scored in a window; by default as in the run, or as the model recommends."
     ),
     most: int | None = typer.Option(
-        None,
-        "--bytes",
-        min=1,
-        help="Most bytes to score, but at least one window; by default as in the run, or 1 MiB; with --all the whole file.",
+        None, "--bytes", min=1, help="Most bytes to score; by default as in the run, or 1 MiB; all with --all."
     ),
-    heldout: float | None = typer.Option(
-        None, help="Fraction of the file that is held out; by default as in the run, or 0.01."
-    ),
+    heldout: float | None = typer.Option(None, help="Fraction held out; by default as in the run, or 0.01."),
     rows: int = typer.Option(16, min=1, help="Windows (or, with --all, parts of the file) side by side."),
     precision: str = typer.Option("fp32", help="fp32 or bf16."),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:1."),
@@ -69,6 +64,8 @@ def eval_(
             offsets, length = heldout_offsets(
                 split(file.size, fraction), length, most or asked.get("eval_bytes", 2**20)
             )
+            if window and length < window:
+                raise ConfigError(f"--window {window}: held-out stretches have {length} bytes; give fewer, or --all")
             result = on_windows(ladder, file, offsets, length, rows)
     if not math.isfinite(result["loss"]):
         raise DivergedError(f"the loss of {model} is {result['loss']}: its weights or its activations are not finite")

@@ -165,7 +165,7 @@ def nothing_fits(
 
 
 def reference(what: str) -> Reference:
-    """The model of `--like`: NAME[:PRESET]@WIDTHxDEPTH (or NAME:WIDTHxDEPTH), a run, or a checkpoint's folder.
+    """The model of `--like`: NAME[:PRESET]@WIDTHxDEPTH (or NAME:WIDTHxDEPTH), a run, a checkpoint's folder or pretrained/NAME.
 
     Raises:
         ConfigError, PluginError: the name or size does not exist. CheckpointError: the folder is neither run nor checkpoint.
@@ -180,8 +180,8 @@ def reference(what: str) -> Reference:
             return Reference(what, model["hidden_size"], model["num_hidden_layers"], manifest["parameters"])
         except KeyError as error:
             raise CheckpointError(f"{folder / 'manifest.json'} lacks {error}: the run never started") from error
-    if (folder / "config.json").is_file():
-        return _of_checkpoint(folder)
+    if what.startswith("pretrained/") or (folder / "config.json").is_file():
+        return _of_checkpoint(what)
     name, width, depth = parse_size(re.sub(r":(\d+[xX]\d+)$", r"@\1", what))
     if folder.exists() or (width is None and ("/" in what or "\\" in what)):
         raise CheckpointError(f"{what} is neither a run nor a checkpoint: it has no manifest.json and no config.json")
@@ -191,16 +191,18 @@ def reference(what: str) -> Reference:
     return Reference(f"{found.name}@{width}x{depth}", width, depth, count(found, width, depth))
 
 
-def _of_checkpoint(folder: Path) -> Reference:
+def _of_checkpoint(what: str) -> Reference:
     from elman_core.model import LadderConfig
+    from elman_core.model.shipped import is_shipped, shipped
 
+    folder = shipped(what) if is_shipped(what) else Path(what)
     config = LadderConfig.from_pretrained(folder)
     if config.model_type != LadderConfig.model_type or config.variant is None:
         raise CheckpointError(f"{folder / 'config.json'} is not the config of a ladder")
     backbone = {name: getattr(config, name) for name in ("vocab_size", "tie_word_embeddings", "mlp_ratio")}
     size = {"hidden_size": config.hidden_size, "num_hidden_layers": config.num_hidden_layers}
     total = _count(variant=config.variant, options=config.options, **size, **backbone)
-    return Reference(str(folder), config.hidden_size, config.num_hidden_layers, total)
+    return Reference(what, config.hidden_size, config.num_hidden_layers, total)
 
 
 def _count(**config: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from dataclasses import fields
+from numbers import Integral
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -49,8 +50,8 @@ class LadderConfig(PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id: bytes 0x00, 0x1e and 0x1e.
 
     Raises:
-        ConfigError: a keyword that looks like a misspelt one of these. Other unknown keywords are kept as
-            attributes, as transformers requires.
+        ConfigError: a size that is not an integer, or a keyword that looks like a misspelt one of these. Other unknown keywords
+            are kept as attributes, as transformers requires.
     """
 
     model_type = "elman_ladder"
@@ -78,6 +79,10 @@ class LadderConfig(PreTrainedConfig):
             meant = _MEANT.get(key) or next(iter(difflib.get_close_matches(key, own, n=1, cutoff=0.85)), None)
             if meant:
                 raise ConfigError(f"LadderConfig has no {key!r}; write {meant}=…")
+        for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+            if not isinstance(size := getattr(self, name), Integral):
+                raise ConfigError(f"{name} must be an integer, not {size!r}")
+            setattr(self, name, int(size))  # JSON cannot hold NumPy's
         super().__post_init__(**kwargs)
 
     @property

@@ -123,17 +123,13 @@ class MatrixCell(Cell):
         """Whether a form has the option linear_state on."""
         return "linear_state" in self.options and form[self.options.index("linear_state")] == "1"
 
-    def blocked(self, rows: int, like: Tensor, backend: str, form: str) -> bool:
-        """Whether the steps of a segment are taken at once for inputs such as `like`, as `Plan::blocked`."""
-        large = rows > 32 and self.tensor(rows, 8 * like.element_size(), backend) and much_shared(like.device)
-        return large and self.delta and (self.linear(form) or "linear_state" not in self.options)
-
     def interval(self, rows: int, like: Tensor, backend: str, form: str) -> int:
         """Steps between saved states for inputs such as `like`, as `Plan::interval`."""
-        if self.blocked(rows, like, backend, form):
-            return 32
         if self.tensor(rows, 8 * like.element_size(), backend):
-            return 16 if rows <= 32 or (self.linear(form) and rows <= 64) else 8 if rows <= 64 else 4
+            linear = self.linear(form)
+            if rows > 32 and self.delta and (linear or "linear_state" not in self.options) and much_shared(like.device):
+                return 32
+            return 16 if rows <= 32 or (linear and rows <= 64) else 8 if rows <= 64 else 4
         return 8 if backend == "cuda" and rows > 96 else 16
 
     def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:

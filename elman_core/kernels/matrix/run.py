@@ -43,7 +43,7 @@ def _module(cell: MatrixCell, target: Target, size: Size, index: int | None) -> 
     library = launch.opened(modules.extension(cell, target, size), "matrix")
     if index is not None:
         most: Any = torch.cuda.get_device_properties(index)
-        need = max(library.info()[1:3])
+        need = library.info()[1]
         if need > most.shared_memory_per_block_optin:
             raise KernelError(
                 f"{cell.name}: N={size.rows} V={size.columns} in {size.dtype} needs {need} bytes of shared memory a block, "
@@ -90,8 +90,7 @@ def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: 
     dy, ds0 = launch.aligned(dy.to(q.dtype), 16).contiguous(), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     batched |= {"dy": dy, "ds1": launch.whole(ds1), "saved": saved, "ds0": ds0}
     batched |= {"dq": dq, "dk": dk, "dvector": dvectors, "dline": dlines, "dscalar": dscalars}
-    width = (1 if form.cell.blocked(N, q, form.backend, form.text) else 2 + len(dvectors)) * N + 4
-    parts = module.info()[0] if form.backend == "cuda" else 1
+    parts, _, width, _ = module.info()
     dheads: list[Tensor] = []
     dparams: list[Tensor] = []
     for batch in _slices(B, parts * T * H * width * 4 if parts > 1 else 0):

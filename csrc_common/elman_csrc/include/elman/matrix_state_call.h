@@ -1,8 +1,8 @@
 // The C interface of the matrix-state modules, host and CUDA: what one call is given. bind/launch.cpp fills it in.
 //
 // elman_matrix_call_bytes(): sizeof(MatrixCall), whether both sides mean the same structure.
-// elman_matrix_info(int64_t out[4]): parts of a head (see `parts` below), bytes of shared memory of a forward and of a backward
-//     block, bytes by which the rows of k, q and of the lines must be aligned.
+// elman_matrix_info(int64_t out[4]): parts of a head, bytes of shared memory of a block, floats of a row of `parts` below, bytes
+//     by which the rows of k, q and of the lines must be aligned.
 // elman_matrix_forward(const MatrixCall*), elman_matrix_backward(const MatrixCall*): null, or what went wrong, in a buffer that the next call
 //     overwrites.
 //
@@ -16,7 +16,7 @@
 //   mask [B,T] bytes, 0 = hold the state
 //   dparam [B,H,V] float, on the host [H,V]: shares of the gradient of a param, to be added over B
 //   dhead [parts,2,B,H] float: shares of the gradients of a_log and dt_bias, to be added over parts and B
-//   parts [parts, B T H, (2 + vectors) N + 4] float, N + 4 if blocked, if parts > 1, else 0: workspace
+//   parts [parts, B T H, floats of a row] float if parts > 1, else 0: workspace
 #pragma once
 
 #include <cstdint>
