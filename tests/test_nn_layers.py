@@ -16,6 +16,7 @@ from elman_core.nn import (
     orthogonal_,
     s4d_,
 )
+from elman_core.registry import ConfigError
 
 FLOAT64 = torch.float64
 
@@ -47,6 +48,8 @@ def test_the_window_of_16_bits_is_kept_in_float32_without_loss():
     second, end = conv(u_TBC[2:], middle)
     assert torch.equal(torch.cat([first, second]), y)
     assert torch.equal(end, window_BKC)
+    with pytest.raises(ConfigError, match="7 taps need a window of one input less, not of 3"):
+        CausalConv(5, 7)(u_TBC, window_BKC)  # a cache of another model
 
 
 @pytest.mark.parametrize("function", [RMSNorm(8), l2_normalize])

@@ -21,7 +21,7 @@ from elman_core.kernels import build, choice, launch, runtime
 from elman_core.kernels.build import Extension
 from elman_core.kernels.runtime import operator, tensors
 from elman_core.kernels.spec import Case, KernelSpec
-from elman_core.registry.errors import KernelError
+from elman_core.registry.errors import ConfigError, KernelError
 
 from .reference import reference
 from .spec import first_use, make_spec
@@ -33,7 +33,7 @@ def causal_conv(
     x_TBC: Tensor, weight_CK: Tensor, bias_C: Tensor | None = None, window_BKC: Tensor | None = None,
     mask_TB: Tensor | None = None, starts_TB: Tensor | None = None, *, silu: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Returns (y in the shape and dtype of x, the new window (B, K - 1, C) in float32 or float64).
+    """Returns (y like x, the new window (B, K - 1, C) in float32 or float64). A window of another K is a `ConfigError`.
 
     Args:
         x_TBC: float32, bfloat16, float16 or float64; any strides, such as a view of (B, T, C). y has the same layout.
@@ -43,12 +43,13 @@ def causal_conv(
         starts_TB: bool; True where a document begins, which does not see inputs of the previous document.
         silu: whether y passes SiLU.
     """
+    if window_BKC is not None and (given := window_BKC.shape[1]) != weight_CK.shape[1] - 1:
+        raise ConfigError(f"{NAME}: {weight_CK.shape[1]} taps need a window of one input less, not of {given}")
     fits = x_TBC.is_cuda and x_TBC.dtype != torch.float64 and x_TBC.numel() > 0 and not runtime.transformed()
     run = _op if fits and choice.runs(NAME, x_TBC, weight_CK.shape[1]) else reference
     wide = runtime.compute_dtype(x_TBC, weight_CK)
     bias_C, window_BKC = (None if p is None else p.to(wide) for p in (bias_C, window_BKC))
-    y, last = run(x_TBC, weight_CK.to(wide), bias_C, window_BKC, mask_TB, starts_TB, silu)
-    return y, last
+    return run(x_TBC, weight_CK.to(wide), bias_C, window_BKC, mask_TB, starts_TB, silu)
 
 
 class Kernel(choice.Compiled):
