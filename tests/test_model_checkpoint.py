@@ -161,5 +161,5 @@ def test_the_last_weights_replace_the_evaluation_weights(saved):
     use_last_weights(model, saved)
     assert all(torch.equal(p, last[n]) for n, p in model.named_parameters())
     save_file({"other": torch.zeros(2)}, saved / "state" / "last.safetensors")
-    with pytest.raises(CheckpointError, match="is of another model"):
+    with pytest.raises(CheckpointError, match="belongs to another model"):
         use_last_weights(model, saved)

@@ -85,7 +85,7 @@ def test_a_checkpoint_with_an_attribute_named_as_an_option_still_loads(tmp_path)
 
 
 def test_sizes_are_integers(tmp_path):
-    model = LadderLM("toy", dim=np.int64(8), depth=np.int32(1), vocab_size=np.uint16(256))
+    model = LadderLM("toy", dim=np.int64(8), depth=np.int32(1), vocab_size=np.uint16(256), width=np.int64(4))
     model.save_pretrained(tmp_path)
     assert LadderConfig.from_pretrained(tmp_path).hidden_size == 8
     for wrong in ({"dim": "8"}, {"dim": 8, "depth": 1.0}, {"dim": 8, "vocab_size": None}):

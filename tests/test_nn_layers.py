@@ -48,7 +48,7 @@ def test_the_window_of_16_bits_is_kept_in_float32_without_loss():
     second, end = conv(u_TBC[2:], middle)
     assert torch.equal(torch.cat([first, second]), y)
     assert torch.equal(end, window_BKC)
-    with pytest.raises(ConfigError, match="7 taps need a window of one input less, not of 3"):
+    with pytest.raises(ConfigError, match="7 taps need a window of 6 inputs, not 3"):
         CausalConv(5, 7)(u_TBC, window_BKC)  # a cache of another model
 
 

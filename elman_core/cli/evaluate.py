@@ -46,9 +46,11 @@ def eval_(
     file = ByteFile(path)
     if data is None and file.fingerprint() != asked["text"]:
         raise DataError(f"{path} is no longer the text of this run; to score it anyway, use --data {path}")
-    fraction = heldout if heldout is not None else asked.get("heldout", 0.01)
-    if not everything:
-        heldout_offsets(split(file.size, fraction), 1)  # nothing held out is said before torch is imported
+    if not everything:  # what is wrong with these is said before torch is imported
+        parts = split(file.size, heldout if heldout is not None else asked.get("heldout", 0.01))
+        _, length = heldout_offsets(parts, window or 1)
+        if window and length < window:
+            raise ConfigError(f"--window {window}: held-out stretches have {length} bytes; give at most that, or --all")
 
     from elman_core.model.checkpoint import load_checkpoint
     from elman_core.training.evaluate import on_everything, on_windows
@@ -61,11 +63,7 @@ def eval_(
         if everything:
             result = on_everything(ladder, file, length, rows, most)
         else:
-            offsets, length = heldout_offsets(
-                split(file.size, fraction), length, most or asked.get("eval_bytes", 2**20)
-            )
-            if window and length < window:
-                raise ConfigError(f"--window {window}: held-out stretches have {length} bytes; give fewer, or --all")
+            offsets, length = heldout_offsets(parts, length, most or asked.get("eval_bytes", 2**20))
             result = on_windows(ladder, file, offsets, length, rows)
     if not math.isfinite(result["loss"]):
         raise DivergedError(f"the loss of {model} is {result['loss']}: its weights or its activations are not finite")
@@ -86,8 +84,7 @@ def _of_run(path: Path) -> dict[str, Any]:
         if (folder / MANIFEST).is_file():
             try:
                 manifest = read_manifest(folder)
-                settings = manifest["settings"]
-                text = manifest["protocol"]["data"]
+                settings, text = manifest["settings"], manifest["protocol"]["data"]
                 return {**settings["data"], "chunk_size": settings["train"]["chunk_size"], "text": text}
             except (KeyError, TypeError) as error:
                 raise CheckpointError(f"{folder / MANIFEST} is damaged: it lacks {error}") from error

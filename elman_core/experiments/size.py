@@ -170,7 +170,9 @@ def reference(what: str) -> Reference:
     Raises:
         ConfigError, PluginError: the name or size does not exist. CheckpointError: the folder is neither run nor checkpoint.
     """
-    folder = Path(what)
+    from elman_core.model.shipped import is_shipped, shipped
+
+    folder = shipped(what) if is_shipped(what) else Path(what)
     if (folder / "manifest.json").is_file():
         from elman_core.training.run import read_manifest
 
@@ -180,8 +182,8 @@ def reference(what: str) -> Reference:
             return Reference(what, model["hidden_size"], model["num_hidden_layers"], manifest["parameters"])
         except KeyError as error:
             raise CheckpointError(f"{folder / 'manifest.json'} lacks {error}: the run never started") from error
-    if what.startswith("pretrained/") or (folder / "config.json").is_file():
-        return _of_checkpoint(what)
+    if (folder / "config.json").is_file():
+        return _of_checkpoint(what, folder)
     name, width, depth = parse_size(re.sub(r":(\d+[xX]\d+)$", r"@\1", what))
     if folder.exists() or (width is None and ("/" in what or "\\" in what)):
         raise CheckpointError(f"{what} is neither a run nor a checkpoint: it has no manifest.json and no config.json")
@@ -191,11 +193,9 @@ def reference(what: str) -> Reference:
     return Reference(f"{found.name}@{width}x{depth}", width, depth, count(found, width, depth))
 
 
-def _of_checkpoint(what: str) -> Reference:
+def _of_checkpoint(what: str, folder: Path) -> Reference:
     from elman_core.model import LadderConfig
-    from elman_core.model.shipped import is_shipped, shipped
 
-    folder = shipped(what) if is_shipped(what) else Path(what)
     config = LadderConfig.from_pretrained(folder)
     if config.model_type != LadderConfig.model_type or config.variant is None:
         raise CheckpointError(f"{folder / 'config.json'} is not the config of a ladder")

@@ -204,5 +204,7 @@ def use_last_weights(model: LadderForCausalLM, checkpoint: str | os.PathLike) ->
     with torch.no_grad():
         for name, tensor in load_file(path).items():
             if name not in own or own[name].shape != tensor.shape:
-                raise CheckpointError(f"{path} is of another model: it has {name!r} of shape {tuple(tensor.shape)}")
+                raise CheckpointError(
+                    f"{path} belongs to another model: it has {name!r} of shape {tuple(tensor.shape)}"
+                )
             own[name].copy_(tensor)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 from dataclasses import fields
-from numbers import Integral
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from elman_core.nn.layers import branches
-from elman_core.registry import ConfigError
+from elman_core.registry import ConfigError, check_value
 
 from .hub import AUTO_MAP, write_shim
 
@@ -80,9 +79,7 @@ class LadderConfig(PreTrainedConfig):
             if meant:
                 raise ConfigError(f"LadderConfig has no {key!r}; write {meant}=…")
         for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-            if not isinstance(size := getattr(self, name), Integral):
-                raise ConfigError(f"{name} must be an integer, not {size!r}")
-            setattr(self, name, int(size))  # JSON cannot hold NumPy's
+            setattr(self, name, check_value(name, getattr(self, name), int))
         super().__post_init__(**kwargs)
 
     @property

@@ -23,9 +23,9 @@ def resolve_layers(config: Any) -> list[Resolved]:
         ConfigError: no variant, a list of the wrong length, or options that a variant does not have.
         PluginError: a variant that is not installed; names the package that the checkpoint was made with.
     """
-    sizes = depth, _, _ = config.num_hidden_layers, config.hidden_size, config.vocab_size
-    if min(sizes) < 1:
-        raise ConfigError(f"num_hidden_layers, hidden_size and vocab_size must be at least 1, not {sizes}")
+    depth = config.num_hidden_layers
+    if min(sizes := (config.hidden_size, depth, config.vocab_size)) < 1:
+        raise ConfigError(f"hidden_size, num_hidden_layers and vocab_size must be at least 1, not {sizes}")
     if config.variant is None or config.variant == []:
         known = ", ".join(list_variants()) or "none"
         raise ConfigError(f"a ladder needs a variant: LadderConfig(variant=…). Installed: {known}")

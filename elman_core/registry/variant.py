@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from .errors import ConfigError, did_you_mean
@@ -155,7 +156,7 @@ def config_to_dict(config: Any) -> dict[str, Any]:
 def check_value(where: str, value: Any, expected: Any, limits: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
     """`value` as the type `expected`, within `limits`, or a `ConfigError` that starts with `where`.
 
-    Strings are not converted here (`--set` parses them first). An int is accepted for a float; a bool never for a number.
+    Strings are not converted here (`--set` parses them first). An int is accepted for a float, NumPy's for both; a bool is not.
     """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ConfigError(f"{where} must fit in 64 bits, not {value}")
@@ -170,6 +171,7 @@ def check_value(where: str, value: Any, expected: Any, limits: Mapping[str, Any]
 
 
 _NO = object()
+_NUMBERS = {int: Integral, float: Real}
 
 
 def _as_type(value: Any, expected: Any) -> Any:
@@ -184,10 +186,8 @@ def _as_type(value: Any, expected: Any) -> Any:
         return _NO
     if expected is type(None):
         return None if value is None else _NO
-    if expected is float:
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _NO
-    if expected is int:
-        return value if isinstance(value, int) and not isinstance(value, bool) else _NO
+    if expected in _NUMBERS:
+        return expected(value) if isinstance(value, _NUMBERS[expected]) and not isinstance(value, bool) else _NO
     if origin in (tuple, list):
         parts = get_args(expected)
         if not isinstance(value, (list, tuple)):

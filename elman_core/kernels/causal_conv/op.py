@@ -33,7 +33,7 @@ def causal_conv(
     x_TBC: Tensor, weight_CK: Tensor, bias_C: Tensor | None = None, window_BKC: Tensor | None = None,
     mask_TB: Tensor | None = None, starts_TB: Tensor | None = None, *, silu: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Returns (y like x, the new window (B, K - 1, C) in float32 or float64). A window of another K is a `ConfigError`.
+    """Returns (y in the shape and dtype of x, the new window (B, K - 1, C) in float32 or float64).
 
     Args:
         x_TBC: float32, bfloat16, float16 or float64; any strides, such as a view of (B, T, C). y has the same layout.
@@ -42,11 +42,15 @@ def causal_conv(
             is finite but arbitrary.
         starts_TB: bool; True where a document begins, which does not see inputs of the previous document.
         silu: whether y passes SiLU.
+
+    Raises:
+        ConfigError: the window is that of another K.
     """
-    if window_BKC is not None and (given := window_BKC.shape[1]) != weight_CK.shape[1] - 1:
-        raise ConfigError(f"{NAME}: {weight_CK.shape[1]} taps need a window of one input less, not of {given}")
+    taps = weight_CK.shape[1]
+    if window_BKC is not None and window_BKC.shape[1] != taps - 1:
+        raise ConfigError(f"{NAME}: {taps} taps need a window of {taps - 1} inputs, not {window_BKC.shape[1]}")
     fits = x_TBC.is_cuda and x_TBC.dtype != torch.float64 and x_TBC.numel() > 0 and not runtime.transformed()
-    run = _op if fits and choice.runs(NAME, x_TBC, weight_CK.shape[1]) else reference
+    run = _op if fits and choice.runs(NAME, x_TBC, taps) else reference
     wide = runtime.compute_dtype(x_TBC, weight_CK)
     bias_C, window_BKC = (None if p is None else p.to(wide) for p in (bias_C, window_BKC))
     return run(x_TBC, weight_CK.to(wide), bias_C, window_BKC, mask_TB, starts_TB, silu)
