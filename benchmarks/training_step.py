@@ -54,6 +54,9 @@ SIZES: dict[str, dict[str, str]] = {
     "64M": {"e88": "e88:h32n16@1536x20", "mamba2": "mamba2@768x17", "gdn": "gdn@768x14"},
     "27M": {"e88": "e88:conv_h32n32@640x8", "gdn": "gdn@640x8"},
     "27M-n64": {"e88": "e88:conv_h16n64@640x8"},
+    "27M-linear": {"e88": "e88:conv_linear@640x8"},
+    "27M-64x256": {"e88": "e88:conv_h5v256@736x8"},
+    "27M-128x256": {"e88": "e88:conv_h5n128v256@640x8"},
     "tiny": {"transformer": "transformer@64x1", "mamba2": "mamba2@32x1", "gdn": "gdn@128x1"},
 }  # fmt: skip
 TINY = "64x1"
@@ -63,8 +66,6 @@ PEERS = {
     "43M": {"mamba_ssm": (640, 16), "fla": (640, 13)},
     "49M": {"mamba_ssm": (640, 19), "fla": (640, 15)},
     "64M": {"mamba_ssm": (768, 17), "fla": (768, 14)},
-    "27M": {},
-    "27M-n64": {},
     "tiny": {"llama": (64, 1)},
 }
 TARGETS = {"e1@1280x6": 750_000, "e42@1536x6": 700_000, "e88:h32n16@1536x20": 600_000}
@@ -341,7 +342,8 @@ def jobs(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     variants = [n for n, entry in list_variants().items() if not entry.needs]
     for size, batch in itertools.product(given.sizes, given.batches):
         known = size in ("50M", "100M", "tiny")  # elsewhere, only the shapes that are named
-        names = [("ours", v) for v in variants if known or v in SIZES[size]] + [("peer", p) for p in PEERS[size]]
+        names = [("ours", v) for v in variants if known or v in SIZES[size]]
+        names += [("peer", p) for p in PEERS.get(size, {})]
         for (kind, name), setting in itertools.product(names, given.settings):
             if (not given.only or name in given.only) and not (kind == "peer" and setting == "compile+graph"):
                 yield {"kind": kind, "name": name, "size": size, "B": batch, "setting": setting}
