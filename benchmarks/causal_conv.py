@@ -5,22 +5,26 @@
 Microseconds, medians, bf16, four taps, no bias, with and without SiLU; backward: all gradients. x is (B, T, C), whole or the
 first C columns of a wider tensor, as one product of several maps leaves it. bytes: how long a copy takes that moves as many
 bytes as x and y have, or x and the gradients of both. Each is first compared with float64; `error` is the largest relative L2
-error of its output and gradients. Peers run where they are installed; causal-conv1d needs its CUDA extension.
+error of its output and gradients. What is not installed or fails has its reason in its row; causal-conv1d needs its extension.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
-import statistics
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from baseline_parity import errors
+from dense import attempt
+from elementwise import both, measure
 from machine import commit, facts
-from timing import milliseconds
 from torch import Tensor
 
 from elman_core.kernels.causal_conv.op import causal_conv
@@ -30,6 +34,7 @@ HERE = Path(__file__).parent
 SHAPES = [(64, 512, 3072), (64, 512, 2560), (32, 512, 1024), (4, 4096, 2048), (1, 16384, 2048)]
 """(B, T, C): E88 with 32 heads of 32 and Gated DeltaNet at 26.6M parameters, E1, longer texts."""
 BESIDE = 1280  # columns of what lies beside x
+REPEATS = 30
 
 Run = Callable[[Tensor, Tensor, bool], Tensor]
 
@@ -50,60 +55,45 @@ def fla(x_BTC: Tensor, weight_CK: Tensor, silu: bool) -> Tensor:
     return y
 
 
+def exact(x_BTC: Tensor, weight_CK: Tensor, silu: bool) -> Tensor:
+    return reference(x_BTC.transpose(0, 1), weight_CK, None, None, None, None, silu)[0].transpose(0, 1)
+
+
 KINDS: dict[str, Run] = {"elman": elman, "causal-conv1d": causal_conv1d, "fla": fla}
 
 
-def inputs(B: int, T: int, C: int, sliced: bool, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """x, the weight (C, 4), and a gradient of y."""
-    draw = torch.Generator(device).manual_seed(0)
-    wide = torch.randn(B, T, C + BESIDE * sliced, generator=draw, device=device).bfloat16()
-    x, dy = wide[..., :C].detach(), torch.randn(B, T, C, generator=draw, device=device).bfloat16()
-    weight = (0.5 * torch.randn(C, 4, generator=draw, device=device)).bfloat16()
-    return x.requires_grad_(), weight.requires_grad_(), dy
+class Problem:
+    """Random inputs, and what the reference makes of them in float64."""
+
+    def __init__(self, shape: tuple[int, int, int], sliced: bool, silu: bool, device: str = "cuda") -> None:
+        (B, T, C), draw = shape, torch.Generator(device).manual_seed(0)
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(size, generator=draw, device=device)
+
+        self.silu, self.dy = silu, normal(B, T, C).bfloat16()
+        self.leaves = [normal(B, T, C + BESIDE * sliced).bfloat16()[..., :C], (0.5 * normal(C, 4)).bfloat16()]
+        self.truth = self.results(exact, torch.float64)
+
+    def results(self, run: Run, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+        """y and the gradients of x and the weight, in float64."""
+        leaves = [x.detach().to(dtype).requires_grad_() for x in self.leaves]
+        y = run(*leaves, self.silu)
+        found = y, *torch.autograd.grad(y, leaves, self.dy.to(dtype))
+        return {n: x.detach().double() for n, x in zip(("y", "dx", "dweight"), found, strict=True)}
+
+    def error(self, run: Run) -> float:
+        return float(f"{max(errors(self.results(run), self.truth).values()):.1e}")
+
+    def times(self, run: Run) -> dict[str, float]:
+        leaves = [x.detach().requires_grad_() for x in self.leaves]
+        return {"error": self.error(run), **both(lambda: run(*leaves, self.silu), leaves, REPEATS)}
 
 
-def results(run: Run, given: tuple[Tensor, Tensor, Tensor], silu: bool) -> list[Tensor]:
-    """y and the gradients of x and the weight."""
-    x, weight, dy = given
-    y = run(x, weight, silu)
-    return [y.detach(), *torch.autograd.grad(y, [x, weight], dy)]
-
-
-def error(found: list[Tensor], given: tuple[Tensor, Tensor, Tensor], silu: bool) -> float:
-    """The largest relative L2 error against the reference in float64."""
-    x, weight, dy = (g.detach().double() for g in given)
-
-    def exact(x_BTC: Tensor, weight_CK: Tensor, silu: bool) -> Tensor:
-        return reference(x_BTC.transpose(0, 1), weight_CK, None, None, None, None, silu)[0].transpose(0, 1)
-
-    wanted = results(exact, (x.requires_grad_(), weight.requires_grad_(), dy), silu)
-    return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
-
-
-def copy_us(numbers: int, time_us: Callable[[Callable[[], object]], float]) -> float:
-    """What copying takes that reads and writes this many bf16 numbers in all."""
+def copy_us(numbers: int) -> float:
+    """What a copy takes that reads and writes this many bf16 numbers in all."""
     to, of = (torch.empty(numbers // 2, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    return time_us(lambda: to.copy_(of))
-
-
-def median_us(call: Callable[[], object]) -> float:
-    return round(1e3 * statistics.median(milliseconds(call, 30)), 1)
-
-
-def row(kind: str, shape: tuple[int, int, int], sliced: bool, silu: bool) -> dict[str, Any]:
-    about = {"what": kind, **dict(zip("BTC", shape, strict=True)), "sliced": sliced, "silu": silu}
-    given, run = inputs(*shape, sliced, "cuda"), KINDS[kind]
-    x, weight, dy = given
-    try:
-        about["error"] = float(f"{error(results(run, given, silu), given, silu):.1e}")
-    except (ImportError, RuntimeError) as reason:  # of a peer: not installed, or it refuses the call
-        if kind == "elman":
-            raise
-        return about | {"reason": f"{type(reason).__name__}: {str(reason).splitlines()[0]}"}
-    y = run(x, weight, silu)
-    about["forward"] = median_us(lambda: run(x, weight, silu))
-    about["backward"] = median_us(lambda: torch.autograd.grad(y, [x, weight], dy, retain_graph=True))
-    return about
+    return measure(lambda: to.copy_(of), REPEATS)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -111,17 +101,28 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "causal_conv_h100.json")
     parser.add_argument("--commit", default=commit())
     given = parser.parse_args(argv)
+    os.environ.setdefault("ELMAN_KERNELS", "require")
     made: dict[str, Any] = {"what": "see the docstring of benchmarks/causal_conv.py", **facts(given.commit), "rows": []}
+
+    def add(**row: Any) -> None:
+        made["rows"].append(row)
+        print(json.dumps(row), flush=True)
+        given.out.write_text(json.dumps(made, indent=1) + "\n")
+
     for shape in SHAPES:
-        numbers = shape[0] * shape[1] * shape[2]
-        bytes_us = {"forward": copy_us(2 * numbers, median_us), "backward": copy_us(3 * numbers, median_us)}
-        made["rows"].append({"what": "bytes", **dict(zip("BTC", shape, strict=True)), **bytes_us})
-        print(json.dumps(made["rows"][-1]), flush=True)
-        for sliced, silu in ((True, True), (False, True), (False, False)):
-            for kind in KINDS:
-                made["rows"].append(row(kind, shape, sliced, silu))
-                print(json.dumps(made["rows"][-1]), flush=True)
-                given.out.write_text(json.dumps(made, indent=1) + "\n")
+        numbers = math.prod(shape)
+        add(what="bytes", shape=shape, forward=copy_us(2 * numbers), backward=copy_us(3 * numbers))
+        for sliced, silu in itertools.product((True, False), repeat=2):
+            problem = Problem(shape, sliced, silu)
+            for kind, run in KINDS.items():
+                found = attempt(problem.times, run)
+                add(
+                    what=kind,
+                    shape=shape,
+                    sliced=sliced,
+                    silu=silu,
+                    **(found if isinstance(found, dict) else {"reason": found}),
+                )
 
 
 if __name__ == "__main__":
