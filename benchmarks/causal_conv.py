@@ -2,10 +2,11 @@
 
     python benchmarks/causal_conv.py [--out benchmarks/results/causal_conv_h100.json]
 
-Microseconds, medians, bf16, four taps, no bias, with and without SiLU; backward: all gradients. x is (B, T, C), whole or the
-first C columns of a wider tensor, as one product of several maps leaves it. bytes: how long a copy takes that moves as many
-bytes as x and y have, or x and the gradients of both. Each is first compared with float64; `error` is the largest relative L2
-error of its output and gradients. What is not installed or fails has its reason in its row; causal-conv1d needs its extension.
+Microseconds, medians; x in bf16, weights in float32, as in a trainer; four taps, no bias, with and without SiLU; backward: all
+gradients. x is (B, T, C), whole or the first C columns of a wider tensor, as one product of several maps leaves it. bytes: how
+long a copy takes that moves as many bytes as x and y have, or x and the gradients of both. Each is first compared with float64;
+`error` is the largest relative L2 error of its output and gradients. What is not installed or fails has its reason in its row;
+causal-conv1d needs its extension.
 """
 
 from __future__ import annotations
@@ -72,14 +73,14 @@ class Problem:
             return torch.randn(size, generator=draw, device=device)
 
         self.silu, self.dy = silu, normal(B, T, C).bfloat16()
-        self.leaves = [normal(B, T, C + BESIDE * sliced).bfloat16()[..., :C], (0.5 * normal(C, 4)).bfloat16()]
+        self.leaves = [normal(B, T, C + BESIDE * sliced).bfloat16()[..., :C], 0.5 * normal(C, 4)]
         self.truth = self.results(exact, torch.float64)
 
-    def results(self, run: Run, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-        """y and the gradients of x and the weight, in float64."""
-        leaves = [x.detach().to(dtype).requires_grad_() for x in self.leaves]
+    def results(self, run: Run, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """y and the gradients of x and the weight, in float64; inputs in another dtype where one is given."""
+        leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in self.leaves]
         y = run(*leaves, self.silu)
-        found = y, *torch.autograd.grad(y, leaves, self.dy.to(dtype))
+        found = y, *torch.autograd.grad(y, leaves, self.dy.to(y.dtype))
         return {n: x.detach().double() for n, x in zip(("y", "dx", "dweight"), found, strict=True)}
 
     def error(self, run: Run) -> float:

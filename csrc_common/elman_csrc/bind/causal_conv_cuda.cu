@@ -52,7 +52,7 @@ const char* run(const CausalConvCall& c) {
 ELMAN_EXPORT std::int64_t elman_causal_conv_call_bytes() { return sizeof(CausalConvCall); }
 ELMAN_EXPORT std::int64_t elman_causal_conv_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT std::int64_t elman_causal_conv_shares(std::int64_t steps, std::int64_t batch, std::int64_t width) {
-  return conv::shares<Elem, K>(steps, batch, width);
+  return conv::shares<K>(steps, batch, width);
 }
 ELMAN_EXPORT const char* elman_causal_conv_forward(const CausalConvCall* c) { return run<false>(*c); }
 ELMAN_EXPORT const char* elman_causal_conv_backward(const CausalConvCall* c) { return run<true>(*c); }

@@ -116,8 +116,8 @@ def _backward(dy: Tensor, dlast: Tensor | None, x: Tensor, weight: Tensor, *rest
             "backward", dy=launch.readable(dy), dx=dx, shares=shares, dlast=launch.whole(dlast),
             dwindow=None if window is None else dwindow,
         )  # fmt: skip
-    sums = shares.sum(0)
-    return dx, sums[:-1].t().contiguous(), weight.new_empty(0) if bias is None else sums[-1].clone(), dwindow
+    dweight, dbias = shares.sum(0).flatten().split((taps * channels, channels))
+    return dx, dweight.view(channels, taps), weight.new_empty(0) if bias is None else dbias.clone(), dwindow
 
 
 def _fake_forward(x: Tensor, weight: Tensor, *_rest: Any) -> tuple[Tensor, Tensor]:

@@ -1,18 +1,83 @@
-// The backward of causal_conv.cuh.
+// The backward of causal_conv.cuh. It walks forward too: step t adds to the gradients of the K inputs that it has read, and the oldest of
+// those is then complete; the weights' gradient stays in registers until the warps of a block add theirs up.
 #pragma once
+
+#include <cuda_pipeline.h>
 
 #include "causal_conv.cuh"
 
 namespace elman::conv {
 
+constexpr int kRound = 4;  // steps whose inputs are asked for together
+
+// Inputs of rounds to come, x and dy. Each lane copies its own through shared memory: that takes no registers and no barrier.
+template <class Elem, int V>
+class Ahead {
+ public:
+  static constexpr int rounds = 4, of_lane = V * sizeof(Elem), of_step = kThreads * of_lane;
+  static constexpr int bytes = rounds * kRound * 2 * of_step;
+  __device__ explicit Ahead(char* shared) : shared_(shared + threadIdx.x * of_lane) {}
+  // For the next round, of which `steps` exist.
+  __device__ void ask(const Elem* x, std::ptrdiff_t x_step, const Elem* dy, std::ptrdiff_t dy_step, int steps) {
+    const auto one = [&](int i) {
+      copy(at(filled_, i, 0), x), x += x_step;
+      copy(at(filled_, i, 1), dy), dy += dy_step;
+    };
+    if (steps >= kRound) {
+#pragma unroll
+      for (int i = 0; i < kRound; ++i) one(i);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < steps; ++i) one(i);
+    }
+    __pipeline_commit();
+    filled_ = (filled_ + 1) % rounds;
+  }
+  __device__ void wait() {
+    __pipeline_wait_prior(rounds - 2);
+    read_ = (read_ + 1) % rounds;
+  }
+  __device__ void get(int i, int array, float* x) const { Packed<Elem, V>::unpack(Packed<Elem, V>::load(at(read_, i, array)), x); }
+
+ private:
+  __device__ char* at(int round, int i, int array) const { return shared_ + ((round * kRound + i) * 2 + array) * of_step; }
+  static __device__ void copy(char* to, const Elem* from) {
+    if constexpr (of_lane >= 4) __pipeline_memcpy_async(to, from, of_lane);
+    else *reinterpret_cast<Elem*>(to) = *from;
+  }
+  char* shared_;
+  int filled_ = 0, read_ = rounds - 1;
+};
+
 // Gradients on their way: of the inputs in the window, and of the weights.
 template <class Elem, int K, int V, bool silu, bool marked>
 struct Gradients {
-  Walk<Elem, K, V, 2, marked> walk;
+  Walk<Elem, K, V, marked> walk;
+  Ahead<Elem, V> ahead;
+  const Elem *next_x, *next_dy;  // what is asked for next
+  MarksAhead<Args<Elem>, kLanes> marks_ahead;
   float dw[K + 1][V] = {};  // of the taps, and of the bias
   float behind[K - 1][V] = {};
 
-  __device__ Gradients(const Args<Elem>& g, char* shared) : walk(g, shared) {}
+  __device__ Gradients(const Args<Elem>& g, char* shared) : walk(g), ahead(shared), marks_ahead(g, walk.b, walk.lane) {
+    next_x = g.x.at(walk.t0, walk.b) + walk.c, next_dy = g.dy.at(walk.t0, walk.b) + walk.c;
+  }
+  __device__ void ask(int steps) {
+    ahead.ask(next_x, walk.g.x.t, next_dy, walk.g.dy.t, steps);
+    next_x += kRound * walk.g.x.t, next_dy += kRound * walk.g.dy.t;
+  }
+  __device__ void begin(int end) {
+    for (int i = 0; i < ahead.rounds - 1; ++i) ask(end - walk.t0 - i * kRound);
+    if (marked) marks_ahead.load(walk.t0), marks_ahead.load(walk.t0 + kLanes);
+    walk.find_window();
+  }
+  __device__ void round(int t, int end) {  // the inputs of kRound steps from t on are there
+    ahead.wait();
+    ask(end - t - (ahead.rounds - 1) * kRound);
+    if (!marked) return;
+    walk.marks.held >>= kRound, walk.marks.starts >>= kRound;
+    if ((t - walk.t0) % kLanes == 0) walk.marks = marks_ahead.next(t + 2 * kLanes);
+  }
 
   __device__ void leave(int time, const float* dx) {  // that of one input is complete; a chunk writes those of its own
     const Args<Elem>& g = walk.g;
@@ -32,7 +97,7 @@ struct Gradients {
   // Step t, the i-th of a round; `mine`: of the chunk. `oldest`: what is now complete.
   __device__ void step(int i, int t, bool mine, float* oldest) {
     float x[V], dz[V];
-    walk.ahead.get(i, 0, x), walk.ahead.get(i, 1, dz);
+    ahead.get(i, 0, x), ahead.get(i, 1, dz);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       if (silu) {
@@ -55,10 +120,10 @@ struct Gradients {
     const Args<Elem>& g = walk.g;
     const int end = marked ? g.T : min(g.T, walk.t1 + K - 1);
     int left = K - 1;  // steps after the chunk that its inputs still wait for
-    walk.begin(end);
+    begin(end);
     for (int t = walk.t0; t < end && left > 0; t += kRound) {
-      walk.round(t, end);
-      if (t + kRound <= walk.t1 && walk.times[0] >= walk.t0 && walk.plain()) {
+      round(t, end);
+      if (t + kRound <= walk.t1 && walk.times[0] >= walk.t0 && walk.plain(kRound)) {
         // Code without a branch: steps without marks, of the chunk, which complete inputs of the chunk.
 #pragma unroll
         for (int i = 0; i < kRound; ++i) {
@@ -114,7 +179,9 @@ __device__ void backward(const Args<Elem>& g, char* shared) {
     for (int v = 0; v < V; ++v) {
       float sum = 0.f;
       for (int i = 0; i < kWarps; ++i) sum += sums[(i * kLanes + lane) * V + v];
-      g.shares[(std::ptrdiff_t(blockIdx.x / tiles) * (K + 1) + j) * g.C + of.walk.c + v] = sum;
+      const int c = of.walk.c + v;
+      g.shares[std::ptrdiff_t(blockIdx.x / tiles) * (K + 1) * g.C +
+               (j < K ? std::ptrdiff_t(c) * K + j : std::ptrdiff_t(g.C) * K + c)] = sum;
     }
   }
 }

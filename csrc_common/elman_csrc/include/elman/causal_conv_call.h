@@ -16,7 +16,7 @@
 // window, last [B,K-1,C]: the inputs before the first step and after the last one, oldest first; a null window is zero, a null last or
 // dwindow is not written, a null dlast is zero. last may be window where T is 1. mask [T,B]: a step where it is 0 is not there: the next
 // one sees the inputs before it, y and dx are 0; null: all are there. starts [T,B]: where it is 1, the window before that step is zero,
-// whether or not the step is there. shares [S,K+1,C]: of the gradients of weight, tap by tap, and of bias; to be added up over S.
+// whether or not the step is there. shares [S,K+1,C]: in each the gradients of weight [C,K] and then of bias [C]; to be added up over S.
 #pragma once
 
 #include "call.h"

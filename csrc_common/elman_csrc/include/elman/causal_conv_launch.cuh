@@ -13,34 +13,40 @@ constexpr int kChannels = K > 8   ? 1
 
 template <class Elem, int K, int V, bool silu, bool marked>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ Args<Elem> g) {
-  forward<Elem, K, V, silu, marked>(g, reinterpret_cast<char*>(dynamic_shared()));
+  forward<Elem, K, V, silu, marked>(g);
 }
 template <class Elem, int K, int V, bool silu, bool marked>
 __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ Args<Elem> g) {
   backward<Elem, K, V, silu, marked>(g, reinterpret_cast<char*>(dynamic_shared()));
 }
 
-// Steps of a warp: as many as leave each multiprocessor 32 warps, so that few steps are read twice.
-inline int chunk_of(long long T, long long B, long long C, int channels) {
-  const long long rows = B * ((C + kLanes * channels - 1) / (kLanes * channels)), wanted = 32LL * multiprocessors();
-  int chunk = 256;
+// Steps of a warp. Forward: one round, or several where the window is long. Backward: as many as leave each multiprocessor six warps, so
+// that few steps are read twice and few shares are added up.
+template <int K, bool back>
+int chunk_of(long long T, long long B, long long C) {
+  if (!back) return (K + 3) / 4 * kSteps;
+  const long long tile = kLanes * kChannels<K>, rows = B * ((C + tile - 1) / tile), wanted = 6LL * multiprocessors();
+  int chunk = 128;
   while (chunk > 16 && rows * ((T + chunk - 1) / chunk) < wanted) chunk /= 2;
   return chunk;
 }
 inline long long units(long long T, long long B, int chunk) { return (B * ((T + chunk - 1) / chunk) + kWarps - 1) / kWarps; }
 
-template <class Elem, int K>
+template <int K>
 long long shares(long long T, long long B, long long C) {
-  return units(T, B, chunk_of(T, B, C, kChannels<K>));
+  return units(T, B, chunk_of<K, true>(T, B, C));
 }
 
 template <class Elem, int K, int V, bool back, bool silu, bool marked>
 cudaError_t launch(const Args<Elem>& g, bool early, cudaStream_t stream) {
   const long long blocks = units(g.T, g.B, g.chunk) * ((g.C + kLanes * V - 1) / (kLanes * V));
-  constexpr int bytes = Ahead < Elem, V, back ? 2 : 1 > ::bytes;
-  static_assert(bytes >= kThreads * V * int(sizeof(float)), "sums of the warps take the same place");
-  if constexpr (back) return start(backward_kernel<Elem, K, V, silu, marked>, g, blocks, kThreads, bytes, false, stream);
-  else return start(forward_kernel<Elem, K, V, silu, marked>, g, blocks, kThreads, bytes, early, stream);
+  if constexpr (back) {
+    constexpr int bytes = Ahead<Elem, V>::bytes;
+    static_assert(bytes >= kThreads * V * int(sizeof(float)), "sums of the warps take the same place");
+    return start(backward_kernel<Elem, K, V, silu, marked>, g, blocks, kThreads, bytes, false, stream);
+  } else {
+    return start(forward_kernel<Elem, K, V, silu, marked>, g, blocks, kThreads, 0, early, stream);
+  }
 }
 template <class Elem, int K, int V, bool back>
 cudaError_t launch(const Args<Elem>& g, bool silu, bool early, cudaStream_t stream) {
@@ -51,7 +57,7 @@ cudaError_t launch(const Args<Elem>& g, bool silu, bool early, cudaStream_t stre
 // `pieces`: all rows can be moved by pieces of 16 bytes.
 template <class Elem, int K, bool back>
 cudaError_t launch(Args<Elem> g, bool pieces, bool silu, bool early, cudaStream_t stream) {
-  g.chunk = chunk_of(g.T, g.B, g.C, kChannels<K>);
+  g.chunk = chunk_of<K, back>(g.T, g.B, g.C);
   return pieces ? launch<Elem, K, kChannels<K>, back>(g, silu, early, stream) : launch<Elem, K, 1, back>(g, silu, early, stream);
 }
 
