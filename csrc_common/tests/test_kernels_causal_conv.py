@@ -12,6 +12,7 @@ import torch
 from emulated import LIBRARY, compile_emulated
 
 from elman_core.kernels.causal_conv import op
+from elman_core.kernels.causal_conv.reference import reference
 from elman_core.kernels.causal_conv.spec import first_use
 from elman_core.kernels.launch import open_module
 from elman_core.kernels.spec import Case, KernelSpec
@@ -53,6 +54,17 @@ def test_the_gpu_source_equals_the_sum(
     cases = [*first_use(dtype, taps), *(replace(c, options={"bias": True, **c.options}) for c in sizes)]
     report = verify(emulated, "emulated", cases=cases, opcheck=(taps, late) == (4, False))
     assert report.passed, list(failures(report))
+
+
+@pytest.mark.parametrize("taps", [4, 7])
+def test_padding_longer_than_a_chunk_is_skipped_on_both_sides(taps: int, emulated: KernelSpec) -> None:
+    x, weight, window = torch.randn(160, 2, 24), torch.randn(24, taps), torch.randn(2, taps - 1, 24)
+    mask = torch.zeros(160, 2, dtype=torch.bool)
+    mask[70:77], mask[115:118], mask[3, 1] = True, True, True
+    y, last = op._op(x, weight, None, window, mask, None, True)
+    right, kept = reference(x, weight, None, window, mask, None, True)
+    torch.testing.assert_close(y[mask], right[mask])
+    torch.testing.assert_close(last, kept)
 
 
 def test_a_step_of_decoding_may_write_its_window_in_place_and_says_what_is_missing(emulated: KernelSpec) -> None:

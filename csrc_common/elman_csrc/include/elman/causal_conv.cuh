@@ -141,8 +141,10 @@ __device__ void forward(const Args<Elem>& g) {
     const bool whole = t + kSteps <= walk.t1;
     if (whole) ask(std::true_type());
     else ask(std::false_type());
-    if (t == walk.t0) walk.find_window();
     if (marked) walk.marks = marks_ahead.next(t + 2 * kSteps);
+    // In padding, where no step is there, the search for a window could lead far back; only the last chunk needs one.
+    const bool padding = marked && walk.marks.held == (1u << kSteps) - 1 && g.chunk == kSteps && walk.t1 < g.T;
+    if (t == walk.t0 && !padding) walk.find_window();
     if (whole && walk.plain(kSteps)) steps(std::true_type());
     else steps(std::false_type());
   }
