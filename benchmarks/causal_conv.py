@@ -26,12 +26,12 @@ from baseline_parity import errors
 from dense import attempt
 from elementwise import both, measure
 from machine import commit, facts
+from tables import RESULTS
 from torch import Tensor
 
 from elman_core.kernels.causal_conv.op import causal_conv
 from elman_core.kernels.causal_conv.reference import reference
 
-HERE = Path(__file__).parent
 SHAPES = [(64, 512, 3072), (64, 512, 2560), (32, 512, 1024), (4, 4096, 2048), (1, 16384, 2048)]
 """(B, T, C): E88 with 32 heads of 32 and Gated DeltaNet at 26.6M parameters, E1, longer texts."""
 BESIDE = 1280  # columns of what lies beside x
@@ -66,11 +66,11 @@ KINDS: dict[str, Run] = {"elman": elman, "causal-conv1d": causal_conv1d, "fla": 
 class Problem:
     """Random inputs, and what the reference makes of them in float64."""
 
-    def __init__(self, shape: tuple[int, int, int], sliced: bool, silu: bool, device: str = "cuda") -> None:
-        (B, T, C), draw = shape, torch.Generator(device).manual_seed(0)
+    def __init__(self, shape: tuple[int, int, int], sliced: bool, silu: bool) -> None:
+        (B, T, C), draw = shape, torch.Generator("cuda").manual_seed(0)
 
         def normal(*size: int) -> Tensor:
-            return torch.randn(size, generator=draw, device=device)
+            return torch.randn(size, generator=draw, device="cuda")
 
         self.silu, self.dy = silu, normal(B, T, C).bfloat16()
         self.leaves = [normal(B, T, C + BESIDE * sliced).bfloat16()[..., :C], 0.5 * normal(C, 4)]
@@ -99,7 +99,7 @@ def copy_us(numbers: int) -> float:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "causal_conv_h100.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "causal_conv_h100.json")
     parser.add_argument("--commit", default=commit())
     given = parser.parse_args(argv)
     os.environ.setdefault("ELMAN_KERNELS", "require")
@@ -117,13 +117,8 @@ def main(argv: list[str] | None = None) -> None:
             problem = Problem(shape, sliced, silu)
             for kind, run in KINDS.items():
                 found = attempt(problem.times, run)
-                add(
-                    what=kind,
-                    shape=shape,
-                    sliced=sliced,
-                    silu=silu,
-                    **(found if isinstance(found, dict) else {"reason": found}),
-                )
+                found = found if isinstance(found, dict) else {"reason": found}
+                add(what=kind, shape=shape, sliced=sliced, silu=silu, **found)
 
 
 if __name__ == "__main__":

@@ -61,10 +61,13 @@ def test_padding_longer_than_a_chunk_is_skipped_on_both_sides(taps: int, emulate
     x, weight, window = torch.randn(160, 2, 24), torch.randn(24, taps), torch.randn(2, taps - 1, 24)
     mask = torch.zeros(160, 2, dtype=torch.bool)
     mask[70:77], mask[115:118], mask[3, 1] = True, True, True
-    y, last = op._op(x, weight, None, window, mask, None, True)
-    right, kept = reference(x, weight, None, window, mask, None, True)
-    torch.testing.assert_close(y[mask], right[mask])
-    torch.testing.assert_close(last, kept)
+    starts = torch.zeros_like(mask)
+    starts[100] = True  # in padding
+    for given in (None, starts):
+        y, last = op._op(x, weight, None, window, mask, given, True)
+        right, kept = reference(x, weight, None, window, mask, given, True)
+        torch.testing.assert_close(y[mask], right[mask])
+        torch.testing.assert_close(last, kept)
 
 
 def test_a_step_of_decoding_may_write_its_window_in_place_and_says_what_is_missing(emulated: KernelSpec) -> None:

@@ -110,6 +110,7 @@ __device__ void forward(const Args<Elem>& g) {
   decode::wait_for_previous();
   MarksAhead<Args<Elem>, kSteps> marks_ahead(g, walk.b, walk.lane);
   if (marked) marks_ahead.load(walk.t0), marks_ahead.load(walk.t0 + kSteps);
+  bool found = false;  // the window
   for (int t = walk.t0; t < walk.t1; t += kSteps) {
     typename Packed<Elem, V>::Raw raw[kSteps];
     // `plain`: steps of the chunk without marks, which is code without a branch.
@@ -142,9 +143,9 @@ __device__ void forward(const Args<Elem>& g) {
     if (whole) ask(std::true_type());
     else ask(std::false_type());
     if (marked) walk.marks = marks_ahead.next(t + 2 * kSteps);
-    // In padding, where no step is there, the search for a window could lead far back; only the last chunk needs one.
-    const bool padding = marked && walk.marks.held == (1u << kSteps) - 1 && g.chunk == kSteps && walk.t1 < g.T;
-    if (t == walk.t0 && !padding) walk.find_window();
+    // The search leads far back in padding, so it waits for a step that needs the window: one that is there, a start, or the last one.
+    const bool padding = marked && walk.marks.held == (1u << kSteps) - 1 && !walk.marks.starts && walk.t1 < g.T;
+    if (!found && !padding) walk.find_window(), found = true;
     if (whole && walk.plain(kSteps)) steps(std::true_type());
     else steps(std::false_type());
   }

@@ -16,12 +16,13 @@ class Ahead {
  public:
   static constexpr int rounds = 4, of_lane = V * sizeof(Elem), of_step = kThreads * of_lane;
   static constexpr int bytes = rounds * kRound * 2 * of_step;
-  __device__ explicit Ahead(char* shared) : shared_(shared + threadIdx.x * of_lane) {}
+  __device__ Ahead(const Args<Elem>& g, int t, int b, int c, char* shared)
+      : g_(g), x_(g.x.at(t, b) + c), dy_(g.dy.at(t, b) + c), shared_(shared + threadIdx.x * of_lane) {}
   // For the next round, of which `steps` exist.
-  __device__ void ask(const Elem* x, std::ptrdiff_t x_step, const Elem* dy, std::ptrdiff_t dy_step, int steps) {
+  __device__ void ask(int steps) {
     const auto one = [&](int i) {
-      copy(at(filled_, i, 0), x), x += x_step;
-      copy(at(filled_, i, 1), dy), dy += dy_step;
+      copy(at(filled_, i, 0), x_), x_ += g_.x.t;
+      copy(at(filled_, i, 1), dy_), dy_ += g_.dy.t;
     };
     if (steps >= kRound) {
 #pragma unroll
@@ -45,6 +46,8 @@ class Ahead {
     if constexpr (of_lane >= 4) __pipeline_memcpy_async(to, from, of_lane);
     else *reinterpret_cast<Elem*>(to) = *from;
   }
+  const Args<Elem>& g_;
+  const Elem *x_, *dy_;  // what is asked for next
   char* shared_;
   int filled_ = 0, read_ = rounds - 1;
 };
@@ -54,26 +57,20 @@ template <class Elem, int K, int V, bool silu, bool marked>
 struct Gradients {
   Walk<Elem, K, V, marked> walk;
   Ahead<Elem, V> ahead;
-  const Elem *next_x, *next_dy;  // what is asked for next
   MarksAhead<Args<Elem>, kLanes> marks_ahead;
   float dw[K + 1][V] = {};  // of the taps, and of the bias
   float behind[K - 1][V] = {};
 
-  __device__ Gradients(const Args<Elem>& g, char* shared) : walk(g), ahead(shared), marks_ahead(g, walk.b, walk.lane) {
-    next_x = g.x.at(walk.t0, walk.b) + walk.c, next_dy = g.dy.at(walk.t0, walk.b) + walk.c;
-  }
-  __device__ void ask(int steps) {
-    ahead.ask(next_x, walk.g.x.t, next_dy, walk.g.dy.t, steps);
-    next_x += kRound * walk.g.x.t, next_dy += kRound * walk.g.dy.t;
-  }
+  __device__ Gradients(const Args<Elem>& g, char* shared)
+      : walk(g), ahead(g, walk.t0, walk.b, walk.c, shared), marks_ahead(g, walk.b, walk.lane) {}
   __device__ void begin(int end) {
-    for (int i = 0; i < ahead.rounds - 1; ++i) ask(end - walk.t0 - i * kRound);
+    for (int i = 0; i < ahead.rounds - 1; ++i) ahead.ask(end - walk.t0 - i * kRound);
     if (marked) marks_ahead.load(walk.t0), marks_ahead.load(walk.t0 + kLanes);
     walk.find_window();
   }
   __device__ void round(int t, int end) {  // the inputs of kRound steps from t on are there
     ahead.wait();
-    ask(end - t - (ahead.rounds - 1) * kRound);
+    ahead.ask(end - t - (ahead.rounds - 1) * kRound);
     if (!marked) return;
     walk.marks.held >>= kRound, walk.marks.starts >>= kRound;
     if ((t - walk.t0) % kLanes == 0) walk.marks = marks_ahead.next(t + 2 * kLanes);

@@ -20,11 +20,10 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
   backward<Elem, K, V, silu, marked>(g, reinterpret_cast<char*>(dynamic_shared()));
 }
 
-// Steps of a warp. Forward: one round, or several where the window is long. Backward: as many as leave each multiprocessor six warps, so
-// that few steps are read twice and few shares are added up.
-template <int K, bool back>
+// Steps of a warp of the backward: as many as leave each multiprocessor six warps, so that few steps are read twice and few shares are
+// added up.
+template <int K>
 int chunk_of(long long T, long long B, long long C) {
-  if (!back) return (K + 3) / 4 * kSteps;
   const long long tile = kLanes * kChannels<K>, rows = B * ((C + tile - 1) / tile), wanted = 6LL * multiprocessors();
   int chunk = 128;
   while (chunk > 16 && rows * ((T + chunk - 1) / chunk) < wanted) chunk /= 2;
@@ -34,7 +33,7 @@ inline long long units(long long T, long long B, int chunk) { return (B * ((T + 
 
 template <int K>
 long long shares(long long T, long long B, long long C) {
-  return units(T, B, chunk_of<K, true>(T, B, C));
+  return units(T, B, chunk_of<K>(T, B, C));
 }
 
 template <class Elem, int K, int V, bool back, bool silu, bool marked>
@@ -57,7 +56,8 @@ cudaError_t launch(const Args<Elem>& g, bool silu, bool early, cudaStream_t stre
 // `pieces`: all rows can be moved by pieces of 16 bytes.
 template <class Elem, int K, bool back>
 cudaError_t launch(Args<Elem> g, bool pieces, bool silu, bool early, cudaStream_t stream) {
-  g.chunk = chunk_of<K, back>(g.T, g.B, g.C);
+  // Forward: one round, or several where the window is long.
+  g.chunk = back ? chunk_of<K>(g.T, g.B, g.C) : (K + 3) / 4 * kSteps;
   return pieces ? launch<Elem, K, kChannels<K>, back>(g, silu, early, stream) : launch<Elem, K, 1, back>(g, silu, early, stream);
 }
 
