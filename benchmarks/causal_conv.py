@@ -4,9 +4,9 @@
 
 Microseconds, medians; x in bf16, weights in float32, as in a trainer; four taps, no bias, with and without SiLU; backward: all
 gradients. x is (B, T, C), whole or the first C columns of a wider tensor, as one product of several maps leaves it. bytes: how
-long a copy takes that moves as many bytes as x and y have, or x and the gradients of both. Each is first compared with float64;
-`error` is the largest relative L2 error of its output and gradients. What is not installed or fails has its reason in its row;
-causal-conv1d needs its extension.
+long a copy takes that moves as many bytes as x and y have, or x and the gradients of both. `padded`: this half of every row is
+padding. Each is first compared with float64; `error` is the largest relative L2 error of its output and gradients. What is not
+installed or fails has its reason in its row; causal-conv1d needs its extension.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SHAPES = [(64, 512, 3072), (64, 512, 2560), (32, 512, 1024), (4, 4096, 2048), (1
 BESIDE = 1280  # columns of what lies beside x
 REPEATS = 30
 
-Run = Callable[[Tensor, Tensor, bool], Tensor]
+Run = Callable[..., Tensor]
 
 
-def elman(x_BTC: Tensor, weight_CK: Tensor, silu: bool) -> Tensor:
-    return causal_conv(x_BTC.transpose(0, 1), weight_CK, silu=silu)[0].transpose(0, 1)
+def elman(x_BTC: Tensor, weight_CK: Tensor, silu: bool, mask_TB: Tensor | None = None) -> Tensor:
+    return causal_conv(x_BTC.transpose(0, 1), weight_CK, mask_TB=mask_TB, silu=silu)[0].transpose(0, 1)
 
 
 def causal_conv1d(x_BTC: Tensor, weight_CK: Tensor, silu: bool) -> Tensor:
@@ -56,8 +56,8 @@ def fla(x_BTC: Tensor, weight_CK: Tensor, silu: bool) -> Tensor:
     return y
 
 
-def exact(x_BTC: Tensor, weight_CK: Tensor, silu: bool) -> Tensor:
-    return reference(x_BTC.transpose(0, 1), weight_CK, None, None, None, None, silu)[0].transpose(0, 1)
+def exact(x_BTC: Tensor, weight_CK: Tensor, silu: bool, mask_TB: Tensor | None = None) -> Tensor:
+    return reference(x_BTC.transpose(0, 1), weight_CK, None, None, mask_TB, None, silu)[0].transpose(0, 1)
 
 
 KINDS: dict[str, Run] = {"elman": elman, "causal-conv1d": causal_conv1d, "fla": fla}
@@ -66,21 +66,26 @@ KINDS: dict[str, Run] = {"elman": elman, "causal-conv1d": causal_conv1d, "fla": 
 class Problem:
     """Random inputs, and what the reference makes of them in float64."""
 
-    def __init__(self, shape: tuple[int, int, int], sliced: bool, silu: bool) -> None:
+    def __init__(self, shape: tuple[int, int, int], sliced: bool, silu: bool, padded: str = "") -> None:
         (B, T, C), draw = shape, torch.Generator("cuda").manual_seed(0)
 
         def normal(*size: int) -> Tensor:
             return torch.randn(size, generator=draw, device="cuda")
 
-        self.silu, self.dy = silu, normal(B, T, C).bfloat16()
+        self.dy = normal(B, T, C).bfloat16()
+        self.given: dict[str, Any] = {"silu": silu}
+        if padded:
+            there_T = (torch.arange(T, device="cuda") >= T // 2) == (padded == "left")
+            self.given["mask_TB"] = there_T[:, None].repeat(1, B)
+            self.dy *= there_T[:, None]
         self.leaves = [normal(B, T, C + BESIDE * sliced).bfloat16()[..., :C], 0.5 * normal(C, 4)]
         self.truth = self.results(exact, torch.float64)
 
     def results(self, run: Run, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """y and the gradients of x and the weight, in float64; inputs in another dtype where one is given."""
         leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in self.leaves]
-        y = run(*leaves, self.silu)
-        found = y, *torch.autograd.grad(y, leaves, self.dy.to(y.dtype))
+        y = run(*leaves, **self.given)
+        found = y * (self.dy != 0), *torch.autograd.grad(y, leaves, self.dy.to(y.dtype))
         return {n: x.detach().double() for n, x in zip(("y", "dx", "dweight"), found, strict=True)}
 
     def error(self, run: Run) -> float:
@@ -88,7 +93,7 @@ class Problem:
 
     def times(self, run: Run) -> dict[str, float]:
         leaves = [x.detach().requires_grad_() for x in self.leaves]
-        return {"error": self.error(run), **both(lambda: run(*leaves, self.silu), leaves, REPEATS)}
+        return {"error": self.error(run), **both(lambda: run(*leaves, **self.given), leaves, REPEATS)}
 
 
 def copy_us(numbers: int) -> float:
@@ -119,6 +124,9 @@ def main(argv: list[str] | None = None) -> None:
                 found = attempt(problem.times, run)
                 found = found if isinstance(found, dict) else {"reason": found}
                 add(what=kind, shape=shape, sliced=sliced, silu=silu, **found)
+        for padded in ("left", "right"):
+            found = Problem(shape, sliced=False, silu=True, padded=padded).times(elman)
+            add(what="elman", shape=shape, sliced=False, silu=True, padded=padded, **found)
 
 
 if __name__ == "__main__":

@@ -56,18 +56,24 @@ def test_the_gpu_source_equals_the_sum(
     assert report.passed, list(failures(report))
 
 
+@pytest.mark.parametrize("windowed", [False, True], ids=["no-window", "window"])
 @pytest.mark.parametrize("taps", [4, 7])
-def test_padding_longer_than_a_chunk_is_skipped_on_both_sides(taps: int, emulated: KernelSpec) -> None:
-    x, weight, window = torch.randn(160, 2, 24), torch.randn(24, taps), torch.randn(2, taps - 1, 24)
-    mask = torch.zeros(160, 2, dtype=torch.bool)
-    mask[70:77], mask[115:118], mask[3, 1] = True, True, True
+def test_padding_longer_than_a_chunk_is_skipped_on_both_sides(taps: int, windowed: bool, emulated: KernelSpec) -> None:
+    x, weight = torch.randn(360, 3, 24), torch.randn(24, taps)
+    window = torch.randn(3, taps - 1, 24) if windowed else None
+    mask = torch.zeros(360, 3, dtype=torch.bool)
+    mask[170:177], mask[215:218], mask[3, 1], mask[140:150, 2] = True, True, True, True
     starts = torch.zeros_like(mask)
-    starts[100] = True  # in padding
+    starts[200], starts[300, 0], starts[145, 2] = True, True, True  # in padding, in padding up to the end, and not
     for given in (None, starts):
-        y, last = op._op(x, weight, None, window, mask, given, True)
-        right, kept = reference(x, weight, None, window, mask, given, True)
-        torch.testing.assert_close(y[mask], right[mask])
-        torch.testing.assert_close(last, kept)
+        results = []
+        for run in (op._op, reference):
+            leaves = [p.clone().requires_grad_() for p in (x, weight, window) if p is not None]
+            y, last = run(*leaves[:2], None, *(leaves[2:] or [None]), mask, given, True)
+            y = y * mask[..., None]
+            results.append((y, last, *torch.autograd.grad(y.sin().sum() + (last + 1).sin().sum(), leaves)))
+        for found, right in zip(*results, strict=True):
+            torch.testing.assert_close(found, right)
 
 
 def test_a_step_of_decoding_may_write_its_window_in_place_and_says_what_is_missing(emulated: KernelSpec) -> None:

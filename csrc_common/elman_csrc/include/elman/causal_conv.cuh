@@ -57,15 +57,25 @@ struct Walk {
 
   __device__ bool plain(int steps) const { return !marked || ((marks.held | marks.starts) & ((1u << steps) - 1)) == 0; }
 
+  // The marks of 32 steps, one for each lane: bit i is for step t + i, or t - i where `way` is -1.
+  __device__ Marks look(int t, int way) const {
+    const int at = t + way * lane;
+    const bool inside = at >= 0 && at < g.T;
+    const std::ptrdiff_t i = std::ptrdiff_t(at) * g.B + b;
+    return {__ballot_sync(~0u, inside && g.mask && !g.mask[i]), __ballot_sync(~0u, inside && g.starts && g.starts[i])};
+  }
   __device__ void find_window() {  // the last K - 1 inputs before t0
     int t = t0 - 1;
+    Marks before;
     bool cut = false;  // by a start: what lies before it is zero
 #pragma unroll
     for (int j = K - 2; j >= 0; --j) {
       bool begins = false;
       for (; marked && !cut && t >= 0; --t) {
-        begins = g.starts && g.starts[std::ptrdiff_t(t) * g.B + b];
-        if (!g.mask || g.mask[std::ptrdiff_t(t) * g.B + b]) break;
+        const int i = (t0 - 1 - t) % kLanes;
+        if (i == 0) before = look(t, -1);
+        begins = before.begins(i);
+        if (!before.is_held(i)) break;
         cut = begins;
       }
       times[j] = cut ? kNowhere : t;

@@ -63,10 +63,29 @@ struct Gradients {
 
   __device__ Gradients(const Args<Elem>& g, char* shared)
       : walk(g), ahead(g, walk.t0, walk.b, walk.c, shared), marks_ahead(g, walk.b, walk.lane) {}
-  __device__ void begin(int end) {
-    for (int i = 0; i < ahead.rounds - 1; ++i) ahead.ask(end - walk.t0 - i * kRound);
+  __device__ void begin() {  // the chunk has all steps that are asked for, or no step follows it
+    for (int i = 0; i < ahead.rounds - 1; ++i) ahead.ask(walk.t1 - walk.t0 - i * kRound);
     if (marked) marks_ahead.load(walk.t0), marks_ahead.load(walk.t0 + kLanes);
-    walk.find_window();
+  }
+  // Whether no step of the chunk is there, and it has no window to give a gradient to.
+  __device__ bool padding() const {
+    if (!marked || (walk.t0 == 0 && walk.g.dwindow)) return false;
+    for (int t = walk.t0; t < walk.t1; t += kLanes)
+      if (~walk.look(t, 1).held << max(0, t + kLanes - walk.t1)) return false;
+    return true;
+  }
+  // Behind the last step that the inputs of the chunk reach: K - 1 steps that are there, or up to a start.
+  __device__ int end() const {
+    if (!marked) return min(walk.g.T, walk.t1 + K - 1);
+    int end = walk.t1;
+    Marks behind;
+    for (int t = walk.t1, left = K - 1; left > 0 && t < walk.g.T; ++t) {
+      const int i = (t - walk.t1) % kLanes;
+      if (i == 0) behind = walk.look(t, 1);
+      if (behind.begins(i)) return t + 1;
+      if (!behind.is_held(i)) --left, end = t + 1;
+    }
+    return end;
   }
   __device__ void round(int t, int end) {  // the inputs of kRound steps from t on are there
     ahead.wait();
@@ -115,9 +134,14 @@ struct Gradients {
   }
   __device__ void run() {
     const Args<Elem>& g = walk.g;
-    const int end = marked ? g.T : min(g.T, walk.t1 + K - 1);
     int left = K - 1;  // steps after the chunk that its inputs still wait for
-    begin(end);
+    begin();
+    if (padding()) {
+      for (int t = walk.t0; t < walk.t1; ++t) leave(t, behind[0]);
+      return;
+    }
+    const int end = this->end();
+    walk.find_window();
     for (int t = walk.t0; t < end && left > 0; t += kRound) {
       round(t, end);
       if (t + kRound <= walk.t1 && walk.times[0] >= walk.t0 && walk.plain(kRound)) {
