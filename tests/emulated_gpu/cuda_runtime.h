@@ -230,6 +230,7 @@ inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
 inline void __syncwarp() { emulated::wait(emulated::block->warps[emulated::block->current / 32].barrier, 32); }
 inline void __syncthreads() { emulated::wait(emulated::block->named[16], static_cast<int>(blockDim.x)); }
+inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline unsigned __ballot_sync(unsigned, int yes) {
   const emulated::Words* all = emulated::exchange(&yes, 4);
   unsigned found = 0;

@@ -64,28 +64,45 @@ struct Walk {
     const std::ptrdiff_t i = std::ptrdiff_t(at) * g.B + b;
     return {__ballot_sync(~0u, inside && g.mask && !g.mask[i]), __ballot_sync(~0u, inside && g.starts && g.starts[i])};
   }
-  __device__ void find_window() {  // the last K - 1 inputs before t0
-    int t = t0 - 1;
-    Marks before;
+  // The first step from t on, or back from t, that is there or begins a document; `stop`, or beyond it: there is none before it. Padding
+  // may be long: two times 32 steps are read together.
+  __device__ int first(int t, int way, int stop) const {
+    for (; way * (stop - t) > 0; t += way * 2 * kLanes) {
+      const Marks near = look(t, way), far = look(t + way * kLanes, way);
+      if (const unsigned found = ~near.held | near.starts) return t + way * (__ffs(found) - 1);
+      if (const unsigned found = ~far.held | far.starts) return t + way * (kLanes + __ffs(found) - 1);
+    }
+    return stop;
+  }
+  __device__ void find_times() {  // of the last K - 1 inputs before t0
+    int t = t0 - 1, from = t;
+    Marks before = look(t, -1);  // of 32 steps back from `from`
     bool cut = false;  // by a start: what lies before it is zero
-#pragma unroll
-    for (int j = K - 2; j >= 0; --j) {
+#pragma unroll 1
+    for (int n = 0; n < K - 1; ++n, --t) {
       bool begins = false;
-      for (; marked && !cut && t >= 0; --t) {
-        const int i = (t0 - 1 - t) % kLanes;
-        if (i == 0) before = look(t, -1);
-        begins = before.begins(i);
-        if (!before.is_held(i)) break;
+      for (; !cut && t >= 0; --t) {
+        if (from - t == kLanes) t = from = first(t, -1, -1), before = look(t, -1);
+        begins = before.begins(from - t);
+        if (!before.is_held(from - t)) break;
         cut = begins;
       }
-      times[j] = cut ? kNowhere : t;
-      if (cut) continue;
-      if (t >= 0) Packed<Elem, V>::unpack(Packed<Elem, V>::load(g.x.at(t, b) + c), window[j]);
-      else if (g.window)
 #pragma unroll
-        for (int v = 0; v < V; ++v) window[j][v] = g.window[in_window(t) + v];
-      cut = t >= 0 && begins;
-      --t;
+      for (int j = K - 2; j > 0; --j) times[j] = times[j - 1];
+      times[0] = cut ? kNowhere : t;
+      cut = cut || begins;
+    }
+  }
+  __device__ void find_window() {
+#pragma unroll
+    for (int j = 0; j < K - 1; ++j) times[j] = t0 - (K - 1) + j;
+    if (marked) find_times();
+#pragma unroll
+    for (int j = 0; j < K - 1; ++j) {
+      if (times[j] >= 0) Packed<Elem, V>::unpack(Packed<Elem, V>::load(g.x.at(times[j], b) + c), window[j]);
+      else if (g.window && times[j] != kNowhere)
+#pragma unroll
+        for (int v = 0; v < V; ++v) window[j][v] = g.window[in_window(times[j]) + v];
     }
   }
   __device__ void forget() {

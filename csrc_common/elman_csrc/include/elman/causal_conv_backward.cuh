@@ -67,23 +67,21 @@ struct Gradients {
     for (int i = 0; i < ahead.rounds - 1; ++i) ahead.ask(walk.t1 - walk.t0 - i * kRound);
     if (marked) marks_ahead.load(walk.t0), marks_ahead.load(walk.t0 + kLanes);
   }
-  // Whether no step of the chunk is there, and it has no window to give a gradient to.
+  // Whether all of the chunk is padding, and no window waits for a gradient.
   __device__ bool padding() const {
-    if (!marked || (walk.t0 == 0 && walk.g.dwindow)) return false;
-    for (int t = walk.t0; t < walk.t1; t += kLanes)
-      if (~walk.look(t, 1).held << max(0, t + kLanes - walk.t1)) return false;
-    return true;
+    return marked && !(walk.t0 == 0 && walk.g.dwindow) && walk.first(walk.t0, 1, walk.t1) >= walk.t1;
   }
   // Behind the last step that the inputs of the chunk reach: K - 1 steps that are there, or up to a start.
   __device__ int end() const {
-    if (!marked) return min(walk.g.T, walk.t1 + K - 1);
-    int end = walk.t1;
-    Marks behind;
-    for (int t = walk.t1, left = K - 1; left > 0 && t < walk.g.T; ++t) {
-      const int i = (t - walk.t1) % kLanes;
-      if (i == 0) behind = walk.look(t, 1);
-      if (behind.begins(i)) return t + 1;
-      if (!behind.is_held(i)) --left, end = t + 1;
+    const int T = walk.g.T;
+    if (!marked) return min(T, walk.t1 + K - 1);
+    int end = walk.t1, from = end;
+    Marks behind = walk.look(from, 1);
+    for (int t = from, left = K - 1; left > 0 && t < T; ++t) {
+      if (t - from == kLanes) t = from = walk.first(t, 1, T), behind = walk.look(t, 1);
+      if (t == T) break;
+      if (behind.begins(t - from)) return t + 1;
+      if (!behind.is_held(t - from)) --left, end = t + 1;
     }
     return end;
   }
