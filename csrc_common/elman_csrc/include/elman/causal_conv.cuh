@@ -94,11 +94,11 @@ struct Walk {
     }
   }
   __device__ void find_window() {
-#pragma unroll
-    for (int j = 0; j < K - 1; ++j) times[j] = t0 - (K - 1) + j;
     if (marked) find_times();
+    int t = t0 - 1;
 #pragma unroll
-    for (int j = 0; j < K - 1; ++j) {
+    for (int j = K - 2; j >= 0; --j, --t) {
+      if (!marked) times[j] = t;
       if (times[j] >= 0) Packed<Elem, V>::unpack(Packed<Elem, V>::load(g.x.at(times[j], b) + c), window[j]);
       else if (g.window && times[j] != kNowhere)
 #pragma unroll
