@@ -85,6 +85,7 @@ class Problem:
         """y and the gradients of x and the weight, in float64; inputs in another dtype where one is given."""
         leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in self.leaves]
         y = run(*leaves, **self.given)
+        # In padding, where dy is 0, y may be anything.
         found = y * (self.dy != 0), *torch.autograd.grad(y, leaves, self.dy.to(y.dtype))
         return {n: x.detach().double() for n, x in zip(("y", "dx", "dweight"), found, strict=True)}
 

@@ -328,7 +328,8 @@ def row_of(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         gc.collect()
         torch.compiler.reset()
         if torch.cuda.is_available():
-            torch._C._cuda_clearCublasWorkspaces()  # else the 32 MiB of each stream and thread count in the next peak
+            # cuBLAS keeps 32 MiB for each stream and thread; the next row's peak would contain them.
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 
 
