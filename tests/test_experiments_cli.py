@@ -13,8 +13,11 @@ from scheduler_helpers import wait_for
 from train_helpers import metrics, write_text
 
 from elman_core.cli import main
+from elman_core.cli.jobs import _commands
 from elman_core.experiments.jobs import gpus, slots
 from elman_core.experiments.jobs.job import State, read_state, write_state
+from elman_core.registry import ConfigError
+from elman_core.storage import write_json
 
 SUITE = """
 summary = "two tiny models"
@@ -147,6 +150,44 @@ def test_commands_of_a_file_run_and_are_not_repeated(here, capsys):
     assert facts["jobs"][1]["command"] == ["sh", "-c", TWO]
     (here / "todo.txt").write_text("echo other\n")
     assert "another command 1" in run(capsys, "jobs", "run", "todo.txt", "--gpus", "none")[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "jobs"),
+    [
+        ("printf a\u2028b\nprintf x\x0cy\x85\x1c\n", ["printf a\u2028b", "printf x\x0cy\x85\x1c"]),
+        ("\ufeff# a comment\r\n  true \r\n", ["true"]),
+        ("true\u3000", ["true\u3000"]),
+    ],
+)
+def test_a_line_of_a_list_ends_at_a_newline_alone(here, content, jobs):
+    (here / "list").write_bytes(content.encode())
+    found, _ = _commands(here / "list", None)
+    assert [command[-1] for command in found.values()] == jobs
+
+
+@pytest.mark.parametrize("content", [b"true\n\xff", "true\n".encode("utf-16")])
+def test_a_list_in_another_encoding_is_one_line(here, capsys, content):
+    (here / "list").write_bytes(content)
+    code, _, err = run(capsys, "jobs", "run", "list", "--gpus", "none")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "list is not UTF-8, from byte " in err
+
+
+def test_without_gpus_nothing_is_asked_of_their_driver(here, capsys, monkeypatch):
+    def missing():
+        raise ConfigError("pip install nvidia-ml-py")
+
+    monkeypatch.setattr(gpus, "monitor", missing)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-abc")
+    assert run(capsys, "jobs", "run", "--gpus", "none", "--out", "o", "--", "true")[0] == 0
+
+
+def test_a_status_of_another_version_is_shown(here, capsys):
+    assert run(capsys, "jobs", "run", "--gpus", "none", "--out", "o", "--", "true")[0] == 0
+    write_json(here / "o/jobs/1.json", {"id": "1", "status": "paused", "attempts": []})
+    code, out, _ = run(capsys, "jobs", "status", "o")
+    assert (code, out.splitlines()[-1]) == (0, "1 paused; no scheduler is running")
 
 
 def test_one_command_behind_two_dashes_keeps_its_own_flags(here, capsys):

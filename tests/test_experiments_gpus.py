@@ -29,6 +29,7 @@ def indices(**arguments) -> list[int]:
     [
         ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
         ({"gpus": "none"}, []),
+        ({"gpus": "none", "visible": "MIG-abc"}, []),
         ({"gpus": "0,2-5"}, [0, 2, 3, 4, 5]),
         ({"gpus": "0,2-5", "avoid": "3,5"}, [0, 2, 4]),
         ({"gpus": "GPU-3d"}, [3]),

@@ -29,10 +29,11 @@ from elman_core.experiments.jobs import scheduler as scheduler_module
 from elman_core.experiments.jobs.gpus import Look
 from elman_core.experiments.jobs.job import Attempt, Ending, State, write_state
 from elman_core.experiments.jobs.local import attempt_lock, kill_group
-from elman_core.experiments.jobs.outcome import figures, final_status, next_command
+from elman_core.experiments.jobs.outcome import ELMAN, figures, final_status, next_command
 from elman_core.experiments.jobs.scheduler import Scheduler, cancel_file
 from elman_core.locks import is_locked
 from elman_core.registry import CheckpointError, ConfigError
+from elman_core.storage import write_json
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith(("linux", "darwin")), reason="needs file locks of POSIX")
 
@@ -78,6 +79,60 @@ def test_a_command_that_is_not_there_is_a_crash_with_a_reason_in_its_log(tmp_pat
     job = shell_job(tmp_path, "a", "", command=("no-such-command",))
     assert schedule([job], cpu_executor())[0] == {"a": "crashed"}
     assert (tmp_path / "logs/a.1.log").read_text() == "cannot start no-such-command: No such file or directory\n"
+
+
+def test_a_job_that_cannot_start_breaks_only_itself(tmp_path):
+    def refuse():
+        raise CheckpointError("its recipe is damaged")
+
+    changes = {
+        "long": {"command": ("sh", "-c", "true " + "x" * 2**18)},
+        "nul": {"command": ("sh", "-c", "true \0")},
+        "recipe": {"prepare": refuse},
+        "log": {},
+        "good": {},
+    }
+    jobs = {id: shell_job(tmp_path, id, "true", **more) for id, more in changes.items()}
+    jobs["log"].attempt_log(1).mkdir(parents=True)
+    statuses, recorder = schedule(jobs.values(), cpu_executor(1))
+    assert statuses == {**dict.fromkeys(changes, "crashed"), "good": "ok"}
+    for id, reason in (
+        ("long", "cannot start the command: Argument list too long"),
+        ("nul", "cannot start the command: embedded null byte"),
+        ("recipe", "its recipe is damaged"),
+        ("log", "log.1.log: Is a directory"),
+    ):
+        [event] = [event for event in recorder.events if event.startswith(f"{id}: crashed")]
+        assert reason in event
+    assert schedule(jobs.values(), cpu_executor(1))[0] == statuses, "nor does the next scheduler trip over them"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": 5},
+        {"attempts": [{"slot": 5}]},
+        {"attempts": [{"pid": "1"}]},
+        {"attempts": 3},
+        {"attempts": [None]},
+        {"contended": "no"},
+    ],
+)
+def test_a_state_with_values_of_another_type_is_damaged(tmp_path, change):
+    job = shell_job(tmp_path, "a", "true")
+    job.state.parent.mkdir()
+    write_json(job.state, {"id": "a", "status": "running", "attempts": [], **change})
+    with pytest.raises(CheckpointError, match="is not the state of a job"):
+        state(job)
+
+
+def test_no_code_of_the_current_folder_runs(tmp_path, monkeypatch):
+    for name in ("json", "random", "signal", "elman_core", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w'); raise SystemExit(99)")
+    monkeypatch.chdir(tmp_path)
+    assert schedule([shell_job(tmp_path, "a", "true")], cpu_executor())[0] == {"a": "ok"}
+    subprocess.run([*ELMAN, "--version"], check=True, stdout=subprocess.DEVNULL)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_is_finished_is_not_repeated_and_what_failed_only_if_asked(tmp_path):

@@ -237,7 +237,15 @@ def test_the_folder_holds_what_was_asked_for(tmp_path):
     assert all(set(job) >= keys for job in facts["jobs"])
     assert (out / "suite.toml").read_text() == TINY
     job = jobs[0]
-    assert job.command[1:] == ("-m", "elman_core", "train", str(out / "jobs/e42-16x1-s42.toml"), "--out", str(job.run))
+    assert job.command[1:] == (
+        "-P",
+        "-m",
+        "elman_core",
+        "train",
+        str(out / "jobs/e42-16x1-s42.toml"),
+        "--out",
+        str(job.run),
+    )
     assert (job.timeout, dict(job.env)) == (60.0, {"A": "b"})
     assert from_dict(read_recipe(out / "jobs/e42-16x1-s42.toml")).train.steps == 4
     assert [j.id for j in known_jobs(out)] == [j.id for j in jobs]
@@ -246,9 +254,11 @@ def test_the_folder_holds_what_was_asked_for(tmp_path):
 def test_runs_of_several_gpus_are_started_and_resumed_as_one_process_for_each(tmp_path):
     job = opened(tmp_path, "gpus = 2\n" + TINY, seeds=1)[0]
     assert job.gpus == 2
-    assert job.command[1:7] == ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "elman_core")
+    python, *several = job.command[:10]
+    assert several[:5] == ["-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    assert several[5:] == ["--no-python", python, "-P", "-m"], "no rank runs code of the current folder"
     (job.run / "checkpoints/step-00000001").mkdir(parents=True)
-    assert next_command(job, 2) == (*job.command[:7], "resume", str(job.run))
+    assert next_command(job, 2) == (*job.command[:10], "elman_core", "resume", str(job.run))
 
 
 def test_seeds_and_models_are_added_to_a_folder_and_none_is_forgotten(tmp_path):

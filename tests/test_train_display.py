@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -67,6 +68,7 @@ def test_several_gpus_are_started_by_torchrun(text, monkeypatch, capsys):
     [(_, command)] = begun
     assert command[command.index("--nproc-per-node") + 1] == "4"
     assert command[-len(words) - 2 :] == ["-m", "elman_core", *words]
+    assert [flags for python, flags in itertools.pairwise(command) if python == sys.executable] == ["-uP", "-uP"]
     monkeypatch.setenv("RANK", "1")
     on_gpus(4)
     assert len(begun) == 1, "a process that torchrun started trains"

@@ -114,8 +114,13 @@ class Board:
 def summary(states: Sequence[State]) -> str:
     """ "2 running, 3 waiting, 5 ok"."""
     counts = Counter(state.status.partition("@")[0] for state in states)
-    return ", ".join(f"{counts[status]} {status}" for status in _ORDER if counts[status])
+    return ", ".join(f"{counts[status]} {status}" for status in sorted(counts, key=_order))
 
 
 def _rank(state: State) -> int:
-    return _ORDER.index(state.status.partition("@")[0])
+    return _order(state.status.partition("@")[0])
+
+
+def _order(status: str) -> int:
+    """Its place in tables; a status of another version comes first."""
+    return _ORDER.index(status) if status in _ORDER else -1

@@ -74,15 +74,15 @@ def local_places(gpus: str, avoid: str, slots: int | None) -> Places:
     from elman_core.experiments.jobs.slots import CpuSlots, GpuSlots
     from elman_core.registry import ConfigError
 
-    driver = monitor()
-    found = driver.gpus()
+    driver = None if gpus == "none" else monitor()
+    found = driver.gpus() if driver else []
     chosen = choose(found, gpus, avoid, os.environ.get("CUDA_VISIBLE_DEVICES")) if found or gpus != "auto" else []
     if chosen and slots is not None:
         raise ConfigError("--slots divides the CPU, but each GPU takes one job: leave out --slots, or add --gpus none")
-    if chosen:
+    if driver and chosen:
         names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in chosen)
         return Places(LocalExecutor(GpuSlots(chosen, driver), driver), f"one job on each of GPU {names}", True)
-    if found and gpus != "none":
+    if found:
         raise ConfigError(
             "no GPU is left: check --gpus, --avoid and CUDA_VISIBLE_DEVICES, or use the CPU with --gpus none"
         )

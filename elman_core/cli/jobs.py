@@ -153,10 +153,12 @@ def _commands(file: Path | None, after: list[str] | None) -> tuple[dict[str, lis
     if file is None:
         assert after
         return {"1": after}, free_folder("jobs-" + datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {file}: {error}") from error
+    try:  # a shell, too, ends a command at a newline, and at no other character that separates lines
+        lines = [line.strip(" \t\r") for line in file.read_bytes().decode("utf-8-sig").split("\n")]
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8, from byte {error.start:,} on: save it as UTF-8") from error
     wanted = [line for line in lines if line and not line.startswith("#")]
     if not wanted:
         raise ConfigError(f"{file} has no commands")

@@ -95,7 +95,8 @@ def on_gpus(count: int | None) -> None:
     if count > torch.cuda.device_count():
         raise ConfigError(f"--gpus {count}: this machine has {torch.cuda.device_count()} GPUs; see elman doctor")
     launcher = ["torch.distributed.run", "--standalone", "--local-addr", "localhost", "--nproc-per-node", str(count)]
-    os.execv(sys.executable, [sys.executable, "-m", *launcher, "-m", "elman_core", *sys.argv[1:]])
+    python = [sys.executable, "-uP", "-m"]  # runs no code of the current folder
+    os.execv(sys.executable, [*python, *launcher, "--no-python", *python, "elman_core", *sys.argv[1:]])
 
 
 def read_settings(

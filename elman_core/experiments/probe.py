@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +20,7 @@ from elman_core.registry import ElmanError, OutOfMemoryError, errors
 from elman_core.training.settings import Settings
 
 from . import memory
+from .jobs.job import PYTHON
 from .measure import Measurement, Probe
 
 ROOM = 0.9
@@ -57,7 +57,7 @@ def probe(settings: Settings, seconds: float = 3.0, limit: int | None = None) ->
     asked = {"settings": settings.to_dict(), "seconds": seconds, "limit": limit or _limit(settings)}
     with tempfile.TemporaryDirectory(prefix="elman-probe-") as folder:
         answer = Path(folder) / "answer.json"
-        code, said = _run([sys.executable, "-m", _MEASURE, str(answer)], json.dumps({**asked, "folder": folder}))
+        code, said = _run([*PYTHON, "-m", _MEASURE, str(answer)], json.dumps({**asked, "folder": folder}))
         if not answer.exists():
             raise _death(code, said, settings)
         tree = json.loads(answer.read_text(encoding="utf-8"))

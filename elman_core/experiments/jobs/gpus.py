@@ -67,10 +67,10 @@ def choose(found: Sequence[Gpu], gpus: str = "auto", avoid: str = "", visible: s
     Raises:
         ConfigError: a GPU does not exist, or CUDA_VISIBLE_DEVICES hides it.
     """
-    seen = list(found) if visible is None else _visible(found, visible)
-    left_out = {gpu.uuid for gpu in parse(avoid, found, "--avoid")} if avoid else set()
     if gpus == "none":
         return []
+    seen = list(found) if visible is None else _visible(found, visible)
+    left_out = {gpu.uuid for gpu in parse(avoid, found, "--avoid")} if avoid else set()
     wanted = seen if gpus == "auto" else parse(gpus, found, "--gpus")
     for gpu in wanted:
         if gpu not in seen:

@@ -9,14 +9,19 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
+import sys
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from elman_core.registry.errors import CheckpointError, ConfigError
+from elman_core.registry.errors import CheckpointError, ConfigError, ElmanError
+from elman_core.registry.variant import check_value
 from elman_core.storage import read_json, write_json
 
+PYTHON = (sys.executable, "-P")
+"""This interpreter, which runs no code of the current folder."""
 WAITING, RUNNING, OK = "waiting", "running", "ok"
 DIVERGED, OOM, CRASHED, TIMEOUT = "diverged", "oom", "crashed", "timeout"
 KILLED, INCOMPLETE, LOST = "killed", "incomplete", "lost"
@@ -178,11 +183,11 @@ def read_state(path: Path, id: str) -> State:
     """
     try:
         tree = read_json(path)
-        attempts = [Attempt(**_known(Attempt, a)) for a in tree["attempts"]]
-        state = State(**{**_known(State, tree), "attempts": attempts})
+        attempts = [Attempt(**_known(Attempt, a)) for a in tree.pop("attempts")]
+        state = State(**_known(State, tree), attempts=attempts)
     except FileNotFoundError:
         return State(id)
-    except (OSError, CheckpointError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ElmanError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not the state of a job: {error}; remove it to run the job again") from error
     if state.id != id:
         raise CheckpointError(f"{path} is the state of job {state.id}, not of {id}")
@@ -212,6 +217,6 @@ def status_of(exit_code: int | None) -> str:
 
 
 def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass among `values`; fields of later versions are ignored."""
-    names = {f.name for f in dataclasses.fields(kind)}
-    return {k: v for k, v in values.items() if k in names}
+    """The fields of a dataclass among `values`, each of its type; fields of later versions are ignored."""
+    hints = typing.get_type_hints(kind)
+    return {k: check_value(k, v, hints[k]) for k, v in values.items() if k in hints}

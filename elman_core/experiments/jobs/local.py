@@ -7,7 +7,6 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +14,13 @@ import psutil
 
 from elman_core.locks import is_locked, lock_soon
 from elman_core.registry.errors import CheckpointError
-from elman_core.storage import read_json, storage_errors
+from elman_core.storage import read_json, storage_errors, write_json
 
 from .gpus import GpuLostError, Nvml
-from .job import Attempt, Ending, Job, Slot
+from .job import PYTHON, Attempt, Ending, Job, Slot
 from .slots import CpuSlots, GpuSlots
 
-CHILD = (sys.executable, "-m", "elman_core.experiments.jobs.child")
+CHILD = (*PYTHON, "-m", "elman_core.experiments.jobs.child")
 
 
 @dataclass
@@ -77,13 +76,17 @@ class LocalExecutor:
                 pass_fds=fds,
                 start_new_session=True,
             )
+        except (OSError, ValueError) as error:  # too long, with a NUL, or no more processes: as when it is not there
+            output.write(f"cannot start the command: {getattr(error, 'strerror', None) or error}\n".encode())
+            write_json(running.exit_file, {"exit_code": 126})
+        else:
             lock.write(f"{running.process.pid}\n")
+            attempt.pid, attempt.pid_started = running.process.pid, started_at(running.process.pid)
         finally:
             output.close()
             lock.close()  # the child has it now
         attempt.host, attempt.slot = platform.node(), slot.name
         attempt.gpu_uuid = ",".join(slot.gpus) or None
-        attempt.pid, attempt.pid_started = running.process.pid, started_at(running.process.pid)
         attempt.log = str(log)
         return running
 
@@ -185,7 +188,7 @@ def started_at(pid: int) -> float | None:
 
 def kill_group(pid: int | None, pid_started: float | None, signum: int) -> bool:
     """Signal a job's process group, unless another process has its number now. Returns whether the signal was sent."""
-    if pid is None:
+    if pid is None or pid <= 1:  # 0 and -1 would mean this group, and every process
         return False
     began = started_at(pid)
     if began is not None and pid_started is not None and abs(began - pid_started) > 1:

@@ -65,9 +65,9 @@ class RayNode:
                     f"jobs' folder and the current folder must be on a disk that all nodes share, at the same path"
                 )
         os.chdir(folder)
-        driver = monitor()
-        found = driver.gpus()
-        if not (gpus and found):
+        driver = monitor() if gpus else None
+        found = driver.gpus() if driver else []
+        if driver is None or not found:
             self.executor = LocalExecutor(CpuSlots(1), tethered=True)
             name = f"gpu {visible} of {host}" if gpus else f"cpu of {host}"
             return Slot(name, host, (), {"CUDA_VISIBLE_DEVICES": visible, **threads(1)})

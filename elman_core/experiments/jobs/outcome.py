@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 from elman_core.registry.errors import CheckpointError, printable
 from elman_core.storage import read_json, storage_errors
 
-from .job import CRASHED, DIVERGED, LOST, OK, OOM, OUTSIDE, RUNNING, TIMEOUT, Attempt, Ending, Job, status_of
+from .job import CRASHED, DIVERGED, LOST, OK, OOM, OUTSIDE, PYTHON, RUNNING, TIMEOUT, Attempt, Ending, Job, status_of
 
-ELMAN = (sys.executable, "-m", "elman_core")
+ELMAN = (*PYTHON, "-m", "elman_core")
 _SECONDS = len("2026-01-01T00:00:00")
 
 
@@ -89,7 +88,7 @@ def last_line(log: str) -> str:
     try:
         with open(log, "rb") as opened:
             opened.seek(max(0, opened.seek(0, 2) - 4096))
-            lines = opened.read().decode(errors="replace").splitlines()
+            lines = [line.decode(errors="replace") for line in opened.read().splitlines()]
     except FileNotFoundError:
         return ""
     last = next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("elman: ")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from elman_core.registry.errors import ConfigError
+from elman_core.registry.errors import ConfigError, ElmanError
 from elman_core.storage import now
 
 from .job import (
@@ -186,8 +186,7 @@ class Scheduler:
                 self._say_waiting()
                 return
             self.queue.remove(job)
-            if self._prepared(job, slot):
-                self._start(job, slot)
+            self._start(job, slot)
 
     def _next(self) -> Job | None:
         """The first job that need not wait. Jobs that wait for one that will not run are dropped from the queue."""
@@ -203,23 +202,8 @@ class Scheduler:
                 )
         return None
 
-    def _prepared(self, job: Job, slot: Slot) -> bool:
-        """Prepare a job; returns whether it can start. If not, it has failed."""
-        if job.prepare is None:
-            return True
-        try:
-            job.prepare()
-        except ConfigError as error:
-            self.executor.release(slot)
-            state, moment = self.states[job.id], now("milliseconds")
-            state.status = CRASHED
-            state.attempts.append(Attempt(slot.host, slot.name, started=moment, ended=moment, cause=str(error)))
-            self._write(job)
-            self.observer.event(f"{job.id}: {CRASHED}: {error}")
-            return False
-        return True
-
     def _start(self, job: Job, slot: Slot) -> None:
+        """Start a job. If its recipe, run or log cannot be used, that job has failed, and the others go on."""
         state = self.states[job.id]
         attempt = Attempt(
             host=slot.host, slot=slot.name, gpu_uuid=",".join(slot.gpus) or None, started=now("milliseconds")
@@ -227,8 +211,17 @@ class Scheduler:
         state.attempts.append(attempt)
         state.status = RUNNING
         self._write(job)  # before it starts: if this process dies now, the next scheduler looks for it
-        command = next_command(job, len(state.attempts))
-        handle = self.executor.start(job, slot, command, attempt, len(state.attempts))
+        try:
+            if job.prepare is not None:
+                job.prepare()
+            command = next_command(job, len(state.attempts))
+            handle = self.executor.start(job, slot, command, attempt, len(state.attempts))
+        except ElmanError as error:
+            self.executor.release(slot)
+            state.status, attempt.ended, attempt.cause = CRASHED, now("milliseconds"), str(error)
+            self._write(job)
+            self.observer.event(f"{job.id}: {CRASHED}: {error}")
+            return
         self.active[job.id] = _Active(job, slot, handle, time.monotonic())
         self._write(job)
         how = "resumed" if command != job.command else "started" if len(state.attempts) == 1 else "started again"
@@ -327,7 +320,8 @@ def cancel_file(job: Job) -> Path:
 
 def _age(started: str | None) -> float:
     """Seconds since a time in ISO 8601."""
-    if started is None:
+    try:
+        then = datetime.datetime.fromisoformat(started or "")
+        return max(0.0, (datetime.datetime.now(datetime.UTC) - then).total_seconds())
+    except (ValueError, TypeError):  # none, or one without a time zone
         return 0.0
-    then = datetime.datetime.fromisoformat(started)
-    return max(0.0, (datetime.datetime.now(datetime.UTC) - then).total_seconds())

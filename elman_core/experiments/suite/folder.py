@@ -9,12 +9,12 @@ import dataclasses
 import functools
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elman_core.experiments.jobs.job import Job, read_state
+from elman_core.experiments.jobs.job import PYTHON, Job, read_state
+from elman_core.experiments.jobs.outcome import ELMAN
 from elman_core.experiments.results.identity import flatten
 from elman_core.experiments.results.runs import read_run
 from elman_core.locks import Lock, holder, is_locked, lock_soon
@@ -136,9 +136,9 @@ def is_held(path: Path) -> bool:
 def _launcher(gpus: int) -> tuple[str, ...]:
     """The command `elman`, in one process per GPU."""
     if gpus == 1:
-        return (sys.executable, "-m", "elman_core")
-    several = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}")
-    return (sys.executable, *several, "-m", "elman_core")
+        return ELMAN
+    several = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}", "--no-python")
+    return (*PYTHON, *several, *ELMAN)
 
 
 def _job(
@@ -179,7 +179,12 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     jobs = tree.get("jobs")
-    if not isinstance(jobs, list) or not all(isinstance(job, dict) and isinstance(job.get("id"), str) for job in jobs):
+    if not isinstance(jobs, list) or not all(
+        isinstance(job, dict)
+        and isinstance(job.get("id"), str)
+        and all(isinstance(word, str) for word in job.get("command", ()))
+        for job in jobs
+    ):
         raise CheckpointError(f"{path} is not a list of jobs")
     return tree
 
@@ -215,7 +220,7 @@ def settle(folder: Path, job: str) -> None:
     Raises:
         ConfigError: as `best`. StorageError.
     """
-    facts = read_json(folder / "suite.json")
+    facts = _read(folder / SUITE)
     entries = {entry["id"]: entry for entry in facts["jobs"]}
     entry = entries[job]
     if "chosen" in entry:
@@ -229,7 +234,7 @@ def settle(folder: Path, job: str) -> None:
     entry |= {"settings": settings.to_dict(), "lr": settings.train.lr, "chosen": values}
     if rank is not None:
         entry["tuned"] = values
-    write_json(folder / "suite.json", facts)
+    write_json(folder / SUITE, facts)
     write_text(folder / "jobs" / f"{job}.toml", recipe(settings))
 
 
