@@ -101,6 +101,12 @@ def caught_by(*tests: str) -> Any:
     return note
 
 
+@caught_by("test_output_and_state_are_as_declared")
+class ForgetsItsState(Sound):
+    def finish(self, y_BTD, new, state, mask_BT):
+        return y_BTD, {}
+
+
 @caught_by("test_packed_rows_equal_separate_rows")
 class ForgetsWhereDocumentsStart(Sound):
     def restart(self, h_BD, start_B, t):

@@ -44,7 +44,7 @@ def test_a_list_of_variants_is_one_for_each_layer():
     model = LadderModel(config)
     assert config.variant == ["toy", "toypair", "toy"]
     assert [o["rho"] for o in config.options] == [0.5, 0.9, 0.7]
-    assert [type(b.mixer).__name__ for b in model.layers] == ["ToyElman", "ToyPair", "ToyPair", "ToyElman"]
+    assert [type(b.mixer).__name__ for b in model.layers] == ["ToyElman", "ToyPair", "ToySilu", "ToyElman"]
     assert config.num_blocks == 4
     assert len(config.layer_types) == 3
 

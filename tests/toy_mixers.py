@@ -112,7 +112,7 @@ class ToySum(Mixer):
 
 
 class ToyPair(Mixer):
-    """Two branches a layer: the first recurrent, the second without any state."""
+    """The first of a layer's two branches: recurrent."""
 
     def __init__(self, dim, config, layer_idx=0):
         super().__init__(dim, config, layer_idx)
@@ -124,22 +124,31 @@ class ToyPair(Mixer):
 
     @classmethod
     def state_spec(cls, dim, config):
-        return {}
+        return {"sum": ((dim,), torch.float32)}
 
     def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
-        if self.layer_idx % 2:
-            return torch.nn.functional.silu(self.proj(x_BTD)), {}
         total = x_BTD.new_zeros(x_BTD.shape[0], self.dim) if state is None else state["sum"].to(x_BTD.dtype)
         rows = x_BTD if mask_BT is None else x_BTD * mask_BT[..., None]
         sums = total[:, None] + rows.cumsum(1)
         return self.proj(sums), {"sum": sums[:, -1].float() if x_BTD.dtype != torch.float64 else sums[:, -1]}
 
 
+class ToySilu(ToyPair):
+    """The second: without any state."""
+
+    @classmethod
+    def state_spec(cls, dim, config):
+        return {}
+
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
+        return torch.nn.functional.silu(self.proj(x_BTD)), {}
+
+
 TOYS = (
     Variant("toy", "toy Elman", ToyConfig, ToyElman, equation="h' = tanh(W h + x)", presets={"tight": {"rho": 0.5}},
             aliases={"901": "", "Toy901b": "tight"}),
     Variant("toysum", "toy matrix state", ToyConfig, ToySum),
-    Variant("toypair", "toy with two branches", ToyConfig, (ToyPair, ToyPair)),
+    Variant("toypair", "toy with two branches", ToyConfig, (ToyPair, ToySilu)),
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from elman_core.registry.errors import ConfigError, KernelError
 
 from .runtime import (
+    caller,
     constant_when_compiled,
     load_or_warn,
     mode,
@@ -52,12 +53,18 @@ class Compiled(Protocol):
 
 
 _kernels: dict[str, Compiled] = {}
+_owners: dict[str, str] = {}
 _decided: dict[Problem, bool] = {}
 
 
 def register(kernel: Compiled) -> None:
     """Let `runs` find this kernel by its name."""
-    _kernels[kernel.name] = kernel
+    _kernels[kernel.name], _owners[kernel.name] = kernel, caller()
+
+
+def registered(package: str) -> dict[str, str]:
+    """The kernels that were made in a package: {name: module}."""
+    return {name: module for name, module in _owners.items() if module.partition(".")[0] == package}
 
 
 def choose(

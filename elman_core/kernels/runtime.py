@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -35,6 +36,7 @@ _log = logging.getLogger("elman_core")
 _warned: set[tuple[str, str]] = set()
 _MOST_PASSED = 4096
 _passed: dict[tuple[Any, ...], dict[str, int]] = {}
+_operators: dict[str, str] = {}
 
 
 def compute_dtype(*of: Tensor | torch.dtype | None) -> torch.dtype:
@@ -102,6 +104,14 @@ def load_or_warn(name: str, load: Callable[[], Loaded]) -> Loaded | None:
         return None
 
 
+def caller() -> str:
+    """The name of the module outside this package that called into it."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("elman_core."):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
+
+
 def operator(
     schema: str,
     run: Callable[..., Any],
@@ -117,9 +127,12 @@ def operator(
             refused.
     """
     name = schema.partition("(")[0]
-    if hasattr(torch.ops.elman, name):
-        raise ConfigError(f"the kernel name {name} is taken by another plugin: choose another")
+    if name in _operators:
+        raise ConfigError(
+            f"{_operators[name]} already has a kernel of this name ({name}): choose another in {caller()}"
+        )
     _library.define(schema)
+    _operators[name] = caller()
     _library.impl(name, run, "CompositeExplicitAutograd")
     register_fake(f"elman::{name}", fake, lib=_library)
     if differentiate is not None:
@@ -133,6 +146,15 @@ def operator(
         register_autograd(f"elman::{name}", once, setup_context=save, lib=_library)
     made: Callable[..., Any] = getattr(torch.ops.elman, name).default
     return made
+
+
+def results(step: Callable[..., Any], made: Any, count: int, words: str) -> tuple[Any, ...]:
+    """What a step returned. Raises `ConfigError` unless it is a tuple of `count` tensors; `words` says which."""
+    if isinstance(made, tuple) and len(made) == count:
+        return made
+    what = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
+    where = f"{step.__qualname__} of {step.__module__}"
+    raise ConfigError(f"{where} must return a tuple of {count}, {words}, not {what}")
 
 
 def tensors(count: int) -> str:

@@ -52,6 +52,7 @@ class LadderBlock(GradientCheckpointingLayer):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mixer = mixer
         self.rollback = mixer.rollback
+        self.made = type(mixer).__name__, tuple(mixer.state_spec(mixer.dim, mixer.config))
         self.ends_layer = ends_layer
         for inner in mixer.modules():  # the mixer initialises all it owns: transformers' own rules stay away from it
             if inner is not mixer:
@@ -69,10 +70,22 @@ class LadderBlock(GradientCheckpointingLayer):
         """Returns the mixer's output, the stream below it, and the mixer's state."""
         normed_BTD, residual_BTD = self.norm(x_BTD, residual_BTD)
         if tape is None:
-            y_BTD, state = self.mixer(normed_BTD, state, mask_BT, starts_BT)
+            made = self.mixer(normed_BTD, state, mask_BT, starts_BT)
         else:
-            y_BTD, state = tape.run(self.mixer, normed_BTD, state, mask_BT)
+            made = tape.run(self.mixer, normed_BTD, state, mask_BT)
+        y_BTD, state = _checked(made, *self.made)
         return y_BTD, residual_BTD, state
+
+
+def _checked(made: Any, mixer: str, names: tuple[str, ...]) -> tuple[Tensor, State]:
+    """What a mixer returned. Training alone would not notice a state that it forgets."""
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], dict):
+        raise ConfigError(f"{mixer}.forward must return (y, state), a tensor and a dict, not a {type(made).__name__}")
+    if len(made[1]) != len(names) or any(name not in made[1] for name in names):
+        said = ", ".join(made[1]) or "none"
+        wanted = ", ".join(names) or "none"
+        raise ConfigError(f"{mixer}.forward must return the states of its state_spec ({wanted}); it returned {said}")
+    return made
 
 
 class LadderModel(LadderPreTrainedModel):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.dense.portable import block_product
-from elman_core.kernels.runtime import compute_dtype, without_autocast
+from elman_core.kernels.runtime import compute_dtype, results, without_autocast
 
 Function = TypeVar("Function", bound=Callable[..., tuple[Any, ...]])
 
@@ -55,7 +55,8 @@ def dense_reference(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
         outputs = []
         for u_Bd, mask_B, start_B, *extras_Bd in each_step(u_TBd, mask_TB, starts_TB, *extras):
             h_Bd = restart(h_Bd, start_B)
-            new_Bd, y_Bd = step(u_Bd + block_product(h_Bd, w_dd), h_Bd, *extras_Bd)
+            made = step(u_Bd + block_product(h_Bd, w_dd), h_Bd, *extras_Bd)
+            new_Bd, y_Bd = results(step, made, 2, "the new state and y")
             h_Bd = hold(new_Bd, h_Bd, mask_B)
             outputs.append(y_Bd)
         return torch.stack(outputs), h_Bd

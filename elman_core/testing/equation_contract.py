@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from elman_core.nn import WrapperMixer
 from elman_core.registry import config_to_dict
@@ -66,9 +67,13 @@ class EquationContract(Harness):
         dropout, keep_BTI = getattr(mixer.train(training), "dropout", None), None
         if dropout is not None:
             keep_BTI = np.ones((rows, steps, mixer.out_proj.in_features))
-            dropout.register_forward_hook(
-                lambda _m, inputs, y: keep_BTI.__setitem__(..., (y / inputs[0]).detach().movedim(mixer.time, 1))
-            )
+
+            def drawn(module: nn.Dropout, inputs: tuple[Tensor], _y: Tensor) -> Tensor:
+                kept = F.dropout(torch.ones_like(inputs[0]), module.p, module.training)  # y / input says nothing of a 0
+                keep_BTI[...] = kept.movedim(mixer.time, 1)
+                return inputs[0] * kept
+
+            dropout.register_forward_hook(drawn)
         y_BTD, end = mixer(x_BTD, start if given else None, mask_BT, starts_BT)
         if keep_BTI is not None and training and mixer.config.dropout:
             assert 0.0 in keep_BTI, "dropout left everything"
@@ -94,8 +99,7 @@ class EquationContract(Harness):
             if keep_BTI is None:
                 row = self.row(*known)  # type: ignore[attr-defined]
             else:
-                keep = np.nan_to_num(keep_BTI[b][on], nan=1.0)  # 0 / 0: it does not matter whether a zero was kept
-                row = Row(self, Form.of(mixer), *known, keep)  # type: ignore[arg-type]
+                row = Row(self, Form.of(mixer), *known, keep_BTI[b][on])  # type: ignore[arg-type]
             expected["y"][b, on] = row.out
             of_x, of_start = row.backward(grads, g_out[b].numpy()[on], {n: g[b].numpy() for n, g in g_end.items()})
             expected["x"][b, on] = of_x

@@ -31,6 +31,14 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = EXACT, wha
         assert error <= tolerance, f"{what}: relative error {error:.2e}, limit {tolerance:.0e}"
 
 
+def assert_identical(actual: Tensor, expected: Tensor, what: str) -> None:
+    """Equal in every bit, for what the same code computes from the same numbers."""
+    assert actual.shape == expected.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    if not torch.equal(actual, expected):
+        error = (actual.double() - expected.double()).abs().max().item()
+        raise AssertionError(f"{what}: must be equal in every bit, differs by up to {error:.1e}")
+
+
 def assert_same_state(actual: State, expected: State, tolerance: float = EXACT) -> None:
     assert actual.keys() == expected.keys()
     for name in expected:

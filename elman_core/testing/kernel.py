@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from elman_core.kernels import toolchain
+from elman_core.kernels import build, toolchain
+from elman_core.kernels.choice import registered
 from elman_core.kernels.spec import Case, Inputs, KernelSpec, Target
 from elman_core.kernels.verify import failures, verify
-from elman_core.registry import KernelError
+from elman_core.registry import KernelError, Variant, list_variants
 
 from .harness import Guarded
 
@@ -102,6 +105,22 @@ class KernelContract(Guarded):
         for backend in spec.portable or ("host",):
             _assert_passes(spec, backend, [whole], opcheck=True)
 
+    def test_every_kernel_and_header_of_the_package_is_declared(self) -> None:
+        """What `elman build` and `elman verify` are not told of, nobody checks."""
+        if not hasattr(self, "declared"):
+            pytest.skip("not of a variant")
+        package = _package(self.declared())
+        variants = [i.variant for i in list_variants().values() if _package(i.variant) == package]
+        specs = [spec for variant in variants for spec in variant.kernels]
+        for name, module in registered(package).items():
+            assert name in {s.name for s in specs}, f"{module} makes kernel {name}, and no Variant(kernels=…) names it"
+        if not build.targets():
+            pytest.skip("headers are not looked for: elman-csrc is not installed")
+        held = {path for spec in specs for target in spec.targets for path in spec.extension(target).sources()}
+        folder = Path(str(sys.modules[package].__file__)).parent
+        for path in sorted({*folder.rglob("*.h"), *folder.rglob("*.cuh")}):
+            assert path.resolve() in held, f"{path.relative_to(folder)} is in no kernel that Variant(kernels=…) names"
+
     def test_float64_and_every_special_case_is_in_the_quick_grid(self, kernel: tuple[KernelSpec, str]) -> None:
         cases = kernel[0].cases("host", "quick")
         assert torch.float64 in {c.dtype for c in cases}
@@ -121,6 +140,10 @@ class KernelContract(Guarded):
         assert given is not None
         for wrong in (given.to(torch.int32), torch.cat([given, given]), given[..., None], given.to("meta")):
             _assert_refused(spec, name, {**inputs, name: wrong}, case)
+
+
+def _package(variant: Variant) -> str:
+    return variant.branch(0).__module__.partition(".")[0]
 
 
 def _assert_passes(spec: KernelSpec, backend: str, cases: list[Case], opcheck: bool = False) -> None:

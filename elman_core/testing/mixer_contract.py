@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from elman_core.registry import State
 
-from .harness import Harness, Options, assert_close, assert_same_state, clone, leaves
+from .harness import Harness, Options, assert_close, assert_identical, assert_same_state, clone, leaves
 
 BF16 = torch.bfloat16
 # A result of 16 bits differs from one of 32 by a few roundings of 2^-9; sixteen of them, were they all to add up.
@@ -30,7 +30,7 @@ class MixerContract(Harness):
             assert y_BTD.shape == x_BTD.shape
             assert y_BTD.dtype == dtype
             spec = mixer.state_spec(self.dim, mixer.config)
-            assert state.keys() == spec.keys()
+            assert state.keys() == spec.keys(), f"forward returned the states {[*state]}, state_spec has {[*spec]}"
             for name, (shape, state_dtype) in spec.items():
                 got = state[name]
                 assert got.shape[0] == rows, f"state {name!r} is not batch first"
@@ -45,9 +45,15 @@ class MixerContract(Harness):
             mixer = self.make(opts, branch, torch.float32)
             if mixer.state_growth != "constant":
                 continue
+            parts: dict[
+                int, list[tuple[str, Tensor]]
+            ] = {}  # several states may share a tensor, if it holds nothing else
             for name, x in mixer(self.input(64, rows, torch.float32))[1].items():
-                held, needed = x.untyped_storage().nbytes(), x.numel() * x.element_size()
-                assert held <= 2 * needed, f"state {name!r} of {needed} bytes keeps {held} in memory: return a copy"
+                parts.setdefault(x.untyped_storage().data_ptr(), []).append((name, x))
+            for shared in parts.values():
+                held, needed = shared[0][1].untyped_storage().nbytes(), sum(x.nbytes for _, x in shared)
+                names = ", ".join(name for name, _ in shared)
+                assert held <= 2 * needed, f"state {names} of {needed} bytes keeps {held} in memory: return a copy"
 
     def test_no_state_means_the_initial_state(self, opts: Options, branch: int) -> None:
         mixer, x_BTD = self.make(opts, branch), self.input(5)
@@ -70,12 +76,12 @@ class MixerContract(Harness):
             first = mixer(x_BTD, state, mask)[1]
             kept = clone(first)
             mixer(self.input(5, seed=8), first, mask)
-            assert torch.equal(x_BTD, x_before), "x was changed in place"
-            assert torch.equal(mask_BT, mask_before), "the mask was changed in place"
+            assert_identical(x_BTD, x_before, "x, which no call may change in place")
+            assert_identical(mask_BT, mask_before, "the mask, which no call may change in place")
             assert all(state.get(n) is given[n] for n in given), "the state's dict was changed"
             for name in before:
-                assert torch.equal(state[name], before[name]), f"state {name!r} was changed in place"
-                assert torch.equal(first[name], kept[name]), f"a returned state {name!r} was changed by a later call"
+                assert_identical(state[name], before[name], f"state {name!r}, which no call may change in place")
+                assert_identical(first[name], kept[name], f"a returned state {name!r}, after a later call")
 
     def test_masked_positions_hold_the_state_exactly(self, opts: Options, branch: int) -> None:
         mixer = self.make(opts, branch)
@@ -84,7 +90,7 @@ class MixerContract(Harness):
         assert torch.isfinite(y_BTD).all(), "the output at masked positions may be anything finite"
         if mixer.state_growth == "constant":
             for name in state:
-                assert torch.equal(held[name], state[name]), f"state {name!r} moved at masked positions"
+                assert_identical(held[name], state[name], f"state {name!r} after masked positions alone")
         follow_BTD = self.input(4, seed=7)
         assert_close(mixer(follow_BTD, held)[0], mixer(follow_BTD, state)[0])
 
@@ -129,7 +135,8 @@ class MixerContract(Harness):
                 assert_same_state({n: v[row] for n, v in end.items()}, state)
         (grad_BTD,) = torch.autograd.grad(y_BTD[0, 3:].sum(), x_BTD)
         assert (grad_BTD[0, :3] == 0).all(), "a gradient flows back past the start of a document"
-        assert torch.equal(mixer(x_BTD, given, None, torch.zeros_like(mask_BT))[0], mixer(x_BTD, given)[0])
+        without_BTD = mixer(x_BTD, given, None, torch.zeros_like(mask_BT))[0]
+        assert_close(without_BTD, mixer(x_BTD, given)[0], what="output where no document starts, beside no starts_BT")
 
     def test_masked_inputs_get_no_gradient(self, opts: Options, branch: int) -> None:
         mixer = self.make(opts, branch)
@@ -223,8 +230,9 @@ class MixerContract(Harness):
                 y_BTD, end = one.train(mode)(x_BTD)
                 torch.manual_seed(4)
                 again_BTD, end_again = two.train(mode)(x_BTD)
-                assert torch.equal(y_BTD, again_BTD), "equal state dicts, different outputs"
-                assert all(torch.equal(end[n], end_again[n]) for n in end)
+                assert_identical(again_BTD, y_BTD, "the output of equal state dicts")
+                for name in end:
+                    assert_identical(end_again[name], end[name], f"state {name!r} of equal state dicts")
 
     def test_a_call_with_unchanged_weights_changes_nothing(self, opts: Options, branch: int) -> None:
         mixer, x_BTD = self.make(opts, branch).train(), self.input(5)
@@ -232,14 +240,16 @@ class MixerContract(Harness):
         first_BTD = mixer(x_BTD)[0]
         kept = {n: v.clone() for n, v in mixer.state_dict().items()}
         torch.manual_seed(4)
-        assert torch.equal(mixer(x_BTD)[0], first_BTD)
+        assert_identical(mixer(x_BTD)[0], first_BTD, "the output of a second call in training, from the same seed")
         calm = torch.equal(mixer(x_BTD)[0], first_BTD)  # without dropout, training and evaluation are one function
         evaluated_BTD = mixer.eval()(x_BTD)[0]
-        assert torch.equal(mixer(x_BTD)[0], evaluated_BTD)
-        assert torch.equal(evaluated_BTD, first_BTD) or not calm
+        assert_identical(mixer(x_BTD)[0], evaluated_BTD, "the output of a second call in evaluation")
+        if calm:
+            assert_close(evaluated_BTD, first_BTD, what="output in evaluation, beside training without dropout")
         with torch.no_grad():
-            assert_close(mixer(x_BTD)[0], evaluated_BTD)
-        assert all(torch.equal(v, kept[n]) for n, v in mixer.state_dict().items())
+            assert_close(mixer(x_BTD)[0], evaluated_BTD, what="output without gradients")
+        for name, value in mixer.state_dict().items():
+            assert_identical(value, kept[name], f"{name}, after calls with unchanged weights")
 
     # 6. parameters and buffers on the meta device ---------------------------------------------------------------------
 
@@ -263,7 +273,7 @@ class MixerContract(Harness):
     def test_initialisation_depends_on_the_seed_alone(self, opts: Options, branch: int) -> None:
         one, two = (self.make(opts, branch, stir=False) for _ in range(2))
         for (name, a), b in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
-            assert torch.equal(a, b), f"{name!r} differs between two mixers of one seed"
+            assert_identical(b, a, f"{name} of a second mixer of the same seed")
 
     def test_reset_buffers_makes_lost_buffers_anew(self, opts: Options, branch: int) -> None:
         mixer = self.make(opts, branch, torch.float32)
@@ -273,9 +283,9 @@ class MixerContract(Harness):
         _fill({n: v for n, v in lost.items() if v.is_floating_point()}, torch.nan)
         mixer.reset_buffers()
         for name, value in expected.items():
-            assert torch.equal(dict(mixer.named_buffers())[name], value), f"reset_buffers does not remake {name!r}"
+            assert_identical(dict(mixer.named_buffers())[name], value, f"{name}, remade by reset_buffers")
         for name, value in mixer.state_dict().items():
-            assert torch.equal(value, kept[name]), f"reset_buffers changed {name!r}, which checkpoints hold"
+            assert_identical(value, kept[name], f"{name}, which checkpoints hold, after reset_buffers")
 
     def test_a_mixer_from_the_meta_device_computes_the_same(self, opts: Options, branch: int) -> None:
         mixer = self.make(opts, branch, torch.float32)
@@ -287,7 +297,7 @@ class MixerContract(Harness):
         bare.load_state_dict(mixer.state_dict())
         bare.reset_buffers()
         x_BTD = self.input(5, dtype=torch.float32)
-        assert torch.equal(bare(x_BTD)[0], mixer(x_BTD)[0])
+        assert_identical(bare(x_BTD)[0], mixer(x_BTD)[0], "the output of a mixer from the meta device")
 
     # 7. gradients -----------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from elman_core.kernels.runtime import results
+
 Step = Callable[..., tuple[Tensor, ...]]
 """`step(*states, *streams, *vectors) -> (*new states, y)`, for any number of leading dimensions."""
 
@@ -41,7 +43,8 @@ def forward(
         if starts_TB is not None:
             h_SBd = torch.where(starts_TB[t, :, None], 0.0, h_SBd)
         before.append(h_SBd)
-        *new, y_Bd = step(*h_SBd.unbind(0), *x, *vectors)
+        made = step(*h_SBd.unbind(0), *x, *vectors)
+        *new, y_Bd = results(step, made, len(h_SBd) + 1, "the new states and y")
         new_SBd = torch.stack(new)
         if mask_TB is not None:
             keep = mask_TB[t, :, None]

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.elementwise import portable as elementwise
+from elman_core.kernels.runtime import results
 
 Step = Callable[..., tuple[Tensor, ...]]
 """`step(p, u, *states) -> new states`: p, u are tuples of k tensors; any number of leading dimensions. h is the first state."""
@@ -50,7 +51,7 @@ def forward(
             bias = None if b_G is None else b_G.chunk(gates)[-1]
             p = (*p[:-1], F.linear(inner(p, u, h_Bd), w_Gd.chunk(gates)[-1], bias))
         products.append(p_BG)
-        new = step(p, u, h_Bd, *memory)
+        new = results(step, step(p, u, h_Bd, *memory), 1 + len(memory), "the new states")
         return *new, new[0]
 
     return *elementwise.forward(with_product, [u_TBG], [], states_SBd, mask_TB, starts_TB), products
