@@ -115,6 +115,13 @@ def test_blocks_are_64_kib_from_a_mebibyte_on():
     assert split(2**20 - 1).block < 2**16
 
 
+def test_the_share_that_is_held_out_is_said_as_it_is():
+    assert split(8_000_000).in_words == "851,968 (10.6 %) held out, the least for a text of this size"
+    assert split(2**30).in_words == "10,747,904 (1.0 %) held out"
+    assert split(2**20, 0.2).in_words == "262,144 (25.0 %) held out"
+    assert split(2**20, 0.0).in_words == "nothing held out"
+
+
 def test_a_split_without_heldout_gives_everything_to_training(file):
     parts = split(file.size, 0.0)
     assert parts.training_bytes == file.size

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fake_gpus import USE_GPU, FakeMonitor
@@ -331,7 +332,6 @@ def test_a_suite_survives_the_death_of_its_scheduler_and_of_a_training(here, cap
 
 def test_slots_are_the_cores_where_memory_allows(monkeypatch):
     monkeypatch.setattr(slots, "cores", lambda: 6)
-    monkeypatch.setattr(slots.os, "sysconf", lambda _name: 2**20)
-    assert slots.cpu_slots() == 6
-    monkeypatch.setattr(slots.os, "sysconf", lambda name: 2**20 if name == "SC_PAGE_SIZE" else 5 * 2**10)
-    assert slots.cpu_slots() == 2
+    for memory, expected in ((2**40, 6), (5 * 2**30, 2), (0, 1)):
+        monkeypatch.setattr("psutil.virtual_memory", lambda memory=memory: Mock(free=0, available=memory))
+        assert slots.cpu_slots() == expected

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 from fake_gpus import FakeMonitor
 
+from elman_core.cli._schedule import local_places
 from elman_core.experiments.jobs import gpus as gpus_module
 from elman_core.experiments.jobs import slots as slots_module
 from elman_core.experiments.jobs.gpus import Gpu, GpuLostError, Look, busy, choose
@@ -126,6 +127,19 @@ def test_cpu_slots_divide_the_threads(monkeypatch):
     assert slots.take(1, "c").name == "cpu 0"
     slots.give(replace(first, name="gpu 3"))  # of an adopted job
     assert slots.take(1, "d") is None
+
+
+def test_the_users_number_of_threads_is_what_torch_uses(monkeypatch):
+    """torch takes MKL's number where both are set."""
+    for name in slots_module.THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    environment = {**os.environ, **CpuSlots(1).take(1, "a").env}
+    code = "import torch; print(torch.get_num_threads())"
+    assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "1\n"
+    assert local_places("none", "", 2).words == "2 jobs at once on the CPU, 1 thread each"
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+    assert slots_module.threads(8)["MKL_NUM_THREADS"] == "2", "the user's own stay"
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)])

@@ -394,13 +394,19 @@ def test_how_far_a_run_in_progress_is(tmp_path):
 
 
 def test_sizes_of_a_suite_are_ranked_apart(tmp_path):
+    """One sized by hand stands with the nearest; with a single size, all stand together."""
     jobs = [
-        {"id": t, "model": "toy", "sets": (f"model.hidden_size={w}",), "target": t}
-        for t, w in (("50M", 128), ("100M", 256))
+        {"id": f"{t}-{size}", "model": "toy", "sets": (f"model.hidden_size={size}",), "target": t, "parameters": size}
+        for t, size in (("1k", 1000), ("8k", 8000), (None, 1100), (None, 2900), (None, 9000))
     ]
     found = collect(find_runs([write_suite(tmp_path / "s", jobs)]))
-    assert sorted(str(group.target) for group in found.groups) == ["100M", "50M"]
+    sizes = {group.target: sorted(row.value("parameters") for row in group.rows) for group in found.groups}
+    assert sizes == {"1k": [1000, 1100], "8k": [2900, 8000, 9000]}
     assert found.differences == {}
+    (group,) = collect(
+        find_runs([write_suite(tmp_path / "one", [job for job in jobs if job["target"] != "8k"])])
+    ).groups
+    assert (group.target, len(group.rows)) == (None, 4)
 
 
 def test_runs_with_one_name_are_told_apart_by_their_settings(tmp_path):
@@ -409,6 +415,13 @@ def test_runs_with_one_name_are_told_apart_by_their_settings(tmp_path):
     found = labels(find_runs([tmp_path]))
     assert found == ["toy@256x6 lr=1e-3", "toy@256x6 lr=4e-3", "toy@256x6 lr=1e-3"]
     assert [spelled(x) for x in (0.1, 3e-4, 1e-5, 2.5e-3, True)] == ["0.1", "3e-4", "1e-5", "2.5e-3", "true"]
+
+
+def test_a_label_keeps_the_preset_and_the_options_that_were_asked_for(tmp_path):
+    asked = {"variant": "toy:wide", "options": {"heads": 3}}
+    write_run(tmp_path / "a", "model.options.heads=3", "model.options.n=8", asked=asked)
+    write_run(tmp_path / "b", "model.options.n=8", asked={"variant": "toy:wide", "options": {}})
+    assert labels(find_runs([tmp_path])) == ["toy:wide@256x6 heads=3", "toy:wide@256x6"]
 
 
 # finding, formats ----------------------------------------------------------------------------------------------------

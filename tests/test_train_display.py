@@ -4,6 +4,7 @@ import functools
 import io
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,12 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 from train_helpers import closed_pipe, settings
 
 from elman_core.cli import main
 from elman_core.cli.train import on_gpus
+from elman_core.training import loop
 from elman_core.training.display import Display, backends
+from elman_core.training.estimate import seconds_a_step
 from elman_core.training.start import _first_lines, start
 
 
@@ -54,6 +58,44 @@ def test_a_terminal_of_80_columns_breaks_no_word_and_no_figure(text, tmp_path, m
         display.step({"step": 123, "loss": 0.7, "tok_s": 1_234_567.0, "memory": 2**32}, 123, 1000, False)
     assert "1.010 bpb  1,234,567 tok/s" in shown.getvalue()
     assert "left -:--:--" in shown.getvalue()
+
+
+def test_an_evaluation_has_a_bar_of_its_own():
+    shown = io.StringIO()
+    display = Display(lambda _: None, Console(file=shown, force_terminal=True, width=80, color_system=None))
+
+    def drawn() -> str:
+        shown.truncate(0)
+        display.bar.refresh()
+        return shown.getvalue()
+
+    with display.progress(10, 7, 7):
+        halfway = [drawn() for _ in display.evaluating(range(4))][2]
+        assert "evaluating" in halfway
+        assert " 50%" in halfway
+        assert "step" not in halfway
+        assert next(iter(display.evaluating(range(4)))) == 0, "left early, as by a signal"
+        assert "step 7" in drawn()
+        assert "evaluating" not in drawn()
+
+
+@pytest.mark.parametrize("variant", ["e42", "e88:conv_linear", "transformer"])
+def test_a_slow_cpu_is_said_before_the_first_step_and_trying_it_changes_nothing(variant, text, tmp_path, monkeypatch):
+    asked = settings(text, f"model.variant={variant}", "model.hidden_size=64", "train.steps=720", "train.accumulate=2")
+    trainer = start(asked, tmp_path / "run", quiet=True)
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()} | {"random": torch.get_rng_state()}
+    assert 0 < seconds_a_step(trainer.model, 2, 16, 2) < 60
+    after = trainer.model.state_dict() | {"random": torch.get_rng_state()}
+    assert all(torch.equal(before[k], after[k]) for k in after)
+    assert all(p.grad is None for p in trainer.model.parameters())
+    assert trainer.model.training
+    monkeypatch.setattr(loop, "seconds_a_step", lambda *_: 50.0)
+    monkeypatch.setattr(trainer, "_one_step", lambda: os.kill(os.getpid(), signal.SIGINT))
+    trainer.fit()
+    assert (
+        "slow: about 50 s a step, 10.0 hours in all on this CPU (layers 0"
+        in (tmp_path / "run" / "console.log").read_text()
+    )
 
 
 def test_several_gpus_are_started_by_torchrun(text, monkeypatch, capsys):

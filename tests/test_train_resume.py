@@ -12,7 +12,7 @@ from train_helpers import assert_same_bits, losses, manifest, metrics, settings,
 
 from elman_core.cli import main
 from elman_core.registry import CheckpointError, ConfigError, DataError, StorageError
-from elman_core.training import failures, loop
+from elman_core.training import evaluate, failures, loop
 from elman_core.training.loop import Trainer
 from elman_core.training.start import resume, start
 
@@ -47,6 +47,20 @@ def test_stopped_and_resumed_equals_straight_bit_for_bit(case, text, tmp_path, s
     assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
     assert metrics(tmp_path / "stopped", "evaluation") == metrics(tmp_path / "straight", "evaluation")
     assert_same_bits(straight.checkpoint, resumed.checkpoint)
+
+
+def test_an_evaluation_that_a_signal_ended_is_made_up(text, tmp_path, monkeypatch):
+    asked = settings(text, "train.steps=12", "train.eval_every=5")
+    start(asked, tmp_path / "straight", quiet=True).fit()
+    with monkeypatch.context() as patched:
+        score = evaluate.on_windows
+        patched.setattr(
+            evaluate, "on_windows", lambda *a, **k: (os.kill(os.getpid(), signal.SIGINT), score(*a, **k))[1]
+        )
+        assert start(asked, tmp_path / "stopped", quiet=True).fit().step == 5
+    assert metrics(tmp_path / "stopped", "evaluation") == []
+    resume(tmp_path / "stopped", quiet=True).fit()
+    assert metrics(tmp_path / "stopped", "evaluation") == metrics(tmp_path / "straight", "evaluation")
 
 
 def process(words):

@@ -71,7 +71,7 @@ def local_places(gpus: str, avoid: str, slots: int | None) -> Places:
     """
     from elman_core.experiments.jobs.gpus import choose, monitor
     from elman_core.experiments.jobs.local import LocalExecutor
-    from elman_core.experiments.jobs.slots import CpuSlots, GpuSlots
+    from elman_core.experiments.jobs.slots import CpuSlots, GpuSlots, threads
     from elman_core.registry import ConfigError
 
     driver = None if gpus == "none" else monitor()
@@ -87,8 +87,9 @@ def local_places(gpus: str, avoid: str, slots: int | None) -> Places:
             "no GPU is left: check --gpus, --avoid and CUDA_VISIBLE_DEVICES, or use the CPU with --gpus none"
         )
     places = CpuSlots(slots)
-    threads = f"{places.threads} thread{'s' if places.threads > 1 else ''}"
-    words = f"{places.count} job{'s' if places.count > 1 else ''} at once on the CPU, {threads} each"
+    each = threads(places.threads)["OMP_NUM_THREADS"]
+    jobs, each = f"{places.count} job{'s' if places.count > 1 else ''}", f"{each} thread{'' if each == '1' else 's'}"
+    words = f"{jobs} at once on the CPU, {each} each"
     return Places(LocalExecutor(places), words, False)
 
 

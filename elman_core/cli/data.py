@@ -30,6 +30,7 @@ def info(
         **data.fingerprint(),
         "training_bytes": parts.training_bytes,
         "heldout_bytes": parts.heldout_bytes,
+        "heldout_share": round(parts.heldout_bytes / data.size, 4),
         "heldout_block": parts.block,
         "documents_in_first_16_MiB": int((looked_at == SEPARATOR).sum()),
         "distinct_bytes_in_first_16_MiB": len(set(looked_at.tobytes())),

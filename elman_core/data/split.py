@@ -47,6 +47,16 @@ class Split:
     def training_bytes(self) -> int:
         return self.size - self.heldout_bytes
 
+    @property
+    def in_words(self) -> str:
+        """How much is held out, with its true share of the file: `1,048,576 (10.4 %) held out, the least for …`."""
+        if not self.heldout_bytes:
+            return "nothing held out"
+        least = (
+            ", the least for a text of this size" if self.fraction * self.size < self.heldout_bytes - self.block else ""
+        )
+        return f"{self.heldout_bytes:,} ({self.heldout_bytes / self.size:.1%}) held out{least}".replace("%", " %")
+
 
 def split(size: int, fraction: float = 0.01) -> Split:
     """Hold out `fraction` of a file, but at least min(1 MiB, 10 %), in blocks of 64 KiB.

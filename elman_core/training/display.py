@@ -88,11 +88,11 @@ class Display:
 
         bar = BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=10))
         columns = (
-            text("step {task.fields[step]}"), bar, text("{task.percentage:>3.0f}%"), text("{task.fields[figures]}"),
+            text("{task.description}"), bar, text("{task.percentage:>3.0f}%"), text("{task.fields[figures]}"),
             TimeElapsedColumn(Column(no_wrap=True)), text("left"), TimeRemainingColumn(table_column=Column(no_wrap=True)),
         )  # fmt: skip
         with Progress(*columns, console=self.console, expand=True) as self.bar:
-            self.task = self.bar.add_task("", total=total, completed=int(done), step=step, figures="")
+            self.task = self.bar.add_task(f"step {step}", total=total, completed=int(done), figures="")
             try:
                 yield
             finally:
@@ -105,13 +105,28 @@ class Display:
         self.smooth = loss if self.smooth is None else 0.95 * self.smooth + 0.05 * loss
         if self.bar is not None:
             figures = _figures({**metrics, "loss": self.smooth}, short=self.console.width < WIDE)
-            self.bar.update(self.task, completed=done, step=step, figures=figures)
+            self.bar.update(self.task, completed=done, description=f"step {step}", figures=figures)
         if step == 1 or step % every == 0 or last:
             line = f"step {step}  {_figures(metrics)}  lr {metrics['lr']:.2e}  norm {metrics['grad_norm']:.3g}"
             if self.bar is None:
                 self.say(line)
             else:
                 self.log(line)
+
+    def evaluating(self, batches: Sequence[int]) -> Iterator[int]:
+        """The batches of an evaluation, counted by a bar that stands in place of that of the steps meanwhile."""
+        if (bar := self.bar) is None:
+            yield from batches
+            return
+        bar.update(self.task, visible=False)
+        own = bar.add_task("evaluating", total=len(batches), figures="")
+        try:
+            for batch in batches:
+                yield batch
+                bar.advance(own)
+        finally:
+            bar.remove_task(own)
+            bar.update(self.task, visible=True)
 
     def evaluation(self, result: Mapping[str, float]) -> None:
         """Report a held-out evaluation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ def on_windows(
     ranks: Ranks | None = None,
     forward: Callable[..., Outputs] = forward_loss,
     stop: Callable[[], bool] = lambda: False,
+    counted: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> dict[str, Any]:
     """Mean loss over fixed windows, each read from the initial state.
 
@@ -39,6 +40,7 @@ def on_windows(
             so the result does not depend on the number of ranks.
         forward: `forward_loss`, or its replacement for a sharded model.
         stop: asked before each batch, with the same answer on every rank; if true, the result is empty.
+        counted: yields what it gets, and shows how far it is.
 
     Returns:
         loss (nats per byte), bits_per_byte, bytes.
@@ -47,7 +49,7 @@ def on_windows(
     batches = np.array_split(offsets_N, math.ceil(len(offsets_N) / rows))
     own: dict[int, float] = {}
     with evaluating(model):
-        for first in range(0, len(batches), ranks.size):
+        for first in counted(range(0, len(batches), ranks.size)):
             if stop():
                 return {}
             mine = first + ranks.rank

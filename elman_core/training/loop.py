@@ -26,8 +26,9 @@ from elman_core.storage import now
 
 from . import evaluate, failures
 from .checkpoint import Progress, save_checkpoint
-from .display import Display
+from .display import Display, backends
 from .distributed import Ranks
+from .estimate import SLOW, seconds_a_step
 from .hooks import acting, call, loss_terms, watched
 from .launch import reached
 from .modes import choose_mode, make_step
@@ -194,6 +195,9 @@ class Trainer:
                 self._observe("elman_run_start")
                 self.signals.settle()
                 self.folder.update(status="running")
+                if self.step and self._due(self.settings.train.eval_every):
+                    self._evaluate()  # unless it is done: a signal may have ended it
+                self._warn_if_slow()
                 while not self._enough and not self.signals.ending:
                     self._one_step()
                     if self.signals.saves():
@@ -247,6 +251,23 @@ class Trainer:
         """Training time in seconds that ends a run of minutes and drives its schedule: the same on every rank."""
         return self.signals.clock(self.progress.seconds)
 
+    def _warn_if_slow(self) -> None:
+        """Say before the first step how long steps will take, if that is long."""
+        if self.device.type != "cpu" or self.ranks.size > 1 or self._enough:
+            return
+        train = self.settings.train
+        with self.uncompiled(), compute_in(train.precision, self.device):
+            rows = train.batch_size // train.accumulate
+            seconds = seconds_a_step(self.model, rows, train.chunk_size, train.accumulate)
+        if seconds > SLOW:
+            left = (
+                f", {(train.steps - self.step) * seconds / 3600:,.1f} hours in all" if train.steps is not None else ""
+            )
+            self.display.say(
+                f"slow: about {seconds:,.0f} s a step{left} on this CPU ({'; '.join(backends(self.model))}); "
+                "a GPU is much faster (elman doctor); --minutes 10 limits the run"
+            )
+
     def _observe(self, hook: str, **arguments: Any) -> None:
         """Call the observers, on the first rank."""
         if self.ranks.main:
@@ -267,15 +288,17 @@ class Trainer:
     def _one_step(self) -> None:
         self._launch()
         self._settle(self.ahead)
-        train, step = self.settings.train, self._next
-        evaluates = bool(train.eval_every) and step % train.eval_every == 0
-        saves = bool(train.save_every) and step % train.save_every == 0
+        evaluates, saves = self._due(self.settings.train.eval_every), self._due(self.settings.train.save_every)
         if evaluates or saves:
             self._settle()
         if evaluates:
             self._evaluate()
         if saves:
             self._save()
+
+    def _due(self, every: int) -> bool:
+        """Whether something is done every so many steps, and now."""
+        return bool(every) and self._next % every == 0
 
     def advance(self, steps: int) -> None:
         """Run, record and show so many more steps as `fit` does, and wait for them. For benchmarks and tests."""
@@ -388,7 +411,7 @@ class Trainer:
         train = self.settings.train
         rows = train.batch_size // train.accumulate
         how: dict[str, Any] = {"ranks": self.ranks, "forward": self.processes.forward}
-        how["stop"] = lambda: bool(self.signals.ending)
+        how |= {"stop": lambda: bool(self.signals.ending), "counted": self.display.evaluating}
         with self.uncompiled(), self.optimizer.evaluation_weights(), compute_in(train.precision, self.device):
             found = evaluate.on_windows(
                 self.model, self.file, offsets, length, rows, loss_chunk=train.loss_chunk, **how

@@ -53,8 +53,8 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> T
     made = ranks.together(lambda: _prepare(settings, ranks, out))
     check_ranks(ranks, made.settings, made.model, made.file, made.device)
     made = made.completed()
-    train, variant = made.settings.train, made.settings.model.variant
-    name = variant if isinstance(variant, str) else "mixed"
+    train, asked = made.settings.train, settings.model
+    name = "mixed" if isinstance(asked.variant, list) else str(asked.variant)
     folder = _folder(ranks, lambda: RunFolder.create(out, re.sub(r"[^A-Za-z0-9_.-]", "-", name)))
     horizon = {"steps": train.steps, "minutes": train.minutes}
     try:
@@ -68,6 +68,7 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False) -> T
             horizon=horizon,
             protocol=comparable,
             protocol_hash=protocol_hash(comparable),
+            asked={"variant": asked.variant, "options": asked.options},
             parameters=sum(p.numel() for p in made.model.parameters()),
             made_with=dict(made.model.config.made_with or {}),
             git_commit=git_commit(Path.cwd()) if ranks.main else None,
@@ -274,8 +275,7 @@ def _first_lines(run: Trainer, resumed: bool = False) -> Iterator[str]:
     for table, values in settings.to_dict().items():
         shown = "  ".join(f"{k}={json.dumps(v)}" for k, v in values.items() if v is not None)
         yield f"{table:12}{shown}"
-    held = f"{run.split.heldout_bytes:,} held out" if settings.data.heldout else "nothing held out"
-    yield f"text        {run.file.size:,} bytes, {held}"
+    yield f"text        {run.file.size:,} bytes, {run.split.in_words}"
     yield f"parameters  {sum(p.numel() for p in run.model.parameters()):,}"
     yield f"backend     {'; '.join(backends(run.model)) or 'no recurrence'} on {run.device}, {train.precision}"
     yield f"steps       {run.mode.name} ({run.mode.why})"

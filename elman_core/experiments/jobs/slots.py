@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from elman_core.experiments.memory import available
 from elman_core.locks import MACHINE_WIDE, Lock, holder, is_locked
 from elman_core.registry.errors import ConfigError
 
@@ -149,7 +150,8 @@ def lock_folder() -> Path:
 
 def threads(count: int) -> dict[str, str]:
     """Variables that make the libraries of a process use `count` threads; the user's own settings stay."""
-    return {name: os.environ.get(name, str(count)) for name in THREADS}
+    each = os.environ.get("OMP_NUM_THREADS") or str(count)  # torch prefers MKL's number, so that follows OpenMP's
+    return {name: os.environ.get(name) or each for name in THREADS}
 
 
 def cores() -> int:
@@ -164,8 +166,4 @@ def cores() -> int:
 
 def cpu_slots() -> int:
     """One slot per core, or fewer if memory is short: small trainings run best on one thread each."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (OSError, ValueError):
-        return cores()
-    return max(1, min(cores(), memory // MEMORY_A_SLOT))
+    return max(1, min(cores(), available() // MEMORY_A_SLOT))

@@ -12,10 +12,10 @@ import math
 import re
 import statistics
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from elman_core.experiments.size import TOLERANCE
+from elman_core.experiments.size import TOLERANCE, parse_parameters
 from elman_core.metrics import WINDOW, progress
 from elman_core.registry import ConfigError
 
@@ -50,10 +50,13 @@ def collect(runs: Sequence[Run], sort: str = "bpb", by_model: bool = False, ever
         raise ConfigError(f"--sort takes one of {', '.join(SORTS)}, not {sort!r}")
     sections: dict[tuple[str, str | None], list[Run]] = {}
     protocols = protocols_of(runs)
-    targets = {run.job.get("target") for run in runs if run.job}
+    targets: dict[str, set[str]] = {}
     for run in runs:
-        target = run.job.get("target") if len(targets) > 1 else None
-        sections.setdefault((hash_of(protocols[id(run)]), target), []).append(run)
+        if target := run.job.get("target"):
+            targets.setdefault(hash_of(protocols[id(run)]), set()).add(target)
+    for run in runs:
+        name = hash_of(protocols[id(run)])
+        sections.setdefault((name, _target(run, targets.get(name, ()))), []).append(run)
     groups, hidden = [], 0
     for (name, target), members in sections.items():
         group, left_out = _group(name, protocols[id(members[0])], target, members, sort, by_model, everything)
@@ -62,6 +65,18 @@ def collect(runs: Sequence[Run], sort: str = "bpb", by_model: bool = False, ever
     groups.sort(key=lambda g: (-len(g.rows), g.hash, g.target or ""))
     distinct = {g.hash: g.protocol for g in groups}
     return Results(tuple(groups), differences(list(distinct.values())), hidden)
+
+
+def _target(run: Run, targets: Collection[str]) -> str | None:
+    """Which of several sizes a run belongs to: that of its suite, or the nearest for a model sized by hand."""
+    if len(targets) < 2:
+        return None
+    size = _parameters(run) or 1
+    return run.job.get("target") or min(targets, key=lambda text: abs(math.log(parse_parameters(text) / size)))
+
+
+def _parameters(run: Run) -> int | None:
+    return run.manifest.get("parameters", run.job.get("parameters"))
 
 
 def _group(
@@ -96,9 +111,8 @@ def _figures(run: Run, tokens: int | None) -> dict[str, float]:
     if run.standing[0] not in ("ok", "contended") or "bytes_seen" not in result:
         result = run.metrics.summary(tokens_per_step(run) or 0)
     figures: dict[str, float] = {}
-    parameters = run.manifest.get("parameters", run.job.get("parameters"))
     for name, value in {
-        "parameters": parameters,
+        "parameters": _parameters(run),
         "bits_per_byte": result.get("bits_per_byte"),
         "last_100": result.get("loss_last_100_steps"),
         "tok_s": result.get("tok_s"),

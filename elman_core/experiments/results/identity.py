@@ -49,15 +49,16 @@ def identity(run: Run) -> tuple[str, ...]:
 
 
 def label(run: Run) -> str:
-    """The model's label in its suite, or `variant@WIDTHxDEPTH`."""
+    """The model's label in its suite, or `variant[:preset]@WIDTHxDEPTH` and the options that were set, as asked for."""
     if run.job.get("model"):
         return str(run.job["model"])
-    model = run.settings["model"]
-    variant = model.get("variant")
+    model, asked = run.settings["model"], run.manifest.get("asked") or {}
+    variant = asked.get("variant") or model.get("variant")
     mixed = variant if isinstance(variant, list) else []  # one for each layer
     name = variant if isinstance(variant, str) else "+".join(dict.fromkeys(map(str, mixed)))
     size = f"@{model['hidden_size']}x{model['num_hidden_layers']}" if "num_hidden_layers" in model else ""
-    return f"{name}{size}" if name else run.path.name
+    options = "".join(f" {k}={spelled(v)}" for k, v in (asked.get("options") or {}).items())
+    return f"{name}{size}{options}" if name else run.path.name
 
 
 def labels(runs: Sequence[Run], without: Iterable[str] = ()) -> list[str]:

@@ -178,6 +178,7 @@ def read_run(path: Path, suite: Suite | None = None, job: Mapping[str, Any] | No
 _MANIFEST: dict[str, Any] = {
     "status": str, "settings": dict, "protocol": dict, "parameters": int, "hardware": dict, "versions": dict, "result": dict,
     "act_hooks": dict, "kernels": dict, "backends": list, "error": str, "ended": str, "git_commit": str,
+    "asked": dict,
 }  # fmt: skip
 _JOB: dict[str, Any] = {"model": str, "settings": dict, "tuned": dict, "parameters": int, "target": str, "seed": int}
 _STATE: dict[str, Any] = {"status": str, "attempts": list}

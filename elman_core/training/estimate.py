@@ -1,0 +1,34 @@
+"""How long a step will take on a CPU, where the plain PyTorch reference of a recurrence can need minutes for one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from .objective import forward_loss
+
+SLOW = 5.0
+"""Seconds of a step from which a run says so before its first."""
+_WARM, _TIMED = 2, 16  # bytes of each window that are read; the time of a recurrence grows with their number
+
+
+def seconds_a_step(model: Any, rows: int, length: int, accumulate: int = 1) -> float:
+    """Seconds of `accumulate` forwards and backwards of `rows` windows of `length` bytes, from the first 16 bytes of a window.
+
+    Weights, gradients, buffers and the random state stay as they are. Autocast is up to the caller.
+    """
+    weights = [p for p in model.parameters() if p.requires_grad]
+    was_training, seconds = model.training, 0.0
+    model.eval()
+    try:
+        for count in (_WARM, _TIMED):
+            tokens_BT = torch.zeros(rows, count, dtype=torch.long, device=weights[0].device)
+            started = time.perf_counter()
+            loss = forward_loss(model, tokens_BT, tokens_BT, logits=False).loss
+            torch.autograd.grad(loss, weights, allow_unused=True)
+            seconds = time.perf_counter() - started
+    finally:
+        model.train(was_training)
+    return seconds * accumulate * length / _TIMED
