@@ -5,7 +5,7 @@
 flat N     copies to buckets of N MB, their sums, a division, copies back
 each       a sum for every gradient, where it lies
 grouped    the same as one group, NCCL dividing
-core       `elman_core.training.rank_tensors.average`, which training uses: as grouped, small gradients copied together
+core       `elman_core.training.ranks.tensors.average`, which training uses: as grouped, small gradients copied together
 
 Milliseconds: a graph holds the sums of all gradients of the model (float32, random) ten times; the median of ten replays by
 events, of the rank on which it is longest. Bus: bytes that a ring moves through every link, 2 (n - 1) / n of the gradients,
@@ -32,7 +32,7 @@ from machine import commit, facts
 from timing import milliseconds
 from torch import Tensor
 
-from elman_core.training.rank_tensors import average, means
+from elman_core.training.ranks.tensors import average, means
 
 MODELS = "e1@1280x6,e42@1536x6,e88:h32n16@1536x20"
 TIMES, REPLAYS = 10, 10

@@ -3,7 +3,7 @@
     python benchmarks/optimizers.py [--out benchmarks/results/optimizers_h200.json] [--models e42@1664x6,…] [--batch 64]
 
 alone    milliseconds of one update of all parameters (float32), the median of replays: torch's fused AdamW; schedule-free AdamW
-         as training has it (`elman_core.training.schedule_free`); the package's own, whose counts are then frozen in the graph,
+         as training has it (`training.optim.schedule_free`); the package's own, whose counts are then frozen in the graph,
          so that it shows what its passes over memory cost without the host. tb_s: the bytes that must move, over the time
 step     tok/s of a captured step of the model with each of the first two (T = 512), as training_step.py measures them
 """
@@ -25,7 +25,7 @@ from schedulefree import AdamWScheduleFree
 from timing import captured, milliseconds
 from training_step import figures, random_text, steady, trainer
 
-from elman_core.training.schedule_free import ScheduleFree
+from elman_core.training.optim.schedule_free import ScheduleFree
 
 MODELS = "e1@1280x6,e42@1664x6,e88:h32n32@1536x8"
 TIMES, REPLAYS = 10, 10

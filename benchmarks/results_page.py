@@ -236,8 +236,8 @@ def _commit(own: str | None, told: str) -> str:
 
 
 def _backends(backends: Any) -> list[str]:
-    """What each layer ran on, those that are alike together, as `elman_core.training.display.backends` says it now."""
-    from elman_core.training.display import layers_in_words
+    """What each layer ran on, those that are alike together, as `elman_core.training.run.display.backends` says it now."""
+    from elman_core.training.run.display import layers_in_words
 
     listed = backends if isinstance(backends, list) else []
     by_kind: dict[str, list[int]] = {}

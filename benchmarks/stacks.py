@@ -20,7 +20,7 @@ SAYING = 5.0
 ENVIRONMENT = {"PYTHONFAULTHANDLER": "1", "ELMAN_PHASES": "1"}
 """For the processes that are started: stacks, and what each rank has come to."""
 PHASE = re.compile(r"elman: rank (\d+): ([\w ]+ after [\d.]+ s)")
-"""What `elman_core.training.launch.reached` says; ranks may write into each other's lines."""
+"""What `elman_core.training.ranks.launch.reached` says; ranks may write into each other's lines."""
 
 
 def kill_tree(process: subprocess.Popen[Any]) -> None:

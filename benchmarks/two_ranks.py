@@ -39,8 +39,8 @@ from stacks import innermost, where  # noqa: E402
 MEET = """
 import os, time, torch
 import torch.distributed as dist
-from elman_core.training.distributed import join, leave
-from elman_core.training.launch import reached
+from elman_core.training.ranks.group import join, leave
+from elman_core.training.ranks.launch import reached
 ranks = join()
 device = torch.device("cuda", ranks.local) if DEVICE == "cuda" else torch.device("cpu")
 assert ranks.gather(ranks.rank) == list(range(ranks.size))

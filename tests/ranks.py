@@ -112,11 +112,11 @@ def child(asked: dict, environment: dict, rank: int) -> None:
         faulthandler.dump_traceback_later(asked["limit"], exit=True)  # a test that hangs says where
         os.environ.update({k: str(v) for k, v in environment.items()})
         from elman_core.cli import main
-        from elman_core.training import distributed
+        from elman_core.training.ranks import group
 
         exec(asked["prelude"], {"RANK": rank, "__name__": "prelude"})
         code = main(asked["words"])
-        distributed.leave(well=code == 0)
+        group.leave(well=code == 0)
     except BaseException:
         traceback.print_exc()
     finally:

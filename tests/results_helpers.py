@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from elman_core.training.protocol import protocol, protocol_hash
+from elman_core.training.run.protocol import protocol, protocol_hash
 from elman_core.training.settings import Settings, apply_sets, from_dict
 
 DATA = {"size": 31_000_000, "blake2b": "00ff" * 8}

@@ -18,7 +18,7 @@ from elman_core.model import LadderForCausalLM
 from elman_core.model.checkpoint import load_checkpoint
 from elman_core.registry import CheckpointError, ConfigError, ElmanError
 from elman_core.storage import check_folder, log_line, read_json, read_line, write_folder, write_json
-from elman_core.training.run import read_manifest
+from elman_core.training.run.folder import read_manifest
 from elman_core.training.start import resume, start
 
 

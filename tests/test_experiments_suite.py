@@ -13,8 +13,8 @@ from elman_core.experiments.suite.folder import Folder, known_jobs, recipe
 from elman_core.experiments.suite.plan import Wishes, plan
 from elman_core.experiments.suite.spec import find_suite, read_suite, shipped
 from elman_core.registry import CheckpointError, ConfigError, PluginError
-from elman_core.training.protocol import protocol, protocol_hash
 from elman_core.training.recipes import folders
+from elman_core.training.run.protocol import protocol, protocol_hash
 from elman_core.training.settings import from_dict, read_recipe
 
 TINY = """

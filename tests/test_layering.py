@@ -39,7 +39,7 @@ ONLY = {
     "jinja2": ("elman_core/experiments/results/report.py",),
     "subprocess": (
         "elman_core/kernels/build.py",  # compilers
-        "elman_core/training/run.py",  # the commit of the code, for the manifest
+        "elman_core/training/run/facts.py",  # the commit of the code, for the manifest
         "elman_core/experiments/jobs/local.py",  # jobs
         "elman_core/experiments/jobs/child.py",  # the command of a job
         "elman_core/experiments/probe.py",  # a measurement may run out of memory: each has its own process

@@ -15,7 +15,7 @@ STRIDES = dict.fromkeys(["x0", "x1", "r0", "r1", "n0", "n1", "s0", "s1", "g0", "
 def kernels():
     """(name, function, types of the arguments, constants, warps) as models of width 1280 and 1536 call them."""
     from elman_core.nn import add_norm_triton, cross_entropy_triton, gated_triton
-    from elman_core.training import schedule_free_triton
+    from elman_core.training.optim import schedule_free_triton
 
     block, warps = add_norm_triton._block(1536)
     sizes = {"inner": "i32", "rows": "i32", "width": "i32", "eps": "fp32", **STRIDES}

@@ -19,8 +19,8 @@ from train_helpers import closed_pipe, settings
 from elman_core.cli import main
 from elman_core.cli.train import on_gpus
 from elman_core.training import loop
-from elman_core.training.display import Display, backends
 from elman_core.training.estimate import seconds_a_step
+from elman_core.training.run.display import Display, backends
 from elman_core.training.start import _first_lines, start
 
 

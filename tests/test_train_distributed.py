@@ -18,10 +18,10 @@ from train_helpers import losses, manifest, metrics, settings, tensors, train_wo
 from elman_core.registry import ConfigError
 from elman_core.storage import check_folder
 from elman_core.training import rank_signals
-from elman_core.training.distributed import Ranks
 from elman_core.training.modes import choose_mode
 from elman_core.training.parallel import Summed, make_processes
 from elman_core.training.rank_signals import RankSignals
+from elman_core.training.ranks.group import Ranks
 from elman_core.training.start import resume, start
 from elman_core.training.step import OneProcess
 
@@ -163,8 +163,8 @@ def test_gradients_summed_after_the_backward_are_those_summed_during_it(launch, 
 
 AVERAGED = """
 import torch
-from elman_core.training import rank_tensors as sums
-from elman_core.training.distributed import join, leave
+from elman_core.training.ranks import tensors as sums
+from elman_core.training.ranks.group import join, leave
 ranks, sums.SMALL = join(), 64
 
 def drawn(rank):
@@ -193,7 +193,8 @@ sys.path.insert(0, {os.path.dirname(__file__)!r})
 import torch
 from cpu_graph import CpuRecorder
 from elman_core.registry import hookimpl, plugins
-from elman_core.training import loop, modes, parallel, rank_tensors
+from elman_core.training import loop, modes, parallel
+from elman_core.training.ranks import tensors as rank_tensors
 
 # Operations that a tape can hold: torch's own give back a handle to wait for.
 real, means, rank_tensors.SMALL = torch.distributed.all_reduce, rank_tensors.means, 1000
@@ -265,7 +266,7 @@ def test_a_step_that_has_to_be_recorded_and_cannot_be_on_one_rank_ends_all_with_
 
 
 PARTING = """
-from elman_core.training import distributed
+from elman_core.training.ranks import group
 def watched(real):
     def part():
         if recorder.held:
@@ -273,7 +274,7 @@ def watched(real):
         print("parted", flush=True)
         real()
     return part
-for owner, name in ((distributed.dist, "destroy_process_group"), (distributed.dist.distributed_c10d, "_abort_process_group")):
+for owner, name in ((group.dist, "destroy_process_group"), (group.dist.distributed_c10d, "_abort_process_group")):
     setattr(owner, name, watched(getattr(owner, name)))
 """
 

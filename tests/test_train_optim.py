@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from elman_core.registry import Mixer
-from elman_core.training.muon import orthogonal
-from elman_core.training.optim import Optimizer, matrices, undecayed
-from elman_core.training.schedule import Schedule
+from elman_core.training.optim.muon import orthogonal
+from elman_core.training.optim.optimizer import Optimizer, matrices, undecayed
+from elman_core.training.optim.schedule import Schedule
 from elman_core.training.settings import TrainSettings
 
 

@@ -5,7 +5,7 @@ import torch
 from schedulefree import AdamWScheduleFree
 from triton_helpers import compare_interpreted, needs_triton
 
-from elman_core.training.schedule_free import COUNTS, ScheduleFree, update
+from elman_core.training.optim.schedule_free import COUNTS, ScheduleFree, update
 
 RATES = [0.0, 1e-3, 3e-3, 1e-2, 1e-2, 2e-3, 1e-2, 0.0, 1e-2, 5e-3] * 4
 BETAS = (0.9, 0.999)
@@ -85,7 +85,7 @@ def test_gradients_stay_and_a_closure_is_refused():
 
 def compare(device: str) -> None:
     """The Triton kernel against plain PyTorch in float64, then what a failed step leaves."""
-    from elman_core.training import schedule_free_triton
+    from elman_core.training.optim import schedule_free_triton
 
     torch.manual_seed(0)
     factors = torch.tensor([0.3, -0.004, 0.01, 0.05], dtype=torch.float64, device=device)

@@ -9,8 +9,8 @@ from cpu_graph import CpuRecorder
 from train_helpers import losses, settings, write_text
 
 from elman_core.model.graph import CudaRecorder
-from elman_core.training.distributed import in_time
 from elman_core.training.modes import WARM, CapturedStep
+from elman_core.training.ranks.group import in_time
 from elman_core.training.start import start
 
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from elman_core.model import LadderCache, LadderForCausalLM, LadderLM
 from elman_core.registry import ConfigError
 from elman_core.testing import VariantContract, silu
-from elman_core.training.display import backends
+from elman_core.training.run.display import backends
 
 MASK_BT = torch.tensor([[c == "1" for c in row] for row in ("111111", "001111", "101101")])
 STARTS_BT = torch.tensor([[c == "1" for c in row] for row in ("000100", "010000", "000011")])

@@ -78,7 +78,7 @@ def eval_(
 def _of_run(path: Path) -> dict[str, Any]:
     """The data settings and the window of the run that `path` is, or whose checkpoint it is."""
     from elman_core.registry import CheckpointError
-    from elman_core.training.run import MANIFEST, read_manifest
+    from elman_core.training.run.folder import MANIFEST, read_manifest
 
     for folder in (path, path.parent.parent):
         if (folder / MANIFEST).is_file():

@@ -33,7 +33,7 @@ def train(
 
     Settings come from the recipe, then the flags, then --set.
     """
-    from elman_core.training.launch import hush, several
+    from elman_core.training.ranks.launch import hush, several
 
     def read() -> Settings:
         settings = read_settings(what, data, steps, tokens, minutes, sets)
@@ -44,7 +44,7 @@ def train(
     hush()
     on_gpus(gpus)
 
-    from elman_core.training.distributed import session
+    from elman_core.training.ranks.group import session
     from elman_core.training.start import start
 
     with session() as ranks:
@@ -62,13 +62,13 @@ def resume(
     ),
 ) -> None:
     """Continue a run from its last good checkpoint: the same batches, and on one device the same losses bit for bit."""
-    from elman_core.training.launch import hush
+    from elman_core.training.ranks.launch import hush
 
     hush()
     on_gpus(gpus)
 
-    from elman_core.training.distributed import session
-    from elman_core.training.run import read_manifest
+    from elman_core.training.ranks.group import session
+    from elman_core.training.run.folder import read_manifest
     from elman_core.training.start import resume as go_on
 
     with session() as ranks:

@@ -79,9 +79,9 @@ def main() -> None:
 def _measure(settings: Settings, seconds: float, limit: int | None, folder: Path) -> dict[str, Any]:
     import torch
 
-    from elman_core.training.display import backends
     from elman_core.training.precision import pick_device
-    from elman_core.training.run import memory_in_use
+    from elman_core.training.run.display import backends
+    from elman_core.training.run.facts import memory_in_use
     from elman_core.training.start import start
 
     device = pick_device(settings.train.device)

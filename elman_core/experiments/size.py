@@ -174,7 +174,7 @@ def reference(what: str) -> Reference:
 
     folder = shipped(what) if is_shipped(what) else Path(what)
     if (folder / "manifest.json").is_file():
-        from elman_core.training.run import read_manifest
+        from elman_core.training.run.folder import read_manifest
 
         manifest = read_manifest(folder)
         try:

@@ -38,9 +38,9 @@ from elman_core.storage import (
     write_json,
 )
 
-from .distributed import Ranks
 from .optim import Optimizer
-from .rank_tensors import gather_rows, is_sharded, like, whole
+from .ranks.group import Ranks
+from .ranks.tensors import gather_rows, is_sharded, like, whole
 
 log = logging.getLogger("elman_core")
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from elman_core.data import ByteFile
 from elman_core.registry import ConfigError, DataError
 
-from .distributed import Ranks
 from .objective import Outputs, States, evaluating, forward_loss, mapped, require_constant_state
+from .ranks.group import Ranks
 
 
 def on_windows(

@@ -20,7 +20,7 @@ from elman_core.registry import DivergedError, ElmanError, KernelError, OutOfMem
 from elman_core.storage import now, write_json
 
 from .hooks import acting
-from .run import memory_in_use
+from .run.facts import memory_in_use
 
 log = logging.getLogger("elman_core")
 

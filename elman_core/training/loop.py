@@ -26,22 +26,22 @@ from elman_core.storage import now
 
 from . import evaluate, failures
 from .checkpoint import Progress, save_checkpoint
-from .display import Display, backends
-from .distributed import Ranks
 from .estimate import SLOW, seconds_a_step
 from .hooks import acting, call, loss_terms, watched
-from .launch import reached
 from .modes import choose_mode, make_step
 from .objective import require_constant_state
-from .optim import Optimizer
+from .optim import Optimizer, Schedule
 from .parallel import require_one_model
 from .precision import compute_in
 from .prefetch import Feed
-from .protocol import card_rows
 from .rank_signals import RankSignals, listening
-from .rank_tensors import is_sharded
-from .run import RunFolder, memory_in_use
-from .schedule import Schedule
+from .ranks.group import Ranks
+from .ranks.launch import reached
+from .ranks.tensors import is_sharded
+from .run.display import Display, backends
+from .run.facts import memory_in_use
+from .run.folder import RunFolder
+from .run.protocol import card_rows
 from .settings import Settings
 from .step import Done, OneProcess, StepValues, TrainStep, Windows
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from elman_core.model.graph import CudaRecorder, Recorder, Recording, Sent, try_to_record
 from elman_core.registry import ConfigError, KernelError
 
-from .distributed import everywhere
 from .hooks import acting
 from .objective import States, mapped, restart
+from .ranks.group import everywhere
 from .settings import Settings
 from .step import Done, TrainStep, Windows
 

@@ -1,7 +1,7 @@
 """How several processes share a step: each holds all weights, or a part of them.
 
 `ddp`: every rank holds the model; torch's DistributedDataParallel averages the gradients while the backward still runs; if
-the whole step is one CUDA graph, the graph averages them after the backward (`rank_tensors.average`). `fsdp`: FSDP2's
+the whole step is one CUDA graph, the graph averages them after the backward (`ranks.tensors.average`). `fsdp`: FSDP2's
 `fully_shard`; each rank holds a part of weights, gradients and optimizer state, and a block is gathered while it is used.
 Either way, a rank computes its rows of the batch, and the mean over ranks is the mean over rows.
 """
@@ -25,11 +25,11 @@ from torch.nn.utils import get_total_norm
 from elman_core.data import ByteFile
 from elman_core.registry import ConfigError, RankError
 
-from .distributed import Ranks, everywhere
 from .hooks import hook_plugins
 from .objective import Outputs, forward_loss
-from .rank_tensors import average, checksum, is_sharded, whole
-from .run import versions
+from .ranks.group import Ranks, everywhere
+from .ranks.tensors import average, checksum, is_sharded, whole
+from .run.facts import versions
 from .settings import Settings
 from .step import OneProcess
 

@@ -8,7 +8,7 @@ import torch
 
 from elman_core.registry import ConfigError
 
-from .distributed import Ranks
+from .ranks.group import Ranks
 
 
 def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from elman_core.data import SEPARATOR, Batch, TrainingWindows
 
-from .distributed import Ranks
 from .objective import States
+from .ranks.group import Ranks
 from .settings import Settings
 from .step import Windows
 

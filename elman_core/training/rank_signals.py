@@ -16,7 +16,7 @@ from typing import Any
 
 from elman_core.model.graph import Sent
 
-from .distributed import Ranks, timeout
+from .ranks.group import Ranks, timeout
 from .step import OneProcess
 
 ENDING = tuple(s for s in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if s is not None)

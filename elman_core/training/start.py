@@ -24,18 +24,18 @@ from elman_core.registry import CheckpointError, ConfigError, DataError
 from elman_core.storage import now, remove_leftovers, require_text
 
 from .checkpoint import Progress, last_good, load_checkpoint, set_aside
-from .display import Display, backends
-from .distributed import Ranks, join
 from .hooks import acting
-from .launch import reached
 from .loop import Trainer
 from .modes import choose_mode
-from .optim import Optimizer
+from .optim import Optimizer, Schedule
 from .parallel import check_ranks, kind_of, make_processes, parallel_facts
 from .precision import has_bf16, pick_device
-from .protocol import protocol, protocol_hash
-from .run import Elsewhere, RunFolder, git_commit, hardware, manifest_to_resume, versions
-from .schedule import Schedule
+from .ranks.group import Ranks, join
+from .ranks.launch import reached
+from .run.display import Display, backends
+from .run.facts import git_commit, hardware, versions
+from .run.folder import Elsewhere, RunFolder, manifest_to_resume
+from .run.protocol import protocol, protocol_hash
 from .settings import RETUNABLE, Settings, resolve, resumed_settings
 
 log = logging.getLogger("elman_core")

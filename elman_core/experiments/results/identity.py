@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from elman_core.training.protocol import protocol_hash
+from elman_core.training.run.protocol import protocol_hash
 from elman_core.training.settings import TUNABLE
 
 from .runs import Run

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from .distributed import Ranks
+from .group import Ranks
 
 SMALL = 2**18
 """Bytes below which gradients are copied together before they are summed: separate sums would cost more than the copies."""

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from elman_core.registry import CheckpointError, Mixer
+from elman_core.training.ranks.tensors import placed
+from elman_core.training.settings import TrainSettings
 
 from . import muon
-from .rank_tensors import placed
 from .schedule_free import ScheduleFree
-from .settings import TrainSettings
 
 _DECAY_RATES = ("A_log", "dt_bias", "decay")
 _ADAMW, _AVERAGED, _MUON = {"step", "exp_avg", "exp_avg_sq"}, {"z", "exp_avg_sq"}, {"momentum"}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .settings import Settings, TrainSettings
+from elman_core.training.settings import Settings, TrainSettings
 
 
 def protocol(settings: Settings, fingerprint: Mapping[str, Any], eval_window: int) -> dict[str, Any]:
