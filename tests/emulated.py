@@ -1,4 +1,4 @@
-"""g++ with the headers of emulated_gpu/ before CUDA's: GPU sources for the processor, every thread a fiber."""
+"""GPU sources with drivers of their own, for the processor: `build.emulated` with other options, and the detector of races."""
 
 import hashlib
 import os
@@ -7,18 +7,17 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import elman_csrc
 from filelock import FileLock
 
-from elman_core.kernels import MatrixKernel, build, toolchain
+from elman_core.kernels import build, toolchain
 from elman_core.kernels.build import Extension
-from elman_core.kernels.spec import KernelSpec
 
 HERE = Path(__file__).parent
 LIBRARY = ("-fPIC", "-shared", "-fvisibility=hidden")
 KEPT = build.cache_dirs()[0] / "emulated"  # before a test asks for a folder of its own
-RACES = HERE / "emulated_gpu" / "races.cpp"
+RACES = HERE / "races.cpp"
 
 
 def compile_emulated(extension: Extension, source: Path, made: Path, *options: str) -> None:
@@ -27,7 +26,7 @@ def compile_emulated(extension: Extension, source: Path, made: Path, *options: s
     Args:
         options: of g++; `LIBRARY` for a module.
     """
-    includes = (HERE / "emulated_gpu", *extension.include, extension.binding.parent)
+    includes = (elman_csrc.get_emulated(), *extension.include, extension.binding.parent)
     # Compiling takes longer than running: of all levels -Og is the quickest for both together.
     options = ("-Og", "-Wno-unknown-pragmas", *options, *(f"-D{name}={value}" for name, value in extension.defines))
     digest = hashlib.sha256("\0".join(options).encode())
@@ -45,29 +44,15 @@ def compile_emulated(extension: Extension, source: Path, made: Path, *options: s
     shutil.copy(kept, made)
 
 
-def emulated_spec(kernel: MatrixKernel) -> KernelSpec:
-    """The kernel's spec with a back end "emulated": the op as on a GPU, on tensors of the processor."""
-    spec = kernel.spec()
-
-    def call(backend: str, inputs: Any, options: Any) -> Any:
-        if backend != "emulated":
-            return spec.call(backend, inputs, options)
-        operator, arguments = spec.op("cuda", inputs, options)  # type: ignore[misc]
-        o, state, _ = operator(*arguments)
-        return {"o": o, "S": state}
-
-    return replace(spec, call=call, portable=("emulated",))
-
-
 def compile_detector(folder: Path) -> Path:
-    """The detector of races in shared memory (emulated_gpu/races.cpp), as an object."""
+    """The detector of races in shared memory (races.cpp), as an object."""
     made = folder / "races.o"
-    _compile(RACES, made, "-O2", "-c", "-DEMULATED_RACES")
+    _compile(RACES, made, "-O2", "-c", "-DEMULATED_RACES", f"-I{elman_csrc.get_emulated()}")
     return made
 
 
 def compile_to_find_races(extension: Extension, source: Path, made: Path, detector: Path, *options: str) -> None:
-    """As `compile_emulated`, a program that ends with code 9 if its threads race (see emulated_gpu/races.cpp).
+    """As `compile_emulated`, a program that ends with code 9 if its threads race (see races.cpp).
 
     Args:
         detector: what `compile_detector` made.

@@ -16,9 +16,10 @@ from unittest.mock import Mock
 import pytest
 from scheduler_helpers import wait_for
 
+from elman_core.cli import main
 from elman_core.kernels import build, runtime, toolchain
 from elman_core.kernels.build import Extension
-from elman_core.registry import ConfigError, KernelError
+from elman_core.registry import ConfigError, KernelError, list_variants
 from elman_core.testing.kernel import need_host_compiler, need_nvcc
 
 # A Python module without pybind11, so that it compiles in a moment; its answer comes from a header that another one includes.
@@ -299,3 +300,16 @@ for wrong in (w.detach().half(), w[:3], 3):
     assert said == other.stdout
     assert "w has the wrong dtype, torch.float16" in said
     assert "w must be a tensor, not 3" in said
+
+
+def test_a_model_is_built_as_it_will_be_launched(capsys: pytest.CaptureFixture[str]) -> None:
+    others = [f"{name}@128x1" for name in ("e2", "e23", "lstm", "m2rnn", "transformer") if name in list_variants()]
+    has = {  # options that are on, V that is not N, the shared weights and the step of decoding, heads of any number
+        "e88:conv_h5v256@64x1": {"e88_matrix_cuda_bfloat16_64x256_11_0_3_0_21", "causal_conv_bfloat16_4"},
+        "e42@192x1": {"e42_tied_silu_dense_cuda_cluster_bfloat16_192", "e42_step_decode_bfloat16"},
+        "e61@64x1": {"e61_elementwise_cuda_bfloat16"},
+    }
+    for model, wanted in (has | {model: set() for model in others}).items():
+        assert main(["build", model, "--arch", "sm_90", "--dry-run", "--json"]) == 0
+        found = {each["module"] for each in json.loads(capsys.readouterr().out)}
+        assert found >= wanted | {"elman_launch"}

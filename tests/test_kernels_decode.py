@@ -1,4 +1,4 @@
-"""Products of few rows: the GPU source on emulated threads (emulated_gpu/) and on a GPU, against float64."""
+"""Products of few rows: the GPU source on emulated threads and on a GPU, against float64."""
 
 import emulated_decode
 import pytest

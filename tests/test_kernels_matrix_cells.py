@@ -2,24 +2,19 @@
 
 import importlib
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from emulated import LIBRARY, compile_emulated, emulated_spec
 from fla_rules import RULES
 from linear_cells import CELLS as LINEAR
 from linear_cells import GATED, KIMI, Made
 from torch import Tensor
 
-from elman_core.kernels import Maps, MatrixKernel, launch
+from elman_core.kernels import Maps, MatrixKernel
 from elman_core.kernels.build import build
-from elman_core.kernels.matrix import modules
-from elman_core.kernels.matrix import run as matrix_run
 from elman_core.kernels.matrix.spec import case, make_inputs
-from elman_core.kernels.spec import Case, Cell
+from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import ConfigError, KernelError
 from elman_core.testing.kernel import need_host_compiler, need_nvcc
@@ -136,29 +131,16 @@ def test_the_loops_of_the_host_equal_the_reference(name: str, kernels: dict[str,
     assert report.passed, "\n".join(failures(report))
 
 
-def load_emulated(folder: Path, cell: Cell, _target: str, size: Any) -> Any:
-    extension = modules.extension(cell, "cuda", size)
-    made = folder / f"{extension.name}.so"
-    if not made.exists():
-        compile_emulated(extension, extension.binding, made, *LIBRARY, "-D__CUDA_ARCH_LIST__=900")
-    return launch.open_module(made, "matrix")
-
-
 @pytest.mark.parametrize(("name", "problem"), PROBLEMS, ids=str)
-def test_the_gpu_source_equals_the_reference(
-    name: str, problem: Case, kernels: dict[str, MatrixKernel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gpu_source_equals_the_reference(name: str, problem: Case, kernels: dict[str, MatrixKernel]) -> None:
     need_host_compiler()
-
-    monkeypatch.setattr(matrix_run, "load", partial(load_emulated, tmp_path))
-    report = verify(emulated_spec(kernels[name]), "emulated", cases=[problem], opcheck=False)
+    report = verify(kernels[name].spec(), "emulated", cases=[problem], opcheck=False)
     assert report.passed, "\n".join(failures(report))
 
 
-def test_room_for_other_states_than_a_module_saves_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_for_other_states_than_a_module_saves_is_one_line() -> None:
     """Of a cell that is elementwise, and not declared so."""
     need_host_compiler()
-    monkeypatch.setattr(matrix_run, "load", partial(load_emulated, tmp_path))
     cell = e74["residual"].cell
     other = MatrixKernel(
         "undeclared",
@@ -171,7 +153,7 @@ def test_room_for_other_states_than_a_module_saves_is_one_line(tmp_path: Path, m
     problem = case((1, 17, 1, 48, 20), bf16)
     inputs = make_inputs(other.cell, problem, torch.Generator().manual_seed(0))
     with pytest.raises(KernelError, match="saves a state every 16 steps, and the call has room for one every 8"):
-        emulated_spec(other).call("emulated", inputs, problem.options)
+        other.spec().call("emulated", inputs, problem.options)
 
 
 def test_a_cell_that_hides_its_use_of_r_is_found_on_a_cpu(tmp_path: Path) -> None:

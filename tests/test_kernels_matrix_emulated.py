@@ -1,22 +1,19 @@
-"""The GPU source of the matrix-state kernels on the processor, by emulated threads (emulated_gpu/), within verify's limits.
+"""The GPU source of the matrix-state kernels on the processor, by emulated threads, within verify's limits.
 
 It shows which lane holds what and which fragment goes where. Not their time and not a GPU's own tanh;
 of races between warps those that show when some run ahead of others as far as barriers let them (test_kernels_races.py: all).
 """
 
-from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from emulated import LIBRARY, compile_emulated, emulated_spec
 
-from elman_core.kernels import launch
+from elman_core.kernels import build
 from elman_core.kernels.matrix import modules
 from elman_core.kernels.matrix import run as matrix_run
-from elman_core.kernels.matrix.modules import Size
 from elman_core.kernels.matrix.spec import case
-from elman_core.kernels.spec import Case, Cell
+from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.testing.kernel import need_host_compiler
 
@@ -24,6 +21,7 @@ matrix = pytest.importorskip("elman_e88.op").e88
 FUSED: dict[str, Any] = {"maps": matrix.cell.maps[0], "packed": True}
 GATED = FUSED | {"on": ("write",)}
 bf16 = torch.bfloat16
+EMULATED = build._EMULATED_FLAGS
 PROBLEMS = [
     case((1, 49, 3, 16, 16), bf16),
     case((2, 35, 3, 16, 16), bf16, **GATED, masked=True),
@@ -59,34 +57,20 @@ SMALL = [  # where a block has 99 KB of shared memory
 ]
 
 
-@pytest.fixture(scope="module")
-def compiled_for(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """`load` of the op for an architecture: emulated."""
-    need_host_compiler()
-    folder = tmp_path_factory.mktemp("emulated")
-
-    @cache
-    def load(architecture: int, cell: Cell, target: str, size: Size) -> Any:
-        extension = modules.extension(cell, "cuda", size)
-        made = folder / f"{extension.name}-{architecture}.so"
-        architectures = f"-D__CUDA_ARCH_LIST__={architecture}"
-        compile_emulated(extension, extension.binding, made, *LIBRARY, architectures)
-        return launch.open_module(made, "matrix")
-
-    return lambda architecture: partial(load, architecture)
-
-
 @pytest.mark.parametrize(  # every second problem with the last warps ahead
     ("architecture", "problem", "backwards"),
     [(a, each, bool(i % 2)) for a, problems in ((900, PROBLEMS), (890, SMALL)) for i, each in enumerate(problems)],
     ids=str,
 )
 def test_the_gpu_source_equals_the_float64_reference(
-    architecture: int, problem: Case, backwards: bool, compiled_for: Any, monkeypatch: pytest.MonkeyPatch
+    architecture: int, problem: Case, backwards: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matrix_run, "load", compiled_for(architecture))
+    need_host_compiler()
+    monkeypatch.setattr(matrix_run, "load", matrix_run.load.__wrapped__)  # each architecture has its own
+    flags = [f"{flag.partition('=')[0]}={architecture}" if "CUDA_ARCH" in flag else flag for flag in EMULATED]
+    monkeypatch.setattr(build, "_EMULATED_FLAGS", tuple(flags))
     monkeypatch.setattr(modules, "much_shared", lambda _: architecture == 900)
     if backwards:
         monkeypatch.setenv("EMULATED_BACKWARDS", "1")
-    report = verify(emulated_spec(matrix), "emulated", cases=[problem], opcheck=False)
+    report = verify(matrix.spec(), "emulated", cases=[problem], opcheck=False)
     assert report.passed, "\n".join(failures(report))

@@ -1,4 +1,4 @@
-"""No race in the shared memory of the matrix-state kernels, by which barriers order which threads (emulated_gpu/races.cpp).
+"""No race in the shared memory of the matrix-state kernels, by which barriers order which threads (races.cpp).
 
 Of each place any two accesses are compared, by two threads and one of them a write: barriers must order them, however far apart
 they ran.

@@ -13,7 +13,7 @@ def get_include() -> Path:
 
 
 def get_emulated() -> Path:
-    """With this folder in front of `get_include()`, g++ compiles gated kernels for tests: every GPU thread is a fiber."""
+    """With this folder in front of `get_include()`, g++ compiles the sources of GPUs: every thread is a fiber."""
     return Path(__file__).parent / "emulated"
 
 

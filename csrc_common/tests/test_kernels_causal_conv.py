@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from emulated import LIBRARY, compile_emulated
 
 from elman_core.kernels.causal_conv import op
 from elman_core.kernels.causal_conv.reference import reference
 from elman_core.kernels.causal_conv.spec import first_use
-from elman_core.kernels.launch import open_module
 from elman_core.kernels.spec import Case, KernelSpec
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import KernelError
@@ -24,18 +21,10 @@ f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
 
 
 @pytest.fixture
-def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelSpec:
-    """The kernel's spec with a back end "emulated": the op as on a GPU, on tensors of the processor."""
+def emulated() -> KernelSpec:
+    """The kernel's spec. Its operator is emulated for tensors of the processor."""
     need_host_compiler()
-
-    def module(dtype: torch.dtype, taps: int, _index: int) -> Any:
-        given, path = op.extension(dtype, taps), tmp_path / f"conv_{taps}_{dtype}.so"
-        if not path.exists():
-            compile_emulated(given, given.binding, path, *LIBRARY)
-        return open_module(path, op.NAME)
-
-    monkeypatch.setattr(op, "_module", module)
-    return replace(op.Kernel().spec(), portable=("emulated",))
+    return op.Kernel().spec()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["copies-at-once", "copies-as-late-as-they-may-be"])

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from emulated import LIBRARY, compile_emulated
 
 from elman_core.kernels import rows
-from elman_core.kernels.launch import open_module
 from elman_core.kernels.rows import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
@@ -29,45 +23,23 @@ PROBLEMS = [
 ]
 
 
-def emulate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_host_compiler()
-
-    def module(*what: Any) -> Any:
-        given, path = rows.extension(*what[:-1]), folder / "made.so"
-        if not path.exists():
-            compile_emulated(given, given.binding, path, *LIBRARY)
-        return open_module(path, "rows")
-
-    monkeypatch.setattr(rows, "_module", module)
-
-
 @pytest.mark.parametrize("late", [False, True], ids=["copies-at-once", "copies-as-late-as-they-may-be"])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_the_gpu_source_equals_the_float64_reference(
-    problem: Case, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    problem: Case, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need_host_compiler()
     if late:
         monkeypatch.setenv("EMULATED_BACKWARDS", "1")
-    emulate(tmp_path, monkeypatch)
-    spec = kernel.spec()
-
-    def call(backend: str, inputs: Any, options: Any) -> Any:
-        if backend == "reference":
-            return spec.call(backend, inputs, options)
-        operator, arguments = spec.op("cuda", inputs, options)  # type: ignore[misc]
-        return dict(zip(("o", "S"), operator(*arguments), strict=False))
-
-    report = verify(
-        replace(spec, call=call, portable=("emulated",)), "emulated", cases=[problem], opcheck=problem is PROBLEMS[0]
-    )
+    report = verify(kernel.spec(), "emulated", cases=[problem], opcheck=problem is PROBLEMS[0])
     assert report.passed, "\n".join(failures(report))
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
 def test_what_is_not_finite_stays_behind_its_step_and_in_its_document(
-    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
 ) -> None:
-    emulate(tmp_path, monkeypatch)
+    need_host_compiler()
     # All within the eight steps from 8, which are multiplied at once. A document begins at `ends`.
     bad, ends, T = 9, 12, 24
     inputs = kernel.spec().make_inputs(case((1, T, 1, 16, 16), dtype, packed=True), torch.Generator().manual_seed(1))

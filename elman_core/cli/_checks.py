@@ -11,7 +11,8 @@ import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,47 @@ def _private(tree: ast.Module) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.ImportFrom) and not node.level and node.module in PUBLIC:
             public = importlib.import_module(node.module).__all__
             yield from ((node.module, alias.name) for alias in node.names if alias.name not in (*public, "*"))
+
+
+def kernel_checks(specs: Sequence[Any]) -> Iterator[tuple[str, str | None]]:
+    """(what, what is wrong or "", None if not checked) of what a GPU would run, as far as this machine can tell."""
+    from elman_core.kernels import KernelError, build, toolchain
+    from elman_core.kernels.verify import failures, verify
+
+    def error_of(call: Callable[[], Path]) -> str:
+        try:
+            call()
+        except KernelError as error:
+            return str(error)
+        return ""
+
+    no_host, no_nvcc = error_of(toolchain.find_host_compiler), error_of(toolchain.find_nvcc)
+    for spec in specs:
+        if why := no_host or ("" if spec.emulated else "its KernelSpec has no cases for one"):
+            yield f"{spec.name} on an emulated GPU: not checked: {why}", None
+        else:
+            report = verify(spec, "emulated", opcheck=False)
+            wrong = "" if report.passed else next(iter(failures(report)))
+            some = spec.problems("host", "quick")[:3]
+            if wrong and "host" in spec.targets and verify(spec, "host", cases=some, opcheck=False).passed:
+                wrong += (
+                    f"; its build for the CPU is right, so look at {_for_gpus_alone(spec.extension('cuda').header)}"
+                )
+            yield f"{spec.name} on an emulated GPU", wrong
+        if why := no_nvcc or no_host:
+            yield f"{spec.name} for a GPU: not compiled: {why}", None
+        elif "cuda" in spec.targets:
+            yield f"{spec.name} compiles for sm_90", error_of(partial(build.build, spec.extension("cuda"), "sm_90"))
+
+
+def _for_gpus_alone(header: Path) -> str:
+    """Where a cell header says something that its build for a CPU does not read."""
+    lines = header.read_text(encoding="utf-8").splitlines()
+    if found := [i for i, line in enumerate(lines, 1) if "__CUDA_ARCH__" in line]:
+        return f"__CUDA_ARCH__ in line {found[0]} of {header.name}"
+    flags = [i for i, line in enumerate(lines, 1) if re.search(r"scalar_keep = true|delta = true", line)]
+    where = f" (line {flags[0]})" if flags else ""
+    return f"what only a GPU reads in {header.name}: scalar_keep, delta and what the backward may read of them{where}"
 
 
 def tests_of(folder: Path) -> tuple[int, str]:

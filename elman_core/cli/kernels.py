@@ -14,24 +14,29 @@ if TYPE_CHECKING:
     from elman_core.kernels.spec import KernelSpec
     from elman_core.kernels.verify import Report, Row
 
-Names = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[NAME]...",
-        help="Variants, or kernels as `verify` names them (decode, causal_conv: shared by all models); all if none.",
-    ),
-]
+_HELP = "Variants, or kernels as `verify` names them (decode, causal_conv: shared by all models); all if none."
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help=_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 
 
 def build(
-    names: Names = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME|MODEL]...",
+            help="NAME[:PRESET]@WIDTHxDEPTH, a run or a checkpoint: exactly what training and decoding it launch, at any "
+            f"batch size. {_HELP}",
+        ),
+    ] = None,
     arch: Annotated[str, typer.Option(help="GPU architectures, as in sm_80,sm_90; by default this machine's.")] = "",
     width: Annotated[str, typer.Option(help="Inner widths, as in 1024,1536; by default the usual ones.")] = "",
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, separated by commas; by default bf16.")] = "",
     out: Annotated[Path | None, typer.Option(help="Folder to fill; by default the cache.")] = None,
     backend: Annotated[Literal["cuda", "host"], typer.Option(help="host: the C++ build that tests use.")] = "cuda",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be compiled, and compile nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Compile kernels ahead of first use, also for GPUs of other machines: copy the folder and point ELMAN_CACHE to it."""
@@ -40,8 +45,10 @@ def build(
     from elman_core.registry import KernelError
 
     widths, dtypes = _widths(width), _dtypes(dtype)
-    wanted = []
-    for spec in _specs(names or [], backend, shared=True):
+    models = [name for name in names or [] if "@" in name or Path(name).exists() or name.startswith("pretrained/")]
+    wanted = [found for model in models for found in _launched(model, _words(arch), dtypes)]
+    rest = [name for name in names or [] if name not in models]
+    for spec in _specs(rest, backend, shared=True) if rest or not models else ():
         if not _runs(spec, backend):
             raise KernelError(f"{spec.name} has no back end {backend!r}; it has: {', '.join(spec.targets)}")
         bare = spec.extension(backend)
@@ -50,12 +57,45 @@ def build(
             wanted += [(spec.name, one, extension) for extension in extensions]
     launcher = launch.extension()  # what calls them all, for the Python and the machine that this is
     wanted.append(("launcher", builder.local_arch(launcher), launcher))
-    paths = builder.build_all([(extension, one) for _, one, extension in wanted], out)
+    wanted = list(dict.fromkeys(wanted))
+    if dry_run:
+        paths = [(out or builder.cache_dirs()[0]) / extension.file_name(one) for _, one, extension in wanted]
+    else:
+        paths = builder.build_all([(extension, one) for _, one, extension in wanted], out)
     built = [
         {"kernel": name, "module": extension.name, "arch": one, "path": str(path)}
         for (name, one, extension), path in zip(wanted, paths, strict=True)
     ]
     print(dump(built) if json else table([[b["module"], b["arch"], b["path"]] for b in built]))
+
+
+def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str, str, Any]]:
+    """(kernel, architecture, extension) of all that a model launches: its forward on the meta device says what it asks for."""
+    import torch
+
+    from elman_core.kernels import choice
+    from elman_core.model import LadderConfig, LadderForCausalLM
+    from elman_core.model.checkpoint import find_checkpoint
+    from elman_core.registry import ConfigError, parse_size
+
+    if "@" in model and not Path(model).exists():
+        name, width, depth = parse_size(model)
+        sizes: Any = {"hidden_size": width, "num_hidden_layers": depth}
+        config = LadderConfig(variant=name, **sizes)
+    else:
+        config = LadderConfig.from_pretrained(find_checkpoint(model))
+    with torch.device("meta"):
+        ladder, tokens = LadderForCausalLM(config), torch.zeros(2, 9, dtype=torch.int64)
+    with choice.asking() as asked:
+        for dtype in dtypes or [torch.bfloat16]:
+            ladder.to(dtype)(tokens)
+            with torch.inference_mode():
+                cache = ladder(tokens, use_cache=True).past_key_values
+                ladder(tokens[:, :1], past_key_values=cache)
+    if not archs and not torch.cuda.is_available():
+        raise ConfigError("there is no GPU here: say for which one, as in --arch sm_90")
+    archs = archs or ["sm_{}{}".format(*torch.cuda.get_device_capability())]
+    return [(problem[0], arch, e) for problem in asked for arch in archs for e in choice.builds(problem, arch)]
 
 
 def verify(
@@ -65,8 +105,11 @@ def verify(
     ] = "quick",
     dtype: Annotated[str, typer.Option(help="Only these: fp32, bf16, fp16, fp64, with commas.")] = "",
     backend: Annotated[
-        Literal["auto", "torch", "host", "cuda"],
-        typer.Option(help="auto: what this machine runs: cuda with a GPU; torch, and the C++ build host, without."),
+        Literal["auto", "torch", "host", "cuda", "emulated"],
+        typer.Option(
+            help="auto: what this machine runs: cuda with a GPU; torch, and the C++ build host, without. "
+            "emulated: the GPU's source on a CPU."
+        ),
     ] = "auto",
     all_: Annotated[bool, typer.Option("--all", help="Every kernel that is installed.")] = False,
     record: Annotated[
@@ -159,12 +202,12 @@ def _specs(names: list[str], target: str | None, shared: bool = False) -> list[K
 
 
 def _runs(spec: KernelSpec, target: str | None) -> bool:
-    return target is None or target in (*spec.targets, *spec.portable)
+    return target is None or target in spec.backends
 
 
 def _has(spec: KernelSpec, target: str, grid: Literal["quick", "full"], dtypes: list[Any]) -> bool:
     """Whether the kernel has a case of one of these dtypes; a variant's kernels do not all take the same."""
-    return not dtypes or any(case.dtype in dtypes for case in spec.cases("cuda" if target == "cuda" else "host", grid))
+    return not dtypes or any(case.dtype in dtypes for case in spec.problems(target, grid))
 
 
 def _kernel(name: str) -> KernelSpec | None:

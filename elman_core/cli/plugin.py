@@ -33,16 +33,22 @@ def check(
     folder: Annotated[Path, typer.Argument(help="Folder of a plugin.")] = Path(),
     tests: Annotated[bool, typer.Option(help="Run its own tests, too.")] = True,
 ) -> None:
-    """Check a plugin: its files, names, imports and wheel, then its own tests."""
+    """Check a plugin: its files, names, imports and wheel, then its kernels on an emulated GPU, and its own tests."""
     from elman_core.registry import ConfigError, plugins
 
-    from ._checks import Plugin, tests_of
+    from ._checks import Plugin, kernel_checks, tests_of
 
     plugin = Plugin(folder)
-    wrong = 0
+    count = wrong = 0
+
+    def say(what: str, problem: str | None) -> None:
+        nonlocal count, wrong
+        mark = "-   " if problem is None else "FAIL" if problem else "ok  "
+        print(f"  {mark}  {what}" + (f": {problem}" if problem else ""), flush=True)
+        count, wrong = count + 1, wrong + bool(problem)
+
     for what, problem in plugin.checks():
-        print(f"  {'FAIL' if problem else 'ok  '}  {what}" + (f": {problem}" if problem else ""), flush=True)
-        wrong += bool(problem)
+        say(what, problem)
     if tests:
         name, found = plugin.project.get("name"), plugins()
         for broken in found.broken:
@@ -52,8 +58,10 @@ def check(
             raise ConfigError(
                 f"{name} is not installed, so its tests cannot run: pip install -e {shlex.quote(str(folder))}"
             )
+        for entry in found.installed.values():
+            for each in kernel_checks(entry.variant.kernels if entry.package == name else ()):
+                say(*each)
         code, said = tests_of(folder)
-        print(f"  {'FAIL' if code else 'ok  '}  its own tests: {said}")
-        wrong += bool(code)
+        say("its own tests" if code else f"its own tests: {said}", said if code else "")
     if wrong:
-        raise ConfigError(f"{wrong} of {len(plugin._all()) + tests} checks failed for {folder}")
+        raise ConfigError(f"{wrong} of {count} checks failed for {folder}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elman_core.registry.errors import KernelError
 
 if TYPE_CHECKING:
-    from .build import Extension, load, shipped
+    from .build import Extension, emulated, load, shipped
     from .choice import Compiled, choose, in_words, register
     from .dense.op import DenseKernel
     from .dense.portable import product
@@ -32,14 +32,15 @@ _HOME = {
     "Extension": "build", "GatesKernel": "gates.op",
     "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows",
     "Stamp": "stamps",
-    "check_errors": "dense.run", "choose": "choice", "compute_dtype": "runtime", "ensure_verified": "stamps",
+    "check_errors": "dense.run", "choose": "choice", "compute_dtype": "runtime", "emulated": "build",
+    "ensure_verified": "stamps",
     "error_word": "dense.run", "in_words": "choice", "load": "build", "load_or_warn": "runtime", "operator": "runtime",
     "padding_mask": "spec", "product": "dense.portable",
     "register": "choice", "shipped": "build", "stamp": "stamps", "used": "stamps", "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
     "Case", "Compiled", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",
-    "MatrixKernel", "Report", "RowsKernel", "Stamp", "check_errors", "choose", "compute_dtype", "ensure_verified",
+    "MatrixKernel", "Report", "RowsKernel", "Stamp", "check_errors", "choose", "compute_dtype", "emulated", "ensure_verified",
     "error_word", "in_words", "load", "load_or_warn", "operator", "padding_mask", "product", "register", "shipped", "stamp",
     "used", "warn_of_packed_rows",
 ]  # fmt: skip

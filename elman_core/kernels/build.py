@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +39,11 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>|(ELMA
 _COMMON_FLAGS = ("-std=c++17", "-DNDEBUG", "-shared")
 _HOST_FLAGS = (*_COMMON_FLAGS, "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 _CUDA_FLAGS = (*_COMMON_FLAGS, "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden", "--expt-relaxed-constexpr", "-lineinfo")
+# -Og: compiling takes longer than running, and it is the quickest for both together.
+_EMULATED_FLAGS = (
+    *_COMMON_FLAGS, "-xc++", "-Og", "-fPIC", "-fvisibility=hidden", "-Wno-unknown-pragmas", "-D__CUDA_ARCH__=900",
+    "-D__CUDA_ARCH_LIST__=900",
+)  # fmt: skip
 Target = Literal["host", "cuda"]
 _failed: dict[Path, KernelError] = {}
 
@@ -55,6 +60,7 @@ class Extension:
         defines: further macros.
         python: whether it is a Python module: `PYBIND11_MODULE(ELMAN_MODULE, m)`, compiled for this Python's ABI and opened by
             `load`. Otherwise it is a plain shared library, which serves every Python and is opened by the launcher (launch.py).
+        emulated: whether the C++ compiler compiles a `.cu` for an emulated GPU; see `emulated`.
     """
 
     name: str
@@ -63,10 +69,11 @@ class Extension:
     header: Path | None = None
     defines: tuple[tuple[str, str], ...] = ()
     python: bool = True
+    emulated: bool = False
 
     @property
     def is_cuda(self) -> bool:
-        return self.binding.suffix == ".cu"
+        return self.binding.suffix == ".cu" and not self.emulated
 
     def sources(self) -> list[Path]:
         """The binding and every header that it includes from this extension's folders, directly or not, in a fixed order.
@@ -96,7 +103,7 @@ class Extension:
 
     def flags(self, arch: str) -> list[str]:
         """The flags that determine the compiled code, without paths."""
-        flags, comma = [*_HOST_FLAGS], ","
+        flags, comma = [*(_EMULATED_FLAGS if self.emulated else _HOST_FLAGS)], ","
         if self.is_cuda:
             features, comma = _feature_set(arch), r"\,"  # of a list, to nvcc
             flags = [*_CUDA_FLAGS, f"-gencode=arch=compute_{features},code=sm_{features}"]
@@ -140,6 +147,14 @@ def shipped(
         defines=tuple((f"ELMAN_{macro}", str(DTYPE_CODES.get(value, value))) for macro, value in defines.items()),
         python=python,
     )
+
+
+def emulated(extension: Extension) -> Extension:
+    """A CUDA extension as the C++ compiler builds it with headers that stand for a GPU: every thread is a fiber."""
+    import elman_csrc
+
+    includes = (elman_csrc.get_emulated(), *extension.include, extension.binding.parent)
+    return replace(extension, name=f"{extension.name}_emulated", include=includes, emulated=True)
 
 
 def targets() -> tuple[Target, ...]:

@@ -6,7 +6,8 @@ unless a stamp says that this was done. If a step fails, plain PyTorch runs (`ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from elman_core.registry.errors import ConfigError, KernelError
 
+from .build import Extension
 from .runtime import (
     caller,
     constant_when_compiled,
@@ -44,6 +46,11 @@ class Compiled(Protocol):
     def cases(self, dtype: torch.dtype, *problem: Any) -> Sequence[Case]:
         """The cases that verify this problem at its first use."""
 
+    def builds(self, arch: str, dtype: torch.dtype, *problem: Any) -> Sequence[Extension]:
+        """What this problem may launch on GPUs of an architecture, at any batch size."""
+        module = self.spec().module
+        return [module("cuda", case) for case in self.cases(dtype, *problem)] if module is not None else []
+
     def spec(self) -> KernelSpec:
         """What `elman verify` checks of this kernel."""
 
@@ -55,6 +62,7 @@ class Compiled(Protocol):
 _kernels: dict[str, Compiled] = {}
 _owners: dict[str, str] = {}
 _decided: dict[Problem, bool] = {}
+_asked: dict[Problem, None] | None = None
 
 
 def register(kernel: Compiled) -> None:
@@ -67,6 +75,28 @@ def registered(package: str) -> dict[str, str]:
     return {name: module for name, module in _owners.items() if module.partition(".")[0] == package}
 
 
+@contextlib.contextmanager
+def asking() -> Iterator[dict[Problem, None]]:
+    """Yields the (name, dtype, *problem) of the kernels that a GPU would run for what models on the meta device do inside."""
+    global _asked
+    _asked = {}
+    try:
+        yield _asked
+    finally:
+        _asked = None
+
+
+def builds(asked: Problem, arch: str) -> Sequence[Extension]:
+    """What one of these problems launches on GPUs of an architecture."""
+    name, dtype, *problem = asked
+    return _kernels[name].builds(arch, dtype, *problem)
+
+
+def launches(x: Tensor) -> bool:
+    """Whether kernels run for x, or, inside `asking`, would run on a GPU."""
+    return x.is_cuda or (_asked is not None and x.is_meta)
+
+
 def choose(
     name: str,
     asked: Backend,
@@ -75,7 +105,7 @@ def choose(
     plain: Backend = "torch",
     starts: Tensor | None = None,
 ) -> Backend:
-    """The back end that runs a call of the kernel of this name.
+    """The back end that runs a call of the kernel of this name: "cuda" for "emulated".
 
     Args:
         like: the input. problem: makes the problem for `runs`. Called on a GPU only, since it reads sizes, and a compiled
@@ -93,18 +123,18 @@ def choose(
         if starts is not None:
             warn_of_packed_rows(name, like)
             return plain
-        return "cuda" if like.is_cuda and runs(name, like, *problem()) else plain
-    if asked not in (plain, "cuda", "host", "reference"):
+        return "cuda" if launches(like) and runs(name, like, *problem()) else plain
+    if asked not in (plain, "cuda", "host", "emulated", "reference"):
         names = ("auto", *(("torch",) if plain == "torch" else ()), "cuda", "host")
         raise ConfigError(f"{name}: backend must be {', '.join(names)} or reference, not {asked!r}")
     if asked != "reference":
         refuse_transforms(name)
-    if asked in ("cuda", "host"):
-        if not (like.is_cpu if asked == "host" else like.is_cuda):
+    if asked in ("cuda", "host", "emulated"):
+        if not (like.is_cuda if asked == "cuda" else like.is_cpu):
             raise KernelError(f"{name}: backend {asked!r} cannot run on tensors on {like.device}")
         if starts is not None:
             raise KernelError(f"{name}: backend {asked!r} takes no starts of documents; use backend={plain!r}")
-    return asked
+    return "cuda" if asked == "emulated" else asked  # the modules of a GPU are emulated for tensors of a CPU
 
 
 def runs(name: str, like: Tensor, *problem: Any) -> bool:
@@ -114,6 +144,9 @@ def runs(name: str, like: Tensor, *problem: Any) -> bool:
         KernelError: the kernel is wrong; it is unavailable and ELMAN_KERNELS=require; or a CUDA graph is being captured
             before the first use.
     """
+    if _asked is not None:
+        _asked[name, like.dtype, *problem] = None
+        return False
     return _decide(name, like.device.index, like.dtype, mode(), *problem)
 
 

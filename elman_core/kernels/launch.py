@@ -46,14 +46,22 @@ def open_module(path: Path, family: str) -> Any:
     return native.Module(str(path), family, f"kernel {path.name.partition('-')[0]}")
 
 
-def opened(what: Extension, family: str) -> Any:
-    """`open_module` of what is compiled for the current device, built if no cache folder holds it. Raises `KernelError`."""
+def opened(what: Extension, family: str, on_cpu: bool = False) -> Any:
+    """`open_module` of what is compiled for the current device, built if no cache folder holds it. Raises `KernelError`.
+
+    Args:
+        on_cpu: whether it runs on tensors of the CPU: a kernel of a GPU is then emulated.
+    """
+    what = build.emulated(what) if on_cpu and what.is_cuda else what
     return open_module(build.build(what, build.local_arch(what)), family)
 
 
 def opener(family: str, extension: Callable[..., Extension]) -> Callable[..., Any]:
-    """`open(*key, index)`: the module of `extension(*key)`, opened once for each key and current device, whose index it is."""
-    return cache(lambda *key: opened(extension(*key[:-1]), family))
+    """`open(*key, index)`: the module of `extension(*key)`, opened once for each key and current device.
+
+    index: of the device; None or negative for tensors of a CPU.
+    """
+    return cache(lambda *key: opened(extension(*key[:-1]), family, key[-1] is None or key[-1] < 0))
 
 
 def readable(x: Tensor) -> Tensor:

@@ -124,6 +124,7 @@ class RowsKernel(Compiled):
             targets=("cuda",) if build.targets() else (),
             builds=builds,
             module=lambda _target, c: extension(self.name, c.dtype, c.sizes["K"], c.sizes["V"]),
+            emulated=(case((2, 20, 3, 16, 16), torch.bfloat16, masked=True, packed=True),),
             visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
             record=home.with_name("errors.json"),
             python=(home, Path(__file__)),

@@ -19,7 +19,7 @@ from torch import Tensor
 from .build import Extension
 from .build import Target as Target
 
-Backend = Literal["auto", "torch", "cuda", "host", "reference"]
+Backend = Literal["auto", "torch", "cuda", "host", "emulated", "reference"]
 Grid = Literal["quick", "full"]
 Inputs = dict[str, Any]  # tensors by name, None for those not given
 Outputs = dict[str, Tensor]
@@ -122,6 +122,7 @@ class KernelSpec:
             `widths` are the sizes that have a compiled kernel each; empty means the usual sizes.
         module: `module(target, case)`: what a case compiles on this machine, so that `verify` can compile it all at once.
         portable: further back ends in plain PyTorch. They run anywhere and are checked like a kernel.
+        emulated: small problems for the back end "emulated": the source of "cuda" on emulated threads of a CPU. Empty without.
         visible: `visible(inputs)`: for outputs that are arbitrary at some positions, a bool tensor that broadcasts.
         after: `after(device)` is called when the device is idle, and raises `KernelError` if a launch failed there.
         python: further files that the stamp covers: the reference, and the Python that calls the kernel.
@@ -137,6 +138,7 @@ class KernelSpec:
     op: Callable[[str, Inputs, Mapping[str, Any]], tuple[Any, tuple[Any, ...]] | None]
     targets: tuple[Target, ...] = ("host",)
     portable: tuple[str, ...] = ()
+    emulated: tuple[Case, ...] = ()
     builds: Callable[[Target, str, Sequence[int], Sequence[torch.dtype]], Sequence[Extension]] | None = None
     module: Callable[[Target, Case], Extension] | None = None
     visible: Callable[[Inputs], Outputs] = lambda _inputs: {}
@@ -145,6 +147,15 @@ class KernelSpec:
     record: Path | None = None
     rounded: str = "reference"
     differentiable: bool = True
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """All that `verify` can check."""
+        return (*self.targets, *self.portable, *(("emulated",) if self.emulated else ()))
+
+    def problems(self, backend: str, grid: Grid) -> Sequence[Case]:
+        """The cases on which `verify` checks a back end."""
+        return self.emulated if backend == "emulated" else self.cases("cuda" if backend == "cuda" else "host", grid)
 
 
 def padding_mask(steps: int, rows: int, generator: torch.Generator) -> Tensor:

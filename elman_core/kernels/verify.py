@@ -112,7 +112,7 @@ def verify(
     """Run the cases of a grid on one back end.
 
     Args:
-        target: a target or a portable back end of the spec. Portable ones run on the CPU, with the host's cases.
+        target: one of the spec's `backends`. Portable ones run on the CPU, with the host's cases.
         dtypes: run only these; empty means all of the grid's.
         cases: run these instead of the grid's.
         progress: called with (cases done, all cases).
@@ -123,23 +123,19 @@ def verify(
         KernelError: there is no such kernel, it cannot be built, there is no GPU, or no case is left.
         KernelTimeoutError, torch.OutOfMemoryError: from a case; the kernel may be right or wrong.
     """
-    if target not in (*spec.targets, *spec.portable):
-        known = ", ".join((*spec.targets, *spec.portable)) or "none"
+    if target not in spec.backends:
+        known = ", ".join(spec.backends) or "none"
         raise KernelError(f"{spec.name} has no back end {target!r}; it has: {known}")
     if target == "cuda" and not torch.cuda.is_available():
         others = [*spec.portable, *(t for t in spec.targets if t != "cuda")]
         there = f"; type `elman verify {spec.name} --backend {others[0]}`" if others else ", and it runs nowhere else"
         raise KernelError(f"{spec.name}: no GPU here{there}")
-    chosen = [
-        c
-        for c in (spec.cases("cuda" if target == "cuda" else "host", grid) if cases is None else cases)
-        if not dtypes or c.dtype in dtypes
-    ]
+    chosen = [c for c in (spec.problems(target, grid) if cases is None else cases) if not dtypes or c.dtype in dtypes]
     if not chosen:
         raise KernelError(f"{spec.name}: no case of the {grid} grid is left for {target}; choose other dtypes")
     report = Report(spec.name, target, grid)
     records = recorded_errors(spec, target) if recorded and target in spec.targets else {}
-    if target in spec.targets:
+    if target in (*spec.targets, "emulated"):
         build.build_all([(e, build.local_arch(e)) for e in _modules(spec, target, chosen)])
     checked: set[tuple[torch.dtype, bool, str]] = set()
     with _full_precision_products():
@@ -150,7 +146,7 @@ def verify(
                 elements = sum(x.numel() for x in inputs.values() if x is not None)
                 if opcheck and kind not in checked and elements <= _OPCHECK_ELEMENTS:
                     checked.add(kind)
-                    _opcheck(spec, target, case, inputs)
+                    _opcheck(spec, "cuda" if target == "emulated" else target, case, inputs)
             except (KernelTimeoutError, torch.OutOfMemoryError):  # say nothing about the kernel
                 raise
             except Exception as error:  # every fault of a kernel belongs in its report
@@ -161,12 +157,13 @@ def verify(
     return report
 
 
-def _modules(spec: KernelSpec, target: Target, cases: Sequence[Case]) -> list[Extension]:
+def _modules(spec: KernelSpec, target: str, cases: Sequence[Case]) -> list[Extension]:
     """What the cases compile, each once. A case that is not supported reports that itself."""
     found: dict[Extension, None] = {}
     for case in cases if spec.module is not None else ():
         with contextlib.suppress(KernelError):
-            found[spec.module(target, case)] = None  # type: ignore[misc]
+            made = spec.module("host" if target == "host" else "cuda", case)  # type: ignore[misc]
+            found[build.emulated(made) if target == "emulated" else made] = None
     return list(found)
 
 

@@ -49,7 +49,7 @@ def causal_conv(
     taps = weight_CK.shape[1]
     if window_BKC is not None and window_BKC.shape[1] != taps - 1:
         raise ConfigError(f"{NAME}: {taps} taps need a window of {taps - 1} inputs, not {window_BKC.shape[1]}")
-    fits = x_TBC.is_cuda and x_TBC.dtype != torch.float64 and x_TBC.numel() > 0 and not runtime.transformed()
+    fits = choice.launches(x_TBC) and x_TBC.dtype != torch.float64 and x_TBC.numel() > 0 and not runtime.transformed()
     run = _op if fits and choice.runs(NAME, x_TBC, taps) else reference
     wide = runtime.compute_dtype(x_TBC, weight_CK)
     bias_C, window_BKC = (None if p is None else p.to(wide) for p in (bias_C, window_BKC))

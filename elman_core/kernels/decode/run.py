@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension
+from elman_core.kernels.choice import launches
 from elman_core.kernels.runtime import transformed
 from elman_core.kernels.spec import Cell
 
@@ -42,7 +43,7 @@ def fewest_rows(most: int) -> int:
 
 def alone(x: Tensor) -> bool:
     """True when neither autograd, in any of its modes, nor autocast is active."""
-    if not x.is_cuda or x.dtype not in DTYPES:
+    if not launches(x) or x.dtype not in DTYPES:
         return False
     return not (torch.is_grad_enabled() or torch.is_autocast_enabled("cuda") or transformed())
 
@@ -50,7 +51,7 @@ def alone(x: Tensor) -> bool:
 @cache
 def module(cell: Cell | None, family: str, dtype: torch.dtype, _index: int | None) -> Any:
     """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
-    return launch.opened(extension(dtype, cell), f"decode_{family}")
+    return launch.opened(extension(dtype, cell), f"decode_{family}", _index is None)
 
 
 def here() -> int | None:

@@ -10,6 +10,7 @@ It is registered with `torch.library` as `elman::dense_NAME`, with its backward 
     torch   plain PyTorch with a hand-written backward (portable.py): every device; the default on a CPU, the fallback on a GPU
     cuda    the persistent kernel of `elman_csrc`, compiled with the cell header at first use: NVIDIA GPUs, sm_80 and newer
     host    the same cell header in C++ loops, for tests: runs only if asked for by name
+    emulated  the source of "cuda" on emulated threads of a CPU, for tests: runs only if asked for by name
 
 "reference" is the variant's own slow, obvious function, differentiated by autograd: the truth for all of them.
 
@@ -31,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.choice import choose, in_words, runs
+from elman_core.kernels.choice import choose, in_words, launches, runs
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
 from elman_core.kernels.runtime import Wanted, autocast_dtype, check, compute_dtype, refuse_transforms, transformed
 from elman_core.kernels.spec import Backend, Cell, KernelSpec
@@ -137,10 +138,10 @@ class DenseKernel:
         if w_dd is not None and h0_Bd is not None:
             if backend == "auto" and self._step is not None and self._step.takes(x_TBK, v, w_dd, mask_TB, starts_TB):
                 return self._step(F.silu(x_TBK) if silu else x_TBK, v, b, *extras, w_dd, h0_Bd)
-            if v is w_dd and b is not None and silu and self._tied is not None and x_TBK.is_cuda and starts_TB is None:
+            if v is w_dd and b is not None and silu and self._tied is not None and starts_TB is None:
                 narrow_TBd = x_TBK.to(autocast_dtype(x_TBK))
                 if self._is_tied(self._tied, narrow_TBd, backend):
-                    recurrence, u_TBd, backend = self._tied, narrow_TBd, "cuda"
+                    recurrence, u_TBd, backend = self._tied, narrow_TBd, "cuda" if backend == "auto" else backend
         if recurrence is self._plain:
             u_TBd = F.silu(u_TBd) if silu else u_TBd
             if v is not None:
@@ -167,12 +168,12 @@ class DenseKernel:
 
     def _is_tied(self, tied: Recurrence, x_TBd: Tensor, backend: Backend) -> bool:
         """Whether one launch does everything. With "auto", compiles and verifies it at the first use of a size."""
-        if x_TBd.dim() != 3 or x_TBd.dtype not in spec.CUDA_DTYPES:
+        if x_TBd.dim() != 3 or x_TBd.dtype not in spec.CUDA_DTYPES or not (launches(x_TBd) or backend == "emulated"):
             return False
         rows, width = map(int, x_TBd.shape[1:])
         if backend == "auto" and not transformed():
             return runs(tied.name, x_TBd, rows, width)
-        if backend != "cuda":
+        if backend not in ("cuda", "emulated"):
             return False
         refuse_transforms(tied.name)
         return run.plan_for(tied.cell, rows, width, x_TBd.dtype, x_TBd.device.index).kind != "steps"

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elman_core.kernels.build import Extension
 from elman_core.kernels.choice import Compiled, register
 from elman_core.kernels.runtime import operator, tensors, without_autocast
 from elman_core.kernels.spec import Case, Cell, KernelSpec
@@ -72,6 +73,9 @@ class Recurrence(Compiled):
         run.ready(self.cell, rows, width, dtype, index, *slots)
         return str(chosen)
 
+    def builds(self, arch: str, dtype: torch.dtype, _rows: int, width: int, *slots: int) -> Sequence[Extension]:
+        return spec.builds(self.cell, "cuda", arch, [width], [dtype], *slots)
+
     def cases(self, dtype: torch.dtype, rows: int, width: int, *slots: int) -> Sequence[Case]:
         return [Case.of("TBdS"[: 3 + len(slots)], (64, rows, width, *slots), dtype)]
 
@@ -86,7 +90,7 @@ class Recurrence(Compiled):
     def _run_forward(self, u: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         extras, (w, *b, h0, mask, starts, backend) = self._parts(rest)
         if backend != "torch":
-            return run.forward(self.cell, u, extras, w if w.dtype == u.dtype else w.to(u.dtype), h0, mask, *b)
+            return run.forward(self.cell, backend, u, extras, w if w.dtype == u.dtype else w.to(u.dtype), h0, mask, *b)
         with without_autocast(u):
             u_, w_, *others = (x.to(h0.dtype) for x in (u, w, *extras))
             y, history, a = portable.forward(self.cell, u_, others, w_, h0, mask, starts)
@@ -99,7 +103,8 @@ class Recurrence(Compiled):
             gy_, w_, *others = (x.to(history.dtype) for x in (gy, w, *extras))
             da, dextras, dh0 = portable.backward(self.cell, gy_, g_last, others, w_, history, a, mask, starts)
             return da, dh0, *(d.to(e.dtype) for d, e in zip(dextras, extras, strict=True))
-        da, dextras, dh0, *tied = run.backward(self.cell, gy, g_last, extras, w.to(history.dtype), history, a, mask, *x)
+        w = w.to(history.dtype)
+        da, dextras, dh0, *tied = run.backward(self.cell, backend, gy, g_last, extras, w, history, a, mask, *x)
         if not tied:
             return da, dh0, *dextras
         dx, db = tied

@@ -1,5 +1,6 @@
 """Run the dense op in compiled modules: on a GPU after a launch plan (plan.py), on a CPU in the host build of its cell, which
-serves the tests in float32 and float64. A call compiles what it needs at its first use.
+serves the tests in float32 and float64, or, for the target "cuda", on an emulated GPU. A call compiles what it needs at its
+first use. The index of the emulated GPU is None.
 
 A GPU has one module for each cell, dtype, width and kind of plan. So only the shapes of a model are compiled, in seconds.
 """
@@ -31,6 +32,7 @@ _error_words: dict[int, tuple[Tensor, ctypes.c_int32]] = {}
 
 def forward(
     cell: Cell,
+    target: Target,
     u_TBd: Tensor,
     extras: Sequence[Tensor],
     w_dd: Tensor,
@@ -55,7 +57,7 @@ def forward(
     if bias_d is not None:
         given |= {"bias": bias_d.float().contiguous(), "sums": sums[0]}
     with launch.on(u_TBd):
-        module, apart = _prepared(cell, given, w_dd, a, mask_TB)
+        module, apart = _prepared(cell, target, given, w_dd, a, mask_TB)
         if not apart:
             last_Bd = torch.empty_like(h0_Bd)
             module.run("forward", **given, h0=h0_Bd, last=last_Bd)
@@ -71,6 +73,7 @@ def forward(
 
 def backward(
     cell: Cell,
+    target: Target,
     gy_TBd: Tensor,
     g_last_Bd: Tensor,
     extras: Sequence[Tensor],
@@ -89,7 +92,7 @@ def backward(
     da_TBd, dextras = history.new_empty(*gy_TBd.shape), [history.new_empty(*gy_TBd.shape) for _ in extras]
     given: dict[str, Any] = {"main": gy_TBd, "extra": extras, "history": history, "da": da_TBd, "dextra": dextras}
     with launch.on(gy_TBd):
-        module, apart = _prepared(cell, given, w_dd, a, mask_TB)
+        module, apart = _prepared(cell, target, given, w_dd, a, mask_TB)
         if not apart:
             if x_TBd is not None:
                 dbias_Gd = g_last_Bd.new_empty(_WARPS * given["groups"], gy_TBd.shape[2])
@@ -114,12 +117,12 @@ def source(cell: Cell, target: Target) -> Extension:
 
 
 @cache
-def plan_for(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int, slots: int = 1) -> Plan:
+def plan_for(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int | None, slots: int = 1) -> Plan:
     """The first plan whose blocks that GPU holds together; a part of a GPU may hold fewer than it reports. Compiles to ask."""
     without: set[Kind] = set()
     while True:
         chosen = plan((1, batch, width), dtype, _device(index), without, slots)
-        if chosen.kind == "steps":
+        if chosen.kind == "steps" or index is None:
             return chosen
         with torch.cuda.device(index):
             fit, _ = capacity(cell, chosen, dtype, width, chosen.tiles_each(batch))
@@ -156,7 +159,7 @@ def check_errors(device: torch.device) -> None:
     Raises:
         KernelTimeoutError: one did; its outputs are worthless.
     """
-    _, word = _error_words.get(device.index or 0, (None, None))
+    _, word = _error_words.get(_index(device), (None, None))
     if word is not None and word.value != 0:
         word.value = 0
         raise KernelTimeoutError(
@@ -172,14 +175,20 @@ def error_word(device: torch.device) -> int:
         KernelTimeoutError: an earlier launch gave up, as `check_errors` says.
     """
     check_errors(device)
-    index = device.index or 0
+    index = _index(device)
     if index not in _error_words:
-        pinned = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        pinned = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
         _error_words[index] = pinned, ctypes.c_int32.from_address(pinned.data_ptr())
     return ctypes.addressof(_error_words[index][1])
 
 
-def _prepared(cell: Cell, given: dict[str, Any], w_dd: Tensor, a: Tensor, mask_TB: Tensor | None) -> tuple[Any, bool]:
+def _index(device: torch.device) -> int:
+    return (device.index or 0) if device.type == "cuda" else -1
+
+
+def _prepared(
+    cell: Cell, target: Target, given: dict[str, Any], w_dd: Tensor, a: Tensor, mask_TB: Tensor | None
+) -> tuple[Any, bool]:
     """The module for a call, and whether it runs step by step. Adds the arguments of both directions to `given`."""
     main_TBd: Tensor = given["main"]
     dtype, slots = main_TBd.dtype, 1
@@ -189,7 +198,7 @@ def _prepared(cell: Cell, given: dict[str, Any], w_dd: Tensor, a: Tensor, mask_T
         given["w"] = given["w"].flatten(0, 1)
     if cell.uses_a:
         given["a"] = a
-    if not main_TBd.is_cuda:
+    if target == "host":
         if dtype not in (torch.float32, torch.float64):
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {dtype}")
         module, apart = _host_module(cell), False
@@ -199,7 +208,7 @@ def _prepared(cell: Cell, given: dict[str, Any], w_dd: Tensor, a: Tensor, mask_T
             plan((steps, batch, width), dtype, _device(device.index))  # which says so
         module, apart, constants = ready(cell, batch, width, dtype, device.index, slots)
         given |= {"error": error_word(device), "stream": launch.stream(main_TBd), **constants}
-    if cell.bare is not None and (apart or not main_TBd.is_cuda):
+    if cell.bare is not None and (apart or target == "host"):
         raise KernelError(
             f"{cell.name}: only a persistent launch of a GPU has tied weights, and none holds this matrix"
         )
@@ -208,16 +217,18 @@ def _prepared(cell: Cell, given: dict[str, Any], w_dd: Tensor, a: Tensor, mask_T
 
 @cache
 def ready(
-    cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int, slots: int = 1
+    cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int | None, slots: int = 1
 ) -> tuple[Any, bool, dict[str, int]]:
     """The module for a batch and width on this GPU, whether it runs step by step, and a launch's arguments from its plan."""
     chosen = plan_for(cell, batch, width, dtype, index, slots)
     constants = {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
-    return _opened(cell, extension(cell, chosen, dtype, width)), chosen.kind == "steps", constants
+    return _opened(cell, extension(cell, chosen, dtype, width), index is None), chosen.kind == "steps", constants
 
 
 @cache
-def _device(index: int) -> Device:
+def _device(index: int | None) -> Device:
+    if index is None:  # emulated: as cuda_runtime.h of elman_csrc's emulated/ says
+        return Device(132, 227 << 10, (9, 0))
     found: Any = torch.cuda.get_device_properties(index)
     return Device(found.multi_processor_count, found.shared_memory_per_block_optin, (found.major, found.minor))
 
@@ -227,9 +238,9 @@ def _host_module(cell: Cell) -> Any:
     return _opened(cell, source(cell, "host"))
 
 
-def _opened(cell: Cell, what: Extension) -> Any:
+def _opened(cell: Cell, what: Extension, on_cpu: bool = False) -> Any:
     """The compiled module for the current device. Raises `ConfigError` if header and `DenseKernel` disagree on `uses_a`."""
-    module = launch.opened(what, "dense")
+    module = launch.opened(what, "dense", on_cpu)
     if bool(module.ask("uses_a")) != cell.uses_a:
         said = f"its cell says uses_a = {str(not cell.uses_a).lower()} and its DenseKernel uses_a={cell.uses_a}"
         raise ConfigError(f"{cell.name}: {said}: they must agree")

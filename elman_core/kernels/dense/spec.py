@@ -94,6 +94,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         op=op,
         targets=tuple(t for t in build.targets() if t == "cuda" or not tied),
         portable=("torch",),
+        emulated=_emulated_cases(cell),
         record=cell.header.with_name("errors.json"),
         module=lambda target, case: _module(cell, target, case),
         builds=lambda target, arch, widths, dtypes: builds(cell, target, arch, widths, dtypes),
@@ -115,13 +116,13 @@ def _module(cell: Cell, target: Target, case: Case) -> Extension:
     if target == "host":
         return run.source(cell, "host")
     steps, rows, width = (case.sizes[k] for k in "TBd")
-    device = run._device(torch.cuda.current_device())
+    device = run._device(torch.cuda.current_device() if torch.cuda.is_available() else None)
     chosen = plan.plan((steps, rows, width), case.dtype, device, slots=case.sizes.get("S", 1))
     return run.extension(cell, chosen, case.dtype, width)
 
 
 def builds(
-    cell: Cell, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype]
+    cell: Cell, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype], slots: int = 0
 ) -> list[Extension]:
     """A module for each width, dtype and kind of launch that a usual batch takes on a GPU of this architecture."""
     if target == "host":
@@ -129,7 +130,7 @@ def builds(
     if arch not in _GPUS:
         raise KernelError(f"{arch!r} is not an architecture dense kernels are built for: {', '.join(_GPUS)}")
     found: dict[Extension, None] = {}
-    slots = _USUAL_SLOTS if cell.blocks else 1
+    slots = slots or (_USUAL_SLOTS if cell.blocks else 1)
     for width in widths or ((512 * slots,) if cell.blocks else _USUAL_WIDTHS):
         for dtype in dtypes or (torch.bfloat16,):
             for batch in _USUAL_BATCHES:
@@ -137,6 +138,13 @@ def builds(
                 if chosen.kind != "steps" or cell.bare is None:
                     found[run.extension(cell, chosen, dtype, width)] = None
     return list(found)
+
+
+def _emulated_cases(cell: Cell) -> tuple[Case, ...]:
+    """Two blocks that exchange the state in a cluster, with and without a mask."""
+    if cell.blocks:
+        return (_blocks((5, 3, 128, 2), torch.bfloat16, masked=True),)
+    return (_case((35, 3, 128), torch.bfloat16, masked=True), _case((9, 11, 128), torch.bfloat16))
 
 
 def _block_cases(target: Target, grid: Grid) -> Iterator[Case]:

@@ -67,6 +67,7 @@ def make_spec(
         op=op,
         targets=build.targets(),
         portable=("torch",),
+        emulated=(_case((37, 3, 24), torch.bfloat16, masked=True, packed=True), _case((18, 2, 130), torch.bfloat16)),
         record=cell.header.with_name("errors.json"),
         module=lambda target, case: native.extension(cell, target, case.dtype),
         builds=lambda target, _arch, _widths, dtypes: list(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
-from elman_core.kernels.dense.run import TIMEOUT_NS, error_word
+from elman_core.kernels.dense.run import TIMEOUT_NS, _device, error_word
 from elman_core.kernels.runtime import constant_when_compiled
 from elman_core.kernels.spec import Cell
 from elman_core.registry.errors import ConfigError, KernelError
@@ -58,21 +58,24 @@ def rows_of(batch: int, groups: int) -> int:
 
 
 @cache
-def settled(cell: Cell, dtype: torch.dtype, batch: int, width: int, index: int) -> tuple[Any, int, int]:
+def settled(cell: Cell, dtype: torch.dtype, batch: int, width: int, index: int | None) -> tuple[Any, int, int]:
     """The module for a problem on the current GPU, the rows of a group, and the number of groups that run together.
+
+    Args:
+        index: of the GPU; None for the emulated one.
 
     Raises:
         KernelError: not supported, it cannot be built, or the GPU does not hold W.
     """
-    found: Any = torch.cuda.get_device_properties(index)
-    if (found.major, found.minor) < CAPABILITY:
+    found = _device(index)
+    if found.capability < CAPABILITY:
         raise KernelError(
-            f"{cell.name}: its kernels need compute capability 9.0 or newer, not {found.major}.{found.minor}"
+            f"{cell.name}: its kernels need compute capability 9.0 or newer, not {'.'.join(map(str, found.capability))}"
         )
-    groups = found.multi_processor_count // ceil(width / OWNED)
+    groups = found.processors // ceil(width / OWNED)
     while groups:
         rows = rows_of(batch, groups)
-        module = _opened(cell, extension(cell, "cuda", dtype, width, rows))
+        module = _opened(cell, extension(cell, "cuda", dtype, width, rows), index is None)
         held = min(module.ask("capacity", backward) for backward in (0, 1))
         if held >= groups:
             return module, rows, groups
@@ -81,8 +84,9 @@ def settled(cell: Cell, dtype: torch.dtype, batch: int, width: int, index: int) 
 
 
 def forward(
-    cell: Cell, u_TBG: Tensor, w_Gd: Tensor, b_G: Tensor | None, states_SBd: Tensor, mask_TB: Tensor | None, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    cell: Cell, target: Target, u_TBG: Tensor, w_Gd: Tensor, b_G: Tensor | None, states_SBd: Tensor, mask_TB: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(y (T, B, d), the last states (S, B, d), history (T+1, B, d), memory like it, what the cell keeps (T, B, kept d)).
 
     memory: s, or inner of a staged cell. Without `keep` the last two are empty; so is the memory of other cells with one state.
@@ -102,13 +106,13 @@ def forward(
     if cell.inner is not None or (keep and len(states_SBd) > 1):
         given["memory"] = memory = torch.empty_like(history)
     given["bias"] = None if b_G is None else launch.whole(b_G.to(states_SBd.dtype))
-    _run(cell, "forward", rows, width, u_TBG, w_Gd, mask_TB, **given)
+    _run(cell, target, "forward", rows, width, u_TBG, w_Gd, mask_TB, **given)
     return y_TBd, last_SBd, history, memory if keep else u_TBG.new_empty(0), kept
 
 
 def backward(
-    cell: Cell, gy_TBd: Tensor, g_last_SBd: Tensor, w_Gd: Tensor, history: Tensor, memory: Tensor, kept: Tensor,
-    mask_TB: Tensor | None,
+    cell: Cell, target: Target, gy_TBd: Tensor, g_last_SBd: Tensor, w_Gd: Tensor, history: Tensor, memory: Tensor,
+    kept: Tensor, mask_TB: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of u (empty if equal to those of p), of p (T, B, k d), its sums over time, and of the first states."""
     gy_TBd, g_last_SBd = launch.readable(gy_TBd), launch.whole(g_last_SBd)
@@ -122,17 +126,18 @@ def backward(
         given |= {"g_s_last": g_last_SBd[1], "ds0": first_SBd[1], "memory": memory}
     if cell.splits:
         given["du"] = du
-    _run(cell, "backward", rows, width, gy_TBd, w_Gd, mask_TB, **given)
+    _run(cell, target, "backward", rows, width, gy_TBd, w_Gd, mask_TB, **given)
     return du, dp, dbias_BG, first_SBd
 
 
 def _run(
-    cell: Cell, function: str, rows: int, width: int, main: Tensor, w_Gd: Tensor, mask_TB: Tensor | None, **given: Any
-) -> None:
+    cell: Cell, target: Target, function: str, rows: int, width: int, main: Tensor, w_Gd: Tensor, mask_TB: Tensor | None,
+    **given: Any,
+) -> None:  # fmt: skip
     given |= {"main": main, "w": launch.whole(w_Gd), "mask": launch.whole(mask_TB)}
     with launch.on(main):
-        if main.is_cuda:
-            module, each, groups = settled(cell, main.dtype, rows, width, main.get_device())
+        if target == "cuda":
+            module, each, groups = settled(cell, main.dtype, rows, width, main.device.index)
             given |= {"rows": each, "groups": groups, "timeout_ns": TIMEOUT_NS}
             given |= {"error": error_word(main.device), "stream": launch.stream(main)}
         elif main.dtype in (torch.float32, torch.float64):
@@ -147,14 +152,14 @@ def _host_module(cell: Cell) -> Any:
     return _opened(cell, extension(cell, "host"))
 
 
-def _opened(cell: Cell, what: Extension) -> Any:
+def _opened(cell: Cell, what: Extension, on_cpu: bool = False) -> Any:
     """The compiled module for the current device.
 
     Raises:
         ConfigError: the cell header and its `GatesKernel` disagree on a number.
         KernelError: it cannot be built or loaded.
     """
-    module = launch.opened(what, "gates")
+    module = launch.opened(what, "gates", on_cpu)
     memory, staged = len(cell.states) > 1, cell.inner is not None
     if module.ask("numbers") != cell.gates + 8 * cell.kept + 64 * memory + 128 * cell.splits + 256 * staged:
         raise ConfigError(

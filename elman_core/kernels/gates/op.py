@@ -23,7 +23,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from elman_core.kernels.choice import Compiled, choose, in_words, register, runs
+from elman_core.kernels.build import Extension
+from elman_core.kernels.choice import Compiled, choose, in_words, launches, register, runs
 from elman_core.kernels.runtime import Wanted, check, compute_dtype, without_autocast
 from elman_core.kernels.spec import Backend, Case, Cell, KernelSpec
 
@@ -126,12 +127,12 @@ class GatesKernel(Compiled):
     def supports(device: torch.device, dtype: torch.dtype, width: int) -> bool:
         """Whether there are kernels for this device, dtype and width."""
         sizes = dtype in native.DTYPES and width % native.STEP == 0 and width <= native.WIDEST
-        return sizes and device.type == "cuda" and native.is_capable(device.index)
+        return sizes and (device.type == "meta" or (device.type == "cuda" and native.is_capable(device.index)))
 
     def takes(self, like: Tensor, width: int) -> bool:
         """Whether a kernel runs rows of `like` (T, B, …) at this width. Compiles and verifies it at the first use of a size."""
         # Sizes become numbers: a compiled function is compiled again for another batch or width.
-        return like.is_cuda and runs(self.name, like, int(like.shape[1]), int(width))
+        return launches(like) and runs(self.name, like, int(like.shape[1]), int(width))
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
@@ -144,6 +145,10 @@ class GatesKernel(Compiled):
     def prepare(self, dtype: torch.dtype, rows: int, width: int) -> str:
         _, each, groups = native.settled(self.cell, dtype, rows, width, torch.cuda.current_device())
         return f"{groups} groups of {width // native.OWNED} blocks, {each} rows each"
+
+    def builds(self, arch: str, dtype: torch.dtype, _rows: int, width: int) -> Sequence[Extension]:
+        make = self.spec().builds
+        return make("cuda", arch, [width], [dtype]) if make else []
 
     def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
         return [Case.of("TBd", (64, rows, width), dtype)]

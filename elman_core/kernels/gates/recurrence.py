@@ -43,10 +43,10 @@ class Recurrence:
         )
 
     def _run_forward(
-        self, u: Tensor, w: Tensor, b: Tensor | None, h0: Tensor, mask: Any, starts: Any, keep: bool, backend: str
+        self, u: Tensor, w: Tensor, b: Tensor | None, h0: Tensor, mask: Any, starts: Any, keep: bool, backend: Any
     ) -> tuple[Tensor, ...]:
         if backend != "torch":
-            return native.forward(self.cell, u, w.to(u.dtype), b, h0, mask, keep)
+            return native.forward(self.cell, backend, u, w.to(u.dtype), b, h0, mask, keep)
         with without_autocast(u):
             wide = b if b is None else b.to(h0.dtype)
             y, last, before, products = portable.forward(
@@ -60,7 +60,7 @@ class Recurrence:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         k0, k1, k2, mask, starts, backend = rest
         if backend != "torch":
-            return native.backward(self.cell, gy, g_last, w.to(gy.dtype), k0, k1, k2, mask)
+            return native.backward(self.cell, backend, gy, g_last, w.to(gy.dtype), k0, k1, k2, mask)
         assert u is not None
         full = k1.dtype
         du, dp, dh0 = portable.backward(

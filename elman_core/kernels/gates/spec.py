@@ -61,6 +61,9 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: A
         op=op,
         targets=build.targets(),
         portable=("torch",) if cell.inner is None else (),
+        emulated=tuple(
+            Case.of("TBd", size, torch.bfloat16, masked=size[0] == 34) for size in ((34, 3, 64), (3, 11, 64))
+        ),
         record=cell.header.with_name("errors.json"),
         builds=builds,
         after=check_errors,

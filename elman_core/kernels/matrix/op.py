@@ -230,7 +230,7 @@ class MatrixKernel(Compiled):
         return spec.make_spec(self.cell, self, self.fused, self.op)
 
     def prepare(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> str:
-        run.load(self.cell, "cuda", Size(rows, columns, dtype, form))
+        run.load(self.cell, "cuda", Size(rows, columns, dtype, form), torch.cuda.current_device())
         return "cuda"
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:

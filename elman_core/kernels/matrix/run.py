@@ -33,14 +33,14 @@ class Form:
     backend: Target
 
 
-def load(cell: MatrixCell, target: Target, size: Size) -> Any:
-    """The compiled module for the current device, built if need be. Raises as `modules.extension` and `launch.opened`."""
-    return _module(cell, target, size, torch.cuda.current_device() if target == "cuda" else None)
-
-
 @cache
-def _module(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any:
-    library = launch.opened(modules.extension(cell, target, size), "matrix")
+def load(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any:
+    """The compiled module for the current device, built if need be. Raises as `modules.extension` and `launch.opened`.
+
+    Args:
+        index: of the device; None for a CPU, on which "cuda" is emulated.
+    """
+    library = launch.opened(modules.extension(cell, target, size), "matrix", index is None)
     if index is not None:
         most: Any = torch.cuda.get_device_properties(index)
         need = library.info()[1]
@@ -183,7 +183,7 @@ def _prepare(
     lines, scalars = named[:first], named[first : len(named) - len(cell.params)]
     V = columns(cell, q, named[first - 1], H, N)
     with launch.on(q):
-        module = load(cell, form.backend, Size(N, V, q.dtype, form.text))
+        module = load(cell, form.backend, Size(N, V, q.dtype, form.text), q.device.index)
     align = module.info()[3] if form.backend == "cuda" else 0
     packed, keys = None, (q, k, *lines)
     if k is None:

@@ -80,6 +80,7 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
         ),
         builds=lambda target, _arch, rows, dtypes: _builds(cell, target, rows, dtypes),
         visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
+        emulated=_emulated_cases(cell),
         rounded="stored",
         record=cell.header.with_name("errors.json"),
         python=cell.python(__file__),
@@ -189,6 +190,19 @@ def _host_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
         single = sizes
     yield from _spread(cell, torch.float64, sizes)
     yield from _spread(cell, torch.float32, single)
+
+
+def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
+    """Everything off, everything on, and sixteen steps at once; on lanes and in tensor cores."""
+    every = (*cell.options, *cell.optional)
+    packed = not cell.shared
+    found = [
+        case((2, 20, 3, 16, 16), torch.bfloat16, maps=cell.maps[0], packed=packed, masked=True),
+        case((1, 18, 1, 8, 20), torch.bfloat16, on=every),
+    ]
+    if cell.delta:
+        found.append(case((1, 37, 1, 52, 24), torch.bfloat16, maps=cell.maps[0], packed=packed, on=every, masked=True))
+    return tuple(found)
 
 
 def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:

@@ -7,6 +7,7 @@ T time, B batch, d width, N slots of the tape.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from elman_core.kernels import (
     KernelSpec,
     check_errors,
     choose,
+    emulated,
     error_word,
     in_words,
     load,
@@ -51,15 +53,16 @@ def extension(dtype: torch.dtype = torch.bfloat16, width: int = WIDEST) -> Exten
 
 
 @cache
-def _prepared(dtype: torch.dtype, batch: int, width: int, _index: int) -> tuple[Any, int]:
-    """The module for the current device, and the batch rows of a cluster of blocks.
+def _prepared(dtype: torch.dtype, batch: int, width: int, index: int | None) -> tuple[Any, int]:
+    """The module for the current device (index None: an emulated GPU), and the batch rows of a cluster of blocks.
 
     Raises:
         KernelError: it cannot be built, or the GPU holds no such cluster.
     """
-    if torch.cuda.get_device_capability() < (9, 0):
+    if index is not None and torch.cuda.get_device_capability() < (9, 0):
         raise KernelError("e23: its kernel needs compute capability 9.0 or newer")
-    module: Any = load(extension(dtype, width))
+    made = extension(dtype, width)
+    module: Any = load(emulated(made) if index is None else made)
     if not (rows := module.rows(batch)):
         raise KernelError(f"e23: this GPU holds no cluster of {width // STEP} blocks")
     return module, rows
@@ -72,10 +75,10 @@ def arguments(main: Tensor, mask: Tensor | None, tensors: Sequence[Tensor | None
 
 def _run(backward: bool, main: Tensor, mask: Tensor | None, tensors: Sequence[Tensor | None]) -> None:
     steps, batch, width = main.shape
-    with torch.cuda.device(main.device):
-        module, rows = _prepared(main.dtype, batch, width, main.get_device())
+    with torch.cuda.device(main.device) if main.is_cuda else nullcontext():
+        module, rows = _prepared(main.dtype, batch, width, main.device.index)
         addresses = [0 if x is None else x.data_ptr() for x in arguments(main, mask, tensors)]
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = torch.cuda.current_stream().cuda_stream if main.is_cuda else 0
         module.run(backward, [*addresses, error_word(main.device)], rows, steps, batch, TIMEOUT_NS, stream)
 
 
@@ -178,6 +181,12 @@ class TapeKernel(Compiled):
                 (*(x[k] for k in INPUTS), True),
             ),
             targets=("cuda",),
+            emulated=(
+                Case.of("TBd", (4, 5, 96), torch.float32, masked=True),
+                Case.of("TBd", (4, 5, 64), torch.bfloat16, masked=True),
+                Case.of("TBd", (4, 13, 288), torch.float32),
+            ),
+            module=lambda _target, c: extension(c.dtype, c.sizes["d"]),
             builds=lambda target, _arch, widths, dtypes: [
                 extension(t, d) for t in dtypes or (torch.bfloat16,) for d in widths or (WIDEST,) if target == "cuda"
             ],
@@ -211,7 +220,7 @@ def e23(
     starts_TB: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `e23_reference`, but y is 0 where the mask is False. backend: "auto", "cuda" or "reference".
+    """As `e23_reference`, but y is 0 where the mask is False. backend: "auto", "cuda", "emulated" or "reference".
 
     Raises:
         ConfigError: there is no such back end.
@@ -219,7 +228,7 @@ def e23(
     """
     width = u_TBd.shape[2]
     sizes = fits(tape_BNd.shape[1], width) and u_TBd.dtype in DTYPES
-    if backend == "cuda" and not sizes:
+    if backend in ("cuda", "emulated") and not sizes:
         raise KernelError(
             f"e23: its kernel takes {SLOTS} slots, widths that are multiples of {STEP} up to {WIDEST}, float32, bfloat16 and "
             f"float16, not {tape_BNd.shape[1]} slots of {width} in {u_TBd.dtype}"

@@ -1,7 +1,7 @@
 // The machine operations of decode.cuh.
 #pragma once
 
-#include "dense_ptx.cuh"
+#include <elman/dense_ptx.cuh>
 
 namespace elman::decode {
 

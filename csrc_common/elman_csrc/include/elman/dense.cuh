@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   using Slot = Slots<Elem, KC>;
   constexpr int VW = S::per_word, R = kOwned<Elem>, D = slots * d;  // D: channels of a row
   static_assert(slots == 1 || (!tied && d % R == 0), "the last block of a slot owns all of its rows");
-  extern __shared__ __align__(128) char shared[];
+  char* const shared = ptx::dynamic_shared();
 
   const int slot_channel = slots > 1 ? blockIdx.z * d : 0;
   const int part = blockIdx.x, parts = gridDim.x, groups = gridDim.y, first_tile = blockIdx.y;

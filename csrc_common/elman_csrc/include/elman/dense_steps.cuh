@@ -4,7 +4,7 @@
 
 #include "dense_args.h"
 #include "dense_cell.h"
-#include "dense_ptx.cuh"
+#include <elman/dense_ptx.cuh>
 
 namespace elman::dense {
 

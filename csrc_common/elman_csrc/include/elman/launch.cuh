@@ -1,4 +1,4 @@
-// Launches of kernels that take one structure of arguments. tests/emulated_gpu has the same functions for a processor.
+// Launches of kernels that take one structure of arguments. elman_csrc/emulated has the same functions for a processor.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// The instructions of a warp that C++ has no word for. tests/emulated_gpu has the same functions for a processor.
+// The instructions of a warp that C++ has no word for. elman_csrc/emulated has the same functions for a processor.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -35,7 +35,7 @@ struct Exact {
   static ELMAN_HD Gate<T> gate(T x) {
     const T e = ::exp(-::fabs(x));
     T large = T(1) / (T(1) + e);
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) && defined(__CUDACC__)
     // Of a number from 1 to 2, and without a branch: right to the last bit but one.
     if constexpr (sizeof(T) == sizeof(float)) large = __fdividef(1.f, 1.f + e);
 #endif
@@ -45,7 +45,7 @@ struct Exact {
 
 struct Fast {
   static ELMAN_HD float tanh(float x) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) && defined(__CUDACC__)
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
@@ -55,7 +55,7 @@ struct Fast {
   }
   static ELMAN_HD float sigmoid(float x) { return 0.5f + 0.5f * tanh(0.5f * x); }
   static ELMAN_HD Gate<float> gate(float x) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) && defined(__CUDACC__)
     float e, open;
     asm("max.NaN.f32 %0, %0, 0fC2A00000;" : "+f"(x));  // -80: beyond, exp(-x) overflows, and half a gate would be infinity times 0
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.4426950408889634f));

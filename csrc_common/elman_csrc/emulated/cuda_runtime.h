@@ -1,6 +1,6 @@
-// A GPU for g++: enough of CUDA's language to run the matrix-state kernels of elman_csrc on a processor, one block at a time, every
-// thread a fiber. Threads of a warp meet at each collective operation, threads of a team at each barrier; between those they run one
-// after another. Found before CUDA's own headers, this folder replaces them.
+// A GPU for g++: enough of CUDA's language to run the kernels of elman_csrc on a processor, every thread a fiber. Threads of a warp meet
+// at each collective operation, threads of a team at each barrier; between those they run one after another. Found before CUDA's own
+// headers, this folder replaces them.
 #pragma once
 
 #include <setjmp.h>
@@ -25,9 +25,11 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 
-struct Dim3 {
-  unsigned x = 1, y = 1, z = 1;
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
+inline dim3 threadIdx, blockIdx, gridDim, blockDim;
 struct uint4 {
   unsigned x, y, z, w;
 };
@@ -41,6 +43,7 @@ struct uint2 {
   unsigned x, y;
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 using cudaError_t = int;
@@ -55,7 +58,51 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cud
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
+inline cudaError_t cudaMemsetAsync(void* to, int byte, std::size_t bytes, cudaStream_t) {
+  std::memset(to, byte, bytes);
+  return cudaSuccess;
+}
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 132, cudaDevAttrMaxSharedMemoryPerBlockOptin = 227 << 10 };  // an H200's
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute;
+  return cudaSuccess;
+}
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributeNonPortableClusterSizeAllowed };
+template <class Function>
+cudaError_t cudaFuncSetAttribute(Function, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension, cudaLaunchAttributeCooperative };
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  struct {
+    dim3 clusterDim;
+    int cooperative;
+  } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  std::size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+template <class Function>
+cudaError_t cudaOccupancyMaxActiveClusters(int* fit, Function, const cudaLaunchConfig_t* config) {
+  *fit = cudaDevAttrMultiProcessorCount / config->attrs->val.clusterDim.x;
+  return cudaSuccess;
+}
+template <class Function>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* fit, Function, int, std::size_t) {
+  *fit = 1;
+  return cudaSuccess;
+}
 
 using std::max;
 using std::min;
@@ -89,6 +136,9 @@ struct Thread {
   bool done = false;
 };
 struct Block {
+  dim3 index;
+  unsigned char* shared;
+  std::vector<unsigned char> own;  // shared memory of a block that does not run alone
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   Barrier named[17];  // 16: of the whole block
@@ -99,9 +149,12 @@ struct Block {
   const void* kernel;  // what `run` takes
 };
 inline Block* block = nullptr;
+inline std::vector<Block>* together = nullptr;  // the blocks that run in turns with it
+inline std::vector<Barrier> clusters;  // of those
+inline int cluster_blocks = 1;
+inline long long clocks = 0;
 inline std::vector<char*> stacks;  // of threads, used again by the next block
 inline bool backwards = false;
-inline Dim3 thread_index, block_index, grid_size, block_size;
 
 // swapcontext would ask the system to set the mask of signals each time, which takes longer than what a thread computes meanwhile.
 inline void yield() {
@@ -159,40 +212,46 @@ inline void enter() {
   block->progress++;
   yield();
 }
-// A warp as far as it gets without the others; whether any of it is left.
-inline bool run_warp(Block& now, int warp, int threads) {
+// A warp as far as it gets without the others, or to the `most`-th time that it waits; whether any of it is left.
+inline bool run_warp(Block& now, int warp, int threads, int most = 1 << 30) {
   for (;;) {
     const auto before = now.progress;
     bool left = false;
     for (int i = warp * 32; i < std::min(threads, warp * 32 + 32); i++) {
       if (now.threads[i].done) continue;
-      left = true, now.current = i, thread_index.x = i;
+      left = true, now.current = i, threadIdx.x = i;
       races::run(i);
       go_on(now.threads[i]);
     }
-    if (!left || now.progress == before) return left;
+    if (!left || now.progress == before || --most == 0) return left;
+  }
+}
+template <class Kernel>
+void prepare(Block& made, const dim3& index, int threads, unsigned char* shared, std::size_t bytes, const Kernel& kernel,
+             int first = 0) {
+  made.index = index, made.shared = shared;
+  made.threads.resize(threads), made.warps.resize((threads + 31) / 32);
+  made.run = [](const void* it) { (*static_cast<const Kernel*>(it))(); }, made.kernel = &kernel;
+  std::memset(shared, 0xff, bytes);  // anything at the start: these are NaN
+  while (stacks.size() < std::size_t(first + threads)) stacks.push_back(new char[kStack]);
+  for (int i = 0; i < threads; i++) {
+    ucontext_t& context = made.threads[i].context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stacks[first + i], context.uc_stack.ss_size = kStack, context.uc_link = nullptr;
+    makecontext(&context, enter, 0);
   }
 }
 // The blocks of a grid, one after another. Each warp runs ahead of the later ones as far as barriers let it, or, with
-// EMULATED_BACKWARDS, of the earlier ones: what a barrier too few would spoil differs between the two. Shared memory holds anything at the start: 0xff bytes, which are NaN.
+// EMULATED_BACKWARDS, of the earlier ones: what a barrier too few would spoil differs between the two.
 template <class Kernel>
 void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t bytes, const Kernel& kernel) {
   backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;
-  grid_size.x = blocks, block_size.x = threads;
+  gridDim = dim3(blocks), blockDim.x = threads;
   for (unsigned b = 0; b < blocks; b++) {
     Block now;
-    now.threads.resize(threads), now.warps.resize((threads + 31) / 32);
-    now.run = [](const void* it) { (*static_cast<const Kernel*>(it))(); }, now.kernel = &kernel;
-    block = &now, block_index.x = b;
-    std::memset(shared, 0xff, bytes);
+    prepare(now, dim3(b, 0, 0), threads, shared, bytes, kernel);
+    block = &now, blockIdx = now.index;
     races::begin(shared, bytes, threads);
-    while (stacks.size() < now.threads.size()) stacks.push_back(new char[kStack]);
-    for (int i = 0; i < threads; i++) {
-      ucontext_t& context = now.threads[i].context;
-      getcontext(&context);
-      context.uc_stack.ss_sp = stacks[i], context.uc_stack.ss_size = kStack, context.uc_link = nullptr;
-      makecontext(&context, enter, 0);
-    }
     const int warps = static_cast<int>(now.warps.size());
     for (bool left = true; left;) {
       const auto before = now.progress;
@@ -203,13 +262,45 @@ void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t byt
     races::end();
   }
 }
+// The blocks of a grid in rows along x, one row after another: the blocks of a row run in turns, since they wait for each other.
+// `each`: blocks of a cluster.
+template <class Kernel>
+void launch_together(const dim3& grid, int threads, int each, std::size_t bytes, const Kernel& kernel) {
+  backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;
+  gridDim = grid, blockDim.x = threads, cluster_blocks = each;
+  for (unsigned row = 0; row < grid.y * grid.z; row++) {
+    std::vector<Block> blocks(grid.x);
+    together = &blocks, clusters.assign(grid.x / each, {});
+    for (unsigned b = 0; b < grid.x; b++) {
+      blocks[b].own.resize(bytes);
+      prepare(blocks[b], dim3(b, row % grid.y, row / grid.y), threads, blocks[b].own.data(), bytes, kernel, int(b) * threads);
+    }
+    for (bool left = true; left;) {
+      bool moved = false;
+      left = false;
+      for (unsigned i = 0; i < grid.x; i++) {
+        Block& now = blocks[backwards ? grid.x - 1 - i : i];
+        block = &now, blockIdx = now.index;
+        const auto before = now.progress;
+        const int warps = static_cast<int>(now.warps.size());
+        for (int w = 0; w < warps; w++) left |= run_warp(now, backwards ? warps - 1 - w : w, threads, 64);
+        moved |= now.progress != before;
+      }
+      if (left && !moved) std::fprintf(stderr, "the blocks of row %u wait for each other\n", row), std::abort();
+    }
+  }
+}
 
 }  // namespace emulated
 
-#define threadIdx emulated::thread_index
-#define blockIdx emulated::block_index
-#define gridDim emulated::grid_size
-#define blockDim emulated::block_size
+template <class Args>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*function)(Args), const Args& g) {
+  int each = 1;
+  for (unsigned i = 0; i < config->numAttrs; i++)
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) each = int(config->attrs[i].val.clusterDim.x);
+  emulated::launch_together(config->gridDim, int(config->blockDim.x), each, config->dynamicSmemBytes, [&] { function(g); });
+  return cudaSuccess;
+}
 
 inline unsigned __float_as_uint(float x) {
   unsigned y;
@@ -222,10 +313,22 @@ inline float __uint_as_float(unsigned x) {
   std::memcpy(&y, &x, 4);
   return y;
 }
+inline float __int_as_float(int x) { return __uint_as_float(static_cast<unsigned>(x)); }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
+template <class T>
+T __ldcs(const T* p) {
+  return *p;
+}
+template <class T>
+void __stcs(T* p, T x) {
+  *p = x;
+}
+inline long long clock64() { return emulated::clocks += 1000; }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
 inline void __syncwarp() { emulated::wait(emulated::block->warps[emulated::block->current / 32].barrier, 32); }
@@ -239,10 +342,15 @@ inline unsigned __ballot_sync(unsigned, int yes) {
 }
 template <class T>
 T __shfl_sync(unsigned, T x, int lane) {
-  static_assert(sizeof x == 4);
-  std::memcpy(&x, &emulated::exchange(&x, 4)[lane][0], 4);
+  static_assert(sizeof x <= sizeof(emulated::Words));
+  std::memcpy(&x, &emulated::exchange(&x, sizeof x)[lane][0], sizeof x);
   return x;
 }
+template <class T>
+T __shfl_down_sync(unsigned, T x, int by) {
+  return __shfl_sync(0, x, std::min(emulated::block->current % 32 + by, 31));
+}
+inline bool __any_sync(unsigned, bool x) { return __ballot_sync(0, x) != 0; }
 template <class T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
   return __shfl_sync(0, x, emulated::block->current % 32 ^ mask);

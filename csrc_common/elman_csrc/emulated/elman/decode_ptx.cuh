@@ -1,39 +1,9 @@
 // The instructions of decode_ptx.cuh, lane by lane. Nothing runs early here: there is nothing to wait for.
 #pragma once
 
-#include <elman/portable.h>
-
-#include "matrix_state_ptx.cuh"
+#include "dense_ptx.cuh"
 
 namespace elman {
-
-template <class Elem>
-struct Storage;
-template <>
-struct Storage<__nv_bfloat16> {
-  using Math = Fast;
-  static void unpack(unsigned v, float* x) { x[0] = __uint_as_float(v << 16), x[1] = __uint_as_float(v & 0xffff0000u); }
-  static unsigned pack(const float* x) { return __float2bfloat16(x[0]).bits | unsigned(__float2bfloat16(x[1]).bits) << 16; }
-};
-template <>
-struct Storage<__half> {
-  using Math = Fast;
-  static void unpack(unsigned v, float* x) { x[0] = matrix::Half::of(v, 0), x[1] = matrix::Half::of(v, 1); }
-  static unsigned pack(const float* x) {
-    const __half2 both = __floats2half2_rn(x[0], x[1]);
-    unsigned v;
-    std::memcpy(&v, &both, 4);
-    return v;
-  }
-};
-
-template <>
-struct Storage<float> {
-  using Math = Exact;
-  static void unpack(unsigned v, float* x) { x[0] = __uint_as_float(v); }
-  static unsigned pack(const float* x) { return __float_as_uint(x[0]); }
-};
-
 namespace decode {
 
 using matrix::mma_16x8x16;

@@ -1,0 +1,47 @@
+"""`elman check` finds on a CPU what only a GPU would run, and says where to look."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from linear_cells import CELLS, DELTANET, Made
+
+from elman_core.cli._checks import kernel_checks
+from elman_core.kernels import toolchain
+from elman_core.registry import KernelError
+from elman_core.testing.kernel import need_host_compiler
+
+ON_A_GPU = """const T b = x.c[0] * d.write;
+#if defined(__CUDA_ARCH__)
+    return {b, {b}, {d.write * (x.in[0] - x.r)}};
+#else
+    return {-b, {b}, {d.write * (x.in[0] - x.r)}};
+#endif"""
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "says"),
+    [
+        ("right", DELTANET, ""),
+        ("wrong_sign", replace(DELTANET, back=ON_A_GPU), "__CUDA_ARCH__ in line 16 of wrong_sign_cell.h"),
+        (  # the decay is also in what is written
+            "wrong_flag",
+            replace(CELLS["gated_deltanet"], flags="squashes = !Linear, scalar_keep = true"),
+            "scalar_keep, delta and what the backward may read of them (line 8)",
+        ),
+    ],
+)
+def test_a_gpu_alone_would_go_wrong(
+    name: str, cell: Made, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_host_compiler()
+
+    def no_nvcc() -> Path:
+        raise KernelError("no nvcc")
+
+    monkeypatch.setattr(toolchain, "find_nvcc", no_nvcc)
+    (_, problem), (what, unchecked) = kernel_checks([cell.kernel(name, tmp_path).spec()])
+    assert (what, unchecked) == (f"{name} for a GPU: not compiled: no nvcc", None)
+    assert problem is not None
+    assert says in problem
+    assert bool(problem) == bool(says)
