@@ -40,7 +40,7 @@ docs: .venv  ## write the references and the tables of options, and check that t
 	$(PYTHON) -m pytest -q tests/test_docs.py
 
 wheels: .venv  ## build a wheel of every package into dist/
-	$(PYTHON) -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . baselines csrc_common checkpoints $(PLUGINS)
+	$(PYTHON) -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . baselines csrc_common checkpoints $(PLUGINS) $(wildcard extensions/*)
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z]+:.*##/ {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -1,11 +1,12 @@
 """Settings of every test process: one thread (tiny matmuls are faster so, and xdist runs a process a core); no network; signals
 as a shell's foreground has them, also where the tests are started in its background or under nohup, which ignore some.
-Nothing looks for garbage while everything is imported.
+Nothing looks for garbage while everything is imported. And the fixtures that several packages' tests share.
 """
 
 import gc
 import os
 import signal
+import sys
 
 import pytest
 
@@ -32,11 +33,64 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()
+    gc.freeze()  # what is imported stays: looking through it for garbage again and again takes a twentieth of the time
     gc.enable()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # threads of several workers would wait for each other's processors
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no NVIDIA GPU here")
 
 
 @pytest.hookimpl(optionalhook=True)  # `elman check` in this tree needs pytest alone
 def pytest_xdist_auto_num_workers() -> int:
     """For `-n auto`: one more than there are cores, since many tests wait for a process or a compiler."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """The text of the tiny trainings. Tests read it only."""
+    from train_helpers import write_text
+
+    return write_text(tmp_path_factory.mktemp("data") / "text")
+
+
+@pytest.fixture
+def register():
+    """Registers a plugin object for one test."""
+    from elman_core.registry import plugins
+
+    names = []
+
+    def add(plugin, name="elman-test:test"):
+        names.append(plugins().manager.register(plugin, name=name))
+        return plugin
+
+    yield add
+    for name in names:
+        if plugins().manager.has_plugin(name):
+            plugins().manager.unregister(name=name)
+
+
+@pytest.fixture
+def after_step(register):
+    """Registers a function that is called with the run after one of its steps."""
+    from elman_core.registry import hookimpl
+
+    def add(when, act):
+        class Act:
+            @hookimpl
+            def elman_step_end(self, run, step):
+                if step == when:
+                    act(run)
+
+        register(Act(), f"elman-test:{when}")
+
+    return add

@@ -84,8 +84,8 @@ def _run(suite: Path, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def pictures(suite: Path, results: Path) -> None:
     """Those of `elman plot`, as SVG."""
-    from elman_core.experiments.results.plots import plot
-    from elman_core.experiments.results.runs import find_runs
+    from elman_bench.results.plots import plot
+    from elman_bench.results.runs import find_runs
 
     with tempfile.TemporaryDirectory() as folder:
         for path in plot(find_runs([suite]), Path(folder)):
@@ -107,8 +107,9 @@ def recipe_runs(
 
     A row's options are those that differ from e88:conv_h16n64 with AdamW, or from the defaults of another variant.
     """
-    from elman_core.experiments.results.compare import compare, contenders, rank
-    from elman_core.experiments.results.runs import find_runs
+    from elman_bench.results.compare import compare, contenders, rank
+    from elman_bench.results.runs import find_runs
+
     from elman_core.registry import resolve
 
     runs, rows = [run for run in find_runs(list(folders)) if run.ok], []
@@ -263,7 +264,7 @@ def _conditions(facts: Mapping[str, Any]) -> str:
     return (
         f"Each model was trained on one GPU ({', '.join(machines)}; torch {', '.join(torch)}) with seed "
         f"{', '.join(map(str, seeds))} on {source}. "
-        f"Recipe: `elman_core/recipes/suites/{facts['suite']}.toml` (`elman bench {facts['suite']}`, "
+        f"Recipe: `extensions/bench/elman_bench/recipes/suites/{facts['suite']}.toml` (`elman bench {facts['suite']}`, "
         f"which also trains `e88:conv_linear` now), protocol "
         f"{', '.join(hashes) or 'unknown'}. Short trials chose each model's learning rate. tok/s: median over "
         f"the steps of its own run. `benchmarks/results/{COMPARISON}`."

@@ -87,7 +87,7 @@ def shape(variant: str, size: str) -> str:
         return SIZES[size][variant]
     if size == "tiny":
         return f"{variant}@{TINY}"
-    from elman_core.experiments.size import candidates
+    from elman_core.size import candidates
 
     target, depth = (50_000_000, 6) if size == "50M" else (100_000_000, 20)
     best = candidates(variant, None, target, depth=depth)[0]

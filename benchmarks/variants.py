@@ -28,8 +28,8 @@ from machine import commit, facts
 from tables import RESULTS, markdown
 from training_step import figures, random_text, row_of, steady, trainer
 
-from elman_core.experiments.size import candidates, parse_parameters
 from elman_core.registry import resolve
+from elman_core.size import candidates, parse_parameters
 
 WIDTHS, B, T = (1024, 1536, 2048), 32, 512
 DEPTH, WARM, STEPS, REPEATS = 6, 5, 20, 31

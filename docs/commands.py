@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from typing import Any
 
 import typer
 
-from elman_core.cli import build_app, main
+from elman_core.cli import Extension, build_app, main
 
 HEAD = """# Commands
 
@@ -22,10 +23,17 @@ def help_of(*words: str) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().strip().splitlines())
 
 
+def commands() -> dict[str, Any]:
+    """Every command of the core and of the installed extensions, by name."""
+    group: Any = typer.main.get_command(build_app())
+    found = {name: group.get_command(None, name) for name in sorted(group.list_commands(None))}
+    return {name: command.load() if isinstance(command, Extension) else command for name, command in found.items()}
+
+
 def render() -> str:
     os.environ["COLUMNS"] = os.environ["TERMINAL_WIDTH"] = "100"
     parts = [HEAD]
-    for name, command in sorted(typer.main.get_command(build_app()).commands.items()):  # type: ignore[attr-defined]
+    for name, command in commands().items():
         parts.append(f"## elman {name}\n\n```text\n{help_of(name)}\n```\n")
         for inner in sorted(getattr(command, "commands", {})):
             parts.append(f"### elman {name} {inner}\n\n```text\n{help_of(name, inner)}\n```\n")

@@ -47,7 +47,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("examples")
     names = ["trackio"] + (["tensorboard"] if importlib.util.find_spec("tensorboard") else [])
     site = folder / "site"
-    folders = [str(EXAMPLES / f"elman-{name}") for name in names]
+    folders = [str(EXAMPLES.parent / "extensions" / name) for name in names]
     pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site), *folders)
     (site / "trackio.py").write_text(TRACKIO)
     text = write_text(folder / "text")

@@ -7,12 +7,9 @@ import os
 import random
 import shutil
 import struct
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from elman_core import locks
 from elman_core.cli import main
 from elman_core.cli.train import read_settings
-from elman_core.experiments.suite.spec import read_suite
 from elman_core.locks import Lock, holder, is_locked
 from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.model.checkpoint import load_checkpoint
@@ -69,8 +65,6 @@ def test_hostile_words_are_one_line(capsys, tmp_path, text, saved):
         ["show", "e1@²x²"],
         ["new", "e99", "--dir", one],
         ["new", long],
-        ["bench", "quick", "--dry-run", "--set", "train.lr=[]"],
-        ["bench", "quick", "--dry-run", "--seeds", "100000000"],
     ):
         refused(capsys, *words)
 
@@ -138,17 +132,13 @@ def test_hostile_configs_and_headers(capsys, tmp_path, text, saved):
                 load_checkpoint(folder)
 
 
-def test_hostile_recipes_and_suites(tmp_path):
-    draw = random.Random(1)
-    recipe, suite = tmp_path / "r.toml", tmp_path / "s.toml"
-    pieces = ["3", "-1", "[]", "[[]]", "{}", "{a=1}", "''", "'e42'", "1e999", "nan", "true", "1" * 5000, "[" * 3000]
-    keys = ["summary", "sizes", "depth", "seeds", "gpus", "models", "tuned", "tuning", "protocol", "tuned.train"]
-    for _ in range(400):
-        lines = ["models = ['e42']", *(f"{draw.choice(keys)} = {draw.choice(pieces)}" for _ in range(2))]
-        suite.write_text("\n".join(lines[draw.randrange(2) :]))
-        accepted_or_refused(read_suite, suite)
+PIECES = ["3", "-1", "[]", "[[]]", "{}", "{a=1}", "''", "'e42'", "1e999", "nan", "true", "1" * 5000, "[" * 3000]
+
+
+def test_hostile_recipes(tmp_path):
+    recipe = tmp_path / "r.toml"
     for table in ("model", "data", "train", "train.lr", "model.options", "model.variant", "x"):
-        for piece in pieces:
+        for piece in PIECES:
             recipe.write_text(f"{table} = {piece}\n")
             accepted_or_refused(read_settings, str(recipe))
 
@@ -176,17 +166,6 @@ def test_a_lock_follows_no_link_and_writes_no_file_of_another_name(tmp_path, mon
         Lock(shared / "GPU.lock", shared=True)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot adopt processes")
-def test_a_process_in_a_session_of_its_own_ends_with_its_job(tmp_path):
-    note = tmp_path / "pid"
-    command = ["sh", "-c", f"setsid sleep 60 & echo $! > {note}; sleep 0.2"]
-    words = [sys.executable, "-m", "elman_core.experiments.jobs.child", str(tmp_path / "exit"), "", "", *command]
-    assert subprocess.run(words, start_new_session=True, timeout=60, check=False).returncode == 0
-    time.sleep(0.1)
-    left = [p for p in psutil.process_iter() if p.pid == int(note.read_text())]
-    assert all(p.status() == psutil.STATUS_ZOMBIE for p in left)
-
-
 @pytest.fixture(params=[rb"text\xff", rb"te\nxt", rb"te\x1bxt"])
 def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + request.param.decode("unicode_escape").encode("latin-1")))
@@ -195,13 +174,12 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-@pytest.mark.parametrize("words", [["train", "toy@8x1", "--steps", "1"], ["bench", "quick"]])
-def test_a_text_or_a_folder_with_such_a_name_is_refused_before_anything_is_written(odd, tmp_path, capsys, words):
+def test_a_text_or_a_folder_with_such_a_name_is_refused_before_anything_is_written(odd, tmp_path, capsys):
     good, link, out = tmp_path / "good", tmp_path / "link", tmp_path / "out"
     good.write_bytes(odd.read_bytes())
     link.symlink_to(odd)
     for data, where in ((odd, out), (link, out), (good, odd.with_name(odd.name + "out"))):
-        assert main([*words, "--data", str(data), "--out", str(where)]) == 2
+        assert main(["train", "toy@8x1", "--steps", "1", "--data", str(data), "--out", str(where)]) == 2
         said = capsys.readouterr().err.strip().splitlines()
         assert len(said) == 1
         assert said[0].endswith("a recipe cannot store names with control characters or outside UTF-8; rename it")

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from scheduler_helpers import wait_for
+from train_helpers import wait_for
 
 from elman_core.cli import main
 from elman_core.kernels import build, runtime, toolchain

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -23,7 +24,6 @@ MAY_IMPORT = {
     "data": {"registry", "kernels", "nn", "model"},
     "generation": {"registry", "kernels", "nn", "model"},
     "training": {"registry", "kernels", "nn", "model", "data", "generation"},
-    "experiments": {"registry", "kernels", "nn", "model", "data", "generation", "training"},
     "evals": {"registry", "model"},
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
@@ -34,21 +34,23 @@ ONLY = {
     "transformers": ("elman_core/model/",),
     "pluggy": ("elman_core/registry/",),
     "pytest": ("elman_core/testing/",),
-    "typer": ("elman_core/cli/",),
-    "matplotlib": ("elman_core/experiments/results/plots.py",),  # an extra: everything else works without it
-    "jinja2": ("elman_core/experiments/results/report.py",),
+    "typer": ("elman_core/cli/", "extensions/bench/elman_bench/cli/"),
+    "matplotlib": ("extensions/bench/elman_bench/results/plots.py",),  # an extra: everything else works without it
+    "jinja2": ("extensions/bench/elman_bench/results/report.py",),
+    "ray": ("extensions/ray/",),
     "subprocess": (
         "elman_core/kernels/build.py",  # compilers
         "elman_core/training/run/facts.py",  # the commit of the code, for the manifest
-        "elman_core/experiments/jobs/local.py",  # jobs
-        "elman_core/experiments/jobs/child.py",  # the command of a job
-        "elman_core/experiments/probe.py",  # a measurement may run out of memory: each has its own process
         "elman_core/cli/",  # a plugin's own tests, for `elman check`
         "elman_core/testing/",  # another process that loads a checkpoint
+        "extensions/bench/elman_bench/jobs/local.py",  # jobs
+        "extensions/bench/elman_bench/jobs/child.py",  # the command of a job
+        "extensions/bench/elman_bench/probe.py",  # a measurement may run out of memory: each has its own process
     ),
 }
-PRINTS = ("elman_core/cli/",)
+PRINTS = ("elman_core/cli/", "extensions/bench/elman_bench/cli/")
 PLUGIN_MAY_IMPORT = {"elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry", "elman_csrc"}
+EXTENSION_MAY_IMPORT = {"elman_core", "elman_core.extension"}  # and other extensions that it declares
 
 
 def sources(folder: Path) -> Iterator[tuple[str, ast.Module]]:
@@ -85,7 +87,8 @@ def is_below(module: str, parent: str) -> bool:
 
 
 CORE_SOURCES = list(sources(CORE))
-PLUGINS = [p for p in sorted((ROOT / "plugins").iterdir()) if (p / "pyproject.toml").is_file()]
+PLUGINS, EXTENSIONS = (sorted(f.parent for f in (ROOT / d).glob("*/pyproject.toml")) for d in ("plugins", "extensions"))
+EXTENSION_SOURCES = [source for folder in EXTENSIONS for source in sources(folder)]
 
 
 @pytest.mark.parametrize(("name", "tree"), CORE_SOURCES, ids=[n for n, _ in CORE_SOURCES])
@@ -97,10 +100,26 @@ def test_the_core_imports_downwards_only(name: str, tree: ast.Module) -> None:
         if target in MAY_IMPORT and package and target != package:
             assert target in MAY_IMPORT[package], f"{name} imports {module}: {package} is below {target}"
         assert target != "testing" or package == "testing", f"{name} imports the tests' kit"
-        for library, owners in ONLY.items():
-            assert not is_below(module, library) or name.startswith(owners), (
-                f"{name} imports {library}; only {owners} may"
-            )
+
+
+def test_some_libraries_have_one_place() -> None:
+    for name, tree in (*CORE_SOURCES, *EXTENSION_SOURCES):
+        for module in imports(name, tree):
+            for library, owners in ONLY.items():
+                assert not is_below(module, library) or name.startswith(owners), (
+                    f"{name} imports {library}; only {owners} may"
+                )
+
+
+@pytest.mark.parametrize("folder", EXTENSIONS, ids=lambda p: p.name)
+def test_extensions_import_public_names_and_extensions_that_they_declare(folder: Path) -> None:
+    needs = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    may = {re.split("[^a-z-]", line)[0].replace("-", "_") for line in needs} - {"elman_core"}
+    for name, tree in sources(folder):
+        for module in imports(name.removeprefix(f"extensions/{folder.name}/"), tree):
+            first = module.split(".")[0]
+            if first.startswith("elman_") and first != f"elman_{folder.name}":
+                assert first in may or module in EXTENSION_MAY_IMPORT, f"{name} imports {module}"
 
 
 @pytest.mark.parametrize("folder", [*PLUGINS, ROOT / "baselines", ROOT / "csrc_common"], ids=lambda p: p.name)
@@ -153,7 +172,9 @@ def circle(graph: dict[str, set[str]]) -> str:
 
 def test_the_tree_has_no_circle_of_imports() -> None:
     packages = [
-        p.parent for d in (ROOT, *PLUGINS, ROOT / "baselines", ROOT / "csrc_common") for p in d.glob("*/__init__.py")
+        p.parent
+        for d in (ROOT, *PLUGINS, *EXTENSIONS, ROOT / "baselines", ROOT / "csrc_common")
+        for p in d.glob("*/__init__.py")
     ]
     assert len(packages) >= len(PLUGINS) + 3
     graph = graph_of([*packages, ROOT / "benchmarks", ROOT / "tests"])
@@ -190,13 +211,13 @@ def named(tree: ast.Module, plugin: str) -> list[str]:
     return [f"line {line}: {text!r}" for line, text in texts_of(tree) if pattern.search(text)]
 
 
-@pytest.mark.parametrize("plugin", [p.name for p in PLUGINS])
-def test_the_core_names_no_plugin(plugin: str) -> None:
+@pytest.mark.parametrize("plugin", [p.name for p in (*PLUGINS, *EXTENSIONS)])
+def test_the_core_names_no_plugin_and_no_extension(plugin: str) -> None:
     assert {name: found for name, tree in CORE_SOURCES if (found := named(tree, plugin))} == {}
 
 
 def test_only_the_command_line_prints() -> None:
-    for name, tree in CORE_SOURCES:
+    for name, tree in (*CORE_SOURCES, *EXTENSION_SOURCES):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
                 assert name.startswith(PRINTS), f"{name}:{node.lineno} prints"
@@ -234,7 +255,7 @@ HELP = """
 import contextlib, io, sys
 from elman_core.cli import build_app, main
 import typer
-names = sorted(typer.main.get_command(build_app()).commands)
+names = sorted(typer.main.get_command(build_app()).list_commands(None))
 for name in [None, *names]:
     with contextlib.redirect_stdout(io.StringIO()) as text:
         assert main([*([name] if name else []), "--help"]) == 0, name
@@ -247,4 +268,4 @@ print(" ".join(names))
 
 def test_help_of_every_command_imports_nothing_heavy() -> None:
     names = python(HELP).split()
-    assert {"doctor", "list", "show", "size"} <= set(names)
+    assert {"doctor", "list", "show", "size", "bench"} <= set(names)

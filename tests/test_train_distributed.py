@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ranks import Launcher
-from scheduler_helpers import wait_for
-from train_helpers import losses, manifest, metrics, settings, tensors, train_words, wait_for_step, write_text
+from train_helpers import losses, manifest, metrics, settings, tensors, train_words, wait_for, wait_for_step, write_text
 
 from elman_core.registry import ConfigError
 from elman_core.storage import check_folder

@@ -4,12 +4,13 @@ import json
 import os
 import resource
 import signal
+import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from safetensors.torch import load_file
-from scheduler_helpers import wait_for
 
 from elman_core.training.settings import Settings, apply_sets, from_dict
 
@@ -57,6 +58,13 @@ def metrics(run: Path, kind: str = "step") -> list[dict]:
     """The lines of one kind, without their CRC, which differs from run to run."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k != "crc32"} for line in lines if line["kind"] == kind]
+
+
+def wait_for(what: Callable[[], object], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "what was waited for did not happen"
+        time.sleep(0.01)
 
 
 def wait_for_step(run: Path, step: int, seconds: float = 120) -> None:

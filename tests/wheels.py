@@ -1,7 +1,8 @@
 """Build the wheels of every package and use them where nothing of this repository can be seen: `python tests/wheels.py`.
 
 An environment with the core alone; then one plugin's wheel is added to it, with no compiler on PATH, and its variant trains a
-step, saves, loads and generates. Then all other wheels. Run by .ci/run; takes about two minutes, most of it pip.
+step, saves, loads and generates. Then the other plugins, and the extension with suites. Run by .ci/run; takes about two
+minutes, most of it pip.
 """
 
 import os
@@ -59,7 +60,10 @@ def compilerless_path(python: Path, folder: Path) -> str:
 
 
 def main() -> None:
-    packages = [ROOT, *(file.parent for where in ("*", "plugins/*") for file in ROOT.glob(f"{where}/pyproject.toml"))]
+    packages = [
+        ROOT,
+        *(file.parent for where in ("*", "plugins/*", "extensions/*") for file in ROOT.glob(f"{where}/pyproject.toml")),
+    ]
     with tempfile.TemporaryDirectory(prefix="elman-wheels-") as name:
         work = Path(name)
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
@@ -99,7 +103,14 @@ def main() -> None:
             "from one wheel, no compiler",
         )
 
-        run(*offline, *(w for w in wheels if w not in (core, plugin)), cwd=work, **clean)
+        extensions = {f.name for f in (ROOT / "extensions").iterdir()}
+        bench = next(w for w in wheels if w.name.startswith("elman_bench-"))
+        others = [w for w in wheels if w.name.split("-")[0].removeprefix("elman_") not in extensions]
+        run(*offline, *(w for w in others if w not in (core, plugin)), cwd=work, **clean)
+        said = run(python, "-m", "elman_core", "--help", cwd=work)
+        assert "bench" not in said, said
+        run(*into, "-c", ROOT / "constraints.txt", bench, cwd=work)
+        print(run(python, "-m", "elman_core", "bench", cwd=work).strip(), "from the wheel of an extension")
         strict = {**clean, "ELMAN_STRICT": "1"}
         for variant in ("e1", "e88", "gru", "lstm"):
             print(run(python, "-c", USE, variant, work / variant, ROOT, cwd=work, **strict).strip(), "from its wheel")

@@ -1,4 +1,5 @@
 """The command `elman`. Each module beside this one holds one group of commands; heavy imports are inside the commands.
+Extensions add commands through entry points in the group `elman.commands`, which are imported when they are called.
 
 Exit codes: 0 done · 1 input or output · 2 configuration · 3 out of memory · 4 diverged · 5 kernel · 6 timeout ·
 70 a fault of elman itself · 130 interrupted · 143 terminated after saving.
@@ -7,6 +8,7 @@ Exit codes: 0 done · 1 input or output · 2 configuration · 3 out of memory ·
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import importlib
 import io
@@ -16,16 +18,15 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from elman_core import __version__
 
 # The commands of each module, or its group, in the order of the help; `_` ends what would hide a word of Python.
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "inspect": ("doctor", "list_", "show"), "size": ("size",), "probe": ("probe",), "plugin": ("new", "check"),
-    "data": ("group",), "train": ("train", "resume"), "bench": ("bench",), "jobs": ("group",), "evaluate": ("eval_",),
-    "demo": ("demo",), "kernels": ("build", "verify"), "generate": ("generate",), "export": ("export",),
-    "results": ("results", "compare", "plot"),
+    "inspect": ("doctor", "list_", "show"), "size": ("size",), "plugin": ("new", "check"), "data": ("group",),
+    "train": ("train", "resume"), "evaluate": ("eval_",), "demo": ("demo",), "kernels": ("build", "verify"),
+    "generate": ("generate",), "export": ("export",),
 }  # fmt: skip
 
 LONGEST = 2000
@@ -36,6 +37,8 @@ _UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "
 
 
 class _Commands(TyperGroup):
+    """The commands of the core, and behind them those of extensions."""
+
     def invoke(self, ctx: Any) -> Any:
         """As the base class, but an interrupt stays an interrupt: newer versions of typer exit without a message."""
         try:
@@ -43,9 +46,62 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt as error:
             raise typer.Abort from error
 
+    @functools.cached_property
+    def extensions(self) -> dict[str, Any]:
+        from elman_core.registry.extensions import extensions
+
+        return extensions("commands")
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in self.extensions if name not in own)]
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        from elman_core.registry.extensions import known
+
+        if (own := super().get_command(ctx, name)) is not None:
+            return own
+        points = self.extensions.get(name, [])
+        return Extension(name, points) if points or name in known("commands") else None
+
+
+class Extension(TyperCommand):
+    """A command of an extension. Its help is read from the source; the extension is imported when the command is called."""
+
+    def __init__(self, name: str, points: list[Any]) -> None:
+        super().__init__(name)
+        self.points = points
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        from elman_core.registry.extensions import summary
+
+        self.help = summary(self.points[0])
+        return super().get_short_help_str(limit)
+
+    def load(self) -> Any:
+        """The command itself. Raises as `load_extension`."""
+        from elman_core.registry.extensions import load_extension
+
+        assert self.name is not None
+        app = _new_app()
+        _add(app, load_extension("commands", self.name), self.name)
+        return typer.main.get_command(app).commands[self.name]  # type: ignore[attr-defined]
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return self.load().make_context(info_name, args, parent, **extra)
+
 
 def build_app() -> typer.Typer:
-    """The application with every command registered."""
+    """The application with every command of the core."""
+    app = _new_app()
+    for module, names in COMMANDS.items():
+        for name in names:
+            made = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            _add(app, made, module if isinstance(made, typer.Typer) else name.rstrip("_"))
+    return app
+
+
+def _new_app() -> typer.Typer:
     app = typer.Typer(
         name="elman",
         cls=_Commands,
@@ -55,14 +111,15 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_start)
-    for module, names in COMMANDS.items():
-        for name in names:
-            made = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-            if isinstance(made, typer.Typer):
-                app.add_typer(made, name=module)
-            else:
-                app.command(name.rstrip("_"))(made)
     return app
+
+
+def _add(app: typer.Typer, made: Any, name: str) -> None:
+    """Add a command, which is a function, or a group of commands."""
+    if isinstance(made, typer.Typer):
+        app.add_typer(made, name=name)
+    else:
+        app.command(name)(made)
 
 
 def _start(
@@ -144,14 +201,12 @@ def _unexpected(error: BaseException) -> int:
         raise error
     import traceback
 
-    from elman_core.registry import plugins
     from elman_core.registry.checks import one_line
+    from elman_core.registry.extensions import packages
 
     trace = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in trace]
-    owners = {
-        str(getattr(plugin, "__name__", "")).partition(".")[0]: package for package, plugin in plugins().modules()
-    }
+    owners = {module: dist.name for module, dist in packages().items()}
     whose = next((f"plugin {owners[name]}" for name in reversed(names) if name in owners), "")
     last = max((i for i, name in enumerate(names) if name == "elman_core" or name in owners), default=-1)
     where = f" in {trace[last].f_code.co_filename}, {trace[last].f_code.co_name}" if trace else ""

@@ -16,8 +16,9 @@ Row = dict[str, str]
 
 
 def report() -> dict[str, list[Row]]:
-    """Rows by section: machine, kernels, plugins, variants."""
-    return {"machine": _machine(), "kernels": _kernels(), "plugins": _plugins(), "variants": _variants()}
+    """Rows by section: machine, kernels, plugins, extensions, variants."""
+    sections = {"machine": _machine(), "kernels": _kernels(), "plugins": _plugins(), "extensions": _extensions()}
+    return sections | {"variants": _variants()}
 
 
 def _row(what: str, state: str, is_: str, fix: str = "") -> Row:
@@ -74,10 +75,6 @@ def _gpus() -> list[Row]:
         else:
             rows.append(_row(f"GPU {i}", "ok", is_))
     rows.append(_row("CUDA", "ok", f"torch for CUDA {torch.version.cuda}, driver {_driver()}"))
-    from elman_core.registry.checks import is_missing
-
-    if is_missing("pynvml"):
-        rows.append(_row("pynvml", "missing", "tells elman bench which GPUs are free", "pip install nvidia-ml-py"))
     return rows
 
 
@@ -131,6 +128,18 @@ def _plugins() -> list[Row]:
         for n in found.not_loaded
     ]
     return rows or [_row("none", "missing", "no plugin is installed", "elman new NAME writes one")]
+
+
+def _extensions() -> list[Row]:
+    from elman_core.registry.extensions import KINDS, extensions
+
+    rows = []
+    for kind in KINDS:
+        for name, points in extensions(kind).items():
+            packages = " and ".join(f"{p.dist.name} {p.dist.version}" for p in points if p.dist)
+            what = f"{kind.removesuffix('s')} {name}"
+            rows.append(_row(what, "twice" if len(points) > 1 else "ok", packages))
+    return rows
 
 
 def _variants() -> list[Row]:

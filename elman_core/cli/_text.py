@@ -37,6 +37,13 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), indent: int
     return "\n".join(lines)
 
 
+def wrapped(text: str, width: int | None) -> str:
+    """Broken between words into lines of at most `width` characters; the second and further lines are indented."""
+    if width is None:
+        return text
+    return textwrap.fill(text, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
 def columns() -> int | None:
     """The width of the terminal; None in a pipe or a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -82,8 +82,9 @@ def show(
     json: Json = False,
 ) -> None:
     """Show a variant: its equation, options with ranges, parameters and published figures."""
-    from elman_core.experiments.results.tables import wrapped
     from elman_core.registry import config_to_dict, parse_size, resolve
+
+    from ._text import wrapped
 
     text, width, depth = parse_size(name)
     found = resolve(text, variant_options(sets))
@@ -130,8 +131,8 @@ def _facts(found: Resolved, width: int, depth: int) -> dict[str, Any]:
     import dataclasses
     import typing
 
-    from elman_core.experiments.size import count
     from elman_core.registry.variant import range_text, type_name
+    from elman_core.size import count
 
     variant = found.variant
     hints = typing.get_type_hints(variant.config)

@@ -34,8 +34,8 @@ def size(
     Without --depth and --dim, list every width that comes within 2 % at some depth. If no multiple of 128 does, multiples of
     64, 32, 16 and 8 are tried.
     """
-    from elman_core.experiments.size import candidates, nothing_fits, parse_parameters, reference
     from elman_core.registry import ConfigError, resolve
+    from elman_core.size import candidates, nothing_fits, parse_parameters, reference
 
     if depth is not None and dim is not None:
         raise ConfigError("give --depth (the width is found) or --dim (the depth is found), not both")

@@ -30,7 +30,8 @@ log = logging.getLogger("elman_core")
 def package_folders(group: str = GROUP) -> list[Path]:
     """The folders of the packages that have an entry point in `group`, by its name. None of them is imported."""
     points = sorted(metadata.entry_points(group=group), key=lambda point: point.name)
-    specs = [importlib.util.find_spec(point.module.partition(".")[0]) for point in points]
+    names = dict.fromkeys(point.module.partition(".")[0] for point in points)
+    specs = [importlib.util.find_spec(name) for name in names]
     return [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin is not None]
 
 
@@ -99,11 +100,11 @@ class Plugins:
         """Load every entry point of the group, or those that `ELMAN_PLUGINS` names (comma-separated; empty for none)."""
         only = os.environ.get("ELMAN_PLUGINS")
         wanted = None if only is None else {n.strip() for n in only.split(",") if n.strip()}
-        points = sorted(self._points(), key=lambda e: (e.name, _package(e)))
+        points = sorted(self._points(), key=lambda e: (e.name, package_of(e)))
         for point in points:
-            if wanted is None or point.name in wanted or _package(point) in wanted:
+            if wanted is None or point.name in wanted or package_of(point) in wanted:
                 self._load_one(point)
-        if wanted and (unknown := wanted - {p.name for p in points} - {_package(p) for p in points}):
+        if wanted and (unknown := wanted - {p.name for p in points} - {package_of(p) for p in points}):
             known = ", ".join(p.name for p in points) or "none"
             hint = did_you_mean(min(unknown), [p.name for p in points])
             raise PluginError(
@@ -117,7 +118,7 @@ class Plugins:
         for dist in metadata.distributions():
             try:
                 points = [p for p in dist.entry_points if p.group == GROUP]
-                name = _package(points[0]) if points else ""
+                name = package_of(points[0]) if points else ""
             except Exception as error:  # metadata that cannot be read
                 where = getattr(dist, "_path", None)
                 self._leave_out(Broken("?", where.stem if where else "?", "?", error))
@@ -133,7 +134,7 @@ class Plugins:
         log.warning("elman: %s", broken)
 
     def _load_one(self, point: metadata.EntryPoint) -> None:
-        package, version = _package(point), "0"
+        package, version = package_of(point), "0"
         key = f"{package}:{point.name}"
         try:
             version = (point.dist.version if point.dist else None) or "0"
@@ -209,13 +210,9 @@ class Plugins:
         error.__cause__ = cause
         return error
 
-    def modules(self) -> Iterator[tuple[str, Any]]:
-        """(package, plugin) of every loaded plugin."""
-        for owner in self.owners.values():
-            yield owner.package, owner.plugin
 
-
-def _package(point: metadata.EntryPoint) -> str:
+def package_of(point: metadata.EntryPoint) -> str:
+    """The normalised name of the distribution of an entry point."""
     name = point.dist.name if point.dist else None  # None, too, where the metadata has no name
     return re.sub(r"[-_.]+", "-", name).lower() if name else printable(point.value.partition(":")[0])
 

@@ -1,4 +1,4 @@
-"""Recipes by name: a path, or one that the core or a plugin ships in its folder `recipes`. Finding one imports no plugin."""
+"""Recipes by name: a path, or one that an installed package ships in its folder `recipes`. Finding one imports no plugin."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ _OWN = Path(__file__).parent.parent / "recipes"
 
 
 def folders() -> list[Path]:
-    """The folders `recipes` of the core and of the installed plugins; some may not exist."""
-    return [_OWN, *(folder / "recipes" for folder in package_folders())]
+    """The folders `recipes` of the core, of packages with commands and of plugins; some may not exist."""
+    packages = dict.fromkeys((*package_folders("elman.commands"), *package_folders()))
+    return [_OWN, *(folder / "recipes" for folder in packages)]
 
 
 def shipped() -> dict[str, Path]:

@@ -1,0 +1,77 @@
+"""What an extension may use of the core, besides `elman_core` itself. Importing this module imports neither torch nor a plugin.
+
+An extension is a package with commands (entry points in the group `elman.commands`) or loggers (`elman.loggers`); see
+docs/how-to/extension.md. Each name is documented where it is defined.
+"""
+
+# ruff: noqa: F401 (the names are read from _NAMES when they are asked for)
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cli._text import columns, dump, free_folder, table, wrapped
+    from .cli.train import check_data, read_settings
+    from .data import standard_library_corpus
+    from .locks import MACHINE_WIDE, Lock, holder, is_locked, lock_soon
+    from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
+    from .registry import (
+        CheckpointError,
+        ConfigError,
+        ElmanError,
+        OutOfMemoryError,
+        PluginError,
+        did_you_mean,
+        errors,
+        parse_size,
+        resolve,
+    )
+    from .registry.checks import ran_out
+    from .registry.errors import printable
+    from .registry.extensions import load_extension, packages
+    from .size import TOLERANCE, count, parse_parameters, solve_width
+    from .storage import now, read_json, replacing, require_text, storage_errors, write_json, write_text
+    from .training import Settings, TrainSettings, start
+    from .training.precision import pick_device
+    from .training.recipes import folders
+    from .training.run.display import backends
+    from .training.run.facts import memory_in_use
+    from .training.run.protocol import protocol_hash
+    from .training.settings import TUNABLE, apply_sets, from_dict, known_keys, put, steps_for_tokens
+    from .training.settings import resolve as resolve_settings
+
+_NAMES = {
+    "cli._text": "columns dump free_folder table wrapped",
+    "cli.train": "check_data read_settings",
+    "data": "standard_library_corpus",
+    "locks": "MACHINE_WIDE Lock holder is_locked lock_soon",
+    "metrics": "METRICS WINDOW Metrics progress read_metrics",
+    "registry": "CheckpointError ConfigError ElmanError OutOfMemoryError PluginError check_value did_you_mean errors parse_size "
+    "resolve",
+    "registry.checks": "ran_out",
+    "registry.errors": "printable",
+    "registry.extensions": "load_extension packages",
+    "size": "TOLERANCE count parse_parameters solve_width",
+    "storage": "now read_json replacing require_text storage_errors write_json write_text",
+    "training": "Settings TrainSettings start",
+    "training.run.display": "backends",
+    "training.precision": "pick_device",
+    "training.run.protocol": "protocol_hash",
+    "training.recipes": "folders",
+    "training.run.facts": "memory_in_use",
+    "training.settings": "TUNABLE apply_sets from_dict known_keys put resolve_settings steps_for_tokens",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = [*_HOME]
+
+
+if not TYPE_CHECKING:  # a type checker knows the names from above, and which ones there are not
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(f"elman_core.{_HOME[name]}")
+        return getattr(module, "resolve" if name == "resolve_settings" else name)

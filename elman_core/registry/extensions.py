@@ -1,0 +1,88 @@
+"""Extensions: packages with entry points in the groups `elman.commands`, `elman.loggers` and the like, each imported when it
+is used. Installing one changes no model and no run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from .checks import needs_core, one_line
+from .errors import ConfigError, PluginError, did_you_mean
+from .plugins import GROUP, package_of
+
+KINDS = ("commands", "executors", "loggers")
+KNOWN = Path(__file__).parent / "extensions.toml"
+
+
+def extensions(kind: str) -> dict[str, list[metadata.EntryPoint]]:
+    """The entry points of a kind, such as "commands", by name. More than one of a name is an error of `load_extension`."""
+    found: dict[str, list[metadata.EntryPoint]] = {}
+    for point in sorted(metadata.entry_points(group=f"{GROUP}.{kind}"), key=lambda p: (p.name, package_of(p))):
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+def packages() -> dict[str, metadata.Distribution]:
+    """The distributions of all plugins and extensions, by the name of their module."""
+    every = metadata.entry_points()
+    points = [p for g in every.groups if g == GROUP or g.startswith(f"{GROUP}.") for p in every.select(group=g)]
+    return {point.module.partition(".")[0]: point.dist for point in points if point.dist is not None}
+
+
+def load_extension(kind: str, name: str) -> Any:
+    """Import the object behind an entry point.
+
+    Raises:
+        ConfigError: there is none of this name; says what to install if that is known.
+        PluginError: two packages have it, it cannot be imported, or its package was made for another core.
+    """
+    found = extensions(kind)
+    if name not in found:
+        raise ConfigError(_missing(kind, name, found))
+    first, *others = found[name]
+    package, what = package_of(first), f"{kind.removesuffix('s')} {name!r}"
+    if others:
+        raise PluginError(f"{what} is in {package} and in {package_of(others[0])}: uninstall one")
+    if needs := needs_core(first.dist):
+        raise PluginError(f"{what} of {package} needs {needs}: pip install '{needs}'")
+    try:
+        return first.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the import of an extension raises
+        raise PluginError(f"extension {package} is broken: {one_line(error)}") from error
+
+
+def known(kind: str) -> dict[str, str]:
+    """The distributions of well-known extensions of a kind, by name."""
+    return tomllib.loads(KNOWN.read_text(encoding="utf-8")).get(kind, {})
+
+
+def _missing(kind: str, name: str, found: dict[str, Any]) -> str:
+    word = kind.removesuffix("s")
+    if package := known(kind).get(name):
+        return f"{word} {name!r} is not installed: pip install {package}"
+    return f"there is no {word} {name!r}.{did_you_mean(name, found)} Installed: {', '.join(found) or 'none'}"
+
+
+def summary(point: metadata.EntryPoint) -> str:
+    """The docstring of the function that an entry point names, or else of its module, read from the source: nothing is
+    imported. An empty string if there is no source or no docstring.
+    """
+    top, *inner = point.module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
+        return ""
+    path = Path(spec.origin).parent.joinpath(*inner)
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    try:
+        tree = ast.parse((file if inner else Path(spec.origin)).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    function = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == point.attr), tree)
+    return ast.get_docstring(function) or ""

@@ -1,0 +1,126 @@
+"""Progress of a scheduler: a live table on a terminal; else a line for each event, and one per minute."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from elman_bench.jobs.job import Job, State
+    from elman_core.extension import TrainSettings
+
+EVERY = 60.0
+"""Seconds between two lines of progress without a terminal."""
+_STYLES = {"ok": "green", "running": "bold", "waiting": "dim"}
+_ORDER = ("running", "diverged", "oom", "crashed", "timeout", "killed", "incomplete", "lost", "waiting", "ok")
+
+
+class Board:
+    """Observer of a scheduler.
+
+    Args:
+        jobs: in order. lengths: steps or minutes of each job by id, if known. errors: write to standard error, if standard
+            output is for JSON.
+    """
+
+    def __init__(self, jobs: Sequence[Job], lengths: Mapping[str, TrainSettings], errors: bool = False) -> None:
+        self.jobs, self.lengths = {job.id: job for job in jobs}, lengths
+        self.console = Console(file=sys.stderr if errors else None, highlight=False)
+        self.live: Live | None = None
+        self.ended = False
+        self.states: Sequence[State] = ()
+        self.began = self.said = time.monotonic()
+
+    @contextmanager
+    def shown(self) -> Iterator[Board]:
+        """Shows the table while the context is open, on a terminal."""
+        if not self.console.is_terminal:
+            yield self
+            return
+        with Live(get_renderable=self.table, console=self.console, refresh_per_second=2) as self.live:
+            try:
+                yield self
+            finally:
+                self.live, self.ended = None, True  # the command prints the last summary
+
+    def event(self, text: str) -> None:
+        from elman_core.extension import wrapped
+
+        minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
+        width = self.console.width if self.console.is_terminal else None
+        self.console.print(Text(wrapped(f"[{minutes:3d}:{seconds:02d}] {text}", width)), soft_wrap=True)
+
+    def tick(self, states: Sequence[State]) -> None:
+        self.states = states
+        if self.live is None and time.monotonic() - self.said > EVERY:
+            self.said = time.monotonic()
+            running = [state for state in states if state.status == "running"]
+            each = "; ".join(f"{state.id} {self.far(state) or 'starting'}" for state in running)
+            self.event(f"{summary(states)}: {each}" if each else summary(states))
+
+    def table(self) -> Group:
+        """As many jobs as fit on the terminal, running jobs first."""
+        rows = [(Text("job"), Text("status"), Text("where"), Text(""))]
+        room = max(3, self.console.size.height - 4)
+        for state in sorted(self.states, key=_rank)[:room]:
+            contended = " contended" if state.contended else ""
+            where = state.attempts[-1].slot if state.status == "running" and state.attempts else ""
+            status = Text(state.status + contended, _STYLES.get(state.status, "red"))
+            rows.append((Text(state.id), status, Text(where), Text(self.far(state))))
+        table = Table(box=None, pad_edge=False)
+        left = self.console.width
+        for i in range(3):
+            table.add_column(rows[0][i], no_wrap=True)
+            left -= max(len(row[i]) for row in rows) + 2
+        table.add_column("", no_wrap=True)
+        for row in rows[1:]:
+            row[-1].truncate(
+                max(left, 1), overflow="ellipsis"
+            )  # a long name must not lose its end, which tells it apart
+            table.add_row(*row)
+        return Group(table) if self.ended else Group(table, summary(self.states))
+
+    def far(self, state: State) -> str:
+        """The progress of a training."""
+        from elman_bench.jobs.outcome import figures
+        from elman_core.extension import progress
+
+        job = self.jobs[state.id]
+        if state.status == "ok":
+            return figures(job).removeprefix(", ")
+        now = progress(job.run) if job.run is not None and state.status == "running" else None
+        if now is None:
+            return ""
+        length, left = self.lengths.get(state.id), None
+        step = f"step {now.step}, {now.seconds / 60:.1f} min"
+        if length is not None and length.steps:
+            step, left = f"step {now.step}/{length.steps}", now.seconds * (length.steps / now.step - 1)
+        elif length is not None and length.minutes:
+            left = 60 * length.minutes - now.seconds
+        ends = f"  {max(0.0, left) / 60:.1f} min left" if left is not None else ""
+        scored = f"  {now.bits_per_byte:.4f} bits per byte" if now.bits_per_byte is not None else ""
+        return f"{step}{ends}  loss {now.loss:.4f} nats  {now.tok_s:,.0f} tok/s{scored}"
+
+
+def summary(states: Sequence[State]) -> str:
+    """ "2 running, 3 waiting, 5 ok"."""
+    counts = Counter(state.status.partition("@")[0] for state in states)
+    return ", ".join(f"{counts[status]} {status}" for status in sorted(counts, key=_order))
+
+
+def _rank(state: State) -> int:
+    return _order(state.status.partition("@")[0])
+
+
+def _order(status: str) -> int:
+    """Its place in tables; a status of another version comes first."""
+    return _ORDER.index(status) if status in _ORDER else -1

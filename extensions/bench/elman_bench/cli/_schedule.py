@@ -1,0 +1,131 @@
+"""What `elman bench` and `elman jobs` share: slots, signals, exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from elman_bench.jobs.job import Executor, Job, State
+    from elman_bench.jobs.scheduler import Scheduler
+
+Gpus = Annotated[str, typer.Option(help="auto, none, UUIDs, or the numbers of nvidia-smi, such as 0,2-5.")]
+Avoid = Annotated[str, typer.Option(help="GPUs to leave out, in the same form.")]
+Slots = Annotated[
+    int | None, typer.Option(min=1, help="Number of parallel jobs without a GPU; by default one per core.")
+]
+On = Annotated[str, typer.Option(metavar="local|ray", help="Use this machine, or its Ray cluster (elman-ray).")]
+Timeout = Annotated[float | None, typer.Option(min=0, help="Minutes after which a job is stopped; by default never.")]
+Again = Annotated[bool, typer.Option("--again", help="Run failed jobs once more.")]
+
+_CODES = {"oom": 3, "diverged": 4, "timeout": 6}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where jobs run: the executor, a description, and whether each job has a GPU."""
+
+    executor: Executor
+    words: str
+    gpus: bool
+
+    @property
+    def env(self) -> dict[str, str]:
+        """On a GPU, a run of a suite uses its kernel or fails, so plain PyTorch is never timed by accident."""
+        return {"ELMAN_KERNELS": os.environ.get("ELMAN_KERNELS", "require")} if self.gpus else {}
+
+
+def places(on: str, gpus: str, avoid: str, slots: int | None) -> Places:
+    """The slots of this machine, or of a cluster by an entry point in the group `elman.executors`.
+
+    Raises:
+        ConfigError: flags exclude each other, a GPU does not exist, or there is no such executor or cluster.
+    """
+    from elman_core.extension import ConfigError, load_extension
+
+    if on == "local":
+        return local_places(gpus, avoid, slots)
+    if gpus not in ("auto", "none") or avoid or slots is not None:
+        raise ConfigError(
+            f"with --on {on}, the cluster chooses the GPUs: --gpus takes auto or none, and --avoid and --slots cannot be used"
+        )
+    executor = load_extension("executors", on)(gpus=None if gpus == "auto" else False)
+    return Places(executor, executor.words, executor.uses_gpus)
+
+
+def local_places(gpus: str, avoid: str, slots: int | None) -> Places:
+    """The slots of this machine.
+
+    Raises:
+        ConfigError: a GPU does not exist, or the driver cannot be queried.
+    """
+    from elman_bench.jobs.gpus import choose, monitor
+    from elman_bench.jobs.local import LocalExecutor
+    from elman_bench.jobs.slots import CpuSlots, GpuSlots, threads
+    from elman_core.extension import ConfigError
+
+    driver = None if gpus == "none" else monitor()
+    found = driver.gpus() if driver else []
+    chosen = choose(found, gpus, avoid, os.environ.get("CUDA_VISIBLE_DEVICES")) if found or gpus != "auto" else []
+    if chosen and slots is not None:
+        raise ConfigError("--slots divides the CPU, but each GPU takes one job: leave out --slots, or add --gpus none")
+    if driver and chosen:
+        names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in chosen)
+        return Places(LocalExecutor(GpuSlots(chosen, driver), driver), f"one job on each of GPU {names}", True)
+    if found:
+        raise ConfigError(
+            "no GPU is left: check --gpus, --avoid and CUDA_VISIBLE_DEVICES, or use the CPU with --gpus none"
+        )
+    places = CpuSlots(slots)
+    each = threads(places.threads)["OMP_NUM_THREADS"]
+    jobs, each = f"{places.count} job{'s' if places.count > 1 else ''}", f"{each} thread{'' if each == '1' else 's'}"
+    words = f"{jobs} at once on the CPU, {each} each"
+    return Places(LocalExecutor(places), words, False)
+
+
+def carry_out(
+    jobs: Sequence[Job], executor: Executor, lengths: Mapping[str, Any], again: bool, errors: bool
+) -> tuple[list[State], int]:
+    """Run all jobs and show their progress. Returns their states, and the signal that stopped the scheduler or 0."""
+    from elman_bench.jobs.scheduler import Scheduler
+
+    from ._board import Board
+
+    board = Board(jobs, lengths, errors)
+    scheduler = Scheduler(jobs, executor, board, again=again)
+    with _signals(scheduler) as received, board.shown():
+        states = scheduler.run()
+    return states, received[0] if received else 0
+
+
+@contextmanager
+def _signals(scheduler: Scheduler) -> Iterator[list[int]]:
+    """The first Ctrl-C or SIGTERM lets jobs save; the second one kills them."""
+    received: list[int] = []
+
+    def note(signum: int, _frame: Any) -> None:
+        received.append(signum)
+        scheduler.interrupt()
+
+    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def exit_code(states: Sequence[State], signum: int = 0) -> int:
+    """0 if every job is ok; 128 + the signal that ended the scheduler; 3, 4 or 6 if all that failed ran out of memory,
+    diverged or took too long; else 1.
+    """
+    if signum:
+        return 128 + signum
+    codes = {_CODES.get(state.status.partition("@")[0], 1) for state in states if not state.ok}
+    return 0 if not codes else codes.pop() if len(codes) == 1 else 1

@@ -1,0 +1,198 @@
+"""`elman bench`: several models by one protocol, one on each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from elman_core.extension import dump, table
+
+from ._schedule import Again, Avoid, Gpus, On, Places, Slots, Timeout, carry_out, exit_code, places
+
+if TYPE_CHECKING:
+    from elman_bench.jobs.job import State
+    from elman_bench.suite.plan import Plan, Planned, Wishes
+    from elman_bench.suite.spec import Suite
+
+
+def bench(
+    suite: str | None = typer.Argument(
+        None, help="A shipped suite or a TOML file; without it, list the shipped suites."
+    ),
+    models: str | None = typer.Option(None, help="Only these models, separated by commas; others join the suite."),
+    gpus: Gpus = "auto",
+    avoid: Avoid = "",
+    seeds: int | None = typer.Option(None, min=1, help="Number of seeds per model."),
+    out: Path | None = typer.Option(None, help="Folder; by default runs/SUITE. An existing folder is resumed."),
+    data: Path | None = typer.Option(None, help="The text; by default the source of Python's standard library."),
+    steps: int | None = typer.Option(None, min=1, help="Optimizer steps per run."),
+    tokens: int | None = typer.Option(None, min=1, help="Bytes per run, instead of steps."),
+    minutes: float | None = typer.Option(None, help="Minutes per run, instead of steps."),
+    tuning: int | None = typer.Option(None, min=1, help="Bytes per trial of the first round, in a suite with trials."),
+    sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="A setting; a list of values is tuned."),
+    slots: Slots = None,
+    timeout: Timeout = None,
+    again: Again = False,
+    strict: bool = typer.Option(False, "--strict", help="Fail if a model is not installed."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show the runs and run nothing."),
+    on: On = "local",
+    json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Train the models of a suite, one on each free GPU, and write a report.
+
+    The same command resumes interrupted runs; finished runs are never repeated.
+    """
+    from elman_bench.suite.plan import Wishes
+    from elman_bench.suite.spec import find_suite, read_suite
+
+    if suite is None:
+        _list(json)
+        return
+    chosen = read_suite(find_suite(suite))
+    folder = out or Path("runs") / chosen.name
+    where = places(on, gpus, avoid, slots)
+    names = tuple(filter(None, (name.strip() for name in (models or "").split(","))))
+    planned = _plan(chosen, Wishes(_text(data), names, seeds, steps, tokens, minutes, tuple(sets), tuning, strict))
+    if dry_run:
+        _show(chosen, planned, folder, where.words, again, json)
+        return
+    for skipped in planned.skipped:
+        typer.echo(f"left out: {skipped.model}: {skipped.reason}", err=json)
+    typer.echo(f"{chosen.name}: {len(planned.jobs)} runs in {folder}, {where.words}", err=json)
+    states, signum = _run(chosen, planned, folder, where, timeout, again, json)
+    _end(folder, states, planned, json)
+    raise typer.Exit(exit_code(states, signum))
+
+
+def _text(data: Path | None) -> str:
+    """The full path of the text."""
+    from elman_core.extension import require_text, standard_library_corpus
+
+    require_text(data)
+    return str((data if data is not None else standard_library_corpus()).expanduser().resolve())
+
+
+def _plan(suite: Suite, wishes: Wishes) -> Plan:
+    from elman_bench.suite.plan import plan
+    from elman_core.extension import check_data
+
+    planned = plan(suite, wishes)
+    for job in planned.jobs[:1]:  # all runs have the same text and batch shape
+        check_data(job.settings)
+    return planned
+
+
+def _run(
+    suite: Suite, planned: Plan, path: Path, places: Places, timeout: float | None, again: bool, json: bool
+) -> tuple[list[State], int]:
+    from elman_bench.suite.folder import Folder
+
+    lengths = {job.id: job.settings.train for job in planned.jobs}
+    folder = Folder(path)
+    try:
+        jobs = folder.suite(suite, planned, None if timeout is None else 60 * timeout, places.env)
+        return carry_out(jobs, places.executor, lengths, again, errors=json)
+    finally:
+        folder.close()
+
+
+def _end(path: Path, states: Sequence[State], planned: Plan, json: bool) -> None:
+    """Write the report and print what to type next."""
+    from ._board import summary
+
+    report = None
+    if any(state.ok for state in states):
+        from elman_bench.results.report import write_report
+
+        report = write_report(path)
+    if json:
+        pairs = zip(planned.jobs, states, strict=True)
+        rows = [{**job.to_dict(), "status": s.status, "contended": s.contended} for job, s in pairs]
+        print(dump({"folder": str(path), "report": report and str(report), "jobs": rows}))
+        return
+    print(f"{summary(states)}")
+    if any(not state.ok for state in states):
+        failed = any(not state.ok and not state.unfinished for state in states)
+        print("to resume, run the same command" + (", with --again to repeat failed runs" if failed else ""))
+    if report is not None:
+        print(f"report: {report}\nresults: elman results {path}")
+
+
+def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, json: bool) -> None:
+    """Show the runs, and why the others would not run."""
+    from elman_bench.jobs.job import read_state
+
+    rows: list[dict[str, Any]] = []
+    for job in planned.jobs:
+        state = read_state(path / "jobs" / f"{job.id}.json", job.id)
+        rows.append({**job.to_dict(), "tokens": job.tokens, "status": state.status, "then": _then(state, again)})
+        rows[-1]["trials_of"] = sorted({k for other in planned.jobs if other.id in job.trials for k in other.tuned})
+        rows[-1]["runs"] = state.unfinished or (again and not state.ok)
+    if json:
+        skipped = [vars(s) for s in planned.skipped]
+        print(dump({"suite": suite.name, "folder": str(path), "on": places, "jobs": rows, "skipped": skipped}))
+        return
+    print(f"{suite.name}: {suite.summary}\n{path}, {places}")
+    speeds = _speeds(planned, path)
+    cells = []
+    for job, r in zip(planned.jobs, rows, strict=True):
+        rate = "by trials" if "train.lr" in r["trials_of"] else f"{job.lr:g}"
+        cells.append(
+            [r["id"], r["what"], f"{r['parameters']:,}", str(r["seed"]), rate, _length(job, speeds), r["then"]]
+        )
+    print(table(cells, ("run", "model", "parameters", "seed", "lr", "tokens", "")))
+    print(_total([job for job, r in zip(planned.jobs, rows, strict=True) if r["runs"]]))
+    if planned.skipped:
+        print("left out")
+        print(table([[skipped.model, skipped.reason] for skipped in planned.skipped]))
+
+
+def _length(job: Planned, speeds: Mapping[str, float]) -> str:
+    """Number of tokens; for a run in minutes, an estimate from runs of the same model in this folder."""
+    minutes = job.settings.train.minutes
+    if job.tokens is not None:
+        return f"{job.tokens:,}"
+    guess = f", about {60 * (minutes or 0) * speeds[job.what]:,.0f}" if job.what in speeds else ""
+    return f"{minutes:g} min{guess}"
+
+
+def _total(todo: Sequence[Planned]) -> str:
+    """The number of runs, with their total time and tokens."""
+    minutes = sum(job.settings.train.minutes or 0 for job in todo)
+    tokens = sum(job.tokens or 0 for job in todo)
+    parts = [f"{len(todo)} runs"] + [f"{minutes / 60:.1f} hours of training, one after the other"] * bool(minutes)
+    return ", ".join(parts + [f"{tokens:,} tokens"] * bool(tokens))
+
+
+def _speeds(planned: Plan, path: Path) -> dict[str, float]:
+    """Tokens per second of models that have run in this folder."""
+    from elman_core.extension import progress
+
+    found = {}
+    for job in planned.jobs:
+        if (seen := progress(path / "runs" / job.id)) is not None:
+            found[job.what] = seen.tok_s
+    return found
+
+
+def _then(state: State, again: bool) -> str:
+    if state.ok:
+        return "ok: not repeated"
+    if state.status == "waiting":
+        return "starts"
+    if state.unfinished:
+        return f"{state.status}: resumes"
+    return f"{state.status}: starts again" if again else f"{state.status}: not repeated without --again"
+
+
+def _list(json: bool) -> None:
+    from elman_bench.suite.spec import read_suite, shipped
+
+    suites = [read_suite(path) for path in shipped().values()]
+    if json:
+        print(dump([{"name": s.name, "summary": s.summary, "models": [e.label for e in s.models]} for s in suites]))
+        return
+    print(table([[s.name, s.summary] for s in suites]))

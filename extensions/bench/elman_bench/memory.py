@@ -1,0 +1,73 @@
+"""How much memory a training may take here, and a limit that ends the training instead of the machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+
+from elman_core.extension import ConfigError
+
+
+def parse_bytes(text: str) -> int:
+    """ "8G", "8GiB" and "8192M" are 2**33 bytes, as in the tools of the system. Raises `ConfigError` for anything else."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if not found or not float(found[1]):
+        raise ConfigError(f"write an amount of memory as 8G, 500M or a number of bytes, not {text!r}")
+    return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
+
+
+def available(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process may still take: the free memory of the machine, or less if a control group (v2) limits it."""
+    import psutil
+
+    left: list[float] = [psutil.virtual_memory().available]
+    try:
+        name = cgroup.read_text(encoding="utf-8").splitlines()[-1].rpartition(":")[2]
+    except (OSError, IndexError):
+        return int(left[0])
+    inner = root / name.strip("/")
+    left += [_left(group) for group in (inner, *inner.parents) if group == root or root in group.parents]
+    return int(max(0, min(left)))
+
+
+def resident() -> int:
+    """The most bytes of memory that this process has had at one time."""
+    try:
+        return _field(Path("/proc/self/status"), "VmHWM") or 0  # not ru_maxrss, which counts what the parent had
+    except OSError:
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if os.uname().sysname == "Darwin" else 1024 * most
+
+
+def limit(more: int) -> None:
+    """Let this process allocate only `more` bytes; then allocation fails. Has an effect on Linux only."""
+    try:
+        import resource
+
+        now = _field(Path("/proc/self/status"), "VmData") or 0
+    except (ImportError, OSError):
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+
+
+def _left(group: Path) -> float:
+    """Bytes that a control group may still take. Its file cache does not count: it is given up when memory runs short."""
+    try:
+        most = (group / "memory.max").read_text(encoding="utf-8").strip()
+        used = int((group / "memory.current").read_text(encoding="utf-8"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
+        return math.inf if most == "max" else int(most) - used + int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _field(path: Path, name: str) -> int | None:
+    """A line like `MemAvailable:  12 kB` of a file, in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return 1024 * int(found[1]) if found else None

@@ -1,0 +1,328 @@
+"""Pictures for papers and reports: of one run, or of several runs side by side. Needs matplotlib, the extra `plot`.
+
+The colours are those of Okabe and Ito, which people with any colour blindness can tell apart. Every line also has a dash
+pattern and every point a shape, so that a grey print reads the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elman_core.extension import ConfigError, replacing, storage_errors
+
+from .collect import collect
+from .compare import Comparison, Contender, contenders, rank
+from .curves import Curve, curve, smooth, thin, visible_range
+from .identity import label
+from .rows import Row
+from .runs import Run, without_trials
+from .tables import short
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#5b4a00", "#56b4e9", "#000000", "#e69f00")
+DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)), (0, (3, 3)))
+MARKERS = "os^DvPX*"
+ACROSS = {"tokens": "bytes seen", "steps": "optimizer steps", "minutes": "minutes of training"}
+MOST = len(COLOURS)
+"""Most models in one picture of losses."""
+_STYLE: dict[Any, Any] = {
+    "font.size": 10, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 9, "xtick.labelsize": 9,
+    "ytick.labelsize": 9, "axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.6, "axes.spines.top": False,
+    "axes.spines.right": False, "lines.linewidth": 1.6, "legend.frameon": False, "figure.constrained_layout.use": True,
+    "savefig.dpi": 200, "svg.hashsalt": "elman",
+}  # fmt: skip
+
+
+def plot(runs: Sequence[Run], out: Path, x: str | None = None) -> list[Path]:
+    """Draw one run, or several side by side; write each picture as PNG and as SVG.
+
+    Args:
+        out: the folder for the pictures; made if missing.
+        x: one of `ACROSS`; by default steps for one run, tokens and minutes for several.
+
+    Returns:
+        The files, each written in one step.
+
+    Raises:
+        ConfigError: matplotlib is missing, `x` is unknown, or no run has done a step. StorageError: a file cannot be written.
+    """
+    if x is not None and x not in ACROSS:
+        raise ConfigError(f"--x takes one of {', '.join(ACROSS)}, not {x!r}")
+    begun = [run for run in runs if len(run.metrics)]
+    if not begun:
+        raise ConfigError("there is nothing to draw: no run has done a step")
+    with _style():
+        if len(begun) == 1:
+            return _save(out, {"run": _one(begun[0], x or "steps")})
+        return _save(out, _several(begun, [x] if x else ["tokens", "minutes"]))
+
+
+def for_report(
+    members: Sequence[Contender], rows: Sequence[Row], comparisons: Sequence[Comparison]
+) -> dict[str, bytes]:
+    """The pictures of one protocol as SVG, by their captions.
+
+    Args:
+        members: the models, best first. rows: of the table. comparisons: of the best model with each other model.
+
+    Raises:
+        ConfigError: matplotlib is missing.
+    """
+    first = f", of the first {MOST} of {len(members)} models" if len(members) > MOST else ""
+    with _style():
+        found = {
+            f"Training loss (lines) and held-out bits per byte (marks) by {ACROSS[x]}{first}.": _losses(
+                members[:MOST], x
+            )
+            for x in ("tokens", "minutes")
+            if members
+        }
+        if (speed := _speed(members, rows)) is not None:
+            found["Speed against quality: further down and right is better."] = speed
+        if (differences := _differences(comparisons)) is not None:
+            best = comparisons[0].first.name
+            found[f"Paired differences with 95 % intervals; left of zero, {best} is better."] = differences
+        return {caption: _svg(figure) for caption, figure in found.items()}
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def _svg(figure: Any) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError("pictures need matplotlib: pip install 'elman-bench[plot]'") from error
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def _save(out: Path, figures: Mapping[str, Any]) -> list[Path]:
+    written = []
+    with storage_errors(f"cannot write pictures into {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+        for name, figure in figures.items():
+            for kind in ("png", "svg"):
+                written.append(out / f"{name}.{kind}")
+                with replacing(written[-1]) as partial:
+                    figure.savefig(partial, metadata={"Date": None} if kind == "svg" else {})
+    return written
+
+
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    """A figure and its axes. Without pyplot there is no window and nothing to close."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+# one run -------------------------------------------------------------------------------------------------------------
+
+
+def _one(run: Run, x: str) -> Any:
+    """Loss, speed, memory, and learning rate with gradient norm."""
+    figure, ((loss, speed), (memory, rate)) = _figure(9, 6, 2, 2)
+    found = curve(run)
+    across = found.steps[_KEYS[x]]
+    _loss_of_one(loss, found, across, _KEYS[x])
+    _raw_and_smooth(speed, across, found.steps["tok_s"], COLOURS[0])
+    speed.set(ylabel="bytes per second (tok/s)", title="speed")
+    speed.set_ylim(0, 1.25 * float(np.nanquantile(found.steps["tok_s"], 0.99)))
+    speed.yaxis.set_major_formatter(lambda value, _: short(value))
+    memory.plot(*thin(across, found.steps["memory"]), color=COLOURS[0])
+    memory.set(ylabel="memory (GiB)", title="memory")
+    memory.set_ylim(0, 1.15 * max(float(np.nanmax(found.steps["memory"])), 1e-3))
+    norm, lr = (np.array(run.metrics.columns[name]) for name in ("grad_norm", "lr"))
+    _raw_and_smooth(rate, across, norm, COLOURS[0])
+    rate.set(ylabel="gradient norm", title="gradient norm (left), learning rate (right)", yscale="log")
+    _log_ticks(rate.yaxis, *rate.get_ylim())
+    other = rate.twinx()
+    other.plot(*thin(across, lr), color=COLOURS[1], linestyle="--")
+    other.set_ylabel("learning rate (dashed)")
+    other.grid(False)
+    other.set_ylim(0, 1.15 * float(np.nanmax(lr)) if np.isfinite(lr).any() and np.nanmax(lr) > 0 else 1)
+    other.spines["right"].set_visible(True)
+    other.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2))
+    for axes in (loss, speed, memory, rate):
+        _across(axes, x)
+    parameters = run.manifest.get("parameters")
+    size = f", {parameters:,} parameters" if parameters else ""
+    figure.suptitle(f"{label(run)}{size} · {run.path.resolve().name} · {run.status}", fontsize=10)
+    return figure
+
+
+_KEYS = {"tokens": "tokens", "steps": "step", "minutes": "minutes"}
+
+
+def _loss_of_one(axes: Any, found: Curve, across: Any, key: str) -> None:
+    bits = found.steps["bits"]
+    _raw_and_smooth(axes, across, bits, COLOURS[0], "training, smoothed")
+    if len(found.heldout["step"]):
+        axes.plot(
+            found.heldout[key],
+            found.heldout["bits"],
+            "D",
+            color=COLOURS[1],
+            markersize=5,
+            label="held out",
+            zorder=5,
+            clip_on=False,
+        )
+    visible = visible_range([bits, found.heldout["bits"][-1:]], skip=0.03)
+    if visible:
+        axes.set_ylim(*visible)
+    axes.set(ylabel="bits per byte", title="loss")
+    axes.legend(loc="upper right")
+    nats = axes.secondary_yaxis("right", functions=(lambda b: b * math.log(2), lambda n: n / math.log(2)))
+    nats.set_ylabel("nats per byte")
+    axes.spines["right"].set_visible(True)
+
+
+def _raw_and_smooth(axes: Any, across: Any, values: Any, colour: str, name: str | None = None) -> None:
+    raw = name and "each step"
+    axes.plot(*thin(across, values, 2000), color=colour, alpha=0.25, linewidth=0.6, label=raw, zorder=2)
+    axes.plot(*thin(across, smooth(values), 800), color=colour, label=name, zorder=3)
+
+
+def _across(axes: Any, x: str) -> None:
+    axes.set_xlabel(ACROSS[x])
+    axes.set_xlim(left=0)
+    if x != "minutes":
+        axes.xaxis.set_major_formatter(lambda value, _: short(value) if value else "0")
+
+
+# several -------------------------------------------------------------------------------------------------------------
+
+
+def _several(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Any]:
+    """Loss by each kind of x axis, and speed against quality."""
+    runs = without_trials(runs)
+    members = sorted(contenders(runs), key=rank)
+    if not members:
+        raise ConfigError("there is nothing to draw: no run with a readable manifest has done a step")
+    found = {f"loss-{x}": _losses(members[:MOST], x) for x in kinds}
+    rows = [row for group in collect(runs, by_model=True, everything=False).groups for row in group.rows]
+    speed = _speed(members, rows)
+    return found | ({"speed-quality": speed} if speed is not None else {})
+
+
+def _losses(members: Sequence[Contender], x: str) -> Any:
+    """A line a model: the mean of its seeds, with the range that they span."""
+    figure, ((axes,),) = _figure(6.4, 4.2)
+    shown = []
+    for i, member in enumerate(members):
+        curves = [curve(run) for run in member.runs]
+        across, low, mean, high = _over_seeds(curves, _KEYS[x])
+        style = {"color": COLOURS[i], "linestyle": DASHES[i]}
+        axes.plot(*thin(across, mean, 800), label=_seeded(member), zorder=4, **style)
+        if len(curves) > 1:
+            xs, bottom = thin(across, low, 800)
+            axes.fill_between(
+                xs, bottom, thin(across, high, 800)[1], color=COLOURS[i], alpha=0.15, linewidth=0, zorder=2
+            )
+        elif len(members) <= 3:
+            axes.plot(
+                *thin(across, curves[0].steps["bits"], 2000), color=COLOURS[i], alpha=0.15, linewidth=0.5, zorder=1
+            )
+        for found in curves:
+            axes.plot(
+                found.heldout[_KEYS[x]][-1:], found.heldout["bits"][-1:], MARKERS[i], color=COLOURS[i], markersize=5,
+                markeredgecolor="white", markeredgewidth=0.6, zorder=6, clip_on=False,
+            )  # fmt: skip
+            shown.append(found.heldout["bits"][-1:])
+        shown.append(mean)
+    visible = visible_range(shown)
+    if visible:
+        axes.set_ylim(*visible)
+    axes.set(ylabel="bits per byte", title=f"loss by {ACROSS[x]}")
+    _across(axes, x)
+    axes.set_xlim(0, None)
+    bands = " · bands: range of the seeds" if any(len(member.runs) > 1 for member in members) else ""
+    raw = len(members) <= 3 and any(len(member.runs) == 1 for member in members)
+    marks = "marks: held out" + " · thin lines: each step" * raw
+    title = f"lines: training, smoothed{bands}\n{marks}"
+    axes.legend(loc="upper right", title=title, title_fontsize=8, alignment="left")
+    return figure
+
+
+def _seeded(member: Contender) -> str:
+    return f"{member.name} ({len(member.runs)} seeds)" if len(member.runs) > 1 else member.name
+
+
+def _over_seeds(curves: Sequence[Curve], key: str) -> tuple[Any, Any, Any, Any]:
+    """(x, lowest, mean, highest) of the smoothed losses, at the steps that all seeds have."""
+    common = curves[0].steps["step"]
+    for other in curves[1:]:
+        common = np.intersect1d(common, other.steps["step"])
+    rows = [np.isin(c.steps["step"], common) for c in curves]
+    bits = np.array([smooth(c.steps["bits"])[r] for c, r in zip(curves, rows, strict=True)])
+    across = np.mean([c.steps[key][r] for c, r in zip(curves, rows, strict=True)], axis=0)
+    return across, bits.min(axis=0), bits.mean(axis=0), bits.max(axis=0)
+
+
+def _speed(members: Sequence[Contender], rows: Sequence[Row]) -> Any:
+    """Held-out bits per byte against tok/s; None if fewer than two models have both."""
+    of_run = {run.path: row for row in rows for run in row.runs}
+    points = []
+    for i, member in enumerate(members):
+        row = of_run.get(member.runs[0].path)
+        if row is not None and row.status == "ok" and {"tok_s", "bits_per_byte"} <= set(row.figures):
+            points.append((i, member.name, row.figures["tok_s"], row.figures["bits_per_byte"]))
+    if len(points) < 2:
+        return None
+    figure, ((axes,),) = _figure(6.4, 4.2)
+    for i, name, speed, bits in points:
+        axes.errorbar(
+            speed.value, bits.value, yerr=bits.spread, xerr=speed.spread, fmt=MARKERS[(i + i // MOST) % MOST],
+            color=COLOURS[i % MOST], markersize=7, capsize=2, elinewidth=0.9, label=name, zorder=4,
+        )  # fmt: skip
+    axes.set(xscale="log", xlabel="bytes per second in training (tok/s)", ylabel="bits per byte, held out")
+    axes.margins(0.18, 0.15)
+    _log_ticks(axes.xaxis, *axes.get_xlim())
+    spread = "\nbars: standard deviation over seeds" if any(bits.spread is not None for *_, bits in points) else ""
+    figure.legend(loc="outside right upper", fontsize=9 if len(points) <= 16 else 6)
+    axes.set_title(f"speed and quality: further down and right is better{spread}", fontsize=9, loc="left")
+    return figure
+
+
+def _differences(comparisons: Sequence[Comparison]) -> Any:
+    """The interval of each comparison beside zero; None if no comparison has one."""
+    known = [(c.second.name, i) for c in comparisons if (i := c.decisive) is not None]
+    if not known:
+        return None
+    figure, ((axes,),) = _figure(6.4, 1.1 + 0.3 * len(known))
+    means, places = [i.mean for _, i in known], range(len(known))
+    reach = [[i.mean - i.low for _, i in known], [i.high - i.mean for _, i in known]]
+    axes.errorbar(means, places, xerr=reach, fmt="o", color=COLOURS[0], capsize=4)
+    axes.axvline(0, color="0.4", linewidth=1)
+    axes.set_yticks(places, [name for name, _ in known])
+    axes.set_ylim(len(known) - 0.5, -0.5)
+    axes.set_title("paired differences with 95 % intervals", fontsize=9, loc="left")
+    axes.set_xlabel(f"bits per byte, {comparisons[0].first.name} minus the other")
+    return figure
+
+
+def _log_ticks(axis: Any, low: float, high: float) -> None:
+    """Labels at 1, 2, 5 of each decade, and at 3 and 7 too where the axis spans less than one."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: short(value) if value >= 1000 else f"{value:g}")

@@ -1,0 +1,350 @@
+"""The runs of a suite: every installed model at every size, value of a tuned setting, and seed.
+
+Each run has a complete tree of settings, decided here and written to the suite's folder, so that it can be read and repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elman_core.extension import (
+    TUNABLE,
+    ConfigError,
+    PluginError,
+    Settings,
+    apply_sets,
+    count,
+    from_dict,
+    parse_parameters,
+    parse_size,
+    put,
+    resolve,
+    resolve_settings,
+    solve_width,
+    steps_for_tokens,
+)
+
+from .spec import OPTION, Entry, Suite, Tuning
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Changes to a suite from the command line.
+
+    Attributes:
+        data: the text. models: labels, variants, or further models; empty for all. seeds: their number, or None.
+        steps, tokens, minutes: at most one. sets: `key=value`; a tuned key also takes a list.
+        tuning: bytes of each trial, in a suite with trials. strict: whether a model that is not installed is an error.
+    """
+
+    data: str
+    models: tuple[str, ...] = ()
+    seeds: int | None = None
+    steps: int | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+    sets: tuple[str, ...] = ()
+    tuning: int | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a suite.
+
+    Attributes:
+        id: unique in the suite; independent of the number of seeds and models.
+        model: the label in tables. what: `name[:preset]@WIDTHxDEPTH`. target: "50M", or None if the size was given.
+        tuned: the tuned settings and their values here. parameters: the exact number.
+        trials: the runs of which the best decides the tuned values; until they end, `settings` and `lr` hold the first
+            value. Empty if the values are known. rank: of a trial of a later round: which of `trials` it tries again, from 0.
+    """
+
+    id: str
+    model: str
+    what: str
+    seed: int
+    lr: float
+    tuned: Mapping[str, Any]
+    settings: Settings
+    parameters: int
+    target: str | None
+    trials: tuple[str, ...] = ()
+    rank: int | None = None
+
+    @property
+    def tokens(self) -> int | None:
+        """Bytes that it trains on; None where minutes decide."""
+        train = self.settings.train
+        steps = train.steps if train.steps is not None or train.minutes is not None else 1000
+        return None if steps is None else steps * self.settings.tokens_per_step
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its entry in suite.json."""
+        return {
+            **dataclasses.asdict(self),
+            "settings": self.settings.to_dict(),
+            "tuned": dict(self.tuned),
+            "trials": list(self.trials),
+        }
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A model that cannot run here, and the reason."""
+
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a suite, and the models that were left out."""
+
+    jobs: tuple[Planned, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def plan(suite: Suite, wishes: Wishes) -> Plan:
+    """The runs of a suite: all models with one seed, then all with the next, so that a suite cut short can be compared.
+
+    Raises:
+        ConfigError: wrong settings, options or sizes. PluginError: a model is not installed, with `strict`.
+    """
+    protocol, axes = _overridden(suite, wishes)
+    seeds = _seeds(suite, wishes, protocol)
+    entries = chosen(suite, wishes.models)
+    tuned_apart = sorted({k for e in (*suite.models, *entries) for k in (*suite.tuned, *e.tuned, *axes)} - {"train.lr"})
+    put(protocol, "train.tuned", [key for key in tuned_apart if not key.startswith(OPTION)])
+    tuning = suite.tuning
+    if wishes.tuning is not None:
+        if tuning is None:
+            raise ConfigError(f"--tuning needs a suite with trials, and {suite.name} has no table tuning")
+        lengths = tuple(wishes.tuning * n // tuning.tokens[0] for n in tuning.tokens)
+        tuning = dataclasses.replace(tuning, tokens=lengths)
+    runs: list[list[tuple[Planned, ...]]] = []  # of each model and value, the runs of each seed
+    skipped: list[Skipped] = []
+    for entry in entries:
+        try:
+            resolve(parse_size(entry.model)[0])
+        except PluginError as error:
+            if wishes.strict or entry not in suite.models:
+                raise
+            skipped.append(Skipped(entry.label, re.split(r"\. (?:Did you mean|Installed)", str(error))[0]))
+            continue
+        tuned = {**suite.tuned, **entry.tuned, **axes}
+        for size in _sizes(entry, suite):
+            if tuning is None:
+                runs += [[(_planned(entry, size, v, seed, protocol),) for seed in seeds] for v in _values(tuned)]
+            else:
+                runs += _tried_first(entry, size, tuned, seeds, protocol, tuning)
+    if not runs:
+        raise PluginError(f"no model of suite {suite.name} is installed: {skipped[0].model}: {skipped[0].reason}")
+    jobs = tuple(job for same_seed in zip(*runs, strict=True) for group in same_seed for job in group)
+    ids = [job.id for job in jobs]
+    if twice := {id for id in ids if ids.count(id) > 1}:
+        raise ConfigError(f"two runs would be called {min(twice)}: give the models different labels")
+    return Plan(jobs, tuple(skipped))
+
+
+def chosen(suite: Suite, names: Sequence[str]) -> list[Entry]:
+    """The models with these labels or variants; other names are models that join the suite."""
+    if not names:
+        return list(suite.models)
+    found: list[Entry] = []
+    for name in names:
+        hits = [e for e in suite.models if name in (e.label, e.model)] or [e for e in suite.models if e.variant == name]
+        found += [e for e in hits or [Entry(name, parse_size(name)[0])] if e not in found]
+    return found
+
+
+def _overridden(suite: Suite, wishes: Wishes) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """The protocol with the changes of the command line, and values of tuned settings that replace the suite's."""
+    if sum(given is not None for given in (wishes.steps, wishes.tokens, wishes.minutes)) > 1:
+        raise ConfigError("give one of --steps, --tokens and --minutes")
+    tree: dict[str, Any] = {table: dict(values) for table, values in suite.protocol.items()}
+    put(tree, "data.path", wishes.data)
+    axes: dict[str, tuple[Any, ...]] = {}
+    tuned = {key for tuned in (suite.tuned, *(e.tuned for e in suite.models)) for key in tuned}
+    for text in wishes.sets:
+        key, value = _parsed(text)
+        several = isinstance(value, list) and key in TUNABLE
+        if key in tuned or several or key.startswith(OPTION):
+            axes[key] = tuple(value) if isinstance(value, list) else (value,)
+        elif key in _DECIDED:
+            raise ConfigError(f"--set {key}: the suite sets it; {_DECIDED[key]}")
+        else:
+            put(tree, key, value)
+    if not (wishes.steps is wishes.tokens is wishes.minutes is None):
+        for length in ("steps", "minutes"):
+            tree.setdefault("train", {}).pop(length, None)
+    if wishes.steps is not None:
+        put(tree, "train.steps", wishes.steps)
+    if wishes.minutes is not None:
+        put(tree, "train.minutes", float(wishes.minutes))
+    if wishes.tokens is not None:
+        put(tree, "train.steps", steps_for_tokens(wishes.tokens, from_dict(tree)))
+    return tree, axes
+
+
+_DECIDED = {
+    "model.variant": "choose with --models",
+    "model.hidden_size": "a model's size is in its name: --models NAME@1536x6",
+    "model.num_hidden_layers": "a model's size is in its name: --models NAME@1536x6",
+    "model.options": "one at a time: --set model.options.NAME=VALUE",
+    "data.path": "give --data FILE",
+    "train.tuned": "a list of values makes a setting tuned: --set train.lr=[3e-4,1e-3]",
+}
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """Key and value of one `--set`."""
+    key = text.partition("=")[0].strip()
+    tree: Any = apply_sets({}, [text])
+    for part in key.split(".", 2):
+        tree = tree[part]
+    if tree == []:
+        raise ConfigError(f"{key} has no values")
+    return key, tree
+
+
+def _seeds(suite: Suite, wishes: Wishes, protocol: Mapping[str, Any]) -> list[int]:
+    wanted = wishes.seeds if wishes.seeds is not None else suite.seeds
+    if isinstance(wanted, int) and not 1 <= wanted <= 1000:
+        raise ConfigError(f"the number of seeds is from 1 to 1000, not {wanted}")
+    if isinstance(suite.seeds, tuple):
+        listed = list(suite.seeds)
+        if isinstance(wanted, tuple):
+            return listed
+        return (listed + [max(listed) + 1 + i for i in range(wanted)])[:wanted]
+    first = from_dict(dict(protocol)).train.seed
+    return [first + i for i in range(wanted)]  # type: ignore[arg-type]
+
+
+def _values(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination of the values of what is tuned."""
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def _sizes(entry: Entry, suite: Suite) -> list[tuple[str | None, int, int]]:
+    """(target, width, depth) of each size of a model; the width is 0 if it has to be found."""
+    _, width, depth = parse_size(entry.model)
+    if width is not None and depth is not None:
+        return [(None, width, depth)]
+    targets = entry.sizes if entry.sizes is not None else suite.sizes
+    depth = entry.depth or suite.depth
+    if not targets or depth is None:
+        raise ConfigError(
+            f"model {entry.label} of suite {suite.name} has no size: name it, as in {entry.model}@1536x6, or give the suite "
+            f"sizes and a depth"
+        )
+    return [(target, 0, depth) for target in targets]
+
+
+def _planned(
+    entry: Entry,
+    size: tuple[str | None, int, int],
+    values: Mapping[str, Any],
+    seed: int,
+    protocol: Mapping[str, Any],
+    unnamed: Mapping[str, Any] | None = None,
+) -> Planned:
+    """One run. `unnamed`: further settings, left out of its id."""
+    target, width, depth = size
+    name = parse_size(entry.model)[0]
+    tree: dict[str, Any] = {table: dict(given) for table, given in protocol.items()}
+    put(tree, "model.variant", name)
+    put(tree, "model.options", dict(entry.options))
+    for key, value in {**values, **(unnamed or {})}.items():
+        put(tree, key, value)
+    put(tree, "train.seed", seed)
+    chosen = from_dict(tree)
+    options = dict(chosen.model.options) if isinstance(chosen.model.options, dict) else {}
+    backbone = (("tie_word_embeddings", chosen.model.tie_word_embeddings), ("mlp_ratio", chosen.model.mlp_ratio))
+    width, parameters = _size(name, json.dumps(options), target, width, depth, backbone)
+    put(tree, "model.hidden_size", width)
+    put(tree, "model.num_hidden_layers", depth)
+    settings = from_dict(tree)
+    resolve_settings(settings, "cpu", False)  # raises now if settings contradict each other
+    parts = [entry.label, target or f"{width}x{depth}", *(_spelled(k, v) for k, v in values.items()), f"s{seed}"]
+    id = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", "-".join(parts))
+    what = f"{name}@{width}x{depth}"
+    return Planned(id, entry.label, what, seed, settings.train.lr, dict(values), settings, parameters, target)
+
+
+def _tried_first(
+    entry: Entry,
+    size: tuple[str | None, int, int],
+    tuned: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int],
+    protocol: Mapping[str, Any],
+    tuning: Tuning,
+) -> list[list[tuple[Planned, ...]]]:
+    """Trials with the first seed, all rounds, then one run per seed with the best value.
+
+    Another value of a model option is another model, which has its own trials.
+    """
+    made: list[list[tuple[Planned, ...]]] = []
+    for given in _values({k: v for k, v in tuned.items() if k.startswith(OPTION)}):
+        values = list(_values({k: v for k, v in tuned.items() if k not in given}))
+        if tuning.trials is not None and len(values) > 1:
+            values = _drawn(values, tuning.trials, entry.label)
+        first, *others = [_planned(entry, size, given, seed, protocol, values[0]) for seed in seeds]
+        if len(values) == 1:
+            made.append([(first,), *((other,) for other in others)])
+            continue
+        trials = [_planned(entry, size, given | v, seeds[0], protocol) for v in values]
+        trials = last = [_trial(trial, tuning.tokens[0]) for trial in trials]
+        for number, tokens in enumerate(tuning.tokens[1:], 2):
+            ids, again = tuple(trial.id for trial in last), dataclasses.replace(first, tuned=given | values[0])
+            last = [
+                _trial(dataclasses.replace(again, id=f"{first.id}-{number}.{rank + 1}", trials=ids, rank=rank), tokens)
+                for rank in range(-(-len(ids) // 2))
+            ]
+            trials = [*trials, *last]
+        ids = tuple(trial.id for trial in last)
+        finals = [dataclasses.replace(final, trials=ids) for final in (first, *others)]
+        made.append([(*trials, finals[0]), *((final,) for final in finals[1:])])
+    return made
+
+
+def _drawn(values: Sequence[dict[str, Any]], count: int, model: str) -> list[dict[str, Any]]:
+    """`count` of the values in an order that is always the same, so that a larger count adds to a smaller one."""
+    if count > len(values):
+        raise ConfigError(f"tuning: {model} has only {len(values)} combinations of values for {count} trials")
+    return random.Random(0).sample(values, len(values))[:count]
+
+
+def _trial(planned: Planned, tokens: int) -> Planned:
+    """The run cut to `tokens` bytes, evaluated and saved only at its end."""
+    settings = planned.settings
+    steps = steps_for_tokens(tokens, settings)
+    train = dataclasses.replace(settings.train, steps=steps, minutes=None, save_every=0, eval_every=0)
+    settings = dataclasses.replace(settings, train=train)
+    resolve_settings(settings, "cpu", False)
+    return dataclasses.replace(planned, id=f"{planned.id}-trial", settings=settings)
+
+
+@functools.cache
+def _size(
+    name: str, options: str, target: str | None, width: int, depth: int, backbone: tuple[tuple[str, Any], ...]
+) -> tuple[int, int]:
+    """Width and exact number of parameters."""
+    given = json.loads(options)
+    if target is not None:
+        width = solve_width(name, given, parse_parameters(target), depth, **dict(backbone))
+    return width, count(resolve(name, given), width, depth, **dict(backbone))
+
+
+def _spelled(key: str, value: Any) -> str:
+    """A tuned value in the name of a job: "lr0.001"."""
+    return f"{key.rpartition('.')[2]}{value:g}" if isinstance(value, float) else f"{key.rpartition('.')[2]}{value}"

@@ -1,0 +1,87 @@
+"""Damaged files of jobs and runs, and hostile suites: equal values or one line, as in the core."""
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from elman_bench.jobs.job import Attempt, State, read_state, write_state
+from elman_bench.results.runs import read_run
+from elman_bench.suite.spec import read_suite
+from test_damage import assert_equal_or_refused, damages
+from test_hostile import PIECES, accepted_or_refused, refused
+from train_helpers import settings
+
+from elman_core.training.run import read_manifest
+from elman_core.training.start import start
+
+
+def test_damaged_states_of_jobs_are_refused(tmp_path):
+    path, state = tmp_path / "a.json", State("a", "ok", attempts=[Attempt(host="h", exit_code=0)])
+    write_state(path, state)
+    content = path.read_bytes()
+    for changed in damages(content, random.Random(0), 500):
+        path.write_bytes(changed)
+        assert_equal_or_refused(lambda: read_state(path, "a"), state)
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory):
+    """A finished run of 6 steps."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    start(settings(text, "train.steps=6", "train.warmup=1"), path, quiet=True).fit()
+    return path
+
+
+def figures(run: Path) -> object:
+    """What `elman results` shows of a run, but for speeds."""
+    found = read_run(run)
+    lines = [found.metrics.columns[name].tolist() for name in ("step", "loss", "lr", "grad_norm")]
+    return found.status, found.settings, lines, [e["loss"] for e in found.metrics.evaluations]
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "metrics.jsonl"])
+def test_damaged_files_of_a_run_change_no_figure_silently(file, run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    expected, content = figures(copy), (copy / file).read_bytes()
+    whole = read_manifest(copy)
+    for changed in damages(content, random.Random(1), 300):
+        (copy / file).write_bytes(changed)
+        found = read_run(copy)
+        if figures(copy) != expected:
+            kept = content.count(b"\n") - (changed.count(b"\n") if file.startswith("metrics") else 0)
+            assert found.fault or found.metrics.broken or kept > 0, "nothing is said"
+        assert_equal_or_refused(lambda: read_manifest(copy), whole)
+
+
+def test_hostile_suites(tmp_path):
+    draw = random.Random(1)
+    suite = tmp_path / "s.toml"
+    keys = ["summary", "sizes", "depth", "seeds", "gpus", "models", "tuned", "tuning", "protocol", "tuned.train"]
+    for _ in range(400):
+        lines = ["models = ['e42']", *(f"{draw.choice(keys)} = {draw.choice(PIECES)}" for _ in range(2))]
+        suite.write_text("\n".join(lines[draw.randrange(2) :]))
+        accepted_or_refused(read_suite, suite)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot adopt processes")
+def test_a_process_in_a_session_of_its_own_ends_with_its_job(tmp_path):
+    note = tmp_path / "pid"
+    command = ["sh", "-c", f"setsid sleep 60 & echo $! > {note}; sleep 0.2"]
+    words = [sys.executable, "-m", "elman_bench.jobs.child", str(tmp_path / "exit"), "", "", *command]
+    assert subprocess.run(words, start_new_session=True, timeout=60, check=False).returncode == 0
+    time.sleep(0.1)
+    left = [p for p in psutil.process_iter() if p.pid == int(note.read_text())]
+    assert all(p.status() == psutil.STATUS_ZOMBIE for p in left)
+
+
+def test_hostile_words_are_one_line(capsys, tmp_path):
+    dry = ("bench", "quick", "--dry-run")
+    refused(capsys, *dry, "--set", "train.lr=[]")
+    refused(capsys, *dry, "--seeds", "100000000")
+    (odd := tmp_path / "te\nxt").write_bytes(bytes(range(256)) * 64)
+    assert "cannot store names with control characters" in refused(capsys, "bench", "quick", "--data", odd)

@@ -1,0 +1,285 @@
+"""Probing: what is measured is the trainer's own step, and running out of memory is an answer."""
+
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import train_helpers
+from elman_bench import measure, memory, probe
+from elman_bench.measure import Measurement, Probe
+from elman_bench.probe import largest
+from typer.testing import CliRunner
+
+from elman_core.cli import main
+from elman_core.registry import ConfigError, KernelError, OutOfMemoryError, resolve
+from elman_core.size import count
+from elman_core.training.loop import Trainer
+from elman_core.training.settings import Settings
+
+GIB = 2**30
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return train_helpers.write_text(tmp_path / "text")
+
+
+def in_this_process(
+    settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.05
+) -> dict[str, Any]:
+    """What the measuring process would answer. Without a limit, which would hold for the rest of the tests."""
+    folder.mkdir(exist_ok=True)
+    asked = {"settings": settings.to_dict(), "seconds": seconds, "limit": None, "folder": str(folder)}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(asked)))
+    monkeypatch.setattr(sys, "argv", ["measure", str(folder / "answer.json")])
+    measure.main()
+    return json.loads((folder / "answer.json").read_text())
+
+
+# the measurement
+
+
+def test_the_command_measures_a_training_and_keeps_nothing(
+    text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    words = ["probe", "e42", "--dim", "32", "--depth", "2", "--batch", "8", "--chunk", "16", "--seconds", "0.2"]
+    words += ["--memory", "2G"]
+    assert (
+        main([*words, "--data", str(text), "--set", "train.accumulate=2", "--set", "train.device=cpu", "--json"]) == 0
+    )
+    facts = json.loads(capfd.readouterr().out)
+    assert (facts["model"], facts["precision"], facts["largest"]) == ("e42@32x2", "fp32", None)
+    assert facts["parameters"] == count(resolve("e42"), 32, 2)
+    found = facts["measurement"]
+    assert (found["batch_size"], found["chunk_size"], found["accumulate"]) == (8, 16, 2)
+    assert found["steps"] >= 3
+    assert found["tok_s"] * found["step_seconds"] == pytest.approx(8 * 16)
+    assert 50e6 < found["idle_memory"] <= found["peak_memory"] < 2 * GIB  # libraries and all
+    assert all(seconds > 0 for seconds in found["parts"].values())
+    assert list(found["parts"]) == ["data", "forward_backward", "optimizer"]
+    assert list(place.iterdir()) == []
+
+
+def test_what_does_not_fit_is_an_answer(text: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A gigabyte of logits, with one allowed for all."""
+    words = ["probe", "e42@32x2", "--batch", "16384", "--chunk", "64", "--data", str(text), "--memory", "1G"]
+    assert main([*words, "--set", "train.device=cpu"]) == 3
+    assert "elman: it does not fit: lower --batch" in capfd.readouterr().err
+
+
+def test_the_trainers_own_step_is_what_is_measured(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    inner = Trainer.train_step
+
+    def counted(trainer: Trainer) -> dict[str, float]:
+        steps.append(trainer.step)
+        return inner(trainer)
+
+    monkeypatch.setattr(Trainer, "train_step", counted)
+    answer = in_this_process(train_helpers.settings(text), tmp_path / "one", monkeypatch)
+    assert steps == list(range(len(steps)))
+    assert len(steps) == measure.WARMUP + answer["measurement"]["steps"] + 3  # three more to tell its parts apart
+    assert not (tmp_path / "one/run/checkpoints").exists()
+
+
+def test_one_step_of_each_kind_is_enough_where_a_step_takes_long(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "SLOW", 0.0)
+    answer = in_this_process(train_helpers.settings(text), tmp_path / "one", monkeypatch, seconds=1e-9)
+    assert answer["measurement"]["steps"] == 1
+    assert answer["measurement"]["parts"]["optimizer"] > 0
+
+
+def test_parts_that_a_step_hides_are_not_invented(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a step that is one graph: the optimizer's own method is not called."""
+    inner = Trainer.train_step
+
+    def graph(trainer: Trainer) -> dict[str, float]:
+        trainer.optimizer.__dict__.pop("step", None)  # whoever wrapped it is not called
+        return inner(trainer)
+
+    monkeypatch.setattr(Trainer, "train_step", graph)
+    assert in_this_process(train_helpers.settings(text), tmp_path / "two", monkeypatch)["measurement"]["parts"] is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (OutOfMemoryError("no room"), "OutOfMemoryError", "does not fit"),
+        (MemoryError(), "OutOfMemoryError", "does not fit"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "OutOfMemoryError", "does not fit"),
+        (KernelError("too many rows"), "KernelError", "too many rows"),
+        (RuntimeError("odd\nthing"), "ElmanError", "RuntimeError: odd thing"),
+    ],
+)
+def test_errors_of_the_measuring_process_arrive(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: str, says: str
+) -> None:
+    def fail(_: Trainer) -> None:
+        raise error
+
+    monkeypatch.setattr(Trainer, "train_step", fail)
+    answer = in_this_process(train_helpers.settings(text), tmp_path / "bad", monkeypatch)
+    assert answer["kind"] == kind
+    assert says in answer["error"]
+
+
+def test_a_process_that_is_killed_is_out_of_memory(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is what the system does to it."""
+    monkeypatch.setattr(probe.sys, "executable", "false")
+    with pytest.raises(Exception, match="ended with code 1: no message"):
+        probe.probe(train_helpers.settings(text), limit=GIB)
+    monkeypatch.setattr(probe, "_run", lambda *_: (-signal.SIGKILL, ""))
+    with pytest.raises(OutOfMemoryError, match="at batch 4: out of memory"):
+        probe.probe(train_helpers.settings(text), limit=GIB)
+
+
+def test_an_interrupt_ends_the_measuring_process(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
+    def interrupt() -> None:
+        while not note.exists() or not note.read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        probe._run([sys.executable, "-c", code], "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+
+
+# the search
+
+
+def pretend(most: int, error: Exception | None = None) -> Any:
+    """An `attempt` in which `most` rows fit."""
+
+    def attempt(settings: Settings, seconds: float, limit: int | None) -> Probe:
+        rows = settings.train.batch_size
+        assert settings.train.accumulate == 1
+        if rows > most:
+            raise error or OutOfMemoryError("does not fit")
+        return Probe(1, "cpu", "fp32", [], Measurement(rows, 16, 1, 3, 1.0, 1.0, 1.0, rows, 0, None))
+
+    return attempt
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 31, 32, 33, 100, 777, 5000, 65536])
+@pytest.mark.parametrize("first", [1, 4, 256])
+def test_the_largest_batch_is_found_within_three_percent(text: Path, most: int, first: int) -> None:
+    settings = train_helpers.settings(text, f"train.batch_size={first}")
+    found = largest(settings, limit=GIB, attempt=pretend(most))
+    assert found.rows <= most
+    assert most - found.rows <= max(0, most // 32)
+    assert found.probe.measurement.batch_size == found.rows
+    assert found.tried[found.rows] == "fits"
+    assert all((outcome == "fits") == (rows <= most) for rows, outcome in found.tried.items())
+    assert found.limited_by == ("memory" if most < 65536 else "65536 rows are the most that are tried")
+    assert len(found.tried) <= 24
+
+
+def test_a_batch_that_fits_for_a_few_steps_only_is_not_the_largest(text: Path) -> None:
+    few, more = pretend(1088), pretend(1040)
+    found = largest(
+        train_helpers.settings(text),
+        limit=GIB,
+        attempt=lambda settings, seconds, limit: (more if seconds else few)(settings, seconds, limit),
+    )
+    assert 1040 - 1040 // 32 <= found.rows == found.probe.measurement.batch_size <= 1040
+    assert found.limited_by == "memory"
+
+
+def test_a_batch_that_a_kernel_refuses_bounds_the_search(text: Path) -> None:
+    found = largest(train_helpers.settings(text), limit=GIB, attempt=pretend(90, KernelError("at most 90 rows")))
+    assert (found.limited_by, found.tried[128]) == ("at most 90 rows", "at most 90 rows")
+    assert 88 <= found.rows <= 90
+
+
+def test_a_model_that_does_not_fit_at_all_raises(text: Path) -> None:
+    with pytest.raises(OutOfMemoryError, match="does not fit"):
+        largest(train_helpers.settings(text), limit=GIB, attempt=pretend(0))
+
+
+def test_the_command_shows_the_largest_batch(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "probe", pretend(40))
+    from elman_core.cli import build_app
+
+    words = ["probe", "e42@16x2", "--batch", "16", "--chunk", "16", "--data", str(text), "--largest"]
+    done = CliRunner().invoke(build_app(), [*words, "--set", "train.device=cpu"])
+    assert done.exit_code == 0, done.output
+    assert "batch 32: fits" in done.stderr
+    assert "largest batch: 40 rows of 16; limited by: memory" in done.stdout
+
+
+# memory
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("8G", 8 * GIB), ("8 GiB", 8 * GIB), ("512m", 2**29), ("1.5k", 1536), ("4096", 4096), ("2gb", 2 * GIB)]
+)  # fmt: skip
+def test_amounts_of_memory_are_read(text: str, number: int) -> None:
+    assert memory.parse_bytes(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "0", "8X", "much"])
+def test_other_amounts_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="write an amount of memory as"):
+        memory.parse_bytes(text)
+
+
+def test_control_groups_limit_memory(tmp_path: Path) -> None:
+    """The group of a process, and those around it."""
+    (tmp_path / "names").write_text("0::/job/step\n")
+    (tmp_path / "job/step").mkdir(parents=True)
+    for name, text in (("max", "9000"), ("current", "8000"), ("stat", "anon 5\ninactive_file 1000")):
+        (tmp_path / f"job/memory.{name}").write_text(f"{text}\n")
+    (tmp_path / "job/step/memory.max").write_text("max\n")
+    assert memory.available(tmp_path / "names", tmp_path) == 9000 - (8000 - 1000)
+    (tmp_path / "job/memory.max").write_text("max\n")
+    assert memory.available(tmp_path / "names", tmp_path) > 10**7
+
+
+# on a GPU, where memory is what torch allocates ----------------------------------------------------------------------
+
+
+MODEL = ("model.hidden_size=512", "model.num_hidden_layers=4", "train.chunk_size=256", "train.device=cuda")
+
+
+@pytest.mark.gpu
+def test_memory_is_measured_and_the_search_ends_beside_the_limit(tmp_path: Path) -> None:
+    text = train_helpers.write_text(tmp_path / "text")
+    settings = train_helpers.settings(text, *MODEL, "train.batch_size=8")
+    found = probe.probe(settings, 0.5, 4 * GIB)
+    measured = found.measurement
+    assert found.device.startswith("cuda")
+    assert (
+        4 * found.parameters <= measured.idle_memory < measured.peak_memory <= 4 * GIB
+    )  # float32 weights, then Adam's state
+    assert measured.first_step_seconds > measured.step_seconds
+    best = largest(settings, found, 0.5, 4 * GIB)
+    assert best.limited_by == "memory"
+    assert best.probe.measurement.peak_memory > 0.75 * 4 * GIB
+    assert any(outcome == "out of memory" for outcome in best.tried.values())
+    assert torch.cuda.memory_allocated() == 0  # nothing ran in this process
+
+
+@pytest.mark.gpu
+def test_what_does_not_fit_on_a_gpu_is_an_answer(tmp_path: Path) -> None:
+    text = train_helpers.write_text(tmp_path / "text")
+    with pytest.raises(OutOfMemoryError, match="does not fit"):
+        probe.probe(train_helpers.settings(text, *MODEL, "train.batch_size=4096"), 0.5, GIB)

@@ -1,0 +1,248 @@
+"""A suite that tries values on short runs and goes on with the best, here, later, and on another machine."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import test_bench_suite
+from elman_bench.jobs.job import State, write_state
+from elman_bench.suite import folder as folder_module
+from scheduler_helpers import cpu_executor, schedule, shell_job, state
+from test_bench_cli import states
+from test_bench_suite import TINY, Wishes, ids, plan, suite
+from train_helpers import write_text
+
+from elman_core.cli import main
+from elman_core.registry import ConfigError
+from elman_core.training.settings import from_dict, read_recipe
+
+TRIED = TINY + '[tuned]\n"train.lr" = [1e-3, 3e-3]\n[tuning]\ntokens = 64\n'
+
+
+def opened(tmp_path, text=TRIED, **wishes):
+    return test_bench_suite.opened(tmp_path, text, **wishes)
+
+
+def ended(tmp_path, id, bits, status="ok"):
+    """A trial that ended so."""
+    run = tmp_path / "out/runs" / id
+    run.mkdir(parents=True)
+    result = {} if bits is None else {"bits_per_byte": bits, "loss_last_100_steps": -bits}
+    (run / "manifest.json").write_text(json.dumps({"status": status, "result": result}))
+
+
+def test_trials_of_a_model_come_before_its_run_and_are_made_once_for_all_seeds(tmp_path):
+    planned = plan(suite(tmp_path, TRIED), Wishes("/text"))
+    trials = {m: tuple(f"{m}-16x1-lr{lr}-s42-trial" for lr in ("0.001", "0.003")) for m in ("e42", "g")}
+    assert ids(planned) == [
+        *trials["e42"], "e42-16x1-s42", *trials["g"], "g-16x1-s42", "e42-16x1-s43", "g-16x1-s43",
+    ]  # fmt: skip
+    jobs = {job.id: job for job in planned.jobs}
+    assert jobs["e42-16x1-s43"].trials == trials["e42"]
+    assert jobs["g-16x1-s42"].trials == trials["g"]
+    assert [jobs[id].lr for id in trials["g"]] == [1e-3, 3e-3]
+    trial, final = jobs[trials["g"][0]].settings, jobs["g-16x1-s42"].settings
+    assert (trial.train.steps, trial.train.save_every, trial.train.eval_every) == (2, 0, 0)
+    assert final.train.steps == 4
+    assert jobs[trials["g"][0]].trials == ()
+
+
+def test_the_command_line_sets_how_long_trials_are_and_one_value_needs_none(tmp_path):
+    short = plan(suite(tmp_path, TRIED), Wishes("/text", ("g",), 1, tuning=100))
+    assert [job.settings.train.steps for job in short.jobs] == [4, 4, 4]
+    alone = plan(suite(tmp_path, TRIED), Wishes("/text", ("g",), 1, sets=("train.lr=0.5",)))
+    assert [(job.id, job.trials, job.lr) for job in alone.jobs] == [("g-16x1-s42", (), 0.5)]
+    minutes = plan(suite(tmp_path, TRIED), Wishes("/text", ("g",), 1, minutes=2))
+    assert [(job.settings.train.steps, job.settings.train.minutes) for job in minutes.jobs] == [(2, None)] * 2 + [
+        (None, 2.0)
+    ]
+
+
+def test_a_value_of_an_option_is_another_model_with_trials_of_its_own(tmp_path):
+    wishes = Wishes("/text", ("e42",), 1, sets=("model.options.expansion=[1.0,2.0]",))
+    jobs = plan(suite(tmp_path, TRIED), wishes).jobs
+    finals = [job for job in jobs if job.trials]
+    assert [job.id for job in finals] == ["e42-16x1-expansion1-s42", "e42-16x1-expansion2-s42"]
+    assert [len(job.trials) for job in finals] == [2, 2]
+    assert finals[0].parameters < finals[1].parameters
+    assert {job.parameters for job in jobs if job.id in finals[1].trials} == {finals[1].parameters}
+
+
+def test_the_best_of_those_that_ended_well_is_chosen_and_stays(tmp_path):
+    jobs = {job.id: job for job in opened(tmp_path, models=("g",), seeds=1)}
+    low, high = "g-16x1-lr0.001-s42-trial", "g-16x1-lr0.003-s42-trial"
+    final = jobs["g-16x1-s42"]
+    assert final.after == (low, high)
+    assert jobs[low].after == ()
+    with pytest.raises(ConfigError, match="no trial ended well"):
+        final.prepare()
+    ended(tmp_path, low, 3.0)
+    ended(tmp_path, high, 2.0)
+    final.prepare()
+    made = from_dict(read_recipe(tmp_path / "out/jobs/g-16x1-s42.toml"))
+    assert (made.train.lr, made.train.steps) == (3e-3, 4)
+    entry = next(j for j in json.loads((tmp_path / "out/suite.json").read_text())["jobs"] if j["id"] == "g-16x1-s42")
+    assert (entry["chosen"], entry["lr"], entry["settings"]["train"]["lr"]) == ({"train.lr": 3e-3}, 3e-3, 3e-3)
+    write_state(tmp_path / "out/jobs/g-16x1-s42.json", State("g-16x1-s42", "ok"))
+    again = {job.id: job for job in opened(tmp_path, models=("g",), seeds=1)}
+    assert again["g-16x1-s42"].after == (low, high)
+    kept = next(j for j in json.loads((tmp_path / "out/suite.json").read_text())["jobs"] if j["id"] == "g-16x1-s42")
+    assert kept == entry, "opening the folder again does not forget it"
+
+
+HALVED = TRIED.replace("[1e-3, 3e-3]", "[1e-3, 2e-3, 3e-3, 4e-3, 5e-3]").replace("= 64", "= [64, 96, 128]")
+
+
+def test_the_better_half_of_a_round_is_tried_again_and_the_last_round_decides(tmp_path):
+    jobs = {job.id: job for job in opened(tmp_path, HALVED, models=("g",), seeds=1)}
+    first = [f"g-16x1-lr0.00{i}-s42-trial" for i in range(1, 6)]
+    second, third = ([f"g-16x1-s42-{n}.{i + 1}-trial" for i in range(count)] for n, count in ((2, 3), (3, 2)))
+    assert list(jobs) == [*first, *second, *third, "g-16x1-s42"]
+    assert [jobs[id].after for id in (*second, *third)] == [tuple(first)] * 3 + [tuple(second)] * 2
+    assert jobs["g-16x1-s42"].after == tuple(third)
+    for id, bits in zip(first, (3.0, 1.0, 2.0, 5.0, 4.0), strict=True):
+        ended(tmp_path, id, bits)
+    for id, bits in zip(second, (2.0, 3.0, 1.0), strict=True):  # of 2e-3, 3e-3, 1e-3
+        jobs[id].prepare()
+        ended(tmp_path, id, bits)
+    jobs[third[0]].prepare()
+    ended(tmp_path, third[0], 1.0)
+    rates = {id: read_recipe(tmp_path / f"out/jobs/{id}.toml")["train"] for id in (*second, third[0])}
+    assert [rate["lr"] for rate in rates.values()] == [2e-3, 3e-3, 1e-3, 1e-3]
+    assert [rate["steps"] for rate in rates.values()] == [3, 3, 3, 4]
+    opened(tmp_path, HALVED, models=("g",), seeds=1)
+    jobs["g-16x1-s42"].prepare()
+    assert read_recipe(tmp_path / "out/jobs/g-16x1-s42.toml")["train"]["lr"] == 1e-3
+
+
+def test_what_did_not_end_well_leaves_fewer_to_try_again(tmp_path):
+    jobs = {job.id: job for job in opened(tmp_path, HALVED, models=("g",), seeds=1)}
+    ended(tmp_path, "g-16x1-lr0.001-s42-trial", 3.0)
+    jobs["g-16x1-s42-2.1-trial"].prepare()
+    with pytest.raises(ConfigError, match="only 1 of 5 trials ended well"):
+        jobs["g-16x1-s42-2.2-trial"].prepare()
+
+
+def test_every_model_draws_as_many_values_and_more_trials_add_to_fewer(tmp_path):
+    def drawn(count):
+        planned = plan(suite(tmp_path, f"{HALVED}trials = {count}\n"), Wishes("/text"))
+        found = {}
+        for job in planned.jobs:
+            if job.id.endswith("-trial") and job.rank is None:
+                found.setdefault(job.model, set()).add(job.lr)
+        return found
+
+    two, four = drawn(2), drawn(4)
+    assert two["g"] == two["e42"]
+    assert len(two["g"]) == 2
+    assert two["g"] < four["g"]
+    with pytest.raises(ConfigError, match="only 5 combinations of values for 6 trials"):
+        drawn(6)
+
+
+def test_a_trial_that_diverged_has_no_say_and_the_last_losses_decide_where_nothing_is_held_out(tmp_path):
+    opened(tmp_path, models=("g",), seeds=1)
+    entries = json.loads((tmp_path / "out/suite.json").read_text())["jobs"]
+    ended(tmp_path, "g-16x1-lr0.001-s42-trial", 3.0)
+    ended(tmp_path, "g-16x1-lr0.003-s42-trial", 1.0, "diverged@2")
+    assert folder_module.best(tmp_path / "out", entries[:2]) == {"train.lr": 1e-3}
+    for id, loss in (("g-16x1-lr0.001-s42-trial", 2.0), ("g-16x1-lr0.003-s42-trial", 1.5)):
+        manifest = {"status": "ok", "result": {"loss_last_100_steps": loss}}
+        (tmp_path / "out/runs" / id / "manifest.json").write_text(json.dumps(manifest))
+    assert folder_module.best(tmp_path / "out", entries[:2]) == {"train.lr": 3e-3}
+
+
+# the scheduler
+
+
+def test_a_job_waits_for_others_and_does_not_hold_up_those_behind_it(tmp_path):
+    order = tmp_path / "order"
+    said = f"echo $ID >> {order}"
+    first = shell_job(tmp_path, "first", f"until grep -q behind {order}; do sleep 0.05; done; {said}")
+    bad = shell_job(tmp_path, "bad", f"{said}; exit 4")
+    prepared = []
+    later = replace(shell_job(tmp_path, "later", said), after=("first", "bad"), prepare=lambda: prepared.append(1))
+    statuses, _ = schedule([first, bad, later, shell_job(tmp_path, "behind", said)], cpu_executor(2))
+    assert statuses == {"first": "ok", "bad": "crashed", "later": "ok", "behind": "ok"}
+    assert order.read_text().split() == ["bad", "behind", "first", "later"]
+    assert prepared == [1]
+
+
+def test_a_job_that_cannot_be_prepared_says_why_and_gives_its_place_back(tmp_path):
+    def refuse():
+        raise ConfigError("no trial ended well")
+
+    jobs = [replace(shell_job(tmp_path, "a", "true"), prepare=refuse), shell_job(tmp_path, "b", "true")]
+    statuses, said = schedule(jobs, cpu_executor(1))
+    assert statuses == {"a": "crashed", "b": "ok"}
+    assert "a: crashed: no trial ended well" in said.events
+    assert state(jobs[0]).attempts[0].cause == "no trial ended well"
+
+
+def test_a_job_whose_trials_have_no_answer_stays_waiting(tmp_path):
+    jobs = [shell_job(tmp_path, "a", "kill -9 $$"), replace(shell_job(tmp_path, "b", "true"), after=("a",))]
+    statuses, said = schedule(jobs, cpu_executor(1), retries=0)
+    assert statuses == {"a": "killed", "b": "waiting"}
+    assert "b: not started: it waits for a, which did not all end" in said.events
+    jobs[0] = shell_job(tmp_path, "a", "true")
+    assert schedule(jobs, cpu_executor(1))[0] == {"a": "ok", "b": "ok"}
+
+
+# all of it
+
+
+SMALL = """
+models = ["gru@16x1"]
+seeds = 1
+[tuned]
+"train.lr" = [1e-6, 1e-2]
+[tuning]
+tokens = 1920
+[protocol.train]
+batch_size = 2
+chunk_size = 16
+steps = 200
+[protocol.data]
+eval_bytes = 1000
+"""
+
+
+# A training in a few milliseconds: `train RECIPE --out RUN`; the larger the learning rate, the better.
+STUB = """
+import json, pathlib, sys, tomllib
+recipe, run = tomllib.loads(pathlib.Path(sys.argv[2]).read_text()), pathlib.Path(sys.argv[4])
+run.mkdir(parents=True)
+result = {"bits_per_byte": 1 - recipe["train"]["lr"]}
+(run / "manifest.json").write_text(json.dumps({"status": "ok", "settings": recipe, "result": result}))
+"""
+
+
+def test_a_suite_is_carried_to_another_machine_without_its_weights_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "text", 100_000)
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "stub.py").write_text(STUB)
+    monkeypatch.setattr(folder_module, "_launcher", lambda _: (sys.executable, str(tmp_path / "stub.py")))
+    words = ["bench", "small.toml", "--data", "text", "--gpus", "none", "--slots", "2", "--json"]
+    assert main(words) == 0
+    first = {job["id"]: job for job in json.loads(capsys.readouterr().out)["jobs"]}
+    assert [job["status"] for job in first.values()] == ["ok"] * 3
+    folder, final = tmp_path / "runs/small", "gru-16x1-s42"
+    manifest = folder / "runs" / final / "manifest.json"
+    whole = manifest.read_text()
+    assert json.loads(whole)["settings"]["train"]["lr"] == 1e-2
+    # On the other machine: what was being trained there says so, and neither weights nor locks came along.
+    state_file = folder / "jobs" / f"{final}.json"
+    facts = {k: v for k, v in json.loads(state_file.read_text()).items() if k != "digest"}
+    facts["status"] = "running"
+    facts["attempts"][0] |= {"host": "elsewhere", "ended": None, "exit_code": None}
+    state_file.write_text(json.dumps(facts))
+    (folder / "logs" / f"{final}.1.exit").unlink()
+    manifest.write_text(json.dumps({**json.loads(whole), "status": "running"}))
+    for lock in folder.rglob("*.lock"):
+        lock.unlink()
+    assert main(words) == 0
+    assert [job["status"] for job in json.loads(capsys.readouterr().out)["jobs"]] == ["ok"] * 3
+    assert [len(states(folder)[id].attempts) for id in first] == [1, 1, 2], "what had ended well is not repeated"
+    assert manifest.read_text() == whole
