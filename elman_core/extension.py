@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ElmanError,
         OutOfMemoryError,
         PluginError,
+        check_value,
         did_you_mean,
         errors,
         parse_size,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from .registry.extensions import load_extension, packages
     from .size import TOLERANCE, count, parse_parameters, solve_width
     from .storage import now, read_json, replacing, require_text, storage_errors, write_json, write_text
-    from .training import Settings, TrainSettings, start
+    from .training import Settings, TrainSettings
     from .training.precision import pick_device
     from .training.recipes import folders
     from .training.run.display import backends
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from .training.run.protocol import protocol_hash
     from .training.settings import TUNABLE, apply_sets, from_dict, known_keys, put, steps_for_tokens
     from .training.settings import resolve as resolve_settings
+    from .training.start import start
 
 _NAMES = {
     "cli._text": "columns dump free_folder table wrapped",
@@ -48,20 +50,21 @@ _NAMES = {
     "data": "standard_library_corpus",
     "locks": "MACHINE_WIDE Lock holder is_locked lock_soon",
     "metrics": "METRICS WINDOW Metrics progress read_metrics",
-    "registry": "CheckpointError ConfigError ElmanError OutOfMemoryError PluginError check_value did_you_mean errors parse_size "
-    "resolve",
+    "registry": "CheckpointError ConfigError ElmanError OutOfMemoryError PluginError "
+    "check_value did_you_mean errors parse_size resolve",
     "registry.checks": "ran_out",
     "registry.errors": "printable",
     "registry.extensions": "load_extension packages",
     "size": "TOLERANCE count parse_parameters solve_width",
     "storage": "now read_json replacing require_text storage_errors write_json write_text",
-    "training": "Settings TrainSettings start",
-    "training.run.display": "backends",
+    "training": "Settings TrainSettings",
     "training.precision": "pick_device",
-    "training.run.protocol": "protocol_hash",
     "training.recipes": "folders",
+    "training.run.display": "backends",
     "training.run.facts": "memory_in_use",
+    "training.run.protocol": "protocol_hash",
     "training.settings": "TUNABLE apply_sets from_dict known_keys put resolve_settings steps_for_tokens",
+    "training.start": "start",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

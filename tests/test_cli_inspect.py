@@ -87,7 +87,7 @@ def test_list_names_every_variant_once(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_doctor_names_machine_plugins_and_back_ends(capsys: pytest.CaptureFixture[str]) -> None:
     sections = read(capsys, "doctor")
-    assert list(sections) == ["machine", "kernels", "plugins", "variants"]
+    assert list(sections) == ["machine", "kernels", "plugins", "extensions", "variants"]
     rows = {(title, r["what"]): r for title, found in sections.items() for r in found}
     assert rows["machine", "torch"]["is"].startswith(torch.__version__)
     assert rows["plugins", "elman-e42"]["is"].endswith(": e42")

@@ -10,22 +10,12 @@ import pytest
 import torch
 from train_helpers import losses, manifest, metrics, settings
 
-from elman_core.extension import (
-    CheckpointError,
-    ConfigError,
-    ElmanError,
-    LadderForCausalLM,
-    check_folder,
-    load_checkpoint,
-    log_line,
-    main,
-    read_json,
-    read_line,
-    resume,
-    start,
-    write_folder,
-    write_json,
-)
+from elman_core.cli import main
+from elman_core.model import LadderForCausalLM
+from elman_core.model.checkpoint import load_checkpoint
+from elman_core.registry import CheckpointError, ConfigError, ElmanError
+from elman_core.storage import check_folder, log_line, read_json, read_line, write_folder, write_json
+from elman_core.training.start import resume, start
 
 
 def flipped(content: bytes, bit: int) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import tomllib
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,15 @@ def packages() -> dict[str, metadata.Distribution]:
     return {point.module.partition(".")[0]: point.dist for point in points if point.dist is not None}
 
 
-def load_extension(kind: str, name: str) -> Any:
+def load_extension(kind: str, name: str, check: Callable[[Any], None] = lambda _: None) -> Any:
     """Import the object behind an entry point.
+
+    Args:
+        check: raises if the object is not what the kind asks for.
 
     Raises:
         ConfigError: there is none of this name; says what to install if that is known.
-        PluginError: two packages have it, it cannot be imported, or its package was made for another core.
+        PluginError: two packages have it, it is broken, or its package was made for another core.
     """
     found = extensions(kind)
     if name not in found:
@@ -51,10 +55,12 @@ def load_extension(kind: str, name: str) -> Any:
     if needs := needs_core(first.dist):
         raise PluginError(f"{what} of {package} needs {needs}: pip install '{needs}'")
     try:
-        return first.load()
+        made = first.load()
+        check(made)
+        return made
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever the import of an extension raises
+    except BaseException as error:  # whatever an extension raises
         raise PluginError(f"extension {package} is broken: {one_line(error)}") from error
 
 

@@ -6,13 +6,14 @@ import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from elman_core.registry import PluginError, plugins
-from elman_core.registry.checks import one_line, said_when_slow
+from elman_core.registry.checks import check_hooks, one_line, said_when_slow
+from elman_core.registry.extensions import load_extension
 
 OBSERVE = (
     "elman_run_start", "elman_step_end", "elman_evaluation_end", "elman_checkpoint_saved", "elman_run_end",
@@ -48,6 +49,35 @@ def hook_plugins(hooks: Sequence[str] = (*OBSERVE, *ACT)) -> dict[str, list[str]
 def acting() -> dict[str, list[str]]:
     """The plugins that change a training, by hook: for the manifest."""
     return hook_plugins(ACT)
+
+
+def load_loggers(names: str) -> dict[str, Any]:
+    """The loggers that `train.loggers` names.
+
+    Raises:
+        ConfigError: one is not installed. PluginError: one is broken, or does more than observe.
+    """
+    wanted = filter(None, (name.strip() for name in names.split(",")))
+    return {f"logger {name}": load_extension("loggers", name, _check_logger) for name in wanted}
+
+
+def _check_logger(logger: Any) -> None:
+    check_hooks(logger)
+    if more := [hook for hook in (*ACT, "elman_variants") if hasattr(logger, hook)]:
+        raise PluginError(f"it implements {more[0]}; a logger observes: {', '.join(OBSERVE)}")
+
+
+@contextlib.contextmanager
+def listening_in(loggers: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, hooks call these loggers, too."""
+    manager = plugins().manager
+    for name, logger in loggers.items():
+        manager.register(logger, name=name)
+    try:
+        yield
+    finally:
+        for name in loggers:
+            manager.unregister(name=name)
 
 
 def watched() -> bool:

@@ -27,7 +27,7 @@ from elman_core.storage import now
 from . import evaluate, failures
 from .checkpoint import Progress, save_checkpoint
 from .estimate import SLOW, seconds_a_step
-from .hooks import acting, call, loss_terms, watched
+from .hooks import acting, call, listening_in, load_loggers, loss_terms, watched
 from .modes import choose_mode, make_step
 from .objective import require_constant_state
 from .optim import Optimizer, Schedule
@@ -144,6 +144,8 @@ class Trainer:
         self.ahead = 1 if self.device.type == "cuda" and not watched() else 0
         self.launched: deque[Launched] = deque()
         self.settled_at = 0.0  # when the values of the last step arrived
+        # Loggers get the figures of a step when they arrive; the model may be a step further.
+        self.loggers = load_loggers(train.loggers) if self.ranks.main else {}
         self.signals = RankSignals(self.ranks, self.processes)
         self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)
         self.saved: tuple[int, Path | None] = (-1, None)  # step and path of the last checkpoint
@@ -183,6 +185,7 @@ class Trainer:
         self.signals = RankSignals(self.ranks, self.processes, self.progress.seconds)
         # Until the very end: launchers send SIGTERM to processes that are still writing down why they stop.
         with (
+            listening_in(self.loggers),
             listening(again_interrupts=self.signals.alone) as self.signals.received,
             self.signals.watched(lambda seconds: failures.stalled(self, seconds), early=self.device.type == "cuda"),
         ):

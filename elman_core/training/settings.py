@@ -93,6 +93,7 @@ class TrainSettings:
     keep: int = option(3, "checkpoints kept; 0: all", ge=0)
     eval_every: int = option(1000, "steps between evaluations; the end is always evaluated; 0: only the end", ge=0)
     log_every: int = option(10, "steps between plain lines where there is no terminal", ge=1)
+    loggers: str = option("", "installed loggers that also get the figures, separated by commas: tensorboard, wandb, …")
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def from_dict(tree: Mapping[str, Any], where: str = "") -> Settings:
 
 RESUMABLE = (
     "train.accumulate", "train.loss_chunk", "train.gradient_checkpointing", "train.parallel", "train.device",
-    "train.save_every", "train.keep", "train.eval_every", "train.log_every",
+    "train.save_every", "train.keep", "train.eval_every", "train.log_every", "train.loggers",
 )  # fmt: skip
 """Settings that may change on resume: they affect memory, speed and output, and nothing that is compared."""
 
@@ -274,7 +275,7 @@ def _parse(key: str, text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
-        if re.fullmatch(r"[^\s\"'\[\]{}=,#]+", text):
+        if re.fullmatch(r"[^\s\"'\[\]{}=#]+", text):
             return text
         raise ConfigError(f"the value of {key} is not TOML: {text!r}; write text as {key}='…'") from None
 

@@ -113,7 +113,7 @@ def test_a_dry_run_says_what_is_done_with_each_run_and_why(here, capsys):
     ("words", "said"),
     [
         (("bench", "quik"), "there is no suite 'quik'. Did you mean 'quick'?"),
-        (("bench", "tiny.toml", "--on", "moon"), "--on takes local or ray, not 'moon'"),
+        (("bench", "tiny.toml", "--on", "moon"), "there is no executor 'moon'"),
         (("bench", "tiny.toml", "--data", "nowhere"), "nowhere"),
         (("bench", "tiny.toml", "--data", "text", "--strict"), "no variant 'e77' is installed"),
         (("bench", "tiny.toml", "--data", "text", "--set", "train.chunk_size=90000"), "text"),

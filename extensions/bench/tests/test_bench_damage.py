@@ -16,7 +16,7 @@ from test_damage import assert_equal_or_refused, damages
 from test_hostile import PIECES, accepted_or_refused, refused
 from train_helpers import settings
 
-from elman_core.training.run import read_manifest
+from elman_core.training.run.folder import read_manifest
 from elman_core.training.start import start
 
 

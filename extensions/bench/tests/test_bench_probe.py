@@ -139,7 +139,7 @@ def test_errors_of_the_measuring_process_arrive(
 
 def test_a_process_that_is_killed_is_out_of_memory(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is what the system does to it."""
-    monkeypatch.setattr(probe.sys, "executable", "false")
+    monkeypatch.setattr(probe, "PYTHON", ("false",))
     with pytest.raises(Exception, match="ended with code 1: no message"):
         probe.probe(train_helpers.settings(text), limit=GIB)
     monkeypatch.setattr(probe, "_run", lambda *_: (-signal.SIGKILL, ""))

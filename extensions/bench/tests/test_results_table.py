@@ -292,7 +292,7 @@ def test_speeds_without_a_kernel_and_kernels_that_nobody_verified_are_noted(tmp_
 
 
 def test_a_narrow_terminal_gets_whole_columns_and_the_names_of_the_rest(suite, capsys, monkeypatch):
-    monkeypatch.setattr("elman_core.cli.results.columns", lambda: 80)
+    monkeypatch.setattr("elman_bench.cli.results.columns", lambda: 80)
     for words in (["results"], ["compare"]):
         assert main([*words, str(suite)]) == 0
         said = capsys.readouterr().out

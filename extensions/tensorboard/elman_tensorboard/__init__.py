@@ -1,6 +1,6 @@
 """Every figure of a training as TensorBoard event files, in the run's own folder: `tensorboard --logdir runs`.
 
-A plugin that only observes: it changes nothing, and it records every run while it is installed.
+A logger: it observes the runs whose setting `train.loggers` names it, and changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every figure of a training in trackio's dashboard on this machine: `trackio show --project elman`.
 
-A plugin that only observes. trackio keeps its files on this machine and sends nothing. Its calls are those of wandb: with
-`import wandb as trackio`, and `mode="offline", id=name` in `init`, the same file serves Weights & Biases.
+A logger: it observes the runs whose setting `train.loggers` names it. trackio keeps its files on this machine and
+sends nothing.
 """
 
 from __future__ import annotations
