@@ -33,7 +33,18 @@ if TYPE_CHECKING:
     from .registry.errors import printable
     from .registry.extensions import load_extension, packages
     from .size import TOLERANCE, count, parse_parameters, solve_width
-    from .storage import now, read_json, replacing, require_text, storage_errors, write_json, write_text
+    from .storage import (
+        appending,
+        now,
+        open_regular,
+        read_bytes,
+        read_json,
+        replacing,
+        require_text,
+        storage_errors,
+        write_json,
+        write_text,
+    )
     from .training import Settings, TrainSettings
     from .training.precision import pick_device
     from .training.recipes import folders
@@ -56,7 +67,7 @@ _NAMES = {
     "registry.errors": "printable",
     "registry.extensions": "load_extension packages",
     "size": "TOLERANCE count parse_parameters solve_width",
-    "storage": "now read_json replacing require_text storage_errors write_json write_text",
+    "storage": "appending now open_regular read_bytes read_json replacing require_text storage_errors write_json write_text",
     "training": "Settings TrainSettings",
     "training.precision": "pick_device",
     "training.recipes": "folders",

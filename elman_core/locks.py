@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 from elman_core.registry.errors import ConfigError, StorageError, printable
+from elman_core.storage import open_regular
 
 MACHINE_WIDE = Path("/tmp/elman-locks")
 """The folder of the GPUs' locks, for all users of a machine. Not TMPDIR, which differs between users and batch jobs."""
@@ -104,17 +104,13 @@ def holder(path: Path) -> str:
 
 def _open(path: Path, flags: int) -> int:
     """A regular file, not through a link. Raises `StorageError` for anything else, `OSError` if it cannot be opened."""
-    safe = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        fd = os.open(path, flags | safe, 0o666)
+        return open_regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK):
-            raise StorageError(f"{path} is a link, but should be a lock file: remove it") from error
-        raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise StorageError(f"{path} is not a regular file, but should be a lock file: remove it")
-    return fd
+        what = {errno.ELOOP: "a link", errno.EMLINK: "a link", errno.EINVAL: "not a regular file"}.get(error.errno or 0)
+        if what is None:
+            raise
+        raise StorageError(f"{path} is {what}, but should be a lock file: remove it") from error
 
 
 def _create(path: Path, shared: bool) -> int:

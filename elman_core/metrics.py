@@ -1,28 +1,32 @@
 """Reading metrics.jsonl, also while it is being written or after a kill. Needs no torch.
 
-A damaged line is left out and counted. Steps rise: if a step occurs twice, as after a resume that could not cut
-the file, the later line counts.
+A damaged line is left out and counted. Training writes steps one by one: lines in another order are put in order and
+counted, and of two lines of one step the later counts. A mean over steps is known only if all of them are.
 """
 
 from __future__ import annotations
 
-import json
+import bisect
+import itertools
 import math
+import os
 import statistics
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elman_core.registry import StorageError
-from elman_core.storage import read_line
+from elman_core.storage import open_regular, read_line
 
 METRICS = "metrics.jsonl"
 COLUMNS = ("step", "loss", "lr", "grad_norm", "tok_s", "memory", "seconds", "bytes_seen")
 WINDOW = 100
 """Number of optimizer steps over which losses are averaged."""
 TAIL = 1 << 14  # bytes at the end of the file; a line has some hundred
+LONGEST, MOST = 1 << 20, 1 << 34
+"""Bytes of a line and of the file."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,8 @@ class Metrics:
 
     Attributes:
         columns: for each of `COLUMNS` one value per optimizer step, by rising step; nan where a line lacks it.
-        evaluations: one object per evaluation, by rising `step`. broken: number of lines that could not be read.
+        evaluations: one object per evaluation, by rising `step`.
+        broken: number of lines that are damaged, repeated or misplaced.
     """
 
     columns: Mapping[str, array[float]]
@@ -46,8 +51,23 @@ class Metrics:
         """The finite values of a column, from the step at index `first` on (which may count from the end)."""
         return [v for v in self.columns[name][first:] if math.isfinite(v)]
 
+    @property
+    def lacking(self) -> int:
+        """Optimizer steps before the last one that have no line."""
+        return int(self.columns["step"][-1]) - len(self) if len(self) else 0
+
+    def mean_loss(self, step: int | None = None) -> float | None:
+        """Mean loss of the `WINDOW` steps up to `step` (the last), or of all if there are fewer; None if one is missing."""
+        steps = self.columns["step"]
+        last = step if step is not None else int(steps[-1]) if steps else 0
+        count, end = min(WINDOW, last), bisect.bisect_right(steps, last)
+        losses = self.columns["loss"][max(0, end - count) : end]
+        whole = 0 < count == len(losses) and steps[end - count] == last - count + 1
+        return statistics.fmean(losses) if whole and all(map(math.isfinite, losses)) else None
+
     def summary(self, tokens_per_step: int = 0) -> dict[str, Any]:
-        """The figures of a run so far: last held-out bits per byte, mean loss of the last 100 steps, median tok/s, peak memory.
+        """The figures of a run so far: last held-out bits per byte, mean loss of the last 100 steps, median tok/s, peak memory,
+        and how many steps have no line.
 
         Args:
             tokens_per_step: bytes, for older runs, whose steps do not say how many they have seen.
@@ -58,8 +78,10 @@ class Metrics:
             found |= {"bits_per_byte": last["bits_per_byte"], "evaluated_at": last["step"]}
         if not len(self):
             return found
-        if losses := self.known("loss", -WINDOW):
-            found["loss_last_100_steps"] = statistics.fmean(losses)
+        if (loss := self.mean_loss()) is not None:
+            found["loss_last_100_steps"] = loss
+        if self.lacking:
+            found["lacking_steps"] = self.lacking
         if speeds := self.known("tok_s", len(self) // 10):
             found["tok_s"] = statistics.median(speeds)
         if memory := self.known("memory"):
@@ -67,31 +89,6 @@ class Metrics:
         if seen := (self.known("bytes_seen", -1) or [tokens_per_step * self.columns["step"][-1]])[0]:
             found["bytes_seen"] = int(seen)
         return found
-
-
-class _Lines:
-    """Sorts lines by kind. Steps become columns, since objects take ten times the memory."""
-
-    def __init__(self) -> None:
-        self.columns = {name: array("d") for name in COLUMNS}
-        self.evaluations: list[dict[str, Any]] = []
-        self.broken = 0
-
-    def add(self, text: bytes, id: str) -> None:
-        line = read_line(text, id)
-        if line is None:
-            self.broken += 1
-        elif line["kind"] == "evaluation":
-            while self.evaluations and self.evaluations[-1]["step"] >= line["step"]:
-                self.evaluations.pop()
-            self.evaluations.append(line)
-        elif line["kind"] == "step":  # other kinds come from plugins or later versions
-            steps = self.columns["step"]
-            while steps and steps[-1] >= line["step"]:  # these steps were done again
-                for column in self.columns.values():
-                    column.pop()
-            for name, column in self.columns.items():
-                column.append(_number(line.get(name)))
 
 
 def _number(value: Any) -> float:
@@ -104,15 +101,47 @@ def read_metrics(run: Path, id: str = "") -> Metrics:
     Args:
         id: of the run, in its manifest; older runs have none.
     """
-    lines = _Lines()
+    columns = {name: array("d") for name in COLUMNS}  # objects would take ten times the memory
+    evaluations: list[dict[str, Any]] = []
+    broken = 0
+    for line in read_lines(run, id):
+        if line is None:
+            broken += 1
+        elif line["kind"] == "evaluation":
+            evaluations.append(line)
+        elif line["kind"] == "step":  # other kinds come from plugins or later versions
+            for name, column in columns.items():
+                column.append(_number(line.get(name)))
+    for steps in (columns["step"], [line["step"] for line in evaluations]):
+        broken += sum(a >= b for a, b in itertools.pairwise(steps))
+    evaluations = [evaluations[i] for i in _order([line["step"] for line in evaluations])]
+    order = _order(columns["step"])
+    return Metrics({name: array("d", (c[i] for i in order)) for name, c in columns.items()}, evaluations, broken)
 
-    def read(file: Any) -> None:
-        for text in file:
-            if text.strip():
-                lines.add(text, id)
 
-    _open(run / METRICS, read)
-    return Metrics(lines.columns, lines.evaluations, lines.broken)
+def _order(steps: Sequence[float]) -> Sequence[int]:
+    """The places of the lines by rising step; of two lines of one step, of the later."""
+    latest = {step: place for place, step in enumerate(steps)}
+    return [latest[step] for step in sorted(latest)]
+
+
+def read_lines(run: Path, id: str) -> Iterator[dict[str, Any] | None]:
+    """The lines of metrics.jsonl, None for each damaged one; a last line that is not complete is left out.
+
+    Raises:
+        StorageError: the file is there and cannot be read, or is not one of metrics.
+    """
+    try:
+        with open(open_regular(run / METRICS), "rb") as file:
+            if os.fstat(file.fileno()).st_size > MOST:
+                raise StorageError(f"cannot read {run / METRICS}: it is longer than {MOST:,} bytes")
+            while (text := file.readline(LONGEST)).endswith(b"\n") or len(text) == LONGEST:
+                if text.strip():
+                    yield read_line(text, id)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageError(f"cannot read {run / METRICS}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)
@@ -126,9 +155,22 @@ class Progress:
     bits_per_byte: float | None
 
 
-def progress(run: Path) -> Progress | None:
-    """How far a run is, from the end of its metrics, which is cheap enough for several calls a second. None before a step."""
-    lines = _open(run / METRICS, _tail) or []
+def progress(run: Path, id: str | None = None) -> Progress | None:
+    """How far a run is, from the end of its metrics, which is cheap enough for several calls a second. None before a step.
+
+    Args:
+        id: of the run, with which lines are compared if it is given.
+    """
+    try:
+        with open(open_regular(run / METRICS), "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL))
+            texts = file.read(TAIL).splitlines()[1 if size > TAIL else 0 :]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"cannot read {run / METRICS}: {error.strerror or error}") from error
+    lines = sorted(filter(None, (read_line(text, id) for text in texts)), key=lambda line: line["step"])
     steps = [line for line in lines if line["kind"] == "step"]
     scored = [line["bits_per_byte"] for line in lines if line["kind"] == "evaluation" and "bits_per_byte" in line]
     if not steps:
@@ -136,30 +178,3 @@ def progress(run: Path) -> Progress | None:
     last, losses = steps[-1], [_number(line.get("loss")) for line in steps[-20:]]
     speed, seconds = _number(last.get("tok_s")), _number(last.get("seconds"))
     return Progress(last["step"], sum(losses) / len(losses), speed, seconds, scored[-1] if scored else None)
-
-
-def _open(path: Path, read: Callable[[Any], Any]) -> Any:
-    try:
-        with path.open("rb") as file:
-            return read(file)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _tail(file: Any) -> list[dict[str, Any]]:
-    """The whole lines among the last `TAIL` bytes of a file."""
-    size = file.seek(0, 2)
-    file.seek(max(0, size - TAIL))
-    lines = file.read().splitlines()[1 if size > TAIL else 0 :]
-    return [line for text in lines if (line := _parse(text)) is not None]
-
-
-def _parse(text: bytes) -> dict[str, Any] | None:
-    try:
-        line = json.loads(text)
-    except ValueError:
-        return None
-    whole = isinstance(line, dict) and type(line.get("step")) is int and isinstance(line.get("kind"), str)
-    return line if whole else None

@@ -3,6 +3,9 @@
 A folder is written under a temporary name beside its place, every file is synchronised to the disk, its checksums are added,
 and then it is renamed. So a file under its final name is complete, and later damage is detected and reported.
 JSON objects carry a digest of themselves, and the lines of a log a CRC.
+
+Others may be able to write in the same folder. So a temporary name is random and new, and nothing is written through a link;
+only regular files are opened, of a bounded size where a file is read as a whole.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 from elman_core.registry.errors import CheckpointError, ConfigError, StorageError, printable
 
@@ -27,8 +32,10 @@ DIGEST = "digest"
 _CRC = b', "crc32": "'
 _EDITABLE = "README.md"  # a model card is for people to change
 _LOADED = re.compile(r"(generation_)?config\.json|model[^/]*\.safetensors(\.index\.json)?")
-_PARTIAL = ".partial-"
-_DOOMED = ".deleting-"
+PARTIAL = ".partial-"
+DOOMED = ".deleting-"
+MOST_READ = 1 << 28
+"""Bytes of the largest file that is read as a whole."""
 
 
 def now(timespec: str = "seconds") -> str:
@@ -69,13 +76,56 @@ def require_text(*names: str | Path | None) -> None:
             )
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; at the end the file replaces `path` in one step: readers see the old one or the new."""
-    partial = path.with_name(f"{_PARTIAL}{os.getpid()}-{path.name}")  # several processes may write it
+def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
+    """The descriptor of a regular file; for writing not through a link. A pipe or a device is refused, not waited for.
+
+    Raises:
+        OSError: it is something else, or cannot be opened.
+    """
+    nofollow = getattr(os, "O_NOFOLLOW", 0) if flags & (os.O_WRONLY | os.O_RDWR) else 0
     try:
-        yield partial
-        sync(partial)
+        descriptor = os.open(path, flags | nofollow | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK) and nofollow:
+            raise OSError(error.errno, "it is a link", str(path)) from error
+        if error.errno != errno.ENXIO:  # a pipe that nobody reads, a socket
+            raise
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """The content of a regular file. Raises `OSError`, also for one of more than `MOST_READ` bytes."""
+    with open(open_regular(path), "rb") as file:
+        content = file.read(MOST_READ + 1)
+    if len(content) > MOST_READ:
+        raise OSError(errno.EINVAL, f"it is longer than {MOST_READ:,} bytes", str(path))
+    return content
+
+
+def appending(path: Path) -> TextIO:
+    """A text file to append to, made if it is missing. Raises `StorageError`."""
+    with storage_errors(f"cannot write {path}"):
+        return open(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a", encoding="utf-8")
+
+
+def _beside(path: Path, prefix: str) -> Path:
+    """A new name, which nobody can guess."""
+    return path.with_name(f"{prefix}{secrets.token_hex(8)}-{path.name}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file to write to; at the end it replaces `path` in one step: readers see the old one or the new."""
+    partial = _beside(path, PARTIAL)
+    descriptor = open_regular(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -85,8 +135,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` by a file with this text, in one step. Raises `StorageError`."""
-    with storage_errors(f"cannot write {path}"), replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    with storage_errors(f"cannot write {path}"), replacing(path) as file:
+        file.write(text.encode())
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -101,7 +151,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: not an object, or not the object that was written. OSError: it cannot be read.
     """
-    text = path.read_bytes()
+    text = read_bytes(path)
     try:
         value = json.loads(text.decode())
         matches = isinstance(value, dict) and value.pop(DIGEST, None) in (None, _digest(value))
@@ -133,15 +183,15 @@ def log_line(value: dict[str, Any], run: str) -> str:
     return _with_crc(json.dumps(value).encode(), run).decode()
 
 
-def read_line(text: bytes, run: str) -> dict[str, Any] | None:
+def read_line(text: bytes, run: str | None) -> dict[str, Any] | None:
     """The object of a log's line, with `kind` and `step`. None if it is damaged or of another run.
 
     Args:
-        run: the id of the run; empty for runs of older versions, whose lines have no CRC.
+        run: the id of the run; empty for runs of older versions, whose lines have no CRC; None: not compared.
     """
     text = text.rstrip()
     body, ends, _ = text.rpartition(_CRC)
-    if (run or ends) and text != _with_crc(body + b"}", run):
+    if run is not None and (run or ends) and text != _with_crc(body + b"}", run):
         return None
     try:
         line = json.loads(text)
@@ -185,18 +235,20 @@ def write_folder(final: Path, fill: Callable[[Path], None], needed: int = 0) -> 
         free = shutil.disk_usage(final.parent).free
         if free < needed:
             raise StorageError(f"cannot write {final}: it needs {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB are free")
-        partial = final.with_name(f"{_PARTIAL}{final.name}-{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
+        partial = _beside(final, PARTIAL)
+        partial.mkdir(0o700)  # until it is complete nobody else can put a link into it
         try:
-            partial.mkdir()
-            fill(partial)
-            write_checksums(partial)
-            mode = (partial / CHECKSUMS).stat().st_mode
-            for place, _, files in os.walk(partial, topdown=False):
-                for name in files:
-                    os.chmod(Path(place, name), mode)  # safetensors writes for the owner alone
-                    sync(Path(place, name))
-                sync(Path(place))
+            with _held(partial) as inside:
+                fill(inside)
+                write_checksums(inside)
+                mode = (inside / CHECKSUMS).stat().st_mode
+                for place, _, files in os.walk(inside, topdown=False):
+                    for name in files:
+                        os.chmod(Path(place, name), mode)  # safetensors writes for the owner alone
+                        sync(Path(place, name))
+                    sync(Path(place))
+                # As the umask has it, which is known from a file, and with the parent's group bit.
+                os.chmod(inside, stat.S_IMODE(inside.stat().st_mode) | stat.S_IMODE(mode) | (mode & 0o444) >> 2)
             os.rename(partial, final)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -204,9 +256,22 @@ def write_folder(final: Path, fill: Callable[[Path], None], needed: int = 0) -> 
         sync(final.parent)
 
 
+@contextmanager
+def _held(folder: Path) -> Iterator[Path]:
+    """A name of this very folder, even if somebody who may write beside it puts another in its place (on Linux)."""
+    if not os.path.isdir("/proc/self/fd"):
+        yield folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
 def remove_folder(path: Path) -> None:
     """Delete a folder so that no half of it is ever found under its name."""
-    doomed = path.with_name(f"{_DOOMED}{path.name}")
+    doomed = _beside(path, DOOMED)
     os.rename(path, doomed)
     shutil.rmtree(doomed)
 
@@ -215,7 +280,7 @@ def remove_leftovers(parent: Path) -> None:
     """Delete what a killed writer or remover left in `parent`."""
     if parent.is_dir():
         for path in parent.iterdir():
-            if path.name.startswith((_PARTIAL, _DOOMED)):
+            if path.name.startswith((PARTIAL, DOOMED)):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
@@ -242,7 +307,7 @@ def check_folder(folder: Path, weights: bool = False) -> None:
         CheckpointError: names the first file that is missing, truncated, altered or, if a model is made from it, not listed.
     """
     try:
-        found = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        found = json.loads(read_bytes(folder / CHECKSUMS).decode())
         listed = {n: (e["bytes"] + 0, e) for n, e in found.items() if not weights or _LOADED.fullmatch(n)}
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder}: {CHECKSUMS} is missing") from error
@@ -268,6 +333,6 @@ def check_folder(folder: Path, weights: bool = False) -> None:
 
 
 def _checksum(path: Path) -> dict[str, Any]:
-    with path.open("rb") as opened:
+    with open(open_regular(path), "rb") as opened:
         digest = hashlib.file_digest(opened, "sha256")
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}

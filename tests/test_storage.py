@@ -76,8 +76,8 @@ def test_a_text_is_replaced_in_one_step(tmp_path, monkeypatch):
 def test_leftovers_of_a_killed_writer_are_cleared_and_nothing_else(tmp_path):
     write_folder(tmp_path / "x", fill)
     write_folder(tmp_path / "y", fill)
-    (tmp_path / f"{storage._PARTIAL}z-1").mkdir()
-    os.rename(tmp_path / "y", tmp_path / f"{storage._DOOMED}y")
+    (tmp_path / f"{storage.PARTIAL}z-1").mkdir()
+    os.rename(tmp_path / "y", tmp_path / f"{storage.DOOMED}y")
     remove_leftovers(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
     remove_folder(tmp_path / "x")

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from elman_core.registry.errors import ConfigError, KernelError, StorageError
-from elman_core.storage import now, write_text
+from elman_core.storage import now, read_json, write_json, write_text
 
 from . import build
 from .spec import Case, KernelSpec, Target
@@ -76,9 +76,8 @@ def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) ->
         return None
     path = _path(spec, target, arch or build.local_arch(spec.extension(target)))
     for folder in build.cache_dirs():
-        with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or written by another version: not verified
-            read: dict[str, Any] = json.loads((folder / path).read_text())
-            values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in read.items()}
+        with contextlib.suppress(OSError, ValueError, TypeError):  # absent, damaged, of another version: not verified
+            values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in read_json(folder / path).items()}
             return Stamp(**values)
     return None
 
@@ -87,7 +86,7 @@ def save(spec: KernelSpec, made: Stamp) -> None:
     """Write a stamp of this kernel. Raises `KernelError` or `StorageError` if no cache can be written."""
     path = build.writable_cache() / _path(spec, made.target, made.arch)
     path.parent.mkdir(exist_ok=True)
-    write_text(path, json.dumps(asdict(made), indent=1))
+    write_json(path, asdict(made))
 
 
 def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from elman_core.nn.layers import branches
 from elman_core.registry import CheckpointError, ConfigError, State
@@ -28,8 +28,8 @@ def save_states(path: str | os.PathLike, states: list[State | None], seen: int) 
         raise ConfigError("this cache is empty: there is no state to save before the first token")
     tensors = {f"{i}.{name}": t.detach().contiguous() for i, s in enumerate(states) for name, t in (s or {}).items()}
     metadata = {"format": "pt", "kind": FORMAT, "branches": str(len(states)), "seen": str(seen)}
-    with storage_errors(f"cannot write {path}"), replacing(Path(path)) as partial:
-        save_file(tensors, partial, metadata=metadata)
+    with storage_errors(f"cannot write {path}"), replacing(Path(path)) as file:
+        file.write(save(tensors, metadata=metadata))
 
 
 def load_states(

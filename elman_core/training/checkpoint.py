@@ -15,6 +15,7 @@ depend on how many processes trained, nor on whether they sharded the weights.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,6 +169,8 @@ def load_checkpoint(
 def _cursor(path: Path, trainer: Mapping[str, Any]) -> dict[str, Any]:
     """Step, bytes and seconds; `ValueError` if they are not numbers, or the step is not that of the checkpoint's name."""
     cursor = {name: kind(trainer[name]) for name, kind in (("step", int), ("bytes_seen", int), ("seconds", float))}
+    if not all(0 <= value < math.inf for value in cursor.values()):
+        raise ValueError(f"state/trainer.json has {cursor}")
     if step_of(path) not in (None, cursor["step"]):
         raise ValueError(f"state/trainer.json is of step {cursor['step']}")
     return cursor

@@ -319,7 +319,8 @@ def _last_checkpoint(folder: RunFolder) -> Path | None:
     Raises:
         CheckpointError: none is intact, or the run is finished and has none: starting again would delete its metrics.
     """
-    remove_leftovers(folder.checkpoints)
+    for place in (folder.path, folder.checkpoints):
+        remove_leftovers(place)
     found = last_good(folder.checkpoints)
     if found is None and folder.manifest.get("status") == "ok":
         done = folder.manifest.get("steps_done", 0)

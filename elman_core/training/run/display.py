@@ -186,5 +186,6 @@ def _summary(result: Mapping[str, Any], steps: int) -> str:
         parts.append(f"{result['bits_per_byte']:.4f} bits per byte held out")
     if "loss_last_100_steps" in result:
         parts.append(f"loss {result['loss_last_100_steps']:.4f} over the last {min(100, steps)} steps")
+    if "tok_s" in result:
         parts.append(f"{result['tok_s']:,.0f} tok/s")
     return ", ".join(parts)

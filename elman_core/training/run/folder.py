@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import logging
 import os
 import shlex
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from elman_core.locks import Lock, fcntl
-from elman_core.metrics import METRICS
+from elman_core.metrics import METRICS, read_lines
 from elman_core.registry import CheckpointError, ConfigError, StorageError
 from elman_core.storage import (
+    PARTIAL,
     AlteredError,
+    appending,
     log_line,
+    open_regular,
     read_json,
-    read_line,
+    replacing,
     storage_errors,
     write_json,
     write_text,
@@ -42,9 +47,12 @@ class RunFolder:
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
         self._lock = _lock(path)
-        with storage_errors(f"cannot write {path}"):
-            self._metrics = (path / METRICS).open("a", encoding="utf-8")
-            self._console = (path / CONSOLE).open("a", encoding="utf-8")
+        try:
+            self._metrics, self._console = appending(path / METRICS), appending(path / CONSOLE)
+        except BaseException:
+            if self._lock is not None:
+                self._lock.close()
+            raise
 
     @classmethod
     def create(cls, path: Path | None, name: str) -> RunFolder:
@@ -117,7 +125,7 @@ class RunFolder:
         log.warning("elman: %s was deleted during the training: it starts again", self.path / METRICS)
         self.path.mkdir(parents=True, exist_ok=True)
         self._metrics.close()
-        self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
+        self._metrics = appending(self.path / METRICS)
         write_json(self.path / MANIFEST, self.manifest)
 
     def cut_metrics(self, step: int) -> None:
@@ -129,13 +137,16 @@ class RunFolder:
         self._metrics.close()
         aside = path.with_name(f"{METRICS}.damaged")
         if damaged:
-            with storage_errors(f"cannot write {aside}"):
-                shutil.copyfile(path, aside)
-            log.warning("elman: %s has %d damaged lines and is kept as %s", path, damaged, aside.name)
+            writing = storage_errors(f"cannot write {aside}")
+            with writing, open(open_regular(path), "rb") as file, replacing(aside) as out:
+                shutil.copyfileobj(file, out)
+            log.warning(
+                "elman: %s has %d damaged, repeated or misplaced lines and is kept as %s", path, damaged, aside.name
+            )
         if lacking:
             log.warning("elman: %s lacks %d of the %d steps before this one; the run continues", path, lacking, step)
         write_text(path, "".join(log_line(line, self.id) + "\n" for line in kept))
-        self._metrics = path.open("a", encoding="utf-8")
+        self._metrics = appending(path)
 
     def log(self, text: str) -> None:
         """Append lines to console.log."""
@@ -231,12 +242,13 @@ def manifest_to_resume(path: Path) -> dict[str, Any]:
 
 
 def _read_lines(path: Path, run: str) -> tuple[list[dict[str, Any]], int]:
-    """The intact lines of metrics.jsonl, and the number of damaged ones, not counting a last line that a kill cut short."""
-    file = path / METRICS
-    with storage_errors(f"cannot read {file}"):
-        texts = file.read_bytes().split(b"\n") if file.exists() else [b""]
-    lines = [read_line(text, run) for text in texts[:-1]]
-    return [line for line in lines if line is not None], lines.count(None)
+    """The intact lines of metrics.jsonl by rising step, and the number of damaged, repeated and misplaced ones, not counting a
+    last line that a kill cut short."""
+    lines = list(read_lines(path, run))
+    good = [line for line in lines if line is not None]
+    once = {(x["step"], x["kind"] if x["kind"] in ("step", "evaluation") else n): x for n, x in enumerate(good)}
+    misplaced = sum(a["step"] > b["step"] for a, b in itertools.pairwise(good))
+    return sorted(once.values(), key=lambda line: line["step"]), len(lines) - len(once) + misplaced
 
 
 def _lock(path: Path) -> Lock | None:
@@ -250,7 +262,6 @@ def _lock(path: Path) -> Lock | None:
 
 def _not_begun(path: Path) -> bool:
     """Whether a folder is empty except for files that a run makes before its manifest."""
-    found = [p for p in path.iterdir() if not p.name.startswith(".partial-")]
-    return all(p.name in (LOCK, METRICS, CONSOLE) and not p.is_symlink() for p in found) and (
-        not (path / METRICS).exists() or (path / METRICS).stat().st_size == 0
-    )
+    made = (p.name in (LOCK, METRICS, CONSOLE) or p.name.startswith(PARTIAL) for p in path.iterdir())
+    plain = all(stat.S_ISREG(p.lstat().st_mode) for p in path.iterdir())
+    return plain and all(made) and (not (path / METRICS).exists() or (path / METRICS).stat().st_size == 0)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -40,15 +41,29 @@ def suite(tmp_path_factory) -> Path:
 # metrics -------------------------------------------------------------------------------------------------------------
 
 
-def test_steps_done_twice_count_once_the_later_stands(tmp_path):
-    run = write_run(tmp_path / "run", "train.steps=30", evaluations=0)
-    with (run / "metrics.jsonl").open("a") as file:
-        for step in (21, 22):
-            file.write(json.dumps({"kind": "step", "step": step, "loss": 9.0}) + "\n")
-    found = read_metrics(run)
-    assert list(found.columns["step"]) == list(range(1, 23))
-    assert found.columns["loss"][-1] == 9.0
-    assert np.isnan(found.columns["lr"][-1])
+def test_lost_repeated_and_misplaced_lines_change_no_figure_silently(tmp_path):
+    """Any number of lines is left out, repeated and moved: each figure is as it was, or unknown, and the loss is said."""
+    run = write_run(tmp_path / "run", "train.steps=150", evaluations=3, status="killed")
+    whole, lines = read_metrics(run), (run / "metrics.jsonl").read_text().splitlines()
+    expected, draw = whole.summary(), random.Random(0)
+    assert expected["loss_last_100_steps"] == pytest.approx(losses(150, 1.4, 42)[50:].mean())
+    for trial in range(200):
+        kept = [line for line in lines if trial % 2 or draw.random() > 0.02]
+        kept += draw.choices(lines, k=draw.randrange(3)) if trial % 3 else []
+        if trial % 5:
+            draw.shuffle(kept)
+        (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in kept))
+        found = read_metrics(run)
+        figures = found.summary()
+        assert list(found.columns["step"]) == sorted({json.loads(k)["step"] for k in kept if '"lr"' in k})
+        if found.columns["step"][-1] == 150:
+            assert (
+                figures.get("loss_last_100_steps", expected["loss_last_100_steps"]) == expected["loss_last_100_steps"]
+            )
+        assert ("loss_last_100_steps" in figures) or found.lacking
+        assert bool(found.broken) == (kept != [line for line in lines if line in kept])
+        (group,) = collect(find_runs([run])).groups
+        assert bool(found.broken or found.lacking) == any("metrics.jsonl" in note for note in group.notes)
 
 
 # rows ----------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import psutil
 
-from elman_core.extension import CheckpointError, is_locked, lock_soon, read_json, storage_errors, write_json
+from elman_core.extension import (
+    CheckpointError,
+    appending,
+    is_locked,
+    lock_soon,
+    read_bytes,
+    read_json,
+    storage_errors,
+    write_json,
+)
 
 from .gpus import GpuLostError, Nvml
 from .job import PYTHON, Attempt, Ending, Job, Slot
@@ -60,7 +69,7 @@ class LocalExecutor:
         with storage_errors(f"cannot write {log}"):
             log.parent.mkdir(parents=True, exist_ok=True)
             job.state.parent.mkdir(parents=True, exist_ok=True)
-            output = log.open("ab")
+            output = appending(log)
         lock = lock_soon(running.lock)
         held = [lock, *self.slots.locks(slot)]
         fds = [held_lock.fd for held_lock in held]
@@ -75,7 +84,7 @@ class LocalExecutor:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # too long, with a NUL, or no more processes: as when it is not there
-            output.write(f"cannot start the command: {getattr(error, 'strerror', None) or error}\n".encode())
+            output.write(f"cannot start the command: {getattr(error, 'strerror', None) or error}\n")
             write_json(running.exit_file, {"exit_code": 126})
         else:
             lock.write(f"{running.process.pid}\n")
@@ -96,7 +105,7 @@ class LocalExecutor:
             return None
         if attempt.pid is None:  # the scheduler was killed between the start and the writing of the state
             with contextlib.suppress(OSError, ValueError):
-                attempt.pid = int(running.lock.read_text(encoding="utf-8"))
+                attempt.pid = int(read_bytes(running.lock))
                 attempt.pid_started = started_at(attempt.pid)
             attempt.log = str(job.attempt_log(number))
         if isinstance(self.slots, CpuSlots):

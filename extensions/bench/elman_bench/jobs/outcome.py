@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from elman_core.extension import CheckpointError, printable, read_json, storage_errors
+from elman_core.extension import CheckpointError, open_regular, printable, read_json, storage_errors
 
 from .job import CRASHED, DIVERGED, LOST, OK, OOM, OUTSIDE, PYTHON, RUNNING, TIMEOUT, Attempt, Ending, Job, status_of
 
@@ -85,7 +85,7 @@ def figures(job: Job) -> str:
 def last_line(log: str) -> str:
     """The last line of an attempt's log, without the name of the command before an error."""
     try:
-        with open(log, "rb") as opened:
+        with open(open_regular(log), "rb") as opened:
             opened.seek(max(0, opened.seek(0, 2) - 4096))
             lines = [line.decode(errors="replace") for line in opened.read().splitlines()]
     except FileNotFoundError:

@@ -6,16 +6,14 @@ Rows that did not end well come last.
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 import re
-import statistics
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from elman_core.extension import TOLERANCE, WINDOW, ConfigError, parse_parameters, progress
+from elman_core.extension import METRICS, TOLERANCE, WINDOW, ConfigError, parse_parameters, progress
 
 from .identity import differences, hash_of, label, labels, protocols_of, spelled
 from .rows import Figure, Group, Results, Row, merge_seeds, tuned_of, with_choices
@@ -119,16 +117,16 @@ def _figures(run: Run, tokens: int | None) -> dict[str, float]:
     }.items():
         if isinstance(value, int | float) and math.isfinite(value):
             figures[name] = value
-    if "bytes_seen" in figures and (last := progress(run.path)) and math.isfinite(last.seconds):
+    last = progress(run.path, str(run.manifest.get("id", ""))) if "bytes_seen" in figures else None
+    if last and math.isfinite(last.seconds) and last.step == run.manifest.get("steps_done", last.step):
         figures["minutes"] = last.seconds / 60
     per_step = tokens_per_step(run)
     if tokens and figures.get("bytes_seen") == tokens and "last_100" in figures:
         figures["loss"] = figures["last_100"]
     elif tokens and per_step and figures.get("bytes_seen", 0) > tokens:
-        end = bisect.bisect_right(run.metrics.columns["step"], tokens // per_step)
-        losses = [v for v in run.metrics.columns["loss"][max(0, end - WINDOW) : end] if math.isfinite(v)]
-        if losses:
-            figures["loss"] = statistics.fmean(losses)
+        loss = run.metrics.mean_loss(tokens // per_step)
+        if loss is not None:
+            figures["loss"] = loss
     return figures
 
 
@@ -207,15 +205,33 @@ def notes(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
     sizes = [int(run.manifest["parameters"]) for run in begun if run.manifest.get("parameters")]
     if sizes and max(sizes) > min(sizes) * (1 + 2 * TOLERANCE):
         found.append(f"sizes from {min(sizes):,} to {max(sizes):,} parameters: not models of equal size")
-    broken = [run.path.name for run in begun if "metrics" in run.__dict__ and run.metrics.broken]
-    if broken:
-        found.append(f"broken lines of metrics.jsonl were left out: {', '.join(broken)}")
+    for run in begun:
+        if fault := fault_of_metrics(run):
+            found.append(f"{run.path.name}: {fault}")
+    short = {int(n) for row in rows if (n := _steps(row)) and n < WINDOW and "last_100" in row.figures}
+    if short:
+        found.append(f"'last 100' is the mean of all steps where a run has fewer: {', '.join(map(str, sorted(short)))}")
     found += _kernels(begun)
     for run in runs:
         if run.standing[1] and run.standing[0] != "contended":
             remark = textwrap.shorten(run.standing[1], 200, placeholder="…")
             found.append(f"{run.path.name}: {run.standing[0]}: {remark}")
     return found + _edges(rows)
+
+
+def fault_of_metrics(run: Run) -> str:
+    """What is wrong with the metrics of a run, as far as they were read or its end tells; or an empty string."""
+    read = run.__dict__.get("metrics")
+    lost = read.lacking if read else (run.manifest.get("result") or {}).get("lacking_steps")
+    found = [f"{read.broken} lines are damaged, repeated or misplaced"] if read and read.broken else []
+    found += [f"{lost} steps have no line, and no mean over them is shown"] if lost else []
+    return f"in {METRICS} {', '.join(found)}" if found else ""
+
+
+def _steps(row: Row) -> float | None:
+    """The optimizer steps of a row's run, if its figures tell."""
+    per_step = tokens_per_step(row.runs[0])
+    return row.value("bytes_seen") / per_step if per_step and "bytes_seen" in row.figures else None
 
 
 def _kernels(runs: Sequence[Run]) -> list[str]:

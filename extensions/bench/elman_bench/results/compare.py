@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from elman_core.extension import TOLERANCE, ConfigError, wrapped
 
-from .collect import chosen, collect
+from .collect import chosen, collect, fault_of_metrics
 from .identity import differences, effective_protocol, identity, labels, named
 from .runs import Run, without_trials
 from .statistics import FEWEST, LEVEL, Interval, bootstrap_mean, student_mean
@@ -237,6 +237,7 @@ def _caveats(first: Contender, second: Contender, pairs: Sequence[SeedPair]) -> 
     hooks = {str(run.manifest.get("act_hooks") or {}) for run in runs}
     if len(hooks) > 1:
         found.append("hooks of different plugins changed the trainings")
+    found += [f"{run.path.name}: {fault}" for run in runs if (fault := fault_of_metrics(run))]
     found += [f"{run.path.name} is {run.status}" for run in runs if not run.ok]
     return found
 

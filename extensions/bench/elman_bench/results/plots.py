@@ -120,8 +120,8 @@ def _save(out: Path, figures: Mapping[str, Any]) -> list[Path]:
         for name, figure in figures.items():
             for kind in ("png", "svg"):
                 written.append(out / f"{name}.{kind}")
-                with replacing(written[-1]) as partial:
-                    figure.savefig(partial, metadata={"Date": None} if kind == "svg" else {})
+                with replacing(written[-1]) as file:
+                    figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else {})
     return written
 
 

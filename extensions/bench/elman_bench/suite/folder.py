@@ -220,7 +220,9 @@ def best(folder: Path, trials: Sequence[Mapping[str, Any]], rank: int = 0) -> di
         raise ConfigError(f"no trial ended well, so there is no value to train with: {names}")
     key = next((k for k in SCORES if all(k in result for _, result in well)), None)
     if key is None:
-        raise ConfigError(f"the trials {', '.join(str(t['id']) for t, _ in well)} have no result in common")
+        damaged = [str(t["id"]) for t, result in well if result.get("lacking_steps")]
+        hint = f"; steps of {', '.join(damaged)} were lost: delete these runs, then start again" if damaged else ""
+        raise ConfigError(f"the trials {', '.join(str(t['id']) for t, _ in well)} have no result in common{hint}")
     scored = [(float(result[key]), dict(trial["tuned"])) for trial, result in well]
     if rank >= len(scored):
         raise ConfigError(
