@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cli._text import columns, dump, free_folder, table, wrapped
-    from .cli.train import check_data, read_settings
+    from .cli.train import read_settings
     from .data import standard_library_corpus
     from .locks import MACHINE_WIDE, Lock, holder, is_locked, lock_soon
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
@@ -54,10 +54,11 @@ if TYPE_CHECKING:
     from .training.settings import TUNABLE, apply_sets, from_dict, known_keys, put, steps_for_tokens
     from .training.settings import resolve as resolve_settings
     from .training.start import start
+    from .training.text import open_text
 
 _NAMES = {
     "cli._text": "columns dump free_folder table wrapped",
-    "cli.train": "check_data read_settings",
+    "cli.train": "read_settings",
     "data": "standard_library_corpus",
     "locks": "MACHINE_WIDE Lock holder is_locked lock_soon",
     "metrics": "METRICS WINDOW Metrics progress read_metrics",
@@ -76,6 +77,7 @@ _NAMES = {
     "training.run.protocol": "protocol_hash",
     "training.settings": "TUNABLE apply_sets from_dict known_keys put resolve_settings steps_for_tokens",
     "training.start": "start",
+    "training.text": "open_text",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

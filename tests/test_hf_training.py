@@ -15,7 +15,8 @@ from transformers import (
 )
 
 from elman_core.model import byte_tokenizer
-from elman_core.training.start import build_model, start
+from elman_core.training.plan import build_model
+from elman_core.training.start import start
 
 
 class InOrder(Trainer):

@@ -47,7 +47,7 @@ def test_a_terminal_of_80_columns_breaks_no_word_and_no_figure(text, tmp_path, m
     shown = io.StringIO()
     trainer = start(settings(text), Path("run"), quiet=True)
     display = Display(lambda _: None, Console(file=shown, force_terminal=True, width=80, color_system=None))
-    header = list(_first_lines(trainer))
+    header = list(_first_lines(trainer.plan, trainer.path))
     for line in header:
         display.say(line, indent=12)
     lines = shown.getvalue().splitlines()

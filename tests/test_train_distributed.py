@@ -508,7 +508,7 @@ def test_a_mistake_is_one_line_of_one_rank_and_exit_2(ranks, sets, said, launch,
 @pytest.mark.parametrize(
     ("prelude", "said"),
     [
-        ("import os\nif RANK: os.chdir('other')", "rank 1 has a text (text) with the fingerprint"),
+        ("import os\nif RANK: os.chdir('other')", "rank 1 has a text with the fingerprint"),
         ("import os\nif RANK: os.chdir('missing')", "rank 1: there is no file text"),
         ("import elman_core\nif RANK: elman_core.__version__ = '0.0.9'", "rank 1 has elman-core 0.0.9, rank 0 has"),
     ],

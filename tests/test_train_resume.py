@@ -165,7 +165,7 @@ def test_a_checkpoint_of_a_resumed_run_still_tells_of_the_last_evaluation(text, 
     start(settings(text, "train.steps=6", "train.eval_every=2"), tmp_path / "run", quiet=True).fit()
     again = resume(tmp_path / "run", quiet=True)
     assert again.evaluation == {k: v for k, v in metrics(tmp_path / "run", "evaluation")[-1].items() if k != "kind"}
-    assert again.evaluated == 2
+    assert again.evaluation["step"] == 2
     again.folder.close()
 
 

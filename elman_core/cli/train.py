@@ -14,6 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from elman_core.training import Result, Settings
+    from elman_core.training.text import Text
 
 
 Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs of this machine to train on together.")]
@@ -34,13 +35,13 @@ def train(
     Settings come from the recipe, then the flags, then --set.
     """
     from elman_core.training.ranks.launch import hush, several
+    from elman_core.training.text import open_text
 
-    def read() -> Settings:
+    def read() -> tuple[Settings, Text]:
         settings = read_settings(what, data, steps, tokens, minutes, sets)
-        check_data(settings)
-        return settings
+        return settings, open_text(settings)
 
-    settings = None if several() else read()  # before torch is imported, so that a wrong path fails at once
+    asked = None if several() else read()  # before torch is imported, so that a wrong path fails at once
     hush()
     on_gpus(gpus)
 
@@ -48,7 +49,8 @@ def train(
     from elman_core.training.start import start
 
     with session() as ranks:
-        leave(start(settings or ranks.together(read), out).fit())
+        settings, text = asked or ranks.together(read)
+        leave(start(settings, out, text=text).fit())
 
 
 def resume(
@@ -142,18 +144,6 @@ def read_settings(
     if tokens is not None:
         put(tree, "train.steps", steps_for_tokens(tokens, from_dict(tree)))
     return from_dict(tree)
-
-
-def check_data(settings: Settings) -> None:
-    """Raise `DataError` if the text is missing, unreadable, or too short for these settings."""
-    from elman_core.data import ByteFile, TrainingWindows, split
-    from elman_core.registry import DataError
-
-    if not settings.data.path:
-        raise DataError("no training text: give one with --data FILE")
-    file, train_ = ByteFile(settings.data.path), settings.train
-    parts = split(file.size, settings.data.heldout)
-    TrainingWindows(file, parts, train_.chunk_size, train_.batch_size, train_.seed, settings.data.sampling)
 
 
 def leave(result: Result) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,21 @@ class Progress:
 
     carry: list[dict[str, Tensor] | None] | None = field(default=None, repr=False)
     """tbptt: the state of every residual branch, for this rank's rows of the batch."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands when a process begins to train it.
+
+    Attributes:
+        progress: at `checkpoint`, without the carried state, which is loaded with the weights.
+        checkpoint: to continue from; None before the first.
+        evaluation: the last one up to there, if there was one.
+    """
+
+    progress: Progress = field(default_factory=Progress)
+    checkpoint: Path | None = None
+    evaluation: dict[str, Any] | None = None
 
 
 def last_good(folder: Path) -> Path | None:
@@ -143,12 +159,8 @@ def load_checkpoint(
         CheckpointError: not a checkpoint of this model or run.
     """
     ranks = ranks or Ranks()
-    try:
-        trainer = read_json(path / "state/trainer.json")
-        if trainer["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {trainer['format']}; this version reads format {FORMAT}")
-        if run and trainer.get("run", run) != run:
-            raise CheckpointError(f"{path} is a checkpoint of another run")
+    with _readable(path):
+        progress, trainer = _read_numbers(path, run)
         weights: dict[str, Tensor] = {}
         for file in sorted(path.glob("model*.safetensors")):
             weights.update(load_file(file))
@@ -156,24 +168,41 @@ def load_checkpoint(
             weights.update(load_file(path / "state/last.safetensors"))
         _copy_into(model, weights)
         optimizer.load(load_file(path / "state/optimizer.safetensors"), trainer["optimizer"])
-        carry = _load_carry(path, trainer["carry"], next(model.parameters()).device, ranks)
-        cursor = _cursor(path, trainer)
-        _restore_rng(load_file(path / "state/rng.safetensors"), ranks, cursor["step"])
+        progress.carry = _load_carry(path, trainer["carry"], next(model.parameters()).device, ranks)
+        _restore_rng(load_file(path / "state/rng.safetensors"), ranks, progress.step)
+    return progress
+
+
+def read_progress(path: Path, run: str = "") -> Progress:
+    """The cursor of a verified checkpoint without its carried state. Raises as `load_checkpoint`."""
+    with _readable(path):
+        return _read_numbers(path, run)[0]
+
+
+def _read_numbers(path: Path, run: str) -> tuple[Progress, dict[str, Any]]:
+    """The cursor and everything else in `state/trainer.json`."""
+    trainer = read_json(path / "state/trainer.json")
+    if trainer["format"] != FORMAT:
+        raise CheckpointError(f"{path} has format {trainer['format']}; this version reads format {FORMAT}")
+    if run and trainer.get("run", run) != run:
+        raise CheckpointError(f"{path} is a checkpoint of another run")
+    progress = Progress(int(trainer["step"]), int(trainer["bytes_seen"]), float(trainer["seconds"]))
+    if not all(0 <= value < math.inf for value in (progress.step, progress.bytes_seen, progress.seconds)):
+        raise ValueError(f"state/trainer.json has {progress}")
+    if step_of(path) not in (None, progress.step):
+        raise ValueError(f"state/trainer.json is of step {progress.step}")
+    return progress, trainer
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turns whatever reading a checkpoint raises into a `CheckpointError`."""
+    try:
+        yield
+    except CheckpointError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    return Progress(carry=carry, **cursor)
-
-
-def _cursor(path: Path, trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Step, bytes and seconds; `ValueError` if they are not numbers, or the step is not that of the checkpoint's name."""
-    cursor = {name: kind(trainer[name]) for name, kind in (("step", int), ("bytes_seen", int), ("seconds", float))}
-    if not all(0 <= value < math.inf for value in cursor.values()):
-        raise ValueError(f"state/trainer.json has {cursor}")
-    if step_of(path) not in (None, cursor["step"]):
-        raise ValueError(f"state/trainer.json is of step {cursor['step']}")
-    return cursor
 
 
 @dataclass

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from elman_core.data import ByteFile, TrainingWindows, heldout_offsets
-from elman_core.data.split import Split
 from elman_core.kernels import used
 from elman_core.kernels.dense.run import check_errors
 from elman_core.metrics import read_metrics
@@ -25,25 +23,22 @@ from elman_core.registry.checks import ran_out
 from elman_core.storage import now
 
 from . import evaluate, failures
-from .checkpoint import Progress, save_checkpoint
+from .checkpoint import Position, load_checkpoint, save_checkpoint
 from .estimate import SLOW, seconds_a_step
 from .hooks import acting, call, listening_in, load_loggers, loss_terms, watched
-from .modes import choose_mode, make_step
-from .objective import require_constant_state
-from .optim import Optimizer, Schedule
-from .parallel import require_one_model
+from .modes import make_step
+from .optim import Optimizer
+from .parallel import make_processes, require_one_model
+from .plan import Plan
 from .precision import compute_in
 from .prefetch import Feed
 from .rank_signals import RankSignals, listening
-from .ranks.group import Ranks
 from .ranks.launch import reached
-from .ranks.tensors import is_sharded
 from .run.display import Display, backends
 from .run.facts import memory_in_use
 from .run.folder import RunFolder
 from .run.protocol import card_rows
-from .settings import Settings
-from .step import Done, OneProcess, StepValues, TrainStep, Windows
+from .step import Done, StepValues, TrainStep, Windows
 
 log = logging.getLogger("elman_core")
 
@@ -81,82 +76,55 @@ class Trainer:
     """One training. Made by `elman_core.training.start` or `resume`; `fit()` runs it. Hooks receive it as `run`.
 
     Attributes:
-        folder: the run's files. settings: resolved. model: a `LadderForCausalLM`. optimizer, schedule.
-        progress: the cursor that a checkpoint stores.
+        plan: what was decided; the next five are parts of it. settings: resolved. model: a `LadderForCausalLM`.
         ranks: the processes that train together; the first writes, shows and calls observers. processes: how they share a step.
+        folder: the run's files. progress: the cursor that a checkpoint stores. evaluation: the last, or None.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        settings: Settings,
-        model: Any,
-        optimizer: Optimizer,
-        schedule: Schedule,
-        data: tuple[ByteFile, Split],
-        display: Display,
-        minutes_horizon: float | None = None,
-        ranks: Ranks | None = None,
-        processes: OneProcess | None = None,
-    ) -> None:
-        self.ranks = ranks or Ranks()
-        self.processes = processes or OneProcess()
-        self.folder, self.settings, self.model, self.optimizer = folder, settings, model, optimizer
-        self.schedule, self.display, self.progress = schedule, display, Progress()
-        self.file, self.split = data
-        self.minutes_horizon = minutes_horizon
-        train = settings.train
-        self.device = next(model.parameters()).device
-        self.windows = TrainingWindows(
-            self.file, self.split, train.chunk_size, train.batch_size, train.seed, settings.data.sampling
-        )
-        self.feed = Feed(self.windows, settings, self.device, self.ranks)
-        self.heldout = None
-        if settings.data.heldout:
-            self.heldout = heldout_offsets(self.split, train.chunk_size, settings.data.eval_bytes)
-        self.carries = settings.data.sampling == "tbptt"
-        if self.carries:
-            require_constant_state(model, "data.sampling='tbptt'")
+    def __init__(self, plan: Plan, folder: RunFolder, position: Position | None = None, quiet: bool = False) -> None:
+        """Args: position: where the run stands; None for a new one. quiet: show nothing."""
+        position = position or Position()
+        self.plan, self.folder = plan, folder
+        self.settings, self.model, self.device, self.ranks = plan.settings, plan.model, plan.device, plan.ranks
+        self.windows = plan.text.windows
+        train = plan.settings.train
+        self.display = Display(folder.log, quiet=quiet or not plan.ranks.main)
+        self.processes = make_processes(plan.parallel, plan.ranks, plan.model, plan.device, plan.mode.captures)
+        self.optimizer = Optimizer(plan.model, train)
+        self.progress, self.evaluation = position.progress, position.evaluation
+        self.saved: tuple[int, Path | None] = (-1, None)  # step and path of the last checkpoint
+        if position.checkpoint is not None:
+            path = position.checkpoint
+            self.progress = load_checkpoint(path, plan.model, self.optimizer, plan.ranks, folder.id)
+            self.saved = (self.progress.step, path)
+        self.feed = Feed(plan.text.windows, plan.settings, plan.device, plan.ranks)
+        self.carries = plan.settings.data.sampling == "tbptt"
         if train.gradient_checkpointing:
-            drops = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in model.modules())
+            drops = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in plan.model.modules())
             how = {"use_reentrant": False, "preserve_rng_state": drops}
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-        self.mode = choose_mode(settings, model, self.device, is_sharded(model))
-        wants_logits = acting().get("elman_loss_terms", [])
-        if wants_logits and train.loss_chunk:
-            raise ConfigError(
-                f"plugin {wants_logits[0]} adds loss terms and may need all logits at once: set train.loss_chunk=0"
-            )
+            plan.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
         step = TrainStep(
-            model,
-            optimizer,
+            plan.model,
+            self.optimizer,
             train,
             carries=self.carries,
             terms=lambda outputs: loss_terms(self, outputs),
             before_update=lambda: call("elman_before_optimizer_step", run=self),
             processes=self.processes,
             # Fused they round differently, which is worth it on a GPU.
-            logits=bool(wants_logits) or self.device.type != "cuda",
+            logits="elman_loss_terms" in acting() or plan.device.type != "cuda",
         )
-        self.compute = make_step(step, self.mode)
-        self.ranks.hold(self.compute)
+        self.compute = make_step(step, plan.mode)
+        plan.ranks.hold(self.compute)
         # A step is launched while the one before it runs, unless a plugin has to find the model as each step left it.
-        self.ahead = 1 if self.device.type == "cuda" and not watched() else 0
+        self.ahead = 1 if plan.device.type == "cuda" and not watched() else 0
         self.launched: deque[Launched] = deque()
         self.settled_at = 0.0  # when the values of the last step arrived
         # Loggers get the figures of a step when they arrive; the model may be a step further.
-        self.loggers = load_loggers(train.loggers) if self.ranks.main else {}
-        self.signals = RankSignals(self.ranks, self.processes)
+        self.loggers = load_loggers(train.loggers) if plan.ranks.main else {}
+        self.signals = RankSignals(plan.ranks, self.processes, self.progress.seconds)
         self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)
-        self.saved: tuple[int, Path | None] = (-1, None)  # step and path of the last checkpoint
-        self.evaluated = -1
-        self.evaluation: dict[str, Any] | None = None
         self.warm_up = 0.0  # seconds of the steps that build, compile and warm up: reported, not counted
-
-    def continue_from(self, checkpoint: Path, progress: Progress) -> None:
-        """Continue from a checkpoint that model and optimizer have already loaded."""
-        self.progress, self.saved = progress, (progress.step, checkpoint)
-        self.signals = RankSignals(self.ranks, self.processes, progress.seconds)
 
     # what hooks read
 
@@ -182,7 +150,6 @@ class Trainer:
             DivergedError, KernelError, OutOfMemoryError, PluginError, StorageError: once the manifest records it.
                 Earlier checkpoints stay.
         """
-        self.signals = RankSignals(self.ranks, self.processes, self.progress.seconds)
         # Until the very end: launchers send SIGTERM to processes that are still writing down why they stop.
         with (
             listening_in(self.loggers),
@@ -236,10 +203,7 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether the steps or the minutes asked for are done."""
-        train = self.settings.train
-        if train.steps is not None:
-            return self.step >= train.steps
-        return self.clock >= 60 * (train.minutes or 0)
+        return self.settings.train.is_done(self.step, self.clock)
 
     @property
     def _length(self) -> tuple[float, float]:
@@ -325,8 +289,9 @@ class Trainer:
         started = time.perf_counter()
         step = self._next
         windows = self.feed.get(step, self.launched[-1].done.carry if self.launched else self.progress.carry)
-        fraction = None if self.minutes_horizon is None else self.clock / (60 * self.minutes_horizon)
-        lr = self.settings.train.lr * self.schedule.factor(step, fraction)
+        minutes = self.plan.began.train.minutes
+        fraction = None if minutes is None else self.clock / (60 * minutes)
+        lr = self.settings.train.lr * self.plan.schedule.factor(step, fraction)
         counts = self.compute.ready
         self.signals.tell(self.progress.seconds)
         done = self.compute(windows, lr)
@@ -391,12 +356,12 @@ class Trainer:
     def uncompiled(self) -> AbstractContextManager[Any]:
         """The uncompiled model: for shapes other than a step's, which would be compiled again, and if every module is
         watched."""
-        return torch.compiler.set_stance("force_eager") if self.mode.compiles else nullcontext()
+        return torch.compiler.set_stance("force_eager") if self.plan.mode.compiles else nullcontext()
 
     def _how(self) -> dict[str, str]:
         """How steps actually run."""
         refused = getattr(self.compute, "refused", "")
-        return self.mode.facts() | ({"mode": "eager", "why": refused} if refused else {})
+        return self.plan.mode.facts() | ({"mode": "eager", "why": refused} if refused else {})
 
     # evaluation, saving
 
@@ -407,29 +372,30 @@ class Trainer:
         Raises:
             ConfigError: nothing is held out.
         """
-        if self.heldout is None:
+        heldout = self.plan.text.heldout
+        if heldout is None:
             raise ConfigError("nothing is held out: evaluation needs data.heldout above 0")
         self.signals.beat()
-        offsets, length = self.heldout
+        offsets, length = heldout
         train = self.settings.train
         rows = train.batch_size // train.accumulate
         how: dict[str, Any] = {"ranks": self.ranks, "forward": self.processes.forward}
         how |= {"stop": lambda: bool(self.signals.ending), "counted": self.display.evaluating}
         with self.uncompiled(), self.optimizer.evaluation_weights(), compute_in(train.precision, self.device):
             found = evaluate.on_windows(
-                self.model, self.file, offsets, length, rows, loss_chunk=train.loss_chunk, **how
+                self.model, self.plan.text.file, offsets, length, rows, loss_chunk=train.loss_chunk, **how
             )
         return found and {"step": self.step, **found}
 
     def _evaluate(self) -> bool:
         """Evaluate, unless that is done or nothing is held out. False if a signal ended it."""
-        if self.heldout is None or self.evaluated == self.step:
+        if self.plan.text.heldout is None or (self.evaluation and self.evaluation["step"] == self.step):
             return True
         if not (result := self.evaluate()):
             return False
         if not math.isfinite(result["loss"]):
             raise failures.bad_evaluation(self, result)  # before these weights become the last checkpoint
-        self.evaluated, self.evaluation = self.step, result
+        self.evaluation = result
         with self.signals.by_one():
             self.folder.record(kind="evaluation", **result)
             self.display.evaluation(result)

@@ -8,9 +8,7 @@ Either way, a rank computes its rows of the batch, and the mean over ranks is th
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import logging
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,18 +20,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from elman_core.data import ByteFile
 from elman_core.registry import ConfigError, RankError
 
-from .hooks import hook_plugins
 from .objective import Outputs, forward_loss
 from .ranks.group import Ranks, everywhere
 from .ranks.tensors import average, checksum, is_sharded, whole
-from .run.facts import versions
 from .settings import Settings
 from .step import OneProcess
-
-log = logging.getLogger("elman_core")
 
 
 def kind_of(settings: Settings, ranks: Ranks) -> str:
@@ -76,27 +69,6 @@ def make_processes(
     return Summed(ranks, model) if captured else Replicated(ranks, model)
 
 
-def check_ranks(ranks: Ranks, settings: Settings, model: nn.Module, file: ByteFile, device: torch.device) -> None:
-    """Compare the settings, versions, plugins and text of all ranks.
-
-    Raises:
-        ConfigError, DataError: they differ; names the rank and its value.
-    """
-    if ranks.size == 1:
-        return
-    data = dataclasses.replace(settings.data, path="")  # may be mounted elsewhere
-    for name, value in versions(model.config.made_with or {}).items():  # type: ignore[union-attr, operator, arg-type]
-        ranks.require_same({name: value})
-    ranks.require_same({"settings": dataclasses.replace(settings, data=data).to_dict()})
-    ranks.require_same({"hooks": hook_plugins()})
-    found = file.fingerprint()
-    ranks.require_same({f"a text ({settings.data.path}) of size": found["size"]})
-    ranks.require_same({f"a text ({settings.data.path}) with the fingerprint": found["blake2b"]})
-    kinds = ranks.gather(torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu")
-    if ranks.main and len(set(kinds)) > 1:
-        log.warning("elman: the ranks run on %s: the slowest sets the pace", ", ".join(sorted(set(kinds))))
-
-
 def require_one_model(model: nn.Module, ranks: Ranks) -> None:
     """Raise `RankError` on every rank unless all hold the same weights and buffers, to the bit."""
     if ranks.size == 1 or is_sharded(model):
@@ -110,12 +82,6 @@ def require_one_model(model: nn.Module, ranks: Ranks) -> None:
                 f"wrongly, or a hook that acts on one rank alone"
             )
         )
-
-
-def parallel_facts(ranks: Ranks, kind: str, device: torch.device) -> dict[str, Any]:
-    """For the manifest."""
-    backend = None if ranks.size == 1 else "nccl" if device.type == "cuda" else "gloo"
-    return {"kind": kind, "ranks": ranks.size, "backend": backend}
 
 
 class _Loss(nn.Module):

@@ -95,6 +95,10 @@ class TrainSettings:
     log_every: int = option(10, "steps between plain lines where there is no terminal", ge=1)
     loggers: str = option("", "installed loggers that also get the figures, separated by commas: tensorboard, wandb, …")
 
+    def is_done(self, step: int, seconds: float) -> bool:
+        """Whether so many steps, or so many seconds of training, reach the length of resolved settings."""
+        return step >= self.steps if self.steps is not None else seconds >= 60 * (self.minutes or 0)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -264,6 +268,11 @@ def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
         precision = "bf16" if device_type == "cuda" and bf16 else "fp32"
     resolved = dataclasses.replace(train, steps=steps, schedule=schedule, warmup=warmup, precision=precision)
     return dataclasses.replace(settings, train=resolved)
+
+
+def with_length(settings: Settings, steps: int | None, minutes: float | None) -> Settings:
+    """`settings` with another length of the training."""
+    return dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=steps, minutes=minutes))
 
 
 def steps_for_tokens(tokens: int, settings: Settings) -> int:

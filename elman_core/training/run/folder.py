@@ -25,6 +25,7 @@ from elman_core.storage import (
     open_regular,
     read_json,
     replacing,
+    require_text,
     storage_errors,
     write_json,
     write_text,
@@ -59,9 +60,10 @@ class RunFolder:
         """A new folder: `path`, or `runs/<name>-<time>`. The remains of a run that was killed before its manifest are replaced.
 
         Raises:
-            ConfigError: `path` exists and is not empty. StorageError: it cannot be created.
+            ConfigError: `path` exists and is not empty, or a recipe cannot name it. StorageError: it cannot be created.
         """
         if path is not None:
+            require_text(path)
             if path.exists() and not (path.is_dir() and _not_begun(path)):
                 hint = (
                     f"elman resume {shlex.quote(str(path))} continues it"
@@ -85,8 +87,12 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing folder. Raises `CheckpointError` if it is not a run, `ConfigError` if a process is training in it."""
-        return cls(path, read_manifest(path))
+        """The folder of a run to resume.
+
+        Raises:
+            CheckpointError: not a run, or its manifest was edited. ConfigError: a process is training in it.
+        """
+        return cls(path, manifest_to_resume(path))
 
     @property
     def id(self) -> str:
@@ -168,7 +174,7 @@ class RunFolder:
             self._lock.close()
 
 
-class Elsewhere(RunFolder):
+class NullRunFolder(RunFolder):
     """The folder of a run that another process writes: facts are kept in memory, nothing is written."""
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:

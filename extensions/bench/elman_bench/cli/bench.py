@@ -77,11 +77,11 @@ def _text(data: Path | None) -> str:
 
 def _plan(suite: Suite, wishes: Wishes) -> Plan:
     from elman_bench.suite.plan import plan
-    from elman_core.extension import check_data
+    from elman_core.extension import open_text
 
     planned = plan(suite, wishes)
     for job in planned.jobs[:1]:  # all runs have the same text and batch shape
-        check_data(job.settings)
+        open_text(job.settings)
     return planned
 
 

@@ -41,7 +41,7 @@ def probe(
     """
     import sys
 
-    from elman_core.extension import check_data, read_settings, standard_library_corpus
+    from elman_core.extension import open_text, read_settings, standard_library_corpus
 
     flags = {
         "model.hidden_size": dim, "model.num_hidden_layers": depth, "train.batch_size": batch, "train.chunk_size": chunk,
@@ -50,7 +50,7 @@ def probe(
     settings = read_settings(what, data, sets=[*given, *sets])
     if not settings.data.path:
         settings = read_settings(what, standard_library_corpus(), sets=[*given, *sets])
-    check_data(settings)
+    open_text(settings)
 
     from elman_bench.memory import parse_bytes
     from elman_bench.probe import largest

@@ -1,0 +1,152 @@
+"""What a training is, decided once before its first step: from settings alone, or also from the manifest of a run to resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elman_core.model import LadderConfig, LadderForCausalLM
+from elman_core.registry import ConfigError
+
+from .hooks import acting, hook_plugins
+from .modes import Mode, choose_mode
+from .objective import require_constant_state
+from .optim import Schedule
+from .parallel import kind_of
+from .precision import has_bf16, pick_device
+from .ranks.group import Ranks
+from .ranks.launch import reached
+from .run.display import backends
+from .run.facts import hardware, versions
+from .run.protocol import protocol
+from .settings import Settings, resolve, with_length
+from .text import Text
+
+log = logging.getLogger("elman_core")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training as one rank holds it before its first step: everything but its folder and the state that steps change.
+
+    Attributes:
+        settings: resolved; of a new run with the text's full path and the model's presets and defaults written out.
+        began: the same for the length with which the run began, for which its schedule and its protocol are made.
+        parallel: how ranks share a step: `none`, `ddp` or `fsdp`.
+        mode: how a step is launched.
+        model: a `LadderForCausalLM` in training mode, on `device`; on the CPU if it is going to be sharded.
+    """
+
+    settings: Settings
+    began: Settings
+    text: Text
+    ranks: Ranks
+    device: torch.device
+    parallel: str
+    mode: Mode
+    model: Any
+    schedule: Schedule
+
+    @property
+    def horizon(self) -> dict[str, Any]:
+        """The length with which the run began, for the manifest: `steps` and `minutes`, one of them None."""
+        return {"steps": self.began.train.steps, "minutes": self.began.train.minutes}
+
+    @property
+    def backend(self) -> str | None:
+        """The library by which the ranks exchange tensors; None for a single process."""
+        return None if self.ranks.size == 1 else "nccl" if self.device.type == "cuda" else "gloo"
+
+    def protocol(self) -> dict[str, Any]:
+        """The settings that must be equal before two runs are compared."""
+        window = self.text.heldout[1] if self.text.heldout else 0
+        return protocol(self.began, self.text.file.fingerprint(), window)
+
+    def facts(self) -> dict[str, Any]:
+        """The facts that the manifest records at the start and at each resume."""
+        return {
+            "settings": self.settings.to_dict(),
+            "versions": versions(self.model.config.made_with or {}),
+            "hardware": hardware(self.device),
+            "backends": backends(self.model),
+            "act_hooks": acting(),
+            "step": self.mode.facts(),
+            "parallel": {"kind": self.parallel, "ranks": self.ranks.size, "backend": self.backend},
+        }
+
+    def require_same(self) -> None:
+        """Compare the settings, versions, plugins and text of all ranks.
+
+        Raises:
+            ConfigError: they differ; names the rank and its value.
+        """
+        if self.ranks.size == 1:
+            return
+        text = self.text.file.fingerprint()
+        data = dataclasses.replace(self.settings.data, path="")  # may be mounted elsewhere
+        for name, value in versions(self.model.config.made_with or {}).items():
+            self.ranks.require_same({name: value})
+        self.ranks.require_same({"settings": dataclasses.replace(self.settings, data=data).to_dict()})
+        self.ranks.require_same({"hooks": hook_plugins()})
+        self.ranks.require_same({"a text of size": text["size"]})
+        self.ranks.require_same({"a text with the fingerprint": text["blake2b"]})
+        kinds = self.ranks.gather(torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu")
+        if self.ranks.main and len(set(kinds)) > 1:
+            log.warning("elman: the ranks run on %s: the slowest sets the pace", ", ".join(sorted(set(kinds))))
+
+
+def decide(settings: Settings, text: Text, ranks: Ranks, manifest: Mapping[str, Any] | None = None) -> Plan:
+    """Choose the device, resolve the settings and build the model, on this rank alone.
+
+    Args:
+        text: of these settings. manifest: of the run to resume, whose horizon and number of CPU threads are kept.
+
+    Raises:
+        ConfigError, PluginError: these settings cannot be trained with here.
+    """
+    device = pick_device(settings.train.device, ranks)
+    if manifest is None:
+        settings = began = resolve(settings, device.type, has_bf16(device))
+    else:
+        began = resolve(with_length(settings, **manifest["horizon"]), device.type, has_bf16(device))
+        settings = with_length(began, settings.train.steps, settings.train.minutes)
+        threads = manifest["hardware"]["cpu_threads"]
+        if device.type == "cpu" and threads <= (os.cpu_count() or 1):
+            torch.set_num_threads(threads)  # the order of sums on a CPU depends on it
+    train, parallel = settings.train, kind_of(settings, ranks)
+    # A model that is going to be sharded need not fit on one device.
+    model = build_model(settings, torch.device("cpu") if parallel == "fsdp" else device)
+    reached("model")
+    if settings.data.sampling == "tbptt":
+        require_constant_state(model, "data.sampling='tbptt'")
+    mode = choose_mode(settings, model, device, sharded=parallel == "fsdp")
+    if train.loss_chunk and (plugins := acting().get("elman_loss_terms")):
+        raise ConfigError(
+            f"plugin {plugins[0]} adds loss terms and may need all logits at once: set train.loss_chunk=0"
+        )
+    if manifest is None:
+        data = dataclasses.replace(settings.data, path=str(text.file.path.resolve()))
+        chosen = dataclasses.replace(settings.model, variant=model.config.variant, options=model.config.options)
+        settings = began = dataclasses.replace(settings, data=data, model=chosen)
+    schedule = Schedule(train.schedule, train.warmup or 0, began.train.steps, train.final_lr, train.decay)  # type: ignore[arg-type]
+    return Plan(settings, began, text, ranks, device, parallel, mode, model, schedule)
+
+
+def build_model(settings: Settings, device: torch.device) -> Any:
+    """A new `LadderForCausalLM` in float32, drawn from `train.seed` on the CPU, so that it is the same on every device.
+
+    Raises:
+        ConfigError, PluginError: a variant, option or size that cannot be built.
+    """
+    chosen = settings.model
+    if not chosen.variant:
+        raise ConfigError("no variant to train: name one, or give --set model.variant=NAME")
+    torch.manual_seed(settings.train.seed)
+    config = LadderConfig(**dataclasses.asdict(chosen) | {"options": chosen.options or None})
+    return LadderForCausalLM(config).float().to(device).train()
