@@ -8,7 +8,7 @@ import torch
 from torch.func import jvp
 from torch.utils.checkpoint import checkpoint
 
-from elman_core.kernels import ElementwiseKernel, GatesKernel
+from elman_core.kernels import ElementwiseKernel
 from elman_core.kernels.gates.native import rows_of
 from elman_core.kernels.verify import failures, verify
 from elman_core.nn import gate
@@ -129,22 +129,14 @@ def test_sizes_without_a_kernel_are_named(monkeypatch):
     assert not cell.supports(device, torch.bfloat16, 1024)
 
 
-def test_a_header_that_differs_from_python_is_refused():
-    need_host_compiler()
-    cell = rnn.gru_gates.cell
-    wrong = GatesKernel(
-        "gru_wrong", header=cell.header, cell=cell.type, step=cell.reference, gates=3, kept=3, splits=True
-    )
-    with pytest.raises(ConfigError, match="differ in gates, kept, memory, splits or staged"):
-        wrong(*inputs(wrong), backend="host")
-
-
 def test_what_cannot_be_is_refused():
     kernel, given = rnn.lstm_gates, inputs(rnn.lstm_gates)
     with pytest.raises(ConfigError, match=r"lstm: c must be a tensor \(2, 3\), not None"):
         kernel(*given[:-1])
     with pytest.raises(ConfigError, match="u must be"):
         kernel(given[0][..., 1:], *given[1:])
+    with pytest.raises(ConfigError, match=r"w must be \(12, 3\)"):
+        kernel(given[0], given[1].T, *given[2:])
     with pytest.raises(KernelError, match="takes no starts of documents"):
         kernel(*given, starts=torch.zeros(T, B, dtype=torch.bool), backend="host")
     with pytest.raises(ConfigError, match="gru_before: backend must be auto, cuda, host or reference, not 'torch'"):

@@ -78,7 +78,7 @@ class Module(Opened):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        *self.counts, self.interval = self.library.info()
+        *self.counts, self.interval = (self.library.ask("declares", i) for i in range(4))
 
     def describe(self, inputs: Inputs) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The arguments of both directions, and the outputs among them, NaN for now."""

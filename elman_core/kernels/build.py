@@ -21,12 +21,12 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Literal
 
 from filelock import FileLock
@@ -58,6 +58,7 @@ class Extension:
         include: folders of headers that belong to the sources (they are part of the key).
         header: a header that the binding includes as `#include ELMAN_CELL_HEADER`.
         defines: further macros.
+        declared: what Python says of the cell in the header, compared when the module is opened: ((name, value), …).
         python: whether it is a Python module: `PYBIND11_MODULE(ELMAN_MODULE, m)`, compiled for this Python's ABI and opened by
             `load`. Otherwise it is a plain shared library, which serves every Python and is opened by the launcher (launch.py).
         emulated: whether the C++ compiler compiles a `.cu` for an emulated GPU; see `emulated`.
@@ -70,6 +71,7 @@ class Extension:
     defines: tuple[tuple[str, str], ...] = ()
     python: bool = True
     emulated: bool = False
+    declared: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_cuda(self) -> bool:
@@ -124,11 +126,16 @@ class Extension:
 
 
 def shipped(
-    name: str, binding: str | Path, header: Path | None = None, python: bool = False, **defines: Any
+    name: str,
+    binding: str | Path,
+    header: Path | None = None,
+    python: bool = False,
+    declared: Mapping[str, int] = MappingProxyType({}),
+    **defines: Any,
 ) -> Extension:
     """A binding that `elman_csrc` ships, or a plugin's own, given as a path, with the headers of `elman_csrc`.
 
-    `defines`: its macros, without ELMAN_ in front; a dtype becomes its number in elman/dtype.h.
+    `defines`: its macros, without ELMAN_ in front; a dtype becomes its number in elman/dtype.h. `declared`: of the cell.
 
     Raises:
         KernelError: the sources are not installed.
@@ -146,6 +153,7 @@ def shipped(
         header=header,
         defines=tuple((f"ELMAN_{macro}", str(DTYPE_CODES.get(value, value))) for macro, value in defines.items()),
         python=python,
+        declared=tuple(declared.items()),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from elman_core.registry.errors import KernelError
+from elman_core.registry.errors import ConfigError, KernelError
 
 from . import build
 from .build import Extension
@@ -47,13 +47,24 @@ def open_module(path: Path, family: str) -> Any:
 
 
 def opened(what: Extension, family: str, on_cpu: bool = False) -> Any:
-    """`open_module` of what is compiled for the current device, built if no cache folder holds it. Raises `KernelError`.
+    """`open_module` of what is compiled for the current device, built if no cache folder holds it.
 
     Args:
         on_cpu: whether it runs on tensors of the CPU: a kernel of a GPU is then emulated.
+
+    Raises:
+        ConfigError: the cell's header says something else than its declaration in Python.
+        KernelError: as `open_module`.
     """
     what = build.emulated(what) if on_cpu and what.is_cuda else what
-    return open_module(build.build(what, build.local_arch(what)), family)
+    module = open_module(build.build(what, build.local_arch(what)), family)
+    for i, (name, declared) in enumerate(what.declared):
+        if (there := type(declared)(module.ask("declares", i))) != declared:
+            header = what.header.name if what.header is not None else "the header"
+            raise ConfigError(
+                f"kernel {what.name}: {header} says {name} = {there}, the declaration {declared}: make them agree"
+            )
+    return module
 
 
 def opener(family: str, extension: Callable[..., Extension]) -> Callable[..., Any]:

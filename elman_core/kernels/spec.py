@@ -16,6 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from elman_core.registry.errors import ConfigError
+
 from .build import Extension
 from .build import Target as Target
 
@@ -23,6 +25,13 @@ Backend = Literal["auto", "torch", "cuda", "host", "emulated", "reference"]
 Grid = Literal["quick", "full"]
 Inputs = dict[str, Any]  # tensors by name, None for those not given
 Outputs = dict[str, Tensor]
+
+
+def limit(name: str, **counts: tuple[int, int, int]) -> None:
+    """Raise `ConfigError` for a count beyond what the skeletons take: `what=(given, least, most)`."""
+    for what, (given, least, most) in counts.items():
+        if not least <= given <= most:
+            raise ConfigError(f"{name}: a kernel takes {least} to {most} {what.replace('_', ' ')}, not {given}")
 
 
 @dataclass(frozen=True, eq=False)

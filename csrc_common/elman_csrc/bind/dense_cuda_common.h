@@ -75,4 +75,4 @@ Args describe(const DenseCall& call) {
 
 ELMAN_EXPORT std::int64_t elman_dense_call_bytes() { return sizeof(DenseCall); }
 ELMAN_EXPORT std::int64_t elman_dense_dtype() { return ELMAN_DTYPE; }
-ELMAN_EXPORT std::int64_t elman_dense_uses_a() { return elman::UsesA<Cell>::value; }
+ELMAN_EXPORT std::int64_t elman_dense_declares(std::int64_t i) { return i ? elman::UsesA<Cell>::value : Cell::extras; }

@@ -54,7 +54,7 @@ const char* backward(const DenseCall& call) {
 }  // namespace
 
 ELMAN_EXPORT std::int64_t elman_dense_call_bytes() { return sizeof(DenseCall); }
-ELMAN_EXPORT std::int64_t elman_dense_uses_a() { return elman::UsesA<Cell>::value; }
+ELMAN_EXPORT std::int64_t elman_dense_declares(std::int64_t i) { return i ? elman::UsesA<Cell>::value : Cell::extras; }
 ELMAN_EXPORT const char* elman_dense_forward_float32(const DenseCall* call) { return forward<float>(*call); }
 ELMAN_EXPORT const char* elman_dense_forward_float64(const DenseCall* call) { return forward<double>(*call); }
 ELMAN_EXPORT const char* elman_dense_backward_float32(const DenseCall* call) { return backward<float>(*call); }

@@ -23,9 +23,7 @@ const char* run(const ElementwiseCall& call, elementwise::Direction direction) {
 }  // namespace
 
 ELMAN_EXPORT std::int64_t elman_elementwise_call_bytes() { return sizeof(ElementwiseCall); }
-ELMAN_EXPORT void elman_elementwise_info(std::int64_t* out) {
-  out[0] = Cell::streams, out[1] = Cell::vectors, out[2] = Cell::states, out[3] = elementwise::kSteps;
-}
+ELMAN_EXPORT std::int64_t elman_elementwise_declares(std::int64_t i) { return elementwise::declares<Cell>(i); }
 ELMAN_EXPORT const char* elman_elementwise_forward_float32(const ElementwiseCall* c) {
   return run<float>(*c, elementwise::Direction::forward);
 }

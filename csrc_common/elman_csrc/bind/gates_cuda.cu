@@ -111,9 +111,7 @@ const char* run(const GatesCall& call) {
 
 ELMAN_EXPORT std::int64_t elman_gates_call_bytes() { return sizeof(GatesCall); }
 ELMAN_EXPORT std::int64_t elman_gates_dtype() { return ELMAN_DTYPE; }
-ELMAN_EXPORT std::int64_t elman_gates_numbers() {
-  return Cell::gates + 8 * Cell::kept + 64 * Cell::memory + 128 * Cell::splits + 256 * Cell::staged;
-}
+ELMAN_EXPORT std::int64_t elman_gates_declares(std::int64_t i) { return elman::gates_declares<Cell>(i); }
 ELMAN_EXPORT const char* elman_gates_forward(const GatesCall* call) { return run<false>(*call); }
 ELMAN_EXPORT const char* elman_gates_backward(const GatesCall* call) { return run<true>(*call); }
 // Groups that can be resident together on the current device; -1 if it cannot be known.

@@ -31,13 +31,8 @@ struct Options {
 // What of a call is not this module's, or missing; null where all is well.
 inline const char* refuse(const MatrixCall& c, bool back, int interval) {
   static thread_local char said[160];
-  if (c.vectors != Cell::vectors || c.lines != Cell::lines || c.scalars != Cell::scalars || c.params != Cell::params) {
-    std::snprintf(said, sizeof said,
-                  "the cell takes vectors, lines, scalars and params %d, %d, %d, %d (v is a line); the call gives %d, %d, %d, %d",
-                  Cell::vectors, Cell::lines, Cell::scalars, Cell::params, int(c.vectors), int(c.lines), int(c.scalars),
-                  int(c.params));
-    return said;
-  }
+  if (c.vectors != Cell::vectors || c.lines != Cell::lines || c.scalars != Cell::scalars || c.params != Cell::params)
+    return "the call gives another number of inputs than the cell takes";
   if (c.shared != Options::shared)
     return "an input is shared by all heads, and the module was compiled for one of each head, or the other way round";
   if (c.interval != interval) {
@@ -61,3 +56,9 @@ inline const char* refuse(const MatrixCall& c, bool back, int interval) {
 
 ELMAN_EXPORT std::int64_t elman_matrix_call_bytes() { return sizeof(MatrixCall); }
 ELMAN_EXPORT std::int64_t elman_matrix_dtype() { return ELMAN_DTYPE; }
+// Of the cell, as `MatrixKernel` declares it.
+ELMAN_EXPORT std::int64_t elman_matrix_declares(std::int64_t i) {
+  const std::int64_t all[] = {Cell::vectors, Cell::lines, Cell::scalars, Cell::params, Cell::elementwise || Cell::energy,
+                              Cell::delta};
+  return all[i];
+}

@@ -30,8 +30,9 @@ ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) { out[0] = out[3] = 1, ou
 
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
   if (const char* wrong = refuse(*c, false, elman::matrix::kInterval)) return wrong;
-  driver(*c).forward(at<T>(c->s0), at<T>(c->s1), at<T>(c->o), at<T>(c->saved));
-  return nullptr;
+  const Driver run = driver(*c);
+  run.forward(at<T>(c->s0), at<T>(c->s1), at<T>(c->o), at<T>(c->saved));
+  return run.wrong;
 }
 
 ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
@@ -42,6 +43,7 @@ ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
   for (int i = 0; i < Cell::lines; i++) g.line[i] = at<T>(c->dline[i].address);
   for (int i = 0; i < Cell::scalars; i++) g.scalar[i] = at<T>(c->dscalar[i].address);
   for (int i = 0; i < Cell::params; i++) g.param[i] = at<T>(c->dparam[i]);
-  driver(*c).backward(at<T>(c->saved), at<T>(c->dy), at<T>(c->ds1), at<T>(c->ds0), g);
-  return nullptr;
+  const Driver run = driver(*c);
+  run.backward(at<T>(c->saved), at<T>(c->dy), at<T>(c->ds1), at<T>(c->ds0), g);
+  return run.wrong;
 }

@@ -35,7 +35,7 @@ from torch import Tensor
 from elman_core.kernels.choice import choose, in_words, launches, runs
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
 from elman_core.kernels.runtime import Wanted, autocast_dtype, check, compute_dtype, refuse_transforms, transformed
-from elman_core.kernels.spec import Backend, Cell, KernelSpec
+from elman_core.kernels.spec import Backend, Cell, KernelSpec, limit
 from elman_core.registry.errors import ConfigError
 
 from . import run, spec
@@ -80,6 +80,7 @@ class DenseKernel:
                 _ = inspect.isfunction(made) and inspect.signature(made).bind("h", "h_prev", *extras)
             except TypeError as error:
                 raise ConfigError(f"{name}: {what}({', '.join(('h', 'h_prev', *extras))}): {error}") from error
+        limit(name, extras=(len(extras), 0, 4))
         self.name = name
         self.cell = Cell(
             name, Path(header), cell or f"elman::{name}::Cell", reference, readout, update, tuple(extras), uses_a,

@@ -21,7 +21,7 @@ from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.launch import readable
 from elman_core.kernels.runtime import DTYPE_CODES
 from elman_core.kernels.spec import Cell
-from elman_core.registry.errors import ConfigError, KernelError, KernelTimeoutError
+from elman_core.registry.errors import KernelError, KernelTimeoutError
 
 from .plan import MAX_PLACES, Device, Kind, Plan, plan
 
@@ -113,7 +113,10 @@ def source(cell: Cell, target: Target) -> Extension:
     """What is compiled for a cell, at the usual size on a GPU. Raises as `build.shipped`."""
     input_: dict[str, Any] = {} if cell.bare is None else {"INPUT": "TiedSilu"}
     binding = "dense_host.cpp" if target == "host" else "dense_cuda.cu"
-    return build.shipped(f"{cell.name}_dense_{target}", binding, cell.header, CELL=cell.type, **input_)
+    declared = {"extras": len(cell.extras), "uses_a": cell.uses_a}
+    return build.shipped(
+        f"{cell.name}_dense_{target}", binding, cell.header, declared=declared, CELL=cell.type, **input_
+    )
 
 
 @cache
@@ -149,7 +152,7 @@ def extension(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int) -> Exten
 
 def capacity(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int, tiles: int = 1) -> tuple[int, int]:
     """(groups of `tiles` tiles that the current device holds together, bytes of shared memory of a block)."""
-    module = _opened(cell, extension(cell, chosen, dtype, width))
+    module = launch.opened(extension(cell, chosen, dtype, width), "dense")
     return min(module.ask("capacity", tiles, backward) for backward in (0, 1)), module.ask("shared_bytes", tiles)
 
 
@@ -222,7 +225,8 @@ def ready(
     """The module for a batch and width on this GPU, whether it runs step by step, and a launch's arguments from its plan."""
     chosen = plan_for(cell, batch, width, dtype, index, slots)
     constants = {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
-    return _opened(cell, extension(cell, chosen, dtype, width), index is None), chosen.kind == "steps", constants
+    what = extension(cell, chosen, dtype, width)
+    return launch.opened(what, "dense", index is None), chosen.kind == "steps", constants
 
 
 @cache
@@ -235,16 +239,7 @@ def _device(index: int | None) -> Device:
 
 @cache
 def _host_module(cell: Cell) -> Any:
-    return _opened(cell, source(cell, "host"))
-
-
-def _opened(cell: Cell, what: Extension, on_cpu: bool = False) -> Any:
-    """The compiled module for the current device. Raises `ConfigError` if header and `DenseKernel` disagree on `uses_a`."""
-    module = launch.opened(what, "dense", on_cpu)
-    if bool(module.ask("uses_a")) != cell.uses_a:
-        said = f"its cell says uses_a = {str(not cell.uses_a).lower()} and its DenseKernel uses_a={cell.uses_a}"
-        raise ConfigError(f"{cell.name}: {said}: they must agree")
-    return module
+    return launch.opened(source(cell, "host"), "dense")
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -19,12 +19,13 @@ INTERVAL = 16  # steps between the states that a forward on a GPU keeps: kSteps 
 def extension(cell: Cell, target: Target, dtype: torch.dtype = torch.bfloat16) -> Extension:
     """What is compiled for a cell: one module for the CPU, and one for each dtype of a GPU. Raises `KernelError` for others."""
     name = f"{cell.name}_elementwise_{target}"
+    declared = {"streams": len(cell.streams), "vectors": len(cell.vectors), "states": len(cell.states)}
     if target == "host":
-        return build.shipped(name, "elementwise_host.cpp", cell.header, CELL=cell.type)
+        return build.shipped(name, "elementwise_host.cpp", cell.header, declared=declared, CELL=cell.type)
     if dtype == torch.float64:
         raise KernelError(f"{cell.name}: kernels of a GPU take float32, bfloat16 and float16, not float64")
     name += f"_{str(dtype).removeprefix('torch.')}"
-    return build.shipped(name, "elementwise_cuda.cu", cell.header, CELL=cell.type, DTYPE=dtype)
+    return build.shipped(name, "elementwise_cuda.cu", cell.header, declared=declared, CELL=cell.type, DTYPE=dtype)
 
 
 def forward(

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from elman_core.kernels.choice import Compiled, choose, in_words, register
 from elman_core.kernels.runtime import Wanted, check, compute_dtype, without_autocast
-from elman_core.kernels.spec import Backend, Case, Cell, Inputs, KernelSpec
+from elman_core.kernels.spec import Backend, Case, Cell, Inputs, KernelSpec, limit
 from elman_core.registry.errors import ConfigError
 
 from . import native, portable, spec
@@ -63,6 +63,7 @@ class ElementwiseKernel(Compiled):
         cell: str | None = None,
         adjust: Callable[[Inputs], None] | None = None,
     ) -> None:
+        limit(name, streams=(len(streams), 1, 6), vectors=(len(vectors), 0, 8), states=(len(states), 1, 4))
         self.name = name
         self.adjust = adjust
         self.cell = Cell(

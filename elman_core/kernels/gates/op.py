@@ -26,7 +26,8 @@ from torch import Tensor
 from elman_core.kernels.build import Extension
 from elman_core.kernels.choice import Compiled, choose, in_words, launches, register, runs
 from elman_core.kernels.runtime import Wanted, check, compute_dtype, without_autocast
-from elman_core.kernels.spec import Backend, Case, Cell, KernelSpec
+from elman_core.kernels.spec import Backend, Case, Cell, KernelSpec, limit
+from elman_core.registry.errors import ConfigError
 
 from . import native, portable, spec
 from .recurrence import Recurrence
@@ -60,6 +61,11 @@ class GatesKernel(Compiled):
         states: Sequence[str] = ("h",),
         cell: str | None = None,
     ) -> None:
+        limit(name, states=(len(states), 1, 2), gates=(gates, 1, 4))
+        if inner is not None and (splits or len(states) > 1):
+            raise ConfigError(
+                f"{name}: a cell with `inner` has one state, and its du is dp: leave out splits and further states"
+            )
         self.name = name
         self.cell = Cell(
             name, Path(header), cell or f"elman::{name}::Cell", step,
@@ -102,9 +108,9 @@ class GatesKernel(Compiled):
             KernelError: the named back end cannot run this call.
             NotImplementedError: a back end other than "reference" was named under torch.func.
         """
-        check(
-            self.name, self._wanted, (u_TBG, w_Gd, b_G, *states, mask, starts), {"G": self.cell.gates * w_Gd.shape[-1]}
-        )
+        d = next((h.shape[-1] for h in states if isinstance(h, Tensor)), w_Gd.shape[-1])
+        given = (u_TBG, w_Gd, b_G, *states, mask, starts)
+        check(self.name, self._wanted, given, {"d": d, "G": self.cell.gates * d})
         wide = compute_dtype(u_TBG)
         problem = lambda: map(int, (u_TBG.shape[1], w_Gd.shape[1]))  # noqa: E731
         backend = choose(

@@ -15,7 +15,7 @@ from torch import Tensor
 from elman_core.kernels import build
 from elman_core.kernels.build import Extension
 from elman_core.kernels.runtime import compute_dtype, without_autocast
-from elman_core.kernels.spec import Cell, Target
+from elman_core.kernels.spec import Cell, Target, limit
 from elman_core.registry.errors import ConfigError, KernelError
 
 SUPPORTED = "rows N: multiples of 4 from 4 to 128; columns V: 1 to 4096; float32, bfloat16, float16"
@@ -74,11 +74,11 @@ class MatrixCell(Cell):
     def __post_init__(self) -> None:
         """Raises ConfigError for a declaration that no cell supports."""
         names = (*self.names, *self.options)
-        counts = (len(self.vectors), len(self.lines) - 1, len(self.scalars), len(self.params))
-        if any(count > most for count, most in zip(counts, (3, 3, 2, 4), strict=True)):
-            raise ConfigError(
-                f"{self.name}: a cell has at most 3 vectors, 3 lines beside v, 2 scalars and 4 params, not {counts}"
-            )
+        limit(
+            self.name,
+            vectors=(len(self.vectors), 0, 3), lines_beside_v=(len(self.lines) - 1, 0, 3),
+            scalars=(len(self.scalars), 0, 2), params=(len(self.params), 0, 4),
+        )  # fmt: skip
         if wrong := set(self.shared) - {"q", "k", *self.lines}:
             raise ConfigError(f"{self.name}: heads can share q, k and lines, not {', '.join(sorted(wrong))}")
         bad = [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]
@@ -91,6 +91,8 @@ class MatrixCell(Cell):
 
     def check_maps(self, maps: Maps) -> None:
         """Raises ConfigError for maps of inputs that the cell does not have."""
+        if not isinstance(maps, Maps):
+            raise ConfigError(f"{self.name}: maps are Maps(silu=…, normalised=…, scalars=…), not {maps!r}")
         known = {"silu": ("q", "k", *self.lines), "normalised": ("q", "k")}
         for where, names in known.items():
             if wrong := [n for n in getattr(maps, where) if n not in names]:
@@ -123,11 +125,15 @@ class MatrixCell(Cell):
         """Whether a form has the option linear_state on."""
         return "linear_state" in self.options and form[self.options.index("linear_state")] == "1"
 
+    def takes_blocks(self, form: str) -> bool:
+        """Whether the cell of a form says `delta`."""
+        return self.delta and (self.linear(form) or "linear_state" not in self.options)
+
     def interval(self, rows: int, like: Tensor, backend: str, form: str) -> int:
         """Steps between saved states for inputs such as `like`, as `Plan::interval`."""
         if self.tensor(rows, 8 * like.element_size(), backend):
             linear = self.linear(form)
-            if rows > 32 and self.delta and (linear or "linear_state" not in self.options) and much_shared(like.device):
+            if rows > 32 and self.takes_blocks(form) and much_shared(like.device):
                 return 32
             return 16 if rows <= 32 or (linear and rows <= 64) else 8 if rows <= 64 else 4
         return 8 if backend == "cuda" and rows > 96 else 16
@@ -184,11 +190,17 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
             f"{cell.name}: no kernel for N={size.rows} V={size.columns} in {size.dtype}. There are: {SUPPORTED}{host}"
         )
     arguments, silu, normalised, shared, kinds = size.form.split("_")
+    absent = bool(cell.optional) and arguments[-1] == "0"
+    declared = {
+        "vectors": len(cell.vectors), "lines (v is one)": len(cell.lines), "scalars": len(cell.scalars) - absent,
+        "params": len(cell.params), "elementwise": cell.elementwise, "delta": cell.takes_blocks(size.form),
+    }  # fmt: skip
     dtype = str(size.dtype).removeprefix("torch.")
     return build.shipped(
         "_".join([cell.name, "matrix", target, dtype, f"{size.rows}x{size.columns}", size.form]),
         "matrix_state_host.cpp" if target == "host" else "matrix_state_cuda.cu",
         cell.header,
+        declared=declared,
         CELL=f"{cell.type}<{','.join(arguments)}>" if arguments else cell.type,
         DTYPE=size.dtype,
         ROWS=size.rows,

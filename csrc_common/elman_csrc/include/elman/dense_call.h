@@ -7,7 +7,7 @@
 // which are float, or double beside double. A View is a [T,B,d] tensor of adjacent channels whose strides count elements; what has no
 // strides is contiguous. What one direction does not use is 0. Output tensors hold anything before the call.
 //
-//   elman_dense_uses_a() -> whether the cell's backward wants a
+//   elman_dense_declares(i) -> extras, and whether the cell's backward wants a, by their number
 //   elman_dense_dtype() -> code of the storage (dtype.h), of a module for a GPU
 //
 //   forward   reads u (main), extra, w, h0, mask; writes y, last, the whole history, h_0 included, and a, which means nothing in a held row:

@@ -1,7 +1,7 @@
 // The C interface of the elementwise modules, host and CUDA: what one call is given.
 //
 //   elman_elementwise_call_bytes() -> sizeof(ElementwiseCall)   whether both sides mean the same structure
-//   elman_elementwise_info(int64 out[4])                       streams, vectors and states of the cell; steps between checkpoints, S
+//   elman_elementwise_declares(i)                              streams, vectors and states of the cell; steps between checkpoints, S
 //   elman_elementwise_forward(call), _backward(call), _step(call): null, or what went wrong
 //
 // On the host these three end in _float32 or _float64. Streams and what stands in for them (y, gy, dstream) are in the storage type; all
@@ -39,6 +39,12 @@ struct ElementwiseCall {
 };
 
 namespace elman::elementwise {
+
+template <class Cell>
+std::int64_t declares(std::int64_t i) {
+  const std::int64_t all[] = {Cell::streams, Cell::vectors, Cell::states, kSteps};
+  return all[i];
+}
 
 enum class Direction { forward, backward, step };
 

@@ -1,7 +1,7 @@
 // The C interface of the modules of gated cells, host and CUDA: what one call is given. bind/launch.cpp fills it in.
 //
 //   elman_gates_call_bytes(), elman_gates_forward(call), elman_gates_backward(call)      as in dense_call.h
-//   elman_gates_numbers() -> gates + 8 kept + 64 memory + 128 splits: of the cell
+//   elman_gates_declares(i) -> gates, kept, states, splits and staged of the cell, by their number
 //
 // Tensors are in the storage type but bias and the states that come and go (h0, s0, last, s_last, g_last, g_s_last, dh0, ds0), which
 // are float, or double beside double.
@@ -16,6 +16,14 @@
 #include <cstdint>
 
 #include "call.h"
+
+namespace elman {
+template <class Cell>
+std::int64_t gates_declares(std::int64_t i) {
+  const std::int64_t all[] = {Cell::gates, Cell::kept, 1 + Cell::memory, Cell::splits, Cell::staged};
+  return all[i];
+}
+}  // namespace elman
 
 struct GatesView {
   std::uint64_t address;

@@ -3,6 +3,7 @@
 // elman_matrix_call_bytes(): sizeof(MatrixCall), whether both sides mean the same structure.
 // elman_matrix_info(int64_t out[4]): parts of a head, bytes of shared memory of a block, floats of a row of `parts` below, bytes
 //     by which the rows of k, q and of the lines must be aligned.
+// elman_matrix_declares(i) -> vectors, lines, scalars, params, elementwise (or energy) and delta of the cell, by their number
 // elman_matrix_forward(const MatrixCall*), elman_matrix_backward(const MatrixCall*): null, or what went wrong, in a buffer that the next call
 //     overwrites.
 //

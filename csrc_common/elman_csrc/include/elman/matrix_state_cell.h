@@ -31,10 +31,11 @@
 //   reads_with_k     whether k multiplies the read_vector
 //   retrieves        whether there is an r; else it is 0
 //   squashes         whether phi is tanh
-//   scalar_keep      keep is c[0] itself: then d.keep arrives unsummed over i, and g.c[0] must be d.keep
+//   scalar_keep      keep is c[0] itself: then d.keep arrives unsummed over i, g.c[0] must be d.keep, and nothing else may read it
 //   backward_uses_r  keep or line_backward depend on r; of an elementwise cell, anything does
-//   delta            write is a - b r with b a function of c alone, keep is c[0], and nothing squashes: then, in 16-bit storage and
-//                    with 227 KB of shared memory, states of more than 32 elements take 16 steps at once. Not with `folded`
+//   delta            write is a - b r with b a function of c[1] alone: then, in 16-bit storage and with 227 KB of shared memory, states
+//                    of more than 32 elements take 16 steps at once. Needs scalar_keep and retrieves, no squashes, and neither params,
+//                    folded, vectors, elementwise nor energy
 //   energy           whether there is an energy; else it is 0
 //   elementwise      whether it has `element` and `element_backward`
 //   folded           numbers per line that `line` is given as `in` instead of the inputs and learned constants: `fold` makes them of these, once and
@@ -111,13 +112,23 @@ constexpr int kMostLines = 4, kMostScalars = 2, kMostParams = 4, kMostVectors = 
 constexpr int kInterval = 16;  // steps between checkpoints
 constexpr double kNormEps = 1e-12;
 
+// Does not compile for a cell beyond what the skeleton takes, and says what that is.
 template <class Cell>
-constexpr bool kWithinLimits =
-    Cell::lines >= 1 && Cell::lines <= kMostLines && Cell::folded >= 0 && Cell::folded <= kMostLines && Cell::scalars >= 0 &&
-    Cell::scalars <= kMostScalars && Cell::params >= 0 && Cell::params <= kMostParams &&
-    !(Cell::scalar_keep && Cell::scalars == 0) && Cell::vectors >= 0 && Cell::vectors <= kMostVectors &&
-    Cell::read_vector < Cell::vectors && Cell::keep_vector < Cell::vectors && Cell::second_vector < Cell::vectors &&
-    !(Cell::elementwise && (Cell::keep_vector >= 0 || Cell::second_vector >= 0));
+constexpr bool within_limits() {
+  static_assert(Cell::lines >= 1 && Cell::lines <= kMostLines && Cell::folded >= 0 && Cell::folded <= kMostLines &&
+                    Cell::scalars >= 0 && Cell::scalars <= kMostScalars && Cell::params >= 0 && Cell::params <= kMostParams &&
+                    Cell::vectors >= 0 && Cell::vectors <= kMostVectors,
+                "a cell has 1 to 4 lines, 0 to 4 of them folded, 0 to 2 scalars, 0 to 4 params and 0 to 3 vectors");
+  static_assert(Cell::read_vector < Cell::vectors && Cell::keep_vector < Cell::vectors && Cell::second_vector < Cell::vectors,
+                "read_vector, keep_vector and second_vector count from 0 and are below `vectors`");
+  static_assert(!Cell::scalar_keep || Cell::scalars > 0, "scalar_keep means that keep is c[0], so there must be a scalar");
+  static_assert(!Cell::elementwise || (Cell::keep_vector < 0 && Cell::second_vector < 0),
+                "an elementwise cell has neither keep_vector nor second_vector");
+  static_assert(!Cell::delta || (Cell::scalar_keep && Cell::retrieves && !Cell::squashes && Cell::params == 0 &&
+                                 Cell::folded == 0 && Cell::vectors == 0 && !Cell::elementwise && !Cell::energy),
+                "delta needs scalar_keep and retrieves, no squashes, and neither params, folded, vectors, elementwise nor energy");
+  return true;
+}
 
 // Sets of inputs are bits: of k, of q, then of the lines in their order.
 constexpr unsigned kOfK = 1, kOfQ = 2;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "matrix_state_cell.h"
@@ -44,13 +45,14 @@ struct Vectors {  // what one step of one head looks like to the cell
 
 template <class Cell, class Options, class T>
 struct Driver {
-  static_assert(kWithinLimits<Cell>, "lines: 1 to 4; scalars: 0 to 2, at least 1 with scalar_keep; params: 0 to 4");
+  static_assert(within_limits<Cell>());
   static constexpr bool reads = Cell::read_vector >= 0, keeps = Cell::keep_vector >= 0, seconds = Cell::second_vector >= 0;
   static constexpr ScalarKind kind[2] = {Options::kind0, Options::kind1};
   Sizes n;
   Inputs<T> x;
   StateLayout at;
   const int64_t size = int64_t(n.N) * n.V;
+  mutable const char* wrong = nullptr;  // a promise of the header that its functions break: a GPU relies on it
 
   Vectors<T> vectors(int b, int t, int h) const {
     Vectors<T> s;
@@ -122,13 +124,28 @@ struct Driver {
   void advance(std::vector<T>& S, const Vectors<T>& s) const {
     if (s.hold) return;
     for (int v = 0; v < n.V; v++) {
-      const MatrixLine<T> w = Cell::template line<Exact>(given(S, s, v));
+      const MatrixIn<T> in = given(S, s, v);
+      const MatrixLine<T> w = Cell::template line<Exact>(in);
+      if constexpr (Cell::scalar_keep)
+        if (w.keep != s.c[0]) wrong = "the header says scalar_keep, and keep is not c[0]";
+      if constexpr (Cell::delta)
+        if (!affine(in, w.write)) wrong = "the header says delta, and write is not a - b r with b a function of c[1] alone";
       for (int i = 0; i < n.N; i++) {
         T e = w.keep * s.g[i] * S[v * n.N + i] + s.k[i] * w.write + s.l[i] * w.second;
         if constexpr (Cell::elementwise) e = Cell::template element<Exact>(S[v * n.N + i], s.k[i], w);
         S[v * n.N + i] = Cell::squashes ? Exact::tanh(e) : e;
       }
     }
+  }
+
+  // Whether write is a - b r, and b the same of other lines and of another c[0].
+  bool affine(MatrixIn<T> in, T write) const {
+    const T r = in.r, c[kMostScalars] = {in.c[0] / 2, in.c[1]}, zeros[kMostLines] = {};
+    auto at = [&](T r) { return in.r = r, Cell::template line<Exact>(in).write; };
+    const T a = at(0), b = a - at(1);
+    in.in = zeros, in.c = c;
+    const T other = at(0) - at(1), room = 64 * std::numeric_limits<T>::epsilon() * (1 + std::abs(r)) * (std::abs(a) + std::abs(b));
+    return std::abs(a - b * r - write) <= room && std::abs(b - other) <= room;
   }
 
   std::vector<T> take(const T* state, int b, int h) const {
@@ -203,6 +220,7 @@ struct Driver {
             dw = {dw.keep + e.line.keep, dw.write + e.line.write, dw.second + e.line.second};
           }
           const auto a = Cell::template line_backward<Exact>(dw, in);
+          if (Cell::scalar_keep && a.c[0] != dw.keep) wrong = "the header says scalar_keep, and g.c[0] is not d.keep";
           T dlines[Cell::lines], dpar[kMostParams];
           if constexpr (Cell::folded > 0) {
             Cell::template fold_backward<Exact>(dlines, dpar, a.in, &x_.lines[v * Cell::lines], x_.par.data() + v * Cell::params);

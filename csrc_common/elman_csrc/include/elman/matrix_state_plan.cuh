@@ -39,7 +39,7 @@ struct Plan {
   using Math = std::conditional_t<std::is_same_v<Store, float>, Exact, Fast>;
   static_assert(N % 4 == 0 && N >= 4 && N <= 128, "state rows: a multiple of 4 from 4 to 128");
   static_assert(V >= 1 && V <= 4096, "lines of a head: 1 to 4096");
-  static_assert(kWithinLimits<Cell>, "lines: 1 to 4; scalars: 0 to 2, at least 1 with scalar_keep; params: 0 to 4");
+  static_assert(within_limits<Cell>());
   // Lines in memory, and those that the recurrence is given; learned constants of the recurrence, and those that are folded into lines.
   static constexpr bool folds = Cell::folded > 0;
   static constexpr int NI = Cell::lines, NL = kGivenLines<Cell>, NS = Cell::scalars;
@@ -61,8 +61,6 @@ struct Plan {
   static constexpr bool large = tensor && N > 32;
   // A large cell without tanh whose writes are affine in what they retrieve takes the steps of a segment at once (matrix_state_blocked.cuh).
   static constexpr bool blocked = large && Cell::delta && kMuchShared;
-  static_assert(!Cell::delta || (Cell::scalar_keep && Cell::retrieves && !Cell::squashes && NC == 0 && !folds),
-                "what a cell that says `delta` must be");
   static constexpr int segment = blocked ? kInterval : large ? (N <= 64 ? 8 : 4) : !tensor && N > 96 ? 8 : kInterval;
   // Helpers replay, too, while the others walk over the segment behind, if registers suffice for both. They store a state when the walk is done with the
   // one in its place, of which it tells them `signals` times a segment: a named barrier each, and a block has 16. Without tanh they have time to reach
