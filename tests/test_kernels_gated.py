@@ -104,10 +104,10 @@ def test_what_it_is_given_for_is_the_digits_of_the_candidate(kernels):
     for form, kernel in kernels.items():
         inputs = nearly_shut(kernel, 5.0).make_inputs(case, torch.Generator().manual_seed(0))
         u, gate, w, h0 = (inputs[n] for n in ("u", "gate", "w", "h0"))
-        y, last, history, a = run.forward(kernel.cell, u, [gate], w, h0, None)
+        y, last, history, a = run.forward(kernel.cell, "host", u, [gate], w, h0, None)
         kept = [(history, a), (history.bfloat16().double(), a.bfloat16().double())]
         exact, rounded = (
-            run.backward(kernel.cell, torch.ones_like(y), torch.ones_like(last), [gate], w, *states, None)
+            run.backward(kernel.cell, "host", torch.ones_like(y), torch.ones_like(last), [gate], w, *states, None)
             for states in kept
         )
         worst[form] = float((rounded[0] - exact[0]).norm() / exact[0].norm())
