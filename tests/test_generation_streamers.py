@@ -58,6 +58,12 @@ def test_a_streamer_serves_again_after_its_end():
     assert "".join(recorder.pieces) == "one\ufffdtwo"
 
 
+def test_a_token_that_is_no_byte_is_left_out():
+    recorder = Recorder()
+    recorder.put(torch.tensor([[97, 256, 98]]))
+    assert recorder.pieces == ["ab"]
+
+
 def test_batches_are_refused():
     with pytest.raises(ConfigError, match="batch of 1"):
         ByteTextStreamer().put(torch.zeros(2, 3, dtype=torch.long))

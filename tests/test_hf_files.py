@@ -42,6 +42,10 @@ def test_auto_classes_dtypes_and_shards_give_the_same_model(variant, tmp_path):
         assert loaded.dtype == loaded.lm_head.weight.dtype == want
         kept = {n.rpartition(".mixer.")[2] for n, t in loaded.state_dict().items() if t.dtype != want}
         assert kept <= {n for block in loaded.model.layers for n in block.mixer.fp32_params}
+        built = AutoModelForCausalLM.from_config(loaded.config, dtype=want)
+        assert {n: t.dtype for n, t in built.state_dict().items()} == {
+            n: t.dtype for n, t in loaded.state_dict().items()
+        }
         assert loaded.generate(PROMPT, **GREEDY).shape == (2, 17)
         loaded.save_pretrained(tmp_path / "again")
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype="auto")

@@ -95,6 +95,24 @@ def test_prompt_lookup_and_assisted_decoding_change_no_token_and_leave_the_right
                 torch.testing.assert_close(have[name], want[name], rtol=1e-9, atol=1e-9)
 
 
+def test_drafts_change_no_token_in_training_mode():
+    model = tiny("e42").train()
+    assert torch.equal(
+        model.generate(PROMPT[:1], prompt_lookup_num_tokens=3, **GREEDY), model.generate(PROMPT[:1], **GREEDY)
+    )
+
+
+@every_kind
+def test_a_traced_model_takes_masks_and_packed_rows(variant):
+    model, mask = tiny(variant, depth=1, dtype=torch.float32), torch.ones_like(PROMPT)
+    mask[0, :3] = 0
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    torch._dynamo.reset()
+    traced = torch.compile(model, backend="eager")
+    for given in ({"attention_mask": mask}, {"position_ids": positions}):
+        torch.testing.assert_close(traced(PROMPT, **given).logits, model(PROMPT, **given).logits)
+
+
 @only_constant
 def test_a_static_cache_changes_no_token(variant):
     model = tiny(variant)

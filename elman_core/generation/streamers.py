@@ -17,7 +17,7 @@ from elman_core.registry import ConfigError
 
 
 class ByteTextStreamer:
-    """Writes text as it is generated.
+    """Writes text as it is generated. Tokens that are not bytes, of an enlarged vocabulary, are left out.
 
     Args:
         stream: where to; None for standard output.
@@ -41,7 +41,7 @@ class ByteTextStreamer:
             self._at_prompt = False
             return
         self._at_prompt = False
-        if text := self._decoder.decode(bytes(value.flatten().tolist())):
+        if text := self._decoder.decode(bytes(token for token in value.flatten().tolist() if token < 256)):
             self.on_text(text)
 
     def end(self) -> None:

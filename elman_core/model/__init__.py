@@ -10,6 +10,7 @@ with without_collection():
         AutoModelForSequenceClassification,
         AutoModelForTokenClassification,
     )
+    from transformers.models.auto import modeling_auto
 
     from elman_core.nn import add_rms_norm
     from elman_core.nn.layers import resolve_layers
@@ -25,10 +26,15 @@ with without_collection():
     from .tokenizer import byte_tokenizer
 
 AutoConfig.register(LadderConfig.model_type, LadderConfig, exist_ok=True)
-AutoModel.register(LadderConfig, LadderModel, exist_ok=True)
-AutoModelForCausalLM.register(LadderConfig, LadderForCausalLM, exist_ok=True)
-AutoModelForSequenceClassification.register(LadderConfig, LadderForSequenceClassification, exist_ok=True)
-AutoModelForTokenClassification.register(LadderConfig, LadderForTokenClassification, exist_ok=True)
+for auto, model, table in (
+    (AutoModel, LadderModel, "MODEL"),
+    (AutoModelForCausalLM, LadderForCausalLM, "MODEL_FOR_CAUSAL_LM"),
+    (AutoModelForSequenceClassification, LadderForSequenceClassification, "MODEL_FOR_SEQUENCE_CLASSIFICATION"),
+    (AutoModelForTokenClassification, LadderForTokenClassification, "MODEL_FOR_TOKEN_CLASSIFICATION"),
+):
+    auto.register(LadderConfig, model, exist_ok=True)
+    # Trainer, pipelines and others look for the names of classes in these tables, which register() leaves alone
+    getattr(modeling_auto, f"{table}_MAPPING_NAMES")[LadderConfig.model_type] = model.__name__
 
 __all__ = [
     "LadderBlock", "LadderCache", "LadderConfig", "LadderForCausalLM", "LadderForSequenceClassification",

@@ -46,7 +46,7 @@ class LadderConfig(PreTrainedConfig):
         use_cache: return the recurrent state.
         max_position_embeddings: recommended evaluation window in tokens, read by evaluation harnesses. Not a limit: the state
             has no notion of position.
-        pad_token_id, bos_token_id, eos_token_id: bytes 0x00, 0x1e and 0x1e.
+        pad_token_id, bos_token_id, eos_token_id: bytes 0xff (0 in a smaller vocabulary), 0x1e and 0x1e.
 
     Raises:
         ConfigError: a size that is not an integer, or a keyword that looks like a misspelt one of these. Other unknown keywords
@@ -68,7 +68,7 @@ class LadderConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     use_cache: bool = True
     max_position_embeddings: int = 2048
-    pad_token_id: int | None = 0
+    pad_token_id: int | None = 255
     bos_token_id: int | None = 30
     eos_token_id: int | list | None = 30
 
@@ -80,7 +80,16 @@ class LadderConfig(PreTrainedConfig):
                 raise ConfigError(f"LadderConfig has no {key!r}; write {meant}=…")
         for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
             setattr(self, name, check_value(name, getattr(self, name), int))
+        if self.pad_token_id == 255 >= self.vocab_size:
+            self.pad_token_id = 0
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As transformers', but the keyword `variant` names a file of weights there, and stays one of the unused keywords."""
+        weights = {"variant": kwargs.pop("variant")} if "variant" in kwargs and "variant" in config_dict else {}
+        made = super().from_dict(config_dict, **kwargs)
+        return (made[0], {**made[1], **weights}) if isinstance(made, tuple) else made
 
     @property
     def layer_types(self) -> list[str]:

@@ -100,8 +100,8 @@ class LadderModel(LadderPreTrainedModel):
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__(config)
-        if not isinstance(config.norm_eps, float | int) or not 0 < config.norm_eps < 1:
-            raise ConfigError(f"norm_eps must be a number between 0 and 1, not {config.norm_eps!r}")
+        if not isinstance(config.norm_eps, float | int) or not 0 < config.norm_eps <= 1:
+            raise ConfigError(f"norm_eps must be a number above 0 and at most 1, not {config.norm_eps!r}")
         blocks = [LadderBlock(config, mixer, last) for mixer, last in build_mixers(config)]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(blocks)
@@ -176,7 +176,7 @@ class LadderModel(LadderPreTrainedModel):
                 x_BTD, residual_BTD, _ = block(x_BTD, residual_BTD, None, mask_BT, None, starts_BT)
             else:
                 entry = cache.layers[index]
-                tape = None if self.training else entry.recorder(block.rollback)
+                tape = None if self.training and torch.is_grad_enabled() else entry.recorder(block.rollback)
                 if tape is not None and starts_BT is not None:
                     raise ConfigError(
                         "a cache that can undo tokens does not accept packed rows: give each text its own row"

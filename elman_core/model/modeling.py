@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import CausalLMOutputWithPast, SequenceClassifierOutputWithPast
+from transformers.utils import can_return_tuple
 
 from elman_core.nn import linear, scaled_once
 from elman_core.registry import ConfigError, State
@@ -24,19 +25,23 @@ from .pretrained import LadderPreTrainedModel
 class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
     """A ladder that predicts the next byte; the head is the embedding. `generate()` carries a state of constant size."""
 
+    _loss = "ForCausalLM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__(config)
         self.model = LadderModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.loss_type = "ForCausalLM"  # transformers would derive it from the name of the class
         self.post_init()
+
+    def _get_name(self) -> str:  # by which Trainer decides whether to shift labels, so that of subclasses is the same
+        return "LadderForCausalLM"
 
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: Any = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
@@ -54,7 +59,9 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         """Logits (B, T, V), and the loss if there are labels. See `LadderModel.forward` for the other arguments.
 
         Args:
-            labels: (B, T), not shifted; -100 is ignored. `num_items_in_batch` divides the summed loss if given.
+            labels: (B, T), not shifted; -100 is ignored. Each real token predicts the next real one: where the mask is 0, a
+                label does not count. `num_items_in_batch` divides the summed loss if given: labels of a whole step behind the
+                first of each row, as Trainer counts them. Without any label the mean is NaN and the gradient zero.
             logits_to_keep: how many of the last positions get logits (0: all), or the indices of those that do.
             return_loss: `input_ids` is (B, T + 1); predict each of its last T tokens from those before and return the mean
                 cross-entropy in nats alone (or with the states, see `return_prev_hiddens`).
@@ -69,7 +76,11 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
                 raise ConfigError(
                     "return_loss=True takes only tokens (B, T + 1): inputs are the first T, targets the last T"
                 )
-            input_ids, targets = input_ids[:, :-1], _targets(input_ids, actual_length)
+            targets = _targets(input_ids, attention_mask)[:, :-1].contiguous()
+            if actual_length is not None:
+                place = torch.arange(targets.shape[1], device=targets.device)
+                targets = targets.masked_fill(place >= actual_length.to(place.device).reshape(-1, 1) - 1, -100)
+            input_ids = input_ids[:, :-1]
             if attention_mask is not None:
                 attention_mask = attention_mask[:, :-1]
         elif actual_length is not None:
@@ -86,6 +97,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
+            position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
@@ -98,11 +110,15 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         logits_BTV: Any = linear(self.lm_head, hidden_BTD[:, keep])
         loss = None
         if targets is not None or labels is not None:
-            if targets is not None:
-                kwargs["shift_labels"] = targets
-            loss = self.loss_function(
-                logits=logits_BTV, labels=labels, vocab_size=self.lm_head.weight.shape[0], **kwargs
-            )
+            targets = kwargs.pop("shift_labels", None) if targets is None else targets
+            if targets is None and labels is not None:
+                targets = _targets(labels, attention_mask)
+                if (items := kwargs.get("num_items_in_batch")) is not None and attention_mask is not None:
+                    # Trainer also counts the first byte after padding on the left, which no real byte predicts
+                    counted, met = ((t != -100).sum().clamp(min=1) for t in (labels[:, 1:], targets))
+                    kwargs["num_items_in_batch"] = items * (met / counted)
+            shifted = {"labels": None, "shift_labels": targets}
+            loss = self.loss_function(logits_BTV, vocab_size=self.lm_head.weight.shape[0], **shifted, **kwargs)
         states = [layer.get() for layer in past_key_values.layers] if return_prev_hiddens else None
         if return_loss:
             return (loss, states) if return_prev_hiddens else loss
@@ -166,6 +182,9 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
                 length += seen
         return torch.ones((tensor.shape[0], length), dtype=torch.long, device=tensor.device)
 
+    def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]) -> None:
+        """None: positions tell only where packed documents begin."""
+
     def create_masks_for_generate(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> Tensor | None:
@@ -178,17 +197,78 @@ def _expect_draft(cache: Any, tokens: int) -> None:
         layer.expect_draft(tokens)
 
 
-def _targets(tokens: Tensor, actual_length: Tensor | None) -> Tensor:
-    targets = tokens[:, 1:].contiguous()
-    if actual_length is None:
-        return targets
-    position = torch.arange(targets.shape[1], device=tokens.device)
-    return targets.masked_fill(position >= actual_length.to(tokens.device).reshape(-1, 1) - 1, -100)
+def _targets(labels_BT: Tensor, mask: Tensor | None) -> Tensor:
+    """For each place the label of the next real token, or -100 if there is none or the place is not real."""
+    shifted_BT = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=-100)
+    if mask is None:
+        return shifted_BT.contiguous()
+    steps = labels_BT.shape[1]
+    real_BT = mask[:, -steps:].to(labels_BT.device, torch.bool)
+    place_T = torch.arange(steps, device=labels_BT.device)
+    later_BT = nn.functional.pad(place_T.where(real_BT, steps)[:, 1:], (0, 1), value=steps)
+    next_BT = later_BT.flip(1).cummin(1).values.flip(1)
+    return nn.functional.pad(labels_BT, (0, 1), value=-100).gather(1, next_BT).masked_fill(~real_BT, -100)
 
 
-class LadderForSequenceClassification(GenericForSequenceClassification, LadderPreTrainedModel):
-    """A ladder with a linear head on the last real token of each row."""
+class _Classifier:
+    """The forward of both classifiers: transformers' guesses padding from the bytes and drops `num_items_in_batch`."""
+
+    config: Any
+    model: Any
+    score: Any
+    _classify: Any
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Logits (B, C), or (B, T, C) for tokens, and the loss if there are labels. See `LadderModel.forward`.
+
+        Args:
+            labels: (B,) or (B, C), as `config.problem_type` says; or (B, T). -100 is ignored, and so is a masked token.
+            num_items_in_batch: divides the summed loss; None for the mean.
+        """
+        given = {"attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        out = self.model(input_ids, return_dict=True, **given, **kwargs)
+        hidden_BTD = out.last_hidden_state
+        if attention_mask is None:
+            real_BT = hidden_BTD.new_ones(hidden_BTD.shape[:2], dtype=torch.bool)
+        else:
+            real_BT = attention_mask[:, -hidden_BTD.shape[1] :].to(hidden_BTD.device, torch.bool)
+        logits, labels = self._classify(hidden_BTD, real_BT, labels)
+        loss = None
+        if labels is not None:
+            how = {"labels": labels, "config": self.config, "num_items_in_batch": num_items_in_batch}
+            loss = self.loss_function(logits=logits, pooled_logits=logits, **how)  # type: ignore[attr-defined]
+            means = self.config.problem_type in ("regression", "multi_label_classification")
+            if means and num_items_in_batch is not None:
+                loss = loss * (labels != -100).sum() / num_items_in_batch
+        kept = {"hidden_states": out.hidden_states, CACHE: getattr(out, CACHE)}
+        return SequenceClassifierOutputWithPast(loss=loss, logits=logits, **kept)
 
 
-class LadderForTokenClassification(GenericForTokenClassification, LadderPreTrainedModel):
+class LadderForSequenceClassification(_Classifier, GenericForSequenceClassification, LadderPreTrainedModel):
+    """A ladder with a linear head on the last real token of each row: the last one where the mask is 1."""
+
+    _loss = "ForSequenceClassification"
+
+    def _classify(self, hidden_BTD: Tensor, real_BT: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        last_B = (real_BT * torch.arange(real_BT.shape[1], device=real_BT.device)).argmax(-1)
+        return self.score(hidden_BTD)[torch.arange(len(last_B), device=last_B.device), last_B], labels
+
+
+class LadderForTokenClassification(_Classifier, GenericForTokenClassification, LadderPreTrainedModel):
     """A ladder with a linear head on every token."""
+
+    _loss = "ForTokenClassification"
+
+    def _classify(self, hidden_BTD: Tensor, real_BT: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        counted = None if labels is None else labels.masked_fill(~real_BT.to(labels.device), -100)
+        return self.score(self.dropout(hidden_BTD)), counted

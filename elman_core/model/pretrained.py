@@ -42,6 +42,7 @@ class LadderPreTrainedModel(PreTrainedModel):
     _is_stateful = False  # tokens can be undone, so assisted decoding works
     _can_compile_fullgraph = False  # an instance whose state is of constant size can
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = False
+    _loss: Any = None  # transformers' name of the loss, which it would take from the name of a (sub)class
     model_tags = ["rnn", "elman", "byte-level", "custom_code"]  # noqa: RUF012
 
     @classmethod
@@ -49,8 +50,13 @@ class LadderPreTrainedModel(PreTrainedModel):
         """Does nothing: otherwise saving would copy this package's source files into checkpoints."""
 
     def post_init(self) -> None:
-        super().post_init()
         mixers = [module for module in self.modules() if isinstance(module, Mixer)]
+        for mixer in mixers:  # built under another default dtype; transformers looks after those that it loads
+            for name, tensor in itertools.chain(mixer.named_parameters(), mixer.named_buffers()):
+                if name in mixer.fp32_params and tensor.dtype in (torch.float16, torch.bfloat16):
+                    tensor.data = tensor.data.float()
+        super().post_init()
+        self.loss_type = self._loss
         self._can_compile_fullgraph = all(mixer.state_growth == "constant" for mixer in mixers)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:

@@ -1,7 +1,8 @@
 """The byte tokenizer as a plain `tokenizer.json`: 256 entries, id = byte, no code to trust.
 
-0x1e separates documents (bos and eos), 0x00 pads. The two entries are named by the characters themselves, so no other
-text can be confused with them: `encode(s) == list(s.encode())` for every string, and `bytes(ids)` are the raw bytes.
+0x1e separates documents (bos and eos), and 0xff, which no UTF-8 text contains, pads. Special tokens are not looked for in text
+(`split_special_tokens`), so none can be forged: `encode(s) == list(s.encode())` for every string, and `bytes(ids)` are the
+raw bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SEPARATOR, PAD = 0x1E, 0x00
+SEPARATOR, PAD = 0x1E, 0xFF
+PAD_NAME = "\ufdd0"
+"""A noncharacter, which text that is interchanged does not contain: for readers of tokenizer.json that look for specials."""
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -24,19 +27,22 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     names = _printable_names()
-    names[SEPARATOR], names[PAD] = chr(SEPARATOR), chr(PAD)
+    of_pad = names[PAD]
+    names[SEPARATOR], names[PAD] = chr(SEPARATOR), PAD_NAME
     vocab = {name: byte for byte, name in enumerate(names)}
-    # unk is never reached by text; it keeps `split_special_tokens=True` from dropping the two special bytes
+    # the one byte of a text whose name is not that of the pre-tokenizer is the separator, so unk means it
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=chr(SEPARATOR)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(chr(b), special=True, normalized=False) for b in (SEPARATOR, PAD)])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(PAD_NAME, of_pad), decoders.ByteLevel()])
+    specials = (chr(SEPARATOR), PAD_NAME)
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=chr(SEPARATOR),
         eos_token=chr(SEPARATOR),
-        pad_token=chr(PAD),
+        pad_token=PAD_NAME,
         padding_side="left",
+        split_special_tokens=True,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )

@@ -141,6 +141,7 @@ def _call(
     return (y, *(s[0] for s in end))
 
 
+@torch.compiler.disable  # the lengths are values: a tracer has none
 def _by_documents(
     run: Fused,
     x_TBI: Tensor,
