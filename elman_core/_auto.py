@@ -8,30 +8,15 @@ then miss names), it registers and stops watching.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import ModuleType
 
 PACKAGE = "transformers"
 TARGET = "transformers.models.auto.configuration_auto"
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Turns garbage collection off around imports. They make about a million objects, all of which stay: collection would
-    take a quarter of the time to import transformers and find nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _register() -> None:

@@ -31,19 +31,19 @@ def demo(
     corpus = standard_library_corpus()
     print("corpus      the source text of this Python's standard library")
 
+    import torch
+
     from elman_core.cli.train import leave
     from elman_core.model.checkpoint import load_public
-    from elman_core.training.demo import DEPTH, WIDTH, choose_threads, choose_variant, demo_settings
+    from elman_core.training.demo import DEPTH, WIDTH, choose_variant, demo_settings
     from elman_core.training.start import start
 
     name = choose_variant(variant)
-    threads = choose_threads(name)
-    print(f"variant     {name}, on {threads} thread{'s' if threads > 1 else ''}")
+    print(f"variant     {name}")
+    torch.set_num_threads(1)  # a step is many small products: threads that wait for each other rarely pay
     result = start(demo_settings(name, corpus, seconds, steps), out or free_folder("demo")).fit()
     leave(result)
     assert result.checkpoint is not None  # a run that ended well has saved
-
-    import torch
 
     print(f"\nloading {result.checkpoint} with AutoModelForCausalLM.from_pretrained; it writes:")
     model, tokenizer = load_public(result.checkpoint)

@@ -38,7 +38,7 @@ WAITS = (1.0, 5.0, 25.0)
 COMPRESSED = {
     "gzip": b"\x1f\x8b\x08", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ\x00", "bzip2": b"BZh", "zip": b"PK\x03\x04",
 }  # fmt: skip
-"""How such files begin."""
+"""The first bytes of such files."""
 _POPULATE_READ = getattr(mmap, "MADV_POPULATE_READ", 22 if sys.platform == "linux" else None)
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENETDOWN, errno.EHOSTDOWN)
 
@@ -106,9 +106,9 @@ class ByteFile:
         digest = hashlib.blake2b(str(self.size).encode(), digest_size=16)
         for place in sorted(places):
             digest.update(self.read(place, FINGERPRINT_BLOCK).tobytes())
-        found: dict[str, int | str] = {"size": self.size, "blake2b": digest.hexdigest()}
-        self._known = self._known or found
-        return dict(found)
+        facts: dict[str, int | str] = {"size": self.size, "blake2b": digest.hexdigest()}
+        self._known = self._known or facts
+        return dict(facts)
 
     def check_unchanged(self) -> None:
         """Compare the file's size and time with those at the last look, and its fingerprint if they differ.

@@ -21,7 +21,7 @@ _LEFT_OUT = frozenset(
 
 
 def cache_folder() -> Path:
-    """Where files that can be made again are kept: the first folder of `ELMAN_CACHE`, or `~/.cache/elman`."""
+    """Return the folder for files that can be made again: the first folder of `ELMAN_CACHE`, or `~/.cache/elman`."""
     return cache_dirs()[0]
 
 

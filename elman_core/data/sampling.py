@@ -1,4 +1,4 @@
-"""Which bytes make up global batch s: a pure function of the seed, s and the row. There is no state to lose.
+"""The bytes of global batch s: a pure function of the seed, s and the row. There is no state to lose.
 
 A window is `length + 1` bytes: the first `length` are inputs, the last `length` are targets.
 """
@@ -106,7 +106,7 @@ class TrainingWindows:
         )
 
     def offsets(self, step: int) -> NDArray[np.int64]:
-        """Where the windows of global batch `step` start, all rows."""
+        """Return the offsets of the windows of global batch `step`: (R,), int64, all rows."""
         return self.sampler.place(step, np.arange(self.rows))[0]
 
     def batch(self, step: int, rows: Sequence[int] | NDArray[np.int64] | None = None) -> Batch:
@@ -117,7 +117,7 @@ class TrainingWindows:
 
 
 def heldout_offsets(parts: Split, length: int, most_bytes: int | None = None) -> tuple[NDArray[np.int64], int]:
-    """Where the evaluation windows start, and how many bytes each scores: the same for every run on this file.
+    """Return the offsets of the evaluation windows, (N,), int64, and the bytes each scores: equal for all runs on this file.
 
     Held-out stretches are cut into windows of `length` scored bytes (fewer if a held-out block is shorter) with one byte of
     overlap. If they score more than `most_bytes`, evenly spaced ones are kept.

@@ -1,4 +1,4 @@
-"""Which bytes are held out from training: whole blocks, chosen by the hash of the block's number."""
+"""The bytes held out from training: whole blocks, chosen by the hash of the block's number."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Split:
 
     @property
     def in_words(self) -> str:
-        """How much is held out, with its true share of the file: `1,048,576 (10.4 %) held out, the least for …`."""
+        """The number of held-out bytes, with its true share of the file: `1,048,576 (10.4 %) held out, the least for …`."""
         if not self.heldout_bytes:
             return "nothing held out"
         least = (

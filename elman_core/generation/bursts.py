@@ -83,10 +83,10 @@ def in_bursts(
 
 
 def _sampling(processors: Any, config: Any) -> Sampling:
-    """What the prepared processors of a generation come to."""
+    """Return the sampling settings of the prepared logits processors."""
     if config.num_beams not in (None, 1) or config.return_dict_in_generate:
         raise ConfigError(f"in_bursts returns the tokens of one beam: {_INSTEAD}")
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for processor in processors:
         name = type(processor).__name__
         if name not in _PROCESSORS:
@@ -94,10 +94,10 @@ def _sampling(processors: Any, config: Any) -> Sampling:
                 f"in_bursts supports temperature, top-k, top-p and a repetition penalty, not {name}: {_INSTEAD}"
             )
         field = _PROCESSORS[name]
-        found["repetition_penalty" if field == "penalty" else field] = getattr(processor, field)
+        arguments["repetition_penalty" if field == "penalty" else field] = getattr(processor, field)
     if not config.do_sample:
-        return Sampling(temperature=0.0, repetition_penalty=found.get("repetition_penalty", 1.0))
-    return Sampling(**found)
+        return Sampling(temperature=0.0, repetition_penalty=arguments.get("repetition_penalty", 1.0))
+    return Sampling(**arguments)
 
 
 def _ends(criteria: Any, length: int) -> tuple[int, set[int]]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from elman_core.kernels.dense.run import check_errors
 from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache, step_graph
-from elman_core.model.graph import Recorder, Sent, try_to_record
+from elman_core.model.graph import HostCopy, Recorder, try_to_record
 from elman_core.model.rollback import map_state
 from elman_core.registry import DivergedError, State
 
@@ -101,17 +101,17 @@ class Decoder:
 
     def _record(self, recorder: Recorder) -> None:
         states = [map_state(torch.clone, state) or {} for state in self.cache.states]
-        found = try_to_record(recorder, lambda: self._burst(states), [self.generator])
-        if isinstance(found, RuntimeError):
+        recording = try_to_record(recorder, lambda: self._burst(states), [self.generator])
+        if isinstance(recording, RuntimeError):
             log.warning(
-                "elman: decoding cannot be captured as a CUDA graph and runs eager: %s", str(found).splitlines()[0]
+                "elman: decoding cannot be captured as a CUDA graph and runs eager: %s", str(recording).splitlines()[0]
             )
             self.recorder = None
         else:
-            self._replay, self._states = found, states
+            self._replay, self._states = recording, states
 
     def _burst(self, states: list[State]) -> Tensor:
-        """What is recorded: a burst of steps, from `states` and back to them."""
+        """Run a burst of steps, from `states` and back to them: the work that is recorded."""
         cache = LadderCache.from_states(states)
         for row_B in self.results_RB.unbind(0):
             self._step(cache, row_B)
@@ -133,7 +133,7 @@ class Decoder:
         choose(logits_BV, self.how, self.seen_BV, self.generator, self.next_B, row_B)
 
     def _fetched(self, count: int) -> _Fetched:
-        return _Fetched(count, Sent.of(self.results_RB[:count]), self.results_RB.device)
+        return _Fetched(count, HostCopy.of(self.results_RB[:count]), self.results_RB.device)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class _Fetched:
     """Results on their way to the host."""
 
     count: int
-    rows: Sent
+    rows: HostCopy
     device: torch.device
 
     def read(self) -> Iterator[list[int]]:

@@ -17,7 +17,7 @@ from elman_core.registry import ConfigError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next byte is drawn. The defaults draw from the model's own distribution.
+    """Settings of the draw of the next byte. The defaults draw from the model's own distribution.
 
     Args:
         temperature: divides the logits; 0 takes the most likely byte.
@@ -49,7 +49,7 @@ class Sampling:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """As `decode.draw` takes them."""
+        """Return these settings as the arguments of `decode.draw`."""
         return {"penalty": self.repetition_penalty, **{n: getattr(self, n) for n in ("temperature", "top_k", "top_p")}}
 
 

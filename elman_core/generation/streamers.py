@@ -53,13 +53,13 @@ class ByteTextStreamer:
         self.on_end()
 
     def on_text(self, text: str) -> None:
-        """What to do with the next characters; override it to do something else."""
+        """Handle the next characters; override it to do something else."""
         stream = self.stream or sys.stdout
         stream.write(text)
         stream.flush()
 
     def on_end(self) -> None:
-        """What to do after the last character."""
+        """Handle the end of the text."""
         stream = self.stream or sys.stdout
         stream.write("\n")
         stream.flush()

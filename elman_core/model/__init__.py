@@ -1,6 +1,6 @@
 """The ladder as a transformers model. Importing this registers the Auto classes."""
 
-from elman_core._auto import without_collection
+from elman_core.imports import without_collection
 
 with without_collection():
     from transformers import (

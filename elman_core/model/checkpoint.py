@@ -108,6 +108,7 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
             checkpoint that is skipped.
     """
     if is_shipped(path):
+        check_folder(shipped(path))
         return shipped(path)
     root = Path(path)
     if not root.is_dir():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Sent:
+class HostCopy:
     """A tensor on its way to the host. Reading it waits only for the work that computes it.
 
     Attributes:
@@ -26,7 +26,7 @@ class Sent:
     arrived: torch.cuda.Event | None = None
 
     @classmethod
-    def of(cls, values: Tensor) -> Sent:
+    def of(cls, values: Tensor) -> HostCopy:
         """Start the copy of `values`, which may be overwritten afterwards."""
         if values.device.type != "cuda":
             return cls(values.clone())

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from elman_core.registry import CheckpointError, did_you_mean, package_folders
-from elman_core.storage import check_folder
 
 GROUP = "elman.checkpoints"
 PREFIX = "pretrained/"
@@ -18,17 +17,20 @@ def is_shipped(path: str | os.PathLike) -> bool:
 
 
 def shipped(path: str | os.PathLike) -> Path:
-    """The folder of the model `pretrained/NAME`, after its files have been compared with their checksums.
+    """The folder of the model `pretrained/NAME`.
 
     Packages register in the entry point group `elman.checkpoints`; each folder with a config.json in such a package is a model.
 
     Raises:
-        CheckpointError: no installed package has it, or a file is missing or altered.
+        CheckpointError: no installed package has it.
     """
     name = str(path).removeprefix(PREFIX)
-    found = {file.parent.name: file.parent for home in package_folders(GROUP) for file in home.glob("*/config.json")}
-    if name not in found:
-        known = f"Installed: {', '.join(sorted(found))}" if found else "Two small models: pip install elman-checkpoints"
-        raise CheckpointError(f"no installed package has the model {PREFIX}{name}.{did_you_mean(name, found)} {known}")
-    check_folder(found[name])
-    return found[name]
+    folders = {file.parent.name: file.parent for home in package_folders(GROUP) for file in home.glob("*/config.json")}
+    if name not in folders:
+        known = (
+            f"Installed: {', '.join(sorted(folders))}" if folders else "Two small models: pip install elman-checkpoints"
+        )
+        raise CheckpointError(
+            f"no installed package has the model {PREFIX}{name}.{did_you_mean(name, folders)} {known}"
+        )
+    return folders[name]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pluggy
 
-from elman_core._auto import without_collection
+from elman_core.imports import without_collection
 
 from . import hookspecs
 from .checks import check_hooks, collect, is_missing, needs_core, one_line, said_when_slow

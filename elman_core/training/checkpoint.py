@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands when a process begins to train it.
+    """The state of a run when a process begins to train it.
 
     Attributes:
         progress: at `checkpoint`, without the carried state, which is loaded with the weights.

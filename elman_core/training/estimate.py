@@ -1,4 +1,4 @@
-"""How long a step will take on a CPU, where the plain PyTorch reference of a recurrence can need minutes for one."""
+"""An estimate of the seconds of a step on a CPU, where the plain PyTorch reference of a recurrence can need minutes for one."""
 
 from __future__ import annotations
 

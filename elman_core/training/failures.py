@@ -40,13 +40,13 @@ def first_bad(model: nn.Module, forward: Callable[[], Any], gradients: bool = Tr
         for name, tensor in named:
             if bad := _bad(tensor):
                 return {"kind": kind, "name": name, "elements": bad}
-    found: list[dict[str, str]] = []
+    bad_outputs: list[dict[str, str]] = []
 
     def watch(name: str) -> Callable[..., None]:
         def look(_module: nn.Module, _inputs: Any, output: Any) -> None:
             for tensor in tree_leaves(output):
-                if not found and isinstance(tensor, Tensor) and (bad := _bad(tensor)):
-                    found.append({"kind": "activation", "name": name or "loss", "elements": bad})
+                if not bad_outputs and isinstance(tensor, Tensor) and (bad := _bad(tensor)):
+                    bad_outputs.append({"kind": "activation", "name": name or "loss", "elements": bad})
 
         return look
 
@@ -57,8 +57,8 @@ def first_bad(model: nn.Module, forward: Callable[[], Any], gradients: bool = Tr
     finally:
         for handle in handles:
             handle.remove()
-    if found:
-        return found[0]
+    if bad_outputs:
+        return bad_outputs[0]
     # The backward runs from the head to the embedding, so it met the last parameter with a bad gradient first.
     for name, p in reversed(list(model.named_parameters())) if gradients else ():
         if p.grad is not None and (bad := _bad(p.grad)):
@@ -97,13 +97,13 @@ def _reported(
     run: Any, step: int, what: str, here: dict[str, str] | None, otherwise: str, **facts: Any
 ) -> DivergedError:
     """The error, with its details in diverged.json. `here`: what this rank found; `otherwise`: if no rank found anything."""
-    found = next(filter(None, run.ranks.gather(here)), None)
-    where = f"{found['kind']} {found['name']}" if found else otherwise
+    first = next(filter(None, run.ranks.gather(here)), None)
+    where = f"{first['kind']} {first['name']}" if first else otherwise
     path = run.path / "diverged.json"
     report = {
         "step": step,
         **facts,
-        "first_non_finite": found,
+        "first_non_finite": first,
         "history": [{k: v if math.isfinite(v) else str(v) for k, v in h.items()} for h in run.history],
         "last_checkpoint": str(run.saved[1]) if run.saved[1] else None,
     }

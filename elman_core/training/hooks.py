@@ -42,8 +42,8 @@ def call(name: str, **arguments: Any) -> list[Any]:
 
 def hook_plugins(hooks: Sequence[str] = (*OBSERVE, *ACT)) -> dict[str, list[str]]:
     """The plugins behind each of these hooks of a run."""
-    found = {n: sorted(i.plugin_name for i in getattr(plugins().hook, n).get_hookimpls()) for n in hooks}
-    return {name: names for name, names in found.items() if names}
+    plugin_names = {n: sorted(i.plugin_name for i in getattr(plugins().hook, n).get_hookimpls()) for n in hooks}
+    return {name: names for name, names in plugin_names.items() if names}
 
 
 def acting() -> dict[str, list[str]]:
@@ -94,10 +94,10 @@ def loss_terms(run: Any, outputs: Any) -> dict[str, Tensor]:
     if not plugins().hook.elman_loss_terms.get_hookimpls():
         return {}
     terms: dict[str, Tensor] = {}
-    for given in call("elman_loss_terms", run=run, outputs=outputs):
-        if not isinstance(given, Mapping):
-            raise PluginError(f"elman_loss_terms returns {{name: scalar}}, not {type(given).__name__}")
-        for name, value in given.items():
+    for returned in call("elman_loss_terms", run=run, outputs=outputs):
+        if not isinstance(returned, Mapping):
+            raise PluginError(f"elman_loss_terms returns {{name: scalar}}, not {type(returned).__name__}")
+        for name, value in returned.items():
             if name in terms or name in RESERVED:
                 raise PluginError(f"elman_loss_terms: the name {name!r} is taken; choose another for this loss term")
             if not isinstance(value, Tensor) or value.numel() != 1:

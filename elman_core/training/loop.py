@@ -17,7 +17,7 @@ import torch
 from elman_core.kernels import used
 from elman_core.kernels.dense.run import check_errors
 from elman_core.metrics import read_metrics
-from elman_core.model.graph import Sent
+from elman_core.model.graph import HostCopy
 from elman_core.registry import ConfigError, DataError, ElmanError, LoaderError, PluginError
 from elman_core.registry.checks import ran_out
 from elman_core.storage import now
@@ -47,7 +47,7 @@ HISTORY = 100  # steps whose loss and gradient norm diverged.json shows
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended: `status` as in the manifest, the signal that stopped it or 0, and the last checkpoint."""
+    """The end of a training: `status` as in the manifest, the signal that stopped it or 0, and the last checkpoint."""
 
     status: str
     step: int
@@ -69,7 +69,7 @@ class Launched:
     done: Done
     started: float
     counts: bool
-    messages: Sent | None
+    messages: HostCopy | None
 
 
 class Trainer:
@@ -359,7 +359,7 @@ class Trainer:
         return torch.compiler.set_stance("force_eager") if self.plan.mode.compiles else nullcontext()
 
     def _how(self) -> dict[str, str]:
-        """How steps actually run."""
+        """Return the launch mode in which steps actually run."""
         refused = getattr(self.compute, "refused", "")
         return self.plan.mode.facts() | ({"mode": "eager", "why": refused} if refused else {})
 
@@ -382,10 +382,10 @@ class Trainer:
         how: dict[str, Any] = {"ranks": self.ranks, "forward": self.processes.forward}
         how |= {"stop": lambda: bool(self.signals.ending), "counted": self.display.evaluating}
         with self.uncompiled(), self.optimizer.evaluation_weights(), compute_in(train.precision, self.device):
-            found = evaluate.on_windows(
+            result = evaluate.on_windows(
                 self.model, self.plan.text.file, offsets, length, rows, loss_chunk=train.loss_chunk, **how
             )
-        return found and {"step": self.step, **found}
+        return result and {"step": self.step, **result}
 
     def _evaluate(self) -> bool:
         """Evaluate, unless that is done or nothing is held out. False if a signal ended it."""

@@ -1,4 +1,4 @@
-"""How a step runs: eager, compiled, or recorded once and replayed as one CUDA graph, so that no kernel waits for the host.
+"""Launch modes of a step: eager, compiled, or recorded once and replayed as a CUDA graph, so that no kernel waits for the host.
 
 The first steps of a captured run are eager, which compiles and warms up everything; the next one is recorded. The tensors that
 a recorded step reads and writes keep their addresses: windows, learning rate and carried state are copied there before each
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elman_core.model.graph import CudaRecorder, Recorder, Recording, Sent, try_to_record
+from elman_core.model.graph import CudaRecorder, HostCopy, Recorder, Recording, try_to_record
 from elman_core.registry import ConfigError, KernelError
 
 from .hooks import acting
@@ -33,7 +33,7 @@ WARM = 2
 
 @dataclass(frozen=True)
 class Mode:
-    """How the steps of a run are launched.
+    """The launch mode of a run's steps.
 
     Attributes:
         name: "eager", "graph", "compile" or "compile+graph". why: the reason, for the run's first lines.
@@ -58,7 +58,7 @@ class Mode:
 
 
 def choose_mode(settings: Settings, model: Any, device: torch.device, sharded: bool = False) -> Mode:
-    """What `train.launch` means for this run. "auto" is a CUDA graph on a GPU unless something prevents it.
+    """Return the mode that `train.launch` asks for. "auto" is a CUDA graph on a GPU unless something prevents it.
 
     Args:
         sharded: whether each rank holds only a part of the weights.
@@ -82,7 +82,7 @@ def choose_mode(settings: Settings, model: Any, device: torch.device, sharded: b
 
 
 def _against_capture(settings: Settings, model: nn.Module, device: torch.device) -> str:
-    """Why the step cannot be captured, or ""."""
+    """Return the reason why the step cannot be captured, or ""."""
     train = settings.train
     if hooks := acting():
         names = sorted({name for plugins in hooks.values() for name in plugins})
@@ -124,7 +124,7 @@ class CapturedStep:
         self.step, self.recorder, self.required = step, recorder, required
         self.calls, self.refused = 0, ""
         self._replay: Recording | None = None
-        self._given: Windows | None = None
+        self._static: Windows | None = None
         self._fresh_B: Tensor | None = None
 
     @property
@@ -147,8 +147,8 @@ class CapturedStep:
             if self._replay is None:
                 return self.step(windows, lr)
             values = self._replay()
-            assert self._given is not None
-            return Done(Sent.of(values), (), self._given.carry)
+            assert self._static is not None
+            return Done(HostCopy.of(values), (), self._static.carry)
 
     def release(self) -> None:
         """Drop the recording, which holds collective operations. The next call records again."""
@@ -160,17 +160,17 @@ class CapturedStep:
         return self.step.where_it_failed(windows, again)
 
     def _record(self, windows: Windows) -> None:
-        self._given = Windows(windows.tokens.clone(), None, mapped(torch.clone, windows.carry))
+        self._static = Windows(windows.tokens.clone(), None, mapped(torch.clone, windows.carry))
         if windows.carry is not None:
             assert windows.fresh is not None
             self._fresh_B = windows.fresh[:, 0].to(self.step.device)
             self._restarted(windows.carry, self._fresh_B)  # compiles what it uses before the recording
         self.step.optimizer.zero_grad()  # the recording can use their memory
-        found = try_to_record(self.recorder, self._run)
-        failed = found if isinstance(found, RuntimeError) else None
+        recording = try_to_record(self.recorder, self._run)
+        failed = recording if isinstance(recording, RuntimeError) else None
         self.refused = self.step.processes.refusal(str(failed).splitlines()[0] if failed else "")
-        if not isinstance(found, RuntimeError):
-            self._replay = found
+        if not isinstance(recording, RuntimeError):
+            self._replay = recording
             if self.refused:
                 self.release()
         if self.refused and self.required:
@@ -183,15 +183,15 @@ class CapturedStep:
 
     def _run(self) -> Tensor:
         """The work to record. Everything it reads from outside has a fixed address."""
-        assert self._given is not None
-        windows = self._given
+        assert self._static is not None
+        windows = self._static
         if windows.carry is not None:
             assert self._fresh_B is not None
             windows = dataclasses.replace(windows, carry=self._restarted(windows.carry, self._fresh_B))
         values, _, carry = self.step.gradients(windows)
         self.step.update()
-        if carry is not None and self._given.carry is not None:
-            for old, new in _pairs(self._given.carry, carry):
+        if carry is not None and self._static.carry is not None:
+            for old, new in _pairs(self._static.carry, carry):
                 old.copy_(torch.where(self.step.failed > 0, old, new))
         return values
 
@@ -200,15 +200,15 @@ class CapturedStep:
             return restart(self.step.model, carry, fresh_B)
 
     def _fill(self, windows: Windows) -> None:
-        given = self._given
-        assert given is not None
-        given.tokens.copy_(windows.tokens, non_blocking=True)
-        if given.carry is not None:
+        static = self._static
+        assert static is not None
+        static.tokens.copy_(windows.tokens, non_blocking=True)
+        if static.carry is not None:
             assert windows.carry is not None
             assert windows.fresh is not None
             assert self._fresh_B is not None
             self._fresh_B.copy_(windows.fresh[:, 0], non_blocking=True)
-            for mine, theirs in _pairs(given.carry, windows.carry):
+            for mine, theirs in _pairs(static.carry, windows.carry):
                 if mine is not theirs:
                     mine.copy_(theirs)
 

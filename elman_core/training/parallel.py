@@ -1,4 +1,4 @@
-"""How several processes share a step: each holds all weights, or a part of them.
+"""Data parallelism over several processes: each holds all weights, or a part of them.
 
 `ddp`: every rank holds the model; torch's DistributedDataParallel averages the gradients while the backward still runs; if
 the whole step is one CUDA graph, the graph averages them after the backward (`ranks.tensors.average`). `fsdp`: FSDP2's
@@ -30,7 +30,7 @@ from .step import OneProcess
 
 
 def kind_of(settings: Settings, ranks: Ranks) -> str:
-    """What `train.parallel` means here: `none`, `ddp` or `fsdp`.
+    """Return the kind of parallelism: `none`, `ddp` or `fsdp`.
 
     Raises:
         ConfigError: a batch that does not divide, or a setting that cannot be sharded.
@@ -74,7 +74,7 @@ def require_one_model(model: nn.Module, ranks: Ranks) -> None:
     if ranks.size == 1 or is_sharded(model):
         return
     sums = ranks.gather(checksum([*model.parameters(), *model.buffers()]))
-    odd = [rank for rank, found in enumerate(sums) if found != sums[0]]
+    odd = [rank for rank, total in enumerate(sums) if total != sums[0]]
     if odd:
         raise everywhere(
             RankError(

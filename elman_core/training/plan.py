@@ -1,4 +1,4 @@
-"""What a training is, decided once before its first step: from settings alone, or also from the manifest of a run to resume."""
+"""The plan of a training, decided once before its first step: from settings, and from the manifest if a run is resumed."""
 
 from __future__ import annotations
 
@@ -90,12 +90,15 @@ class Plan:
             return
         text = self.text.file.fingerprint()
         data = dataclasses.replace(self.settings.data, path="")  # may be mounted elsewhere
-        for name, value in versions(self.model.config.made_with or {}).items():
-            self.ranks.require_same({name: value})
-        self.ranks.require_same({"settings": dataclasses.replace(self.settings, data=data).to_dict()})
-        self.ranks.require_same({"hooks": hook_plugins()})
-        self.ranks.require_same({"a text of size": text["size"]})
-        self.ranks.require_same({"a text with the fingerprint": text["blake2b"]})
+        self.ranks.require_same(
+            {
+                **versions(self.model.config.made_with or {}),
+                "settings": dataclasses.replace(self.settings, data=data).to_dict(),
+                "hooks": hook_plugins(),
+                "a text of size": text["size"],
+                "a text with the fingerprint": text["blake2b"],
+            }
+        )
         kinds = self.ranks.gather(torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu")
         if self.ranks.main and len(set(kinds)) > 1:
             log.warning("elman: the ranks run on %s: the slowest sets the pace", ", ".join(sorted(set(kinds))))

@@ -70,16 +70,16 @@ class Prefetcher:
                 target=self._run, args=(step, self._ready, self._over), name="elman-prefetch", daemon=True
             )
             self._thread.start()
-        found = self._ready.get()
+        item = self._ready.get()
         self._wanted = step + 1
-        if isinstance(found, BaseException):
+        if isinstance(item, BaseException):
             self.close()  # asked for again, it is read again
-            raise found
-        if found.copied is not None:
+            raise item
+        if item.copied is not None:
             current = torch.cuda.current_stream(self.device)
-            current.wait_event(found.copied)
-            found.tokens.record_stream(current)
-        return found
+            current.wait_event(item.copied)
+            item.tokens.record_stream(current)
+        return item
 
     def close(self) -> None:
         """End the thread. A later `get` starts another."""

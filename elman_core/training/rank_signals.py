@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from elman_core.model.graph import Sent
+from elman_core.model.graph import HostCopy
 
 from .ranks.group import Ranks, timeout
 from .step import OneProcess
@@ -109,11 +109,11 @@ class RankSignals:
         save, self.received.save = self.received.save, False
         self.processes.tell([seconds * self.ranks.main, *signals, float(save), float(self.failure is not None)])
 
-    def sent(self) -> Sent | None:
+    def sent(self) -> HostCopy | None:
         """After a step was launched: its messages, on their way to the host."""
-        return None if self.alone else Sent.of(self.processes.heard)
+        return None if self.alone else HostCopy.of(self.processes.heard)
 
-    def hear(self, messages: Sent | None) -> None:
+    def hear(self, messages: HostCopy | None) -> None:
         """After the values of that step were read: process what `sent` returned.
 
         Raises:

@@ -26,15 +26,15 @@ def find_recipe(what: str) -> Path | None:
     Raises:
         ConfigError: a .toml file that does not exist, or a file that is not a recipe.
     """
-    found = shipped()
+    recipes = shipped()
     if not what.endswith(".toml"):
-        if what not in found and ("." in what or "/" in what):  # no variant has such a name
+        if what not in recipes and ("." in what or "/" in what):  # no variant has such a name
             if Path(what).is_file():
                 raise ConfigError(f"{what} is a file, not a recipe (.toml): give a text with --data {what}")
             if Path(what).is_dir():
                 raise ConfigError(f"{what} is a folder, not a recipe (.toml): continue a run with elman resume {what}")
-        return found.get(what)
+        return recipes.get(what)
     path = Path(what).expanduser()
     if not path.is_file():
-        raise ConfigError(f"there is no recipe {what}.{did_you_mean(path.stem, found)} Shipped: {', '.join(found)}")
+        raise ConfigError(f"there is no recipe {what}.{did_you_mean(path.stem, recipes)} Shipped: {', '.join(recipes)}")
     return path

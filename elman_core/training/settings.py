@@ -21,7 +21,7 @@ from elman_core.registry import ConfigError, check_value, did_you_mean, get_vari
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What is trained: the fields of `LadderConfig` that a recipe may choose."""
+    """The model: the fields of `LadderConfig` that a recipe may choose."""
 
     variant: str | list = option("", "name, name:preset, or a list with one for each layer")  # noqa: RUF009
     options: dict | list = field(default_factory=dict, metadata={"help": "options of the variant"})
@@ -35,7 +35,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What it is trained on."""
+    """The text and how it is read."""
 
     path: str = option("", "a file of raw bytes")
     sampling: Literal["random", "stream", "tbptt"] = option(
@@ -48,7 +48,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How it is trained. None means: decided when the run starts, and written into its manifest."""
+    """The training. None means: decided when the run starts, and written into its manifest."""
 
     batch_size: int = option(32, "rows of an optimizer step, over all micro-batches", ge=1)
     chunk_size: int = option(512, "bytes predicted in a row", ge=1)
@@ -180,12 +180,12 @@ RETUNABLE = tuple(key for key in TUNABLE if key != "train.optimizer")
 
 def resumed_settings(stored: Mapping[str, Any], sets: Iterable[str]) -> Settings:
     """The settings of a run, with some changed. Raises `ConfigError` for one that a run keeps."""
-    given = list(sets)
-    for text in given:
+    assignments = list(sets)
+    for text in assignments:
         key = text.partition("=")[0].strip()
         if (key in known_keys() or key.startswith("model.options.")) and key not in (*RESUMABLE, *RETUNABLE):
             raise ConfigError(f"a run keeps its {key}; on resume you may set {', '.join((*RESUMABLE, *RETUNABLE))}")
-    return from_dict(apply_sets(dict(stored), given))
+    return from_dict(apply_sets(dict(stored), assignments))
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

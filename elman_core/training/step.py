@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from elman_core.model.graph import Sent
+from elman_core.model.graph import HostCopy
 
 from .failures import first_bad
 from .objective import Outputs, States, forward_loss, mapped
@@ -60,7 +60,7 @@ class Done:
         carry: the states for the next step, if states are carried.
     """
 
-    values: Sent
+    values: HostCopy
     names: tuple[str, ...] = ()
     carry: States | None = None
 
@@ -96,7 +96,7 @@ class OneProcess:
         """Before a step: numbers that `mean` sums over the processes; the sums are then in `heard`."""
 
     def refusal(self, own: str) -> str:
-        """Why the step cannot be recorded, on any of the processes, or "". `own`: on this one."""
+        """Return the reason why the step cannot be recorded on one of the processes, or "". `own`: the reason on this one."""
         return own
 
     def forward(self, model: Any, inputs_BT: Tensor, targets_BT: Tensor, **how: Any) -> Outputs:
@@ -169,7 +169,7 @@ class TrainStep:
             values, names, carry = self.gradients(windows)
         self.update()
         self.calls += 1
-        return Done(Sent.of(values), names, carry)
+        return Done(HostCopy.of(values), names, carry)
 
     def gradients(self, windows: Windows) -> tuple[Tensor, tuple[str, ...], States | None]:
         """Values, names of the terms, and states as `Done` has them, on the device; the clipped gradient is in `p.grad`."""

@@ -36,15 +36,15 @@ def undecayed(model: nn.Module) -> set[str]:
 
 def matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The parameters that Muon updates, the matrices of mixers without those of `undecayed`: {name: rows of each map}."""
-    found: dict[str, tuple[int, ...]] = {}
+    rows_of: dict[str, tuple[int, ...]] = {}
     left_alone = undecayed(model)
     for prefix, module in model.named_modules():
         if isinstance(module, Mixer):
             stacked = module.stacked()
             for n, p in module.named_parameters():
                 if p.ndim == 2 and f"{prefix}.{n}" not in left_alone:
-                    found[f"{prefix}.{n}"] = stacked.get(n, (len(p),))
-    return found
+                    rows_of[f"{prefix}.{n}"] = stacked.get(n, (len(p),))
+    return rows_of
 
 
 class Optimizer:
@@ -56,8 +56,8 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        found = matrices(model) if settings.optimizer == "muon" else {}
-        self.matrices = {n: rows for n, rows in found.items() if n in self.params}
+        rows_of = matrices(model) if settings.optimizer == "muon" else {}
+        self.matrices = {n: rows for n, rows in rows_of.items() if n in self.params}
         self.beta, self.decay = settings.beta1, settings.weight_decay
         left_alone = undecayed(model)
         others = {n: p for n, p in self.params.items() if n not in self.matrices}

@@ -105,10 +105,10 @@ class Ranks:
         told = self.gather(dict(facts))
         for rank, others in enumerate(told):
             for name, value in told[0].items():
-                if others[name] != value:
+                if others.get(name) != value:
                     raise everywhere(
                         ConfigError(
-                            f"rank {rank} has {name} {others[name]}, rank 0 has {value}: give every rank the same"
+                            f"rank {rank} has {name} {others.get(name)}, rank 0 has {value}: give every rank the same"
                         )
                     )
 
@@ -152,7 +152,7 @@ class Ranks:
         if not isinstance(error, dist.DistError) and not any(sign in str(error) for sign in _SIGNS):
             return error
         self.parted = True
-        found: ElmanError = RankError(
+        cause: ElmanError = RankError(
             f"a rank has ended or has not answered for {timeout().total_seconds():g} s: all ranks stop; the launcher's "
             "output says which rank and why"
         )
@@ -163,12 +163,12 @@ class Ranks:
                 time.sleep(0.1)
             if noted:
                 note = json.loads(self.store.get(NOTE))
-                found = _rebuilt(note["words"], f"rank {note['rank']}: ")
+                cause = _rebuilt(note["words"], f"rank {note['rank']}: ")
             speaks = self.store.add(SAID, 1) == 1  # the first rank that asks prints it
         except (RuntimeError, OSError):
             pass  # the store is gone with its launcher: this rank prints what it knows
-        found.everywhere, found.said = False, not speaks
-        return found
+        cause.everywhere, cause.said = False, not speaks
+        return cause
 
     def all_here(self, error: BaseException) -> bool:
         """Whether all ranks raised this error together and can still work together."""
@@ -181,18 +181,18 @@ _SIGNS = (
 
 
 def timeout() -> datetime.timedelta:
-    """How long ranks wait for each other: `ELMAN_RANK_TIMEOUT` seconds, 600 by default.
+    """Return the time limit of ranks that wait for each other: `ELMAN_RANK_TIMEOUT` seconds, 600 by default.
 
     Raises:
         ConfigError: not a number above 0.
     """
-    given = os.environ.get("ELMAN_RANK_TIMEOUT", "600")
+    text = os.environ.get("ELMAN_RANK_TIMEOUT", "600")
     try:
-        if (found := datetime.timedelta(seconds=float(given))) > datetime.timedelta():
-            return found
+        if (limit := datetime.timedelta(seconds=float(text))) > datetime.timedelta():
+            return limit
     except (ValueError, OverflowError):
         pass
-    raise ConfigError(f"ELMAN_RANK_TIMEOUT must be a number of seconds above 0, not {given!r}")
+    raise ConfigError(f"ELMAN_RANK_TIMEOUT must be a number of seconds above 0, not {text!r}")
 
 
 _joined: Ranks | None = None

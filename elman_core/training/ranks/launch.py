@@ -1,4 +1,4 @@
-"""How this process was started: alone or as one of several (`torchrun`), and how long its start takes. Needs no torch."""
+"""The launcher's variables (`torchrun`), and the seconds that the start of this process takes. Needs no torch."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def place() -> tuple[int, int, int]:
     Raises:
         ConfigError: the launcher's variables are not numbers, or contradict each other.
     """
-    found = [
+    values = [
         os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
     ]
     try:
-        rank, size, local = map(int, found)
+        rank, size, local = map(int, values)
     except ValueError:
         rank, size, local = -1, 0, 0
     if not 0 <= rank < size:
         raise ConfigError(
-            f"RANK, WORLD_SIZE and LOCAL_RANK are {', '.join(found)}: start several processes with torchrun"
+            f"RANK, WORLD_SIZE and LOCAL_RANK are {', '.join(values)}: start several processes with torchrun"
         )
     return rank, size, local
 

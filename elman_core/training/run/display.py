@@ -150,7 +150,7 @@ class Display:
 
 
 def backends(model: Any) -> list[str]:
-    """What runs the recurrence of each layer, equal neighbours joined: `layers 0-5 X: reference`.
+    """Return the back end of each layer's recurrence, equal neighbours joined: `layers 0-5 X: reference`.
 
     Layers without a recurrence are left out: `layers 0, 2, 4 Attention: sdpa`.
     """

@@ -207,17 +207,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _changed(path: Path, manifest: Mapping[str, Any]) -> str:
-    """How the settings of a manifest differ from those in the run's last checkpoint, and what to do; or an empty string."""
+    """Return the first setting that differs between a manifest and the last checkpoint, with what to do; "" if none does."""
     for last in sorted((path / CHECKPOINTS).glob("step-*/state/trainer.json"))[-1:]:
         with contextlib.suppress(OSError, CheckpointError, KeyError, AttributeError, TypeError):
-            stored, found = (
+            stored, current = (
                 {f"{table}.{k}": v for table, values in tree["settings"].items() for k, v in values.items()}
                 for tree in (read_json(last), manifest)
             )
             chosen = {key for entry in manifest["resumed"] for key in entry.get("set", ())}
             mine = stored.keys() - chosen - {*RESUMABLE, "data.path", "train.steps", "train.minutes"}
-            for key in sorted(key for key in mine if key in found and found[key] != stored[key]):
-                where = f"{key} is {found[key]!r} in {MANIFEST} and {stored[key]!r} in {last.parents[1].name}"
+            for key in sorted(key for key in mine if key in current and current[key] != stored[key]):
+                where = f"{key} is {current[key]!r} in {MANIFEST} and {stored[key]!r} in {last.parents[1].name}"
                 purpose = f", then elman resume {shlex.quote(str(path))} --set {key}=…" if key in RETUNABLE else ""
                 return f"{where}; put {stored[key]!r} back{purpose}"
     return ""
