@@ -469,7 +469,8 @@ def test_without_a_gpu_the_command_checks_what_a_cpu_runs_and_names_the_rest(cac
     assert main(["verify", "e1", "decode", "--dtype", "fp64"]) == 0
     said = capsys.readouterr().out
     assert "e1 on torch, quick grid" in said
-    assert "decode: not checked: it runs on NVIDIA GPUs only, and there is none here" in said
+    assert "e1: cuda: not checked, no GPU here (bfloat16, float16, float32)" in said
+    assert "decode: cuda: not checked, no GPU here (bfloat16, float16" in said
 
 
 def test_the_command_prints_a_row_for_each_tensor_and_stamps(cache, capsys):

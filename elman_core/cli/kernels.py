@@ -11,7 +11,9 @@ import typer
 from ._text import dump, table
 
 if TYPE_CHECKING:
-    from elman_core.kernels.spec import KernelSpec
+    from collections.abc import Iterable
+
+    from elman_core.kernels.spec import Case, KernelSpec
     from elman_core.kernels.verify import Report, Row
 
 _HELP = "Variants, or kernels as `verify` names them (decode, causal_conv: shared by all models); all if none."
@@ -133,8 +135,8 @@ def verify(
     pairs, reports = [], []
     for spec in _specs(names or [], None if backend == "auto" else backend):
         targets = _targets(spec, here) if backend == "auto" else [backend]
-        if not targets and not json:
-            print(f"{spec.name}: not checked: it runs on NVIDIA GPUs only, and there is none here")
+        if not json and "cuda" in spec.targets and here == "host":
+            print(f"{spec.name}: cuda: not checked, no GPU here ({_types(spec.cases('cuda', grid))})")
         pairs += [(spec, target) for target in targets]
     with_cases = [pair for pair in pairs if _has(*pair, grid, dtypes)]
     for spec, target in with_cases or pairs:  # where none has such a case, `verify` says so
@@ -143,7 +145,7 @@ def verify(
         reports.append(report)
         if not json:
             _print(report)
-        if target in spec.targets:
+        if target in spec.targets and not report.unsuitable:
             stamps.save(spec, stamps.make(spec, report))
         if record and report.passed:
             for tensor, (was, now) in stamps.record_errors(spec, report).items():
@@ -152,9 +154,20 @@ def verify(
         print(dump([_as_dict(report) for report in reports]))
     if not reports:
         raise KernelError("nothing was checked: none of these kernels runs on this machine")
-    wrong = [f"{report.name} ({report.target})" for report in reports if not report.passed]
-    if wrong:
+    if wrong := [_wrong(report) for report in reports if not report.passed]:
         raise KernelError(f"verification failed: {', '.join(wrong)}")
+
+
+def _types(cases: Iterable[Case]) -> str:
+    return ", ".join(dict.fromkeys(str(case.dtype).removeprefix("torch.") for case in cases))
+
+
+def _wrong(report: Report) -> str:
+    """What did not pass, without saying whose fault a difference is."""
+    rows = all(row.passed for row in report.rows)
+    if report.unsuitable and rows and not report.faults:
+        return f"{report.name} (inputs unsuitable, {report.target} not judged)"
+    return f"{report.name} ({report.target}{'' if rows else ' and the reference differ'})"
 
 
 def _targets(spec: KernelSpec, here: Literal["host", "cuda"]) -> list[str]:
@@ -271,7 +284,7 @@ def _progress(name: str) -> Any:
 def _print(report: Report) -> None:
     from elman_core.kernels.verify import failures
 
-    verdict = "passed" if report.passed else "FAILED"
+    verdict = "passed" if report.passed else "UNDECIDED" if "not judged" in _wrong(report) else "FAILED"
     print(
         f"{report.name} on {report.target}, {report.grid} grid, {report.cases} cases: {verdict}; worst case of each tensor:"
     )
@@ -289,7 +302,8 @@ def _print(report: Report) -> None:
 def _cells(row: Row) -> list[str]:
     given = (row.error, row.worst, row.reference, row.recorded, row.limit)
     numbers = ["-" if x is None else f"{x:.1e}" for x in given]
-    return [row.dtype, row.tensor, *numbers, f"{row.ratio:.2f}", "ok" if row.passed else "WRONG", row.case]
+    cells = [row.dtype, row.tensor, *numbers, f"{row.ratio:.2f}", "ok" if row.passed else "WRONG"]
+    return [*cells, f"{row.case}, {row.kink:.2%} at a kink" if row.kink else row.case]
 
 
 def _as_dict(report: Report) -> dict[str, Any]:

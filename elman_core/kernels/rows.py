@@ -26,7 +26,7 @@ from . import build, launch
 from .build import Extension
 from .choice import Compiled, choose, in_words, register
 from .runtime import Wanted, check, compute_dtype, operator, tensors
-from .spec import Backend, Case, Grid, Inputs, KernelSpec, Outputs, padding_mask
+from .spec import Backend, Case, Cell, Grid, Inputs, KernelSpec, Outputs, padding_mask
 
 DTYPES = (torch.bfloat16, torch.float16)
 case = partial(Case.of, "BTHKV")
@@ -45,10 +45,18 @@ class RowsKernel(Compiled):
 
     Args:
         name: of the variant; lower case. reference: `reference(q, k, v, f, w, state, mask, starts) -> (o, S_T)`, the truth.
+        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
     """
 
-    def __init__(self, name: str, *, reference: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        reference: Callable[..., tuple[Tensor, Tensor]],
+        adjust: Callable[[Inputs, Mapping[str, Any]], None] | None = None,
+    ) -> None:
         self.name, self.reference = name, reference
+        self.cell = Cell(name, Path(), "", reference, adjust=adjust)
         self._backward = operator(
             f"rows_{name}_backward(Tensor dy, Tensor? ds1, {_ARGUMENTS}, Tensor saved, {_FLAGS}) -> {tensors(6)}",
             partial(_run_backward, name),
@@ -116,7 +124,7 @@ class RowsKernel(Compiled):
         return KernelSpec(
             name=self.name,
             cases=lambda _target, grid: list(_cases(grid)),
-            make_inputs=_make_inputs,
+            make_inputs=lambda case, generator: kernel.cell.adjusted(_make_inputs(case, generator), case),
             call=call,
             states=("S",),
             extension=lambda _target: extension(self.name, torch.bfloat16, 16, 16),

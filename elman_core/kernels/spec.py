@@ -48,6 +48,8 @@ class Cell:
         streams, vectors, states: of an elementwise cell; see `ElementwiseKernel`.
         gates, kept, splits, inner: of a gated cell; see `GatesKernel`.
         uses_a: whether the backward of a dense cell reads a; as in the header.
+        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place, by name: for a cell that takes
+            only some (a normaliser above 0), or with a kink that rounding could cross.
         bare: of the tied form of a dense cell, whose input is the x of u = W silu(x) + b: the form whose input is u.
     """
 
@@ -69,6 +71,13 @@ class Cell:
     kept: int = 0
     splits: bool = False
     inner: Callable[..., Tensor] | None = None
+    adjust: Callable[[Inputs, Mapping[str, Any]], None] | None = None
+
+    def adjusted(self, inputs: Inputs, case: Case) -> Inputs:
+        """Random inputs of a verification, changed in place to what the cell takes."""
+        if self.adjust is not None:
+            self.adjust(inputs, case.options)
+        return inputs
 
     def python(self, module: str) -> tuple[Path, ...]:
         """The Python that a stamp covers: the reference's file, and all files in the folder of `module`."""

@@ -169,6 +169,8 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -
         level = logging.WARNING if spec.differentiable else logging.INFO
         _log.log(level, "elman: first use of the kernel of %s for %s: verifying it", spec.name, new[0])
         report = _apart(lambda: verify(spec, "cuda", cases=new, opcheck=spec.differentiable))
+        if report.unsuitable:
+            raise KernelError(f"the kernel of {spec.name} cannot be verified: {report.unsuitable[0]}")
         known = make(spec, report, extra=new)
         try:
             save(spec, known)

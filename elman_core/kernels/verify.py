@@ -7,9 +7,12 @@ apply, and the smaller decides:
   see `KernelSpec.rounded`), plus one eps of the dtype (float32: 4, which the order of a sum alone can cost);
 * on an architecture for which the plugin ships recorded errors (see stamps.py), twice the error recorded for that tensor.
 
-In float64, where reference and truth are the same, the limit is 1e-12. In addition, memory from torch.empty is filled with NaN
-before the call, two calls must agree in every bit, inputs must be unchanged, every value must be finite (also at masked
-positions), and `torch.library.opcheck` must pass.
+In float64, where reference and truth are the same, the limit is 1e-12. A tensor that is zero in theory (its truth is 1e-12 of
+the others) is measured against them. At a kink, such as that of relu, rounding may choose the side: if the truth itself jumps
+when the inputs move by one rounding, a limit that was exceeded grows by as much, and the row says which share jumps. In
+addition, memory from torch.empty is filled with NaN before the call, two calls must agree in every bit, inputs must be
+unchanged, every value must be finite (also at masked positions), and `torch.library.opcheck` must pass. Where the reference
+itself is not finite, the inputs are unsuitable, and nothing is said about the kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -38,7 +41,13 @@ DEFAULT_FACTOR = 2.0
 EPS = {torch.float32: 4}
 FLOAT64_LIMIT = 1e-12
 RECORDED_FACTOR = 2.0
+ZERO = 1e-12
+JUMP = 0.25  # of an element, and at least 0.05 of the tensor's root mean square
 _OPCHECK_ELEMENTS = 1 << 16
+
+
+class InputsError(KernelError):
+    """The inputs that were drawn are not the cell's: nothing is known about the kernel."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ class Row:
         error: ‖kernel - truth‖ / ‖truth‖. worst: the largest error of an element / the largest element of the truth.
         reference: the error of the reference in the same dtype. limit: the largest allowed `error`.
         recorded: the error that the plugin has recorded for this architecture, if any.
-        dtype: of the case's storage.
+        dtype: of the case's storage. kink: the share of elements that one rounding of the inputs makes jump; 0 unless asked.
     """
 
     case: str
@@ -61,6 +70,7 @@ class Row:
     reference: float
     limit: float
     recorded: float | None = None
+    kink: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -76,7 +86,12 @@ class Row:
 
 @dataclass
 class Report:
-    """What `verify` found. `faults`: failures other than large errors: not finite, not repeatable, opcheck, an exception."""
+    """What `verify` found.
+
+    Attributes:
+        faults: failures other than large errors: not finite, not repeatable, opcheck, an exception.
+        unsuitable: cases whose inputs the reference itself does not take, which say nothing about the kernel.
+    """
 
     name: str
     target: str
@@ -84,10 +99,12 @@ class Report:
     cases: int = 0
     rows: list[Row] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    unsuitable: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        return self.cases > 0 and not self.faults and all(row.passed for row in self.rows)
+        wrong = self.faults or self.unsuitable or not all(row.passed for row in self.rows)
+        return self.cases > 0 and not wrong
 
     def worst(self) -> list[Row]:
         """For each dtype and tensor, the row with the largest ratio."""
@@ -149,6 +166,8 @@ def verify(
                     _opcheck(spec, "cuda" if target == "emulated" else target, case, inputs)
             except (KernelTimeoutError, torch.OutOfMemoryError):  # say nothing about the kernel
                 raise
+            except InputsError as error:
+                report.unsuitable.append(f"{case}: {error}")
             except Exception as error:  # every fault of a kernel belongs in its report
                 report.faults.append(f"{case}: {one_line(error)}")
             report.cases = number
@@ -211,6 +230,13 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
     incoming = _draw_gradients(spec, case, inputs, visible, generator) if spec.differentiable else {}
     truth = run("reference", wide, {k: g.double() for k, g in incoming.items()})
     same = run(spec.rounded, inputs, None)
+    for what, found in (("float64", truth), (str(case.dtype).removeprefix("torch."), same)):
+        for name, x in found.items():
+            if not torch.isfinite(x if name not in visible else torch.where(visible[name], x, 0)).all():
+                raise InputsError(
+                    f"inputs unsuitable: the reference in {what} gives {name} that is not finite; adjust= of the kernel says "
+                    "which inputs it takes"
+                )
     given = {k: None if x is None else _with_gaps(x) for k, x in inputs.items()} if case.strided else inputs
     arriving = {k: _with_gaps(g) for k, g in incoming.items()} if case.strided else incoming
     handed = {**given, **{f"gradient of {k}": g for k, g in arriving.items()}}
@@ -223,15 +249,62 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
     for name, was in before.items():
         if not torch.equal(cast(Tensor, handed[name]), was):
             report.faults.append(f"{case}: the {name} that was handed in has been changed")
-    for name, wanted in truth.items():
+    scale = max(_size(x) for x in (*truth.values(), *incoming.values()))
+    rows = {n: _compare(case, n, first[n], same[n], x, visible.get(n), known, scale) for n, x in truth.items()}
+    wrong = {n: row for n, row in rows.items() if not row.passed and torch.isfinite(first[n]).all()}
+    if wrong and case.dtype != torch.float64 and spec.differentiable:
+        moved = run("reference", _nudged(wide, case.dtype, generator), {k: g.double() for k, g in incoming.items()})
+        rows |= {n: _at_a_kink(row, case.dtype, truth[n], moved[n], visible.get(n)) for n, row in wrong.items()}
+    if not all(rows[n].passed for n in wrong):
+        _vote(spec, target, case, report, {n: first[n] for n in wrong}, rows, lambda other: run(other, given, arriving))
+    report.rows += rows.values()
+    for name in truth:
         made = first[name]
         if not torch.isfinite(made).all():
             report.faults.append(f"{case}: {name} is not finite")
         elif not torch.equal(made, second[name]):
             report.faults.append(f"{case}: {name} differs between two identical calls")
-        seen = visible.get(name)
-        report.rows.append(_compare(case, name, made, same[name], wanted, seen, known))
     return inputs
+
+
+def _size(x: Tensor) -> float:
+    """The root mean square."""
+    return x.double().square().mean().sqrt().item()
+
+
+def _nudged(inputs: Inputs, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Every number moved by one rounding of the dtype, up or down."""
+
+    def move(x: Tensor) -> Tensor:
+        sign = torch.randint(0, 2, x.shape, generator=generator).to(x) * 2 - 1
+        return x * (1 + sign * torch.finfo(dtype).eps / 2)
+
+    return {k: move(x) if x is not None and x.is_floating_point() else x for k, x in inputs.items()}
+
+
+def _at_a_kink(row: Row, dtype: torch.dtype, truth: Tensor, moved: Tensor, seen: Tensor | None) -> Row:
+    """The row with a limit for what jumped between two truths whose inputs differ by a rounding; itself if nothing did."""
+    gap, most = (moved - truth).abs(), torch.maximum(truth.abs(), moved.abs())
+    gap = gap if seen is None else torch.where(seen, gap, 0.0)
+    jumps = (gap > JUMP * most) & (gap > 0.05 * _size(truth))
+    if not jumps.any():
+        return row
+    more = FACTOR.get(dtype, DEFAULT_FACTOR) * gap.norm().item() / (truth.norm().item() or 1.0)
+    most_recorded = math.inf if row.recorded is None else RECORDED_FACTOR * row.recorded
+    return replace(row, limit=min(row.limit + more, most_recorded), kink=jumps.double().mean().item())
+
+
+def _vote(
+    spec: KernelSpec, target: str, case: Case, report: Report, made: Outputs, rows: Mapping[str, Row],
+    run: Callable[[str], Outputs],
+) -> None:  # fmt: skip
+    """Say so if another back end agrees with this one against the reference."""
+    for other in spec.portable if target != "torch" else ("host",) if "host" in spec.targets else ():
+        with contextlib.suppress(KernelError):
+            found = run(other)
+            gaps = {n: (x.double() - found[n].double()).norm() / (x.double().norm() or 1.0) for n, x in made.items()}
+            if all(gap <= rows[n].limit for n, gap in gaps.items()):
+                report.faults.append(f"{case}: {target} and {other} agree: the reference is what differs")
 
 
 def _draw_gradients(
@@ -247,8 +320,9 @@ def _draw_gradients(
 
 
 def _compare(
-    case: Case, name: str, made: Tensor, same: Tensor, truth: Tensor, seen: Tensor | None, known: Mapping[str, float]
-) -> Row:
+    case: Case, name: str, made: Tensor, same: Tensor, truth: Tensor, seen: Tensor | None, known: Mapping[str, float],
+    scale: float,
+) -> Row:  # fmt: skip
     truth = truth.double()  # a drawn class is a whole number, and must be equal
 
     def error(x: Tensor) -> Tensor:
@@ -257,6 +331,8 @@ def _compare(
 
     shown = truth if seen is None else torch.where(seen, truth, 0.0)
     norm, largest = shown.norm().item() or 1.0, shown.abs().max().item() or 1.0
+    if _size(shown) <= ZERO * scale:  # zero in theory: what is left is rounding
+        norm, largest = scale * math.sqrt(shown.numel()), scale
     gap = error(made)
     reference = error(same).norm().item() / norm
     limit = FLOAT64_LIMIT
@@ -331,5 +407,5 @@ def _full_precision_products() -> Iterator[None]:
 def failures(report: Report) -> Iterable[str]:
     """One line for each failure, the worst first."""
     for row in sorted((r for r in report.rows if not r.passed), key=lambda r: -r.ratio):
-        yield f"{row.tensor}: error {row.error:.2e}, limit {row.limit:.2e} ({row.case})"
-    yield from report.faults
+        yield f"{row.tensor}: error {row.error:.2e} beside the reference, limit {row.limit:.2e} ({row.case})"
+    yield from (*report.faults, *report.unsuitable)

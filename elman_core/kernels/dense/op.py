@@ -23,7 +23,7 @@ Shapes: T time, B batch, d width, K inputs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from torch import Tensor
 from elman_core.kernels.choice import choose, in_words, launches, runs
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
 from elman_core.kernels.runtime import Wanted, autocast_dtype, check, compute_dtype, refuse_transforms, transformed
-from elman_core.kernels.spec import Backend, Cell, KernelSpec, limit
+from elman_core.kernels.spec import Backend, Cell, Inputs, KernelSpec, limit
 from elman_core.registry.errors import ConfigError
 
 from . import run, spec
@@ -57,6 +57,7 @@ class DenseKernel:
         blocks: whether W is block-diagonal, given as its S blocks (S, d / S, d / S): independent slots in one launch.
         accumulates: for a state that keeps everything, the extra (logits of a gate) that scales what a step adds to it.
             Verification then draws logits near -log T: rounding would decide the gradient of a state that grows with T.
+        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
     """
 
@@ -73,6 +74,7 @@ class DenseKernel:
         tied: bool = False,
         blocks: bool = False,
         accumulates: str | None = None,
+        adjust: Callable[[Inputs, Mapping[str, Any]], None] | None = None,
         cell: str | None = None,
     ) -> None:
         for what, made in (("readout", readout), ("update", update)):
@@ -84,7 +86,7 @@ class DenseKernel:
         self.name = name
         self.cell = Cell(
             name, Path(header), cell or f"elman::{name}::Cell", reference, readout, update, tuple(extras), uses_a,
-            accumulates=accumulates, blocks=blocks,
+            accumulates=accumulates, blocks=blocks, adjust=adjust,
         )  # fmt: skip
         flag = Wanted("TB", "bool", True)
         self._wanted = {

@@ -62,7 +62,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator
         inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
         if tied:
             inputs["b"] = torch.randn(width, generator=generator).to(compute_dtype(case.dtype))
-        return inputs
+        return cell.adjusted(inputs, case)
 
     def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
         first, *rest = (inputs[n] for n in (names[0], *cell.extras, "w", "h0", "mask"))

@@ -20,7 +20,7 @@ Shapes: T time, B batch, d width, S states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class ElementwiseKernel(Compiled):
         vectors: names of its learned vectors (d,), at most 8.
         states: names of its states, at most 4.
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
-        adjust: changes the random inputs of a verification in place, for a cell with a kink that rounding could cross.
+        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class ElementwiseKernel(Compiled):
         vectors: Sequence[str] = (),
         states: Sequence[str] = ("h",),
         cell: str | None = None,
-        adjust: Callable[[Inputs], None] | None = None,
+        adjust: Callable[[Inputs, Mapping[str, Any]], None] | None = None,
     ) -> None:
         limit(name, streams=(len(streams), 1, 6), vectors=(len(vectors), 0, 8), states=(len(states), 1, 4))
         self.name = name
-        self.adjust = adjust
         self.cell = Cell(
             name, Path(header), cell or f"elman::{name}::Cell", step,
             streams=tuple(streams), vectors=tuple(vectors), states=tuple(states),
+            adjust=adjust,
         )  # fmt: skip
         first, flag = self.cell.streams[0], Wanted("TB", "bool", True)
         self._wanted = {
@@ -116,7 +116,7 @@ class ElementwiseKernel(Compiled):
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
-        return spec.make_spec(self.cell, self, self.op, self.adjust)
+        return spec.make_spec(self.cell, self, self.op)
 
     def backend(self, device: torch.device | str, width: int) -> str:
         """What "auto" runs at this width, in words. Compiles nothing: before the first use, it says what will be tried."""

@@ -20,13 +20,11 @@ _CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _case = partial(Case.of, "TBd")
 
 
-def make_spec(
-    cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: Any, adjust: Callable[[Inputs], None] | None
-) -> KernelSpec:
+def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: Any) -> KernelSpec:
     """The spec of an elementwise kernel. The option `packed` of a case: documents start inside its rows.
 
     Args:
-        kernel: the `ElementwiseKernel`. operator: of `torch.library`. adjust: as `ElementwiseKernel` says.
+        kernel: the `ElementwiseKernel`. operator: of `torch.library`.
     """
     names = (*cell.streams, *cell.vectors, *cell.states)
 
@@ -43,9 +41,7 @@ def make_spec(
         inputs |= {name: (random(rows, width) * (not case.bare)).to(full) for name in cell.states}
         inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
         inputs["starts"] = torch.rand(steps, rows, generator=generator) < 0.15 if case.options else None
-        if adjust is not None:
-            adjust(inputs)
-        return inputs
+        return cell.adjusted(inputs, case)
 
     def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
         given = (*(inputs[n] for n in names), inputs.get("mask"), inputs.get("starts"))

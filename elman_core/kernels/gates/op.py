@@ -17,8 +17,9 @@ Shapes: T time, B batch, d width, G = k d.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from torch import Tensor
 from elman_core.kernels.build import Extension
 from elman_core.kernels.choice import Compiled, choose, in_words, launches, register, runs
 from elman_core.kernels.runtime import Wanted, check, compute_dtype, without_autocast
-from elman_core.kernels.spec import Backend, Case, Cell, KernelSpec, limit
+from elman_core.kernels.spec import Backend, Case, Cell, Inputs, KernelSpec, limit
 from elman_core.registry.errors import ConfigError
 
 from . import native, portable, spec
@@ -45,6 +46,7 @@ class GatesKernel(Compiled):
         inner: of a staged cell, `inner(p, u, h)` in PyTorch: what the last product is of, in place of h. It reads the first
             k - 1 of p. Such a cell has the back ends cuda, host and reference.
         states: names of the states: h and at most one more.
+        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
     """
 
@@ -59,6 +61,7 @@ class GatesKernel(Compiled):
         splits: bool = False,
         inner: Callable[..., Tensor] | None = None,
         states: Sequence[str] = ("h",),
+        adjust: Callable[[Inputs, Mapping[str, Any]], None] | None = None,
         cell: str | None = None,
     ) -> None:
         limit(name, states=(len(states), 1, 2), gates=(gates, 1, 4))
@@ -69,7 +72,7 @@ class GatesKernel(Compiled):
         self.name = name
         self.cell = Cell(
             name, Path(header), cell or f"elman::{name}::Cell", step,
-            states=tuple(states), gates=gates, kept=kept, splits=splits, inner=inner,
+            states=tuple(states), gates=gates, kept=kept, splits=splits, inner=inner, adjust=adjust,
         )  # fmt: skip
         flag = Wanted("TB", "bool", True)
         self._wanted = {

@@ -35,7 +35,7 @@ def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: A
         inputs["b"] = (0.3 * random(cell.gates * width)).to(full)
         inputs |= {name: (0.5 * random(rows, width) * (not case.bare)).to(full) for name in cell.states}
         inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
-        return inputs
+        return cell.adjusted(inputs, case)
 
     def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
         y, *last = kernel(*(inputs[n] for n in names), mask=inputs["mask"], backend=backend)

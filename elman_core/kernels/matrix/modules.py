@@ -69,7 +69,6 @@ class MatrixCell(Cell):
     delta: bool = False
     maps: tuple[Maps, ...] = (Maps(),)
     rows: tuple[int, ...] = (16, 24, 32)
-    adjust: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a declaration that no cell supports."""

@@ -62,8 +62,7 @@ class MatrixKernel(Compiled):
         maps: the maps of the inputs before the recurrence that the variant uses. A call without maps uses the first, and
             `elman build` compiles it.
         rows: the sizes N = V that `elman build` compiles by default.
-        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place, for a cell with a kink that
-            rounding could cross.
+        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
         cell: the C++ type of the cell, or the name of the template; "elman::NAME::Cell" unless given.
 
     Raises:
@@ -124,8 +123,9 @@ class MatrixKernel(Compiled):
 
         Args:
             q_BTHN, k_BTHN: float32, bfloat16, float16 or float64; any strides. (B, T, 1, N) where shared.
-            inputs: v and the other lines (B, T, H, V), scalars (B, T, H) and params (H, V), in the order of the cell's, or by
-                name. Params and scalars with the map "given" are computed in float32 (float64 for float64).
+            inputs: vectors (B, T, H, N), v and the other lines (B, T, H, V), scalars (B, T, H) and params (H, V), in the order
+                of the cell's, or by name. Params and scalars with the map "given" are computed in float32 (float64 for
+                float64). A vector in float32 beside 16 bits is not rounded: the kernel for float32 runs, which is slower.
             state_BHNV: S_0; None is zeros. mask_BT: bool; where False the state is held and o is arbitrary.
             starts_BT: bool; where True the state is set to 0 before the step. So far only the reference does this; on a GPU,
                 one warning says so.
@@ -201,6 +201,15 @@ class MatrixKernel(Compiled):
         wanted = {n: self._wanted[n] for n in (*tensors, *_REST)}
         sizes = check(self.name, wanted, (*tensors.values(), *rest), sizes)
         H, N, V = (sizes[letter] for letter in "HNV")
+        first = next(iter(tensors.values()))
+        full = compute_dtype(first)
+        if first.dtype != full and any(x.dtype == full for n in cell.vectors if (x := tensors.get(n)) is not None):
+            # Kernels read vectors in the dtype of q, and 16 bits would round a decay near 1.
+            wide = {n: None if x is None else x.to(full) for n, x in tensors.items()}
+            o, last = self._recur(
+                wide, {}, state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H, maps, backend, **options
+            )
+            return o.to(first.dtype), last
         if "packed" in tensors:
             tensors = {"q": tensors.pop("packed"), "k": None, **dict.fromkeys(cell.packed), **tensors}
         q = tensors["q"]
@@ -211,7 +220,6 @@ class MatrixKernel(Compiled):
         backend = choose(self.name, asked, q, lambda: (N, V, size.form), "reference", starts_BT)
         if backend == "reference":
             return recurrence(cell.reference, cell, maps, tensors, (H, N), rest, on)
-        full = compute_dtype(q)
         dtypes = dict.fromkeys(cell.params, full)
         dtypes |= {n: full for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"}
         inputs = [None if x is None else x.to(dtypes.get(n, q.dtype)) for n, x in tensors.items()]

@@ -52,15 +52,19 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
         like, *sizes = first(inputs, options)
 
         def rounded(*given: Any, **more: Any) -> tuple[Tensor, Tensor]:
-            keys = 2 + len(cell.packed)
-            return cell.reference(*(x.to(like.dtype).to(x.dtype) for x in given[:keys]), *given[keys:], **more)
+            count = len(cell.vectors) if options.get("wide") else 0
+            inputs = enumerate(given[: 2 + len(cell.packed)])
+            keys = (x if 2 <= i < 2 + count else x.to(like.dtype).to(x.dtype) for i, x in inputs)
+            return cell.reference(*keys, *given[2 + len(cell.packed) :], **more)
 
         tensors = {"q": like} | {n: inputs.get(n) for n in ("k", *cell.names)}
         rest = tuple(inputs.get(n) for n in ("S0", "mask", "starts", "A_log", "dt_bias"))
         on = {n: options.get(n, False) for n in cell.options}
         return modules.recurrence(rounded, cell, options.get("maps", Maps()), tensors, sizes, rest, on)
 
-    def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+        if options.get("wide"):  # a call widens the others first
+            return None
         names = ("k", *cell.names, "S0", "mask", "A_log", "dt_bias")
         size = _size(cell, options, 0, 0, torch.float32)
         like, heads, rows = first(inputs, options)
@@ -76,7 +80,9 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> Kerne
         op=op,
         targets=build.targets(),
         module=lambda target, c: modules.extension(
-            cell, target, _size(cell, c.options, c.sizes["N"], c.sizes["V"], c.dtype)
+            cell,
+            target,
+            _size(cell, c.options, c.sizes["N"], c.sizes["V"], torch.float32 if "wide" in c.options else c.dtype),
         ),
         builds=lambda target, _arch, rows, dtypes: _builds(cell, target, rows, dtypes),
         visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
@@ -123,7 +129,11 @@ def case(
 
 
 def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inputs:
-    """Keys of length about 1, decays and params from 0.5 to 1, so that the state neither dies nor explodes."""
+    """Keys of length about 1, decays and params from 0.5 to 1, so that the state neither dies nor explodes.
+
+    Everything is drawn in the dtype in which layers hand it over. Of vectors that is the storage's, or float32 with the option
+    `wide`: then they are the same at all times and from 0.98 to 1, where rounding to 16 bits would show.
+    """
     maps, (B, T, H, N, V) = case.options.get("maps", Maps()), (case.sizes[k] for k in "BTHNV")
     wide = compute_dtype(case.dtype)
 
@@ -137,7 +147,11 @@ def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inp
     for name in ("q", "k"):
         drawn = normal(B, T, 1 if name in cell.shared else H, N)
         made[name] = (drawn if name in maps.normalised else torch.nn.functional.normalize(drawn, dim=-1)).to(case.dtype)
-    made |= {name: share(B, T, H, N).to(case.dtype) for name in cell.vectors}
+    if case.options.get("wide"):
+        near = {name: 1 - 0.02 * torch.rand(B, 1, H, N, generator=generator) for name in cell.vectors}
+        made |= {name: x.expand(B, T, H, N).to(wide) for name, x in near.items()}
+    else:
+        made |= {name: share(B, T, H, N).to(case.dtype) for name in cell.vectors}
     made |= {name: normal(B, T, 1 if name in cell.shared else H, V).to(case.dtype) for name in cell.lines}
     rows = tuple(made)
     for i, name in enumerate(cell.scalars):
@@ -152,8 +166,7 @@ def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inp
     made["S0"] = None if case.bare else (0.4 * normal(B, H, N, V)).to(wide)
     made["A_log"] = (0.5 * normal(H)).to(wide) if maps.mamba else None
     made["dt_bias"] = (normal(H) - 2).to(wide) if maps.mamba else None
-    if cell.adjust is not None:
-        cell.adjust(made, case.options)
+    cell.adjusted(made, case)
     if "n_state" in case.options:
         made = {"packed": torch.cat([made.pop(n).flatten(2) for n in rows], -1)} | made
     return made
@@ -213,6 +226,8 @@ def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
     ]  # fmt: skip
     for dtype in modules.CUDA_DTYPES:
         yield from _spread(cell, dtype, sizes)
+        if cell.vectors and dtype != torch.float32:
+            yield case((2, 50, 2, 32, 32), dtype, maps=cell.maps[0], wide=True)
     yield from _spread(cell, torch.bfloat16, [((1, 2049, 4, 16, 16), ""), ((4, 512, 8, 32, 32), "")])
     if grid != "full":
         return

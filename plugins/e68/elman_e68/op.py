@@ -18,7 +18,7 @@ PARTS: dict[str, Any] = {
 e68 = ElementwiseKernel("e68", cell="elman::e68::Cell<false>", step=step, **PARTS)
 
 
-def _keep_signs(inputs: dict[str, Tensor | None]) -> None:
+def _keep_signs(inputs: dict[str, Tensor | None], _options: object) -> None:
     """|h| has a kink at 0, where rounding would choose the gradient, so no channel changes its sign in a verification."""
     for name, far in (("k", 0.1), ("h", 0.0)):
         x = cast(Tensor, inputs[name])

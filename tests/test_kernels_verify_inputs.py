@@ -1,0 +1,116 @@
+"""What `verify` says where the kernel is not what is wrong: the inputs, the reference, a zero, a kink; and what it draws."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from elman_e1.op import e1
+from linear_cells import CELLS
+from torch import Tensor
+
+from elman_core.kernels import Case, KernelSpec, stamps
+from elman_core.kernels.matrix.spec import case
+from elman_core.kernels.verify import failures, verify
+from elman_core.registry import KernelError
+from elman_core.testing.kernel import need_host_compiler
+
+f64, bf16 = torch.float64, torch.bfloat16
+SMALL = Case({"T": 7, "B": 3, "d": 5}, f64)
+
+
+def spec_of(reference: Callable[..., Tensor], kernel: Callable[..., Tensor], draw: Callable[..., Any]) -> KernelSpec:
+    """y = f(x, s), in the place of the reference and of the back end "torch"."""
+    return KernelSpec(
+        name="made_up",
+        cases=lambda *_: (),
+        make_inputs=lambda problem, generator: draw(problem, generator),
+        call=lambda backend, inputs, _: {"y": (reference if backend == "reference" else kernel)(**inputs)},
+        states=(),
+        extension=e1.spec().extension,
+        op=lambda *_: None,
+        portable=("torch",),
+    )
+
+
+def test_inputs_on_which_the_reference_overflows_blame_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = e1.spec()
+    far = dataclasses.replace(
+        spec, make_inputs=lambda *given: spec.make_inputs(*given) | {"z": torch.full((7, 3, 5), torch.inf)}
+    )
+    report = verify(far, "torch", cases=[dataclasses.replace(SMALL, dtype=torch.float32)], opcheck=False)
+    assert not report.passed
+    assert (report.rows, report.faults) == ([], [])
+    assert "inputs unsuitable: the reference in float" in report.unsuitable[0]
+    assert "adjust=" in report.unsuitable[0]
+    monkeypatch.setattr(stamps, "verify", lambda *_, **__: report)
+    monkeypatch.setattr(stamps, "stamp", lambda *_: None)
+    monkeypatch.delenv("ELMAN_VERIFY", raising=False)
+    with pytest.raises(KernelError, match=r"cannot be verified: .* inputs unsuitable"):
+        stamps.ensure_verified(far, SMALL, "plan")
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1e-6])
+def test_a_gradient_that_is_zero_in_theory_is_measured_against_the_others(wrong: float) -> None:
+    def draw(problem: Case, generator: torch.Generator) -> dict[str, Tensor]:
+        return {n: torch.randn(40, generator=generator, dtype=problem.dtype) for n in ("x", "s")}
+
+    spec = spec_of(
+        lambda x, s: x + (0.1 * s + 0.2 * s - 0.3 * s), lambda x, s: x + (0.1 * s - 0.3 * s + (0.2 + wrong) * s), draw
+    )
+    report = verify(spec, "torch", cases=[Case({"T": 40}, f64)], opcheck=False)
+    assert report.passed == (wrong == 0.0), list(failures(report))
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.3])
+def test_what_rounding_chooses_at_a_kink_is_said_and_hides_nothing_else(slope: float) -> None:
+    def draw(problem: Case, generator: torch.Generator) -> dict[str, Tensor]:
+        return {n: torch.randn(20_000, generator=generator).to(problem.dtype) for n in "xsz"}
+
+    def rounded(x: Tensor, s: Tensor, z: Tensor) -> Tensor:
+        product = x.float() * s.float()
+        near = product + (product.detach().to(x.dtype).float() - product.detach())
+        return torch.nn.functional.leaky_relu(near + z.float(), slope).to(x.dtype)
+
+    spec = spec_of(lambda x, s, z: torch.relu(x.double() * s.double() + z.double()).to(x.dtype), rounded, draw)
+    report = verify(spec, "torch", cases=[Case({"T": 20_000}, bf16)], opcheck=False)
+    assert report.passed == (slope == 0.0), list(failures(report))
+    assert any(0 < row.kink < 0.02 for row in report.rows)
+
+
+def test_a_reference_against_which_two_back_ends_agree_is_named() -> None:
+    need_host_compiler()
+    spec = e1.spec()
+
+    def call(backend: str, inputs: Any, options: Any) -> dict[str, Tensor]:
+        made = spec.call(backend, inputs, options)
+        return made | {"y": 1.1 * made["y"]} if backend == "reference" else made
+
+    for target, other in (("torch", "host"), ("host", "torch")):
+        report = verify(dataclasses.replace(spec, call=call), target, cases=[SMALL], opcheck=False)
+        assert f"{target} and {other} agree: the reference is what differs" in report.faults[0]
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_what_rounding_to_16_bits_does_to_a_decay_near_1_is_seen(rounds: bool, tmp_path: Path) -> None:
+    spec = CELLS["kimi_delta"].kernel(f"near_1_{rounds:d}", tmp_path).spec()
+
+    def call(backend: str, inputs: Any, options: Any) -> dict[str, Tensor]:
+        given = inputs | {"decay": inputs["decay"].to(bf16).float()} if backend == "torch" and rounds else inputs
+        return spec.call("reference" if backend == "torch" else backend, given, options)
+
+    problem = next(c for c in spec.cases("cuda", "quick") if c.options.get("wide"))
+    report = verify(dataclasses.replace(spec, call=call, portable=("torch",)), "torch", cases=[problem], opcheck=False)
+    assert report.passed != rounds, list(failures(report))
+
+
+def test_a_vector_in_float32_beside_16_bits_is_not_rounded(tmp_path: Path) -> None:
+    need_host_compiler()
+    kernel = CELLS["kimi_delta"].kernel("wide", tmp_path)
+    problem = case((1, 9, 1, 4, 3), bf16, wide=True)
+    inputs = kernel.spec().make_inputs(problem, torch.Generator().manual_seed(0))
+    outputs = {backend: kernel.spec().call(backend, inputs, problem.options) for backend in ("host", "reference")}
+    assert outputs["host"]["o"].dtype == bf16
+    torch.testing.assert_close(outputs["host"]["S"], outputs["reference"]["S"])
