@@ -132,11 +132,11 @@ def verify(
     if record:
         grid, backend = "full", "cuda"
     dtypes = _dtypes(dtype)
-    pairs, reports = [], []
+    pairs, reports, unchecked = [], [], []
     for spec in _specs(names or [], None if backend == "auto" else backend):
         targets = _targets(spec, here) if backend == "auto" else [backend]
-        if not json and "cuda" in spec.targets and here == "host":
-            print(f"{spec.name}: cuda: not checked, no GPU here ({_types(spec.cases('cuda', grid))})")
+        if "cuda" in spec.targets and here == "host":
+            unchecked.append(f"{spec.name}: cuda: not checked, no GPU here ({_types(spec.cases('cuda', grid))})")
         pairs += [(spec, target) for target in targets]
     with_cases = [pair for pair in pairs if _has(*pair, grid, dtypes)]
     for spec, target in with_cases or pairs:  # where none has such a case, `verify` says so
@@ -152,6 +152,8 @@ def verify(
                 print(f"  {tensor}: the recorded error grew from {was:.2e} to {now:.2e}", file=sys.stderr)
     if json:
         print(dump([_as_dict(report) for report in reports]))
+    for line in unchecked:
+        print(line, file=sys.stderr if json else sys.stdout)
     if not reports:
         raise KernelError("nothing was checked: none of these kernels runs on this machine")
     if wrong := [_wrong(report) for report in reports if not report.passed]:
