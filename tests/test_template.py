@@ -187,12 +187,13 @@ def test_a_faulty_pyproject_is_refused(old: str, new: str, says: str, tmp_path: 
         Plugin(file.parent)
 
 
-@pytest.mark.parametrize(
-    "folder", sorted(p.name for p in (ROOT / "plugins").iterdir() if (p / "pyproject.toml").is_file())
-)
-def test_our_own_plugins_pass_the_static_checks(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+OURS = [file.parent for where in ("plugins", "extensions") for file in sorted(ROOT.glob(f"{where}/*/pyproject.toml"))]
+
+
+@pytest.mark.parametrize("folder", OURS, ids=lambda folder: folder.name)
+def test_our_own_plugins_and_extensions_pass_the_static_checks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plugin, "_wheel", lambda _: "")  # wheels.py builds them all
-    assert [p for _, p in Plugin(ROOT / "plugins" / folder).checks() if p] == []
+    assert [p for _, p in Plugin(folder).checks() if p] == []
 
 
 def test_check_wants_a_plugin(tmp_path: Path) -> None:

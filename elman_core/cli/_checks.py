@@ -1,4 +1,4 @@
-"""The static checks of `elman check`: what a plugin's folder and its wheel must hold."""
+"""The static checks of `elman check`: what the folder of a plugin or an extension, and its wheel, must hold."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ INNER = (
 )  # of the package of each variant; and op.py, if the mixer imports it
 FORBIDDEN = ("transformers", "pluggy")
 PUBLIC = ("elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry", "elman_core.testing")
+FOR_EXTENSIONS = ("elman_core", "elman_core.extension", "elman_core.testing")
 
 
 class Plugin:
-    """A plugin's folder, its pyproject.toml read."""
+    """The folder of a plugin, or of an extension, which has entry points in groups `elman.NAME` only."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "pyproject.toml"
@@ -45,8 +46,15 @@ class Plugin:
         self.folder = folder.resolve()
         try:
             self.project: dict[str, Any] = self.settings["project"]
-            ((self.name, package),) = self.project["entry-points"]["elman"].items()
-            self.package: str = package.strip()
+            points = self.project["entry-points"]
+            groups = [entries for group, entries in points.items() if group.startswith("elman.")]
+            self.extends = "elman" not in points and bool(groups)
+            if self.extends:
+                (self.package,) = {re.split("[.:]", value.strip())[0] for group in groups for value in group.values()}
+                self.name = self.package.removeprefix("elman_")
+            else:
+                ((self.name, package),) = points["elman"].items()
+                self.package = package.strip()
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             wanted = '[project.entry-points.elman] with NAME = "elman_NAME"'
             raise ConfigError(f"{file} needs one entry point: {wanted}") from error
@@ -76,7 +84,7 @@ class Plugin:
         if not variants or (package / "mixer.py").exists():
             variants = [package]
         wanted = [self.folder / "README.md", self.folder / "tests", package / "__init__.py"]
-        wanted += [v / name for v in variants for name in INNER]
+        wanted += [v / name for v in variants for name in INNER if not self.extends]
         takes_op = re.compile(rb"from \.(op import| import .*\bop\b)")
         wanted += [v / "op.py" for v in variants if (m := v / "mixer.py").exists() and takes_op.search(m.read_bytes())]
         missing = [p.relative_to(self.folder).as_posix() for p in dict.fromkeys(wanted) if not p.exists()]
@@ -99,6 +107,11 @@ class Plugin:
         return "dependencies do not name elman-core"
 
     def _imports(self) -> str:
+        """A plugin imports no other plugin; an extension may import others that it declares."""
+        kind, public, others = "a plugin", PUBLIC, ["elman_csrc"]
+        if self.extends:
+            kind, public = "an extension", FOR_EXTENSIONS
+            others = [wanted.name.replace("-", "_") for wanted in self.needs if wanted.name != "elman-core"]
         for path in sorted((self.folder / self.package).rglob("*.py")):
             try:
                 tree = ast.parse(path.read_bytes())
@@ -106,11 +119,11 @@ class Plugin:
                 return f"{path.relative_to(self.folder)} is not Python: {one_line(error)}"
             for module in _modules(tree):
                 first = module.partition(".")[0]
-                other = first.startswith("elman_") and first not in ("elman_core", "elman_csrc", self.package)
-                inside = first == "elman_core" and module not in PUBLIC
-                if other or inside or first in FORBIDDEN:
-                    return f"{path.relative_to(self.folder)} imports {module}; a plugin may import {', '.join(PUBLIC)}"
-            for module, name in _private(tree):
+                other = first.startswith("elman_") and first not in ("elman_core", self.package, *others)
+                inside = first == "elman_core" and module not in public
+                if other or inside or (first in FORBIDDEN and not self.extends):
+                    return f"{path.relative_to(self.folder)} imports {module}; {kind} may import {', '.join(public)}"
+            for module, name in _private(tree, public):
                 return f"{path.relative_to(self.folder)} takes {name} from {module}, where it is not public"
         return ""
 
@@ -141,10 +154,10 @@ def _modules(tree: ast.Module) -> Iterator[str]:
             yield node.module
 
 
-def _private(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _private(tree: ast.Module, modules: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Names that are taken from a public module of the core and are not public."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level and node.module in PUBLIC:
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module in modules:
             public = importlib.import_module(node.module).__all__
             yield from ((node.module, alias.name) for alias in node.names if alias.name not in (*public, "*"))
 

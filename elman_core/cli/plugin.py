@@ -30,11 +30,12 @@ def new(
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(help="Folder of a plugin.")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Folder of a plugin or an extension.")] = Path(),
     tests: Annotated[bool, typer.Option(help="Run its own tests, too.")] = True,
 ) -> None:
-    """Check a plugin: its files, names, imports and wheel, then its kernels on an emulated GPU, and its own tests."""
+    """Check a plugin or an extension: files, names, imports and wheel, then kernels on an emulated GPU, and its own tests."""
     from elman_core.registry import ConfigError, plugins
+    from elman_core.registry.extensions import packages
 
     from ._checks import Plugin, kernel_checks, tests_of
 
@@ -54,7 +55,7 @@ def check(
         for broken in found.broken:
             if broken.package == name:
                 raise ConfigError(f"{broken}; its tests run when it can be imported")
-        if name not in {i.package for i in found.installed.values()}:
+        if plugin.package not in packages():
             raise ConfigError(
                 f"{name} is not installed, so its tests cannot run: pip install -e {shlex.quote(str(folder))}"
             )

@@ -1,0 +1,112 @@
+"""Extensions: commands and loggers of other packages, found without an import; what is wrong with one is one line."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from broken_plugins import pip
+from train_helpers import losses, train_words
+
+from elman_core import extension
+from elman_core.cli import main
+from elman_core.cli._checks import Plugin
+from elman_core.registry import extensions
+
+PAGE = Path(__file__).parents[1] / "docs/how-to/extension.md"
+
+
+def leave(folder: Path, group: str, name: str, source: str, core: str = "elman-core>=0.1") -> None:
+    """Put a module and its metadata into a folder, as an installer does."""
+    module = f"elman_{name}_{folder.name}"
+    facts = folder / f"{module}-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (folder / f"{module}.py").write_text(source)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\nRequires-Dist: {core}\n")
+    (facts / "entry_points.txt").write_text(f"[elman.{group}]\n{name} = {module}\n")
+
+
+def test_the_extension_of_the_documentation_adds_a_command_and_a_logger(text, tmp_path, monkeypatch, capsys):
+    folder, site, run = tmp_path / "csv", tmp_path / "site", tmp_path / "run"
+    for name, content in re.findall(r"<!-- file (\S+) -->\n```\w+\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site), str(folder))
+    monkeypatch.syspath_prepend(site)
+    assert main(["--help"]) == 0
+    assert re.search(r"far +Show the last step of each run", capsys.readouterr().out)
+    assert "elman_csv" not in sys.modules
+    assert main(train_words(text, tmp_path / "quiet", "train.steps=1")) == 0
+    assert main(train_words(text, run, "train.steps=3", "train.loggers=csv")) == 0
+    assert not (tmp_path / "quiet" / "losses.csv").exists()
+    assert (run / "losses.csv").read_text() == "".join(f"{step},{loss}\n" for step, loss in losses(run).items())
+    capsys.readouterr()
+    assert main(["far", str(run)]) == 0
+    assert f"{fmean(losses(run).values()):.4f}" in capsys.readouterr().out
+    assert main(["far", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"elman: {tmp_path} is not a run")
+    assert [p for _, p in Plugin(folder).checks() if p] == ["missing: README.md, tests"]
+
+
+@pytest.mark.parametrize(
+    ("group", "source", "core", "says"),
+    [
+        ("commands", "raise RuntimeError('first\\nsecond')", ">=0.1", "is broken: RuntimeError: first second"),
+        ("commands", "x = 1", ">=9", "needs elman-core>=9: pip install 'elman-core>=9'"),
+        ("loggers", "raise SystemExit(3)", ">=0.1", "is broken: SystemExit: 3"),
+        ("loggers", "x = 1", ">=0.1", "it implements no hook"),
+        ("loggers", "from elman_core import hookimpl\n@hookimpl\ndef elman_step_ed(run): ...", ">=0.1", "Did you mean"),
+        (
+            "loggers",
+            "from elman_core import hookimpl\n@hookimpl\ndef elman_loss_terms(run): ...",
+            ">=0.1",
+            "it implements elman_loss_terms; a logger observes",
+        ),
+    ],
+)
+def test_a_faulty_extension_is_one_line_where_it_is_used(
+    group, source, core, says, text, tmp_path, monkeypatch, capsys
+):
+    leave(tmp_path / "a", group, "odd", source, f"elman-core{core}")
+    monkeypatch.syspath_prepend(tmp_path / "a")
+    assert main(["--help"]) == 0
+    assert main(["list"]) == 0
+    capsys.readouterr()
+    used = train_words(text, tmp_path / "run", "train.loggers=odd") if group == "loggers" else ["odd"]
+    assert main(used) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+    sys.modules.pop("elman_odd_a", None)
+    leave(tmp_path / "b", group, "odd", "x = 1")
+    monkeypatch.syspath_prepend(tmp_path / "b")
+    assert main(used) == 2
+    assert "odd' is in elman-odd-a and in elman-odd-b: uninstall one" in capsys.readouterr().err
+
+
+def test_what_is_not_installed_says_what_to_install(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(extensions, "extensions", lambda _: {})
+    for words, says in (
+        (["bench", "quick"], "command 'bench' is not installed: pip install elman-bench"),
+        (train_words(text, tmp_path / "a", "train.loggers=wandb"), "pip install elman-wandb"),
+        (train_words(text, tmp_path / "b", "train.loggers=odd"), "there is no logger 'odd'. Installed: none"),
+        (["benhc"], "No such command 'benhc'"),
+    ):
+        assert main(words) == 2
+        assert says in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_known_extensions_are_those_of_this_repository():
+    files = PAGE.parents[2].glob("extensions/*/pyproject.toml")
+    projects = [tomllib.loads(file.read_text())["project"] for file in files]
+    for kind in extensions.KINDS:
+        named = {n: p["name"] for p in projects for n in p["entry-points"].get(f"elman.{kind}", ())}
+        assert extensions.known(kind) == named
+
+
+def test_every_name_for_extensions_is_there():
+    assert [name for name in extension.__all__ if getattr(extension, name, None) is None] == []
