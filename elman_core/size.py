@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import bisect
 import functools
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from elman_core.registry import CheckpointError, ConfigError, Resolved, parse_size, resolve
+from elman_core.registry import ConfigError, Resolved, resolve
 
 ALIGN = 128
 FINEST = 8
@@ -46,16 +44,6 @@ class Size:
     def aligned(self) -> int:
         """The largest power of two, 128 at most, that divides the width."""
         return min(ALIGN, self.width & -self.width)
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The model of `--like`: its name, size and exact number of parameters."""
-
-    name: str
-    width: int
-    depth: int
-    parameters: int
 
 
 def parse_parameters(text: str) -> int:
@@ -162,47 +150,6 @@ def nothing_fits(
         return f"{line}: give other parameters or another depth, or take {variant}@{best.width}x{best.depth} as it is"
     near = min(others, key=lambda s: (abs(s.depth - best.depth), abs(s.off)))
     return f"{line}. {near.width}x{near.depth} has {near.parameters:,} ({100 * near.off:+.1f} %)"
-
-
-def reference(what: str) -> Reference:
-    """The model of `--like`: NAME[:PRESET]@WIDTHxDEPTH (or NAME:WIDTHxDEPTH), a run, a checkpoint's folder or pretrained/NAME.
-
-    Raises:
-        ConfigError, PluginError: the name or size does not exist. CheckpointError: the folder is neither run nor checkpoint.
-    """
-    from elman_core.model.shipped import is_shipped, shipped
-
-    folder = shipped(what) if is_shipped(what) else Path(what)
-    if (folder / "manifest.json").is_file():
-        from elman_core.training.run.folder import read_manifest
-
-        manifest = read_manifest(folder)
-        try:
-            model = manifest["settings"]["model"]
-            return Reference(what, model["hidden_size"], model["num_hidden_layers"], manifest["parameters"])
-        except KeyError as error:
-            raise CheckpointError(f"{folder / 'manifest.json'} lacks {error}: the run never started") from error
-    if (folder / "config.json").is_file():
-        return _of_checkpoint(what, folder)
-    name, width, depth = parse_size(re.sub(r":(\d+[xX]\d+)$", r"@\1", what))
-    if folder.exists() or (width is None and ("/" in what or "\\" in what)):
-        raise CheckpointError(f"{what} is neither a run nor a checkpoint: it has no manifest.json and no config.json")
-    if width is None or depth is None:
-        raise ConfigError(f"--like needs a size, such as {name}@1280x6, or the folder of a run")
-    found = resolve(name)
-    return Reference(f"{found.name}@{width}x{depth}", width, depth, count(found, width, depth))
-
-
-def _of_checkpoint(what: str, folder: Path) -> Reference:
-    from elman_core.model import LadderConfig
-
-    config = LadderConfig.from_pretrained(folder)
-    if config.model_type != LadderConfig.model_type or config.variant is None:
-        raise CheckpointError(f"{folder / 'config.json'} is not the config of a ladder")
-    backbone = {name: getattr(config, name) for name in ("vocab_size", "tie_word_embeddings", "mlp_ratio")}
-    size = {"hidden_size": config.hidden_size, "num_hidden_layers": config.num_hidden_layers}
-    total = _count(variant=config.variant, options=config.options, **size, **backbone)
-    return Reference(what, config.hidden_size, config.num_hidden_layers, total)
 
 
 def _count(**config: Any) -> int:

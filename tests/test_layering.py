@@ -35,7 +35,7 @@ ONLY = {
     "pluggy": ("elman_core/registry/",),
     "pytest": ("elman_core/testing/",),
     "typer": ("elman_core/cli/", "extensions/bench/elman_bench/cli/"),
-    "matplotlib": ("extensions/bench/elman_bench/results/plots.py",),  # an extra: everything else works without it
+    "matplotlib": ("extensions/bench/elman_bench/results/plots.py",),  # slow to import
     "jinja2": ("extensions/bench/elman_bench/results/report.py",),
     "ray": ("extensions/ray/",),
     "subprocess": (

@@ -1,24 +1,20 @@
 """Sizes: the number that is printed is the number of parameters of the model that is built."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import train_helpers
 from toy_mixers import ToyConfig, ToyElman
 
 from elman_core import LadderConfig, LadderForCausalLM
 from elman_core.cli import main
-from elman_core.registry import CheckpointError, ConfigError, Variant, resolve
+from elman_core.registry import ConfigError, Variant
 from elman_core.size import (
     ALIGN,
     TOLERANCE,
     candidates,
-    count,
     parse_parameters,
-    reference,
     solve_width,
 )
 
@@ -131,36 +127,10 @@ def test_what_does_not_fit_is_an_error_that_names_what_would() -> None:
         candidates("e42", None, 10**9, width=16)
 
 
-@pytest.mark.parametrize("what", ["mamba2:896x20", "mamba2@896x20"])
-def test_like_a_model(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = sized(capsys, "e88:h32n16", "--like", what)
-    assert facts["like"] == {"name": "mamba2@896x20", "width": 896, "depth": 20, "parameters": 101_917_712}
-    best = facts["candidates"][0]
-    assert (best["depth"], best["fits"]) == (20, True)  # the other model's depth
-    assert best["parameters"] == count(resolve("e88:h32n16"), best["width"], 20)
-    assert sized(capsys, "e88:h32n16", "--like", what, "--depth", "10")["candidates"][0]["depth"] == 10
-    assert sized(capsys, "e88:h32n16", "--like", what, "--dim", "2048")["candidates"][0]["width"] == 2048
-
-
-def test_like_a_run_and_its_checkpoint(tmp_path: Path) -> None:
-    from elman_core.training.start import start
-
-    settings = train_helpers.settings(
-        train_helpers.write_text(tmp_path / "text"), "train.steps=1", "model.tie_word_embeddings=false"
-    )
-    done = start(settings, tmp_path / "run", quiet=True).fit()
-    expected = built("e42", 16, 2, tied=False)
-    for place in (tmp_path / "run", done.checkpoint):
-        found = reference(str(place))
-        assert (found.width, found.depth, found.parameters) == (16, 2, expected)
-    with pytest.raises(CheckpointError, match="neither a run nor a checkpoint"):
-        reference(str(tmp_path))
-
-
 def test_the_command_prints_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["size", "transformer", "--like", "e1@1280x6"]) == 0
+    assert main(["size", "transformer", "--params", "49_496_320", "--depth", "6"]) == 0
     printed = capsys.readouterr().out
-    assert "transformer, 49,496,320 parameters, as many as e1@1280x6" in printed
+    assert "transformer, 49,496,320 parameters" in printed
     assert "832      6  51,341,888   +3.73 %" in printed
     assert "more than 2 % off" in printed
     assert "768x7 has 49,753,344 (+0.5 %)" in printed
@@ -170,11 +140,7 @@ def test_the_command_prints_what_it_found(capsys: pytest.CaptureFixture[str]) ->
     ("words", "says"),
     [
         (("e42", "--params", "1M", "--depth", "2", "--dim", "64"), "not both"),
-        (("e42", "--depth", "2"), "one of --params"),
-        (("e42", "--depth", "2", "--params", "1M", "--like", "e1@64x2"), "one of --params"),
-        (("e42", "--like", "e1"), "--like needs a size, such as e1@1280x6"),
-        (("e42", "--like", "runs/gone"), "neither a run nor a checkpoint"),
-        (("e42", "--like", "e43@64x2"), "no variant 'e43'"),
+        (("e42", "--depth", "2"), "Missing option '--params'"),
         (("gdn", "--params", "1M", "--dim", "100"), "not a multiple of head_dim"),
     ],
 )

@@ -28,8 +28,14 @@ INNER = (
     "reference.py",
 )  # of the package of each variant; and op.py, if the mixer imports it
 FORBIDDEN = ("transformers", "pluggy")
-PUBLIC = ("elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry", "elman_core.testing")
-FOR_EXTENSIONS = ("elman_core", "elman_core.extension", "elman_core.testing")
+PUBLIC: tuple[str, ...] = (
+    "elman_core",
+    "elman_core.kernels",
+    "elman_core.nn",
+    "elman_core.registry",
+    "elman_core.testing",
+)
+FOR_EXTENSIONS: tuple[str, ...] = ("elman_core", "elman_core.extension", "elman_core.testing")
 
 
 class Plugin:
@@ -157,7 +163,7 @@ def _modules(tree: ast.Module) -> Iterator[str]:
 def _private(tree: ast.Module, modules: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Names that are taken from a public module of the core and are not public."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level and node.module in modules:
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module and node.module in modules:
             public = importlib.import_module(node.module).__all__
             yield from ((node.module, alias.name) for alias in node.names if alias.name not in (*public, "*"))
 

@@ -14,14 +14,7 @@ SHOWN = 4  # candidates around a target; the list over all widths is shown whole
 
 def size(
     name: Annotated[str, typer.Argument(help="NAME[:PRESET]")],
-    params: Annotated[str | None, typer.Option(help="Number of parameters: 100M, 1.3B, 480_000.")] = None,
-    like: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Take the number of parameters, and the depth, of NAME[:PRESET]@WIDTHxDEPTH, a run or a checkpoint.",
-        ),
-    ] = None,
+    params: Annotated[str, typer.Option(help="Number of parameters: 100M, 1.3B, 480_000.")],
     depth: Annotated[int | None, typer.Option(min=1, help="Number of layers; finds the width.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Width; finds the depth.")] = None,
     multiple: Annotated[int, typer.Option(min=1, help="The width is a multiple of this.")] = 128,
@@ -35,30 +28,24 @@ def size(
     64, 32, 16 and 8 are tried.
     """
     from elman_core.registry import ConfigError, resolve
-    from elman_core.size import candidates, nothing_fits, parse_parameters, reference
+    from elman_core.size import candidates, nothing_fits, parse_parameters
 
     if depth is not None and dim is not None:
         raise ConfigError("give --depth (the width is found) or --dim (the depth is found), not both")
-    if (params is None) == (like is None):
-        raise ConfigError("give one of --params 100M and --like MODEL: how many parameters")
     options = variant_options(sets)
     found = resolve(name, options)
-    target = parse_parameters(params) if params is not None else 0
+    target = parse_parameters(params)
     if dim is not None:
         found.variant.check(dim, found.config)
-    other = reference(like) if like is not None else None
-    if other is not None:
-        target = other.parameters
-        depth = other.depth if depth is None and dim is None else depth
     sizes = candidates(name, options, target, depth=depth, width=dim, multiple=multiple, mlp_ratio=mlp_ratio)
     if depth is not None or dim is not None:
         sizes = sizes[:SHOWN]
     if json:
         found_sizes = [{**vars(s), "aligned": s.aligned, "fits": s.fits} for s in sizes]
         facts = {"name": found.name, "options": found.options, "target": target}
-        print(dump({**facts, "like": vars(other) if other else None, "candidates": found_sizes}))
+        print(dump({**facts, "candidates": found_sizes}))
         return
-    print(f"{found.name}, {target:,} parameters" + (f", as many as {other.name}" if other is not None else ""))
+    print(f"{found.name}, {target:,} parameters")
     rows = [
         [str(s.width), str(s.depth), f"{s.parameters:,}", f"{100 * s.off:+.2f} %", str(s.aligned),
          "" if s.fits else "more than 2 % off"]

@@ -1,18 +1,16 @@
-"""The process of one measurement of `elman probe`: a few steps of the real `Trainer`, timed as a whole and in parts.
+"""The process of one measurement of `elman probe`: a few steps of the real `Trainer`.
 
 `python -m elman_bench.measure ANSWER` reads the request from standard input and writes JSON to the file ANSWER.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +33,6 @@ class Measurement:
         first_step_seconds: of the first step, with building and compiling.
         peak_memory: bytes allocated by torch on a GPU; resident memory of the process on the CPU.
         idle_memory: the same before the first step: the weights, and on the CPU also the libraries.
-        parts: seconds of a step for data, forward and backward, and the optimizer; None if they cannot be told apart, as in
-            a step that is one CUDA graph.
     """
 
     batch_size: int
@@ -48,7 +44,6 @@ class Measurement:
     first_step_seconds: float
     peak_memory: int
     idle_memory: int
-    parts: dict[str, float] | None
 
 
 @dataclass(frozen=True)
@@ -67,25 +62,20 @@ def main() -> None:
     asked = json.load(sys.stdin)
     answer = Path(sys.argv[1])
     try:
-        result = _measure(from_dict(asked["settings"]), asked["seconds"], asked["limit"], Path(asked["folder"]))
+        result = _measure(from_dict(asked["settings"]), asked["seconds"], Path(asked["folder"]))
     except Exception as error:
         kind, text = _translate(error)
         result = {"error": text, "kind": kind}
     answer.write_text(json.dumps(result), encoding="utf-8")
 
 
-def _measure(settings: Settings, seconds: float, limit: int | None, folder: Path) -> dict[str, Any]:
+def _measure(settings: Settings, seconds: float, folder: Path) -> dict[str, Any]:
     import torch
 
     from elman_core.extension import backends, memory_in_use, pick_device, start
 
     device = pick_device(settings.train.device)
     on_gpu = device.type == "cuda"
-    if limit is not None and on_gpu:
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
-    elif limit is not None:
-        memory.limit(max(0, limit - memory.resident()))  # the libraries already use a part of it
     trainer = start(settings, folder / "run", quiet=True)
     try:
         idle = memory_in_use(trainer.device)
@@ -98,7 +88,6 @@ def _measure(settings: Settings, seconds: float, limit: int | None, folder: Path
         repeats = 1 if slow else 3
         timed = _steps(trainer, repeats if seconds else 1, seconds)
         peak = memory_in_use(trainer.device) if on_gpu else memory.resident()
-        parts = _parts(trainer, repeats) if seconds else None
     finally:
         trainer.folder.close()
     chosen = trainer.settings.train
@@ -113,7 +102,6 @@ def _measure(settings: Settings, seconds: float, limit: int | None, folder: Path
         first_step_seconds=first_seconds,
         peak_memory=peak,
         idle_memory=idle,
-        parts=parts,
     )
     threads = torch.get_num_threads()
     on_cpu = f"cpu, {threads} thread{'s' if threads > 1 else ''}"
@@ -132,54 +120,6 @@ def _steps(trainer: Any, count: int, seconds: float) -> list[dict[str, float]]:
     return lines
 
 
-def _parts(trainer: Any, repeats: int) -> dict[str, float] | None:
-    """Medians over further steps, waiting for the device before and after each part; see `Measurement.parts`."""
-    rows = []
-    for _ in range(repeats):
-        with _timed(trainer, trainer.windows, "batch") as data, _timed(trainer, trainer.optimizer, "step") as update:
-            _wait(trainer.device)
-            began = time.perf_counter()
-            trainer.train_step()
-            _wait(trainer.device)
-            whole = time.perf_counter() - began
-        if not data or not update:
-            return None  # read ahead, or part of a graph
-        rows.append((sum(data), whole - sum(data) - sum(update), sum(update)))
-    data_s, middle, update_s = (statistics.median(column) for column in zip(*rows, strict=True))
-    return {"data": data_s, "forward_backward": middle, "optimizer": update_s}
-
-
-@contextmanager
-def _timed(trainer: Any, owner: Any, method: str) -> Iterator[list[float]]:
-    """Inside, calls of `owner.method` from this thread are timed; yields the list of their seconds."""
-    seconds: list[float] = []
-    inner, caller = getattr(owner, method), threading.current_thread()
-
-    def outer(*arguments: Any, **keywords: Any) -> Any:
-        if threading.current_thread() is not caller:
-            return inner(*arguments, **keywords)
-        _wait(trainer.device)
-        began = time.perf_counter()
-        try:
-            return inner(*arguments, **keywords)
-        finally:
-            _wait(trainer.device)
-            seconds.append(time.perf_counter() - began)
-
-    setattr(owner, method, outer)
-    try:
-        yield seconds
-    finally:
-        owner.__dict__.pop(method, None)
-
-
-def _wait(device: Any) -> None:
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)
-
-
 def _translate(error: Exception) -> tuple[str, str]:
     """The class name of the `ElmanError` for an exception, and its message."""
     if isinstance(error, MemoryError) or ran_out(error):
@@ -191,4 +131,6 @@ def _translate(error: Exception) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(OSError):  # if memory runs out, Linux ends this process and no other
+        Path("/proc/self/oom_score_adj").write_text("1000")
     main()

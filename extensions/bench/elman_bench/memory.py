@@ -1,4 +1,4 @@
-"""How much memory a training may take here, and a limit that ends the training instead of the machine."""
+"""How much memory this machine has left, and how much a process has taken."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ import math
 import os
 import re
 from pathlib import Path
-
-from elman_core.extension import ConfigError
-
-
-def parse_bytes(text: str) -> int:
-    """ "8G", "8GiB" and "8192M" are 2**33 bytes, as in the tools of the system. Raises `ConfigError` for anything else."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if not found or not float(found[1]):
-        raise ConfigError(f"write an amount of memory as 8G, 500M or a number of bytes, not {text!r}")
-    return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
 
 
 def available(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -41,19 +31,6 @@ def resident() -> int:
 
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if os.uname().sysname == "Darwin" else 1024 * most
-
-
-def limit(more: int) -> None:
-    """Let this process allocate only `more` bytes; then allocation fails. Has an effect on Linux only."""
-    try:
-        import resource
-
-        now = _field(Path("/proc/self/status"), "VmData") or 0
-    except (ImportError, OSError):
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
 
 
 def _left(group: Path) -> float:

@@ -18,12 +18,9 @@ from pathlib import Path
 
 from elman_core.extension import ElmanError, OutOfMemoryError, Settings, errors
 
-from . import memory
 from .jobs.job import PYTHON
 from .measure import Measurement, Probe
 
-ROOM = 0.9
-"""Share of the machine's free memory that a measurement on the CPU may take."""
 MOST_ROWS = 1 << 16
 _MEASURE = "elman_bench.measure"
 
@@ -43,17 +40,16 @@ class Largest:
     limited_by: str
 
 
-def probe(settings: Settings, seconds: float = 3.0, limit: int | None = None) -> Probe:
+def probe(settings: Settings, seconds: float = 3.0) -> Probe:
     """Measure a training with these settings in its own process.
 
     Args:
         seconds: for the timed steps, of which there are at least three (one if a step on a CPU takes over 10 seconds).
-        limit: bytes it may take; by default the free memory.
 
     Raises:
         OutOfMemoryError: it does not fit. ElmanError: any other error of the training.
     """
-    asked = {"settings": settings.to_dict(), "seconds": seconds, "limit": limit or _limit(settings)}
+    asked = {"settings": settings.to_dict(), "seconds": seconds}
     with tempfile.TemporaryDirectory(prefix="elman-probe-") as folder:
         answer = Path(folder) / "answer.json"
         code, said = _run([*PYTHON, "-m", _MEASURE, str(answer)], json.dumps({**asked, "folder": folder}))
@@ -70,20 +66,19 @@ def largest(
     settings: Settings,
     first: Probe | None = None,
     seconds: float = 3.0,
-    limit: int | None = None,
     say: Callable[[str], None] = lambda _: None,
     attempt: Callable[..., Probe] | None = None,
 ) -> Largest:
     """The largest `train.batch_size` without accumulation that trains here, to within 3 %, by doubling and bisection.
 
     Args:
-        first: a probe of `settings`, if there is one. limit: as in `probe`. say: called with a line for each attempt.
+        first: a probe of `settings`, if there is one. say: called with a line for each attempt.
         attempt: replaces `probe`.
 
     Raises:
         OutOfMemoryError: not even one row fits. ElmanError: it does not train at all.
     """
-    limit, attempt = limit or _limit(settings), attempt or probe
+    attempt = attempt or probe
     tried: dict[int, str] = {}
     why = f"{MOST_ROWS} rows are the most that are tried"
     good, bad = 0, MOST_ROWS + 1
@@ -93,7 +88,7 @@ def largest(
         rows = min(2 * rows, MOST_ROWS)
     while bad - good > max(1, good // 32):
         try:
-            attempt(_with_rows(settings, rows), 0.0, limit)
+            attempt(_with_rows(settings, rows), 0.0)
             good, tried[rows] = rows, "fits"
         except ElmanError as error:
             if rows == 1:
@@ -104,7 +99,7 @@ def largest(
         rows = min(2 * good, MOST_ROWS) if bad > MOST_ROWS else (good + bad) // 2
     while True:  # a batch that fits for a few steps may not fit for more
         try:
-            return Largest(good, attempt(_with_rows(settings, good), seconds, limit), tried, why)
+            return Largest(good, attempt(_with_rows(settings, good), seconds), tried, why)
         except OutOfMemoryError:
             if good == 1:
                 raise
@@ -115,15 +110,6 @@ def largest(
 
 def _with_rows(settings: Settings, rows: int) -> Settings:
     return dataclasses.replace(settings, train=dataclasses.replace(settings.train, batch_size=rows, accumulate=1))
-
-
-def _limit(settings: Settings) -> int | None:
-    """Default bytes for a measurement: most of the free memory for a CPU; None (all) for a GPU."""
-    from elman_core.extension import pick_device
-
-    if pick_device(settings.train.device).type != "cpu":
-        return None  # a query from this process would itself take GPU memory
-    return int(ROOM * memory.available())
 
 
 def _run(command: list[str], text: str) -> tuple[int, str]:

@@ -72,7 +72,7 @@ def test_hostile_suites(tmp_path):
 def test_a_process_in_a_session_of_its_own_ends_with_its_job(tmp_path):
     note = tmp_path / "pid"
     command = ["sh", "-c", f"setsid sleep 60 & echo $! > {note}; sleep 0.2"]
-    words = [sys.executable, "-m", "elman_bench.jobs.child", str(tmp_path / "exit"), "", "", *command]
+    words = [sys.executable, "-m", "elman_bench.jobs.child", str(tmp_path / "exit"), "", *command]
     assert subprocess.run(words, start_new_session=True, timeout=60, check=False).returncode == 0
     time.sleep(0.1)
     left = [p for p in psutil.process_iter() if p.pid == int(note.read_text())]

@@ -148,7 +148,7 @@ def test_a_model_that_is_not_installed_is_listed_with_the_reason(tmp_path):
         ('models = ["e1"]\n[tuned]\n"train.lr" = []', "train.lr has no values"),
         ('models = ["e1"]\n[tuned]\n"train.lr" = [1.0]\n[tuning]\nbytes = 3', "tuning: there is no key 'bytes'"),
         ('models = ["e1"]\n[tuned]\n"train.lr" = [1.0]\n[tuning]', "tuning needs tokens"),
-        ('models = ["e1"]\n[tuned]\n"train.lr" = [1.0]\n[tuning]\ntokens = [3, "x"]', "tokens is a number of bytes"),
+        ('models = ["e1"]\n[tuned]\n"train.lr" = [1.0]\n[tuning]\ntokens = [3, "x"]', "tokens is the bytes of each trial, not"),
         ('models = ["e1"]\n[tuning]\ntokens = 3', "tuning needs a table tuned"),
         ('models = ["e1"]\n[protocol.train]\nbatchsize = 3', "protocol: there is no setting 'train.batchsize'"),
         ('models = ["e1"]\n[protocol.model]\nhidden_size = 3', "model.hidden_size belongs to a model"),

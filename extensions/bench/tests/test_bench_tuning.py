@@ -91,56 +91,6 @@ def test_the_best_of_those_that_ended_well_is_chosen_and_stays(tmp_path):
     assert kept == entry, "opening the folder again does not forget it"
 
 
-HALVED = TRIED.replace("[1e-3, 3e-3]", "[1e-3, 2e-3, 3e-3, 4e-3, 5e-3]").replace("= 64", "= [64, 96, 128]")
-
-
-def test_the_better_half_of_a_round_is_tried_again_and_the_last_round_decides(tmp_path):
-    jobs = {job.id: job for job in opened(tmp_path, HALVED, models=("g",), seeds=1)}
-    first = [f"g-16x1-lr0.00{i}-s42-trial" for i in range(1, 6)]
-    second, third = ([f"g-16x1-s42-{n}.{i + 1}-trial" for i in range(count)] for n, count in ((2, 3), (3, 2)))
-    assert list(jobs) == [*first, *second, *third, "g-16x1-s42"]
-    assert [jobs[id].after for id in (*second, *third)] == [tuple(first)] * 3 + [tuple(second)] * 2
-    assert jobs["g-16x1-s42"].after == tuple(third)
-    for id, bits in zip(first, (3.0, 1.0, 2.0, 5.0, 4.0), strict=True):
-        ended(tmp_path, id, bits)
-    for id, bits in zip(second, (2.0, 3.0, 1.0), strict=True):  # of 2e-3, 3e-3, 1e-3
-        jobs[id].prepare()
-        ended(tmp_path, id, bits)
-    jobs[third[0]].prepare()
-    ended(tmp_path, third[0], 1.0)
-    rates = {id: read_recipe(tmp_path / f"out/jobs/{id}.toml")["train"] for id in (*second, third[0])}
-    assert [rate["lr"] for rate in rates.values()] == [2e-3, 3e-3, 1e-3, 1e-3]
-    assert [rate["steps"] for rate in rates.values()] == [3, 3, 3, 4]
-    opened(tmp_path, HALVED, models=("g",), seeds=1)
-    jobs["g-16x1-s42"].prepare()
-    assert read_recipe(tmp_path / "out/jobs/g-16x1-s42.toml")["train"]["lr"] == 1e-3
-
-
-def test_what_did_not_end_well_leaves_fewer_to_try_again(tmp_path):
-    jobs = {job.id: job for job in opened(tmp_path, HALVED, models=("g",), seeds=1)}
-    ended(tmp_path, "g-16x1-lr0.001-s42-trial", 3.0)
-    jobs["g-16x1-s42-2.1-trial"].prepare()
-    with pytest.raises(ConfigError, match="only 1 of 5 trials ended well"):
-        jobs["g-16x1-s42-2.2-trial"].prepare()
-
-
-def test_every_model_draws_as_many_values_and_more_trials_add_to_fewer(tmp_path):
-    def drawn(count):
-        planned = plan(suite(tmp_path, f"{HALVED}trials = {count}\n"), Wishes("/text"))
-        found = {}
-        for job in planned.jobs:
-            if job.id.endswith("-trial") and job.rank is None:
-                found.setdefault(job.model, set()).add(job.lr)
-        return found
-
-    two, four = drawn(2), drawn(4)
-    assert two["g"] == two["e42"]
-    assert len(two["g"]) == 2
-    assert two["g"] < four["g"]
-    with pytest.raises(ConfigError, match="only 5 combinations of values for 6 trials"):
-        drawn(6)
-
-
 def test_a_trial_that_diverged_has_no_say_and_the_last_losses_decide_where_nothing_is_held_out(tmp_path):
     opened(tmp_path, models=("g",), seeds=1)
     entries = json.loads((tmp_path / "out/suite.json").read_text())["jobs"]

@@ -1,6 +1,5 @@
 """Pictures: the right series on the right axes, in files that open; and one real training read by every command."""
 
-import builtins
 import json
 import math
 from pathlib import Path
@@ -54,23 +53,18 @@ def test_a_curve_is_what_the_metrics_say(tmp_path):
 # pictures ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def matplotlib():
-    return pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
-
-
 def axes_of(figures, name: str):
     return figures[name].axes[0]
 
 
-def test_a_suite_is_drawn_at_the_chosen_learning_rates(matplotlib, tmp_path, capsys):
+def test_a_suite_is_drawn_at_the_chosen_learning_rates(tmp_path, capsys):
     suite = example_suite(tmp_path / "s", seeds=(1, 2), steps=120)
     assert main(["plot", str(suite)]) == 0
     assert_pictures(suite / "plots", {"loss-tokens", "loss-minutes", "speed-quality"})
     assert capsys.readouterr().out.splitlines()[0] == str(suite / "plots" / "loss-tokens.png")
 
 
-def test_the_trials_that_chose_a_value_stand_in_no_picture(matplotlib, tmp_path, monkeypatch):
+def test_the_trials_that_chose_a_value_stand_in_no_picture(tmp_path, monkeypatch):
     trials = [("b-trial", "train.lr=0.1"), ("a-trial", "train.lr=0.2")]
     made = {id: write_job(id, sets, "train.steps=40") for id, sets in trials}
     finals = [write_job("a", "train.lr=0.1", "train.steps=120"), write_job("b", "train.lr=0.2", "train.steps=120")]
@@ -96,7 +90,7 @@ def write_job(id: str, *sets: str) -> dict:
     return {"id": id, "model": id[0], "sets": sets, "level": 1.4, "tok_s": 1e5, "parameters": 10, "state": {}}
 
 
-def test_lines_hold_the_losses_and_no_two_look_alike(matplotlib, tmp_path, monkeypatch):
+def test_lines_hold_the_losses_and_no_two_look_alike(tmp_path, monkeypatch):
     figures: dict = {}
     monkeypatch.setattr(plots, "_save", lambda _, found: figures.update(found))
     plots.plot(find_runs([example_suite(tmp_path / "s", seeds=(1, 2), steps=120)]), tmp_path, "tokens")
@@ -117,19 +111,6 @@ def test_lines_hold_the_losses_and_no_two_look_alike(matplotlib, tmp_path, monke
     assert len(scatter.containers) == 4
 
 
-def test_a_run_shows_loss_speed_memory(matplotlib, tmp_path, monkeypatch):
-    figures: dict = {}
-    monkeypatch.setattr(plots, "_save", lambda _, found: figures.update(found))
-    plots.plot(find_runs([write_run(tmp_path / "a", "train.steps=400")]), tmp_path)
-    titles = {axes.get_title(): axes for axes in figures["run"].axes if axes.get_title()}
-    assert list(titles)[:3] == ["loss", "speed", "memory"]
-    raw = titles["loss"].lines[0].get_ydata()
-    assert raw == pytest.approx(losses(400, 1.4, 42) / math.log(2))
-    assert titles["memory"].lines[0].get_ydata() == pytest.approx(1 + 1000 * np.arange(1, 401) / 2**30)
-    assert "1,000,000 parameters" in figures["run"].get_suptitle()
-    assert all(axes.get_xlabel() == "optimizer steps" for axes in titles.values())
-
-
 LITTLE = [
     (["train.steps=1"], {}), ([], {"evaluations": 0, "status": "crashed", "steps": 30}),
     ([], {"values": np.array([3.0, math.nan, 2.5, 2.4])}),
@@ -137,15 +118,15 @@ LITTLE = [
 
 
 @pytest.mark.parametrize(("sets", "how"), LITTLE)
-def test_little_is_drawn_too(matplotlib, tmp_path, sets, how, monkeypatch):
+def test_little_is_drawn_too(tmp_path, sets, how, monkeypatch):
     figures: dict = {}
     monkeypatch.setattr(plots, "_save", lambda _, found: figures.update(found) or [])
     run = write_run(tmp_path / "a", *sets, **how)
     assert main(["plot", str(run), "--out", str(tmp_path / "p")]) == 0
-    figures["run"].draw_without_rendering()
+    figures["loss-tokens"].draw_without_rendering()
 
 
-def test_nothing_to_draw_and_a_wrong_axis_are_one_line(matplotlib, tmp_path, capsys):
+def test_nothing_to_draw_and_a_wrong_axis_are_one_line(tmp_path, capsys):
     run = write_run(tmp_path / "a", status="crashed", steps=0, evaluations=0)
     assert main(["plot", str(run)]) == 2
     assert main(["plot", str(write_run(tmp_path / "b")), "--x", "hours"]) == 2
@@ -153,20 +134,6 @@ def test_nothing_to_draw_and_a_wrong_axis_are_one_line(matplotlib, tmp_path, cap
     assert "no run has done a step" in said[0]
     assert "--x takes one of tokens, steps, minutes" in said[1]
     assert len(said) == 2
-
-
-def test_without_matplotlib_it_says_what_to_type(tmp_path, monkeypatch, capsys):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.split(".")[0] == "matplotlib":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    assert main(["plot", str(write_run(tmp_path / "a"))]) == 2
-    assert "pip install 'elman-bench[plot]'" in capsys.readouterr().err
-    assert not (tmp_path / "a" / "plots").exists()
 
 
 # a real training -----------------------------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ def report(tmp_path_factory) -> Path:
 
 
 def test_it_parses_and_its_pictures_stand_inside(report):
-    pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
     page = parsed(report)
     assert report.name == "report.html"
     pictures = [attrs for tag, attrs in page.tags if tag == "img"]
@@ -65,14 +64,6 @@ def test_it_parses_and_its_pictures_stand_inside(report):
         kind, _, data = attrs["src"].partition(",")
         assert kind == "data:image/svg+xml;base64"
         assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
-
-
-def test_without_matplotlib_the_tables_stand_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "available", lambda: False)
-    page = parsed(write_report(example_suite(tmp_path / "s", seeds=(1,), steps=60)))
-    assert "img" not in [tag for tag, _ in page.tags]
-    assert "pip install 'elman-bench[plot]'" in page.text
-    assert "toy-a is better than" in page.text
 
 
 def test_it_refers_to_nothing_outside(report):
@@ -120,7 +111,7 @@ def test_it_holds_what_a_reader_asks_for(report):
 
 @pytest.mark.parametrize("what", ["run", "folder", "waiting", "damaged"])
 def test_any_folder_with_runs_has_a_report(tmp_path, what, capsys, monkeypatch):
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(plots, "for_report", lambda *_: {})
     folder = tmp_path / "here"
     if what == "run":
         write_run(folder)

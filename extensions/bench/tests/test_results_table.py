@@ -218,7 +218,7 @@ def test_a_damaged_or_empty_manifest_is_a_row_that_is_not_ok(tmp_path, content, 
 )  # fmt: skip
 def test_a_value_of_a_wrong_kind_stops_no_command(tmp_path, file, where, value, monkeypatch):
     """A file that was damaged, or written by another version: the rest is shown."""
-    monkeypatch.setattr("elman_bench.results.plots.available", lambda: False)
+    monkeypatch.setattr("elman_bench.results.plots.for_report", lambda *_: {})
     jobs = [
         {"id": "a", "model": "toy", "state": {"attempts": [{}]}},
         {"id": "b", "model": "other", "sets": ("model.hidden_size=64",)},

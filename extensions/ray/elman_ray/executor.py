@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from elman_bench.jobs.gpus import choose, monitor
-from elman_bench.jobs.job import LOST, Attempt, Ending, Job, Slot
+from elman_bench.jobs.job import LOST, PYTHON, Attempt, Ending, Job, Slot
 from elman_bench.jobs.local import LocalExecutor
 from elman_bench.jobs.slots import CpuSlots, GpuSlots, cores, threads
 
@@ -62,14 +62,15 @@ class RayNode:
                     f"jobs' folder and the current folder must be on a disk that all nodes share, at the same path"
                 )
         os.chdir(folder)
+        tether = (*PYTHON, "-m", "elman_ray.tether", str(os.getpid()))
         driver = monitor() if gpus else None
         found = driver.gpus() if driver else []
         if driver is None or not found:
-            self.executor = LocalExecutor(CpuSlots(1), tethered=True)
+            self.executor = LocalExecutor(CpuSlots(1), child=tether)
             name = f"gpu {visible} of {host}" if gpus else f"cpu of {host}"
             return Slot(name, host, (), {"CUDA_VISIBLE_DEVICES": visible, **threads(1)})
         slots = GpuSlots(choose(found, "auto", "", visible), driver)
-        self.executor = LocalExecutor(slots, driver, tethered=True)
+        self.executor = LocalExecutor(slots, driver, tether)
         place = slots.take(gpus, who)
         if place is None:
             return f"{host}: {self.executor.why}"

@@ -27,7 +27,7 @@ from train_helpers import wait_for
 from elman_core.cli import main
 from elman_core.registry import ConfigError
 
-CHILD = "elman_bench.jobs.child"
+CHILD = "elman_ray.tether"
 STEPS, SAVED = 8, 3
 # A training in miniature: it saves a checkpoint, then waits at step 5 until the file `go` is there. `resume` goes on from it.
 TRAINING = f"""
@@ -183,7 +183,7 @@ class TestCluster:
         assert (printed["jobs"][0]["status"], attempt["exit_code"], attempt["slot"][:6]) == ("crashed", 4, "cpu of")
         assert Path(attempt["log"]).read_text() == "at .\n"
         assert main([*words, "--slots", "2", "--", "true"]) == 2
-        assert "Ray chooses the GPUs" in capfd.readouterr().err
+        assert "the cluster chooses the GPUs" in capfd.readouterr().err
 
 
 # the parts, without a cluster
@@ -257,7 +257,7 @@ def test_a_tethered_command_saves_and_ends_when_its_holder_is_gone(tmp_path: Pat
     work = 'trap "echo saved; exit 143" TERM; echo begun; while true; do sleep 0.1; done'
     start = (
         "import os, subprocess, sys, time\n"
-        f"subprocess.Popen([sys.executable, '-m', {CHILD!r}, {str(exit_file)!r}, '', str(os.getpid()), 'sh', '-c', {work!r}],"
+        f"subprocess.Popen([sys.executable, '-m', {CHILD!r}, str(os.getpid()), {str(exit_file)!r}, '', 'sh', '-c', {work!r}],"
         f"stdout=open({str(log)!r}, 'w'), stderr=subprocess.STDOUT, start_new_session=True)\n"
         "time.sleep(60)"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ def bench(
     steps: int | None = typer.Option(None, min=1, help="Optimizer steps per run."),
     tokens: int | None = typer.Option(None, min=1, help="Bytes per run, instead of steps."),
     minutes: float | None = typer.Option(None, help="Minutes per run, instead of steps."),
-    tuning: int | None = typer.Option(None, min=1, help="Bytes per trial of the first round, in a suite with trials."),
+    tuning: int | None = typer.Option(None, min=1, help="Bytes per trial, in a suite with trials."),
     sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="A setting; a list of values is tuned."),
     slots: Slots = None,
     timeout: Timeout = None,
@@ -136,13 +136,10 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
         print(dump({"suite": suite.name, "folder": str(path), "on": places, "jobs": rows, "skipped": skipped}))
         return
     print(f"{suite.name}: {suite.summary}\n{path}, {places}")
-    speeds = _speeds(planned, path)
     cells = []
     for job, r in zip(planned.jobs, rows, strict=True):
         rate = "by trials" if "train.lr" in r["trials_of"] else f"{job.lr:g}"
-        cells.append(
-            [r["id"], r["what"], f"{r['parameters']:,}", str(r["seed"]), rate, _length(job, speeds), r["then"]]
-        )
+        cells.append([r["id"], r["what"], f"{r['parameters']:,}", str(r["seed"]), rate, _length(job), r["then"]])
     print(table(cells, ("run", "model", "parameters", "seed", "lr", "tokens", "")))
     print(_total([job for job, r in zip(planned.jobs, rows, strict=True) if r["runs"]]))
     if planned.skipped:
@@ -150,13 +147,8 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
         print(table([[skipped.model, skipped.reason] for skipped in planned.skipped]))
 
 
-def _length(job: Planned, speeds: Mapping[str, float]) -> str:
-    """Number of tokens; for a run in minutes, an estimate from runs of the same model in this folder."""
-    minutes = job.settings.train.minutes
-    if job.tokens is not None:
-        return f"{job.tokens:,}"
-    guess = f", about {60 * (minutes or 0) * speeds[job.what]:,.0f}" if job.what in speeds else ""
-    return f"{minutes:g} min{guess}"
+def _length(job: Planned) -> str:
+    return f"{job.tokens:,}" if job.tokens is not None else f"{job.settings.train.minutes:g} min"
 
 
 def _total(todo: Sequence[Planned]) -> str:
@@ -165,17 +157,6 @@ def _total(todo: Sequence[Planned]) -> str:
     tokens = sum(job.tokens or 0 for job in todo)
     parts = [f"{len(todo)} runs"] + [f"{minutes / 60:.1f} hours of training, one after the other"] * bool(minutes)
     return ", ".join(parts + [f"{tokens:,} tokens"] * bool(tokens))
-
-
-def _speeds(planned: Plan, path: Path) -> dict[str, float]:
-    """Tokens per second of models that have run in this folder."""
-    from elman_core.extension import progress
-
-    found = {}
-    for job in planned.jobs:
-        if (seen := progress(path / "runs" / job.id)) is not None:
-            found[job.what] = seen.tok_s
-    return found
 
 
 def _then(state: State, again: bool) -> str:

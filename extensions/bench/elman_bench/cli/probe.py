@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from elman_core.extension import Settings
 
 
-LEAST = 2**30
-
-
 def probe(
     what: str = typer.Argument(metavar="RECIPE|VARIANT", help="A TOML recipe, or NAME[:preset][@WIDTHxDEPTH]."),
     dim: int | None = typer.Option(None, min=1, help="Width."),
@@ -26,16 +23,13 @@ def probe(
     chunk: int | None = typer.Option(None, min=1, help="Bytes per row: train.chunk_size."),
     data: Path | None = typer.Option(None, help="The training text; the standard library's source by default."),
     sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Any setting, such as train.accumulate=2."),
-    search: bool | None = typer.Option(
-        None, "--largest/--no-largest", help="Find the largest batch that fits; by default only on a GPU."
-    ),
-    memory: str | None = typer.Option(None, help="Memory limit, such as 40G; by default all free memory."),
+    search: bool = typer.Option(True, "--largest/--no-largest", help="Find the largest batch that fits a GPU."),
     seconds: float = typer.Option(
         3.0, min=0.1, help="Seconds for the timed steps: at least three, or one if steps on a CPU are slow."
     ),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Measure memory and tok/s of a few real training steps, and find the largest batch that fits. Keeps nothing.
+    """Measure memory and tok/s of a few real training steps; on a GPU, find the largest batch that fits. Keeps nothing.
 
     Each measurement runs in its own process. The largest batch is found to within 3 %, without accumulation.
     """
@@ -52,18 +46,13 @@ def probe(
         settings = read_settings(what, standard_library_corpus(), sets=[*given, *sets])
     open_text(settings)
 
-    from elman_bench.memory import parse_bytes
     from elman_bench.probe import largest
     from elman_bench.probe import probe as measure
-    from elman_core.extension import ConfigError
 
-    limit = parse_bytes(memory) if memory is not None else None
-    if limit is not None and limit < LEAST:
-        raise ConfigError(f"--memory {memory} is less than the libraries alone need: give 1G or more")
-    found = measure(settings, seconds, limit)
+    found = measure(settings, seconds)
     best = None
-    if search or (search is None and found.device.startswith("cuda")):
-        best = largest(settings, found, seconds, limit, say=lambda line: print(line, file=sys.stderr))
+    if search and found.device.startswith("cuda"):
+        best = largest(settings, found, seconds, say=lambda line: print(line, file=sys.stderr))
     if json_:
         print(dump(_facts(settings, found, best)))
         return
@@ -87,31 +76,17 @@ def _show(settings: Settings, found: Probe, best: Largest | None) -> None:
     print(f"{_name(settings)}, {found.parameters:,} parameters on {found.device}, {found.precision}")
     print(f"  {'; '.join(found.backends)}")
     measured = [found.measurement, *([best.probe.measurement] if best is not None else [])]
-    header = (
-        "batch",
-        "chunk",
-        "tok/s",
-        "ms a step",
-        "first step",
-        "memory",
-        "data",
-        "forward+backward",
-        "optimizer",
-        "",
-    )
+    header = ("batch", "chunk", "tok/s", "ms a step", "first step", "memory", "")
     print(table([_row(m) for m in measured], header))
     if best is not None:
         print(f"largest batch: {best.rows} rows of {settings.train.chunk_size}; limited by: {best.limited_by}")
 
 
 def _row(m: Measurement) -> list[str]:
-    shares = ["", "", ""]
-    if m.parts is not None:
-        shares = [f"{1000 * m.parts[part]:.1f} ms" for part in ("data", "forward_backward", "optimizer")]
     split = "" if m.accumulate == 1 else f"in {m.accumulate} micro-batches"
     return [
         str(m.batch_size), str(m.chunk_size), f"{m.tok_s:,.0f}", f"{1000 * m.step_seconds:.1f}",
-        f"{m.first_step_seconds:.1f} s", f"{m.peak_memory / 2**30:.2f} GiB", *shares, split,
+        f"{m.first_step_seconds:.1f} s", f"{m.peak_memory / 2**30:.2f} GiB", split,
     ]  # fmt: skip
 
 

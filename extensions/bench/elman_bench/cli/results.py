@@ -86,14 +86,13 @@ def compare(
 
 
 def plot(
-    paths: list[Path] = typer.Argument(help="One run, or runs, suites and folders to draw side by side."),
+    paths: list[Path] = typer.Argument(help="Runs, suites and folders to draw side by side."),
     out: Path | None = typer.Option(None, help="Folder for the pictures; by default plots/ in PATH."),
     x: str | None = typer.Option(None, "--x", help="Draw against tokens, steps or minutes."),
 ) -> None:
-    """Draw pictures as PNG and SVG: loss, speed and memory of one run; loss, and speed against quality, of several.
+    """Draw pictures as PNG and SVG: losses, and speed against quality.
 
-    A suite shows each model at its best learning rate, over its seeds; trials are left out. Needs matplotlib: pip install
-    'elman-bench[plot]'.
+    A suite shows each model at its best learning rate, over its seeds; trials are left out.
     """
     from elman_bench.results.plots import plot as draw
 

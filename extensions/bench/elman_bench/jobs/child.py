@@ -1,16 +1,14 @@
 """The process around one attempt of a job. It records the exit code, so that nothing is lost when the scheduler is killed.
 
-`python -m elman_bench.jobs.child EXIT_FILE LOCK_FDS HOLDER COMMAND...` leads its own process group. It passes the
-locks that it inherits to the command. When the command ends, it ends all processes that the command left running, writes the
-exit code as JSON, and exits with it. With a HOLDER (the number of a process), the command is told to save and end once that
-process is gone: Ray may end its processes on a node that keeps running.
+`python -m elman_bench.jobs.child EXIT_FILE LOCK_FDS COMMAND...` leads its own process group. It passes the locks that it
+inherits to the command. When the command ends, it ends all processes that the command left running, writes the exit code as
+JSON, and exits with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import os
 import signal
 import subprocess
@@ -24,19 +22,15 @@ from elman_core.extension import write_json
 PR_SET_CHILD_SUBREAPER = 36
 GRACE = 5.0
 """Seconds that leftover processes of a command, such as an uploader, have to end after SIGTERM."""
-SAVING = 120.0
-"""Seconds that a command has to save and end after its holder is gone."""
 
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code as a shell gives it."""
-    exit_file, fds, holder, *command = arguments
+    exit_file, fds, *command = arguments
     locks = [int(fd) for fd in fds.split(",") if fd]
     # The group gets the scheduler's signals. A handler, unlike SIG_IGN, is not inherited by the command.
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, _wait_for_the_command)
-    if holder and (pid := os.fork()):  # Ray kills the direct children of its processes, so a grandchild does the work
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     _adopt()
     started = time.time()
     try:
@@ -45,30 +39,11 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"cannot start {command[0]}: {error.strerror}\n")  # into the log
         code = 126 if isinstance(error, PermissionError) else 127
     else:
-        code = _wait(process, int(holder)) if holder else process.wait()
+        code = process.wait()
         code = 128 - code if code < 0 else code
         _end_leftovers()
     write_json(Path(exit_file), {"exit_code": code, "started": started, "ended": time.time()})
     return code
-
-
-def _wait(process: subprocess.Popen[bytes], holder: int) -> int:
-    """Wait for the command; if process `holder` ends first, tell the command to save and end, and kill it if it does not."""
-    import psutil
-
-    deadline = math.inf
-    held = psutil.Process(holder) if psutil.pid_exists(holder) else None
-    while True:
-        try:
-            return process.wait(0.5)
-        except subprocess.TimeoutExpired:
-            pass
-        if deadline == math.inf and (held is None or not held.is_running()):
-            sys.stderr.write("the process that started this job has ended: the job is asked to save and stop\n")
-            deadline = time.monotonic() + SAVING
-            os.killpg(0, signal.SIGTERM)
-        elif time.monotonic() > deadline:
-            process.kill()
 
 
 def _wait_for_the_command(_signum: int, _frame: Any) -> None:

@@ -1,19 +1,18 @@
 """The GPUs of this machine: which this user may take, and whether one is free.
 
-`Nvml` is all that the scheduler knows of a driver: NVIDIA's management library (`pip install nvidia-ml-py`).
+`Nvml` is all that the scheduler knows of a driver: NVIDIA's management library.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 import re
-import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pynvml
 
 from elman_core.extension import ConfigError, ElmanError
 
@@ -120,9 +119,6 @@ def _listed(found: Sequence[Gpu]) -> str:
     return ", ".join(f"{gpu.index} {gpu.name}" for gpu in found) or "none"
 
 
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of Linux
-
-
 class Nvml:
     """Questions to the driver of this machine's NVIDIA GPUs. `library`: pynvml, or None without a driver."""
 
@@ -160,13 +156,12 @@ class Nvml:
     def strangers(self, look: Look, own: Collection[int]) -> list[str]:
         """The processes in `look` that are not in `own`, in words: "pid 4711 (python)".
 
-        In a container, process numbers differ from the driver's, so none of them is known to be the job's. Then one process
-        on a job's GPU is taken for the job, and each further process for a stranger.
+        If none of `own` is there, it has not begun, or a container's process numbers are not the driver's: nobody can be told
+        apart from the job, and nobody is named.
         """
-        others = sorted(look.pids - set(own))
-        if own and len(others) == len(look.pids) and not _sees_every_process():
-            others = others[1:]
-        return [_named(pid) for pid in others]
+        if own and look.pids.isdisjoint(own):
+            return []
+        return [_named(pid) for pid in sorted(look.pids - set(own))]
 
     def _handle(self, uuid: str) -> Any:
         try:
@@ -196,34 +191,14 @@ class Nvml:
 
 @functools.cache
 def monitor() -> Nvml:
-    """The monitor of this machine.
-
-    Raises:
-        ConfigError: there is a driver but not its library, so that nothing tells which GPUs are free.
-    """
+    """The monitor of this machine. Raises `ConfigError` if its driver does not answer."""
     try:
-        library = importlib.import_module("pynvml")
-    except ImportError:
-        if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
-            raise ConfigError(
-                "this machine has NVIDIA GPUs, but the library that reports which are free is missing: pip install nvidia-ml-py"
-            ) from None
-        return Nvml(None)
-    try:
-        library.nvmlInit()
-    except library.NVMLError as error:
-        if error.value in (library.NVML_ERROR_LIBRARY_NOT_FOUND, library.NVML_ERROR_DRIVER_NOT_LOADED):
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
             return Nvml(None)
         raise ConfigError(f"NVIDIA's driver does not answer: {error}; run nvidia-smi to see why") from error
-    return Nvml(library)
-
-
-def _sees_every_process() -> bool:
-    """Whether process numbers here are the driver's: on Linux, outside of containers."""
-    try:
-        return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
-    except OSError:
-        return False
+    return Nvml(pynvml)
 
 
 def _named(pid: int) -> str:

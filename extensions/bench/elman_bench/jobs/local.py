@@ -48,12 +48,11 @@ class LocalExecutor:
 
     Args:
         slots: the slots. monitor: the driver of their GPUs, or None without GPUs.
-        tethered: whether jobs save and end when this process is gone, instead of running on.
+        child: the command of the process around a job, to which its own arguments are added.
     """
 
-    def __init__(self, slots: GpuSlots | CpuSlots, monitor: Nvml | None = None, tethered: bool = False) -> None:
-        self.slots, self.monitor = slots, monitor
-        self.holder = str(os.getpid()) if tethered else ""
+    def __init__(self, slots: GpuSlots | CpuSlots, monitor: Nvml | None = None, child: tuple[str, ...] = CHILD) -> None:
+        self.slots, self.monitor, self.child = slots, monitor, child
 
     @property
     def why(self) -> str:
@@ -75,7 +74,7 @@ class LocalExecutor:
         fds = [held_lock.fd for held_lock in held]
         try:
             running.process = subprocess.Popen(
-                [*CHILD, str(running.exit_file), ",".join(map(str, fds)), self.holder, *command],
+                [*self.child, str(running.exit_file), ",".join(map(str, fds)), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

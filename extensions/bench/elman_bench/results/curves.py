@@ -21,7 +21,7 @@ class Curve:
     """The measurements of a run.
 
     Attributes:
-        steps: {step, tokens (bytes), minutes, bits (training loss in bits per byte), tok_s, memory (GiB)}: a value per step.
+        steps: {step, tokens (bytes), minutes, bits (training loss in bits per byte)}: a value per step.
         heldout: {step, tokens, minutes, bits}: a value per evaluation.
     """
 
@@ -37,8 +37,6 @@ def curve(run: Run) -> Curve:
         "tokens": np.array(metrics.columns["bytes_seen"]),
         "minutes": np.array(metrics.columns["seconds"]) / 60,
         "bits": np.array(metrics.columns["loss"]) / math.log(2),
-        "tok_s": np.array(metrics.columns["tok_s"]),
-        "memory": np.array(metrics.columns["memory"]) / 2**30,
     }
     at = np.array([float(e["step"]) for e in metrics.evaluations])
     heldout = {"step": at, "bits": np.array([float(e.get("bits_per_byte", "nan")) for e in metrics.evaluations])}

@@ -31,8 +31,8 @@ _TRAINING = {
 }  # fmt: skip
 # Settings that never appear in a label, even if they differ.
 _NOT_A_NAME = {
-    "data.path", "train.seed", "train.save_every", "train.keep", "train.eval_every", "train.log_every", "train.device",
-    "train.tuned",
+    "data.path", "train.seed", "train.save_every", "train.keep", "train.eval_every", "train.log_every", "train.loggers",
+    "train.device", "train.tuned",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Pictures for papers and reports: of one run, or of several runs side by side. Needs matplotlib, the extra `plot`.
+"""Pictures for papers and reports: runs side by side. Imports matplotlib when it draws.
 
 The colours are those of Okabe and Ito, which people with any colour blindness can tell apart. Every line also has a dash
 pattern and every point a shape, so that a grey print reads the same.
@@ -6,9 +6,7 @@ pattern and every point a shape, so that a grey print reads the same.
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +19,6 @@ from elman_core.extension import ConfigError, replacing, storage_errors
 from .collect import collect
 from .compare import Comparison, Contender, contenders, rank
 from .curves import Curve, curve, smooth, thin, visible_range
-from .identity import label
 from .rows import Row
 from .runs import Run, without_trials
 from .tables import short
@@ -41,17 +38,17 @@ _STYLE: dict[Any, Any] = {
 
 
 def plot(runs: Sequence[Run], out: Path, x: str | None = None) -> list[Path]:
-    """Draw one run, or several side by side; write each picture as PNG and as SVG.
+    """Draw losses, and speed against quality; write each picture as PNG and as SVG.
 
     Args:
         out: the folder for the pictures; made if missing.
-        x: one of `ACROSS`; by default steps for one run, tokens and minutes for several.
+        x: one of `ACROSS`; by default tokens and minutes.
 
     Returns:
         The files, each written in one step.
 
     Raises:
-        ConfigError: matplotlib is missing, `x` is unknown, or no run has done a step. StorageError: a file cannot be written.
+        ConfigError: `x` is unknown, or no run has done a step. StorageError: a file cannot be written.
     """
     if x is not None and x not in ACROSS:
         raise ConfigError(f"--x takes one of {', '.join(ACROSS)}, not {x!r}")
@@ -59,8 +56,6 @@ def plot(runs: Sequence[Run], out: Path, x: str | None = None) -> list[Path]:
     if not begun:
         raise ConfigError("there is nothing to draw: no run has done a step")
     with _style():
-        if len(begun) == 1:
-            return _save(out, {"run": _one(begun[0], x or "steps")})
         return _save(out, _several(begun, [x] if x else ["tokens", "minutes"]))
 
 
@@ -71,9 +66,6 @@ def for_report(
 
     Args:
         members: the models, best first. rows: of the table. comparisons: of the best model with each other model.
-
-    Raises:
-        ConfigError: matplotlib is missing.
     """
     first = f", of the first {MOST} of {len(members)} models" if len(members) > MOST else ""
     with _style():
@@ -92,11 +84,6 @@ def for_report(
         return {caption: _svg(figure) for caption, figure in found.items()}
 
 
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
 def _svg(figure: Any) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
@@ -105,10 +92,8 @@ def _svg(figure: Any) -> bytes:
 
 @contextmanager
 def _style() -> Iterator[None]:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError("pictures need matplotlib: pip install 'elman-bench[plot]'") from error
+    import matplotlib
+
     with matplotlib.rc_context(_STYLE):
         yield
 
@@ -125,80 +110,15 @@ def _save(out: Path, figures: Mapping[str, Any]) -> list[Path]:
     return written
 
 
-def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+def _figure(width: float, height: float) -> tuple[Any, Any]:
     """A figure and its axes. Without pyplot there is no window and nothing to close."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
-    return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-# one run -------------------------------------------------------------------------------------------------------------
-
-
-def _one(run: Run, x: str) -> Any:
-    """Loss, speed, memory, and learning rate with gradient norm."""
-    figure, ((loss, speed), (memory, rate)) = _figure(9, 6, 2, 2)
-    found = curve(run)
-    across = found.steps[_KEYS[x]]
-    _loss_of_one(loss, found, across, _KEYS[x])
-    _raw_and_smooth(speed, across, found.steps["tok_s"], COLOURS[0])
-    speed.set(ylabel="bytes per second (tok/s)", title="speed")
-    speed.set_ylim(0, 1.25 * float(np.nanquantile(found.steps["tok_s"], 0.99)))
-    speed.yaxis.set_major_formatter(lambda value, _: short(value))
-    memory.plot(*thin(across, found.steps["memory"]), color=COLOURS[0])
-    memory.set(ylabel="memory (GiB)", title="memory")
-    memory.set_ylim(0, 1.15 * max(float(np.nanmax(found.steps["memory"])), 1e-3))
-    norm, lr = (np.array(run.metrics.columns[name]) for name in ("grad_norm", "lr"))
-    _raw_and_smooth(rate, across, norm, COLOURS[0])
-    rate.set(ylabel="gradient norm", title="gradient norm (left), learning rate (right)", yscale="log")
-    _log_ticks(rate.yaxis, *rate.get_ylim())
-    other = rate.twinx()
-    other.plot(*thin(across, lr), color=COLOURS[1], linestyle="--")
-    other.set_ylabel("learning rate (dashed)")
-    other.grid(False)
-    other.set_ylim(0, 1.15 * float(np.nanmax(lr)) if np.isfinite(lr).any() and np.nanmax(lr) > 0 else 1)
-    other.spines["right"].set_visible(True)
-    other.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2))
-    for axes in (loss, speed, memory, rate):
-        _across(axes, x)
-    parameters = run.manifest.get("parameters")
-    size = f", {parameters:,} parameters" if parameters else ""
-    figure.suptitle(f"{label(run)}{size} · {run.path.resolve().name} · {run.status}", fontsize=10)
-    return figure
+    return figure, figure.subplots()
 
 
 _KEYS = {"tokens": "tokens", "steps": "step", "minutes": "minutes"}
-
-
-def _loss_of_one(axes: Any, found: Curve, across: Any, key: str) -> None:
-    bits = found.steps["bits"]
-    _raw_and_smooth(axes, across, bits, COLOURS[0], "training, smoothed")
-    if len(found.heldout["step"]):
-        axes.plot(
-            found.heldout[key],
-            found.heldout["bits"],
-            "D",
-            color=COLOURS[1],
-            markersize=5,
-            label="held out",
-            zorder=5,
-            clip_on=False,
-        )
-    visible = visible_range([bits, found.heldout["bits"][-1:]], skip=0.03)
-    if visible:
-        axes.set_ylim(*visible)
-    axes.set(ylabel="bits per byte", title="loss")
-    axes.legend(loc="upper right")
-    nats = axes.secondary_yaxis("right", functions=(lambda b: b * math.log(2), lambda n: n / math.log(2)))
-    nats.set_ylabel("nats per byte")
-    axes.spines["right"].set_visible(True)
-
-
-def _raw_and_smooth(axes: Any, across: Any, values: Any, colour: str, name: str | None = None) -> None:
-    raw = name and "each step"
-    axes.plot(*thin(across, values, 2000), color=colour, alpha=0.25, linewidth=0.6, label=raw, zorder=2)
-    axes.plot(*thin(across, smooth(values), 800), color=colour, label=name, zorder=3)
 
 
 def _across(axes: Any, x: str) -> None:
@@ -206,9 +126,6 @@ def _across(axes: Any, x: str) -> None:
     axes.set_xlim(left=0)
     if x != "minutes":
         axes.xaxis.set_major_formatter(lambda value, _: short(value) if value else "0")
-
-
-# several -------------------------------------------------------------------------------------------------------------
 
 
 def _several(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Any]:
@@ -225,7 +142,7 @@ def _several(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Any]:
 
 def _losses(members: Sequence[Contender], x: str) -> Any:
     """A line a model: the mean of its seeds, with the range that they span."""
-    figure, ((axes,),) = _figure(6.4, 4.2)
+    figure, axes = _figure(6.4, 4.2)
     shown = []
     for i, member in enumerate(members):
         curves = [curve(run) for run in member.runs]
@@ -236,10 +153,6 @@ def _losses(members: Sequence[Contender], x: str) -> Any:
             xs, bottom = thin(across, low, 800)
             axes.fill_between(
                 xs, bottom, thin(across, high, 800)[1], color=COLOURS[i], alpha=0.15, linewidth=0, zorder=2
-            )
-        elif len(members) <= 3:
-            axes.plot(
-                *thin(across, curves[0].steps["bits"], 2000), color=COLOURS[i], alpha=0.15, linewidth=0.5, zorder=1
             )
         for found in curves:
             axes.plot(
@@ -255,9 +168,7 @@ def _losses(members: Sequence[Contender], x: str) -> Any:
     _across(axes, x)
     axes.set_xlim(0, None)
     bands = " · bands: range of the seeds" if any(len(member.runs) > 1 for member in members) else ""
-    raw = len(members) <= 3 and any(len(member.runs) == 1 for member in members)
-    marks = "marks: held out" + " · thin lines: each step" * raw
-    title = f"lines: training, smoothed{bands}\n{marks}"
+    title = f"lines: training, smoothed{bands}\nmarks: held out"
     axes.legend(loc="upper right", title=title, title_fontsize=8, alignment="left")
     return figure
 
@@ -287,7 +198,7 @@ def _speed(members: Sequence[Contender], rows: Sequence[Row]) -> Any:
             points.append((i, member.name, row.figures["tok_s"], row.figures["bits_per_byte"]))
     if len(points) < 2:
         return None
-    figure, ((axes,),) = _figure(6.4, 4.2)
+    figure, axes = _figure(6.4, 4.2)
     for i, name, speed, bits in points:
         axes.errorbar(
             speed.value, bits.value, yerr=bits.spread, xerr=speed.spread, fmt=MARKERS[(i + i // MOST) % MOST],
@@ -295,7 +206,6 @@ def _speed(members: Sequence[Contender], rows: Sequence[Row]) -> Any:
         )  # fmt: skip
     axes.set(xscale="log", xlabel="bytes per second in training (tok/s)", ylabel="bits per byte, held out")
     axes.margins(0.18, 0.15)
-    _log_ticks(axes.xaxis, *axes.get_xlim())
     spread = "\nbars: standard deviation over seeds" if any(bits.spread is not None for *_, bits in points) else ""
     figure.legend(loc="outside right upper", fontsize=9 if len(points) <= 16 else 6)
     axes.set_title(f"speed and quality: further down and right is better{spread}", fontsize=9, loc="left")
@@ -307,7 +217,7 @@ def _differences(comparisons: Sequence[Comparison]) -> Any:
     known = [(c.second.name, i) for c in comparisons if (i := c.decisive) is not None]
     if not known:
         return None
-    figure, ((axes,),) = _figure(6.4, 1.1 + 0.3 * len(known))
+    figure, axes = _figure(6.4, 1.1 + 0.3 * len(known))
     means, places = [i.mean for _, i in known], range(len(known))
     reach = [[i.mean - i.low for _, i in known], [i.high - i.mean for _, i in known]]
     axes.errorbar(means, places, xerr=reach, fmt="o", color=COLOURS[0], capsize=4)
@@ -317,12 +227,3 @@ def _differences(comparisons: Sequence[Comparison]) -> Any:
     axes.set_title("paired differences with 95 % intervals", fontsize=9, loc="left")
     axes.set_xlabel(f"bits per byte, {comparisons[0].first.name} minus the other")
     return figure
-
-
-def _log_ticks(axis: Any, low: float, high: float) -> None:
-    """Labels at 1, 2, 5 of each decade, and at 3 and 7 too where the axis spans less than one."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda value, _: short(value) if value >= 1000 else f"{value:g}")

@@ -29,7 +29,6 @@ from .tables import columns, difference_lines, heading
 REPORT = "report.html"
 VERDICTS = 6
 """Comparisons at the top of a section; the others unfold."""
-WITHOUT_PICTURES = "Pictures need matplotlib: pip install 'elman-bench[plot]', then elman results FOLDER --html."
 _HERE = Path(__file__).parent
 _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"  # browsers enforce it
@@ -73,7 +72,6 @@ def build(runs: Sequence[Run], folder: Path) -> str:
         skipped=[f"left out: {s.get('model')}: {s.get('reason')}" for s in skipped if isinstance(s, dict)],
         differences=[line.strip() for line in difference_lines(results)],
         sections=[_section(group, by_key[group.hash, group.target]) for group in results.groups],
-        without_pictures=None if plots.available() else WITHOUT_PICTURES,
         failures=[_failure(run) for run in runs if run.status not in ("ok", "waiting")],
         surroundings=_surroundings([run for run in runs if run.manifest]),
     )
@@ -100,7 +98,7 @@ def _section(group: Group, every: Group) -> dict[str, Any]:
     members.sort(key=rank)
     comparisons = [compare(members[0], other) for other in members[1:]]
     caveats = [f"{c.first.name} − {c.second.name}: {note}" for c in comparisons for note in c.caveats]
-    pictures = plots.for_report(members, group.rows, comparisons) if plots.available() else {}
+    pictures = plots.for_report(members, group.rows, comparisons)
     return {
         "title": f"{group.target} parameters" if group.target else "Results",
         "heading": heading(group),

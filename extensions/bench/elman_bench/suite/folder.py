@@ -45,7 +45,16 @@ SCORES = ("bits_per_byte", "loss_last_100_steps")
 """The results that decide, lowest best: held-out bits per byte, or the last losses if nothing is held out."""
 CHANGEABLE = frozenset(
     f"train.{name}"
-    for name in ("accumulate", "gradient_checkpointing", "loss_chunk", "save_every", "keep", "log_every", "device")
+    for name in (
+        "accumulate",
+        "gradient_checkpointing",
+        "loss_chunk",
+        "save_every",
+        "keep",
+        "log_every",
+        "loggers",
+        "device",
+    )
 )
 """Settings that change memory or files but no result. They may change for a run that has not ended well."""
 
@@ -204,14 +213,14 @@ def _read(path: Path) -> dict[str, Any]:
     return tree
 
 
-def best(folder: Path, trials: Sequence[Mapping[str, Any]], rank: int = 0) -> dict[str, Any]:
-    """The tuned values of the best trial, or of the one of that rank.
+def best(folder: Path, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The tuned values of the best trial.
 
     Args:
         trials: their entries in suite.json; trials that did not end well are ignored.
 
     Raises:
-        ConfigError: no trial ended well, too few for this rank did, or they have no result in common.
+        ConfigError: no trial ended well, or those that did have no result in common.
     """
     found = [(trial, read_run(folder / "runs" / trial["id"]).manifest) for trial in trials]
     well = [(trial, dict(m.get("result") or {})) for trial, m in found if m.get("status") == "ok"]
@@ -223,12 +232,7 @@ def best(folder: Path, trials: Sequence[Mapping[str, Any]], rank: int = 0) -> di
         damaged = [str(t["id"]) for t, result in well if result.get("lacking_steps")]
         hint = f"; steps of {', '.join(damaged)} were lost: delete these runs, then start again" if damaged else ""
         raise ConfigError(f"the trials {', '.join(str(t['id']) for t, _ in well)} have no result in common{hint}")
-    scored = [(float(result[key]), dict(trial["tuned"])) for trial, result in well]
-    if rank >= len(scored):
-        raise ConfigError(
-            f"only {len(scored)} of {len(trials)} trials ended well, so no other value is left to try again"
-        )
-    return sorted(scored, key=lambda pair: pair[0])[rank][1]
+    return dict(min(well, key=lambda pair: float(pair[1][key]))[0]["tuned"])
 
 
 def settle(folder: Path, job: str) -> None:
@@ -242,15 +246,12 @@ def settle(folder: Path, job: str) -> None:
     entry = entries[job]
     if "chosen" in entry:
         return
-    rank = entry.get("rank")
-    values = best(folder, [entries[trial] for trial in entry["trials"]], rank or 0)
+    values = best(folder, [entries[trial] for trial in entry["trials"]])
     tree = apply_sets(entry["settings"], ())
     for key, value in values.items():
         put(tree, key, value)
     settings = from_dict(tree)
     entry |= {"settings": settings.to_dict(), "lr": settings.train.lr, "chosen": values}
-    if rank is not None:
-        entry["tuned"] = values
     write_json(folder / SUITE, facts)
     write_text(folder / "jobs" / f"{job}.toml", recipe(settings))
 

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from elman_core.extension import (
     steps_for_tokens,
 )
 
-from .spec import OPTION, Entry, Suite, Tuning
+from .spec import OPTION, Entry, Suite
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Planned:
         model: the label in tables. what: `name[:preset]@WIDTHxDEPTH`. target: "50M", or None if the size was given.
         tuned: the tuned settings and their values here. parameters: the exact number.
         trials: the runs of which the best decides the tuned values; until they end, `settings` and `lr` hold the first
-            value. Empty if the values are known. rank: of a trial of a later round: which of `trials` it tries again, from 0.
+            value. Empty if the values are known.
     """
 
     id: str
@@ -78,7 +77,6 @@ class Planned:
     parameters: int
     target: str | None
     trials: tuple[str, ...] = ()
-    rank: int | None = None
 
     @property
     def tokens(self) -> int | None:
@@ -128,8 +126,7 @@ def plan(suite: Suite, wishes: Wishes) -> Plan:
     if wishes.tuning is not None:
         if tuning is None:
             raise ConfigError(f"--tuning needs a suite with trials, and {suite.name} has no table tuning")
-        lengths = tuple(wishes.tuning * n // tuning.tokens[0] for n in tuning.tokens)
-        tuning = dataclasses.replace(tuning, tokens=lengths)
+        tuning = wishes.tuning
     runs: list[list[tuple[Planned, ...]]] = []  # of each model and value, the runs of each seed
     skipped: list[Skipped] = []
     for entry in entries:
@@ -287,41 +284,25 @@ def _tried_first(
     tuned: Mapping[str, Sequence[Any]],
     seeds: Sequence[int],
     protocol: Mapping[str, Any],
-    tuning: Tuning,
+    tokens: int,
 ) -> list[list[tuple[Planned, ...]]]:
-    """Trials with the first seed, all rounds, then one run per seed with the best value.
+    """Trials with the first seed, then one run per seed with the best value.
 
     Another value of a model option is another model, which has its own trials.
     """
     made: list[list[tuple[Planned, ...]]] = []
     for given in _values({k: v for k, v in tuned.items() if k.startswith(OPTION)}):
         values = list(_values({k: v for k, v in tuned.items() if k not in given}))
-        if tuning.trials is not None and len(values) > 1:
-            values = _drawn(values, tuning.trials, entry.label)
         first, *others = [_planned(entry, size, given, seed, protocol, values[0]) for seed in seeds]
         if len(values) == 1:
             made.append([(first,), *((other,) for other in others)])
             continue
         trials = [_planned(entry, size, given | v, seeds[0], protocol) for v in values]
-        trials = last = [_trial(trial, tuning.tokens[0]) for trial in trials]
-        for number, tokens in enumerate(tuning.tokens[1:], 2):
-            ids, again = tuple(trial.id for trial in last), dataclasses.replace(first, tuned=given | values[0])
-            last = [
-                _trial(dataclasses.replace(again, id=f"{first.id}-{number}.{rank + 1}", trials=ids, rank=rank), tokens)
-                for rank in range(-(-len(ids) // 2))
-            ]
-            trials = [*trials, *last]
-        ids = tuple(trial.id for trial in last)
+        trials = [_trial(trial, tokens) for trial in trials]
+        ids = tuple(trial.id for trial in trials)
         finals = [dataclasses.replace(final, trials=ids) for final in (first, *others)]
         made.append([(*trials, finals[0]), *((final,) for final in finals[1:])])
     return made
-
-
-def _drawn(values: Sequence[dict[str, Any]], count: int, model: str) -> list[dict[str, Any]]:
-    """`count` of the values in an order that is always the same, so that a larger count adds to a smaller one."""
-    if count > len(values):
-        raise ConfigError(f"tuning: {model} has only {len(values)} combinations of values for {count} trials")
-    return random.Random(0).sample(values, len(values))[:count]
 
 
 def _trial(planned: Planned, tokens: int) -> Planned:

@@ -10,8 +10,7 @@ models = ["mamba2", {model = "e99:wide", label = "wide", depth = 6, options = {e
 "train.lr" = [3e-4, 1e-3]
 
 [tuning]                    # optional: each value is tried on so many bytes, and only the best is trained to the end
-tokens = 10_000_000         # a list: the better half is tried again on the next number of bytes, and so on
-trials = 8                  # optional: how many of the combinations to draw at random for each model
+tokens = 10_000_000
 
 [protocol.train]            # settings, as in a recipe
 batch_size = 32
@@ -35,7 +34,7 @@ OPTION = "model.options."
 _KINDS: dict[str, tuple[type, str]] = {
     "summary": (str, "a text"), "label": (str, "a text"), "models": (list, "a list"), "sizes": (list, "a list"),
     "depth": (int, "a number of layers"), "gpus": (int, "a number of GPUs of each run"),
-    "trials": (int, "a number of values to try"), "options": (dict, "a table"), "tuning": (dict, "a table"),
+    "tokens": (int, "the bytes of each trial"), "options": (dict, "a table"), "tuning": (dict, "a table"),
     "tuned": (dict, "a table of settings and their values"), "protocol": (dict, "a table of settings"),
 }  # fmt: skip
 
@@ -58,24 +57,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """Trials of tuned values before the full runs.
-
-    Attributes:
-        tokens: bytes of each trial, round after round; the better half of a round's values goes to the next.
-        trials: number of values that are drawn for each model; None: all of them.
-    """
-
-    tokens: tuple[int, ...]
-    trials: int | None = None
-
-
-@dataclass(frozen=True)
 class Suite:
     """The content of a suite's file.
 
     Attributes:
-        gpus: of each run. tuning: None: every value is trained to the end.
+        gpus: of each run. tuning: bytes of each trial of the tuned values; None: every value is trained to the end.
         text: the file's text.
     """
 
@@ -88,7 +74,7 @@ class Suite:
     tuned: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
     gpus: int = 1
-    tuning: Tuning | None = None
+    tuning: int | None = None
     text: str = ""
 
 
@@ -192,18 +178,15 @@ def _tuned(tree: Mapping[str, Any], where: str) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def _tuning(tree: Mapping[str, Any], models: Sequence[Entry], where: str) -> Tuning | None:
+def _tuning(tree: Mapping[str, Any], models: Sequence[Entry], where: str) -> int | None:
     if (table := tree.get("tuning")) is None:
         return None
-    _check(table, ("tokens", "trials"), f"{where}tuning: ")
-    tokens = _as_list(table.get("tokens", []))
-    if not tokens:
+    _check(table, ("tokens",), f"{where}tuning: ")
+    if "tokens" not in table:
         raise ConfigError(f"{where}tuning needs tokens: the bytes of each trial")
-    for wrong in (n for n in tokens if not _is_count(n)):
-        raise ConfigError(f"{where}tuning: tokens is a number of bytes of each trial, not {wrong!r}")
     if not tree.get("tuned") and not any(entry.tuned for entry in models):
         raise ConfigError(f"{where}tuning needs a table tuned with the values to try")
-    return Tuning(tuple(tokens), table.get("trials"))
+    return int(table["tokens"])
 
 
 def _sizes(tree: Mapping[str, Any]) -> tuple[str, ...] | None:
