@@ -49,6 +49,15 @@ def test_a_list_of_variants_is_one_for_each_layer():
     assert len(config.layer_types) == 3
 
 
+def test_a_pattern_repeats_over_the_layers_and_options_have_the_names_of_their_variants():
+    config = LadderConfig(
+        variant="toy:tight*2+toypair", options={"toypair": {"rho": 0.7}}, hidden_size=16, num_hidden_layers=6
+    )
+    LadderModel(config)
+    assert config.variant == ["toy", "toy", "toypair"] * 2
+    assert [o["rho"] for o in config.options] == [0.5, 0.5, 0.7] * 2
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -60,8 +69,16 @@ def test_a_list_of_variants_is_one_for_each_layer():
         ({"variant": "toy", "rho": 0.5}, "rho is an option of toy: write LadderConfig(options={'rho': …})"),
         ({"variant": "toy", "options": [{}, {}]}, "options is a list, so variant must be a list"),
         ({"variant": ["toy"]}, "variant is a list of 1, but there are 2 layers: give one name for each layer"),
-        ({"variant": ["toy", "toysum"], "options": {"rho": 0.5}}, "options must be a list of 2, a dict or None each"),
+        (
+            {"variant": ["toy", "toysum"], "options": {"rho": 0.5}},
+            "options must be {variant: its options} or a list of 2",
+        ),
         ({"variant": ["toy", "toysum"], "options": [{}]}, "not a list of 1"),
+        (
+            {"variant": "toy*2+toysum"},
+            "toy*2+toysum is a pattern of 3 layers: the depth must be a multiple of it, not 2",
+        ),
+        ({"variant": "toy*x+toysum"}, "write layers as NAME*COUNT+NAME"),
         ({"variant": ["toy", None]}, "a variant must be a name, not None"),
         ({"variant": "toy", "hidden_size": 15}, "must be even, not 15; nearest: 14 or 16"),
         ({"variant": "toy", "hidden_size": 0}, "must be at least 1"),

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from broken_plugins import leave_installed
 
-from elman_core.cli import _checks, main
+from elman_core.cli import _checks
 from elman_core.cli._checks import Plugin
-from elman_core.cli._scaffold import NOT_COPIED, _without, class_name, render
+from elman_core.cli._scaffold import NOT_COPIED, _without, class_name, equations, render
 from elman_core.registry import ConfigError, get_variant, plugins
 
 ROOT = Path(__file__).parents[1]
@@ -24,12 +24,15 @@ def e99_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(plugins().installed, "e99", raising=False)
 
 
-def test_a_new_plugin_is_small_and_passes_all_static_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`.ci/run` installs one and runs its tests, and test_docs.py those of the tutorial's."""
-    folder, files = render("e99", tmp_path)
-    assert sum(len((folder / f).read_text().splitlines()) for f in files) < LINES
-    assert main(["check", str(folder), "--no-tests"]) == 0
-    assert "FAIL" not in capsys.readouterr().out
+def test_new_plugins_are_small_and_pass_their_contract(tmp_path: Path) -> None:
+    """`.ci/run` installs one and runs all of its tests, and test_docs.py those of the tutorial's."""
+    folders = [
+        render(f"new_{each}", tmp_path, skeleton=each)[0] for each in ("gates", "elementwise", "matrix", "reference")
+    ]
+    for folder in folders:
+        assert sum(len(f.read_text().splitlines()) for f in folder.rglob("*") if f.is_file()) < LINES
+        assert [problem for _, problem in Plugin(folder).checks() if problem] == []
+    run_contracts(folders, "pieces or equation or param_count or refused or packed")
 
 
 def test_check_runs_a_plugins_own_tests(tmp_path: Path) -> None:
@@ -77,16 +80,21 @@ def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-m", "ruff", "check", "--select", "F", str(folder)], check=False)
         assert done.returncode == 0, "imports for what is not copied"
         assert get_variant(source).equation in (folder / "README.md").read_text()
-    for folder in folders[1:]:
+        places = "\n".join(
+            equations(folder, [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()])
+        )
+        assert all(each in places for each in ("README.md:3", "__init__.py:1,", "_cell.h:1,", "tests/test_"))
+    run_contracts(folders[1:], "pieces or equation or param_count or every_option_matters or every_choice_matters")
+
+
+def run_contracts(folders: list[Path], which: str) -> None:
+    """The named tests of plugins, in one process in which they are installed."""
+    for folder in folders:
         leave_installed(folder)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders[1:])), "ELMAN_STRICT": "1"}
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
-    tests += [
-        "-k",
-        "pieces or equation or param_count or every_option_matters or every_choice_matters",
-        *(str(f / "tests") for f in folders[1:]),
-    ]
-    done = subprocess.run(tests, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "ELMAN_STRICT": "1"}
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-k", which]
+    tests += [str(f / "tests") for f in folders]
+    done = subprocess.run(tests, cwd=folders[0].parent, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
 
 

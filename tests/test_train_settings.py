@@ -62,12 +62,18 @@ def test_an_unknown_key_in_a_recipe_blames_the_recipe(tmp_path):
 
 
 def test_values_are_toml_and_bare_words_are_text():
-    sets = ["train.lr=3e-4", "train.schedule=cosine", "data.path='a b'", "model.options.n=[1, 2]"]
+    sets = [
+        "train.lr=3e-4",
+        "train.schedule=cosine",
+        "data.path='a b'",
+        "model.options.n=[1, 2]",
+        "model.options.e1.use_conv=true",
+    ]
     tree = apply_sets({}, [*sets, "train.gradient_checkpointing=true"])
     assert tree == {
         "train": {"lr": 3e-4, "schedule": "cosine", "gradient_checkpointing": True},
         "data": {"path": "a b"},
-        "model": {"options": {"n": [1, 2]}},
+        "model": {"options": {"n": [1, 2], "e1": {"use_conv": True}}},
     }
 
 

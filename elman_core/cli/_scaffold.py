@@ -27,11 +27,11 @@ def class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, list[str]]:
+def render(name: str, folder: Path, source: str | None = None, skeleton: str = "dense") -> tuple[Path, list[str]]:
     """Write a plugin; returns its folder and the files in it.
 
     Args:
-        name: of the variant. source: an installed variant to copy; None for the template.
+        name: of the variant. source: an installed variant to copy; None for the template of a skeleton.
         folder: the plugin goes to `folder/NAME`, or to `folder/plugins/NAME` where `folder/plugins` holds packages already.
 
     Raises:
@@ -48,7 +48,8 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
     target = (folder / "plugins" if any(folder.glob("plugins/*/pyproject.toml")) else folder) / name
     if target.exists():
         raise ConfigError(f"{target} exists: choose another name or --dir")
-    files = _filled(resources.files("elman_core") / "template" / "variant", name)
+    templates = resources.files("elman_core") / "template"
+    files = _filled(templates / "all", name) | _filled(templates / skeleton, name)
     if source is not None:
         equation = plugins().get(source).variant.equation
         readme = re.sub("`.*`(?=\\. Install)", lambda _: f"`{equation}`", files["README.md"])
@@ -61,6 +62,18 @@ def render(name: str, folder: Path, source: str | None = None) -> tuple[Path, li
         shutil.rmtree(target, ignore_errors=True)
         raise ConfigError(f"cannot write {target}: {error.strerror}") from error
     return target, sorted(files)
+
+
+def equations(target: Path, files: Iterable[str]) -> list[str]:
+    """FILE:LINES of every place in words, comments and code that says what the variant computes, to be changed with it."""
+    says = re.compile(r"_t\b.* = |=.*_t\b|\b[A-Za-z]' |summary=|equation=|def step|(forward|backward|line)\(")
+    found = []
+    for path in files:
+        lines = (target / path).read_text(encoding="utf-8").splitlines()
+        whole = path.startswith("tests/") or path.endswith(("__init__.py", "reference.py"))
+        places = [str(i) for i, line in enumerate(lines, 1) if says.search(line) or (whole and i == 1)]
+        found += [f"{path}:{','.join(places)}"] if places else []
+    return found
 
 
 def _filled(template: Traversable, name: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,6 +12,10 @@ import typer
 def new(
     name: Annotated[str, typer.Argument(help="Name of the variant, in lower case, such as e99.")],
     source: Annotated[str | None, typer.Option("--from", metavar="NAME", help="Copy an installed variant.")] = None,
+    skeleton: Annotated[
+        Literal["dense", "gates", "elementwise", "matrix", "reference"],
+        typer.Option(help="What runs over time; the limits of each: docs/how-to/kernel.md."),
+    ] = "dense",
     folder: Annotated[
         Path, typer.Option("--dir", help="Where; in a repository of plugins it goes to plugins/.")
     ] = Path(),
@@ -19,12 +23,14 @@ def new(
     """Write a plugin that passes its contract at once; change it from there."""
     from elman_core.registry.checks import is_missing
 
-    from ._scaffold import render
+    from ._scaffold import equations, render
 
-    target, files = render(name, folder, source)
+    target, files = render(name, folder, source, skeleton)
     print(f"{target}")
     for file in files:
         print(f"  {file}")
+    whose = f"the equation of {source}" if source else "the equation"
+    print(f"\n{whose} is in\n" + "\n".join(f"  {place}" for place in equations(target, files)))
     where = shlex.quote(str(target))
     print(f"\npip install -e {where}{' pytest' if is_missing('pytest') else ''}\nelman check {where}")
 

@@ -32,8 +32,10 @@ class LadderConfig(PreTrainedConfig):
     included, so that `config.json` means the same after a default has changed.
 
     Args:
-        variant: registry name, `name:preset` or published level name; or a list of them, one for each layer.
-        options: options of the variant; for a list of variants a list of the same length (None for all defaults).
+        variant: registry name, `name:preset` or published level name; a pattern of them that repeats over the layers, such as
+            "a*3+b"; or a list of them, one for each layer.
+        options: options of the variant; for several `{variant: its options}`, or a list with one for each layer (None for all
+            defaults).
         made_with: `{variant: requirement}` such as `{"x": "elman-x==0.1.0"}`; written when a model is built.
         hidden_size: width D of the residual stream.
         num_hidden_layers: depth L. A variant may yield several residual branches in one layer.

@@ -24,6 +24,7 @@ from .functional import (
     time_major,
     without_autocast,
 )
+from .gates import GatesMixer
 from .init import mamba_decay_, orthogonal_, s4d_, xavier_uniform_
 from .linear import aligned, columns, is_bare, linear, linears
 from .matrix import MatrixConfig, MatrixMixer
@@ -34,7 +35,8 @@ from .swiglu import SwiGLU, SwiGLUConfig
 from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
-    "CausalConv", "ComputedWeight", "DenseMixer", "ElementwiseForm", "ElementwiseMixer", "InputGatedMixer", "LowRank",
+    "CausalConv", "ComputedWeight", "DenseMixer", "ElementwiseForm", "ElementwiseMixer", "GatesMixer", "InputGatedMixer",
+    "LowRank",
     "MatrixConfig", "MatrixForm", "MatrixMixer", "MatrixWrapperConfig", "MatrixWrapperMixer", "RMSNorm",
     "RecurrentMatrixConfig", "SpectralNorm", "SwiGLU", "SwiGLUConfig", "WrapperConfig", "WrapperMixer", "add_rms_norm",
     "aligned", "columns", "compute_dtype", "dense_reference", "each_step", "full_precision", "gate", "hold", "is_bare",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from elman_core.kernels import ElementwiseKernel
-from elman_core.registry import State
+from elman_core.registry import State, StateSpec
 
 from .init import xavier_uniform_
 from .linear import linears
@@ -22,7 +22,7 @@ class ElementwiseForm:
     """The parts of an elementwise mixer.
 
     Attributes:
-        kernel: the recurrence, of one state.
+        kernel: the recurrence.
         maps: the maps W x + b whose outputs are the kernel's streams, in their order: {name: b at the start}.
         vectors: the kernel's learned vectors, in their order: {name: value at the start}.
     """
@@ -88,7 +88,8 @@ class FormMixer(WrapperMixer):
 
 
 class ElementwiseMixer(FormMixer):
-    """A wrapper around (h_t, y_t) = cell(h_{t-1}, W x_t + b, …, p). State: h (B, I), zeros at the start."""
+    """A wrapper around (h_t, …, y_t) = cell(h_{t-1}, …, W x_t + b, …, p). State: the kernel's states, (B, I) each, zeros at the
+    start."""
 
     form: ClassVar[ElementwiseForm]
     forms: ClassVar[Mapping[str, ElementwiseForm]] = {}
@@ -100,9 +101,14 @@ class ElementwiseMixer(FormMixer):
     def cell(
         self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags_TB: Tensor | None
     ) -> tuple[Tensor, State]:
-        kernel, h_BI = self.form_of(self.config).kernel, self.vector(state, "h", x_TBI)
-        y_TBI, h_BI = kernel(*self.streams(x_TBI), *self.vectors(), h_BI, *flags_TB)
-        return y_TBI, {"h": h_BI}
+        kernel = self.form_of(self.config).kernel
+        states = [self.vector(state, name, x_TBI) for name in kernel.cell.states]
+        y_TBI, *last = kernel(*self.streams(x_TBI), *self.vectors(), *states, *flags_TB)
+        return y_TBI, dict(zip(kernel.cell.states, last, strict=True))
+
+    @classmethod
+    def cell_state(cls, inner: int, config: Any) -> StateSpec:
+        return dict.fromkeys(cls.form_of(config).kernel.cell.states, ((inner,), torch.float32))
 
     def backend(self) -> str:
         return self.form_of(self.config).kernel.backend(self.out_proj.weight.device, self.inner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,11 +30,13 @@ def resolve_layers(config: Any) -> list[Resolved]:
     if config.variant is None or config.variant == []:
         known = ", ".join(list_variants()) or "none"
         raise ConfigError(f"a ladder needs a variant: LadderConfig(variant=…). Installed: {known}")
-    if not isinstance(config.variant, list):
+    names: Any = config.variant
+    if isinstance(names, str) and "+" in names:
+        names = _pattern(names, depth)
+    if not isinstance(names, list):
         if isinstance(config.options, list):
             raise ConfigError("options is a list, so variant must be a list of names, one for each layer")
-        return [_resolve(config, config.variant, config.options)] * depth
-    names = config.variant
+        return [_resolve(config, names, config.options)] * depth
     if len(names) != depth:
         raise ConfigError(
             f"variant is a list of {len(names)}, but there are {depth} layers: give one name for each layer, or one for all"
@@ -41,10 +44,35 @@ def resolve_layers(config: Any) -> list[Resolved]:
     options = config.options
     if options is None:
         options = [None] * depth
+    elif isinstance(options, Mapping) and options.keys() <= {own for name in names for own in _keys(name)}:
+        options = [next((options[key] for key in _keys(name) if key in options), None) for name in names]
     elif not isinstance(options, list) or len(options) != depth:
         what = f"a list of {len(options)}" if isinstance(options, list) else f"a {type(options).__name__}"
-        raise ConfigError(f"for a list of variants, options must be a list of {depth}, a dict or None each, not {what}")
+        raise ConfigError(
+            "for several variants, options must be {variant: its options} or a list of "
+            f"{depth}, a dict or None each, not {what}"
+        )
     return [_resolve(config, name, given) for name, given in zip(names, options, strict=True)]
+
+
+def _keys(name: Any) -> tuple[str, str]:
+    """What the options of a layer may be found under: its name with and without the preset."""
+    return str(name), str(name).partition(":")[0]
+
+
+def _pattern(text: str, depth: int) -> list[str]:
+    """The variant of each layer: "a*3+b" is three layers of a and one of b, again and again."""
+    names: list[str] = []
+    for part in text.split("+"):
+        name, star, count = part.strip().partition("*")
+        if not name or (star and not re.fullmatch("[1-9][0-9]{0,3}", count)):
+            raise ConfigError(f"write layers as NAME*COUNT+NAME, such as a*3+b, not {text!r}")
+        names += [name] * int(count or 1)
+    if depth % len(names):
+        raise ConfigError(
+            f"{text} is a pattern of {len(names)} layers: the depth must be a multiple of it, not {depth}"
+        )
+    return names * (depth // len(names))
 
 
 def _resolve(config: Any, name: Any, options: Any) -> Resolved:
@@ -77,7 +105,7 @@ def expand(config: Any) -> list[Resolved]:
     for name, requirement in made_with.items():
         if before.get(name, requirement) != requirement:
             log.warning("elman: this model was made with %s; %s accepts its options", before[name], requirement)
-    if isinstance(config.variant, list):
+    if isinstance(config.variant, list) or "+" in str(config.variant):
         config.variant = [layer.variant.name for layer in layers]
         config.options = [dict(layer.options) for layer in layers]
     else:

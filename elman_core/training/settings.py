@@ -23,7 +23,7 @@ from elman_core.registry import ConfigError, check_value, did_you_mean, get_vari
 class ModelSettings:
     """The model: the fields of `LadderConfig` that a recipe may choose."""
 
-    variant: str | list = option("", "name, name:preset, or a list with one for each layer")  # noqa: RUF009
+    variant: str | list = option("", "name, name:preset, pattern such as a*3+b, or one for each layer")  # noqa: RUF009
     options: dict | list = field(default_factory=dict, metadata={"help": "options of the variant"})
     hidden_size: int = option(512, "width D", ge=1)
     num_hidden_layers: int = option(6, "depth L", ge=1)
@@ -215,11 +215,16 @@ def apply_sets(tree: dict[str, Any], assignments: Iterable[str]) -> dict[str, An
 
 
 def put(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Put `value` under `table.name` or `model.options.name`. Raises `ConfigError` for a key that does not exist."""
+    """Put `value` under `table.name`, `model.options.name` or, of several variants, `model.options.variant.name`.
+
+    Raises:
+        ConfigError: a key that does not exist.
+    """
     table, _, name = key.partition(".")
     if table == "model" and name.startswith("options."):
         options = dict(tree.setdefault("model", {}).get("options", {}))
-        options[name.removeprefix("options.")] = value
+        variant, dot, own = name.removeprefix("options.").rpartition(".")
+        options |= {variant: {**options.get(variant, {}), own: value}} if dot else {own: value}
         tree["model"]["options"] = options
         return
     if key not in known_keys():
@@ -301,7 +306,9 @@ def _options(tree: Mapping[str, Any]) -> list[str]:
     """The options of the variant that `tree` names, if it names one. Raises `PluginError` if there is none of that name."""
     model = tree.get("model")
     variant = model.get("variant") if isinstance(model, Mapping) else None
-    return [] if variant is None else [f.name for f in dataclasses.fields(get_variant(variant).config)]
+    if not isinstance(variant, str) or "+" in variant:
+        return []
+    return [f.name for f in dataclasses.fields(get_variant(variant).config)]
 
 
 def _unknown(key: str, where: str = "", options: Iterable[str] = ()) -> ConfigError:

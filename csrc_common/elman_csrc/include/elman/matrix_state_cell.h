@@ -51,7 +51,7 @@
 // T is float on the GPU, and double or float in the host build. Arrays are indexed with constants only, so they live in registers.
 // `Math` (portable.h) has `tanh` and `sigmoid`, which are the hardware's approximations for 16-bit storage, and `gate`, sigmoid(x) and
 // 1 - sigmoid(x), each with its digits also where a gate is nearly shut or nearly open: what multiplies `keep` step after step wants
-// `gate`. exp, log and their like come from <cmath>.
+// `gate`. ::exp, ::log, ::log1p and their like come from <cmath>.
 #pragma once
 
 #include "portable.h"
@@ -135,11 +135,6 @@ constexpr unsigned kOfK = 1, kOfQ = 2;
 ELMAN_HD constexpr bool of_line(unsigned set, int line) { return set >> (2 + line) & 1; }
 // Whether k (w = 0) or q is in the set: a question at run time only where one of the two is.
 ELMAN_HD constexpr bool of_key(unsigned set, int w) { return (set & 3) == 3 || ((set & 3) != 0 && (set >> w & 1)); }
-
-template <class T>
-ELMAN_HD T softplus(T x) {
-  return x > T(20) ? x : ::log1p(::exp(x));
-}
 
 // y = s(x) and, from dL/dy, dL/dx. For `mamba` g = dy y; the gradients of A_log and dt_bias are sums over steps of the two others.
 template <class T>

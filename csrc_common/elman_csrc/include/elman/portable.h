@@ -67,6 +67,12 @@ struct Fast {
   }
 };
 
+// log(1 + exp(x)); its derivative is sigmoid(x).
+template <class T>
+ELMAN_HD T softplus(T x) {
+  return x > T(20) ? x : ::log1p(::exp(x));
+}
+
 // silu(x) = x sigmoid(x) and its derivative, with s = sigmoid(x) computed once by the caller.
 template <class T>
 ELMAN_HD T silu(T x, T s) {

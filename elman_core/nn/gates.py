@@ -1,0 +1,68 @@
+"""Vector-state mixers with several products of the same h in every step. T time, B batch, I inner width, k gates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from elman_core.kernels import GatesKernel
+from elman_core.registry import State, StateSpec
+
+from .init import orthogonal_, xavier_uniform_
+from .linear import linear
+from .wrapper import WrapperMixer
+
+
+class GatesMixer(WrapperMixer):
+    """A wrapper around (h_t, …) = step(W_h h_{t-1}, W_x x_t + b, …), y_t = h_t, where W_h h and W_x x are k gates.
+
+    Parameters beside the wrapper's, gate below gate: w_x.weight (k I, I), w_x.bias (k I), w_h (k I, I). State: the kernel's
+    states, (B, I) each, zeros at the start.
+
+    Attributes:
+        kernel: the recurrence. start: {gate, from 0: its bias at the start}; the others start at 0.
+    """
+
+    kernel: ClassVar[GatesKernel]
+    start: ClassVar[Mapping[int, float]] = {}
+
+    def build_cell(self, inner: int) -> None:
+        rows = self.kernel.cell.gates * inner
+        self.w_x, self.w_h = nn.Linear(inner, rows), nn.Parameter(torch.empty(rows, inner))
+
+    @classmethod
+    def cell_params(cls, inner: int, config: Any) -> int:
+        return cls.kernel.cell.gates * inner * (2 * inner + 1)
+
+    @classmethod
+    def cell_state(cls, inner: int, config: Any) -> StateSpec:
+        return dict.fromkeys(cls.kernel.cell.states, ((inner,), torch.float32))
+
+    def stacked(self) -> dict[str, tuple[int, ...]]:
+        gates = (self.inner,) * self.kernel.cell.gates
+        return super().stacked() | {"w_x.weight": gates, "w_h": gates}
+
+    @torch.no_grad()
+    def reset_cell(self) -> None:
+        for weight, draw in ((self.w_x.weight, xavier_uniform_), (self.w_h, orthogonal_)):
+            for gate in weight.split(self.inner):
+                draw(gate)
+        for index, bias in enumerate(self.w_x.bias.split(self.inner)):
+            nn.init.constant_(bias, self.start.get(index, 0.0))
+
+    def cell(
+        self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags_TB: Tensor | None
+    ) -> tuple[Tensor, State]:
+        mask_TB, starts_TB = flags_TB
+        names = self.kernel.cell.states
+        states = [self.vector(state, name, x_TBI) for name in names]
+        y_TBI, *last = self.kernel(linear(self.w_x, x_TBI), self.w_h, None, *states, mask=mask_TB, starts=starts_TB)
+        return y_TBI, dict(zip(names, last, strict=True))
+
+    def backend(self) -> str:
+        return self.kernel.backend(
+            self.w_h.device, self.inner, "torch" if self.kernel.cell.inner is None else "reference"
+        )
