@@ -3,18 +3,15 @@
 import pytest
 import torch
 
-from elman_core.cli import main
+from elman_core.cli import demo, main
 from elman_core.registry import PluginError, list_variants, plugins
-from elman_core.training import demo
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    threads = torch.get_num_threads()
-    for name, value in {"WIDTH": 32, "WINDOW": 16, "ROWS": 8}.items():
-        monkeypatch.setattr(demo, name, value)
+def threads():
+    before = torch.get_num_threads()
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(before)
 
 
 def test_the_demo_trains_saves_reloads_and_writes(tmp_path, capsys):

@@ -9,6 +9,7 @@ import typer
 
 from ._text import free_folder
 
+PRESET = "demo"
 PROMPTS = ("import ", "def ", "class ")
 # Nothing is cut off the distribution: where a space follows a space at 95 %, top-p would make it certain, and a line endless.
 SAMPLING = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "no_repeat_ngram_size": 32}
@@ -33,15 +34,16 @@ def demo(
 
     import torch
 
-    from elman_core.cli.train import leave
+    from elman_core.cli.train import leave, read_settings
     from elman_core.model.checkpoint import load_public
-    from elman_core.training.demo import DEPTH, WIDTH, choose_variant, demo_settings
     from elman_core.training.start import start
 
     name = choose_variant(variant)
     print(f"variant     {name}")
     torch.set_num_threads(1)  # a step is many small products: threads that wait for each other rarely pay
-    result = start(demo_settings(name, corpus, seconds, steps), out or free_folder("demo")).fit()
+    minutes = seconds / 60 if steps is None else None
+    settings = read_settings("demo", corpus, steps=steps, minutes=minutes, sets=[f"model.variant={name}"])
+    result = start(settings, out or free_folder("demo")).fit()
     leave(result)
     assert result.checkpoint is not None  # a run that ended well has saved
 
@@ -65,4 +67,23 @@ The same in Python:
     print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0]))
 
 More text:  elman generate {shlex.quote(str(result.checkpoint))} -p "class "
-Train more: elman train {name}@{WIDTH}x{DEPTH} --data {shlex.quote(str(corpus))} --minutes 10""")
+Train more: elman train demo --set model.variant={name} --data {shlex.quote(str(corpus))} --minutes 10""")
+
+
+def choose_variant(asked: str | None = None) -> str:
+    """Return the variant to train: the requested one; or the first by name, of those with a preset `demo` if there are any.
+
+    A plugin ships a preset `demo` to say that its variant learns quickly on a CPU, and with which options.
+
+    Raises:
+        PluginError: none is installed, or not the requested one.
+    """
+    from elman_core.registry import PluginError, list_variants, resolve
+
+    if asked is not None:
+        entry = resolve(asked)
+        return asked if ":" in asked or PRESET not in entry.variant.presets else f"{entry.variant.name}:{PRESET}"
+    usable = {name: entry.variant for name, entry in list_variants().items() if not entry.needs}
+    if not usable:
+        raise PluginError("no variant is installed that can be trained here: pip install a plugin")
+    return next((f"{n}:{PRESET}" for n, variant in usable.items() if PRESET in variant.presets), next(iter(usable)))

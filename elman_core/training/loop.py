@@ -81,9 +81,7 @@ class Trainer:
         folder: the run's files. progress: the cursor that a checkpoint stores. evaluation: the last, or None.
     """
 
-    def __init__(self, plan: Plan, folder: RunFolder, position: Position | None = None, quiet: bool = False) -> None:
-        """Args: position: where the run stands; None for a new one. quiet: show nothing."""
-        position = position or Position()
+    def __init__(self, plan: Plan, folder: RunFolder, position: Position, quiet: bool = False) -> None:
         self.plan, self.folder = plan, folder
         self.settings, self.model, self.device, self.ranks = plan.settings, plan.model, plan.device, plan.ranks
         self.windows = plan.text.windows
@@ -92,11 +90,9 @@ class Trainer:
         self.processes = make_processes(plan.parallel, plan.ranks, plan.model, plan.device, plan.mode.captures)
         self.optimizer = Optimizer(plan.model, train)
         self.progress, self.evaluation = position.progress, position.evaluation
-        self.saved: tuple[int, Path | None] = (-1, None)  # step and path of the last checkpoint
-        if position.checkpoint is not None:
-            path = position.checkpoint
+        if path := position.checkpoint:
             self.progress = load_checkpoint(path, plan.model, self.optimizer, plan.ranks, folder.id)
-            self.saved = (self.progress.step, path)
+        self.saved = (self.step if path else -1, path)  # step and path of the last checkpoint
         self.feed = Feed(plan.text.windows, plan.settings, plan.device, plan.ranks)
         self.carries = plan.settings.data.sampling == "tbptt"
         if train.gradient_checkpointing:

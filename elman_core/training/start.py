@@ -50,7 +50,7 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False, text
     name = "mixed" if isinstance(asked.variant, list) else str(asked.variant)
     folder = _folder(ranks, lambda: RunFolder.create(out, re.sub(r"[^A-Za-z0-9_.-]", "-", name)))
     try:
-        trainer = ranks.together(lambda: Trainer(plan, folder, quiet=quiet))
+        trainer = ranks.together(lambda: Trainer(plan, folder, Position(), quiet))
         protocol = plan.protocol()
         folder.update(
             format=1,
