@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -121,7 +120,7 @@ def test_what_is_no_file_is_refused_in_one_line_and_not_waited_for(run, tmp_path
             with within(20):
                 assert main([str(word) for word in words]) in (0, 1, 2), (name, what, words)
         said = capsys.readouterr().err.splitlines()
-        assert all(re.match("elman: |damaged checkpoint skipped: ", line) for line in said), said
+        assert all(line.startswith("elman: ") for line in said), said
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 

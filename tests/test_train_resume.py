@@ -195,7 +195,7 @@ def test_metrics_are_cut_back_to_the_checkpoint(finished):
 def test_a_run_without_an_intact_checkpoint_is_an_error(finished):
     for path in (finished / "checkpoints").iterdir():
         (path / "state" / "optimizer.safetensors").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"no checkpoint is intact: .*optimizer\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"has no good checkpoint: .*optimizer\.safetensors"):
         resume(finished, quiet=True)
 
 

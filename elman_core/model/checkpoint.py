@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -118,17 +118,31 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
             raise CheckpointError(f"{root} is neither a checkpoint (no config.json) nor a run with one (none saved)")
         check_checkpoint(root)
         return root
-    problems = []
-    for candidate in reversed(list_checkpoints(root / "checkpoints")):
+    newest = newest_good(root / "checkpoints")
+    if newest is None:
+        raise CheckpointError(f"{root} has no checkpoint: none was written yet")
+    return newest
+
+
+def newest_good(folder: Path, check: Callable[[Path], None] = check_checkpoint) -> Path | None:
+    """Return the latest checkpoint in `folder` that `check` accepts, with a warning for each later one; None if there are none.
+
+    Raises:
+        CheckpointError: there are checkpoints, and every one is bad.
+    """
+    problems: list[str] = []
+    for candidate in reversed(list_checkpoints(folder)):
         try:
-            check_checkpoint(candidate)
+            check(candidate)
         except CheckpointError as error:
             problems.append(str(error))
             continue
         for problem in problems:
             log.warning("elman: %s; using %s", problem, candidate.name)
         return candidate
-    raise CheckpointError(f"{root} has no good checkpoint: {'; '.join(problems) or 'none was written yet'}")
+    if problems:
+        raise CheckpointError(f"{folder.parent} has no good checkpoint: {'; '.join(problems)}")
+    return None
 
 
 def load_checkpoint(

@@ -14,7 +14,6 @@ depend on how many processes trained, nor on whether they sharded the weights.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +30,6 @@ from elman_core.model import no_progress_bars
 from elman_core.model.checkpoint import list_checkpoints, step_of
 from elman_core.registry import CheckpointError
 from elman_core.storage import (
-    check_folder,
     read_json,
     remove_folder,
     remove_leftovers,
@@ -43,8 +41,6 @@ from elman_core.storage import (
 from .optim import Optimizer
 from .ranks.group import Ranks
 from .ranks.tensors import gather_rows, is_sharded, like, whole
-
-log = logging.getLogger("elman_core")
 
 FORMAT = 1
 
@@ -77,26 +73,6 @@ class Position:
     evaluation: dict[str, Any] | None = None
 
 
-def last_good(folder: Path) -> Path | None:
-    """The latest checkpoint whose checksums match, with a warning for each later one. None if there are no checkpoints.
-
-    Raises:
-        CheckpointError: there are checkpoints, and every one is damaged.
-    """
-    damaged: list[tuple[Path, CheckpointError]] = []
-    for path in reversed(list_checkpoints(folder)):
-        try:
-            check_folder(path)
-        except CheckpointError as error:
-            damaged.append((path, error))
-            log.warning("damaged checkpoint skipped: %s", error)
-        else:
-            return path
-    if damaged:
-        raise CheckpointError(f"no checkpoint is intact: {damaged[0][1]}")
-    return None
-
-
 def set_aside(folder: Path, after: Path | None) -> None:
     """Rename the checkpoints later than `after` to `….damaged`: the run will repeat their steps."""
     for path in list_checkpoints(folder):
@@ -127,16 +103,28 @@ def save_checkpoint(
         StorageError: no space, or the disk failed; earlier checkpoints are untouched.
     """
     ranks = ranks or Ranks()
-    parts = _collect(model, optimizer, progress, ranks)
+    # Sharded weights are gathered; others are written as the model has them.
+    own = {name: tensor for name, tensor in model.state_dict().items() if name not in _tied(model)}
+    weights = {"state_dict": _to_first(own, ranks)} if is_sharded(model) else {}
+    files = _collect(model, optimizer, progress, ranks)
+    numbers: dict[str, Any] = {"step": progress.step, "bytes_seen": progress.bytes_seen, "seconds": progress.seconds}
+    numbers |= {"optimizer": optimizer.numbers(), "carry": None if progress.carry is None else len(progress.carry)}
+
+    def fill(partial: Path) -> None:
+        state = partial / "state"
+        state.mkdir()
+        with optimizer.evaluation_weights(), no_progress_bars():
+            model.save_pretrained(partial, **weights)  # type: ignore[operator]
+        for name, tensors in files.items():
+            tensors = {n: t.detach().contiguous() for n, t in tensors.items()}
+            save_file(tensors, state / f"{name}.safetensors", metadata={"format": "pt"})
+        write_json(state / "trainer.json", {"format": FORMAT, **numbers, **(about or {})})
 
     def write() -> Path:
         remove_leftovers(folder)
         path = folder / f"step-{progress.step:08d}"
-        write_folder(
-            path,
-            lambda partial: _fill(partial, model, optimizer, progress, parts, about or {}),
-            needed=_size(model, optimizer),
-        )
+        sizes = (t.nbytes for tensors in (own, *files.values()) for t in tensors.values())
+        write_folder(path, fill, needed=sum(sizes) + (1 << 20))
         if keep:
             with storage_errors(f"cannot delete old checkpoints in {folder}"):
                 for old in list_checkpoints(folder)[:-keep]:
@@ -205,76 +193,29 @@ def _readable(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
-@dataclass
-class _Parts:
-    """The state of all ranks together; complete on the first rank.
-
-    Attributes:
-        weights: gathered, if they are sharded; otherwise None, and the model has them.
-        optimizer, rng, carry: by name.
-    """
-
-    weights: dict[str, Tensor] | None
-    optimizer: dict[str, Tensor]
-    rng: dict[str, Tensor]
-    carry: dict[str, Tensor] | None
-
-
-def _collect(model: nn.Module, optimizer: Optimizer, progress: Progress, ranks: Ranks) -> _Parts:
+def _collect(model: nn.Module, optimizer: Optimizer, progress: Progress, ranks: Ranks) -> dict[str, dict[str, Tensor]]:
+    """The state of all ranks together, by the name of its file under `state/`; complete on the first rank."""
     sharded = is_sharded(model)
-    own = {name: tensor for name, tensor in model.state_dict().items() if name not in _tied(model)}
-    weights = _to_first(own, ranks) if sharded else None
-    state = _to_first(optimizer.tensors(), ranks) if sharded else optimizer.tensors()
-    rng = {
-        f"rank{rank}/{name}" if rank else name: state
-        for rank, states in enumerate(ranks.gather(_rng(ranks)))
-        for name, state in states.items()
+    files = {
+        "optimizer": _to_first(optimizer.tensors(), ranks) if sharded else optimizer.tensors(),
+        "rng": {
+            f"rank{rank}/{name}" if rank else name: state
+            for rank, states in enumerate(ranks.gather(_rng(ranks)))
+            for name, state in states.items()
+        },
     }
-    carry = None if progress.carry is None else _flat(progress.carry)
-    if carry is not None and ranks.size > 1:
-        carry = {name: gather_rows(tensor, ranks) for name, tensor in carry.items()}
-    return _Parts(weights, state, rng, carry)
+    if optimizer.averages:
+        files["last"] = {name: p.detach() for name, p in optimizer.params.items()}
+    if progress.carry is not None:
+        own = {f"{i}/{name}": t for i, state in enumerate(progress.carry) for name, t in (state or {}).items()}
+        files["carry"] = {n: gather_rows(t, ranks) for n, t in own.items()} if ranks.size > 1 else own
+    return files
 
 
 def _to_first(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     """Sharded tensors, gathered one at a time and kept on the first rank, on the CPU."""
     together = ((name, whole(tensor)) for name, tensor in tensors.items())
     return {name: tensor.cpu() for name, tensor in together if ranks.main}
-
-
-def _fill(
-    partial: Path, model: Any, optimizer: Optimizer, progress: Progress, parts: _Parts, about: Mapping[str, Any]
-) -> None:
-    state = partial / "state"
-    state.mkdir()
-    with optimizer.evaluation_weights(), no_progress_bars():
-        model.save_pretrained(partial, **({} if parts.weights is None else {"state_dict": parts.weights}))
-    if optimizer.averages:
-        _save(state / "last.safetensors", {n: p.detach() for n, p in optimizer.params.items()})
-    _save(state / "optimizer.safetensors", parts.optimizer)
-    _save(state / "rng.safetensors", parts.rng)
-    if parts.carry is not None:
-        _save(state / "carry.safetensors", parts.carry)
-    trainer = {
-        "format": FORMAT,
-        "step": progress.step,
-        "bytes_seen": progress.bytes_seen,
-        "seconds": progress.seconds,
-        "optimizer": optimizer.numbers(),
-        "carry": None if progress.carry is None else len(progress.carry),
-        **about,
-    }
-    write_json(state / "trainer.json", trainer)
-
-
-def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({n: t.detach().contiguous() for n, t in tensors.items()}, path, metadata={"format": "pt"})
-
-
-def _size(model: nn.Module, optimizer: Optimizer) -> int:
-    weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    state = sum(t.numel() * t.element_size() for t in optimizer.tensors().values())
-    return weights * (2 if optimizer.averages else 1) + state + (1 << 20)
 
 
 def _copy_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -296,10 +237,6 @@ def _copy_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def _tied(model: nn.Module) -> set[str]:
     """Names of tensors that are another parameter."""
     return set(getattr(model, "_tied_weights_keys", None) or {}) if model.config.tie_word_embeddings else set()  # type: ignore[union-attr]
-
-
-def _flat(carry: list[dict[str, Tensor] | None]) -> dict[str, Tensor]:
-    return {f"{i}/{name}": tensor for i, state in enumerate(carry) for name, tensor in (state or {}).items()}
 
 
 def _load_carry(

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from elman_core.metrics import read_metrics
+from elman_core.model.checkpoint import newest_good
 from elman_core.registry import CheckpointError, ConfigError
-from elman_core.storage import now, remove_leftovers
+from elman_core.storage import check_folder, now, remove_leftovers
 
-from .checkpoint import Position, Progress, last_good, read_progress, set_aside
+from .checkpoint import Position, Progress, read_progress, set_aside
 from .loop import Trainer
 from .plan import Plan, decide
 from .ranks.group import Ranks, join
@@ -156,7 +157,7 @@ def _position(folder: RunFolder) -> Position:
     """
     for place in (folder.path, folder.checkpoints):
         remove_leftovers(place)
-    checkpoint = last_good(folder.checkpoints)
+    checkpoint = newest_good(folder.checkpoints, check_folder)
     if checkpoint is None and folder.manifest.get("status") == "ok":
         done = folder.manifest.get("steps_done", 0)
         raise CheckpointError(
