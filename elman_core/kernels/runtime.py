@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
@@ -167,6 +167,14 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     kind = x.device.type
     on = has_autocast(kind) and torch.is_autocast_enabled(kind)
     return torch.autocast(kind, enabled=False) if on else nullcontext()
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """A context in which autograd records inside an operator, too: below a `TorchDispatchMode`, torch has switched it off."""
+    private: Any = torch._C
+    with torch.enable_grad(), private._SetExcludeDispatchKeyGuard(private.DispatchKey.AutogradFunctionality, False):
+        yield
 
 
 def autocast_dtype(weight: Tensor) -> torch.dtype:

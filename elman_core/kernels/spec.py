@@ -34,6 +34,14 @@ def limit(name: str, **counts: tuple[int, int, int]) -> None:
             raise ConfigError(f"{name}: a kernel takes {least} to {most} {what.replace('_', ' ')}, not {given}")
 
 
+def _h(h: Tensor, *_rest: Any) -> Tensor:
+    return h
+
+
+def _nothing(_of: Any) -> Outputs:
+    return {}
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
     """A cell in C++ and in PyTorch. Compiled modules are cached by cell, so a cell is equal only to itself.
@@ -57,7 +65,7 @@ class Cell:
     header: Path
     type: str
     reference: Callable[..., Any]
-    readout: Callable[..., Tensor] = lambda h, *_rest: h
+    readout: Callable[..., Tensor] = _h
     update: Callable[..., Tensor] | None = None
     extras: tuple[str, ...] = ()
     uses_a: bool = False
@@ -159,8 +167,8 @@ class KernelSpec:
     emulated: tuple[Case, ...] = ()
     builds: Callable[[Target, str, Sequence[int], Sequence[torch.dtype]], Sequence[Extension]] | None = None
     module: Callable[[Target, Case], Extension] | None = None
-    visible: Callable[[Inputs], Outputs] = lambda _inputs: {}
-    after: Callable[[torch.device], None] = lambda _device: None
+    visible: Callable[[Inputs], Outputs] = _nothing
+    after: Callable[[torch.device], object] = _nothing
     python: tuple[Path, ...] = ()
     record: Path | None = None
     rounded: str = "reference"

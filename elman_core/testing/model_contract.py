@@ -6,6 +6,7 @@ B batch, T time, V vocabulary.
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from elman_core.registry import ConfigError
 
@@ -179,6 +181,17 @@ class ModelContract(Harness):
             optimizer.step()
             losses.append(loss.item())
         assert losses[-1] < losses[0], losses
+
+    def test_a_pickled_copy_and_a_dispatch_mode_train_the_same(self, opts: Options) -> None:
+        """Spawned processes get the model as a pickle; counters of operations are dispatch modes, which switch autograd off."""
+        model, tokens_BT = self.build(opts, torch.float64).train(), self.tokens()
+        copied = pickle.loads(pickle.dumps(model))
+        with FlopCounterMode(display=False):
+            model(tokens_BT, labels=tokens_BT).loss.backward()
+        copied(tokens_BT, labels=tokens_BT).loss.backward()
+        for (name, p), q in zip(model.named_parameters(), copied.parameters(), strict=True):
+            assert p.grad is not None, f"no gradient reaches {name} under a dispatch mode"
+            assert_close(p.grad, q.grad, what=f"the gradient of {name}")
 
     # errors -----------------------------------------------------------------------------------------------------------
 

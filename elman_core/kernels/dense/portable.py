@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from elman_core.kernels.runtime import without_autocast
+from elman_core.kernels.runtime import recording, without_autocast
 from elman_core.kernels.spec import Cell
 
 LONGEST_SUM = 16384  # places (time steps times rows) of one float32 product
@@ -162,7 +162,7 @@ def restarted(h: Tensor, starts: Tensor | None) -> Tensor:
 
 def _slopes(function: Callable[..., Tensor], inputs: Sequence[Tensor], weight: Tensor) -> list[Tensor | None]:
     """weight · ∂function/∂input for each input of a pointwise function; None if the function does not depend on it."""
-    with torch.enable_grad():
+    with recording():
         leaves = [x.detach().requires_grad_() for x in inputs]
         result = function(*leaves)
         return list(torch.autograd.grad(result, leaves, weight, allow_unused=True))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from elman_core.kernels.runtime import results
+from elman_core.kernels.runtime import recording, results
 
 Step = Callable[..., tuple[Tensor, ...]]
 """`step(*states, *streams, *vectors) -> (*new states, y)`, for any number of leading dimensions."""
@@ -65,7 +65,7 @@ def backward(
     starts_TB: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """The gradients of the streams, of the vectors and of h_0 (S, B, d)."""
-    with torch.enable_grad():
+    with recording():
         states = [h.detach().requires_grad_() for h in before_TSBd.unbind(1)]
         inputs = [x.detach().requires_grad_() for x in (*streams, *vectors)]
         *new, y_TBd = step(*states, *inputs)

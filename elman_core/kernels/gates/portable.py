@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.elementwise import portable as elementwise
-from elman_core.kernels.runtime import results
+from elman_core.kernels.runtime import recording, results
 
 Step = Callable[..., tuple[Tensor, ...]]
 """`step(p, u, *states) -> new states`: p, u are tuples of k tensors; any number of leading dimensions. h is the first state."""
@@ -70,7 +70,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u and p (T, B, k d), and of the first states (S, B, d)."""
     gates = len(w_Gd) // w_Gd.shape[1]
-    with torch.enable_grad():
+    with recording():
         states = [h.detach().requires_grad_() for h in before_TSBd.unbind(1)]
         p, u = p_TBG.detach().requires_grad_(), u_TBG.detach().requires_grad_()
         new = step(p.chunk(gates, -1), u.chunk(gates, -1), *states)

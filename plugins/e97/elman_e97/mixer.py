@@ -31,10 +31,6 @@ class E97Mixer(MatrixMixer):
 
     torch_init = ("write_gate_proj", "erase_gate_proj", "value_write_gate_proj")
 
-    def __init__(self, dim: int, config: E97Config, layer_idx: int = 0) -> None:
-        super().__init__(dim, config, layer_idx)
-        self.kernel = e97_raw if config.raw_write else e97
-
     @classmethod
     def maps(cls, config: E97Config) -> dict[str, int]:
         erase = 0 if config.raw_write else config.keys
@@ -48,4 +44,5 @@ class E97Mixer(MatrixMixer):
         if not config.raw_write:
             parts.insert(2, torch.sigmoid(projected["erase_gate_proj"]))
         heads = (x.unflatten(-1, (config.n_heads, -1)) for x in parts)
-        return self.kernel(*heads, decay_BTH, projected.get("write_gate_proj"), **rest)
+        kernel = e97_raw if config.raw_write else e97
+        return kernel(*heads, decay_BTH, projected.get("write_gate_proj"), **rest)
