@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .cli._text import columns, dump, free_folder, table, wrapped
+    from .cli._text import columns, dump, free_folder, print, table, wrapped
     from .cli.train import read_settings
     from .data import standard_library_corpus
     from .locks import MACHINE_WIDE, Lock, holder, is_locked, lock_soon
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .training.text import open_text
 
 _NAMES = {
-    "cli._text": "columns dump free_folder table wrapped",
+    "cli._text": "columns dump free_folder print table wrapped",
     "cli.train": "read_settings",
     "data": "standard_library_corpus",
     "locks": "MACHINE_WIDE Lock holder is_locked lock_soon",

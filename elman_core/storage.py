@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from elman_core.registry.errors import CheckpointError, ConfigError, StorageError, printable
+from elman_core.registry.errors import DIRECTIONS, CheckpointError, ConfigError, StorageError, printable
 
 CHECKSUMS = "checksums.json"
 DIGEST = "digest"
@@ -70,9 +70,9 @@ def require_text(*names: str | Path | None) -> None:
             whole = str(Path(name).expanduser().resolve())
         except (OSError, RuntimeError) as error:
             raise ConfigError(f"{name} cannot be used: {getattr(error, 'strerror', None) or error}") from error
-        if (shown := printable(whole)) != whole:
+        if printable(whole, DIRECTIONS) != whole:
             raise ConfigError(
-                f"{shown}: a recipe cannot store names with control characters or outside UTF-8; rename it"
+                f"{printable(whole)}: a recipe cannot store names with control characters or outside UTF-8; rename it"
             )
 
 

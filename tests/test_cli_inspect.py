@@ -41,10 +41,11 @@ def test_a_shell_can_be_told_the_commands(tmp_path: Path) -> None:
     assert "_ELMAN_COMPLETE" in (tmp_path / ".bash_completions" / "elman.sh").read_text()
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the second is that of the C locale
 def test_a_terminal_without_the_characters_of_an_equation_gets_them_escaped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: str
 ) -> None:
-    with (tmp_path / "out").open("w", encoding="ascii") as file:
+    with (tmp_path / "out").open("w", encoding="ascii", errors=errors) as file:
         monkeypatch.setattr("sys.stdout", file)
         assert main(["show", "e88"]) == 0
     assert r"S_{t-1}\u1d40 k_t" in (tmp_path / "out").read_text()

@@ -13,6 +13,7 @@ from train_helpers import closed_pipe, files_of_at_most
 
 from elman_core.cli import main
 from elman_core.model import LadderForCausalLM, LadderLM
+from elman_core.registry.errors import printable
 
 toys = toy_mixers.toys  # for every test here
 
@@ -32,26 +33,27 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def elman(capsys, *words):
+def elman(capsysbinary, *words):
     code = main([str(w) for w in words])
-    return code, *capsys.readouterr()
+    return code, *(said.decode("utf-8", "replace") for said in capsysbinary.readouterr())
 
 
-def test_generate_writes_text_and_repeats_with_a_seed(run, capsys):
-    first, second, other = (elman(capsys, "generate", run, "-p", "hello", "-n", 40, "--seed", s) for s in (1, 1, 2))
+def test_generate_writes_text_and_repeats_with_a_seed(run, capsysbinary):
+    first, second, other = (
+        elman(capsysbinary, "generate", run, "-p", "hello", "-n", 40, "--seed", s) for s in (1, 1, 2)
+    )
     assert first == second != other
     assert (first[0], other[0], first[2]) == (0, 0, "")
-    assert first[1].endswith("\n")
     assert len(first[1]) > 10
 
 
 @pytest.mark.parametrize("words", [["generate", "-n", "40"], ["list"]])
-def test_a_reader_who_has_gone_is_no_error(words, run, capsys, monkeypatch):
+def test_a_reader_who_has_gone_is_no_error(words, run, capsysbinary, monkeypatch):
     words = [words[0], str(run), *words[1:]] if words[0] == "generate" else words
     with closed_pipe() as file:
         monkeypatch.setattr("sys.stdout", file)
         assert main(words) == 0
-    assert capsys.readouterr().err == ""
+    assert capsysbinary.readouterr().err == b""
 
 
 def test_a_closed_standard_output_is_no_error(run, monkeypatch):
@@ -60,23 +62,23 @@ def test_a_closed_standard_output_is_no_error(run, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
-def test_a_seed_has_64_bits(seed, run, capsys):
-    code, out, err = elman(capsys, "generate", run, "--seed", seed)
+def test_a_seed_has_64_bits(seed, run, capsysbinary):
+    code, out, err = elman(capsysbinary, "generate", run, "--seed", seed)
     assert (code, out, err) == (2, "", f"elman: the seed must fit in 64 bits, not {seed}\n")
 
 
-def test_prompts_come_from_an_option_a_file_or_standard_input(run, capsys, tmp_path, monkeypatch):
+def test_prompts_come_from_an_option_a_file_or_standard_input(run, capsysbinary, tmp_path, monkeypatch):
     greedy = ("-n", 20, "-t", 0, "--stop", "none")
-    expected = elman(capsys, "generate", run, "-p", "hé\x1e", *greedy)
+    expected = elman(capsysbinary, "generate", run, "-p", "hé\x1e", *greedy)
     file = tmp_path / "prompt"
     file.write_bytes("hé\x1e".encode())
-    assert elman(capsys, "generate", run, "-f", file, *greedy) == expected
+    assert elman(capsysbinary, "generate", run, "-f", file, *greedy) == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
-    assert elman(capsys, "generate", run, "-", *greedy) == expected
-    assert elman(capsys, "generate", run, "-p", "other", *greedy) != expected
+    assert elman(capsysbinary, "generate", run, "-", *greedy) == expected
+    assert elman(capsysbinary, "generate", run, "-p", "other", *greedy) != expected
 
 
-def test_weights_are_as_saved_on_a_cpu_in_bf16_on_a_gpu_or_as_asked(run, capsys, monkeypatch):
+def test_weights_are_as_saved_on_a_cpu_in_bf16_on_a_gpu_or_as_asked(run, capsysbinary, monkeypatch):
     from elman_core.cli import generate as command
     from elman_core.model import checkpoint
 
@@ -85,7 +87,7 @@ def test_weights_are_as_saved_on_a_cpu_in_bf16_on_a_gpu_or_as_asked(run, capsys,
         checkpoint, "load_checkpoint", lambda *a, dtype, **k: asked.append(dtype) or real(*a, dtype=dtype, **k)
     )
     for words in ((), ("--dtype", "bf16"), ("--dtype", "fp32")):
-        assert elman(capsys, "generate", run, "-p", "x", "-n", 3, *words)[0] == 0
+        assert elman(capsysbinary, "generate", run, "-p", "x", "-n", 3, *words)[0] == 0
     assert asked == [None, "bfloat16", "float32"]
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     assert command._storage(None, torch.device("cuda:1")) == "bfloat16"
@@ -93,28 +95,40 @@ def test_weights_are_as_saved_on_a_cpu_in_bf16_on_a_gpu_or_as_asked(run, capsys,
     assert command._storage(None, torch.device("cuda")) is None
 
 
-def test_several_samples_are_numbered(run, capsys):
-    code, out, _ = elman(capsys, "generate", run, "-n", 15, "--num", 3, "--seed", 1)
+def test_several_samples_are_numbered(run, capsysbinary):
+    code, out, _ = elman(capsysbinary, "generate", run, "-n", 15, "--num", 3, "--seed", 1)
     assert code == 0
     assert [line for line in out.splitlines() if line.startswith("--- ")] == ["--- 1 of 3", "--- 2 of 3", "--- 3 of 3"]
 
 
-def test_a_stop_byte_ends_the_text(run, capsys):
-    _, whole, _ = elman(capsys, "generate", run, "-p", "x", "-n", 60, "-t", 0, "--stop", "none")
+def test_a_stop_byte_ends_the_text(run, capsysbinary):
+    _, whole, _ = elman(capsysbinary, "generate", run, "-p", "x", "-n", 60, "-t", 0, "--stop", "none")
     model = LadderForCausalLM.from_pretrained(run / "checkpoints" / "step-00000010").eval()
     ids = model.generate(torch.tensor([[120]]), max_new_tokens=60, do_sample=False, eos_token_id=None)[0, 1:].tolist()
-    assert whole == bytes(ids).decode("utf-8", "replace") + "\n"
+    assert whole == bytes(ids).decode("utf-8", "replace")
     stop = ids[7]
-    _, cut, said = elman(capsys, "generate", run, "-p", "x", "-n", 60, "-t", 0, "--stop", hex(stop))
-    assert cut == bytes(ids[: ids.index(stop)]).decode("utf-8", "replace") + "\n"
+    _, cut, said = elman(capsysbinary, "generate", run, "-p", "x", "-n", 60, "-t", 0, "--stop", hex(stop))
+    assert cut == bytes(ids[: ids.index(stop)]).decode("utf-8", "replace")
     assert f"ended after {ids.index(stop)} of 60 bytes, at the stop byte 0x{stop:02x}; --stop none continues" in said
 
 
-def test_a_terminal_shows_the_prompt_too(run, capsys, monkeypatch):
-    words = ("generate", run, "-p", "x", "-n", 9, "-t", 0, "--stop", "none")
-    _, piped, _ = elman(capsys, *words)
+def test_a_pipe_gets_every_byte_and_a_terminal_the_prompt_and_text_that_controls_nothing(
+    run, capsysbinary, monkeypatch
+):
+    written = [*range(256), *"é".encode(), *"\u202e".encode()]
+    monkeypatch.setattr(
+        "elman_core.generation.generate_bytes", lambda *_, num, **__: ([byte] * num for byte in written)
+    )
+    words = ["generate", str(run), "-p", "\x1b[2J", "-n", "9", "--stop", "none"]
+    assert main(words) == 0
+    assert capsysbinary.readouterr().out == bytes(written)
+    assert main([*words, "--num", "2"]) == 0
+    assert capsysbinary.readouterr().out == b"--- 1 of 2\n%b\n--- 2 of 2\n%b\n" % (bytes(written), bytes(written))
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
-    assert elman(capsys, *words)[1] == "x" + piped
+    shown = printable("\x1b[2J" + bytes(written).decode(errors="replace"), "\n\t") + "\n"
+    assert elman(capsysbinary, *words)[1] == shown
+    assert r"\x1b[2J\x00" in shown
+    assert r"é\u202e" in shown
 
 
 @pytest.mark.parametrize(
@@ -131,24 +145,24 @@ def test_a_terminal_shows_the_prompt_too(run, capsys, monkeypatch):
         (("RUN", "--num", "0"), "num"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(words, message, run, capsys):
-    code, out, err = elman(capsys, "generate", *(run if w == "RUN" else w for w in words))
+def test_bad_input_is_one_line_and_exit_code_2(words, message, run, capsysbinary):
+    code, out, err = elman(capsysbinary, "generate", *(run if w == "RUN" else w for w in words))
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
 
 
-def test_a_slip_in_the_name_of_a_run_is_not_asked_of_the_hub(capsys, tmp_path, monkeypatch):
+def test_a_slip_in_the_name_of_a_run_is_not_asked_of_the_hub(capsysbinary, tmp_path, monkeypatch):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "manifest.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    assert elman(capsys, "generate", "runs/mime", "-p", "x") == (2, "", "elman: there is no folder 'runs/mime'\n")
-    code, _, said = elman(capsys, "generate", "someone/model", "-p", "x")
+    assert elman(capsysbinary, "generate", "runs/mime", "-p", "x") == (2, "", "elman: there is no folder 'runs/mime'\n")
+    code, _, said = elman(capsysbinary, "generate", "someone/model", "-p", "x")
     assert (code, "someone/model cannot be loaded" in said) == (2, True), "that is, or may be, a name on the hub"
 
 
-def test_export_writes_a_model_that_loads(run, capsys, tmp_path):
-    code, out, err = elman(capsys, "export", run, tmp_path / "out", "--dtype", "bf16")
+def test_export_writes_a_model_that_loads(run, capsysbinary, tmp_path):
+    code, out, err = elman(capsysbinary, "export", run, tmp_path / "out", "--dtype", "bf16")
     assert (code, err) == (0, "")
     assert "in bfloat16" in out
     model = LadderForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
@@ -158,10 +172,10 @@ def test_export_writes_a_model_that_loads(run, capsys, tmp_path):
     assert not [p for p in tmp_path.iterdir() if "partial" in p.name]
 
 
-def test_export_keeps_the_weights_bit_for_bit_and_an_edited_card(run, capsys, tmp_path):
+def test_export_keeps_the_weights_bit_for_bit_and_an_edited_card(run, capsysbinary, tmp_path):
     checkpoint = run / "checkpoints" / "step-00000010"
     (checkpoint / "README.md").write_text("my card")
-    assert elman(capsys, "export", run, tmp_path / "out")[0] == 0
+    assert elman(capsysbinary, "export", run, tmp_path / "out")[0] == 0
     before, after = (load_file(f / "model.safetensors") for f in (checkpoint, tmp_path / "out"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[n], after[n]) for n in before)
@@ -170,13 +184,13 @@ def test_export_keeps_the_weights_bit_for_bit_and_an_edited_card(run, capsys, tm
     assert configs[0] == configs[1]
 
 
-def test_export_of_the_last_weights(run, capsys, tmp_path):
+def test_export_of_the_last_weights(run, capsysbinary, tmp_path):
     checkpoint = run / "checkpoints" / "step-00000010"
     last = {n: t + 1 for n, t in load_file(checkpoint / "model.safetensors").items()}
     (checkpoint / "state").mkdir()
     save_file(last, checkpoint / "state" / "last.safetensors", {"format": "pt"})
     for weights, shift in (("average", 0), ("last", 1)):
-        assert elman(capsys, "export", run, tmp_path / weights, "--weights", weights)[0] == 0
+        assert elman(capsysbinary, "export", run, tmp_path / weights, "--weights", weights)[0] == 0
         out = load_file(tmp_path / weights / "model.safetensors")
         assert all(
             torch.equal(out[n], last[n] - 1 + shift) or torch.equal(out[n], last[n]) == bool(shift) for n in last
@@ -184,21 +198,21 @@ def test_export_of_the_last_weights(run, capsys, tmp_path):
         assert torch.equal(out["model.norm.weight"], torch.full((16,), 1.0 + shift))
 
 
-def test_export_to_a_full_disk_is_one_line_and_leaves_nothing(run, capsys, tmp_path):
+def test_export_to_a_full_disk_is_one_line_and_leaves_nothing(run, capsysbinary, tmp_path):
     with files_of_at_most(8000):
-        code, _, err = elman(capsys, "export", run, tmp_path / "out")
+        code, _, err = elman(capsysbinary, "export", run, tmp_path / "out")
     assert (code, len(err.splitlines())) == (1, 1)
     assert "cannot write" in err
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
-def test_export_overwrites_nothing_and_leaves_nothing_behind(run, capsys, tmp_path):
+def test_export_overwrites_nothing_and_leaves_nothing_behind(run, capsysbinary, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").touch()
-    code, _, err = elman(capsys, "export", run, tmp_path / "out")
+    code, _, err = elman(capsysbinary, "export", run, tmp_path / "out")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "nothing is overwritten" in err
     shutil.rmtree(run / "checkpoints" / "step-00000010" / "state", ignore_errors=True)
     (run / "checkpoints" / "step-00000010" / "config.json").unlink()
-    assert elman(capsys, "export", run, tmp_path / "other")[0] == 2
+    assert elman(capsysbinary, "export", run, tmp_path / "other")[0] == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "run"]

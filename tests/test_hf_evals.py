@@ -46,13 +46,17 @@ def test_the_likelihood_of_a_document_is_that_of_the_whole_forward(variant):
 class StandIn:
     """The harness's Hugging Face model, as far as it is used."""
 
-    def __init__(self, pretrained, **_):
+    def __init__(self, pretrained, max_length=None, **_):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.model = AutoModelForCausalLM.from_pretrained(pretrained).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(pretrained)
         self.prefix_token_id = self.tokenizer.bos_token_id
+        self._max_length = max_length and int(max_length)
         self.cache_hook = types.SimpleNamespace(add_partial=lambda *_: None)
+
+    def _detect_batch_size(self, requests, pos):
+        return self.max_length
 
     def tok_encode(self, text, add_special_tokens):
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -106,6 +110,14 @@ def test_bits_per_byte_through_the_harness_are_those_of_elman_eval(harness, save
     assert harness.words[:3] == ["run", "--model", "elman"]
     assert harness.words[-2:] == ["--device", "cpu"]
     assert sys.argv == before
+
+
+def test_a_context_is_never_cut_unless_asked(harness, saved):
+    assert main([str(saved), "--data", str(saved / "text")]) == 0  # registers the model type
+    whole, cut = harness.models["elman"](saved), harness.models["elman"](saved, max_length=64)
+    assert (whole.max_length > 10**9, cut.max_length) == (True, 64)
+    tried = [(m._detect_batch_size([1]), m._detect_batch_size(), m.max_length) for m in (whole, cut)]
+    assert tried == [(sys.maxsize, 2048, sys.maxsize), (64, 64, 64)], "no batch of endless rows is tried"
 
 
 def test_what_is_asked_wrongly_is_one_line(harness, saved, capsys):

@@ -11,7 +11,6 @@ import atexit
 import functools
 import gc
 import importlib
-import io
 import logging
 import os
 import sys
@@ -21,6 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from elman_core import __version__
+from elman_core._streams import ready_to_print
 
 # The commands of each module, or its group, in the order of the help; `_` ends what would hide a word of Python.
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -138,7 +138,7 @@ def _say_version(asked: bool) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script passes it to `sys.exit`)."""
-    _ready_to_print()
+    ready_to_print()
     atexit.register(gc.freeze)  # the interpreter's last collections would walk every object of every import
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for handler in logging.getLogger().handlers:
@@ -177,22 +177,11 @@ def main(argv: list[str] | None = None) -> int:
         return code
 
 
-def _ready_to_print() -> None:
-    """Replace streams that the shell has closed (>&-); escape characters that the terminal's encoding lacks."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
-        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
-
-
 class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         from elman_core.registry.errors import printable
 
-        said = super().format(record)
-        return printable(said) if record.name == "elman_core" else said
+        return printable(super().format(record), "" if record.name == "elman_core" else "\n\t")
 
 
 def _unexpected(error: BaseException) -> int:

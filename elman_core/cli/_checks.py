@@ -135,11 +135,11 @@ class Plugin:
 
     def _wheel(self) -> str:
         """Builds the wheel: hatchling omits what .gitignore matches, so a kernel might be published without its sources."""
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
+        command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
         if importlib.util.find_spec("hatchling") is not None:
             command += ["--no-build-isolation"]  # no network needed
         with tempfile.TemporaryDirectory() as out:
-            done = subprocess.run([*command, "-w", out, str(self.folder)], capture_output=True, text=True, check=False)
+            done = _said([*command, "-w", out, str(self.folder)])
             if done.returncode:
                 return " ".join(done.stderr.split())[-300:] or "pip could not build it"
             (wheel,) = Path(out).glob("*.whl")
@@ -150,6 +150,10 @@ class Plugin:
         }
         missing = sorted(wanted - held)
         return f"missing in {wheel.name}: {', '.join(missing)}" if missing else ""
+
+
+def _said(command: list[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
 
 
 def _modules(tree: ast.Module) -> Iterator[str]:
@@ -214,7 +218,7 @@ def tests_of(folder: Path) -> tuple[int, str]:
     if is_missing("pytest"):
         return 1, "pytest is not installed: pip install pytest"
     command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "tests"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = _said(command, folder)
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in done.stdout.strip().splitlines() or [done.stderr.strip()]]
     if done.returncode:
         kinds = ("FAILED", "ERROR"), "E ", "INTERNALERROR>"  # the last line of an error in pytest itself says why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import json
 import shutil
@@ -12,12 +13,21 @@ from pathlib import Path
 from typing import Any
 
 
+def print(*values: object, **how: Any) -> None:
+    """As the built-in function, but no name that it prints controls the terminal: see `printable`."""
+    from elman_core.registry.errors import printable
+
+    builtins.print(*(printable(str(value), "\n\t") for value in values), **how)
+
+
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), indent: int = 2) -> str:
     """Rows in aligned columns; numbers align to the right.
 
     The last column wraps at the width of the terminal. A last cell with too little room there stands below its row.
     """
-    cells = [list(r) for r in ([header] if header else []) + list(rows)]
+    from elman_core.registry.errors import printable
+
+    cells = [[printable(cell) for cell in r] for r in ([header] if header else []) + list(rows)]
     if not cells:
         return ""
     widths = [max(len(r[i]) for r in cells) for i in range(len(cells[0]) - 1)]
@@ -50,8 +60,8 @@ def columns() -> int | None:
 
 
 def dump(value: Any) -> str:
-    """JSON for `--json`: what is not JSON is written as text."""
-    return json.dumps(value, indent=2, default=str, ensure_ascii=False)
+    """JSON for `--json`, in ASCII, which every terminal and pipe takes; what is not JSON is written as text."""
+    return json.dumps(value, indent=2, default=str)
 
 
 def free_folder(name: str) -> Path:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from ._text import print
+
 group = typer.Typer(help="Look at a training text.", no_args_is_help=True)
 
 
@@ -25,6 +27,7 @@ def info(
     parts = split(data.size, heldout)
     TrainingWindows(data, parts, chunk_size, rows=1, seed=0)
     looked_at = data.read(0, 16 << 20)
+    texts = looked_at != SEPARATOR
     facts: dict[str, object] = {
         "path": str(file),
         **data.fingerprint(),
@@ -32,7 +35,7 @@ def info(
         "heldout_bytes": parts.heldout_bytes,
         "heldout_share": round(parts.heldout_bytes / data.size, 4),
         "heldout_block": parts.block,
-        "documents_in_first_16_MiB": int((looked_at == SEPARATOR).sum()),
+        "documents_in_first_16_MiB": int(texts[0]) + int((texts[1:] & ~texts[:-1]).sum()),
         "distinct_bytes_in_first_16_MiB": len(set(looked_at.tobytes())),
     }
     if len(parts.heldout_runs):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from ._text import free_folder
+from ._text import free_folder, print
 
 PRESET = "demo"
 PROMPTS = ("import ", "def ", "class ")

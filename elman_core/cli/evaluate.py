@@ -7,6 +7,8 @@ from typing import Any
 
 import typer
 
+from ._text import print
+
 
 def eval_(
     model: str = typer.Argument(help="A run, a checkpoint folder, pretrained/NAME or a hub id."),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ._text import print
 from .kernels import DTYPES
 
 Precision = Literal["fp32", "bf16", "fp16"]

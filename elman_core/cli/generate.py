@@ -5,11 +5,13 @@ from __future__ import annotations
 import codecs
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ._text import print
 from .export import Precision
 from .kernels import DTYPES
 
@@ -49,7 +51,7 @@ def generate(
 ) -> None:
     """Continue a prompt with a model.
 
-    A terminal shows the prompt before the new text; a pipe or a file gets the new text alone.
+    A terminal shows the prompt before the new text; a pipe or a file gets the new bytes alone, as the model wrote them.
     """
     import torch
 
@@ -68,22 +70,22 @@ def generate(
         stops = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
     if chosen.type == "cpu" and ladder.num_parameters() < SMALL:
         torch.set_num_threads(1)
-    echo = prompt if prompt is not None and sys.stdout.isatty() else ""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    write, terminal = _writer(), sys.stdout.isatty()
+    echo = text if prompt is not None and terminal else b""
     samples: list[bytearray] = [bytearray() for _ in range(num)]
     if num == 1:
-        _write(echo)
+        write(echo)
     for row in generate_bytes(ladder, text, max_new_bytes=count, num=num, how=how, stop=stops, seed=seed):
         for sample, byte in zip(samples, row, strict=True):
             if byte is not None:
                 sample.append(byte)
                 if num == 1:
-                    _write(decoder.decode(bytes([byte])))
+                    write(bytes([byte]))
     if num == 1:
-        _write(decoder.decode(b"", final=True) + "\n")
+        write(b"\n" if terminal else b"")
     else:
         for index, sample in enumerate(samples, 1):
-            _write(f"--- {index} of {num}\n{echo}{sample.decode('utf-8', 'replace')}\n")
+            write(b"--- %d of %d\n%b%b\n" % (index, num, echo, sample))
     if early := [len(sample) for sample in samples if len(sample) < count]:
         which = "the sample" if num == 1 else f"{len(early)} of {num} samples"
         bytes_ = " or ".join(f"0x{stop:02x}" for stop in sorted(stops))
@@ -103,10 +105,21 @@ def _storage(asked: Precision | None, device: Any) -> str | None:
     return DTYPES[asked]
 
 
-def _write(text: str) -> None:
-    if text:
-        sys.stdout.write(text)
+def _writer() -> Callable[[bytes], None]:
+    """What writes bytes: as they are into a pipe or a file, as text that controls nothing on a terminal."""
+    from elman_core.registry.errors import printable
+
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    raw = None if sys.stdout.isatty() else getattr(sys.stdout, "buffer", None)
+
+    def write(text: bytes) -> None:
+        if raw is not None:
+            raw.write(text)
+        else:
+            sys.stdout.write(printable(decoder.decode(text), "\n\t"))
         sys.stdout.flush()
+
+    return write
 
 
 def _prompt(source: str | None, prompt: str | None, file: Path | None) -> bytes:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._text import columns, dump, table
+from ._text import columns, dump, print, table
 
 if TYPE_CHECKING:
     from elman_core.registry import Resolved, Variant

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ._text import dump, table
+from ._text import dump, print, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -278,7 +278,8 @@ def _progress(name: str) -> Any:
         return None
 
     def show(done: int, total: int) -> None:
-        print(f"\r{name}: case {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        sys.stderr.write(f"\r{name}: case {done} of {total}" + "\n" * (done == total))
+        sys.stderr.flush()
 
     return show
 

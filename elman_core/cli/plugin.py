@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from ._text import print
+
 
 def new(
     name: Annotated[str, typer.Argument(help="Name of the variant, in lower case, such as e99.")],

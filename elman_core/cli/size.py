@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._text import dump, table
+from ._text import dump, print, table
 from .inspect import Json, Sets, variant_options
 
 SHOWN = 4  # candidates around a target; the list over all widths is shown whole

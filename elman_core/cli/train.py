@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ._text import print
+
 if TYPE_CHECKING:
     from elman_core.training import Result, Settings
     from elman_core.training.text import Text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from lm_eval.api.registry import register_model
@@ -15,7 +16,7 @@ from .scoring import document_loglikelihood
 
 @register_model("elman")
 class ElmanLM(HFLM):
-    """The harness's own Hugging Face model, reading runs as well as checkpoints, and documents of any length whole.
+    """The harness's own Hugging Face model, reading runs as well as checkpoints, and documents and contexts whole.
 
     Args:
         pretrained: a run, a checkpoint folder or a hub id. All else is as for the harness's `hf`.
@@ -25,6 +26,20 @@ class ElmanLM(HFLM):
         if isinstance(pretrained, str) and os.path.isdir(pretrained):
             pretrained = str(find_checkpoint(pretrained))
         super().__init__(pretrained=pretrained, **kwargs)
+
+    @property
+    def max_length(self) -> int:
+        """The most bytes of a context: a state has no window, so all of it unless `max_length` was given."""
+        return self._max_length or sys.maxsize
+
+    def _detect_batch_size(self, requests: Any = None, pos: int = 0) -> int:
+        """Without requests, the harness tries rows of the most bytes: here, of the window that the model recommends."""
+        given = self._max_length
+        self._max_length = given or (None if requests else self.model.config.max_position_embeddings)
+        try:
+            return int(super()._detect_batch_size(requests, pos))
+        finally:
+            self._max_length = given
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood, in nats, of each document after the separator byte."""

@@ -98,12 +98,14 @@ class KernelTimeoutError(KernelError):
     """A launch that gave up waiting for the GPU: its results are invalid, and say nothing about the kernel."""
 
 
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+DIRECTIONS = "".join(map(chr, (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))))
+"""The characters that change the direction of text: with them a terminal shows one name as another."""
+_UNPRINTABLE = re.compile(f"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{DIRECTIONS}]")
 
 
-def printable(text: str) -> str:
-    """`text` on one line: control characters and bytes that are not UTF-8 are escaped."""
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+def printable(text: str, keep: str = "") -> str:
+    """`text` on one line: control characters, marks of direction and bytes that are not UTF-8 are escaped, unless in `keep`."""
+    return _UNPRINTABLE.sub(lambda at: at[0] if at[0] in keep else at[0].encode("unicode_escape").decode(), text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -19,6 +19,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Column
 from rich.text import Text
 
+from elman_core.registry.errors import printable
+
 WIDE = 100
 """Columns of a terminal whose progress bar leaves room for every figure."""
 
@@ -74,7 +76,7 @@ class Display:
                 self.console.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
             )
             text = wrapper.fill(text)
-        self.console.print(Text(text), soft_wrap=True)
+        self.console.print(Text(printable(text, "\n")), soft_wrap=True)
 
     @contextmanager
     def progress(self, total: float, done: float, step: int) -> Iterator[None]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from elman_core import option
+from elman_core.kernels import MatrixKernel
 from elman_core.nn import MatrixConfig, MatrixMixer
 
 from .op import e97, e97_raw
@@ -31,6 +32,10 @@ class E97Mixer(MatrixMixer):
 
     torch_init = ("write_gate_proj", "erase_gate_proj", "value_write_gate_proj")
 
+    @property
+    def kernel(self) -> MatrixKernel:  # type: ignore[override]  # not an attribute: a pickle of a model holds no kernel
+        return e97_raw if self.config.raw_write else e97
+
     @classmethod
     def maps(cls, config: E97Config) -> dict[str, int]:
         erase = 0 if config.raw_write else config.keys
@@ -44,5 +49,4 @@ class E97Mixer(MatrixMixer):
         if not config.raw_write:
             parts.insert(2, torch.sigmoid(projected["erase_gate_proj"]))
         heads = (x.unflatten(-1, (config.n_heads, -1)) for x in parts)
-        kernel = e97_raw if config.raw_write else e97
-        return kernel(*heads, decay_BTH, projected.get("write_gate_proj"), **rest)
+        return self.kernel(*heads, decay_BTH, projected.get("write_gate_proj"), **rest)

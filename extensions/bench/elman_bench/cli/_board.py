@@ -14,6 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from elman_core.extension import printable
+
 if TYPE_CHECKING:
     from elman_bench.jobs.job import Job, State
     from elman_core.extension import TrainSettings
@@ -57,7 +59,8 @@ class Board:
 
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
         width = self.console.width if self.console.is_terminal else None
-        self.console.print(Text(wrapped(f"[{minutes:3d}:{seconds:02d}] {text}", width)), soft_wrap=True)
+        said = wrapped(f"[{minutes:3d}:{seconds:02d}] {printable(text)}", width)
+        self.console.print(Text(said), soft_wrap=True)
 
     def tick(self, states: Sequence[State]) -> None:
         self.states = states
@@ -74,8 +77,8 @@ class Board:
         for state in sorted(self.states, key=_rank)[:room]:
             contended = " contended" if state.contended else ""
             where = state.attempts[-1].slot if state.status == "running" and state.attempts else ""
-            status = Text(state.status + contended, _STYLES.get(state.status, "red"))
-            rows.append((Text(state.id), status, Text(where), Text(self.far(state))))
+            status = Text(printable(state.status) + contended, _STYLES.get(state.status, "red"))
+            rows.append((Text(state.id), status, Text(printable(where)), Text(self.far(state))))
         table = Table(box=None, pad_edge=False)
         left = self.console.width
         for i in range(3):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from elman_core.extension import dump, table
+from elman_core.extension import dump, print, table
 
 from ._schedule import Again, Avoid, Gpus, On, Places, Slots, Timeout, carry_out, exit_code, places
 
@@ -59,9 +60,10 @@ def bench(
     if dry_run:
         _show(chosen, planned, folder, where.words, again, json)
         return
+    told = sys.stderr if json else None
     for skipped in planned.skipped:
-        typer.echo(f"left out: {skipped.model}: {skipped.reason}", err=json)
-    typer.echo(f"{chosen.name}: {len(planned.jobs)} runs in {folder}, {where.words}", err=json)
+        print(f"left out: {skipped.model}: {skipped.reason}", file=told)
+    print(f"{chosen.name}: {len(planned.jobs)} runs in {folder}, {where.words}", file=told, flush=True)
     states, signum = _run(chosen, planned, folder, where, timeout, again, json)
     _end(folder, states, planned, json)
     raise typer.Exit(exit_code(states, signum))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
-from elman_core.extension import dump, free_folder, table
+from elman_core.extension import dump, free_folder, print, table
 
 from ._schedule import Again, Avoid, Gpus, On, Slots, Timeout, carry_out, exit_code, places
 
@@ -60,7 +61,8 @@ def run(
     folder = Folder(path)
     try:
         jobs = folder.commands(commands, None if timeout is None else 60 * timeout, each)
-        typer.echo(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} in {path}, {where.words}", err=json)
+        told = sys.stderr if json else None
+        print(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} in {path}, {where.words}", file=told, flush=True)
         states, signum = carry_out(jobs, where.executor, {}, again, errors=json)
     finally:
         folder.close()

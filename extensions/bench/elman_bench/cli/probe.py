@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from elman_core.extension import dump, table
+from elman_core.extension import dump, print, table
 
 if TYPE_CHECKING:
     from elman_bench.measure import Measurement, Probe

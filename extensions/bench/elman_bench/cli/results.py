@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from elman_core.extension import columns, dump
+from elman_core.extension import columns, dump, print
 
 
 def _readable(paths: list[Path]) -> list[Any]:

@@ -203,6 +203,6 @@ def monitor() -> Nvml:
 
 def _named(pid: int) -> str:
     try:
-        return f"pid {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+        return f"pid {pid} ({Path(f'/proc/{pid}/comm').read_bytes().decode(errors='replace').strip()})"
     except OSError:
         return f"pid {pid}"

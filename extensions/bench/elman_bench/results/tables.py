@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elman_core.extension import ConfigError, wrapped
+from elman_core.extension import ConfigError, printable, wrapped
 
 from .identity import spelled
 from .rows import Figure, Group, Results, Row, spelled_tuned
@@ -156,6 +156,7 @@ def _rank(name: str) -> int:
 
 def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
     """Lines of a table for a terminal, the headings first; numbers align to the right."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(numbers))]
     lines = []
     for row in rows:

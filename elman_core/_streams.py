@@ -1,0 +1,17 @@
+"""Standard output and standard error, whatever the shell and the locale made of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+
+def ready_to_print() -> None:
+    """Replace streams that the shell has closed (>&-); escape characters that the terminal's encoding lacks."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):  # the C locale's
+            stream.reconfigure(errors="backslashreplace")
