@@ -95,6 +95,9 @@ def test_data_info_prints_json(write, capsys):
     assert facts["size"] == path.stat().st_size
     assert facts["training_bytes"] + facts["heldout_bytes"] == facts["size"]
     assert facts["documents_in_first_16_MiB"] == 8000
+    for text, count in ((b"x" * 20_000, 1), (b"\x1e" * 20_000, 0), (b"\x1ea\x1e\x1eb" * 4000, 8000)):
+        assert main(["data", "info", str(write(text)), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["documents_in_first_16_MiB"] == count
 
 
 # the demo corpus comes from this machine's Python, the same each time, and is written once ---------------------------

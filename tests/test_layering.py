@@ -223,7 +223,9 @@ def test_only_the_command_line_prints_and_no_name_controls_the_terminal() -> Non
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "typer.echo"):
                 assert name.startswith(PRINTS), f"{name}:{node.lineno} prints"
                 escapes = "print" in taken and ast.unparse(node.func) == "print"
-                assert escapes or name.endswith("cli/__init__.py"), f"{name}:{node.lineno}: import print of cli/_text.py"
+                assert escapes or name.endswith("cli/__init__.py"), (
+                    f"{name}:{node.lineno}: import print of cli/_text.py"
+                )
 
 
 def test_tracked_files_name_no_place_on_a_machine() -> None:

@@ -36,7 +36,12 @@ def git_commit(folder: Path) -> str | None:
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace", timeout=10, check=True
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=10,
+            check=True,
         )
         return done.stdout.strip()
 

@@ -1,10 +1,12 @@
 """Damaged files of jobs and runs, and hostile suites: equal values or one line, as in the core."""
 
+import json
 import random
 import shutil
 import subprocess
 import sys
 import time
+import unicodedata
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,7 @@ from test_damage import assert_equal_or_refused, damages
 from test_hostile import PIECES, accepted_or_refused, refused
 from train_helpers import settings
 
+from elman_core.cli import main
 from elman_core.training.run.folder import read_manifest
 from elman_core.training.start import start
 
@@ -85,3 +88,38 @@ def test_hostile_words_are_one_line(capsys, tmp_path):
     refused(capsys, *dry, "--seeds", "100000000")
     (odd := tmp_path / "te\nxt").write_bytes(bytes(range(256)) * 64)
     assert "cannot store names with control characters" in refused(capsys, "bench", "quick", "--data", odd)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_no_name_controls_the_terminal(tmp_path, monkeypatch, capsys):
+    hostile = tmp_path / "a\x1b[2J\x07\x9b31m\r\u202eb\n\u2066"
+    monkeypatch.chdir(tmp_path)
+    for run in ("one", "two"):
+        (hostile / run).mkdir(parents=True)
+        manifest = {"format": 1, "status": hostile.name, "settings": {"model": {"variant": hostile.name}}}
+        (hostile / run / "manifest.json").write_text(json.dumps(manifest))
+    (hostile / "text").write_bytes(bytes(range(256)) * 64)
+    assert (
+        main(["jobs", "run", "--gpus", "none", "--out", "jobs", "--", "sh", "-c", f"echo '{hostile.name}'; exit 1"])
+        == 1
+    )
+    state = read_state(tmp_path / "jobs/jobs/1.json", "1")
+    state.status, state.attempts[0].slot, state.attempts[0].cause = [hostile.name] * 3
+    write_state(tmp_path / "jobs/jobs/1.json", state)
+    said = ""
+    for words in (
+        ("data", "info", hostile / "text"),
+        ("data", "info", hostile / "text", "--json"),
+        ("jobs", "status", "jobs"),
+        ("jobs", "status", "jobs", "--json"),
+        ("results", hostile),
+        ("results", hostile, "--json"),
+        ("compare", hostile),
+        ("train", hostile.name),
+        ("show", hostile.name),
+    ):
+        main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        said += out + err
+    assert {c for c in said if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")} == {"\n"}
+    assert said.count("u202e") > 5
