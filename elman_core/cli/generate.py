@@ -85,7 +85,7 @@ def generate(
         write(b"\n" if terminal else b"")
     else:
         for index, sample in enumerate(samples, 1):
-            write(b"--- %d of %d\n%b%b\n" % (index, num, echo, sample))
+            write(b"--- %d of %d\n%b%b\n" % (index, num, echo, bytes(sample)))
     if early := [len(sample) for sample in samples if len(sample) < count]:
         which = "the sample" if num == 1 else f"{len(early)} of {num} samples"
         bytes_ = " or ".join(f"0x{stop:02x}" for stop in sorted(stops))

@@ -22,6 +22,8 @@ class ElmanLM(HFLM):
         pretrained: a run, a checkpoint folder or a hub id. All else is as for the harness's `hf`.
     """
 
+    _max_length: int | None
+
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         if isinstance(pretrained, str) and os.path.isdir(pretrained):
             pretrained = str(find_checkpoint(pretrained))
