@@ -55,6 +55,9 @@ SOURCES = {
     + "\n@hookimpl\ndef elman_step_end(run, step, metric):\n    pass\n",
     "unmarked": GOOD.format(variant="unmarked", requires="") + "\ndef elman_step_end(run, step, metrics):\n    pass\n",
     "nohook": "x = 1\n",
+    "again": "x = 1\n",
+    "shares": "import torch\ntorch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)\n"
+    + GOOD.format(variant="shares", requires=""),
     "returns": "from elman_core.registry import hookimpl\n@hookimpl\ndef elman_variants():\n    return None\n",
     "wrongthing": "from elman_core.registry import hookimpl\n@hookimpl\ndef elman_variants():\n    yield 'wrongthing'\n",
     "badpreset": GOOD.format(variant="badpreset", requires="").replace('{"width": 64}', '{"width": 65}'),
@@ -94,7 +97,7 @@ def install_all(folder: Path) -> Shelf:
         (package / "__init__.py").write_text(source)
         metadata = METADATA.format(name=name, core=">=9,<10" if name == "newer" else ">=0.1")
         (facts / "METADATA").write_text(metadata.replace("Name: elman-noname\n", ""))
-        point = {"badpoint": "= not a module!!", "garbled": ""}.get(name, f"= elman_{name}")
+        point = {"badpoint": "= not a module!!", "garbled": "", "again": "= elman_good"}.get(name, f"= elman_{name}")
         (facts / "entry_points.txt").write_text(f"[elman]\n{name} {point}\n")
     return Shelf(folder)
 

@@ -15,6 +15,8 @@ BROKEN = {
     "misspelt": "PluginError: there is no hook 'elman_variant'. Did you mean 'elman_variants'?",
     "argument": "PluginError: hook elman_step_end has no argument 'metric'. Did you mean 'metrics'?",
     "unmarked": "PluginError: elman_step_end is not marked: write @hookimpl above it",
+    "again": "PluginError: its module elman_good is that of elman-good, too: pip uninstall elman-again",
+    "shares": "PluginError: it changes torch's default dtype, recording of gradients for the whole process",
     "nohook": "PluginError: it implements no hook; mark elman_variants with @hookimpl",
     "returns": "PluginError: elman_variants must yield Variant objects; it returned NoneType",
     "wrongthing": "PluginError: elman_variants must yield Variant objects, not str",
@@ -61,6 +63,12 @@ def test_metadata_that_cannot_be_read_and_names_that_cannot_be_parsed_break_one_
     done = shelf.run("elman show parses", "good", "parses", "halts", only="good,parses")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "needs elman_halts.part" in done.stderr
+
+
+def test_names_are_found_beside_entry_points_that_cannot_be_read(shelf: Shelf) -> None:
+    done = shelf.run("elman train no-such-recipe.toml", "good", "badpoint", "garbled", only="good")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "there is no recipe no-such-recipe.toml" in done.stderr
 
 
 def test_an_error_of_a_mixer_is_one_line_that_names_the_plugin(shelf: Shelf) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from elman_core import __version__
 from elman_core.registry import ConfigError, plugins
+from elman_core.storage import storage_errors
 
 # What a copied plugin must not claim for itself: names and figures that belong to the original; errors.json, too.
 NOT_COPIED = ("aliases", "parse_alias", "published")
@@ -54,13 +55,14 @@ def render(name: str, folder: Path, source: str | None = None, skeleton: str = "
         equation = plugins().get(source).variant.equation
         readme = re.sub("`.*`(?=\\. Install)", lambda _: f"`{equation}`", files["README.md"])
         files = {"README.md": readme, "pyproject.toml": files["pyproject.toml"], **_copied(source, name)}
-    try:
-        for path, text in files.items():
-            (target / path).parent.mkdir(parents=True, exist_ok=True)
-            (target / path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        shutil.rmtree(target, ignore_errors=True)
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from error
+    with storage_errors(f"cannot write {target}"):
+        try:
+            for path, text in files.items():
+                (target / path).parent.mkdir(parents=True, exist_ok=True)
+                (target / path).write_text(text, encoding="utf-8")
+        except OSError:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
     return target, sorted(files)
 
 

@@ -249,6 +249,8 @@ def build_all(wanted: Sequence[tuple[Extension, str]], out: Path | None = None) 
     Raises:
         KernelError: as `build`, for the first pair that fails, after all have ended.
     """
+    for extension, arch in wanted:
+        extension.flags(arch)  # raises for a wrong architecture, before anything is compiled
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         waiting = [pool.submit(build, extension, arch, out) for extension, arch in wanted]
     return [each.result() for each in waiting]

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import logging
 import re
+import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,6 +53,36 @@ def said_when_slow(what: Callable[[], str], seconds: float = 5.0) -> Iterator[No
         yield
     finally:
         timer.cancel()
+
+
+_SHARED = {
+    "default dtype": ("get_default_dtype", "set_default_dtype"),
+    "default device": ("get_default_device", "set_default_device"),
+    "recording of gradients": ("is_grad_enabled", "set_grad_enabled"),
+}
+
+
+@contextlib.contextmanager
+def shared_state_kept() -> Iterator[None]:
+    """Put back what the block changes in torch for the whole process, and raise `PluginError` for it."""
+    torch: Any = sys.modules.get("torch")
+    before = (
+        {what: getattr(torch, get)() for what, (get, _) in _SHARED.items()}
+        if hasattr(torch, "set_grad_enabled")
+        else {}
+    )
+    changed = []
+    try:
+        yield
+    finally:
+        torch = sys.modules.get("torch")
+        fresh = (torch.float32, torch.device("cpu"), True) if hasattr(torch, "set_grad_enabled") else ()
+        for (what, (get, put)), first in zip(_SHARED.items(), fresh, strict=False):
+            if (was := before.get(what, first)) != getattr(torch, get)():
+                getattr(torch, put)(was)
+                changed.append(what)
+    if changed:
+        raise PluginError(f"it changes torch's {', '.join(changed)} for the whole process")
 
 
 def check_hooks(plugin: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -19,7 +20,7 @@ import pluggy
 from elman_core.imports import without_collection
 
 from . import hookspecs
-from .checks import check_hooks, collect, is_missing, needs_core, one_line, said_when_slow
+from .checks import check_hooks, collect, is_missing, needs_core, one_line, said_when_slow, shared_state_kept
 from .errors import PluginError, did_you_mean, printable
 from .variant import Variant
 
@@ -29,10 +30,14 @@ log = logging.getLogger("elman_core")
 
 def package_folders(group: str = GROUP) -> list[Path]:
     """The folders of the packages that have an entry point in `group`, by its name. None of them is imported."""
-    points = sorted(metadata.entry_points(group=group), key=lambda point: point.name)
-    names = dict.fromkeys(point.module.partition(".")[0] for point in points)
-    specs = [importlib.util.find_spec(name) for name in names]
-    return [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin is not None]
+    found: set[tuple[str, Path]] = set()
+    for dist in metadata.distributions():
+        with contextlib.suppress(Exception):  # of one broken package, which `Plugins` reports
+            for point in (p for p in dist.entry_points if p.group == group):
+                spec = importlib.util.find_spec(point.module.partition(".")[0])
+                if spec is not None and spec.origin is not None:
+                    found.add((point.name, Path(spec.origin).parent))
+    return list(dict.fromkeys(folder for _, folder in sorted(found)))
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,10 @@ class Plugins:
         """Load every entry point of the group, or those that `ELMAN_PLUGINS` names (comma-separated; empty for none)."""
         only = os.environ.get("ELMAN_PLUGINS")
         wanted = None if only is None else {n.strip() for n in only.split(",") if n.strip()}
-        points = sorted(self._points(), key=lambda e: (e.name, package_of(e)))
+        # Of two packages with one module, that of the module's name counts.
+        points = sorted(
+            self._points(), key=lambda e: (e.value.replace("_", "-") != package_of(e), e.name, package_of(e))
+        )
         for point in points:
             if wanted is None or point.name in wanted or package_of(point) in wanted:
                 self._load_one(point)
@@ -142,7 +150,10 @@ class Plugins:
                 self.not_loaded.append(NotLoaded(point.name, package, version, needs))
                 return
             with said_when_slow(lambda: f"{_importing(package)} to be imported"):
-                plugin = point.load()
+                with shared_state_kept():
+                    plugin = point.load()
+                if first := next((owner.package for owner in self.owners.values() if owner.plugin is plugin), ""):
+                    raise PluginError(f"its module {point.value} is that of {first}, too: pip uninstall {package}")
                 check_hooks(plugin)
                 self.manager.register(plugin, name=key)
                 impls = [i for i in self.hook.elman_variants.get_hookimpls() if i.plugin_name == key]

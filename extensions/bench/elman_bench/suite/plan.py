@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from elman_core.extension import (
 )
 
 from .spec import OPTION, Entry, Suite
+
+MOST = 10_000
+"""Runs of a suite. Planning one takes about a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,12 @@ def plan(suite: Suite, wishes: Wishes) -> Plan:
         if tuning is None:
             raise ConfigError(f"--tuning needs a suite with trials, and {suite.name} has no table tuning")
         tuning = wishes.tuning
+    each = [math.prod(map(len, {**suite.tuned, **entry.tuned, **axes}.values())) for entry in entries]
+    if tuning is not None and tuning.trials is not None:
+        each = [min(count, tuning.trials) for count in each]
+    number = len(seeds) * sum(count * len(_sizes(entry, suite)) for count, entry in zip(each, entries, strict=True))
+    if number > MOST:
+        raise ConfigError(f"suite {suite.name} has {number:,} runs, and at most {MOST:,} can be planned: split it")
     runs: list[list[tuple[Planned, ...]]] = []  # of each model and value, the runs of each seed
     skipped: list[Skipped] = []
     for entry in entries:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,8 +115,8 @@ def read_suite(path: Path) -> Suite:
     if not models:
         raise ConfigError(f"{where}it names no models: models = ['NAME', …]")
     labels = [entry.label for entry in models]
-    if twice := {label for label in labels if labels.count(label) > 1}:
-        raise ConfigError(f"{where}two models are called {twice.pop()!r}: give one a label = '…'")
+    if twice := [label for label, count in Counter(labels).items() if count > 1]:
+        raise ConfigError(f"{where}two models are called {twice[0]!r}: give one a label = '…'")
     return Suite(
         name=path.stem,
         summary=tree.get("summary", ""),
