@@ -132,8 +132,6 @@ def plan(suite: Suite, wishes: Wishes) -> Plan:
             raise ConfigError(f"--tuning needs a suite with trials, and {suite.name} has no table tuning")
         tuning = wishes.tuning
     each = [math.prod(map(len, {**suite.tuned, **entry.tuned, **axes}.values())) for entry in entries]
-    if tuning is not None and tuning.trials is not None:
-        each = [min(count, tuning.trials) for count in each]
     number = len(seeds) * sum(count * len(_sizes(entry, suite)) for count, entry in zip(each, entries, strict=True))
     if number > MOST:
         raise ConfigError(f"suite {suite.name} has {number:,} runs, and at most {MOST:,} can be planned: split it")
