@@ -14,7 +14,7 @@ from typing import Any
 
 from .checks import needs_core, one_line
 from .errors import ConfigError, PluginError, did_you_mean
-from .plugins import GROUP, package_of
+from .plugins import GROUP, entry_points, package_of
 
 KINDS = ("commands", "executors", "loggers")
 KNOWN = Path(__file__).parent / "extensions.toml"
@@ -23,15 +23,14 @@ KNOWN = Path(__file__).parent / "extensions.toml"
 def extensions(kind: str) -> dict[str, list[metadata.EntryPoint]]:
     """The entry points of a kind, such as "commands", by name. More than one of a name is an error of `load_extension`."""
     found: dict[str, list[metadata.EntryPoint]] = {}
-    for point in sorted(metadata.entry_points(group=f"{GROUP}.{kind}"), key=lambda p: (p.name, package_of(p))):
+    for point in entry_points(rf"{GROUP}\.{kind}"):
         found.setdefault(point.name, []).append(point)
     return found
 
 
 def packages() -> dict[str, metadata.Distribution]:
     """The distributions of all plugins and extensions, by the name of their module."""
-    every = metadata.entry_points()
-    points = [p for g in every.groups if g == GROUP or g.startswith(f"{GROUP}.") for p in every.select(group=g)]
+    points = entry_points(rf"{GROUP}(\..*)?")
     return {point.module.partition(".")[0]: point.dist for point in points if point.dist is not None}
 
 

@@ -28,16 +28,22 @@ GROUP = "elman"
 log = logging.getLogger("elman_core")
 
 
-def package_folders(group: str = GROUP) -> list[Path]:
-    """The folders of the packages that have an entry point in `group`, by its name. None of them is imported."""
-    found: set[tuple[str, Path]] = set()
+def entry_points(groups: str) -> list[metadata.EntryPoint]:
+    """The entry points whose group matches a regular expression, by name, without those of packages that cannot be read."""
+    found: dict[tuple[str, str, str], metadata.EntryPoint] = {}
     for dist in metadata.distributions():
         with contextlib.suppress(Exception):  # of one broken package, which `Plugins` reports
-            for point in (p for p in dist.entry_points if p.group == group):
-                spec = importlib.util.find_spec(point.module.partition(".")[0])
-                if spec is not None and spec.origin is not None:
-                    found.add((point.name, Path(spec.origin).parent))
-    return list(dict.fromkeys(folder for _, folder in sorted(found)))
+            for point in dist.entry_points:
+                if re.fullmatch(groups, point.group) and point.module.partition(".")[0].isidentifier():
+                    found.setdefault((point.name, package_of(point), point.group), point)
+    return [found[key] for key in sorted(found)]
+
+
+def package_folders(group: str = GROUP) -> list[Path]:
+    """The folders of the packages that have an entry point in `group`, by its name. None of them is imported."""
+    names = dict.fromkeys(point.module.partition(".")[0] for point in entry_points(re.escape(group)))
+    specs = [importlib.util.find_spec(name) for name in names]
+    return [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin is not None]
 
 
 @dataclass(frozen=True)
