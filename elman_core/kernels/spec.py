@@ -38,10 +38,6 @@ def _h(h: Tensor, *_rest: Any) -> Tensor:
     return h
 
 
-def _nothing(_of: Any) -> Outputs:
-    return {}
-
-
 @dataclass(frozen=True, eq=False)
 class Cell:
     """A cell in C++ and in PyTorch. Compiled modules are cached by cell, so a cell is equal only to itself.
@@ -167,8 +163,8 @@ class KernelSpec:
     emulated: tuple[Case, ...] = ()
     builds: Callable[[Target, str, Sequence[int], Sequence[torch.dtype]], Sequence[Extension]] | None = None
     module: Callable[[Target, Case], Extension] | None = None
-    visible: Callable[[Inputs], Outputs] = _nothing
-    after: Callable[[torch.device], object] = _nothing
+    visible: Callable[[Inputs], Outputs] = lambda _inputs: {}
+    after: Callable[[torch.device], None] = lambda _device: None
     python: tuple[Path, ...] = ()
     record: Path | None = None
     rounded: str = "reference"

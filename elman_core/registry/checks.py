@@ -55,34 +55,31 @@ def said_when_slow(what: Callable[[], str], seconds: float = 5.0) -> Iterator[No
         timer.cancel()
 
 
-_SHARED = {
-    "default dtype": ("get_default_dtype", "set_default_dtype"),
-    "default device": ("get_default_device", "set_default_device"),
-    "recording of gradients": ("is_grad_enabled", "set_grad_enabled"),
-}
+def _shared() -> tuple[str, str, bool]:
+    """What torch holds for the whole process: default dtype, default device, and whether gradients are recorded."""
+    torch: Any = sys.modules.get("torch")
+    if not hasattr(torch, "set_grad_enabled"):
+        return "float32", "cpu", True
+    return str(torch.get_default_dtype())[6:], str(torch.get_default_device()), torch.is_grad_enabled()
 
 
 @contextlib.contextmanager
 def shared_state_kept() -> Iterator[None]:
     """Put back what the block changes in torch for the whole process, and raise `PluginError` for it."""
-    torch: Any = sys.modules.get("torch")
-    before = (
-        {what: getattr(torch, get)() for what, (get, _) in _SHARED.items()}
-        if hasattr(torch, "set_grad_enabled")
-        else {}
-    )
-    changed = []
+    before = after = _shared()
     try:
         yield
     finally:
-        torch = sys.modules.get("torch")
-        fresh = (torch.float32, torch.device("cpu"), True) if hasattr(torch, "set_grad_enabled") else ()
-        for (what, (get, put)), first in zip(_SHARED.items(), fresh, strict=False):
-            if (was := before.get(what, first)) != getattr(torch, get)():
-                getattr(torch, put)(was)
-                changed.append(what)
-    if changed:
-        raise PluginError(f"it changes torch's {', '.join(changed)} for the whole process")
+        if (after := _shared()) != before:
+            torch: Any = sys.modules["torch"]
+            torch.set_default_dtype(getattr(torch, before[0]))
+            torch.set_default_device(None if before[1] == "cpu" else before[1])
+            torch.set_grad_enabled(before[2])
+    if after != before:
+        dtype, device, on = after
+        raise PluginError(
+            f"it changes torch's defaults: dtype {dtype}, device {device}, gradients {'on' if on else 'off'}"
+        )
 
 
 def check_hooks(plugin: Any) -> None:

@@ -36,18 +36,13 @@ def git_commit(folder: Path) -> str | None:
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=10,
-            check=True,
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
         )
         return done.stdout.strip()
 
     try:
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 
