@@ -15,7 +15,8 @@ from elman_core.cli import main
 from elman_core.data import ByteFile
 from elman_core.model import LadderForCausalLM, model_card
 from elman_core.model.card import set_licence
-from elman_core.registry import ConfigError, StorageError, resolve
+from elman_core.registry import CheckpointError, ConfigError, StorageError, resolve
+from elman_core.storage import write_checksums
 
 no_gradients = hf_helpers.no_gradients  # for every test here
 
@@ -50,6 +51,18 @@ def test_auto_classes_dtypes_and_shards_give_the_same_model(variant, tmp_path):
         loaded.save_pretrained(tmp_path / "again")
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype="auto")
         assert torch.equal(again(PROMPT).logits, loaded(PROMPT).logits)
+
+
+def test_defaults_of_generation_are_changed_by_saving(tmp_path):
+    model = tiny("e42", dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    write_checksums(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 5}')
+    with pytest.raises(CheckpointError, match=r"generation_config\.json is truncated"):
+        LadderForCausalLM.from_pretrained(tmp_path)
+    model.generation_config.max_new_tokens = 5
+    model.save_pretrained(tmp_path)
+    assert LadderForCausalLM.from_pretrained(tmp_path).generation_config.max_new_tokens == 5
 
 
 def test_an_upload_has_the_tokenizer_too(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from transformers import CompileConfig, DynamicCache, TextIteratorStreamer, pipe
 
 from elman_core.generation import ByteIteratorStreamer
 from elman_core.model import LadderCache, byte_tokenizer
+from elman_core.model.cache import CACHE
 from elman_core.registry import CheckpointError, ConfigError
 
 only_constant = pytest.mark.parametrize("variant", CONSTANT_KINDS)
@@ -62,6 +63,46 @@ def test_a_text_is_continued_from_its_cache_in_three_ways(variant):
                 settings["attention_mask"] = torch.ones_like(text)
             second = model.generate(text[:, -1:], **settings)
         assert torch.equal(second[:, -6:], whole[:, -6:]), style
+
+
+@every_kind
+def test_rows_that_ended_early_are_continued_as_each_alone(variant):
+    """And without a mask that says where their padding is, not at all."""
+    model = tiny(variant)
+    how = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True, "pad_token_id": 255}
+    plain = model.generate(PROMPT, **how).sequences[:, 9:]
+    ends = next(t for t in plain[0].tolist()[:6] if t not in plain[1].tolist()[:8])  # in the first row only, and early
+    kinds = ["dynamic", "static"] if variant in CONSTANT else ["dynamic"]
+    for kind in kinds:
+        how.update(cache_implementation=kind, eos_token_id=ends)
+        batch = model.generate(PROMPT, **how)
+        assert (batch.sequences[0, -2:] == 255).all(), "the first row has not ended early"
+        more = torch.tensor([list(b" and "), list(b", or ")])
+        longer = torch.cat([batch.sequences, more], 1)
+        given = {**how, "cache_implementation": None, "eos_token_id": None, "max_new_tokens": 5}
+        with pytest.raises(ConfigError, match=r"rows that ended are padded \(0\): give attention_mask"):
+            model.generate(longer, past_key_values=batch[CACHE], **given)
+        mask = (longer != 255).long()
+        both = model.generate(longer, attention_mask=mask, past_key_values=batch[CACHE], **given).sequences[:, -5:]
+        for row in range(2):
+            text = longer[row : row + 1][:, mask[row].bool()]
+            assert torch.equal(model.generate(text, **given).sequences[:, -5:], both[row : row + 1]), (kind, row)
+
+
+@every_kind
+def test_samples_and_beams_continue_a_state_of_one_row(variant):
+    model = tiny(variant)
+    for settings in ({"do_sample": True, "num_return_sequences": 3}, {"num_beams": 3, "do_sample": False}):
+        torch.manual_seed(1)
+        expected = model.generate(PROMPT, max_new_tokens=6, **settings)
+        cache = model(PROMPT[:, :5], use_cache=True)[CACHE]
+        torch.manual_seed(1)
+        assert torch.equal(model.generate(PROMPT, past_key_values=cache, max_new_tokens=6, **settings), expected)
+
+
+def test_continuous_batching_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="pages keys and values"):
+        tiny("e42").generate_batch([PROMPT[0].tolist()], max_new_tokens=4)
 
 
 @every_kind

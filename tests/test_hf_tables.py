@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 import torch
 from hf_helpers import PROMPT, every_kind, tiny
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, StaticCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.loss.loss_utils import LOSS_MAPPING
@@ -60,6 +60,18 @@ def test_trainer_keeps_the_columns_that_a_model_reads_and_leaves_the_loss_to_it(
     taken = inspect.signature(head.forward).parameters
     assert {"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels"} <= set(taken)
     assert any(p.kind is p.VAR_KEYWORD for p in taken.values())  # so Trainer passes num_items_in_batch
+
+
+def test_generate_finds_the_arguments_that_it_looks_for_by_name():
+    asked = set(re.findall(r'"(\w+)" (?:not )?in set\(\s*inspect\.signature', inspect.getsource(GenerationMixin)))
+    ours = (LadderForCausalLM.forward, LadderForCausalLM.prepare_inputs_for_generation)
+    found = {name for method in ours for name in inspect.signature(method).parameters}
+    assert {"attention_mask", "inputs_embeds", "position_ids", "logits_to_keep"} <= asked & found
+    assert asked - found <= {
+        "cache_position",
+        "mm_encoder_outputs",
+        "encoder_outputs",
+    }  # of code and inputs that are not ours
 
 
 def test_no_keyword_of_from_pretrained_is_a_field_of_the_config_but_variant():

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from elman_core.model import byte_tokenizer
+from elman_core.registry import ConfigError
 from elman_core.training.plan import build_model
 from elman_core.training.start import start
 
@@ -127,6 +128,30 @@ def test_adapters_train_save_load_and_merge_on_projections_and_on_recurrent_matr
             torch.testing.assert_close(merged(tokens).logits, expected, rtol=1e-4, atol=1e-4)
             assert torch.equal(merged.generate(PROMPT, num_beams=2, **GREEDY), written)
         assert any(not torch.equal(p, before[n]) for n, p in merged.named_parameters() if n in before)
+
+
+def test_prompts_are_tuned_and_prefixes_of_keys_and_values_refused():
+    peft = pytest.importorskip("peft")
+    tokens, sizes = (
+        torch.tensor([list(TEXT[:24])]),
+        {"num_layers": 2, "token_dim": width("e42"), "num_attention_heads": 1},
+    )
+    given = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 4, "num_transformer_submodules": 1, **sizes}
+    tuned = peft.get_peft_model(tiny("e42", dtype=torch.float32), peft.PromptTuningConfig(**given))
+    tuned(tokens, labels=tokens).loss.backward()
+    assert tuned.prompt_encoder.default.embedding.weight.grad.any()
+    prefixed = peft.get_peft_model(tiny("e42", dtype=torch.float32), peft.PrefixTuningConfig(**given))
+    with pytest.raises(ConfigError, match="keys and values, from which no ladder"):
+        prefixed(tokens)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=RuntimeError, reason="torch's softplus_backward returns other strides than it says"
+)
+def test_the_backward_of_e88_is_traced_by_aot_eager_on_a_cpu():
+    tokens, model = PROMPT, tiny("e88", depth=1, dtype=torch.float32)
+    torch._dynamo.reset()
+    torch.compile(model, backend="aot_eager")(tokens, labels=tokens).loss.backward()
 
 
 @every_kind

@@ -54,7 +54,7 @@ def in_bursts(
     how = _sampling(logits_processor, generation_config)
     budget, ends = _ends(stopping_criteria, input_ids.shape[1])
     cache = model_kwargs.get(CACHE)
-    if cache is None or int(cache.get_seq_length()) > 0:
+    if cache is None or getattr(cache, "_is_user_defined", False):
         raise ConfigError(f"in_bursts starts from a prompt and makes its own cache: {_INSTEAD}")
     if budget < 1:
         return input_ids

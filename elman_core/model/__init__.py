@@ -19,9 +19,10 @@ with without_collection():
     from .card import model_card
     from .checkpoint import find_checkpoint, no_progress_bars
     from .config import LadderConfig
+    from .heads import LadderForSequenceClassification, LadderForTokenClassification
     from .ladder import LadderBlock, LadderModel, RMSNorm
     from .lm import LadderLM
-    from .modeling import LadderForCausalLM, LadderForSequenceClassification, LadderForTokenClassification
+    from .modeling import LadderForCausalLM
     from .pretrained import LadderPreTrainedModel
     from .tokenizer import byte_tokenizer
 

@@ -179,9 +179,14 @@ class RecurrentLayer(CacheLayerMixin):
 
 
 class _Branches:
-    """The common part of both caches: a layer for every residual branch."""
+    """The common part of both caches: a layer for every residual branch.
+
+    `ended` and `padded` (B,), in a generation that leaves a state: whether a row has ended, and its newest token is padding.
+    """
 
     layers: list[Any]
+    ended: Tensor | None = None
+    padded: Tensor | None = None
 
     @property
     def states(self) -> list[State | None]:
@@ -280,7 +285,9 @@ def adopt(cache: Cache | None, num_blocks: int) -> Any:
     if len(cache.layers) == num_blocks and all(ours):
         return cache
     if any(ours) or any(_used(layer) for layer in cache.layers):
-        raise ConfigError("this cache already holds the state of another model")
+        raise ConfigError(
+            "this cache already holds the state of another model, or keys and values, from which no ladder continues"
+        )
     static = isinstance(cache, StaticCache)
     cache.layers[:] = [RecurrentLayer(static) for _ in range(num_blocks)]
     cache.layer_class_to_replicate = None

@@ -1,4 +1,4 @@
-"""The ladder with heads: next-byte prediction, sequence and token classification."""
+"""The ladder that predicts the next byte, and how `generate()` uses it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
+from transformers import GenerationMixin, StoppingCriteriaList
 from transformers.cache_utils import Cache
-from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
-from transformers.modeling_outputs import CausalLMOutputWithPast, SequenceClassifierOutputWithPast
-from transformers.utils import can_return_tuple
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from elman_core.nn import linear, scaled_once
 from elman_core.registry import ConfigError, State
@@ -144,11 +142,22 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
     # how generate() makes caches and masks
 
     def _prepare_cache_for_generation(  # type: ignore[override]
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        mode: Any,
+        batch_size: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         cache = model_kwargs.get(CACHE)
         if cache is not None:
             adopt(cache, len(self.model.layers))._is_user_defined = True
+            cache.ended = cache.padded = None
+            rows = max(getattr(layer, "batch_size", -1) for layer in cache.layers)
+            wanted = batch_size * max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+            if rows < wanted and rows in (1, batch_size):  # samples or beams of each row
+                cache.batch_repeat_interleave(wanted // rows)
         elif generation_config.use_cache is not False:
             kind = generation_config.cache_implementation
             if kind not in (None, "dynamic", "dynamic_full", "static"):
@@ -162,6 +171,27 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         if cache is not None:
             own = generation_config.is_assistant and generation_config.max_new_tokens
             _expect_draft(cache, max(own or 0, generation_config.prompt_lookup_num_tokens or 0))
+
+    def _sample(  # type: ignore[override]
+        self, input_ids: Any, stopping_criteria: Any, generation_config: Any, **kwargs: Any
+    ) -> Any:
+        """As transformers', but a row that has ended does not read its padding, if its state is left to anyone."""
+        cache = kwargs.get(CACHE)
+        left = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
+        if cache is not None and left and any(hasattr(each, "eos_token_id") for each in stopping_criteria):
+            stopping_criteria = _Ends(stopping_criteria, cache)
+        how = {"stopping_criteria": stopping_criteria, "generation_config": generation_config}
+        return super()._sample(input_ids, **how, **kwargs)  # type: ignore[misc]
+
+    def _update_model_kwargs_for_generation(
+        self, outputs: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        updated = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
+        cache: Any = updated.get(CACHE)
+        if (ended := getattr(cache, "ended", None)) is not None:
+            cache.padded = ended
+            updated["attention_mask"] = (~ended).long()[:, None]  # only that of the next token is looked at
+        return updated
 
     def _get_candidate_generator(self, **kwargs: Any) -> Any:  # type: ignore[override]
         generator = super()._get_candidate_generator(**kwargs)  # type: ignore[misc]
@@ -177,6 +207,10 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         length = tensor.shape[1]
         cache = model_kwargs.get(CACHE)
         if isinstance(cache, Cache) and cache.layers and isinstance(cache.layers[0], RecurrentLayer):
+            padded = getattr(cache, "padded", None)
+            if padded is not None and padded.any():
+                rows = ", ".join(map(str, padded.nonzero().flatten().tolist()))
+                raise ConfigError(f"rows that ended are padded ({rows}): give attention_mask, with 0 at their padding")
             seen = int(cache.get_seq_length())
             if 0 < length <= seen:  # fewer tokens than the state has consumed can only be new ones
                 length += seen
@@ -188,8 +222,29 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
     def create_masks_for_generate(
         self, inputs_embeds: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> Tensor | None:
-        """For static caches: a single new token is never masked, and a prompt keeps its two-dimensional mask."""
-        return None if inputs_embeds.shape[1] == 1 else attention_mask
+        """For static caches: a prompt keeps its mask, and a single new token has one if a row has ended, (B, 1)."""
+        if inputs_embeds.shape[1] > 1 or attention_mask is None:
+            return attention_mask
+        last_B1 = attention_mask[:, -1:]
+        return None if bool(last_B1.all()) else last_B1
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        raise ConfigError(
+            "continuous batching pages keys and values, which a ladder has not: call generate() with a batch"
+        )
+
+
+class _Ends(StoppingCriteriaList):
+    """The same criteria; they tell the cache which rows have met one."""
+
+    def __init__(self, criteria: Any, cache: Any) -> None:
+        super().__init__(criteria)
+        self.cache = cache
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        met_B = super().__call__(*args, **kwargs)
+        self.cache.ended = met_B if self.cache.ended is None else self.cache.ended | met_B
+        return met_B
 
 
 def _expect_draft(cache: Any, tokens: int) -> None:
@@ -208,67 +263,3 @@ def _targets(labels_BT: Tensor, mask: Tensor | None) -> Tensor:
     later_BT = nn.functional.pad(place_T.where(real_BT, steps)[:, 1:], (0, 1), value=steps)
     next_BT = later_BT.flip(1).cummin(1).values.flip(1)
     return nn.functional.pad(labels_BT, (0, 1), value=-100).gather(1, next_BT).masked_fill(~real_BT, -100)
-
-
-class _Classifier:
-    """The forward of both classifiers: transformers' guesses padding from the bytes and drops `num_items_in_batch`."""
-
-    config: Any
-    model: Any
-    score: Any
-    _classify: Any
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Logits (B, C), or (B, T, C) for tokens, and the loss if there are labels. See `LadderModel.forward`.
-
-        Args:
-            labels: (B,) or (B, C), as `config.problem_type` says; or (B, T). -100 is ignored, and so is a masked token.
-            num_items_in_batch: divides the summed loss; None for the mean.
-        """
-        given = {"attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
-        out = self.model(input_ids, return_dict=True, **given, **kwargs)
-        hidden_BTD = out.last_hidden_state
-        if attention_mask is None:
-            real_BT = hidden_BTD.new_ones(hidden_BTD.shape[:2], dtype=torch.bool)
-        else:
-            real_BT = attention_mask[:, -hidden_BTD.shape[1] :].to(hidden_BTD.device, torch.bool)
-        logits, labels = self._classify(hidden_BTD, real_BT, labels)
-        loss = None
-        if labels is not None:
-            how = {"labels": labels, "config": self.config, "num_items_in_batch": num_items_in_batch}
-            loss = self.loss_function(logits=logits, pooled_logits=logits, **how)  # type: ignore[attr-defined]
-            means = self.config.problem_type in ("regression", "multi_label_classification")
-            if means and num_items_in_batch is not None:
-                loss = loss * (labels != -100).sum() / num_items_in_batch
-        kept = {"hidden_states": out.hidden_states, CACHE: getattr(out, CACHE)}
-        return SequenceClassifierOutputWithPast(loss=loss, logits=logits, **kept)
-
-
-class LadderForSequenceClassification(_Classifier, GenericForSequenceClassification, LadderPreTrainedModel):
-    """A ladder with a linear head on the last real token of each row: the last one where the mask is 1."""
-
-    _loss = "ForSequenceClassification"
-
-    def _classify(self, hidden_BTD: Tensor, real_BT: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        last_B = (real_BT * torch.arange(real_BT.shape[1], device=real_BT.device)).argmax(-1)
-        return self.score(hidden_BTD)[torch.arange(len(last_B), device=last_B.device), last_B], labels
-
-
-class LadderForTokenClassification(_Classifier, GenericForTokenClassification, LadderPreTrainedModel):
-    """A ladder with a linear head on every token."""
-
-    _loss = "ForTokenClassification"
-
-    def _classify(self, hidden_BTD: Tensor, real_BT: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        counted = None if labels is None else labels.masked_fill(~real_BT.to(labels.device), -100)
-        return self.score(self.dropout(hidden_BTD)), counted
