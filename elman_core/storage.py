@@ -99,7 +99,7 @@ def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
 def read_bytes(path: str | os.PathLike) -> bytes:
     """The content of a regular file. Raises `OSError`, also for one of more than `MOST_READ` bytes."""
     with open(open_regular(path), "rb") as file:
-        content = file.read(MOST_READ + 1)
+        content = file.read(MOST_READ + 1) or b""  # None: a file of the system that would be waited for
     if len(content) > MOST_READ:
         raise OSError(errno.EINVAL, f"it is longer than {MOST_READ:,} bytes", str(path))
     return content

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from train_helpers import settings
 
 from elman_core import locks
 from elman_core.cli import main
@@ -20,7 +21,10 @@ from elman_core.cli.train import read_settings
 from elman_core.locks import Lock, holder, is_locked
 from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.model.checkpoint import load_checkpoint
+from elman_core.model.state_file import FORMAT, load_states
 from elman_core.registry import CheckpointError, ConfigError, ElmanError, StorageError
+from elman_core.storage import write_checksums
+from elman_core.training.start import start
 
 VALUES = [None, True, -1, 0, 10**30, 0.5, float("nan"), "a", "", "é\n", [], [[]], [0] * 9, {}, {"a": {"b": 1}}]
 
@@ -141,6 +145,38 @@ def test_hostile_recipes(tmp_path):
         for piece in PIECES:
             recipe.write_text(f"{table} = {piece}\n")
             accepted_or_refused(read_settings, str(recipe))
+
+
+def test_weights_of_another_kind_or_not_finite_are_refused_under_right_checksums(tmp_path, text, capsys):
+    """Of a checkpoint, the optimizer, a carried state and the state of a generation; in one line."""
+    run, states = tmp_path / "run", tmp_path / "states"
+    sets = ("train.steps=2", "train.warmup=1", "data.sampling='tbptt'", "train.optimizer='schedulefree'")
+    start(settings(text, *sets), run, quiet=True).fit()
+    (folder,) = (run / "checkpoints").iterdir()
+    export, again = ["export", folder, tmp_path / "out"], ["resume", run, "--steps", "3"]
+    kinds = [torch.int64, torch.uint8, torch.bool, torch.complex64]
+    cases = [("model", kind, words) for kind in kinds for words in (export, ["eval", run], again)]
+    cases += [("state/last", kind, words) for kind in kinds for words in ([*export, "--weights", "last"], again)]
+    cases += [(name, kind, again) for name in ("state/optimizer", "state/carry") for kind in kinds]
+    cases += [(name, kind, again) for name in ("state/last", "state/optimizer") for kind in (torch.nan, torch.inf)]
+    cases += [("model", kind, export) for kind in (torch.nan, torch.inf)]
+    cases += [("model", 1e38, [*export, "--dtype", "fp16"])]
+    for name, kind, words in cases:
+        file = folder / f"{name}.safetensors"
+        content, tensors = file.read_bytes(), load_file(file)
+        for key, tensor in tensors.items():
+            tensors[key] = torch.full_like(tensor, kind) if isinstance(kind, float) else tensor.to(kind)
+        save_file(tensors, file, {"format": "pt"})
+        write_checksums(folder)
+        assert main([str(word) for word in words]) in (2, 4), (name, kind, words)
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1, said
+        file.write_bytes(content)
+        write_checksums(folder)
+    for kind in kinds:
+        save_file({"0.h": torch.ones(1, 16).to(kind)}, states, {"kind": FORMAT, "branches": "1", "seen": "1"})
+        with pytest.raises(CheckpointError, match="floating-point"):
+            load_states(states, config=LadderConfig(variant="e42", hidden_size=16, num_hidden_layers=1))
 
 
 def test_a_lock_follows_no_link_and_writes_no_file_of_another_name(tmp_path, monkeypatch):

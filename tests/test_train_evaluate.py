@@ -2,11 +2,12 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from train_helpers import metrics, settings, write_text
+from train_helpers import checkpoint, metrics, settings, write_text
 
 from elman_core.cli import main
 from elman_core.data import ByteFile, heldout_offsets, split
@@ -81,6 +82,39 @@ def test_eval_of_a_run_gives_the_figure_of_its_last_evaluation(text, tmp_path, c
         got = json.loads(capsys.readouterr().out)
         assert got["bits_per_byte"] == pytest.approx(logged["bits_per_byte"], rel=1e-6)
         assert got["bytes"] == logged["bytes"]
+
+
+@pytest.mark.parametrize("heldout", [0.2, 0.0])
+def test_only_what_a_training_held_out_is_called_so(heldout, text, tmp_path, capsys):
+    """For the run, its checkpoint elsewhere, without the manifest, and its export; of the text and of another."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    start(settings(text, "train.steps=2", "train.warmup=1", f"data.heldout={heldout}"), run, quiet=True).fit()
+    other.write_bytes(text.read_bytes()[:-1])
+    assert main(["export", str(run), str(tmp_path / "export")]) == 0
+    shutil.copytree(checkpoint(run), tmp_path / "moved")
+    shutil.copytree(run, tmp_path / "bare")
+    (tmp_path / "bare" / "manifest.json").unlink()
+    shutil.copytree(tmp_path / "export", tmp_path / "again")
+    LadderForCausalLM.from_pretrained(tmp_path / "again").save_pretrained(tmp_path / "again")
+
+    def part(model: str, data: object, *more: str) -> tuple[str, float]:
+        capsys.readouterr()
+        assert main(["eval", str(tmp_path / model), "--data", str(data), "--json", *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return found["part"], found["loss"]
+
+    own = "held out" if heldout else "not held out"
+    asked = () if heldout else ("--heldout", "0.2")
+    of_run = part("run", text, *asked)
+    for model in ("run", "moved", "bare", "export"):
+        assert part(model, text, *asked) == of_run == (own, of_run[1])
+        assert part(model, text, "--heldout", "0.1")[0] == own
+        assert part(model, text, "--heldout", "0.3")[0] == "not held out"
+        assert part(model, other, "--heldout", "0.1")[0] == "another text"
+        if not heldout:
+            assert main(["eval", str(tmp_path / model), "--data", str(text)]) == 2
+            assert "nothing is held out" in capsys.readouterr().err
+    assert part("again", text, "--heldout", "0.2")[0] == "unknown"
 
 
 def test_eval_of_a_folder_needs_a_text_and_scores_all_of_it(model, text, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ def eval_(
     from elman_core.data import ByteFile, heldout_offsets, split
     from elman_core.registry import ConfigError, DataError, DivergedError
 
-    asked = _of_run(Path(model))
-    path = data or asked.get("path")
+    asked = how_evaluated(Path(model))
+    read = asked.get("text")  # by the training
+    path = data or (asked.get("path") if read else None)
     if path is None:
         raise DataError(
             f"{model} is not a run, so its text is unknown: correct the path, or give a text with --data FILE"
@@ -46,7 +48,7 @@ def eval_(
     if precision not in ("fp32", "bf16"):
         raise ConfigError(f"--precision takes fp32 or bf16, not {precision!r}")
     file = ByteFile(path)
-    if data is None and file.fingerprint() != asked["text"]:
+    if data is None and file.fingerprint() != read:
         raise DataError(f"{path} is no longer the text of this run; to score it anyway, use --data {path}")
     if not everything:  # what is wrong with these is said before torch is imported
         parts = split(file.size, heldout if heldout is not None else asked.get("heldout", 0.01))
@@ -69,25 +71,44 @@ def eval_(
             result = on_windows(ladder, file, offsets, length, rows)
     if not math.isfinite(result["loss"]):
         raise DivergedError(f"the loss of {model} is {result['loss']}: its weights or its activations are not finite")
-    result |= {"part": "all" if everything else "held out", "window": length, "data": str(path), "model": model}
+    if everything:
+        part, how = "all", "all, the state carried"
+    elif read is None:
+        part, how = "unknown", "if its training held out these"
+    elif read != file.fingerprint():
+        part, how = "another text", "of another text than its training's"
+    elif parts.heldout_bytes <= split(file.size, asked["heldout"]).heldout_bytes:  # of more, these are a part
+        part, how = "held out", "held out"
+    else:
+        part, how = "not held out", "that its training may have read"
+    result |= {"part": part, "window": length, "data": str(path), "model": model}
     if json_:
         print(json.dumps(result))
         return
-    how = "all, the state carried" if everything else f"held out, windows of {length}"
+    how += "" if everything else f", windows of {length}"
     print(f"{result['bits_per_byte']:.4f} bits per byte  ({result['loss']:.4f} nats; {result['bytes']:,} bytes {how})")
 
 
-def _of_run(path: Path) -> dict[str, Any]:
-    """The data settings and the window of the run that `path` is, or whose checkpoint it is."""
+EXPORTED = "training.json"
+
+
+def how_evaluated(path: Path) -> dict[str, Any]:
+    """Data settings, window and text (its fingerprint) of the training of a run, a checkpoint or an export; empty if unknown.
+
+    Checkpoints of older versions have no `text`, exports no `path`. Raises `CheckpointError` if a manifest is damaged.
+    """
     from elman_core.registry import CheckpointError
+    from elman_core.storage import read_json
     from elman_core.training.run.folder import MANIFEST, read_manifest
 
-    for folder in (path, path.parent.parent):
-        if (folder / MANIFEST).is_file():
-            try:
-                manifest = read_manifest(folder)
-                settings, text = manifest["settings"], manifest["protocol"]["data"]
-                return {**settings["data"], "chunk_size": settings["train"]["chunk_size"], "text": text}
-            except (KeyError, TypeError) as error:
-                raise CheckpointError(f"{folder / MANIFEST} is damaged: it lacks {error}") from error
-    return {}
+    runs = [folder for folder in (path, path.parent.parent) if (folder / MANIFEST).is_file()]
+    checkpoints = sorted(path.glob("checkpoints/step-*/state/trainer.json"), reverse=True)
+    tree: dict[str, Any] = read_manifest(runs[0]) if runs else {}
+    for file in () if runs else (*checkpoints, path / "state/trainer.json", path / EXPORTED):
+        with contextlib.suppress(OSError, CheckpointError):  # what is damaged does not load either
+            tree = tree or read_json(file)
+    try:
+        found = tree and {**tree["settings"]["data"], "chunk_size": tree["settings"]["train"]["chunk_size"]}
+        return found and {**found, "text": tree["protocol"]["data"] if runs else tree.get("text")}
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"what {path} says of its training is damaged: it lacks {error}") from error

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from ._text import print
+from .evaluate import EXPORTED, how_evaluated
 from .kernels import DTYPES
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -32,13 +33,11 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="With --push: a private repository.")] = False,
 ) -> None:
     """Write a model without its training state. Nothing is overwritten, and OUT appears whole or not at all."""
-    import shutil
-
     from elman_core.model import hub, no_progress_bars
     from elman_core.model.card import set_licence
     from elman_core.model.checkpoint import find_checkpoint, load_checkpoint, use_last_weights
-    from elman_core.registry import ConfigError
-    from elman_core.storage import write_folder
+    from elman_core.registry import ConfigError, DivergedError
+    from elman_core.storage import read_bytes, write_folder, write_json
 
     said = ""
 
@@ -48,13 +47,18 @@ def export(
         model = load_checkpoint(source, dtype=None if dtype is None else DTYPES[dtype])
         if weights == "last":
             use_last_weights(model, source)
-        card = source / "README.md"
-        if card.exists():
-            shutil.copyfile(card, folder / "README.md")
-        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        if odd := next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None):
+            raise DivergedError(
+                f"{source} has numbers that are not finite, in {str(model.dtype)[6:]}, such as in {odd}"
+            )
+        for name in ("README.md", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
             if (source / name).exists():
-                shutil.copyfile(source / name, folder / name)
+                (folder / name).write_bytes(read_bytes(source / name))
         model.save_pretrained(folder)
+        if known := how_evaluated(source):  # without the place of the text, which is of this machine
+            data = {name: known[name] for name in ("heldout", "eval_bytes")}
+            settings = {"data": data, "train": {"chunk_size": known["chunk_size"]}}
+            write_json(folder / EXPORTED, {"settings": settings, "text": known["text"]})
         if licence is not None:
             set_licence(folder, licence)
         parameters = sum(p.numel() for p in model.parameters())

@@ -2,7 +2,8 @@
 
 A kernel is delivered as source. The compiled module goes into a cache, as `NAME-ARCH-KEY.so` with `NAME-ARCH-KEY.json` beside
 it. The key covers the sources, every header they include, the architecture, the flags, and Python's ABI for a Python module.
-It does not cover the compiler, which the JSON records: so a cache filled elsewhere serves a machine without a compiler.
+It does not cover the compiler, which the JSON records: so a cache filled elsewhere serves a machine without a compiler. The
+JSON has the module's SHA-256, which is compared before the module is loaded: a damaged module is built again.
 
 Several processes may ask at once: one compiles under a file lock; the others wait and load its module. A module is written
 under another name and then renamed, so a file with the final name is always complete.
@@ -14,10 +15,11 @@ import contextlib
 import hashlib
 import importlib.machinery
 import importlib.util
-import json
+import logging
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
@@ -29,9 +31,10 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from elman_core.registry.errors import KernelError
+from elman_core.registry.errors import CheckpointError, KernelError
+from elman_core.storage import read_bytes, read_json, write_json
 
 from . import toolchain
 
@@ -44,8 +47,10 @@ _EMULATED_FLAGS = (
     *_COMMON_FLAGS, "-xc++", "-Og", "-fPIC", "-fvisibility=hidden", "-Wno-unknown-pragmas", "-D__CUDA_ARCH__=900",
     "-D__CUDA_ARCH_LIST__=900",
 )  # fmt: skip
+_BUILDING = ".building-"
 Target = Literal["host", "cuda"]
 _failed: dict[Path, KernelError] = {}
+log = logging.getLogger("elman_core")
 
 
 @dataclass(frozen=True)
@@ -196,10 +201,22 @@ def local_arch(extension: Extension) -> str:
     return f"sm_{major}{minor}"
 
 
-def find(extension: Extension, arch: str) -> Path | None:
-    """The compiled module, if it is in a cache folder."""
+def find(extension: Extension, arch: str, folders: Sequence[Path] = ()) -> Path | None:
+    """The compiled module, if it is undamaged in one of these folders, by default those of `cache_dirs`."""
     name = extension.file_name(arch)
-    return next((folder / name for folder in cache_dirs() if (folder / name).is_file()), None)
+    return next((folder / name for folder in folders or cache_dirs() if _is_whole(folder / name)), None)
+
+
+def _is_whole(module: Path) -> bool:
+    """Whether a module is there as it was compiled. Records of older versions do not tell."""
+    try:
+        return module.is_file() and read_json(module.with_suffix(".json")).get("sha256") in (None, _sha256(module))
+    except (OSError, CheckpointError):
+        return False
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def load(extension: Extension, arch: str | None = None) -> ModuleType:
@@ -222,8 +239,7 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     Raises:
         KernelError: as `load`.
     """
-    there = (out / extension.file_name(arch)) if out else find(extension, arch)
-    if there is not None and there.is_file():
+    if there := find(extension, arch, [out] if out else ()):
         return there
     folder = out or writable_cache()
     try:
@@ -234,12 +250,16 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     if target in _failed:  # a failed compilation is not repeated for every size that needs this module
         raise _failed[target]
     with FileLock(folder / f".{target.stem}.lock"):  # the system drops it if this process dies
-        if not target.is_file():  # another process may have built it while this one waited
+        if not _is_whole(target):  # another process may have built it while this one waited
+            if target.exists():
+                log.warning("elman: %s or its record is damaged: it is built again", target)
             try:
                 _compile(extension, arch, target)
             except KernelError as error:
                 _failed[target] = error
                 raise
+            except OSError as error:
+                raise KernelError(f"cannot write {target}: {error.strerror or error}") from error
     return target
 
 
@@ -268,13 +288,14 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
         command.append(f'-DELMAN_CELL_HEADER="{extension.header.resolve()}"')
     command += [f"-I{folder}" for folder in includes] + [f"-L{folder}" for folder in libraries]
     command.append(str(extension.binding))
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
+    _remove_leftovers(target.parent)
+    with tempfile.TemporaryDirectory(prefix=f"{_BUILDING}{target.stem}-", dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         start = time.monotonic()
+        how: Any = {"capture_output": True, "text": True, "errors": "replace", "check": False}
+        how["env"] = {**os.environ, "TMPDIR": scratch}  # where a killed compiler leaves its files
         for _ in range(2):
-            done = subprocess.run(
-                [*command, "-o", str(made)], capture_output=True, text=True, errors="replace", check=False
-            )
+            done = subprocess.run([*command, "-o", str(made)], **how)
             if done.returncode >= 0 and "signal terminated program" not in done.stderr:
                 break  # else the system killed it, for want of memory: that says nothing about the source
         if done.returncode != 0 or not made.is_file():
@@ -290,12 +311,19 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
             "command": command,
             "seconds": round(time.monotonic() - start, 2),
             "python_abi": toolchain.python_abi() if extension.python else None,
-            "sources": {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in extension.sources()},
+            "sources": {str(p): _sha256(p) for p in extension.sources()},
+            "sha256": _sha256(made),
         }
-        note = Path(scratch) / "record.json"
-        note.write_text(json.dumps(record, indent=1) + "\n")
-        note.replace(target.with_suffix(".json"))
+        write_json(target.with_suffix(".json"), record)
         made.replace(target)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete what killed builds left: of each module whose lock nobody has."""
+    for left in folder.glob(f"{_BUILDING}*-*"):
+        lock = folder / f".{left.name.removeprefix(_BUILDING).rpartition('-')[0]}.lock"
+        with contextlib.suppress(Timeout, OSError), FileLock(lock, timeout=0):
+            shutil.rmtree(left)
 
 
 def _first_error(done: subprocess.CompletedProcess[str]) -> str:

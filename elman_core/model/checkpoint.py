@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -25,6 +24,7 @@ from elman_core.storage import CHECKSUMS, check_folder, read_json
 
 from .config import LadderConfig
 from .modeling import LadderForCausalLM
+from .pretrained import check_safetensors
 from .shipped import is_shipped, shipped
 
 WEIGHTS = "model.safetensors"
@@ -51,17 +51,6 @@ def check_checkpoint(folder: str | os.PathLike, checksums: bool = True) -> None:
         check_safetensors(path)
     if checksums and ((root / CHECKSUMS).exists() or (root / "state/trainer.json").exists()):
         check_folder(root)
-
-
-def check_safetensors(path: str | os.PathLike) -> None:
-    """Raise `CheckpointError` unless a safetensors file has a readable header and the length that it states."""
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is truncated or altered: {error}") from error
 
 
 def _weight_files(root: Path) -> list[Path]:
@@ -162,7 +151,7 @@ def load_checkpoint(
     local = os.path.exists(source) or source.startswith((".", "/", "~")) or source.count("/") != 1
     if local or is_shipped(source) or any(Path(source).parent.glob("*/manifest.json")):  # a slip in the name of a run
         source = str(find_checkpoint(source))
-    with no_progress_bars():
+    with no_progress_bars(quiet=True):
         try:
             loaded: Any = LadderForCausalLM.from_pretrained(
                 source,
@@ -185,13 +174,16 @@ def load_checkpoint(
 
 
 @contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Inside, transformers draws no progress bars; afterwards its setting is what it was."""
-    were_on = transformers_logging.is_progress_bar_enabled()
+def no_progress_bars(quiet: bool = False) -> Iterator[None]:
+    """Inside, transformers draws no progress bars and, if `quiet`, logs nothing; afterwards its settings are what they were."""
+    were_on, level = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    if quiet:
+        transformers_logging.set_verbosity(logging.CRITICAL + 1)
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(level)
         if were_on:
             transformers_logging.enable_progress_bar()
 

@@ -51,8 +51,8 @@ class LadderConfig(PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id: bytes 0xff (0 in a smaller vocabulary), 0x1e and 0x1e.
 
     Raises:
-        ConfigError: a size that is not an integer, or a keyword that looks like a misspelt one of these. Other unknown keywords
-            are kept as attributes, as transformers requires.
+        ConfigError: a size that is not an integer, more than 4,096 layers, or a keyword that looks like a misspelt one of
+            these. Other unknown keywords are kept as attributes, as transformers requires.
     """
 
     model_type = "elman_ladder"
@@ -81,7 +81,10 @@ class LadderConfig(PreTrainedConfig):
             if meant:
                 raise ConfigError(f"LadderConfig has no {key!r}; write {meant}=…")
         for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-            setattr(self, name, check_value(name, getattr(self, name), int))
+            most = {"le": 4096} if name == "num_hidden_layers" else {}  # ten million are built for hours
+            setattr(self, name, check_value(name, getattr(self, name), int, most))
+        if isinstance(self.eos_token_id, list) and not all(isinstance(token, int) for token in self.eos_token_id):
+            raise ConfigError(f"eos_token_id must be a token or a list of tokens, not {self.eos_token_id!r}")
         if self.pad_token_id == 255 >= self.vocab_size:
             self.pad_token_id = 0
         super().__post_init__(**kwargs)

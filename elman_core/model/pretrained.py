@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
-from elman_core.registry import Mixer
-from elman_core.storage import CHECKSUMS, check_folder
+from elman_core.registry import CheckpointError, Mixer
+from elman_core.storage import CHECKSUMS, MOST_READ, check_folder, open_regular
 
 from .card import model_card
 from .config import LadderConfig
@@ -28,6 +29,9 @@ ALIGNMENT = 64
 _WHERE = ("subfolder", "revision", "cache_dir", "token", "local_files_only", "force_download", "proxies")
 
 log = logging.getLogger("elman_core")
+
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 class LadderPreTrainedModel(PreTrainedModel):
@@ -104,19 +108,19 @@ class LadderPreTrainedModel(PreTrainedModel):
             checksums: whether to compare; by default unless the environment has `ELMAN_CHECKSUMS=0`.
 
         Raises:
-            CheckpointError: a file is missing, truncated or altered.
+            CheckpointError: a file is missing, truncated or altered, or holds weights that are not floating-point numbers.
         """
         name, where = pretrained_model_name_or_path, {k: v for k, v in kwargs.items() if k in _WHERE}
         compares = kwargs.pop("checksums", os.environ.get("ELMAN_CHECKSUMS", "1") != "0") and name is not None
         if name is not None and is_shipped(name):
             name = shipped(name)
-        if compares and os.path.isdir(name):
-            _compare(Path(name, kwargs.get("subfolder") or ""))
+        if here := name is not None and os.path.isdir(name):
+            _check(Path(name, kwargs.get("subfolder") or ""), compares)
         loaded = super().from_pretrained(name, *args, **kwargs)
-        if compares and not os.path.isdir(name):  # of the hub, in the cache by now
+        if compares and not here:  # of the hub, in the cache by now
             found = cached_file(name, CHECKSUMS, _raise_exceptions_for_missing_entries=False, **where)
             if found is not None:
-                _compare(Path(found).parent)
+                _check(Path(found).parent, compares)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         for tensor in itertools.chain(model.parameters(), model.buffers()):
             if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
@@ -135,7 +139,8 @@ class LadderPreTrainedModel(PreTrainedModel):
         layouts = folder / SAFE_WEIGHTS_NAME, folder / SAFE_WEIGHTS_INDEX_NAME
         before = [path for path in layouts if path.exists()]
         if is_main_process:
-            (folder / CHECKSUMS).unlink(missing_ok=True)
+            for name in (CHECKSUMS, "training.json"):  # which `elman export` writes
+                (folder / name).unlink(missing_ok=True)
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
         if is_main_process:
             if len(before) == 1 and all(path.exists() for path in layouts):  # the other was written now
@@ -159,8 +164,32 @@ class LadderPreTrainedModel(PreTrainedModel):
             (folder / "README.md").write_text(model_card(self), encoding="utf-8")
 
 
-def _compare(folder: Path) -> None:
-    if (folder / CHECKSUMS).exists():
+def check_safetensors(path: str | os.PathLike) -> None:
+    """Raise `CheckpointError` unless a safetensors file has a readable header, the length that it states, and floating-point
+    numbers alone: transformers would cast others."""
+    try:
+        os.close(open_regular(path))
+        with safe_open(path, framework="pt") as file:
+            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (SafetensorError, MemoryError) as error:  # too long to be mapped
+        raise CheckpointError(f"{path} is truncated or altered: {error}") from error
+    if odd := next((name for name, kind in kinds.items() if kind not in _FLOATS), None):
+        raise CheckpointError(f"{path} has {odd} as {kinds[odd]}: weights are floating-point numbers")
+
+
+def _check(folder: Path, compares: bool) -> None:
+    """Raise `CheckpointError` for a folder that transformers would wait for, read without end or cast, or that has changed."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.suffix == ".safetensors" and path.name.startswith("model"):
+            check_safetensors(path)
+        elif path.exists() and not path.is_dir():
+            if not path.is_file():
+                raise CheckpointError(f"{path} is not a regular file")
+            if path.suffix == ".json" and not 0 < path.stat().st_size <= MOST_READ:  # 0: also the files of /proc
+                raise CheckpointError(f"{path} is empty or longer than {MOST_READ:,} bytes")
+    if compares and (folder / CHECKSUMS).exists():
         check_folder(folder, weights=True)
 
 

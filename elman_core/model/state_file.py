@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from elman_core.nn.layers import branches
 from elman_core.registry import CheckpointError, ConfigError, State
-from elman_core.storage import replacing, storage_errors
+from elman_core.storage import open_regular, replacing, storage_errors
 
 from .config import LadderConfig
 
@@ -44,6 +44,7 @@ def load_states(
         CheckpointError: no such file, a damaged one, one that holds something else, or another model's state.
     """
     try:
+        os.close(open_regular(path))
         with safe_open(path, framework="pt", device=str(device)) as file:
             about = file.metadata() or {}
             if about.get("kind") != FORMAT:
@@ -74,6 +75,10 @@ def _check(path: str | os.PathLike, states: list[State | None], config: LadderCo
             len(have[n]) == len(want[n]) and all(w in (-1, h) for h, w in zip(have[n], want[n], strict=True))
             for n in want
         )
+        if odd := [n for n, t in (state or {}).items() if not t.is_floating_point()]:
+            raise CheckpointError(
+                f"{path} has {odd[0]} as {(state or {})[odd[0]].dtype}: states are floating-point numbers"
+            )
         if not fits and wrong is None:
             wrong = f"branch {index} holds {have} where the model has {want}"
     if wrong:

@@ -97,7 +97,7 @@ def save_checkpoint(
 
     Args:
         ranks: the processes that train together; every one calls this, and the first writes.
-        about: the id and the settings of the run.
+        about: the id and the settings of the run, and the fingerprint of its text.
 
     Raises:
         StorageError: no space, or the disk failed; earlier checkpoints are untouched.
@@ -231,6 +231,8 @@ def _copy_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
                 raise CheckpointError(
                     f"the checkpoint's {name} is {tuple(tensor.shape)}, the model's {tuple(own[name].shape)}"
                 )
+            if tensor.dtype != own[name].dtype or not tensor.isfinite().all():
+                raise CheckpointError(f"the checkpoint's {name} is not finite {own[name].dtype}")
             own[name].copy_(like(tensor, own[name]))
 
 
@@ -246,6 +248,8 @@ def _load_carry(
         return None
     carry: list[dict[str, Tensor]] = [{} for _ in range(branches)]
     for key, tensor in load_file(path / "state/carry.safetensors").items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"the carried state {key} is {tensor.dtype}")
         index, _, name = key.partition("/")
         rows = ranks.rows(len(tensor))
         carry[int(index)][name] = tensor[rows.start : rows.stop].to(device, copy=True)

@@ -408,7 +408,7 @@ class Trainer:
         data = self.manifest["protocol"]["data"]
         seen = self.progress.bytes_seen
         self.model.training_facts = card_rows(self.settings, data, self.step, seen, self.evaluation)
-        about = {"run": self.folder.id, "settings": self.settings.to_dict()}
+        about = {"run": self.folder.id, "settings": self.settings.to_dict(), "text": data}
         folder = self.folder.checkpoints
         path = save_checkpoint(folder, self.model, self.optimizer, self.progress, keep, self.ranks, about)
         self.saved = (self.step, path)

@@ -161,8 +161,10 @@ class Optimizer:
             raise CheckpointError(f"the optimizer's state lacks {', '.join(lacking[:3])}")
         for name, values in by_name.items():
             p = self.params[name]
-            if wrong := [k for k, v in values.items() if v.ndim and v.shape != p.shape]:
-                raise CheckpointError(f"the optimizer's {wrong[0]} of {name} is not of the shape {tuple(p.shape)}")
+            for kind, v in values.items():
+                if (v.ndim and v.shape != p.shape) or v.dtype != p.dtype or not v.isfinite().all():
+                    want = f"finite {p.dtype} of the shape {tuple(p.shape)}"
+                    raise CheckpointError(f"the optimizer's {kind} of {name} is not {want}")
             # `step` of the fused AdamW lives where the parameter does, as everything else.
             self.inner.state[p] = {k: placed(v, p) for k, v in values.items()}
         own = {"weight_decay", "betas"} | (

@@ -47,13 +47,8 @@ class RunFolder:
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
+        self._metrics, self._console = appending(path / METRICS), appending(path / CONSOLE)
         self._lock = _lock(path)
-        try:
-            self._metrics, self._console = appending(path / METRICS), appending(path / CONSOLE)
-        except BaseException:
-            if self._lock is not None:
-                self._lock.close()
-            raise
 
     @classmethod
     def create(cls, path: Path | None, name: str) -> RunFolder:
