@@ -101,6 +101,34 @@ def caught_by(*tests: str) -> Any:
     return note
 
 
+@caught_by("test_initial_values_are_as_stated")
+class StartsWithABias(Sound):
+    def reset_parameters(self):
+        super().reset_parameters()
+        if self.b is not None:
+            nn.init.constant_(self.b, 0.1)
+
+
+@caught_by("test_initial_values_are_as_stated")
+class StartsASeventhTooLarge(Sound):
+    def reset_parameters(self):
+        super().reset_parameters()
+        nn.init.xavier_uniform_(self.u, 1.14 * self.config.gain)
+
+
+@caught_by("test_initial_values_are_as_stated")
+class StartsNormalWithTheRightSpread(Sound):
+    def reset_parameters(self):
+        super().reset_parameters()
+        nn.init.xavier_normal_(self.out_proj.weight)
+
+
+@caught_by("test_initial_values_are_as_stated")
+class HasAParameterOfUnknownStart(Sound):
+    def extra(self):
+        self.more = nn.Parameter(torch.zeros(self.dim))
+
+
 @caught_by("test_output_and_state_are_as_declared")
 class ForgetsItsState(Sound):
     def finish(self, y_BTD, new, state, mask_BT):

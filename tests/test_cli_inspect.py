@@ -51,6 +51,42 @@ def test_a_terminal_without_the_characters_of_an_equation_gets_them_escaped(
     assert r"S_{t-1}\u1d40 k_t" in (tmp_path / "out").read_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "unsaid"),
+    [
+        ("e88:h32n16", "S_t = tanh(decay_t S_{t-1} + k_t (v_t - S_{t-1}ᵀ k_t)ᵀ),", "β"),
+        ("e88:conv_linear", "S_t = decay_t S_{t-1} + β_t k_t (v_t - S_{t-1}ᵀ k_t)ᵀ,", "tanh"),
+        ("e97:linear", "S_t = λ_t S_{t-1} + k_t (w_t v_t - S_{t-1}ᵀ (b_t k_t))ᵀ,", "tanh"),
+        ("e42:radius099", "|W|₂ = 0.99", "0.999"),
+        ("e61:b", "h_t = α h_{t-1} + W_v x_t + b", "1 - α"),
+        ("e74:retain", "S' = tanh(S + k ((1 - σ(d_g mean(S²) + b_g)) (v - Sᵀ k))ᵀ)", "W_zg"),
+    ],
+)
+def test_show_prints_the_equation_of_the_preset(name: str, said: str, unsaid: str, capsys: Any) -> None:
+    equation = read(capsys, "show", name)["equation"]
+    assert said in equation
+    assert unsaid not in equation
+    assert said in run(capsys, "show", name)
+
+
+def test_presets_that_compute_otherwise_have_other_equations() -> None:
+    """Two options of a variant's whose kernels, maps or vectors differ never print the same."""
+    seen = 0
+    for installed in plugins().installed.values():
+        variant, found = installed.variant, {}
+        for preset in (None, *variant.presets):
+            config = variant.make_config(preset=preset)
+            form = getattr(variant.branch(0), "form_of", lambda _config: None)(config)
+            if form is None:
+                continue
+            kernel = getattr(form.kernel, "name", None) or (form.kernel.func.__name__, str(form.kernel.keywords))
+            more = (getattr(form, "options", ()), str(getattr(form, "inputs", "")), getattr(config, "gate", ""))
+            key = (kernel, form.maps, tuple(form.biases), tuple(form.vectors), *more)
+            assert found.setdefault(variant.equation_of(config), key) == key, f"{variant.name}:{preset}"
+            seen += 1
+    assert seen > 50
+
+
 def test_show_prints_options_with_ranges_figures_and_if_asked_presets(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("show", "e42:radius099", "--set", "expansion=2", "--set", "model.options.use_conv=true")
     text = run(capsys, *words)

@@ -11,7 +11,7 @@ from broken_mixers import BROKEN, Sound, SoundConfig
 from torch.autograd.gradcheck import GradcheckError
 
 from elman_core.registry import ConfigError, Installed, Mixer, Variant, plugins
-from elman_core.testing import KernelContract, VariantContract
+from elman_core.testing import KernelContract, VariantContract, initial
 from elman_core.testing.mixer_contract import MixerContract
 
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"gate": "silu", "bias": False})
@@ -21,6 +21,10 @@ class Contract(VariantContract):
     __test__ = False
     variant = "subject"
     options = OPTIONS
+
+    def initial_values(self, o: Any) -> dict[str, Any]:
+        maps = dict.fromkeys(("in_proj.weight", "out_proj.weight"), initial.xavier)
+        return maps | {"u": lambda w: initial.xavier(w, o["gain"]), "b": 0.0}
 
 
 @pytest.fixture

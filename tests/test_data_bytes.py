@@ -10,6 +10,7 @@ import pytest
 
 from elman_core.cli import main
 from elman_core.data import ByteFile, TrainingWindows, cache_folder, split, standard_library_corpus
+from elman_core.data.bytes import PACKED
 from elman_core.registry.errors import DataError, StorageError
 
 
@@ -23,9 +24,17 @@ def write(tmp_path):
     return write
 
 
-def test_a_compressed_file_is_refused(write):
-    with pytest.raises(DataError, match=r"is compressed \(gzip\); unpack it first"):
-        ByteFile(write(gzip.compress(b"x" * 9999)))
+def test_a_packed_file_is_refused(write):
+    for content, name in ((gzip.compress(b"x" * 9999), "gzip"), *((m + b"x" * 9999, n) for n, m in PACKED.items())):
+        with pytest.raises(DataError, match=rf"is packed \({name}\); unpack it first"):
+            ByteFile(write(content))
+
+
+def test_lines_of_json_are_warned_of_once(tmp_path, caplog):
+    (tmp_path / "texts.jsonl").write_text('{"text": "one"}\n')
+    for _ in range(2):
+        ByteFile(tmp_path / "texts.jsonl")
+    assert [record.getMessage().count("holds JSON") for record in caplog.records] == [1]
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_a_card_tells_equation_sizes_and_how_to_load(variant):
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "\nlicense: apache-2.0\n" in card
     assert "license: other" in model_card(model)
-    assert about.equation.strip().splitlines()[0] in card
+    assert about.equation_of(resolve(variant).config).strip().splitlines()[0] in card
     assert f"| parameters | {sum(p.numel() for p in model.parameters()):,} |" in card
     assert "AutoModelForCausalLM.from_pretrained" in card
     cache = model(PROMPT[:1], use_cache=True).past_key_values

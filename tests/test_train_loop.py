@@ -206,7 +206,15 @@ def test_a_model_that_does_not_fit_is_one_line_and_exit_3(text, tmp_path, monkey
         (["e42", "--set", "train.device=cuda:7"], "CUDA devices"),
         (["published"], "no variant to train"),
         ([__file__], "is a file, not a recipe (.toml): give a text with --data"),
-        ([str(Path(__file__).parent)], "is a folder, not a recipe (.toml): continue a run with elman resume"),
+        ([str(Path(__file__).parent)], "is neither a variant nor a recipe (.toml), but a folder"),
+        (
+            ["pretrained/e88-small"],
+            "is a trained model, and elman train starts new ones: to train it on, see docs/how-to/fi",
+        ),
+        (
+            [str(Path(__file__).parent / "checkpoints" / "0.1.0" / "e1")],
+            "is a trained model, and elman train starts new ones",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2_and_leaves_no_folder(words, said, text, tmp_path, monkeypatch, capsys):

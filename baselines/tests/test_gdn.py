@@ -18,7 +18,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 
 from elman_core.nn import l2_normalize
 from elman_core.registry import ConfigError, KernelError
-from elman_core.testing import sigmoid, silu
+from elman_core.testing import initial, sigmoid, silu
 
 from .library_contract import MASK_BT, LibraryContract
 
@@ -76,8 +76,16 @@ class TestGatedDeltaNet(LibraryContract):
         {"head_dim": 8},
         {"head_dim": 8, "n_heads": 3, "expand_v": 0.5, "d_conv": 2, "init": "linear", "allow_neg_eigval": True},
     )
+    equations = ({"head_dim": 8, "init": "zero"},)
     op, library, extra, sizes = op, "fla", "fla", (op.CHECKED,)
     ways = (op.Kernels(rule_as_documented, rule_as_documented, norm_as_documented),)
+
+    def initial_values(self, o: Any) -> dict[str, Any]:
+        drawn = initial.linear if o["init"] == "linear" else initial.NORMAL
+        maps = {f"{n}_proj.weight": drawn for n in "qkvgabo"} | {f"{n}_conv1d.weight": drawn for n in "qkv"}
+        return (
+            maps | ({"o_proj.weight": 0.0} if o["init"] == "zero" else {}) | initial.decays() | {"o_norm.weight": 1.0}
+        )
 
     def test_the_mixer_follows_its_equations(self, opts: Any) -> None:
         mixer = self.make(opts)

@@ -11,7 +11,7 @@ import torch
 from elman_baselines.rnn import gru, gru_reference, lstm, lstm_reference
 from elman_baselines.rnn.op import packed_for_cudnn
 
-from elman_core.testing import VariantContract, sigmoid
+from elman_core.testing import VariantContract, initial, sigmoid
 
 T, B, W, D = 7, 4, 5, 4
 Step = Callable[..., tuple[np.ndarray, ...]]
@@ -25,8 +25,21 @@ class TestGRU(VariantContract):
         {"in_proj": False, "zero_out_proj": True},
     )
 
+    def initial_values(self, o: Any) -> dict[str, Any]:
+        normal, bias = o["init"] == "normal", o.get("forget_bias", 0.0)
+        gates = 4 if "forget_bias" in o else 3
+        apart = lambda w: w.unflatten(-2, (gates, -1))  # noqa: E731
+        maps = dict.fromkeys(("in_proj.weight", "out_proj.weight"), initial.NORMAL if normal else initial.xavier)
+        maps["out_proj.weight"] = 0.0 if o["zero_out_proj"] else maps["out_proj.weight"]
+        return maps | {
+            "weight_ih": (apart, initial.NORMAL if normal else initial.xavier),
+            "weight_hh": (apart, initial.orthogonal(1.0)),
+            "bias_ih": (lambda b: b.unflatten(-1, (gates, -1)), torch.tensor([[0.0], [bias], [0.0], [0.0]][:gates])),
+            "bias_hh": 0.0,
+        }
 
-class TestLSTM(VariantContract):
+
+class TestLSTM(TestGRU):
     variant = "lstm"
     options = ({}, {"expansion": 1.5, "init": "normal", "forget_bias": 0.5}, {"in_proj": False, "zero_out_proj": True})
 

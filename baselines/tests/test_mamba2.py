@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from transformers import Mamba2Config as TheirConfig
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from elman_core.registry import ConfigError
-from elman_core.testing import silu
+from elman_core.testing import initial, silu
 
 from .library_contract import MASK_BT, LibraryContract
 
@@ -81,6 +82,14 @@ class TestMamba2(LibraryContract):
         {"headdim": 4, "d_state": 3, "d_conv": 2, "expand": 1.5, "init_depth": 3},
     )
     op, library, extra = op, "mamba_ssm", "mamba"
+
+    def initial_values(self, o: Any) -> dict[str, Any]:
+        a = o["d_conv"] ** -0.5
+        conv = {n: initial.Uniform(-a, a) for n in ("conv1d.weight", "conv1d.bias")}
+        out = (lambda w: w * math.sqrt(o["init_depth"] or 1), initial.linear)
+        maps = {"in_proj.weight": initial.linear, "out_proj.weight": out}
+        return conv | maps | initial.decays(1.0) | {"D": 1.0, "norm.weight": 1.0}
+
     ways = (
         op.Kernels(scan_as_documented, norm_as_documented),
         op.Kernels(scan_as_documented, norm_as_documented, conv=fla_conv_as_documented),

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from elman_core.model import LadderCache, LadderForCausalLM, LadderLM
 from elman_core.registry import ConfigError
-from elman_core.testing import VariantContract, silu
+from elman_core.testing import VariantContract, initial, silu
 from elman_core.training.run.display import backends
 
 MASK_BT = torch.tensor([[c == "1" for c in row] for row in ("111111", "001111", "101101")])
@@ -49,6 +49,11 @@ class TestTransformer(VariantContract):
         {"head_dim": 8, "mlp_multiple": 8},
         {"head_dim": 4, "rope_theta": 100.0, "mlp_ratio": 1.5, "mlp_multiple": 5, "init_depth": 3},
     )
+
+    def initial_values(self, o: Any) -> dict[str, Any]:
+        last = initial.Normal(0.0, 0.02 / math.sqrt(2 * o["init_depth"] or 1))
+        maps = {f"{n}_proj.weight": initial.NORMAL for n in ("q", "k", "v", "gate", "up")}
+        return maps | {"o_proj.weight": last, "down_proj.weight": last}
 
     @pytest.mark.parametrize("pieces", [(6,), (2, 1, 3)])
     def test_attention_follows_its_equations(self, opts: Any, pieces: tuple[int, ...]) -> None:

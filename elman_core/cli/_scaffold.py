@@ -52,7 +52,7 @@ def render(name: str, folder: Path, source: str | None = None, skeleton: str = "
     templates = resources.files("elman_core") / "template"
     files = _filled(templates / "all", name) | _filled(templates / skeleton, name)
     if source is not None:
-        equation = plugins().get(source).variant.equation
+        equation = plugins().get(source).variant.equation_of()
         readme = re.sub("`.*`(?=\\. Install)", lambda _: f"`{equation}`", files["README.md"])
         files = {"README.md": readme, "pyproject.toml": files["pyproject.toml"], **_copied(source, name)}
     with storage_errors(f"cannot write {target}"):

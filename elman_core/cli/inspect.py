@@ -97,7 +97,7 @@ def show(
     variant = found.variant
     print(f"{found.name}: {variant.summary}\n  {facts['package']}")
     print("\nequation")
-    print("\n".join(wrapped(f"  {line.strip()}", columns()) for line in variant.equation.splitlines()))
+    print("\n".join(wrapped(f"  {line.strip()}", columns()) for line in facts["equation"].splitlines()))
     print("\noptions")
     values = config_to_dict(found.config)
     rows = [
@@ -139,7 +139,7 @@ def _facts(found: Resolved, width: int, depth: int) -> dict[str, Any]:
     whole = count(found, width, depth)
     return {
         "name": variant.name, "preset": found.preset, "package": found.installed.requirement, "summary": variant.summary,
-        "equation": variant.equation, "width": width, "depth": depth, "parameters": whole,
+        "equation": variant.equation_of(found.config), "width": width, "depth": depth, "parameters": whole,
         "layer": (whole - count(found, width, 1)) // (depth - 1) if depth > 1 else whole - 257 * width,
         "options": [
             {"name": f.name, "type": type_name(hints[f.name]), "range": range_text(f.metadata), "default": f.default,

@@ -16,6 +16,7 @@ import stat
 import sys
 import time
 import weakref
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +36,12 @@ FINGERPRINT_BLOCKS = 64
 WAITS = (1.0, 5.0, 25.0)
 """Seconds before each retry of a read whose error is often temporary on a network disk."""
 
-COMPRESSED = {
+PACKED = {
     "gzip": b"\x1f\x8b\x08", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ\x00", "bzip2": b"BZh", "zip": b"PK\x03\x04",
+    "lz4": b"\x04\x22\x4d\x18", "7z": b"7z\xbc\xaf\x27\x1c", "Parquet": b"PAR1", "Arrow": b"ARROW1", "Avro": b"Obj\x01",
+    "HDF5": b"\x89HDF\r\n", "NumPy": b"\x93NUMPY", "SQLite": b"SQLite format 3\0", "PDF": b"%PDF-",
 }  # fmt: skip
-"""The first bytes of such files."""
+"""The first bytes of files that hold text in another form."""
 _POPULATE_READ = getattr(mmap, "MADV_POPULATE_READ", 22 if sys.platform == "linux" else None)
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENETDOWN, errno.EHOSTDOWN)
 
@@ -50,7 +53,7 @@ class ByteFile:
         path: a regular file. Its size is what it is now: bytes that are appended later do not count.
 
     Raises:
-        DataError: missing, not a regular file, unreadable, empty or compressed.
+        DataError: missing, not a regular file, unreadable, empty, or packed as gzip, Parquet and others are.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -67,12 +70,14 @@ class ByteFile:
         except OSError as error:
             raise DataError(f"cannot read {self.path}: {error.strerror or error}") from error
         self.size = os.fstat(self._descriptor).st_size
-        start = os.pread(self._descriptor, 6, 0)
-        for name, magic in COMPRESSED.items():
+        start = os.pread(self._descriptor, 16, 0)
+        for name, magic in PACKED.items():
             if start.startswith(magic):
                 raise DataError(
-                    f"{self.path} is compressed ({name}); unpack it first: training data is a file of raw bytes"
+                    f"{self.path} is packed ({name}); unpack it first: training data is a file of raw bytes"
                 )
+        if self.path.suffix in (".jsonl", ".ndjson"):
+            _warn_of_json(self.path)
         self._known: dict[str, int | str] | None = None  # the fingerprint
         self._changed = self._stamp()
 
@@ -179,3 +184,10 @@ class ByteFile:
             parts.append(part)
             offset, missing = offset + len(part), missing - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+@cache
+def _warn_of_json(path: Path) -> None:
+    log.warning(
+        "elman: %s holds JSON, which a model will learn as it stands; docs/how-to/train.md writes its texts alone", path
+    )

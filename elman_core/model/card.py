@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from elman_core.nn.layers import branches
-from elman_core.registry import ConfigError, get_variant
+from elman_core.nn.layers import branches, resolve_layers
+from elman_core.registry import ConfigError, Resolved
 
 _CARD = """---
 library_name: transformers
@@ -63,15 +63,12 @@ def model_card(model: Any, licence: str | None = None) -> str:
         licence: an identifier such as `apache-2.0`; None leaves the choice to the publisher.
     """
     config = model.config
-    names = config.variant if isinstance(config.variant, list) else [config.variant]
-    variants = {name: get_variant(name) for name in dict.fromkeys(names)}
+    layers = resolve_layers(config)
+    names = " + ".join(dict.fromkeys(layer.variant.name for layer in layers))
     requirements = list(dict.fromkeys((config.made_with or {}).values()))
-    blocks = [
-        f"`{v.name}`: {v.summary}" + (f"\n\n    {_indent(v.equation)}" if v.equation else "") for v in variants.values()
-    ]
     return _CARD.format(
-        title=f"{' + '.join(variants)}, {config.hidden_size}x{config.num_hidden_layers}",
-        equations="\n\n".join(blocks),
+        title=f"{names}, {config.hidden_size}x{config.num_hidden_layers}",
+        equations="\n\n".join(dict.fromkeys(map(_about, layers))),
         parameters=sum(p.numel() for p in model.parameters()),
         width=config.hidden_size,
         depth=config.num_hidden_layers,
@@ -81,6 +78,11 @@ def model_card(model: Any, licence: str | None = None) -> str:
         made_with=", ".join(requirements) or "unknown",
         packages=" ".join(r.partition("==")[0] for r in requirements),
     )
+
+
+def _about(layer: Resolved) -> str:
+    equation = layer.variant.equation_of(layer.config).strip().replace("\n", "\n    ")
+    return f"`{layer.variant.name}`: {layer.variant.summary}" + (f"\n\n    {equation}" if equation else "")
 
 
 def _state_size(model: Any) -> str:
@@ -101,7 +103,3 @@ def set_licence(folder: str | os.PathLike, licence: str) -> None:
         raise ConfigError(f"a licence is one word, such as apache-2.0, not {licence!r}")
     text = re.sub(r"^license: .*$", f"license: {licence}", path.read_text(encoding="utf-8"), count=1, flags=re.M)
     path.write_text(text, encoding="utf-8")
-
-
-def _indent(text: str) -> str:
-    return text.strip().replace("\n", "\n    ")

@@ -138,7 +138,7 @@ def collect(results: Iterable[Any]) -> tuple[Variant, ...]:
 
 
 _KINDS: dict[str, Any] = {
-    "summary": str, "equation": str, "presets": Mapping, "aliases": Mapping, "published": (tuple, list),
+    "summary": str, "equation": (str, Callable), "presets": Mapping, "aliases": Mapping, "published": (tuple, list),
     "requires": (tuple, list), "accelerated_by": Mapping, "kernels": (tuple, list), "mixer": (type, tuple),
 }  # fmt: skip
 

@@ -69,7 +69,7 @@ class Variant:
         config: frozen dataclass; every field has a default and is made with `option`.
         mixer: class called as `mixer(dim, config, layer_idx)`; or a tuple of such classes, one for each residual branch of a
             layer. `branch(rung)` is the class of one branch; `layer_idx` counts the branches of the whole ladder.
-        equation: the recurrence in a line or two of plain text.
+        equation: the recurrence in a line or two of plain text; or a function of the config, where options change it.
         presets: `{"h32n16": {"n_heads": 32, "n_state": 16}}` gives "e99:h32n16"; states what differs from the defaults.
         aliases: other names for a preset or for options, such as published level names: `{"E99f_h32n16": "h32n16"}`;
             an empty string means the variant itself. Case is ignored.
@@ -84,7 +84,7 @@ class Variant:
     summary: str
     config: type
     mixer: type[Mixer] | tuple[type[Mixer], ...]
-    equation: str = ""
+    equation: str | Callable[[Any], str] = ""
     presets: Mapping[str, Options] = field(default_factory=dict)
     aliases: Mapping[str, str | Options] = field(default_factory=dict)
     parse_alias: Callable[[str], Options | None] | None = None
@@ -104,6 +104,10 @@ class Variant:
     def branch(self, rung: int) -> type[Mixer]:
         """The mixer's class of residual branch `rung` of a layer, from 0."""
         return self.mixer[rung] if isinstance(self.mixer, tuple) else self.mixer
+
+    def equation_of(self, config: Any = None) -> str:
+        """The recurrence with the options of `config`; by default those of the variant."""
+        return self.equation if isinstance(self.equation, str) else self.equation(config or self.config())
 
     def installs(self, missing: Callable[[str], bool]) -> list[str]:
         """The commands that install what would accelerate this variant and is `missing`, each once."""

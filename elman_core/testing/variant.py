@@ -17,12 +17,13 @@ from elman_core.registry import ConfigError, Variant, config_to_dict, parse_size
 
 from .equation_contract import EquationContract
 from .harness import Options
+from .initial import InitialContract
 from .kernel import KernelContract
 from .mixer_contract import MixerContract
 from .model_contract import ModelContract
 
 
-class VariantContract(KernelContract, EquationContract, MixerContract, ModelContract):
+class VariantContract(KernelContract, EquationContract, InitialContract, MixerContract, ModelContract):
     """Subclass it, set the knobs of `Harness` (`variant`, `options`, `dim`, `values`), and every promise is tested."""
 
     # what the variant says of itself ----------------------------------------------------------------------------------
@@ -32,7 +33,8 @@ class VariantContract(KernelContract, EquationContract, MixerContract, ModelCont
         assert variant.name == self.variant
         assert variant.summary, "a summary, for `elman list`"
         assert "\n" not in variant.summary
-        assert variant.equation, "an equation, for `elman show`"
+        for options in ({}, *variant.presets.values(), *self.options):
+            assert variant.equation_of(variant.make_config(options)), "an equation, for `elman show`"
         config = variant.make_config()
         assert dataclasses.is_dataclass(config)
         with pytest.raises(dataclasses.FrozenInstanceError):

@@ -29,12 +29,20 @@ def find_recipe(what: str) -> Path | None:
     recipes = shipped()
     if not what.endswith(".toml"):
         if what not in recipes and ("." in what or "/" in what):  # no variant has such a name
-            if Path(what).is_file():
-                raise ConfigError(f"{what} is a file, not a recipe (.toml): give a text with --data {what}")
-            if Path(what).is_dir():
-                raise ConfigError(f"{what} is a folder, not a recipe (.toml): continue a run with elman resume {what}")
+            raise ConfigError(f"{what} is {_mistaken(Path(what))}")
         return recipes.get(what)
     path = Path(what).expanduser()
     if not path.is_file():
         raise ConfigError(f"there is no recipe {what}.{did_you_mean(path.stem, recipes)} Shipped: {', '.join(recipes)}")
     return path
+
+
+def _mistaken(path: Path) -> str:
+    """What a path is that is not a recipe, and what to do with it."""
+    if path.is_file():
+        return f"a file, not a recipe (.toml): give a text with --data {path}"
+    if (path / "manifest.json").is_file():
+        return f"a run: continue it with elman resume {path}"
+    if (path / "config.json").is_file() or str(path).startswith("pretrained/"):
+        return "a trained model, and elman train starts new ones: to train it on, see docs/how-to/fine-tune.md"
+    return "neither a variant nor a recipe (.toml)" + (", but a folder" if path.is_dir() else "") + ": see elman list"

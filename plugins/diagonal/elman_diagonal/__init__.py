@@ -15,12 +15,17 @@ from .mixer import DiagonalConfig, DiagonalMixer
 from .op import diagonal, diagonal_tanh
 
 
+def equation(o: DiagonalConfig) -> str:
+    new = "σ(α̂) h_{t-1} + W_x x_t + b"
+    return f"x = W_in x̂;  h_t = {f'tanh({new})' if o.form == 'tanh' else new},  y_t = h_t silu(x_t + b_g)"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="diagonal",
         summary="linear diagonal recurrence with an output gate from the input",
-        equation="x = W_in x̂;  h_t = σ(α̂) h_{t-1} + W_x x_t + b,  y_t = h_t silu(x_t + b_g)",
+        equation=equation,
         config=DiagonalConfig,
         mixer=DiagonalMixer,
         presets={

@@ -2,12 +2,20 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, sigmoid, silu, silu_slope
+from elman_core.testing import VariantContract, initial, sigmoid, silu, silu_slope
 
 
 class TestDiagonal(VariantContract):
     variant = "diagonal"
     options = ({}, {"form": "tanh", "use_conv": True, "mamba2_init": True}, {"alpha_init": 4.6})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {
+            "w_x.weight": initial.NORMAL if o["mamba2_init"] else initial.xavier,
+            "w_x.bias": 0.0,
+            "b_g": 0.0,
+            "alpha_hat": o["alpha_init"],
+        }
 
     def after(self, o, p, s, x):
         h = sigmoid(p["alpha_hat"]) * s["h"] + p["w_x.weight"] @ x + p["w_x.bias"]

@@ -9,13 +9,17 @@ from .mixer import E0Config, E0Mixer
 from .op import e0, e0_wgate
 
 
+def equation(o: E0Config) -> str:
+    gate = "W_g x_t + b_g" if o.gate == "projected" else "h_t + x_t + b_g"
+    return f"x = W_in x̂;  h_t = tanh(W_x x_t + W_h h_{{t-1}} + b),  y_t = h_t silu({gate})"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e0",
         summary="stock Elman network: tanh recurrence, y = h silu(h + x + b_g)",
-        equation="x = W_in x̂;  h_t = tanh(W_x x_t + W_h h_{t-1} + b),  y_t = h_t silu(h_t + x_t + b_g);  "
-        "wgate: y_t = h_t silu(W_g x_t + b_g)",
+        equation=equation,
         config=E0Config,
         mixer=E0Mixer,
         presets={"wgate": {"gate": "projected"}, "wgate_e15": {"gate": "projected", "expansion": 1.5}},

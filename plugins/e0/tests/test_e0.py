@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, silu, silu_slope
+from elman_core.testing import VariantContract, initial, silu, silu_slope
 
 
 class TestE0(VariantContract):
@@ -12,6 +12,11 @@ class TestE0(VariantContract):
         {"gate": "projected", "use_conv": True, "mamba2_init": True},
         {"r_h_mode": "none", "mamba2_init": "s4d"},
     )
+
+    def initial_values(self, o):
+        return (
+            initial.wrapper(o) | initial.dense(o, "w_h") | {"b_g": 0.0, "w_g.weight": initial.xavier, "w_g.bias": 0.0}
+        )
 
     def parts(self, o, p, s, x):
         h = np.tanh(p["w_x.weight"] @ x + p["w_h"] @ s["h"] + p["w_x.bias"])

@@ -5,12 +5,25 @@ import pytest
 
 from elman_core import ConfigError
 from elman_core.registry import resolve
-from elman_core.testing import VariantContract, maps_gradient, sigmoid, silu, silu_slope
+from elman_core.testing import VariantContract, initial, maps_gradient, sigmoid, silu, silu_slope
 
 
 class TestE14(VariantContract):
     variant = "e14"
     options = ({}, {"d_state": 8, "use_conv": True, "mamba2_init": True}, {"d_state": 136})
+
+    def initial_values(self, o):
+        return (
+            initial.wrapper(o)
+            | {f"{n}.weight": initial.xavier for n in ("w_query", "w_key", "w_val")}
+            | {
+                "w_query.bias": 0.0,
+                "w_key.bias": 0.0,
+                "w_val.bias": 0.0,
+                "w_decay.weight": 0.0,
+                "w_decay.bias": 3.0,
+            }
+        )
 
     def parts(self, p, s, x):
         key, v, q, decay = (p[f"w_{n}.weight"] @ x + p[f"w_{n}.bias"] for n in ("key", "val", "query", "decay"))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, silu, silu_slope
+from elman_core.testing import VariantContract, initial, silu, silu_slope
 from elman_core.testing.oracle import EPS
 
 
@@ -14,6 +14,15 @@ class TestE2(VariantContract):
         {"slots": 2, "r_h_mode": "none", "use_conv": True},
     )
     equations = ({"slots": 3, "spectral_radius": 0.2},)  # the factor is constant: finite differences would not agree
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {
+            "w_x.weight": initial.NORMAL if o["mamba2_init"] else initial.blocks(self.dim),
+            "w_x.bias": 0.0,
+            "b": 0.0,
+            "w_h": initial.orthogonal(0.495),
+            "c": 1 / o["slots"],
+        }
 
     def parts(self, o, p, s, x):
         """The slots' W_x, W_h as they are used, the clip's factors, and the slots after the step."""

@@ -7,6 +7,7 @@ import torch
 from elman_e23.reference import e23_reference
 
 from elman_core.testing import VariantContract, silu, silu_slope
+from elman_core.testing.initial import Normal, orthogonal, wrapper, xavier
 
 
 def softmax(scores):
@@ -26,6 +27,15 @@ class E23Equation:
         reads = softmax(s["tape"] @ s["h"] * k)
         h = np.tanh(p["w_x.weight"] @ x + p["w_x.bias"] + p["w_h"] @ s["h"] + reads @ s["tape"])
         return k, reads, h, softmax(s["tape"] @ h * k), p["w_w"] @ h
+
+    def initial_values(self, o: Any) -> Any:
+        return wrapper(o) | {
+            "w_x.weight": xavier,
+            "w_x.bias": 0.0,
+            "w_w": xavier,
+            "w_h": orthogonal(0.9),
+            "tape_0": lambda tape: Normal(0.0, tape.shape[-1] ** -0.5),
+        }
 
     def step(self, o: Any, p: Any, s: Any, x: Any, z: Any) -> Any:
         _, _, h, writes, w = self.parts(p, s, x)

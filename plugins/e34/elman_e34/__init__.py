@@ -15,12 +15,17 @@ from .mixer import E34Config, E34Mixer
 from .op import e34
 
 
+def equation(o: E34Config) -> str:
+    delta = "tanh(δ)" if o.bound == "tanh" else "clamp(δ, ±0.99)"
+    return f"x = silu(W_in x̂);  h_t = tanh(W_x x_t + {delta} h_{{t-1}} + b),  y_t = h_t silu(h_t)"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e34",
         summary="self-gated Elman network with a diagonal recurrence: tanh, y = h silu(h)",
-        equation="x = silu(W_in x̂);  h_t = tanh(W_x x_t + clamp(δ, ±0.99) h_{t-1} + b),  y_t = h_t silu(h_t)",
+        equation=equation,
         config=E34Config,
         mixer=E34Mixer,
         presets={"tanh": {"bound": "tanh"}, "e2": {"expansion": 2.0}, "mamba2_init": {"mamba2_init": True}},

@@ -3,12 +3,20 @@
 import numpy as np
 import torch
 
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope
+from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope
 
 
 class TestE34(VariantContract):
     variant = "e34"
     options = ({}, {"use_conv": True, "mamba2_init": True}, {"bound": "tanh"})
+
+    def initial_values(self, o):
+        start = 0.99 if o["mamba2_init"] else initial.Uniform(0.9, 0.99)
+        return initial.wrapper(o) | {
+            "delta": (torch.tanh, start) if o["bound"] == "tanh" else start,
+            "w_x.weight": initial.NORMAL if o["mamba2_init"] else initial.xavier,
+            "w_x.bias": 0.0,
+        }
 
     def bounded(self, o, p):
         """delta as it is used, and the slope of that."""

@@ -9,12 +9,17 @@ from .mixer import E36Config, E36Mixer
 from .op import e36
 
 
+def equation(o: E36Config) -> str:
+    size = f",  |W_h|₂ = {o.spectral_radius:g}" if o.r_h_mode == "spectral_norm" else ""
+    return f"x = silu(W_in x̂);  h_t = W_x x_t + W_h h_{{t-1}} + b,  y_t = h_t silu(h_t){size}"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e36",
         summary="linear self-gated Elman network: no tanh, y = h silu(h)",
-        equation="x = silu(W_in x̂);  h_t = W_x x_t + W_h h_{t-1} + b,  y_t = h_t silu(h_t),  |W_h|₂ = 0.95",
+        equation=equation,
         config=E36Config,
         mixer=E36Mixer,
         aliases={"36": "", "linear-recurrence": "", "linear_recurrence": ""},

@@ -2,12 +2,15 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, self_gate, self_gate_slope
+from elman_core.testing import VariantContract, initial, self_gate, self_gate_slope
 
 
 class TestE37v2(VariantContract):
     variant = "e37v2"
     options = ({}, {"use_conv": True, "mamba2_init": True}, {"r_h_mode": "none", "mamba2_init": "s4d"})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | initial.dense(o, "w")
 
     def step(self, o, p, s, x, z):
         h = np.tanh(p["w"] @ (x + s["h"]) + p["b"])

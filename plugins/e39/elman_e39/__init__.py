@@ -9,12 +9,16 @@ from .mixer import E39Config, E39Mixer
 from .op import e39
 
 
+def equation(o: E39Config) -> str:
+    return f"x = silu(W_in x̂);  h_t = tanh(x_t + W_h h_{{t-1}}{' + b' if o.bias else ''}),  y_t = h_t silu(h_t)"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e39",
         summary="self-gated Elman network without input matrix and bias: y = h silu(h)",
-        equation="x = silu(W_in x̂);  h_t = tanh(x_t + W_h h_{t-1}),  y_t = h_t silu(h_t);  with bias, E38: x_t + b",
+        equation=equation,
         config=E39Config,
         mixer=E39Mixer,
         presets={"e38": {"bias": True}},

@@ -9,12 +9,17 @@ from .mixer import E4Config, E4Mixer
 from .op import e4
 
 
+def equation(o: E4Config) -> str:
+    size = f",  |U V|₂ = {o.spectral_radius:g}" if o.r_h_mode == "spectral_norm" else ""
+    return f"x = silu(u), [u, z] = W_in x̂;  h_t = tanh(W_x x_t + U V h_{{t-1}} + b),  y_t = h_t silu(z_t){size}"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e4",
         summary="low-rank Elman network: tanh recurrence with U V, y = h silu(z)",
-        equation="x = silu(u), [u, z] = W_in x̂;  h_t = tanh(W_x x_t + U V h_{t-1} + b),  y_t = h_t silu(z_t),  |U V|₂ = 0.95",
+        equation=equation,
         config=E4Config,
         mixer=E4Mixer,
         presets={"e15": {"expansion": 1.5, "rank": 64}, "e2": {"expansion": 2.0}, "e4": {"expansion": 4.0}},

@@ -4,12 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from elman_core.testing import VariantContract, silu, silu_slope
+from elman_core.testing import VariantContract, initial, silu, silu_slope
 
 
 class TestE4(VariantContract):
     variant = "e4"
     options = ({"rank": 3}, {"use_conv": True, "mamba2_init": True}, {"r_h_mode": "none", "rank": 5})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {
+            "w_h.u": initial.orthogonal(0.3),
+            "w_h.v": initial.orthogonal(0.3),
+            "w_x.weight": initial.NORMAL if o["mamba2_init"] else initial.xavier,
+            "w_x.bias": 0.0,
+        }
 
     def step(self, o, p, s, x, z):
         h = np.tanh(p["w_x.weight"] @ x + p["w_h"] @ s["h"] + p["w_x.bias"])

@@ -14,12 +14,17 @@ from .mixer import E42Config, E42Mixer
 from .op import e42
 
 
+def equation(o: E42Config) -> str:
+    size = f",  |W|₂ = {o.spectral_radius:g}" if o.r_h_mode == "spectral_norm" else ""
+    return f"x = silu(W_in x̂);  h_t = W x_t + W h_{{t-1}} + b,  y_t = h_t silu(h_t){size}"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e42",
         summary="linear tied self-gated Elman network: one matrix, no tanh, y = h silu(h)",
-        equation="x = silu(W_in x̂);  h_t = W x_t + W h_{t-1} + b,  y_t = h_t silu(h_t),  |W|₂ = 0.999",
+        equation=equation,
         config=E42Config,
         mixer=E42Mixer,
         presets={

@@ -2,12 +2,15 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, sigmoid
+from elman_core.testing import VariantContract, initial, sigmoid
 
 
 class TestE42(VariantContract):
     variant = "e42"
     options = ({}, {"use_conv": True, "mamba2_init": True}, {"r_h_mode": "none", "mamba2_init": "s4d"})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | initial.dense(o, "w")
 
     def step(self, o, p, s, x, z):
         h = p["w"] @ x + p["w"] @ s["h"] + p["b"]

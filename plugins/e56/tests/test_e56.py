@@ -2,12 +2,18 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, silu, silu_slope
+from elman_core.testing import VariantContract, initial, silu, silu_slope
 
 
 class TestE56(VariantContract):
     variant = "e56"
     options = ({}, {"use_conv": True, "mamba2_init": True}, {"mamba2_init": "s4d"})
+
+    def initial_values(self, o):
+        halves = initial.dense({**o, "r_h_init_gain": 1.0}, "w")
+        left, right = lambda w: w[..., : w.shape[-2]], lambda w: w[..., w.shape[-2] :]
+        drawn = [(left, halves["w_x.weight"]), (right, halves["w"])] if o["mamba2_init"] else initial.xavier
+        return initial.wrapper(o) | {"w": drawn, "b": 0.0}
 
     def step(self, o, p, s, x, z):
         h = np.tanh(p["w"] @ np.concatenate([x, s["h"]]) + p["b"])

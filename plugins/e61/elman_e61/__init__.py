@@ -18,12 +18,20 @@ from .mixer import E61Config, E61Mixer
 from .op import e61, e61_tanh, e61b
 
 
+def equation(o: E61Config) -> str:
+    value = "W x_t + b" if o.form == "c" else "W_v x_t + b"
+    value = f"tanh({value})" if o.form in ("c", "tanh") else f"({value})"
+    new = "α h_{t-1} + W_v x_t + b" if o.form == "b" else f"α h_{{t-1}} + (1 - α) {value}"
+    gate = "W x_t + b" if o.form == "c" else "W_α x_t + b_α"
+    return f"x = silu(W_in x̂);  h_t = {new},  α = σ({gate}),  y_t = h_t silu(h_t)"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e61",
         summary="decay gate: the input decides how much of the state is kept; a linear value fills the rest",
-        equation="x = silu(W_in x̂);  h_t = α h_{t-1} + (1 - α)(W_v x_t + b),  α = σ(W_α x_t + b_α),  y_t = h_t silu(h_t)",
+        equation=equation,
         config=E61Config,
         mixer=E61Mixer,
         presets={

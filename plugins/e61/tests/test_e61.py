@@ -2,13 +2,23 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid
+from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope, sigmoid
 
 
 class TestE61(VariantContract):
     variant = "e61"
     options = ({}, {"form": "b", "use_conv": True, "mamba2_init": True}, {"form": "c"})
     equations = ({"form": "tanh"},)
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {
+            "w_v.weight": lambda w: initial.xavier(w, 0.1 if o["form"] == "b" else 1.0),
+            "w_v.bias": 0.0,
+            "w_alpha.weight": initial.xavier,
+            "w_alpha.bias": 2.0,
+            "w.weight": initial.xavier,
+            "w.bias": 0.0,
+        }
 
     def parts(self, o, p, x):
         """alpha, what v is multiplied by, v, and its slope."""

@@ -17,12 +17,20 @@ from .mixer import E62Config, E62Mixer
 from .op import e62, e62b
 
 
+def equation(o: E62Config) -> str:
+    kept = "α_t (1 - k_t)" if o.form == "b" else "(1 - k_t)"
+    value, gate = ("W", "W x_t + b") if o.form == "c" else ("W_v", "W_k x_t + b_k")
+    decay = ", α_t = σ(W_α x_t + b_α)" if o.form == "b" else ""
+    new = f"{kept} h_{{t-1}} + k_t tanh({value} x_t + b)"
+    return f"x = silu(W_in x̂);  h_t = {new},  k_t = σ({gate}){decay},  y = h silu(h)"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e62",
         summary="selective write: the input decides how much of the state is overwritten with a bounded value",
-        equation="x = silu(W_in x̂);  h_t = (1 - k_t) h_{t-1} + k_t tanh(W_v x_t + b),  k_t = σ(W_k x_t + b_k),  y = h silu(h)",
+        equation=equation,
         config=E62Config,
         mixer=E62Mixer,
         presets={"b": {"form": "b"}, "c": {"form": "c"}, "e2": {"expansion": 2.0}},

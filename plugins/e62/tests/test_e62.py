@@ -2,12 +2,24 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid
+from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope, sigmoid
 
 
 class TestE62(VariantContract):
     variant = "e62"
     options = ({}, {"form": "b", "use_conv": True, "mamba2_init": True}, {"form": "c"})
+
+    def initial_values(self, o):
+        return (
+            initial.wrapper(o)
+            | {f"{n}.weight": initial.xavier for n in ("w_k", "w_alpha", "w_v", "w")}
+            | {
+                "w_k.bias": -2.0,
+                "w_alpha.bias": 2.0,
+                "w_v.bias": 0.0,
+                "w.bias": 0.0,
+            }
+        )
 
     def gates(self, o, p, x):
         """k, the decay of what is not overwritten, the value."""

@@ -9,14 +9,20 @@ from .mixer import E63Config, E63Mixer
 from .op import KERNELS
 
 
+def equation(o: E63Config) -> str:
+    back = {"c": (" + U_α h_{t-1}", " + U_β h_{t-1}")}.get(o.form, ("", ""))
+    alpha, beta = f"α = σ(W_α x_t{back[0]} + b_α)", f", β = σ(W_β x_t{back[1]} + b_β)" if o.form in ("b", "c") else ""
+    new = {"a": "α h_{t-1} + (1 - α) v", "d": "h_{t-1} + α v"}.get(o.form, "α h_{t-1} + β v")
+    v = "v = tanh(W_h h_{t-1} + W_x x_t + b)"
+    return f"x = silu(W_in x̂), {alpha}{beta}, {v};  h_t = {new},  y_t = h_t silu(h_t)"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e63",
         summary="nonlinear delta: leaky update towards tanh(W h + W_x x + b), y = h silu(h)",
-        equation="x = silu(W_in x̂), α = σ(W_α x_t + b_α), v = tanh(W_h h_{t-1} + W_x x_t + b);  h_t = α h_{t-1} + (1 - α) v,  "
-        "y_t = h_t silu(h_t);  b: α h_{t-1} + σ(W_β x_t + b_β) v;  "
-        "c: as b, with U_α h_{t-1} and U_β h_{t-1} in the gates;  d: h_{t-1} + α v",
+        equation=equation,
         config=E63Config,
         mixer=E63Mixer,
         presets={**{form: {"form": form} for form in "bcd"}, "e2": {"expansion": 2.0}},

@@ -2,12 +2,26 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, self_gate, self_gate_slope, sigmoid
+from elman_core.testing import VariantContract, initial, self_gate, self_gate_slope, sigmoid
 
 
 class TestE63(VariantContract):
     variant = "e63"
     options = ({}, {"form": "b", "use_conv": True, "mamba2_init": True}, {"form": "c"}, {"form": "d"})
+
+    def initial_values(self, o):
+        return (
+            initial.wrapper(o)
+            | {f"{n}.weight": initial.xavier for n in ("w_x", "w_alpha", "w_beta")}
+            | {
+                "w_h": initial.orthogonal(0.3 if o["form"] == "d" else 0.5),
+                "w_x.bias": 0.0,
+                "w_beta.bias": 0.0,
+                "w_alpha.bias": 0.0 if o["form"] == "d" else 2.0,
+                "u_alpha": initial.orthogonal(0.1),
+                "u_beta": initial.orthogonal(0.1),
+            }
+        )
 
     def parts(self, o, p, s, x):
         """(keep, write, the candidate)."""

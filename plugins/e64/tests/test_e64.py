@@ -2,12 +2,20 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid
+from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope, sigmoid
 
 
 class TestE64(VariantContract):
     variant = "e64"
     options = ({}, {"use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {
+            "w_alpha.weight": initial.xavier,
+            "w_alpha.bias": 2.0,
+            "w_x.weight": initial.xavier,
+            "w_x.bias": 0.0,
+        }
 
     def parts(self, p, s, x):
         alpha = sigmoid(p["w_alpha.weight"] @ x + p["w_alpha.bias"])

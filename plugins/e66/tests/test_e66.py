@@ -2,12 +2,22 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, self_gate, self_gate_slope, sigmoid
+from elman_core.testing import VariantContract, initial, self_gate, self_gate_slope, sigmoid
 
 
 class TestE66(VariantContract):
     variant = "e66"
     options = ({"rank": 3}, {"use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {
+            "w_x.weight": initial.xavier,
+            "w_x.bias": 0.0,
+            "w_alpha.weight": initial.xavier,
+            "w_alpha.bias": 2.0,
+            "w_h.u": initial.orthogonal(0.5),
+            "w_h.v": initial.orthogonal(0.5),
+        }
 
     def parts(self, p, s, x):
         v = np.tanh(p["w_h"] @ s["h"] + p["w_x.weight"] @ x + p["w_x.bias"])

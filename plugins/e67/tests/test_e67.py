@@ -2,12 +2,23 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid
+from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope, sigmoid
 
 
 class TestE67(VariantContract):
     variant = "e67"
     options = ({}, {"use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {
+            "w_alpha.weight": initial.xavier,
+            "w_alpha.bias": 2.0,
+            "w_x.weight": initial.xavier,
+            "w_x.bias": 0.0,
+            "delta": 0.1,
+            "w_h.u": initial.orthogonal(0.1),
+            "w_h.v": initial.orthogonal(0.1),
+        }
 
     def seen(self, p, h):
         """What the gate sees of the state."""

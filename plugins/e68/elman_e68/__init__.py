@@ -18,13 +18,20 @@ from .mixer import E68Config, E68Mixer
 from .op import e68, e68i
 
 
+def equation(o: E68Config) -> str:
+    gate = "b_g - δ |h_{t-1}|" if o.form == "i" else "δ h_{t-1} + b_g"
+    return (
+        f"x = silu(W_in x̂);  h_t = α_t h_{{t-1}} + (1 - α_t) tanh(W_x x_t + b_v) σ({gate}),  "
+        "α_t = σ(W_α x_t + b_α),  y_t = h_t silu(h_t)"
+    )
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e68",
         summary="gated update whose value is gated by the state, channel by channel",
-        equation="x = silu(W_in x̂);  h_t = α_t h_{t-1} + (1 - α_t) tanh(W_x x_t + b_v) σ(δ h_{t-1} + b_g),  "
-        "α_t = σ(W_α x_t + b_α),  y_t = h_t silu(h_t)",
+        equation=equation,
         config=E68Config,
         mixer=E68Mixer,
         presets={"i": {"form": "i"}, "e2": {"expansion": 2.0}},

@@ -2,12 +2,22 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid
+from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope, sigmoid
 
 
 class TestE68(VariantContract):
     variant = "e68"
     options = ({}, {"form": "i", "use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {
+            "w_alpha.weight": initial.xavier,
+            "w_alpha.bias": 2.0,
+            "w_x.weight": initial.xavier,
+            "w_x.bias": 0.0,
+            "delta": 0.5,
+            "b_g": 0.5 if o["form"] == "i" else 0.0,
+        }
 
     def parts(self, o, p, s, x):
         """alpha, tanh of the value's logit, q, and the slopes of q's logit by delta and by h."""

@@ -16,12 +16,17 @@ from .mixer import E70Config, E70Mixer
 from .op import e70
 
 
+def equation(o: E70Config) -> str:
+    decay = "λ learned, 0.9 at the start" if o.train_decay else "λ = 0.9"
+    return f"S_t = λ S_{{t-1}} + k_t v_tᵀ, {decay},  o_t = S_tᵀ q_t,  y_t = o_t silu(o_t),  u = silu(W_in x)"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e70",
         summary="linear matrix memory: one decay, outer products, y = o silu(o)",
-        equation="S_t = λ S_{t-1} + k_t v_tᵀ, λ = 0.9,  o_t = S_tᵀ q_t,  y_t = o_t silu(o_t),  u = silu(W_in x)",
+        equation=equation,
         config=E70Config,
         mixer=E70Mixer,
         presets={

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, self_gate, self_gate_slope
+from elman_core.testing import VariantContract, initial, self_gate, self_gate_slope
 from elman_core.testing.oracle import scaled, scaled_gradient
 
 SMALL = {"n_state": 4}
@@ -11,6 +11,9 @@ SMALL = {"n_state": 4}
 class TestE70(VariantContract):
     variant = "e70"
     options = (SMALL, {**SMALL, "train_decay": True, "use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {"w_q": initial.xavier, "w_k": initial.xavier, "w_v": initial.xavier, "decay": 0.9}
 
     def norm(self, p, name):
         return p[f"w_{name}"], 0.5, p[f"spectral_{name}.u"], p[f"spectral_{name}.v"]

@@ -17,12 +17,17 @@ from .mixer import E71Config, E71Mixer
 from .op import e71
 
 
+def equation(o: E71Config) -> str:
+    keys = ",  k_t of length 1" if o.unit_keys else ""
+    return f"r = S_{{t-1}}ᵀ k_t,  a = σ(W_α u_t + d_α r + b_α),  S_t = S_{{t-1}} diag(a) + k_t ((1 - a) v_t)ᵀ{keys}"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e71",
         summary="averaging matrix memory with one gate per column, moved by the retrieved value",
-        equation="r = S_{t-1}ᵀ k_t,  a = σ(W_α u_t + d_α r + b_α),  S_t = S_{t-1} diag(a) + k_t ((1 - a) v_t)ᵀ",
+        equation=equation,
         config=E71Config,
         mixer=E71Mixer,
         presets={"n96e2": {"n_state": 96, "expansion": 2.0}, "unit_keys": {"unit_keys": True}},

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid
+from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope, sigmoid
 
 SMALL = {"n_state": 4}
 
@@ -10,6 +10,13 @@ SMALL = {"n_state": 4}
 class TestE71(VariantContract):
     variant = "e71"
     options = (SMALL, {**SMALL, "unit_keys": True, "use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        return (
+            initial.wrapper(o)
+            | {f"w_{n}.weight": initial.xavier for n in ("q", "k", "v", "alpha")}
+            | {"d_alpha": 0.1, "b_alpha": 2.0}
+        )
 
     def parts(self, o, p, s, x):
         q, k, v, alpha = (p[f"w_{n}.weight"] @ x for n in ("q", "k", "v", "alpha"))

@@ -17,12 +17,20 @@ from .mixer import E72Config, E72Mixer
 from .op import e72
 
 
+def equation(o: E72Config) -> str:
+    g, keys = "-d_g |r|" if o.inverse else "d_g r", ",  k_t of length 1" if o.unit_keys else ""
+    return (
+        f"r = S_{{t-1}}ᵀ k_t,  g = σ({g} + b_g),  a = σ(W_α u_t + b_α),  "
+        f"S_t = S_{{t-1}} diag(a) + k_t ((1 - a) g v_t)ᵀ{keys}"
+    )
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e72",
         summary="averaging matrix memory whose values are gated by the retrieved value",
-        equation="r = S_{t-1}ᵀ k_t,  g = σ(d_g r + b_g),  a = σ(W_α u_t + b_α),  S_t = S_{t-1} diag(a) + k_t ((1 - a) g v_t)ᵀ",
+        equation=equation,
         config=E72Config,
         mixer=E72Mixer,
         presets={

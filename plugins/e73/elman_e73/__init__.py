@@ -20,12 +20,23 @@ from . import op
 from .mixer import E73Config, E73Mixer
 
 
+def equation(o: E73Config) -> str:
+    new = {
+        "column": "diag(z_t) S_{t-1} + k_t v_tᵀ",
+        "row": "S_{t-1} diag(z_t) + k_t v_tᵀ",
+        "full": "diag(z_t) S_{t-1} diag(z_t) + k_t v_tᵀ",
+        "delta": "S_{t-1} + k_t (v_t - S_{t-1}ᵀ (z_t k_t))ᵀ",
+    }[o.form]
+    z = "W_z u_t + b_z, k_t of length 1" if o.form == "delta" else "tanh(W_z u_t + b_z)"
+    return f"S_t = tanh({new}),  z_t = {z},  o_t = S_tᵀ q_t,  y_t = o_t silu(o_t)"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e73",
         summary="tanh matrix state multiplied elementwise by the input, without retrieval",
-        equation="S_t = tanh(diag(z_t) S_{t-1} + k_t v_tᵀ),  z_t = tanh(W_z u_t + b_z),  o_t = S_tᵀ q_t,  y_t = o_t silu(o_t)",
+        equation=equation,
         config=E73Config,
         mixer=E73Mixer,
         presets={

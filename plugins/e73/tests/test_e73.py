@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope
+from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope
 
 SMALL = {"n_state": 4}
 
@@ -15,6 +15,9 @@ class TestE73(VariantContract):
         {**SMALL, "form": "full", "mamba2_init": True},
         {**SMALL, "form": "delta"},
     )
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {f"w_{n}.weight": initial.xavier for n in "qkvz"} | {"w_z.bias": 1.0}
 
     def parts(self, o, p, s, x):
         q, k, v, z = (p[f"w_{n}.weight"] @ x for n in ("q", "k", "v", "z"))

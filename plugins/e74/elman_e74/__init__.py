@@ -25,6 +25,27 @@ from .op import KERNELS
 ALONE = "10 min; mean of 1000 steps; its own model of the language: no silu behind W_in, all maps N(0, 0.02²)"
 
 
+def equation(o: E74Config) -> str:
+    phi = {"tanh": "tanh", "linear": "", "rmsnorm": "rms_norm", "frobnorm": "frob_norm"}[o.nonlinearity]
+    gate = f"σ(d_g {'S' if o.state == 'diagonal' else 'mean(S²)'} + b_g)"
+    gate = f"(1 - {gate})" if o.gate == "retain" else gate
+    new = {
+        "delta": "S + k (v - Sᵀ k)ᵀ",
+        "read": "S + k (v - Sᵀ (z k))ᵀ",
+        "sized": f"S + k ({gate} (v - Sᵀ k))ᵀ",
+        "simple": "α S + k vᵀ",
+        "ema": "S diag(a) + k ((1 - a) v)ᵀ, a = σ(W_α u + b_α)",
+        "residual": "S + tanh(k (v - Sᵀ k)ᵀ) diag(ρ)",
+        "ntm": "S (1 - k eᵀ) + k (w v)ᵀ, e = σ(W_e u + b_e), w = σ(W_w u + b_w)",
+        "retrieved_gate": "S + k (σ(W_g u + b_g) δ)ᵀ, δ = v - Sᵀ k",
+        "surprise_gate": "S + k (σ(W_g u + b_g + mean(δ²)) δ)ᵀ, δ = v - Sᵀ k",
+    }[o.rule]
+    new, _, where = new.partition(", ")
+    out = "silu(W_zg u + b_zg)" if o.gate == "input" else "silu(o)"
+    diagonal = ",  S of n numbers" if o.state == "diagonal" else ""
+    return f"S' = {phi}({new}){f',  {where}' if where else ''},  o = S'ᵀ q,  y = o {out},  k of length 1{diagonal}"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     updates = {
@@ -36,7 +57,7 @@ def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e74",
         summary="ablations of a delta rule on a tanh matrix state: updates, gates, projections, nonlinearities",
-        equation="S_t = φ(S_{t-1} + k_t (v_t - S_{t-1}ᵀ k_t)ᵀ),  o_t = S_tᵀ q_t,  y_t = o_t silu(o_t),  k_t of length 1",
+        equation=equation,
         config=E74Config,
         mixer=E74Mixer,
         presets={**sizes, **updates, **inputs, **diagonal, "retain": {"gate": "retain"}, "state": {"gate": "state"}},

@@ -5,7 +5,16 @@ import pytest
 
 from elman_core import ConfigError
 from elman_core.registry import resolve
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid, silu, silu_slope
+from elman_core.testing import (
+    VariantContract,
+    initial,
+    maps_gradient,
+    self_gate,
+    self_gate_slope,
+    sigmoid,
+    silu,
+    silu_slope,
+)
 
 SMALL = {"n_state": 4}
 DIAGONAL = {**SMALL, "state": "diagonal"}
@@ -34,6 +43,20 @@ class TestE74(VariantContract):
         {**DIAGONAL, "gate": "state"},
         {**DIAGONAL, "gate": "retain", "nonlinearity": "linear"},
     )
+
+    def initial_values(self, o):
+        maps = {f"w_{n}.weight": initial.xavier for n in ("q", "k", "v", "z", "alpha", "e", "w", "g", "zg")}
+        gates = {
+            "b_alpha": 2.0,
+            "d_g": 0.5,
+            "b_g": 0.0,
+            "b_e": 0.0,
+            "b_w": 0.0,
+            "rho": 0.1,
+            "w_z.bias": 1.0,
+            "w_zg.bias": 0.0,
+        }
+        return initial.wrapper(o) | maps | gates | {"log_alpha": -0.1 if o["state"] == "diagonal" else 0.0}
 
     def parts(self, o, p, s, x):
         """By name what a step needs; R is the new state before phi. Of a full state keys are rows."""

@@ -28,6 +28,11 @@ def parse_alias(name: str) -> dict[str, Any] | None:
     return found and {option: int(value) for option, value in found.groupdict().items() if value}
 
 
+def equation(o: E75Config) -> str:
+    new = "S_{t-1} diag(σ(W_β u_t + b_β)) + k_t (v_t - S_{t-1}ᵀ k_t)ᵀ"
+    return f"S_t = {f'tanh({new})' if o.form == 'tanh' else new}, o_t = S_tᵀ q_t, y_t = o_t silu(o_t)"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     heads = {f"h{H}n{n}": {"n_heads": H, "n_state": n} for H, n in SIZES}
@@ -35,7 +40,7 @@ def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e75",
         summary="gated delta memory: a tanh matrix state with one decay per column",
-        equation="S_t = tanh(S_{t-1} diag(σ(W_β u_t + b_β)) + k_t (v_t - S_{t-1}ᵀ k_t)ᵀ), o_t = S_tᵀ q_t, y_t = o_t silu(o_t)",
+        equation=equation,
         config=E75Config,
         mixer=E75Mixer,
         presets={**heads, **single, "linear": {"form": "linear"}},

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid
+from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope, sigmoid
 
 SMALL = {"n_state": 4}
 
@@ -10,6 +10,15 @@ SMALL = {"n_state": 4}
 class TestE75(VariantContract):
     variant = "e75"
     options = (SMALL, {**SMALL, "n_heads": 3, "form": "linear", "use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        return (
+            initial.wrapper(o)
+            | {f"w_{n}.weight": initial.blocks(o["n_state"]) for n in ("q", "k", "v", "beta")}
+            | {
+                "b_beta": 2.0,
+            }
+        )
 
     def parts(self, o, p, s, x):
         q, k, v, beta = ((p[f"w_{n}.weight"] @ x).reshape(o["n_heads"], -1) for n in ("q", "k", "v", "beta"))

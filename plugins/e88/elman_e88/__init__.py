@@ -21,12 +21,20 @@ LAST_1000 = (
 )
 
 
+def equation(o: MatrixConfig) -> str:
+    decay = {"none": "", "constant": "decay "}.get(o.decay, "decay_t ")
+    write = f"{o.write_scale:g} β_t " if o.write_scale != 1 else "β_t "
+    new = f"{decay}S_{{t-1}} + {write if o.use_write_gate else ''}k_t (v_t - S_{{t-1}}ᵀ k_t)ᵀ"
+    gate = ",  β = σ(W_β x)" if o.use_write_gate else ""
+    return f"S_t = {new if o.linear_state else f'tanh({new})'},  o_t = S_tᵀ q_t{gate}"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e88",
         summary="multi-head nonlinear delta memory: a tanh matrix state for each head",
-        equation="S_t = tanh(decay_t S_{t-1} + k_t (v_t - S_{t-1}ᵀ k_t)ᵀ),  o_t = S_tᵀ q_t",
+        equation=equation,
         config=MatrixConfig,
         mixer=E88Mixer,
         presets=PRESETS,

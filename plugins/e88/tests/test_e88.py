@@ -7,7 +7,7 @@ import torch
 from elman_e88.mixer import E88Mixer
 
 from elman_core.nn import MatrixConfig
-from elman_core.testing import VariantContract
+from elman_core.testing import VariantContract, initial
 
 from .oracle import Row
 
@@ -33,6 +33,7 @@ CHOICES = {
     "output_norm_eps": (1e-5, 0.01),
     "head_mix": ("concat", "weighted_sum", "per_head", "input_weighted", "sum"),
 }
+MAPS = ("qkv_proj", "a_proj", "beta_proj", "g_proj", "head_attn", "o_proj")
 IMPOSSIBLE = {("expansion", 2.0, "tie_kv", True), ("use_write_gate", False, "write_scale", 2.0)}
 
 
@@ -69,8 +70,30 @@ class TestE88(VariantContract):
         {**PLAIN, "linear_state": True, "decay": "none", "head_mix": "input_weighted"},
         {**SMALL, "l2_norm": False, "gate_activation": "silu", "head_mix": "sum"},
     )
-    equations = combinations()
+    equations = (*combinations(), *({**SMALL, "use_write_gate": True, "init": init} for init in ("normal", "zero")))
     row = Row
+
+    def initial_values(self, o):
+        keys, normal = o["n_heads"] * o["n_state"], o["init"] != "xavier"
+        maps = {f"{n}.weight": initial.NORMAL if normal else initial.xavier for n in MAPS}
+        maps["write_gate_proj.weight"] = initial.NORMAL if normal else initial.linear
+        if o["tie_kv"] and not normal:
+            maps["qkv_proj.weight"] = initial.blocks(keys)
+        if o["head_mix"] == "per_head" and not normal:
+            maps["o_proj.weight"] = (lambda w: w.unflatten(-1, (o["n_heads"], -1)).movedim(-2, 1), initial.xavier)
+        if o["init"] == "zero":
+            maps["o_proj.weight"] = 0.0
+        return (
+            maps
+            | initial.decays()
+            | {
+                "conv.weight": initial.NORMAL if normal else initial.linear,
+                "o_norm.weight": 1.0,
+                "decay_logit": 4.0,
+                "value_residual": 1.0,
+                "head_weights": 1 / o["n_heads"],
+            }
+        )
 
 
 @pytest.mark.parametrize("init", ["normal", "zero"])

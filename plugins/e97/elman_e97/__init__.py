@@ -18,12 +18,22 @@ from .op import e97, e97_raw
 SEARCH = "1.3B, best of a search of 15 min runs, training loss over the run; a repeat differs by as much as these do"
 
 
+def equation(o: E97Config) -> str:
+    write = f"{o.write_scale:g} β_t " if o.write_scale != 1 else "β_t "
+    erased = "" if o.raw_write else " - S_{t-1}ᵀ (b_t k_t)"
+    new = f"λ_t S_{{t-1}} + {write if o.use_write_gate else ''}k_t (w_t v_t{erased})ᵀ"
+    gates = (
+        (",  β = σ(W_β x)" if o.use_write_gate else "") + ("" if o.raw_write else ",  b = σ(W_b x)") + ",  w = σ(W_w x)"
+    )
+    return f"S_t = {new if o.linear_state else f'tanh({new})'},  o_t = S_tᵀ q_t{gates}"
+
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
         name="e97",
         summary="nonlinear delta memory with separate gates for erasing and writing",
-        equation="S_t = tanh(λ_t S_{t-1} + k_t (w_t v_t - S_{t-1}ᵀ (b_t k_t))ᵀ),  o_t = S_tᵀ q_t,  b = σ(W_b x), w = σ(W_w x)",
+        equation=equation,
         config=E97Config,
         mixer=E97Mixer,
         presets={

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, sigmoid, silu, silu_slope
+from elman_core.testing import VariantContract, initial, sigmoid, silu, silu_slope
 from elman_core.testing.oracle import Convolution
 
 SMALL = {"n_heads": 3, "n_state": 4}
@@ -115,3 +115,8 @@ class TestE97(VariantContract):
         {**SMALL, "use_output_norm": True, "output_norm_eps": 0.01},
     )
     row = Row
+
+    def initial_values(self, o):
+        plain = {f"{n}_proj.weight": initial.xavier for n in ("qkv", "a", "g", "o")}
+        gates = {f"{n}_gate_proj.weight": initial.linear for n in ("write", "erase", "value_write")}
+        return plain | gates | initial.decays() | {"conv.weight": initial.linear, "o_norm.weight": 1.0}

@@ -1,10 +1,11 @@
 """M²RNN: everything a variant promises, its layer in NumPy, and its published size."""
 
 import numpy as np
+import torch
 from elman_m2rnn.mixer import M2RNNMixer
 
 from elman_core.registry import resolve
-from elman_core.testing import VariantContract, sigmoid, silu, silu_slope
+from elman_core.testing import VariantContract, initial, sigmoid, silu, silu_slope
 from elman_core.testing.oracle import Convolution
 
 
@@ -93,6 +94,19 @@ class TestM2RNN(VariantContract):
         {"n_heads": 2, "n_state": 4, "use_gate": False},
     )
     row = Row
+
+    def initial_values(self, o):
+        maps = {f"{n}_proj.weight": initial.xavier for n in ("in", "out")}
+        return (
+            maps
+            | initial.decays(1e-4)
+            | {
+                "w_h": lambda w: torch.eye(w.shape[-1]),
+                "d": 1.0,
+                "conv.weight": initial.NORMAL,
+                "o_norm.weight": 1.0,
+            }
+        )
 
 
 def test_the_published_model_has_its_size_in_its_vocabulary():

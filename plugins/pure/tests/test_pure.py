@@ -2,12 +2,19 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract
+from elman_core.testing import VariantContract, initial
 
 
 class TestPure(VariantContract):
     variant = "pure"
     options = ({}, {"use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {
+            "w_h": lambda w: initial.xavier(w, o["r_h_init_gain"]),
+            "w_x.weight": initial.xavier,
+            "w_x.bias": 0.0,
+        }
 
     def step(self, o, p, s, x, z):
         h = np.tanh(p["w_x.weight"] @ x + p["w_h"] @ s["h"] + p["w_x.bias"])

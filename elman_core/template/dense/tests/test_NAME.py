@@ -2,12 +2,15 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract
+from elman_core.testing import VariantContract, initial
 
 
 class Test{{Name}}(VariantContract):
     variant = "{{name}}"
     options = ({}, {"use_conv": True, "mamba2_init": True}, {"r_h_mode": "none", "mamba2_init": "s4d"})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | initial.dense(o, "w_h")
 
     def step(self, o, p, s, x, z):
         h = np.tanh(p["w_x.weight"] @ x + p["w_h"] @ s["h"] + p["w_x.bias"])

@@ -2,12 +2,16 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, maps_gradient, sigmoid
+from elman_core.testing import VariantContract, initial, maps_gradient, sigmoid
 
 
 class Test{{Name}}(VariantContract):
     variant = "{{name}}"
     options = ({}, {"use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        maps = {f"{n}.weight": initial.xavier for n in ("w_f", "w_c")}
+        return initial.wrapper(o) | maps | {"w_f.bias": 1.0, "w_c.bias": 0.0, "r": 0.5}
 
     def step(self, o, p, s, x, z):
         f, c = (p[f"{n}.weight"] @ x + p[f"{n}.bias"] for n in ("w_f", "w_c"))

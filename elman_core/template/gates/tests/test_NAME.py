@@ -1,13 +1,24 @@
 """{{Name}}: everything a variant promises, and its equation in NumPy."""
 
 import numpy as np
+import torch
 
-from elman_core.testing import VariantContract, sigmoid
+from elman_core.testing import VariantContract, initial, sigmoid
 
 
 class Test{{Name}}(VariantContract):
     variant = "{{name}}"
     options = ({}, {"use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        def halves(w):
+            return w.unflatten(1, (2, -1))
+
+        return initial.wrapper(o) | {
+            "w_x.weight": (halves, initial.xavier),
+            "w_h": (halves, initial.orthogonal(1.0)),
+            "w_x.bias": (halves, torch.tensor([[1.0], [0.0]])),
+        }
 
     def step(self, o, p, s, x, z):
         f, c = np.split(p["w_x.weight"] @ x + p["w_x.bias"] + p["w_h"] @ s["h"], 2)

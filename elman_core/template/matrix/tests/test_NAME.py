@@ -2,12 +2,16 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid
+from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope, sigmoid
 
 
 class Test{{Name}}(VariantContract):
     variant = "{{name}}"
     options = ({"n_state": 4}, {"n_state": 8, "n_heads": 3, "use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        maps = {f"w_{n}.weight": initial.blocks(o["n_state"]) for n in ("q", "k", "v", "beta")}
+        return initial.wrapper(o) | maps | {"w_beta.bias": 2.0}
 
     def parts(self, o, p, s, x):
         q, k, v, beta = (p[f"w_{n}.weight"] @ x for n in ("q", "k", "v", "beta"))

@@ -2,12 +2,15 @@
 
 import numpy as np
 
-from elman_core.testing import VariantContract, sigmoid
+from elman_core.testing import VariantContract, initial, sigmoid
 
 
 class Test{{Name}}(VariantContract):
     variant = "{{name}}"
     options = ({}, {"use_conv": True, "mamba2_init": True})
+
+    def initial_values(self, o):
+        return initial.wrapper(o) | {"lam": 2.0}
 
     def step(self, o, p, s, x, z):
         a = sigmoid(p["lam"])
