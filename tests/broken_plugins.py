@@ -38,6 +38,7 @@ SOURCES = {
     "twin": GOOD.format(variant="good", requires=""),
     "needy": GOOD.format(variant="needy", requires="'no_such_library', 'no_such_package.part',"),
     "newer": GOOD.format(variant="newer", requires=""),
+    "baddefault": GOOD.format(variant="baddefault", requires="").replace("option(8,", "option('8',"),
     "importerror": "raise RuntimeError('first line\\nsecond line')\n",
     "exits": "raise SystemExit(3)\n",
     "halts": "class Halt(BaseException):\n    pass\nraise Halt('no more')\n",

@@ -17,7 +17,7 @@ def test_a_bare_config_is_made_and_refused_when_a_model_is_built():
     config = LadderConfig()
     assert (config.vocab_size, config.norm_eps, config.tie_word_embeddings) == (256, 1e-5, True)
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (255, 30, 30)
-    with pytest.raises(ConfigError, match=r"needs a variant.*Installed: .*toy"):
+    with pytest.raises(ConfigError, match="needs a variant"):
         LadderModel(config)
 
 

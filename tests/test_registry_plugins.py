@@ -20,6 +20,7 @@ BROKEN = {
     "nohook": "PluginError: it implements no hook; mark elman_variants with @hookimpl",
     "returns": "PluginError: elman_variants must yield Variant objects; it returned NoneType",
     "wrongthing": "PluginError: elman_variants must yield Variant objects, not str",
+    "baddefault": "PluginError: option 'width' of variant 'baddefault' must be an integer, not '8', which is its default",
     "badpreset": "ConfigError: option 'width' of variant 'badpreset' must be at most 64",
 }
 
@@ -154,6 +155,7 @@ def test_elman_plugins_chooses(shelf: Shelf) -> None:
 
 BAD_INPUT = {
     "show goad": "elman: no variant 'goad' is installed. Did you mean 'good'? Installed: good",
+    "show good,good": "elman: no variant 'good,good' is installed. Did you mean 'good'? Join the variants of one model with +",
     "show good:wid": "elman: variant 'good' has no preset 'wid'. Did you mean 'wide'? Presets: wide",
     "show good --set wdth=8": "elman: variant 'good' has no option 'wdth'. Did you mean 'width'? Options: width, rate",
     "show good --set width=8.5": "elman: option 'width' of variant 'good' must be an integer, not 8.5",

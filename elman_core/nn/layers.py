@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from elman_core.registry import ConfigError, ElmanError, Mixer, PluginError, Resolved, list_variants, resolve
+from elman_core.registry import ConfigError, ElmanError, Mixer, PluginError, Resolved, resolve
 from elman_core.registry.checks import one_line, ran_out
 
 from .swiglu import SwiGLU, SwiGLUConfig
@@ -28,8 +28,9 @@ def resolve_layers(config: Any) -> list[Resolved]:
     if min(sizes := (config.hidden_size, depth, config.vocab_size)) < 1:
         raise ConfigError(f"hidden_size, num_hidden_layers and vocab_size must be at least 1, not {sizes}")
     if config.variant is None or config.variant == []:
-        known = ", ".join(list_variants()) or "none"
-        raise ConfigError(f"a ladder needs a variant: LadderConfig(variant=…). Installed: {known}")
+        raise ConfigError(
+            "a ladder needs a variant: LadderConfig(variant=…); `elman list` names those that are installed"
+        )
     names: Any = config.variant
     if isinstance(names, str) and "+" in names:
         names = _pattern(names, depth)

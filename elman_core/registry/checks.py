@@ -18,8 +18,8 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 from . import hookspecs
-from .errors import ElmanError, PluginError, did_you_mean, printable
-from .variant import Variant
+from .errors import ConfigError, ElmanError, PluginError, did_you_mean, printable
+from .variant import Variant, config_to_dict
 
 CORE = "elman-core"
 log = logging.getLogger("elman_core")
@@ -159,6 +159,10 @@ def _check_variant(variant: Any) -> None:
     bare = [f.name for f in dataclasses.fields(variant.config) if f.default is f.default_factory is dataclasses.MISSING]
     if bare:
         raise PluginError(f"option {bare[0]!r} of variant {variant.name!r} needs a default")
+    try:
+        variant.make_config(config_to_dict(variant.config()))
+    except ConfigError as error:
+        raise PluginError(f"{error}, which is its default") from error
     for preset in variant.presets:
         variant.make_config(preset=preset)
     for alias, target in variant.aliases.items():

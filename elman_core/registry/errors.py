@@ -108,6 +108,15 @@ def printable(text: str, keep: str = "") -> str:
     return _UNPRINTABLE.sub(lambda at: at[0] if at[0] in keep else at[0].encode("unicode_escape").decode(), text)
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`"Installed: a, b"`; of more than three the nearest three, and how many there are."""
+    names = sorted(known)
+    if len(names) <= 3:
+        return f"Installed: {', '.join(names) or 'none'}"
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
+    return f"Installed: {', '.join(close)} and {len(names) - 3} more (`elman list`)"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the closest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

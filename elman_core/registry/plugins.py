@@ -21,7 +21,7 @@ from elman_core.imports import without_collection
 
 from . import hookspecs
 from .checks import check_hooks, collect, is_missing, needs_core, one_line, said_when_slow, shared_state_kept
-from .errors import PluginError, did_you_mean, printable
+from .errors import PluginError, did_you_mean, nearest, printable
 from .variant import Variant
 
 GROUP = "elman"
@@ -119,10 +119,10 @@ class Plugins:
             if wanted is None or point.name in wanted or package_of(point) in wanted:
                 self._load_one(point)
         if wanted and (unknown := wanted - {p.name for p in points} - {package_of(p) for p in points}):
-            known = ", ".join(p.name for p in points) or "none"
-            hint = did_you_mean(min(unknown), [p.name for p in points])
+            names = [p.name for p in points]
             raise PluginError(
-                f"ELMAN_PLUGINS names {', '.join(sorted(unknown))}, which is not installed.{hint} Installed: {known}"
+                f"ELMAN_PLUGINS names {', '.join(sorted(unknown))}, which is not installed."
+                f"{did_you_mean(min(unknown), names)} {nearest(min(unknown), names)}"
             )
         self._index()
 
@@ -222,7 +222,9 @@ class Plugins:
         if made_with and not there:
             words.append(f"The checkpoint was made with {made_with}: pip install {made_with.split('==')[0]}")
         else:
-            words.append(f"Installed: {', '.join(sorted(self.installed)) or 'none'}")
+            if "," in name:
+                words.append(f"Join the variants of one model with +: {name.replace(',', '+')}.")
+            words.append(nearest(name, self.installed))
         error = PluginError(" ".join(words))
         error.__cause__ = cause
         return error

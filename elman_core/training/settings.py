@@ -321,4 +321,4 @@ def _unknown(key: str, where: str = "", options: Iterable[str] = ()) -> ConfigEr
     meant = _MEANT.get(last) or (same[0] if same else None)
     hint = f" Did you mean {meant!r}?" if meant else did_you_mean(key, known)
     listed = ", ".join(k for k in known if k.startswith(f"{table}.")) or ", ".join(known)
-    return ConfigError(f"{where}there is no setting {key!r}.{hint} Settings: {listed}")
+    return ConfigError(f"{where}there is no setting {key!r}.{hint}" + ("" if meant else f" Settings: {listed}"))
