@@ -113,8 +113,8 @@ def test_hostile_configs_and_headers(capsys, tmp_path, text, saved):
         with torch.no_grad():
             load_checkpoint(folder)(torch.tensor([[1, 2, 3]]))
 
-    for key in config:
-        for value in [10**30, *draw.sample(VALUES, 3)]:
+    for key in [*config, "num_labels"]:
+        for value in [10**12, 10**30, *draw.sample(VALUES, 3)]:
             (folder / "config.json").write_text(json.dumps({**config, key: value}))
             accepted_or_refused(use, folder)
     (folder / "config.json").write_text(json.dumps(config))

@@ -83,6 +83,8 @@ class LadderConfig(PreTrainedConfig):
         for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
             most = {"le": 4096} if name == "num_hidden_layers" else {}  # ten million are built for hours
             setattr(self, name, check_value(name, getattr(self, name), int, most))
+        if kwargs.get("num_labels") is not None:
+            check_value("num_labels", kwargs["num_labels"], int, {"le": 1 << 20})  # transformers names each
         if isinstance(self.eos_token_id, list) and not all(isinstance(token, int) for token in self.eos_token_id):
             raise ConfigError(f"eos_token_id must be a token or a list of tokens, not {self.eos_token_id!r}")
         if self.pad_token_id == 255 >= self.vocab_size:

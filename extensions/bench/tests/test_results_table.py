@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from elman_bench.results.collect import collect
+from elman_bench.results.collect import collect, fault_of_metrics
 from elman_bench.results.identity import identity, labels, named, spelled
 from elman_bench.results.runs import find_runs
 from elman_bench.results.tables import as_data, columns, render
@@ -64,6 +64,11 @@ def test_lost_repeated_and_misplaced_lines_change_no_figure_silently(tmp_path):
         assert bool(found.broken) == (kept != [line for line in lines if line in kept])
         (group,) = collect(find_runs([run])).groups
         assert bool(found.broken or found.lacking) == any("metrics.jsonl" in note for note in group.notes)
+    done = write_run(tmp_path / "done", "train.steps=150", evaluations=0)
+    (done / "metrics.jsonl").write_text("".join((done / "metrics.jsonl").read_text().splitlines(keepends=True)[:100]))
+    (ended,) = find_runs([done])
+    assert (len(ended.metrics), ended.metrics.lacking) == (100, 0)
+    assert "50 steps have no line" in fault_of_metrics(ended), "the end is lost"
 
 
 # rows ----------------------------------------------------------------------------------------------------------------

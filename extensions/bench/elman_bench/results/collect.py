@@ -222,9 +222,13 @@ def notes(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
 def fault_of_metrics(run: Run) -> str:
     """What is wrong with the metrics of a run, as far as they were read or its end tells; or an empty string."""
     read = run.__dict__.get("metrics")
-    lost = read.lacking if read else (run.manifest.get("result") or {}).get("lacking_steps")
+    done = run.manifest.get("steps_done")
+    if read and isinstance(done, int):  # the end may be lost, too
+        lost = done - len(read)
+    else:
+        lost = read.lacking if read else (run.manifest.get("result") or {}).get("lacking_steps")
     found = [f"{read.broken} lines are damaged, repeated or misplaced"] if read and read.broken else []
-    found += [f"{lost} steps have no line, and no mean over them is shown"] if lost else []
+    found += [f"{lost} steps have no line, and no mean over them is shown"] if lost and lost > 0 else []
     return f"in {METRICS} {', '.join(found)}" if found else ""
 
 
