@@ -91,13 +91,17 @@ def test_what_is_not_installed_says_what_to_install(text, tmp_path, monkeypatch,
     monkeypatch.setattr(extensions, "extensions", lambda _: {})
     for words, says in (
         (["bench", "quick"], "command 'bench' is not installed: pip install elman-bench"),
-        (train_words(text, tmp_path / "a", "train.loggers=wandb"), "pip install elman-wandb"),
+        (
+            train_words(text, tmp_path / "a", "train.loggers=wandb"),
+            "pip install elman-wandb; without it: --set train.loggers=",
+        ),
         (train_words(text, tmp_path / "b", "train.loggers=odd"), "there is no logger 'odd'. Installed: none"),
         (["benhc"], "No such command 'benhc'"),
     ):
         assert main(words) == 2
         assert says in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
+    assert main(train_words(text, tmp_path / "c", "train.steps=1", "train.loggers=wandb", "train.loggers=")) == 0
 
 
 def test_the_known_extensions_are_those_of_this_repository():

@@ -215,7 +215,7 @@ def test_a_text_or_a_folder_with_such_a_name_is_refused_before_anything_is_writt
     good.write_bytes(odd.read_bytes())
     link.symlink_to(odd)
     for data, where in ((odd, out), (link, out), (good, odd.with_name(odd.name + "out"))):
-        assert main(["train", "toy@8x1", "--steps", "1", "--data", str(data), "--out", str(where)]) == 2
+        assert main(["train", "e42@8x1", "--steps", "1", "--data", str(data), "--out", str(where)]) == 2
         said = capsys.readouterr().err.strip().splitlines()
         assert len(said) == 1
         assert said[0].endswith("a recipe cannot store names with control characters or outside UTF-8; rename it")

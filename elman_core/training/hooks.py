@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from elman_core.registry import PluginError, plugins
+from elman_core.registry import ConfigError, PluginError, plugins
 from elman_core.registry.checks import check_hooks, one_line, said_when_slow
 from elman_core.registry.extensions import load_extension
 
@@ -58,7 +58,10 @@ def load_loggers(names: str) -> dict[str, Any]:
         ConfigError: one is not installed. PluginError: one is broken, or does more than observe.
     """
     wanted = filter(None, (name.strip() for name in names.split(",")))
-    return {f"logger {name}": load_extension("loggers", name, _check_logger) for name in wanted}
+    try:
+        return {f"{name} (logger)": load_extension("loggers", name, _check_logger) for name in wanted}
+    except ConfigError as error:
+        raise ConfigError(f"{error}; without it: --set train.loggers=") from error
 
 
 def _check_logger(logger: Any) -> None:

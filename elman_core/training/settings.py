@@ -289,7 +289,7 @@ def _parse(key: str, text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
-        if re.fullmatch(r"[^\s\"'\[\]{}=#]+", text):
+        if re.fullmatch(r"[^\s\"'\[\]{}=#]*", text):
             return text
         raise ConfigError(f"the value of {key} is not TOML: {text!r}; write text as {key}='…'") from None
 

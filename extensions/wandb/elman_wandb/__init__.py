@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read by the import: nothing is sent that nobody asked for
 import wandb
 
 from elman_core import hookimpl

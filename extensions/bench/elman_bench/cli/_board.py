@@ -72,24 +72,16 @@ class Board:
 
     def table(self) -> Group:
         """As many jobs as fit on the terminal, running jobs first."""
-        rows = [(Text("job"), Text("status"), Text("where"), Text(""))]
-        room = max(3, self.console.size.height - 4)
-        for state in sorted(self.states, key=_rank)[:room]:
+        table = Table(box=None, pad_edge=False)
+        for name in ("job", "status", "where"):  # a long name must not lose its end, which tells it apart
+            table.add_column(name, no_wrap=True)
+        table.add_column("")
+        for state in sorted(self.states, key=_rank)[: max(3, self.console.size.height - 4)]:
             contended = " contended" if state.contended else ""
             where = state.attempts[-1].slot if state.status == "running" and state.attempts else ""
             status = Text(printable(state.status) + contended, _STYLES.get(state.status, "red"))
-            rows.append((Text(state.id), status, Text(printable(where)), Text(self.far(state))))
-        table = Table(box=None, pad_edge=False)
-        left = self.console.width
-        for i in range(3):
-            table.add_column(rows[0][i], no_wrap=True)
-            left -= max(len(row[i]) for row in rows) + 2
-        table.add_column("", no_wrap=True)
-        for row in rows[1:]:
-            row[-1].truncate(
-                max(left, 1), overflow="ellipsis"
-            )  # a long name must not lose its end, which tells it apart
-            table.add_row(*row)
+            far = Text(self.far(state), no_wrap=True, overflow="ellipsis")
+            table.add_row(Text(state.id), status, Text(printable(where)), far)
         return Group(table) if self.ended else Group(table, summary(self.states))
 
     def far(self, state: State) -> str:
