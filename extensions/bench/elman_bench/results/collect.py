@@ -224,7 +224,7 @@ def fault_of_metrics(run: Run) -> str:
     read = run.__dict__.get("metrics")
     done = run.manifest.get("steps_done")
     if read and isinstance(done, int):  # the end may be lost, too
-        lost = done - len(read)
+        lost: int | None = done - len(read)
     else:
         lost = read.lacking if read else (run.manifest.get("result") or {}).get("lacking_steps")
     found = [f"{read.broken} lines are damaged, repeated or misplaced"] if read and read.broken else []
