@@ -117,6 +117,10 @@ def test_hostile_configs_and_headers(capsys, tmp_path, text, saved):
         for value in [10**12, 10**30, *draw.sample(VALUES, 3)]:
             (folder / "config.json").write_text(json.dumps({**config, key: value}))
             accepted_or_refused(use, folder)
+    for value in ("a", 0.5, [[]], {}, {"a": {"b": 1}}):
+        (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": value}))
+        with pytest.raises((ConfigError, CheckpointError)):
+            load_checkpoint(folder)
     (folder / "config.json").write_text(json.dumps(config))
     content = (folder / "model.safetensors").read_bytes()
     (size,) = struct.unpack("<Q", content[:8])

@@ -85,7 +85,8 @@ class LadderConfig(PreTrainedConfig):
             setattr(self, name, check_value(name, getattr(self, name), int, most))
         if kwargs.get("num_labels") is not None:
             check_value("num_labels", kwargs["num_labels"], int, {"le": 1 << 20})  # transformers names each
-        if isinstance(self.eos_token_id, list) and not all(isinstance(token, int) for token in self.eos_token_id):
+        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        if not all(token is None or isinstance(token, int) for token in ends):
             raise ConfigError(f"eos_token_id must be a token or a list of tokens, not {self.eos_token_id!r}")
         if self.pad_token_id == 255 >= self.vocab_size:
             self.pad_token_id = 0
