@@ -117,7 +117,10 @@ def _fused(
         if mask_TB is None and starts_TB is None:
             y_TBd, *end = _call(run, x_TBI.to(dtype).contiguous(), None, begin, flat)
         else:
-            y_TBd, end = _by_documents(run, x_TBI.to(dtype), mask_TB, starts_TB, begin, flat)
+            by_documents = _by_documents
+            if torch.compiler.is_compiling():  # the lengths are values: a tracer has none
+                by_documents = torch.compiler.disable(by_documents)  # as a decorator it would import torch._dynamo
+            y_TBd, end = by_documents(run, x_TBI.to(dtype), mask_TB, starts_TB, begin, flat)
     return (y_TBd.to(x_TBI.dtype), *(s.to(kept) for s in end))
 
 
@@ -141,7 +144,6 @@ def _call(
     return (y, *(s[0] for s in end))
 
 
-@torch.compiler.disable  # the lengths are values: a tracer has none
 def _by_documents(
     run: Fused,
     x_TBI: Tensor,
