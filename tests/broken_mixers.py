@@ -80,10 +80,6 @@ class Sound(Mixer):
         return y_BTD, new
 
     @classmethod
-    def param_count(cls, dim: int, config: Any) -> int:
-        return 3 * dim * dim + (dim if config.bias else 0)
-
-    @classmethod
     def validate(cls, dim: int, config: Any) -> None:
         if dim % 2:
             raise ConfigError(f"the width must be even, not {dim}")
@@ -330,12 +326,6 @@ class HasAParameterForNothing(Sound):
     def reset_parameters(self):
         super().reset_parameters()
         nn.init.ones_(self.idle)
-
-
-@caught_by("test_param_count_is_exact", "test_presets_and_aliases_build")
-class HasMoreParametersThanItSays(HasAParameterForNothing):
-    def read(self, h_BTD):
-        return super().read(h_BTD * self.idle.to(h_BTD.dtype))
 
 
 @caught_by("test_a_state_holds_no_other_memory")

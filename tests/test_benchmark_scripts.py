@@ -22,6 +22,7 @@ from step_profile import profile_steps, summarize
 
 from elman_core.cli.train import read_settings
 from elman_core.registry import list_variants, parse_size, resolve
+from elman_core.size import count
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py"))
@@ -83,10 +84,7 @@ def test_the_sizes_are_near_what_they_are_called(size: str, target: float) -> No
         name, width, depth = parse_size(training_step.shape(variant, size))
         assert width is not None
         assert depth is not None
-        found = resolve(name)
-        assert found.variant.param_count is not None
-        layer = found.variant.param_count(width, found.config) + found.variant.rungs * width
-        assert abs((257 * width + depth * layer) / target - 1) < 0.06, name
+        assert abs(count(resolve(name), width, depth) / target - 1) < 0.06, name
 
 
 def test_the_text_is_the_same_wherever_the_files_lie(tmp_path: Path) -> None:

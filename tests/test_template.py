@@ -32,7 +32,7 @@ def test_new_plugins_are_small_and_pass_their_contract(tmp_path: Path) -> None:
     for folder in folders:
         assert sum(len(f.read_text().splitlines()) for f in folder.rglob("*") if f.is_file()) < LINES
         assert [problem for _, problem in Plugin(folder).checks() if problem] == []
-    run_contracts(folders, "pieces or equation or initial_values or param_count or refused or packed")
+    run_contracts(folders, "pieces or equation or initial_values or refused or packed")
 
 
 def test_check_runs_a_plugins_own_tests(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
         assert all(each in places for each in ("README.md:3", "__init__.py:1,", "_cell.h:1,", "tests/test_"))
     run_contracts(
         folders[1:],
-        "pieces or equation or initial_values or param_count or every_option_matters or every_choice_matters",
+        "pieces or equation or initial_values or every_option_matters or every_choice_matters",
     )
 
 

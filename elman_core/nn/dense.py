@@ -69,16 +69,6 @@ class DenseMixer(WrapperMixer):
         """The rank of W = U V, for D = dim; None for a full W."""
         return None
 
-    @classmethod
-    def param_count(cls, dim: int, config: WrapperConfig) -> int:
-        inner, rank = config.inner_width(dim), cls.rank(dim, config)
-        return super().param_count(dim, config) + inner * (inner if rank is None else 2 * rank)
-
-    @classmethod
-    def cell_params(cls, inner: int, config: WrapperConfig) -> int:
-        """As `WrapperMixer.cell_params`, without W."""
-        return {"projected": inner * inner + inner, "tied": inner, "plain": 0}[cls.input]
-
     def effective(self) -> Tensor:
         """The W of the recurrence, scaled to the requested largest singular value."""
         w = getattr(self, self.matrix)
@@ -150,21 +140,14 @@ class InputGatedMixer(DenseMixer):
     Parameters: b_g (I), or w_g.weight (I, I) and w_g.bias (I) for W_g and b_g.
     """
 
+    config: Any
     b_g: Tensor
 
     def build_cell(self, inner: int) -> None:
         super().build_cell(inner)
         self.pre_silu = self.config.use_conv
-        self.w_g = nn.Linear(inner, inner) if self._projected(self.config) else None
+        self.w_g = nn.Linear(inner, inner) if self.config.gate == "projected" else None
         self.register_parameter("b_g", None if self.w_g else nn.Parameter(torch.empty(inner)))
-
-    @classmethod
-    def cell_params(cls, inner: int, config: WrapperConfig) -> int:
-        return super().cell_params(inner, config) + inner + (inner * inner if cls._projected(config) else 0)
-
-    @staticmethod
-    def _projected(config: Any) -> bool:
-        return config.gate == "projected"
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
         return (x_TBI + self.b_g.to(x_TBI.dtype) if self.w_g is None else linear(self.w_g, x_TBI),)

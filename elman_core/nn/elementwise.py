@@ -63,11 +63,6 @@ class FormMixer(WrapperMixer):
         for name in form.vectors:
             self.register_parameter(name, nn.Parameter(torch.empty(width)))
 
-    @classmethod
-    def cell_params(cls, inner: int, config: Any) -> int:
-        form = cls.form_of(config)
-        return cls.outputs(inner, config) * (len(form.maps) * inner + len(form.biases) + len(form.vectors))
-
     def vectors(self) -> list[Tensor]:
         """The learned vectors as the kernel takes them; the parameters themselves unless overridden."""
         return [getattr(self, name) for name in self.form_of(self.config).vectors]

@@ -34,10 +34,6 @@ class GatesMixer(WrapperMixer):
         self.w_x, self.w_h = nn.Linear(inner, rows), nn.Parameter(torch.empty(rows, inner))
 
     @classmethod
-    def cell_params(cls, inner: int, config: Any) -> int:
-        return cls.kernel.cell.gates * inner * (2 * inner + 1)
-
-    @classmethod
     def cell_state(cls, inner: int, config: Any) -> StateSpec:
         return dict.fromkeys(cls.kernel.cell.states, ((inner,), torch.float32))
 

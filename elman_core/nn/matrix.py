@@ -5,7 +5,6 @@ B batch, T time, D model width, H heads, N key width, V value width, C channels 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -273,14 +272,6 @@ class MatrixMixer(Mixer):
             raise ConfigError(f"tie_kv needs expansion 1, not {config.expansion:g}: a value is its key")
         if config.write_scale != 1.0 and not config.use_write_gate:
             raise ConfigError(f"write_scale {config.write_scale:g} scales the write gate: set use_write_gate=true")
-
-    @classmethod
-    def param_count(cls, dim: int, config: Any) -> int:
-        mixed = config.values if config.concatenates else config.head_values
-        count = dim * (sum(cls.maps(config).values()) + mixed)
-        count += sum(math.prod(shape) for shape, _ in cls.vectors(config).values())
-        count += config.d_conv * config.projected if config.use_conv else 0
-        return count + (config.head_values if config.use_output_norm else 0)
 
     @classmethod
     def state_spec(cls, dim: int, config: Any) -> StateSpec:

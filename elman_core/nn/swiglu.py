@@ -66,11 +66,6 @@ class SwiGLU(Mixer):
         return gated(up_BTF.unflatten(-1, (-1, width)), gate_BTF, "silu", out=self.down_proj), {}
 
     @classmethod
-    def param_count(cls, dim: int, config: SwiGLUConfig) -> int:
-        """3 D F."""
-        return 3 * dim * config.hidden(dim)
-
-    @classmethod
     def state_spec(cls, dim: int, config: SwiGLUConfig) -> StateSpec:
         return {}
 

@@ -35,9 +35,9 @@ class WrapperConfig:
 class WrapperMixer(Mixer):
     """(B, T, D) → in_proj → [u, z] → conv → SiLU → `cell` → dropout → out_proj → (B, T, D).
 
-    Subclasses make their parameters in `build_cell`, draw them in `reset_cell`, count them in `cell_params`, run the recurrence
-    in `cell` and name its state in `cell_state`. Inside everything is time-major: the input is transposed once, where it is
-    narrowest, and the output is a view. With `time` 1, nothing is transposed, and (T, B, …) here means (B, T, …).
+    Subclasses make their parameters in `build_cell`, draw them in `reset_cell`, run the recurrence in `cell` and name its state
+    in `cell_state`. Inside everything is time-major: the input is transposed once, where it is narrowest, and the output is a
+    view. With `time` 1, nothing is transposed, and (T, B, …) here means (B, T, …).
 
     Parameters beside the cell's: in_proj.weight (I, D), or (2I, D) for u and z, is W_in; out_proj.weight (D, `outputs`) is
     W_out; with `use_conv` conv.weight (I, 1, K) and conv.bias (I). State beside the cell's: conv (B, K - 1, I) with `use_conv`.
@@ -75,11 +75,6 @@ class WrapperMixer(Mixer):
     def outputs(cls, inner: int, config: Any) -> int:
         """The width of the cell's output, for I channels."""
         return inner
-
-    @classmethod
-    def cell_params(cls, inner: int, config: Any) -> int:
-        """The number of parameters of the cell, for I channels, in closed form."""
-        raise NotImplementedError(f"{cls.__name__}.cell_params")
 
     def cell(
         self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags_TB: Tensor | None
@@ -137,13 +132,6 @@ class WrapperMixer(Mixer):
         if self.conv is not None:
             self.conv.reset_parameters()
         self.reset_cell()
-
-    @classmethod
-    def param_count(cls, dim: int, config: WrapperConfig) -> int:
-        inner = config.inner_width(dim)
-        conv = inner * (config.d_conv + 1) if config.use_conv else 0
-        mapped = (2 if cls.gated else 1) * inner + cls.outputs(inner, config)
-        return dim * mapped + conv + cls.cell_params(inner, config)
 
     @classmethod
     def validate(cls, dim: int, config: WrapperConfig) -> None:

@@ -75,11 +75,6 @@ class Mixer(nn.Module):
         raise NotImplementedError(f"{cls.__name__}.state_spec")
 
     @classmethod
-    def param_count(cls, dim: int, config: Any) -> int:
-        """The exact number of parameters, in closed form."""
-        raise NotImplementedError(f"{cls.__name__}.param_count")
-
-    @classmethod
     def validate(cls, dim: int, config: Any) -> None:
         """Raises `ConfigError` for sizes or combinations of options that the bounds of single fields cannot exclude."""
 

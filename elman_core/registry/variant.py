@@ -147,10 +147,6 @@ class Variant:
         for rung in range(self.rungs):
             self.branch(rung).validate(dim, config)
 
-    def param_count(self, dim: int, config: Any) -> int:
-        """The exact number of parameters of one layer's mixers, without the ladder's norms."""
-        return sum(self.branch(rung).param_count(dim, config) for rung in range(self.rungs))
-
 
 def config_to_dict(config: Any) -> dict[str, Any]:
     """Every option of a config, defaults included, as plain JSON values."""

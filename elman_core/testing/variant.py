@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elman_core.registry import ConfigError, Variant, config_to_dict, parse_size, resolve
+from elman_core.size import count
 
 from .equation_contract import EquationContract
 from .harness import Options
@@ -43,19 +44,13 @@ class VariantContract(KernelContract, EquationContract, InitialContract, MixerCo
             assert field.metadata.get("help"), f"option {field.name!r} is not made with option(default, help)"
         assert variant.make_config(config_to_dict(config)) == config
 
-    def test_param_count_is_exact(self, opts: Options) -> None:
-        variant = self.declared()
-        config = variant.make_config(opts)
-        for dim in (self.dim, 2 * self.dim, 128):
-            _assert_param_count(variant, config, dim)
-
     def test_presets_and_aliases_build(self) -> None:
         """Every preset and every published name resolves, and builds at a width that its options allow."""
         variant = self.declared()
         for name in [variant.name, *(f"{variant.name}:{p}" for p in variant.presets), *variant.aliases]:
             found = resolve(name)
             assert found.variant is variant
-            _assert_param_count(variant, found.config, next(_widths(variant, found.config, self.dim)))
+            count(found, next(_widths(variant, found.config, self.dim)), depth=1)
 
     def test_published_counts_are_exact(self) -> None:
         """Every published figure names a model that resolves, with as many parameters as it says: embedding, norms, layers.
@@ -67,9 +62,7 @@ class VariantContract(KernelContract, EquationContract, InitialContract, MixerCo
             if row.parameters is not None:
                 assert dim is not None, f"{row.model}: write NAME@WIDTHxDEPTH"
                 assert depth is not None
-                norms = (depth * found.variant.rungs + 1) * dim
-                count = 256 * dim + norms + depth * found.variant.param_count(dim, found.config)
-                assert count == row.parameters, row.model
+                assert count(found, dim, depth) == row.parameters, row.model
 
     def test_unknown_and_ill_typed_options_are_refused(self) -> None:
         variant = self.declared()
@@ -152,13 +145,6 @@ class _NoTensors(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError(f"{func} was called while sizes were checked")
-
-
-def _assert_param_count(variant: Variant, config: Any, dim: int) -> None:
-    with torch.device("meta"):
-        built = [variant.branch(i)(dim, config, i) for i in range(variant.rungs)]
-    count = sum(p.numel() for mixer in built for p in mixer.parameters())
-    assert variant.param_count(dim, config) == count, f"param_count at width {dim}"
 
 
 def _widths(variant: Variant, config: Any, dim: int) -> Iterator[int]:

@@ -140,14 +140,6 @@ class GatedDeltaNet(Mixer):
             )
 
     @classmethod
-    def param_count(cls, dim: int, config: GDNConfig) -> int:
-        """2 D H K + 3 D H V + 2 D H + 2 H + d_conv (2 H K + H V) + V."""
-        heads = config.heads(dim)
-        keys, values = heads * config.head_dim, heads * config.values
-        maps = dim * (2 * keys + 3 * values + 2 * heads)
-        return maps + 2 * heads + config.d_conv * (2 * keys + values) + config.values
-
-    @classmethod
     def state_spec(cls, dim: int, config: GDNConfig) -> StateSpec:
         heads = config.heads(dim)
         channels = heads * (2 * config.head_dim + config.values)

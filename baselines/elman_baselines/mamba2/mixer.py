@@ -120,12 +120,6 @@ class Mamba2(Mixer):
             )
 
     @classmethod
-    def param_count(cls, dim: int, config: Mamba2Config) -> int:
-        """D (2 I + 2 N + H) + C (K + 1) + 3 H + I + I D."""
-        inner, heads, channels = config.inner(dim), config.heads(dim), config.convolved(dim)
-        return dim * (inner + channels + heads) + channels * (config.d_conv + 1) + 3 * heads + inner + inner * dim
-
-    @classmethod
     def state_spec(cls, dim: int, config: Mamba2Config) -> StateSpec:
         return {
             "conv": ((config.d_conv - 1, config.convolved(dim)), torch.float32),

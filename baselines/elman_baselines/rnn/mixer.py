@@ -90,13 +90,6 @@ class RNNMixer(Mixer):
         return tuple(w for w in given if w is not None)
 
     @classmethod
-    def param_count(cls, dim: int, config: Any) -> int:
-        """[D d] + g d (d + d + 2) + d D for g gates; the first d inside is D without in_proj, the 2 is 1 without b_hh."""
-        d, biases = _inner(dim, config), 2 if getattr(config, "reset_after", True) else 1
-        wide = d if config.in_proj else dim
-        return (dim * d if config.in_proj else 0) + cls.gates * d * (wide + d + biases) + d * dim
-
-    @classmethod
     def state_spec(cls, dim: int, config: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {name: ((_inner(dim, config),), torch.float32) for name in cls.parts}
 

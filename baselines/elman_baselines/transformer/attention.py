@@ -83,11 +83,6 @@ class Attention(Mixer):
             raise ConfigError(f"width {dim} is not a multiple of head_dim {config.head_dim}; nearest width: {near}")
 
     @classmethod
-    def param_count(cls, dim: int, config: TransformerConfig) -> int:
-        """4 D²."""
-        return 4 * dim * dim
-
-    @classmethod
     def state_spec(cls, dim: int, config: TransformerConfig) -> StateSpec:
         entry = (-1, dim // config.head_dim, config.head_dim)
         return {"k": (entry, torch.float32), "v": (entry, torch.float32), "position": ((-1,), torch.int64)}

@@ -62,10 +62,6 @@ class E14Mixer(MatrixWrapperMixer):
         return inner
 
     @classmethod
-    def cell_params(cls, inner: int, config: E14Config) -> int:
-        return sum(cls._widths(inner, config)) * (inner + 1)
-
-    @classmethod
     def cell_state(cls, inner: int, config: Any) -> StateSpec:
         H = config.blocks(inner)
         return {"S": ((H, config.columns(inner) // H, inner), torch.float32)}

@@ -46,11 +46,6 @@ class E2Mixer(WrapperMixer):
         self.clip = SpectralNorm(inner, self.config.spectral_radius, blocks=slots, clip=True) if clips else None
 
     @classmethod
-    def cell_params(cls, inner: int, config: E2Config) -> int:
-        square = inner * inner
-        return (1 if config.share_wx else config.slots) * square + config.slots * (square + inner + 1)
-
-    @classmethod
     def cell_state(cls, inner: int, config: E2Config) -> StateSpec:  # type: ignore[override]
         return {"h": ((config.slots, inner), torch.float32)}
 

@@ -42,10 +42,6 @@ class E23Mixer(WrapperMixer):
         self.register_parameter("tape_0", nn.Parameter(torch.empty(self.config.slots, inner)) if learned else None)
 
     @classmethod
-    def cell_params(cls, inner: int, config: E23Config) -> int:
-        return 3 * inner * inner + inner + (config.slots * inner if config.tape_init == "learned" else 0)
-
-    @classmethod
     def cell_state(cls, inner: int, config: E23Config) -> StateSpec:  # type: ignore[override]
         return {"h": ((inner,), torch.float32), "tape": ((config.slots, inner), torch.float32)}
 

@@ -32,7 +32,3 @@ class E39Mixer(DenseMixer):
         super().build_cell(inner)
         if self.config.bias:
             self.b = nn.Parameter(torch.empty(inner))
-
-    @classmethod
-    def cell_params(cls, inner: int, config: E39Config) -> int:  # type: ignore[override]
-        return super().cell_params(inner, config) + (inner if config.bias else 0)

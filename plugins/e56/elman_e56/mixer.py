@@ -42,10 +42,6 @@ class E56Mixer(DenseMixer):
         self.w, self.halves = nn.Parameter(torch.empty(inner, 2 * inner)), Halves()
         self.b, self.spectral = nn.Parameter(torch.empty(inner)), None
 
-    @classmethod
-    def cell_params(cls, inner: int, config: WrapperConfig) -> int:
-        return inner * inner + inner  # beside what counts as W, the right half
-
     def effective(self) -> Tensor:
         return self.halves(self.w)[1]
 

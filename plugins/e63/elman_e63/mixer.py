@@ -47,12 +47,6 @@ class E63Mixer(DenseMixer):
             made = nn.Parameter(torch.empty(inner, inner)) if self.config.form == "c" else None
             self.register_parameter(name, made)
 
-    @classmethod
-    def cell_params(cls, inner: int, config: E63Config) -> int:  # type: ignore[override]
-        gates = {"a": 1, "b": 2, "c": 2, "d": 1}[config.form]
-        more = 2 * inner * inner if config.form == "c" else 0
-        return super().cell_params(inner, config) + gates * (inner * inner + inner) + more
-
     def cell(self, x_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:
         if self.config.form != "c":
             return super().cell(x_TBI, *rest)

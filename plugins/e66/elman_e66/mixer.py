@@ -34,10 +34,6 @@ class E66Mixer(DenseMixer):
     def rank(cls, dim: int, config: E66Config) -> int:
         return max(config.inner_width(dim) // 4, 16) if config.rank is None else config.rank
 
-    @classmethod
-    def cell_params(cls, inner: int, config: WrapperConfig) -> int:
-        return super().cell_params(inner, config) + inner * inner + inner
-
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
         return (linear(self.w_alpha, x_TBI),)
 

@@ -43,10 +43,6 @@ class E67lrMixer(DenseMixer):
     def rank(cls, dim: int, config: E67lrConfig) -> int:
         return max(config.inner_width(dim) // 8, 8) if config.rank is None else config.rank
 
-    @classmethod
-    def cell_params(cls, inner: int, config: WrapperConfig) -> int:
-        return 2 * (inner * inner + inner)
-
     def cell(  # type: ignore[override]
         self, x_TBI: Tensor, _z: None, state: State | None, *flags_TB: Tensor | None
     ) -> tuple[Tensor, State]:

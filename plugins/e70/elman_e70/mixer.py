@@ -44,10 +44,6 @@ class E70Mixer(MatrixWrapperMixer):
         self.spectral_k, self.spectral_v = (SpectralNorm(n, RADIUS, columns=inner) for _ in range(2))
         self.decay = nn.Parameter(torch.empty(1)) if self.config.train_decay else None
 
-    @classmethod
-    def cell_params(cls, inner: int, config: E70Config) -> int:
-        return 3 * config.n_state * inner + config.train_decay
-
     def inputs(self, x_BTI: Tensor) -> list[Tensor]:
         weights = torch.cat([self.w_q, self.spectral_k(self.w_k), self.spectral_v(self.w_v)])
         return list(F.linear(x_BTI, weights)[:, :, None].chunk(3, -1))

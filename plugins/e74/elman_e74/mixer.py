@@ -98,10 +98,6 @@ class E74Mixer(MatrixWrapperMixer):
         return (config.n_state if config.state == "diagonal" else 1) if config.update == "simple" else 0
 
     @classmethod
-    def cell_params(cls, inner: int, config: E74Config) -> int:
-        return super().cell_params(inner, config) + cls._alphas(config)
-
-    @classmethod
     def cell_state(cls, inner: int, config: Any) -> StateSpec:
         full = super().cell_state(inner, config)
         return full if config.state == "full" else {"S": ((config.n_state, 1, 1), torch.float32)}

@@ -5,6 +5,7 @@ import torch
 
 from elman_core import ConfigError
 from elman_core.registry import PluginError, resolve
+from elman_core.size import count
 
 # The predecessor also allocated a norm weight of V a layer where the output norm is off: taken off where its figure holds it.
 PUBLISHED = [
@@ -67,11 +68,10 @@ LEVELS = {  # of every family: heads and n, and what differs from the plain form
 }
 
 
-@pytest.mark.parametrize(("name", "dim", "depth", "count"), PUBLISHED)
-def test_parameter_counts_are_the_published_ones(name, dim, depth, count):
+@pytest.mark.parametrize(("name", "dim", "depth", "parameters"), PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name, dim, depth, parameters):
     found = resolve(name)
-    found.variant.check(dim, found.config)
-    assert 256 * dim + depth * (found.variant.param_count(dim, found.config) + dim) + dim == count
+    assert count(found, dim, depth) == parameters
 
 
 @pytest.mark.parametrize(("level", "form"), LEVELS.items())

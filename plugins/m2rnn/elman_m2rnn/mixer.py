@@ -120,13 +120,6 @@ class M2RNNMixer(Mixer):
             )
 
     @classmethod
-    def param_count(cls, dim: int, config: M2RNNConfig) -> int:
-        heads, columns, widths = config.n_heads, config.columns, config.widths
-        count = dim * (sum(widths) + heads * columns) + 2 * heads + heads * columns * (columns + 1)
-        count += CONV_WIDTH * sum(widths[:3]) if config.use_conv else 0
-        return count + (heads * columns if config.use_output_norm else 0)
-
-    @classmethod
     def state_spec(cls, dim: int, config: M2RNNConfig) -> StateSpec:
         spec: StateSpec = {"S": ((config.n_heads, config.n_state, config.columns), torch.float32)}
         return spec | ({"conv": ((CONV_WIDTH - 1, sum(config.widths[:3])), torch.float32)} if config.use_conv else {})

@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
-from elman_m2rnn.mixer import M2RNNMixer
 
 from elman_core.registry import resolve
+from elman_core.size import count
 from elman_core.testing import VariantContract, initial, sigmoid, silu, silu_slope
 from elman_core.testing.oracle import Convolution
 
@@ -111,4 +111,4 @@ class TestM2RNN(VariantContract):
 
 def test_the_published_model_has_its_size_in_its_vocabulary():
     found = resolve("m2rnn:h370n16")
-    assert 50_281 * 1920 + 22 * 1920 + 21 * M2RNNMixer.param_count(1920, found.config) == 1_307_101_140
+    assert count(found, 1920, 21, vocab_size=50_281) == 1_307_101_140

@@ -18,10 +18,6 @@ class {{Name}}Mixer(WrapperMixer):
         nn.init.constant_(self.lam, 2.0)
 
     @classmethod
-    def cell_params(cls, inner, config):
-        return inner
-
-    @classmethod
     def cell_state(cls, inner, config):
         return {"h": ((inner,), torch.float32)}  # without the batch
 
