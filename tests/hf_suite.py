@@ -140,7 +140,8 @@ def run(tree: Path, variants: list[str], tests: list[str]) -> dict[str, dict[str
         if not report.is_file():
             raise SystemExit(done.stdout + done.stderr)
         cases = ElementTree.parse(report).getroot().findall(".//testcase")
-    if not cases or (tests and len(cases) != len(chosen)):
+    ran = {case.attrib["classname"].rpartition(".")[2] for case in cases}
+    if ran != set(variants) or (tests and len(cases) != len(chosen)):  # one that could not be collected has none
         raise SystemExit(done.stdout + done.stderr)
     found = {}
     for variant in variants:
