@@ -1,7 +1,7 @@
 """transformers' own tests, run on every variant. Once a release, with the tests of a source tree of the installed version:
 
     git clone --depth 1 --branch v5.17.0 https://github.com/huggingface/transformers TREE
-    pip install parameterized
+    pip install parameterized datasets
     python tests/hf_suite.py TREE [VARIANT ...]
 
 The result is `tests/hf_suite.json`: for each version the commit of ours, which tests there were, and for each variant how many
