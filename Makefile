@@ -1,8 +1,11 @@
 PYTHON ?= .venv/bin/python
 
-.PHONY: demo test lint types kernels bench gpu docs wheels help
+.PHONY: demo test quick lint types kernels bench gpu docs wheels help
 .DEFAULT_GOAL := help
 
+# Tests of the core that compile nothing, start no other rank and need no extension.
+QUICK = $(wildcard $(patsubst %,tests/test_%.py,layering recipes size storage data_* generation_* model_* nn_* registry_* \
+	train_evaluate train_hooks train_loop train_optim train_prefetch train_schedule_free train_settings train_step))
 PLUGINS = $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 
 .venv: requirements-dev.txt constraints.txt $(wildcard plugins/*/pyproject.toml)
@@ -15,6 +18,9 @@ demo: .venv  ## train a small model on this machine, save it, reload it, write t
 
 test: .venv  ## all tests, on every core
 	$(PYTHON) -m pytest -n auto
+
+quick: .venv  ## tests of the core without compilers, ranks and extensions, in about a minute on two cores
+	CXX=none $(PYTHON) -m pytest -q -n 2 -m "not slow" $(QUICK)
 
 lint: .venv  ## style of Python and C++ (`make lint FIX=1` rewrites)
 	$(PYTHON) -m ruff check $(if $(FIX),--fix) .
