@@ -12,7 +12,7 @@ from broken_plugins import leave_installed
 from elman_core.cli import _checks
 from elman_core.cli._checks import Plugin
 from elman_core.cli._scaffold import NOT_COPIED, _without, class_name, equations, render
-from elman_core.registry import ConfigError, get_variant, plugins
+from elman_core.registry import ConfigError, StorageError, get_variant, plugins
 
 ROOT = Path(__file__).parents[1]
 LINES = 150  # of a rendered variant, all files together
@@ -106,7 +106,7 @@ def test_a_full_disk_leaves_no_half_plugin(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(ConfigError, match=r"cannot write .*e99: No space left"):
+    with pytest.raises(StorageError, match=r"cannot write .*e99: No space left"):
         render("e99", tmp_path)
     assert not (tmp_path / "e99").exists()
 

@@ -177,26 +177,28 @@ def kernel_checks(specs: Sequence[Any]) -> Iterator[tuple[str, str | None]]:
     from elman_core.kernels import KernelError, build, toolchain
     from elman_core.kernels.verify import failures, verify
 
-    def error_of(call: Callable[[], Path]) -> str:
+    def error_of(call: Callable[[], Any]) -> str:
         try:
             call()
         except KernelError as error:
             return str(error)
         return ""
 
+    def emulate(spec: Any) -> None:
+        report = verify(spec, "emulated", opcheck=False)
+        if not report.passed:
+            wrong, some = next(iter(failures(report))), spec.problems("host", "quick")[:3]
+            if "host" in spec.targets and verify(spec, "host", cases=some, opcheck=False).passed:
+                where = _for_gpus_alone(spec.extension("cuda").header)
+                wrong += f"; its build for the CPU is right, so look at {where}"
+            raise KernelError(wrong)
+
     no_host, no_nvcc = error_of(toolchain.find_host_compiler), error_of(toolchain.find_nvcc)
     for spec in specs:
         if why := no_host or ("" if spec.emulated else "its KernelSpec has no cases for one"):
             yield f"{spec.name} on an emulated GPU: not checked: {why}", None
         else:
-            report = verify(spec, "emulated", opcheck=False)
-            wrong = "" if report.passed else next(iter(failures(report)))
-            some = spec.problems("host", "quick")[:3]
-            if wrong and "host" in spec.targets and verify(spec, "host", cases=some, opcheck=False).passed:
-                wrong += (
-                    f"; its build for the CPU is right, so look at {_for_gpus_alone(spec.extension('cuda').header)}"
-                )
-            yield f"{spec.name} on an emulated GPU", wrong
+            yield f"{spec.name} on an emulated GPU", error_of(partial(emulate, spec))
         if why := no_nvcc or no_host:
             yield f"{spec.name} for a GPU: not compiled: {why}", None
         elif "cuda" in spec.targets:
@@ -217,7 +219,9 @@ def tests_of(folder: Path) -> tuple[int, str]:
     """Run the plugin's own tests: (exit code of pytest, its last line or what to install)."""
     if is_missing("pytest"):
         return 1, "pytest is not installed: pip install pytest"
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "tests"]
+    marks = "markers=gpu: needs an NVIDIA GPU"  # of the contract
+    flags = ("-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-o", marks)
+    command = [sys.executable, "-m", "pytest", *flags, "tests"]
     done = _said(command, folder)
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in done.stdout.strip().splitlines() or [done.stderr.strip()]]
     if done.returncode:

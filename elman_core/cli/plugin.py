@@ -16,7 +16,7 @@ def new(
     source: Annotated[str | None, typer.Option("--from", metavar="NAME", help="Copy an installed variant.")] = None,
     skeleton: Annotated[
         Literal["dense", "gates", "elementwise", "matrix", "reference"],
-        typer.Option(help="What runs over time; the limits of each: docs/how-to/kernel.md."),
+        typer.Option(help="What runs over time; the limits of each: docs/how-to/variant.md."),
     ] = "dense",
     folder: Annotated[
         Path, typer.Option("--dir", help="Where; in a repository of plugins it goes to plugins/.")

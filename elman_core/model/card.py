@@ -20,7 +20,7 @@ tags: [custom_code, rnn, elman, byte-level]
 
 # {title}
 
-A recurrent language model over bytes. Its state has a constant size: each new byte costs the same after any prompt.
+A recurrent language model over bytes.{cost}
 
 {equations}
 
@@ -66,6 +66,7 @@ def model_card(model: Any, licence: str | None = None) -> str:
     layers = resolve_layers(config)
     names = " + ".join(dict.fromkeys(layer.variant.name for layer in layers))
     requirements = list(dict.fromkeys((config.made_with or {}).values()))
+    state = _state_size(model)
     return _CARD.format(
         title=f"{names}, {config.hidden_size}x{config.num_hidden_layers}",
         equations="\n\n".join(dict.fromkeys(map(_about, layers))),
@@ -73,7 +74,8 @@ def model_card(model: Any, licence: str | None = None) -> str:
         width=config.hidden_size,
         depth=config.num_hidden_layers,
         licence=licence or UNDECIDED,
-        state=_state_size(model),
+        state=state or "grows with the text",
+        cost=" Its state has a constant size: each new byte costs the same after any prompt." if state else "",
         facts="".join(f"| {label} | {text} |\n" for label, text in getattr(model, "training_facts", {}).items()),
         made_with=", ".join(requirements) or "unknown",
         packages=" ".join(r.partition("==")[0] for r in requirements),
@@ -86,12 +88,12 @@ def _about(layer: Resolved) -> str:
 
 
 def _state_size(model: Any) -> str:
-    """Bytes of the recurrent state of one row, from what the mixers declare."""
+    """Bytes of the recurrent state of one row, from what the mixers declare; "" if it grows with the text."""
     total = 0
     for mixer, options, _ in branches(model.config):
         for shape, dtype in mixer.state_spec(model.config.hidden_size, options).values():
             if -1 in shape:
-                return "grows with the text"
+                return ""
             total += math.prod(shape) * dtype.itemsize
     return f"{total:,} bytes"
 

@@ -19,8 +19,9 @@ from .wrapper import WrapperMixer
 class GatesMixer(WrapperMixer):
     """A wrapper around (h_t, …) = step(W_h h_{t-1}, W_x x_t + b, …), y_t = h_t, where W_h h and W_x x are k gates.
 
-    Parameters beside the wrapper's, gate below gate: w_x.weight (k I, I), w_x.bias (k I), w_h (k I, I). State: the kernel's
-    states, (B, I) each, zeros at the start.
+    Parameters beside the wrapper's, gate below gate: w_x.weight (k I, I), each gate drawn with Xavier's bounds; w_x.bias (k I);
+    w_h (k I, I), each gate orthogonal. State: the kernel's states, (B, I) each, zeros at the start. The kernel gets no b: the
+    biases are in u.
 
     Attributes:
         kernel: the recurrence. start: {gate, from 0: its bias at the start}; the others start at 0.

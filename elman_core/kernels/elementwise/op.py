@@ -80,7 +80,7 @@ class ElementwiseKernel(Compiled):
         register(self)
 
     def __call__(self, *given: Tensor | None, backend: Backend = "auto") -> tuple[Tensor, ...]:
-        """`kernel(*streams, *vectors, *states, mask, starts) -> (y, *final states)`, all by position; mask and starts may be None.
+        """`kernel(*streams, *vectors, *states, mask, starts) -> (y, *final states)`, all by position; the last two may be None.
 
         Args:
             streams: (T, B, d) each, float32, bfloat16, float16 or float64; any strides.

@@ -8,6 +8,7 @@ from elman_core.nn import WrapperConfig
 from .mixer import {{Name}}Mixer
 from .op import {{name}}
 
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(

@@ -7,6 +7,7 @@ from elman_core import Variant, hookimpl
 from .mixer import {{Name}}Config, {{Name}}Mixer
 from .op import {{name}}
 
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(

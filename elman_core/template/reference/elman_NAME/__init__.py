@@ -7,6 +7,7 @@ from elman_core.nn import WrapperConfig
 
 from .mixer import {{Name}}Mixer
 
+
 @hookimpl
 def elman_variants() -> Iterable[Variant]:
     yield Variant(
