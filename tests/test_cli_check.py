@@ -27,7 +27,7 @@ ON_A_GPU = """const T b = x.c[0] * d.write;
         (  # the decay is also in what is written
             "wrong_flag",
             replace(CELLS["gated_deltanet"], flags="squashes = !Linear, scalar_keep = true"),
-            "scalar_keep, delta and what the backward may read of them (line 8)",
+            "the header says scalar_keep, and g.c[0] is not d.keep",
         ),
     ],
 )

@@ -41,7 +41,9 @@ def test_recomputation_really_happens_in_carried_windows(text, tmp_path):
     sets = ["train.steps=1", "data.sampling=tbptt", "train.gradient_checkpointing=true", "train.warmup=0"]
     trainer = start(settings(text, *sets), tmp_path / "run", quiet=True)
     calls = []
-    trainer.model.model.layers[0].mixer.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    trainer.model.model.layers[0].mixer.register_forward_pre_hook(
+        lambda mixer, _: calls.append(torch.is_grad_enabled() and mixer.training)  # in evaluation mode: the estimate's
+    )
     trainer.fit()
     assert sum(calls) == 2  # the evaluation's calls are without gradients
 
