@@ -87,6 +87,18 @@ def test_a_faulty_extension_is_one_line_where_it_is_used(
     assert "odd' is in elman-odd-a and in elman-odd-b: uninstall one" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("point", ["a\x1b = m", "x = not a module!!", "x = .m", "["])
+def test_odd_metadata_breaks_no_other_command_and_help_controls_no_terminal(tmp_path, monkeypatch, capsys, point):
+    leave(tmp_path, "commands", "far", "'A \x1b[2J command.'\n")
+    leave(tmp_path, "commands", "odd", "")
+    (tmp_path / f"elman_odd_{tmp_path.name}-1.0.dist-info/entry_points.txt").write_text(f"[elman.commands]\n{point}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"far +A \\x1b\[2J command", said)
+    assert "\x1b" not in said
+
+
 def test_what_is_not_installed_says_what_to_install(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(extensions, "extensions", lambda _: {})
     for words, says in (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .checks import needs_core, one_line
-from .errors import ConfigError, PluginError, did_you_mean
+from .errors import ConfigError, PluginError, did_you_mean, printable
 from .plugins import GROUP, entry_points, package_of
 
 KINDS = ("commands", "executors", "loggers")
@@ -90,4 +90,4 @@ def summary(point: metadata.EntryPoint) -> str:
     except (OSError, SyntaxError, ValueError):
         return ""
     function = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == point.attr), tree)
-    return ast.get_docstring(function) or ""
+    return printable(ast.get_docstring(function) or "", "\n\t")

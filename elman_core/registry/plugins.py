@@ -34,7 +34,8 @@ def entry_points(groups: str) -> list[metadata.EntryPoint]:
     for dist in metadata.distributions():
         with contextlib.suppress(Exception):  # of one broken package, which `Plugins` reports
             for point in dist.entry_points:
-                if re.fullmatch(groups, point.group) and point.module.partition(".")[0].isidentifier():
+                named = point.name.isprintable() and point.module.partition(".")[0].isidentifier()
+                if named and re.fullmatch(groups, point.group):
                     found.setdefault((point.name, package_of(point), point.group), point)
     return [found[key] for key in sorted(found)]
 
