@@ -114,14 +114,21 @@ class LadderPreTrainedModel(PreTrainedModel):
         compares = kwargs.pop("checksums", os.environ.get("ELMAN_CHECKSUMS", "1") != "0") and name is not None
         if name is not None and is_shipped(name):
             name = shipped(name)
+        cast: dict[str, str] = {}
         if here := name is not None and os.path.isdir(name):
-            _check(Path(name, kwargs.get("subfolder") or ""), compares)
+            cast = _check(Path(name, kwargs.get("subfolder") or ""), compares)
         loaded = super().from_pretrained(name, *args, **kwargs)
         if compares and not here:  # of the hub, in the cache by now
             found = cached_file(name, CHECKSUMS, _raise_exceptions_for_missing_entries=False, **where)
             if found is not None:
-                _check(Path(found).parent, compares)
+                cast = _check(Path(found).parent, compares)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        base = f"{cls.base_model_prefix}."
+        for key in model.state_dict() if cast else ():
+            # A backbone's file may serve a head, and the reverse.
+            for stored in (key, base + key, key.removeprefix(base)):
+                if stored in cast:
+                    raise CheckpointError(cast[stored])
         for tensor in itertools.chain(model.parameters(), model.buffers()):
             if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
                 tensor.data = tensor.data.clone()
@@ -167,6 +174,16 @@ class LadderPreTrainedModel(PreTrainedModel):
 def check_safetensors(path: str | os.PathLike) -> None:
     """Raise `CheckpointError` unless a safetensors file has a readable header, the length that it states, and floating-point
     numbers alone: transformers would cast others."""
+    for problem in _not_floats(path).values():
+        raise CheckpointError(problem)
+
+
+def _not_floats(path: str | os.PathLike) -> dict[str, str]:
+    """What is wrong with each tensor of a file that holds no floating-point numbers, by name.
+
+    Raises:
+        CheckpointError: the file cannot be read, is truncated or altered.
+    """
     try:
         os.close(open_regular(path))
         with safe_open(path, framework="pt") as file:
@@ -175,15 +192,22 @@ def check_safetensors(path: str | os.PathLike) -> None:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     except (SafetensorError, MemoryError) as error:  # too long to be mapped
         raise CheckpointError(f"{path} is truncated or altered: {error}") from error
-    if odd := next((name for name, kind in kinds.items() if kind not in _FLOATS), None):
-        raise CheckpointError(f"{path} has {odd} as {kinds[odd]}: weights are floating-point numbers")
+    return {
+        name: f"{path} has {name} as {kind}: weights are floating-point numbers"
+        for name, kind in kinds.items()
+        if kind not in _FLOATS
+    }
 
 
-def _check(folder: Path, compares: bool) -> None:
-    """Raise `CheckpointError` for a folder that transformers would wait for, read without end or cast, or that has changed."""
+def _check(folder: Path, compares: bool) -> dict[str, str]:
+    """Raise `CheckpointError` for a folder that transformers would wait for or read without end, or that has changed.
+
+    Returns what is wrong with each tensor that transformers would cast, by name.
+    """
+    cast: dict[str, str] = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.suffix == ".safetensors" and path.name.startswith("model"):
-            check_safetensors(path)
+            cast |= _not_floats(path)
         elif path.exists() and not path.is_dir():
             if not path.is_file():
                 raise CheckpointError(f"{path} is not a regular file")
@@ -191,6 +215,7 @@ def _check(folder: Path, compares: bool) -> None:
                 raise CheckpointError(f"{path} is empty or longer than {MOST_READ:,} bytes")
     if compares and (folder / CHECKSUMS).exists():
         check_folder(folder, weights=True)
+    return cast
 
 
 class _ReadOnly(TorchDispatchMode):
