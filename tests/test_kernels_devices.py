@@ -63,17 +63,18 @@ class OnGPU1:
 def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     monkeypatch.setattr("elman_core.kernels.build.build", lambda _extension, arch: arch)
     monkeypatch.setattr(
-        matrix_run.launch, "open_module", lambda arch, _: SimpleNamespace(arch=arch, info=lambda: (1, 0, 0, 16))
+        matrix_run.launch,
+        "opened",
+        lambda what, *_: SimpleNamespace(arch=build.local_arch(what), info=lambda: (1, 0, 0, 16)),
     )
     monkeypatch.setattr(dense_run, "plan_for", lambda *_: Plan("grid"))
-    monkeypatch.setattr(dense_run, "_opened", lambda _cell, what: build.local_arch(what))
     size = Size(16, 16, torch.bfloat16, "00_0_0_0_00")
     for index, arch in enumerate(("sm_80", "sm_90")):
         with torch.cuda.device(index):
-            assert dense_run.ready(dense.cell, 4, 48, torch.bfloat16, index, 1)[0] == arch
-            assert matrix_run.load(matrix.cell, "cuda", size).arch == arch
+            assert dense_run.ready(dense.cell, 4, 48, torch.bfloat16, index, 1)[0].arch == arch
+            assert matrix_run.load(matrix.cell, "cuda", size, index).arch == arch
     dense_run.ready.cache_clear()
-    matrix_run._module.cache_clear()
+    matrix_run.load.cache_clear()
 
 
 def test_the_op_asks_for_its_module_on_the_device_of_its_tensors(gpus, monkeypatch):

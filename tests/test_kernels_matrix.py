@@ -20,6 +20,7 @@ def test_a_size_is_verified_before_it_is_used(monkeypatch):
     """With stand-ins for the GPU, the compiler and the checker."""
     asked = []
     monkeypatch.setattr(torch.cuda, "device", lambda _index: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(matrix_run, "load", lambda *_: "a module")
     monkeypatch.setattr(
         choice, "ensure_verified", lambda spec, cases, _plan: asked.append((spec.name, *map(str, cases)))

@@ -75,10 +75,9 @@ def _check(path: str | os.PathLike, states: list[State | None], config: LadderCo
             len(have[n]) == len(want[n]) and all(w in (-1, h) for h, w in zip(have[n], want[n], strict=True))
             for n in want
         )
-        if odd := [n for n, t in (state or {}).items() if not t.is_floating_point()]:
-            raise CheckpointError(
-                f"{path} has {odd[0]} as {(state or {})[odd[0]].dtype}: states are floating-point numbers"
-            )
+        for name, tensor in (state or {}).items():
+            if name in spec and tensor.is_floating_point() != spec[name][1].is_floating_point:
+                raise CheckpointError(f"{path} has {name} as {tensor.dtype}: the state is {spec[name][1]}")
         if not fits and wrong is None:
             wrong = f"branch {index} holds {have} where the model has {want}"
     if wrong:
