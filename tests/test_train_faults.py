@@ -101,7 +101,11 @@ NORM, OPTIMIZER = "model.norm.weight", "state/optimizer.safetensors"
             r"model.norm.weight is \(1,\), the model's \(16,\)",
         ),
         (OPTIMIZER, lambda t: t.pop(f"exp_avg/{NORM}"), "the optimizer's state"),
-        (OPTIMIZER, lambda t: t.update({f"exp_avg/{NORM}": torch.zeros(3)}), "of the shape"),
+        (
+            OPTIMIZER,
+            lambda t: t.update({f"exp_avg/{NORM}": torch.zeros(3)}),
+            r"is not finite torch\.float32 of the shape",
+        ),
         (OPTIMIZER, lambda t: [t.pop(k) for k in list(t) if k.endswith(f"/{NORM}")], "is of another model"),
         (OPTIMIZER, lambda t: t.update({"exp_avg/other": torch.zeros(3)}), "is of another model"),
     ],
