@@ -75,7 +75,7 @@ def test_a_bias_in_float32_beside_weights_of_16_bits():
 def launched(monkeypatch):
     """The operator, its two launches in plain PyTorch: states, sums and products as the kernel gives them."""
 
-    def forward(_op, x, extras, w, h0, mask_TB, bias):
+    def forward(_cell, _target, x, extras, w, h0, mask_TB, bias):
         assert not extras
         h, states, sums = h0, [h0], []
         for t in range(len(x)):
@@ -87,7 +87,7 @@ def launched(monkeypatch):
         y = y * F.silu(y) if mask_TB is None else torch.where(mask_TB[..., None], y * F.silu(y), 0.0)
         return y, h.clone(), torch.stack(states), x.new_empty(0), torch.stack([*sums, h])
 
-    def backward(_op, gy, g_last, extras, w, history, a, mask_TB, x):
+    def backward(_cell, _target, gy, g_last, extras, w, history, a, mask_TB, x):
         assert not len(a)
         assert not extras
         gh, das, dxs = g_last, [], []
@@ -147,7 +147,7 @@ def test_shapes_are_known_without_running_it():
 def test_what_cannot_be_tied_is_refused():
     x, w, b, h0 = (t.detach() for t in problem())
     with pytest.raises(KernelError, match=r"e42_tied_silu: only a persistent launch of a GPU has tied weights"):
-        tied.op(x, w, b, h0, None, None, "cuda")
+        tied.op(x, w, b, h0, None, None, "host")
 
 
 def test_a_bias_of_another_size_is_refused():
@@ -176,7 +176,7 @@ def test_auto_is_a_launch_where_there_is_a_plan_and_verifies_it_first(monkeypatc
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(run, "plan_for", lambda _cell, _rows, width, *_: plans[width])
-    monkeypatch.setattr(run, "_opened", lambda *_: None)
+    monkeypatch.setattr(run, "ready", lambda *_: None)
     monkeypatch.setattr(choice, "ensure_verified", lambda *given: verified.append(given))
     assert choice._prepare(tied, 0, torch.bfloat16, (3, 8))
     assert [(spec.name, str(case), plan) for spec, [case], plan in verified] == [
