@@ -102,7 +102,9 @@ def test_a_checkpoint_with_an_attribute_named_as_an_option_still_loads(tmp_path)
 
 
 def test_sizes_are_integers(tmp_path):
-    model = LadderLM("toy", dim=np.int64(8), depth=np.int32(1), vocab_size=np.uint16(256), width=np.int64(4))
+    model = LadderLM(
+        "toy", dim=np.int64(8), depth=np.int32(1), vocab_size=np.uint16(256), options={"width": np.int64(4)}
+    )
     model.save_pretrained(tmp_path)
     assert LadderConfig.from_pretrained(tmp_path).hidden_size == 8
     for wrong in ({"dim": "8"}, {"dim": 8, "depth": 1.0}, {"dim": 8, "vocab_size": None}):
@@ -134,7 +136,7 @@ def test_other_unknown_keywords_are_kept_as_transformers_requires():
 
 
 def test_ladder_lm_is_a_constructor_over_the_causal_model():
-    model = LadderLM(variant="toy", dim=16, depth=2, rho=0.5, norm_eps=1e-6, tie_word_embeddings=False)
+    model = LadderLM(variant="toy", dim=16, depth=2, options={"rho": 0.5}, norm_eps=1e-6, tie_word_embeddings=False)
     assert isinstance(model, LadderForCausalLM)
     assert (model.config.options["rho"], model.config.norm_eps) == (0.5, 1e-6)
     names = set(model.state_dict())
@@ -147,6 +149,8 @@ def test_ladder_lm_needs_exactly_one_of_variant_and_level():
     for given in ({}, {"variant": "toy", "level": 901}):
         with pytest.raises(ConfigError, match="needs a variant, or a published level"):
             LadderLM(dim=16, depth=1, **given)
+    with pytest.raises(ConfigError, match=r"rho is an option of toy: write LadderConfig\(options="):
+        LadderLM("toy", dim=16, depth=1, rho=0.5)
 
 
 def test_ladder_lm_loads_what_it_saved(tmp_path):

@@ -1,4 +1,4 @@
-"""What a type checker tells a user whose script is wrong. The libraries are left out, which only makes it quick."""
+"""The errors that a type checker finds in a script of a user. The libraries are left out, which only makes it quick."""
 
 import subprocess
 import sys
@@ -18,11 +18,11 @@ tokenizer = byte_tokenizer()
 print(find_checkpoint("runs/a").name, model.config)
 """
 WRONG = {
-    'LadderLM("e42", dim="128")': 'No overload variant of "LadderLM" matches argument types "str", "str"',
-    'LadderLM("e42", dims=128)': 'No overload variant of "LadderLM" matches argument types "str", "int"',
-    "LadderLM(level=3, dim=128, depth=2, norm_ep=1e-6)": 'No overload variant of "LadderLM" matches',
-    'LadderLM("e42", tie_word_embedings=True)': 'No overload variant of "LadderLM" matches',
-    'LadderLM(varient="e42", dim=128, depth=2)': 'No overload variant of "LadderLM" matches',
+    'LadderLM("e42", dim="128")': 'Argument "dim" to "LadderLM" has incompatible type "str"; expected "int"',
+    'LadderLM("e42", dims=128)': 'Unexpected keyword argument "dims" for "LadderLM"',
+    "LadderLM(level=3, dim=128, depth=2, norm_ep=1e-6)": 'Unexpected keyword argument "norm_ep" for "LadderLM"',
+    'LadderLM("e42", use_conv=True)': 'Unexpected keyword argument "use_conv" for "LadderLM"',
+    'LadderLM(varient="e42", dim=128, depth=2)': 'Unexpected keyword argument "varient" for "LadderLM"',
     "LadderForCausalLM(model.config, dims=128)": 'Unexpected keyword argument "dims" for "LadderForCausalLM"',
     'Variant(nam="e99")': 'Unexpected keyword argument "nam" for "Variant"',
     'find_checkpoint(run="runs/a")': 'Unexpected keyword argument "run" for "find_checkpoint"',
@@ -53,4 +53,9 @@ def test_mypy_finds_a_wrong_keyword_in_a_users_script(tmp_path: Path) -> None:
 
 def test_a_type_checker_knows_every_field_of_the_config() -> None:
     sizes = {"hidden_size", "num_hidden_layers", "vocab_size"}  # dim, depth and vocab_size
-    assert lm._Backbone.__annotations__.keys() == LadderConfig.__annotations__.keys() - {"variant", "made_with", *sizes}
+    assert lm._Backbone.__annotations__.keys() == LadderConfig.__annotations__.keys() - {
+        "variant",
+        "options",
+        "made_with",
+        *sizes,
+    }

@@ -87,7 +87,7 @@ class TestTransformer(VariantContract):
 
 def test_the_whole_model_is_transformers_llama() -> None:
     torch.manual_seed(0)
-    ours = LadderLM("transformer", dim=16, depth=2, head_dim=8, mlp_multiple=8).double()
+    ours = LadderLM("transformer", dim=16, depth=2, options={"head_dim": 8, "mlp_multiple": 8}).double()
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = LlamaConfig(
         **shape, vocab_size=256, intermediate_size=48, rms_norm_eps=1e-5, tie_word_embeddings=True,

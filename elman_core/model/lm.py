@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack
 
-from elman_core.registry import ConfigError, resolve
+from elman_core.registry import ConfigError
 
 from .config import LadderConfig
 from .modeling import LadderForCausalLM
 
 
 class _Backbone(TypedDict, total=False):
-    """What a type checker accepts beside sizes."""
+    """The fields of `LadderConfig` beside variant, options and sizes, so that a type checker finds a misspelt one."""
 
-    options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
     mlp_ratio: float
     norm_eps: float
     initializer_range: float
@@ -36,41 +34,15 @@ class LadderLM(LadderForCausalLM):
     Same tensors, same checkpoint: what it saves is a `LadderForCausalLM`.
 
     Args:
-        variant: name, `name:preset`, published level name, or a list with one of these per layer; or a `LadderConfig`.
+        variant: name, `name:preset`, published level name, or a list with one of these per layer; or a `LadderConfig`, alone.
         dim: width D. depth: layers L. vocab_size: V.
         level: a published level number or name, instead of `variant`.
-        options: the variant's options as a mapping. Options may also be keywords, but a type checker then reports them,
-            because it cannot tell them from misspelt fields.
-        Other keywords: fields of `LadderConfig`.
+        options, backbone: as of `LadderConfig`.
 
     Raises:
         ConfigError: unknown or wrong options, or sizes that the variant does not support.
         PluginError: the variant is not installed.
     """
-
-    @overload
-    def __init__(
-        self,
-        variant: str | int | list,
-        dim: int = ...,
-        depth: int = ...,
-        vocab_size: int = ...,
-        **backbone: Unpack[_Backbone],
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self,
-        *,
-        level: str | int,
-        dim: int = ...,
-        depth: int = ...,
-        vocab_size: int = ...,
-        **backbone: Unpack[_Backbone],
-    ) -> None: ...
-
-    @overload
-    def __init__(self, variant: LadderConfig) -> None: ...
 
     def __init__(
         self,
@@ -80,30 +52,15 @@ class LadderLM(LadderForCausalLM):
         vocab_size: int = 256,
         *,
         level: str | int | None = None,
-        **options: Any,
+        options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        **backbone: Unpack[_Backbone],
     ) -> None:
         if isinstance(variant, LadderConfig):  # from_pretrained and from_config call with a config alone
-            if options or level is not None:
+            if options or backbone or level is not None:
                 raise ConfigError("give LadderLM a config, or a variant with options, not both")
             super().__init__(variant)
             return
         if (variant is None) == (level is None):
             raise ConfigError("LadderLM needs a variant, or a published level: LadderLM(variant=…, dim=…, depth=…)")
-        chosen = level if variant is None else variant
-        known = {f.name for f in fields(LadderConfig)} - {"variant", "options", "made_with"}
-        if isinstance(chosen, str | int):  # what the variant calls an option is the variant's
-            known -= {f.name for f in fields(resolve(chosen).config)}
-        given = options.pop("options", None)
-        backbone = {k: options.pop(k) for k in list(options) if k in known}
-        if given is not None and options:
-            raise ConfigError("give the variant's options as keywords or as options={…}, not both")
-        super().__init__(
-            LadderConfig(
-                variant=chosen,
-                options=given if given is not None else (options or None),
-                hidden_size=dim,
-                num_hidden_layers=depth,
-                vocab_size=vocab_size,
-                **backbone,
-            )
-        )
+        chosen: dict[str, Any] = {"variant": level if variant is None else variant, "options": options, **backbone}
+        super().__init__(LadderConfig(hidden_size=dim, num_hidden_layers=depth, vocab_size=vocab_size, **chosen))

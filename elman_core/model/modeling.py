@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from elman_core.nn import linear, scaled_once
-from elman_core.registry import ConfigError, State
+from elman_core.registry import ConfigError
 
 from . import step_graph
 from .cache import CACHE, LadderCache, LadderStaticCache, RecurrentLayer, adopt
@@ -48,9 +48,6 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_loss: bool = False,
-        actual_length: Tensor | None = None,
-        prev_hiddens: list[State | None] | None = None,
-        return_prev_hiddens: bool = False,
         cache: Any = None,
         **kwargs: Any,
     ) -> Any:
@@ -62,11 +59,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
                 first of each row, as Trainer counts them. Without any label the mean is NaN and the gradient zero.
             logits_to_keep: how many of the last positions get logits (0: all), or the indices of those that do.
             return_loss: `input_ids` is (B, T + 1); predict each of its last T tokens from those before and return the mean
-                cross-entropy in nats alone (or with the states, see `return_prev_hiddens`).
-            actual_length: (B,) real tokens of each row of `input_ids`, for `return_loss`: target t (from 0) counts if
-                t < actual_length - 1.
-            prev_hiddens: states to continue from, one dict (or None) for each residual branch.
-            return_prev_hiddens: return `(result, states)`. Gradients flow through the states: detach them to cut.
+                cross-entropy in nats alone.
         """
         past_key_values, targets = past_key_values if cache is None else cache, None
         if return_loss:
@@ -75,22 +68,8 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
                     "return_loss=True takes only tokens (B, T + 1): inputs are the first T, targets the last T"
                 )
             targets = _targets(input_ids, attention_mask)[:, :-1].contiguous()
-            if actual_length is not None:
-                place = torch.arange(targets.shape[1], device=targets.device)
-                targets = targets.masked_fill(place >= actual_length.to(place.device).reshape(-1, 1) - 1, -100)
-            input_ids = input_ids[:, :-1]
-            if attention_mask is not None:
-                attention_mask = attention_mask[:, :-1]
-        elif actual_length is not None:
-            raise ConfigError("actual_length needs return_loss=True; with labels, write -100 where there is no target")
-        if prev_hiddens is not None:
-            if past_key_values is not None:
-                raise ConfigError("give prev_hiddens or past_key_values, not both")
-            past_key_values = LadderCache.from_states(prev_hiddens)
-        elif return_prev_hiddens:
-            past_key_values = adopt(past_key_values, len(self.model.layers))
-        if targets is not None and past_key_values is None:
-            use_cache = False
+            input_ids, use_cache = input_ids[:, :-1], False
+            attention_mask = None if attention_mask is None else attention_mask[:, :-1]
         return_dict = self.config.return_dict if return_dict is None else return_dict
         out = self.model(
             input_ids=input_ids,
@@ -117,14 +96,12 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
                     kwargs["num_items_in_batch"] = items * (met / counted)
             shifted = {"labels": None, "shift_labels": targets}
             loss = self.loss_function(logits_BTV, vocab_size=self.lm_head.weight.shape[0], **shifted, **kwargs)
-        states = [layer.get() for layer in past_key_values.layers] if return_prev_hiddens else None
         if return_loss:
-            return (loss, states) if return_prev_hiddens else loss
+            return loss
         output = CausalLMOutputWithPast(
             loss=loss, logits=logits_BTV, hidden_states=out.hidden_states, **{CACHE: getattr(out, CACHE)}
         )
-        result = output if return_dict else output.to_tuple()
-        return (result, states) if return_prev_hiddens else result
+        return output if return_dict else output.to_tuple()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As transformers' `generate()`; a spectral norm scales its weight once for all of it."""
