@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .registry import (
         CheckpointError,
         ConfigError,
+        DataError,
         ElmanError,
         OutOfMemoryError,
         PluginError,
@@ -62,7 +63,7 @@ _NAMES = {
     "data": "standard_library_corpus",
     "locks": "MACHINE_WIDE Lock holder is_locked lock_soon",
     "metrics": "METRICS WINDOW Metrics progress read_metrics",
-    "registry": "CheckpointError ConfigError ElmanError OutOfMemoryError PluginError "
+    "registry": "CheckpointError ConfigError DataError ElmanError OutOfMemoryError PluginError "
     "check_value did_you_mean errors parse_size resolve",
     "registry.checks": "ran_out",
     "registry.errors": "printable",

@@ -24,7 +24,6 @@ MAY_IMPORT = {
     "data": {"registry", "kernels", "nn", "model"},
     "generation": {"registry", "kernels", "nn", "model"},
     "training": {"registry", "kernels", "nn", "model", "data", "generation"},
-    "evals": {"registry", "model"},
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 MAY_IMPORT["testing"] = {*MAY_IMPORT}
@@ -34,7 +33,7 @@ ONLY = {
     "transformers": ("elman_core/model/",),
     "pluggy": ("elman_core/registry/",),
     "pytest": ("elman_core/testing/",),
-    "typer": ("elman_core/cli/", "extensions/bench/elman_bench/cli/"),
+    "typer": ("elman_core/cli/", "extensions/bench/elman_bench/cli/", "extensions/evals/elman_evals/command.py"),
     "matplotlib": ("extensions/bench/elman_bench/results/plots.py",),  # slow to import
     "jinja2": ("extensions/bench/elman_bench/results/report.py",),
     "ray": ("extensions/ray/",),

@@ -1,4 +1,4 @@
-"""`python -m elman_core.evals`: what it hands to the harness, and that its bits per byte are those of `elman eval`."""
+"""`elman evals`: what it hands to the harness, and that its bits per byte are those of `elman eval`."""
 
 import importlib.util
 import json
@@ -7,14 +7,15 @@ import subprocess
 import sys
 import types
 
+import elman_evals
 import pytest
 import torch
+from elman_evals import document_loglikelihood
+from elman_evals.command import evals
 from hf_helpers import KINDS, tiny
 
-import elman_core.evals
 from elman_core.cli import main as elman
-from elman_core.evals import main
-from elman_core.evals.scoring import document_loglikelihood
+from elman_core.registry import ConfigError, DataError
 
 TEXT = "Straße — naïve text, byte by byte.\n" * 40
 
@@ -97,14 +98,13 @@ def harness(monkeypatch):
 
 def forget_harness():
     """The module that registers with the harness: each test has its own stand-in."""
-    sys.modules.pop("elman_core.evals.harness", None)
-    vars(elman_core.evals).pop("harness", None)
+    sys.modules.pop("elman_evals.harness", None)
+    vars(elman_evals).pop("harness", None)
 
 
 def test_bits_per_byte_through_the_harness_are_those_of_elman_eval(harness, saved, capsys):
     before = list(sys.argv)
-    words = ["--model_args", "max_length=64", "--data", str(saved / "text"), "--device", "cpu"]
-    assert main([str(saved), *words]) == 0
+    evals(str(saved), ["--model_args", "max_length=64", "--device", "cpu"], None, saved / "text")
     assert f"pretrained={saved},max_length=64" in harness.words
     assert harness.result == pytest.approx(by_elman(saved, capsys), rel=1e-6)
     assert harness.words[:3] == ["run", "--model", "elman"]
@@ -113,40 +113,34 @@ def test_bits_per_byte_through_the_harness_are_those_of_elman_eval(harness, save
 
 
 def test_a_context_is_never_cut_unless_asked(harness, saved):
-    assert main([str(saved), "--data", str(saved / "text")]) == 0  # registers the model type
+    evals(str(saved), None, None, saved / "text")  # registers the model type
     whole, cut = harness.models["elman"](saved), harness.models["elman"](saved, max_length=64)
     assert (whole.max_length > 10**9, cut.max_length) == (True, 64)
     tried = [(m._detect_batch_size([1]), m._detect_batch_size(), m.max_length) for m in (whole, cut)]
     assert tried == [(sys.maxsize, 2048, sys.maxsize), (64, 64, 64)], "no batch of endless rows is tried"
 
 
-def test_what_is_asked_wrongly_is_one_line(harness, saved, capsys):
-    assert main(["--help"]) == 0
-    assert "usage: python -m elman_core.evals MODEL" in capsys.readouterr().out
+def test_what_is_asked_wrongly_is_one_line(harness, saved, monkeypatch):
     (saved / "latin").write_bytes(b"\xff\xfe not utf-8")
-    for words, message in (
-        (["--tasks", "x"], "the first argument must be a run"),
-        ([str(saved), "--data"], "--data needs a file"),
-        ([str(saved), "--data", str(saved / "nothing")], "cannot be read"),
-        ([str(saved), "--data", str(saved / "latin")], "not UTF-8"),
+    for tasks, data, error, message in (
+        (None, None, ConfigError, "give --tasks NAME,… or --data FILE"),
+        ("a", saved / "text", ConfigError, "give --tasks NAME,… or --data FILE"),
+        (None, saved / "nothing", DataError, "cannot be read"),
+        (None, saved / "latin", DataError, "not UTF-8"),
     ):
-        assert main(words) == 2
-        assert message in capsys.readouterr().err
-
-
-def test_a_missing_harness_is_named_with_what_to_install(saved, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
+        with pytest.raises(error, match=message):
+            evals(str(saved), [], tasks, data)
     monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
-    assert main([str(saved), "--data", str(saved / "text")]) == 2
-    assert "pip install 'lm-eval[hf]'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"pip install 'lm-eval\[hf\]'"):
+        evals(str(saved), [], "a", None)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed")
 def test_the_real_harness_gives_the_same_bits_per_byte(saved, capsys):
     """Half a minute of imports; the harness brings hundreds of megabytes, so it is not among the test requirements."""
-    words = [str(saved), "--data", str(saved / "text"), "--device", "cpu", "--output_path", str(saved / "out")]
-    subprocess.run([sys.executable, "-m", "elman_core.evals", *words], check=True, capture_output=True, timeout=280)
+    words = [str(saved), "--data", str(saved / "text"), "--", "--device", "cpu", "--output_path", str(saved / "out")]
+    subprocess.run([sys.executable, "-m", "elman_core", "evals", *words], check=True, capture_output=True, timeout=280)
     (report,) = (saved / "out").rglob("*.json")
     found = json.loads(report.read_text())["results"]["text_bits_per_byte"]["bits_per_byte,none"]
     assert found == pytest.approx(by_elman(saved, capsys), rel=1e-6)

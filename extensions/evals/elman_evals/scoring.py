@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from elman_core.model import LadderCache, LadderForCausalLM
+from elman_core import LadderCache, LadderForCausalLM
 
 CHUNK = 2048
 

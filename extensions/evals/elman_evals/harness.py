@@ -9,7 +9,7 @@ from typing import Any
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-from elman_core.model.checkpoint import find_checkpoint
+from elman_core import find_checkpoint
 
 from .scoring import document_loglikelihood
 
