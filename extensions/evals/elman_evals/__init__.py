@@ -3,7 +3,3 @@
 The harness's own type `hf` works too, after `import elman_core`. `elman` differs in one point: a document is scored whole,
 with the state carried through, not in windows that forget.
 """
-
-from .scoring import document_loglikelihood
-
-__all__ = ["document_loglikelihood"]

@@ -10,8 +10,8 @@ import types
 import elman_evals
 import pytest
 import torch
-from elman_evals import document_loglikelihood
 from elman_evals.command import evals
+from elman_evals.scoring import document_loglikelihood
 from hf_helpers import KINDS, tiny
 
 from elman_core.cli import main as elman
