@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from elman_core.registry import ConfigError, Resolved, resolve
+from elman_core.registry import ConfigError, Resolved
 
 ALIGN = 128
 FINEST = 8
@@ -60,19 +60,32 @@ def parse_parameters(text: str) -> int:
     return round(value)
 
 
-def count(found: Resolved, width: int, depth: int, **backbone: Any) -> int:
+def count(layers: Resolved | Sequence[Resolved], width: int, depth: int, **backbone: Any) -> int:
     """Number of parameters of the whole model, built on the meta device.
 
     Args:
+        layers: a variant, or the layers of a pattern, which repeat up to the depth.
         backbone: further fields of `LadderConfig`, such as tie_word_embeddings and mlp_ratio.
 
     Raises:
-        ConfigError: the variant cannot be built at this width.
+        ConfigError: a variant cannot be built at this width, or the depth is no multiple of the number of layers.
     """
-    found.variant.check(width, found.config)
-    return _count(
-        variant=found.variant.name, options=found.options, hidden_size=width, num_hidden_layers=depth, **backbone
-    )  # fmt: skip
+    import torch
+
+    from elman_core.nn.layers import build_mixers
+
+    several = [layers] if isinstance(layers, Resolved) else layers
+    if depth % (period := len(several)):
+        raise ConfigError(f"the depth must be a multiple of the pattern's {period} layers, not {depth}")
+    pairs = [(layer.variant.name, layer.options) for layer in several] * (depth // period)
+    variant, options = pairs[0] if period == 1 else map(list, zip(*pairs, strict=True))
+    config = {"variant": variant, "options": options, "hidden_size": width, "num_hidden_layers": depth}
+    model = SimpleNamespace(**_BACKBONE | config | backbone)
+    with torch.device("meta"):
+        mixers = [mixer for mixer, _ in build_mixers(model)]
+    embeddings = model.vocab_size * (1 if model.tie_word_embeddings else 2)
+    norms = len(mixers) + 1
+    return sum(p.numel() for mixer in mixers for p in mixer.parameters()) + (embeddings + norms) * model.hidden_size
 
 
 def candidates(
@@ -92,14 +105,15 @@ def candidates(
     at some depth up to 64, the widest first.
 
     Args:
-        variant: name or name:preset. options: of the variant, which override the preset's. backbone: further fields of
-            `LadderConfig`.
+        variant: name, name:preset or a pattern such as "a*3+b", of which depths are multiples. options: of the variant, which
+            override the preset's; of a pattern {variant: its options}. backbone: further fields of `LadderConfig`.
 
     Raises:
         ConfigError: both `depth` and `width` are given, the variant refuses the width, or no size is near the target.
     """
-    found = resolve(variant, options)
-    target = _Target(found, parameters, backbone)
+    from elman_core.nn.layers import resolve_pattern
+
+    target = _Target(variant, resolve_pattern(variant, options), parameters, backbone)
     if depth is not None and width is not None:
         raise ConfigError("give a depth or a width, not both: the other one is computed")
     if depth is not None:
@@ -152,28 +166,16 @@ def nothing_fits(
     return f"{line}. {near.width}x{near.depth} has {near.parameters:,} ({100 * near.off:+.1f} %)"
 
 
-def _count(**config: Any) -> int:
-    import torch
-
-    from elman_core.nn.layers import build_mixers
-
-    model = SimpleNamespace(**_BACKBONE | config)
-    with torch.device("meta"):
-        mixers = [mixer for mixer, _ in build_mixers(model)]
-    embeddings = model.vocab_size * (1 if model.tie_word_embeddings else 2)
-    norms = len(mixers) + 1
-    return sum(p.numel() for mixer in mixers for p in mixer.parameters()) + (embeddings + norms) * model.hidden_size
-
-
 class _Target:
-    """Sizes of one variant near one number of parameters.
+    """Sizes of one variant or pattern near one number of parameters.
 
-    The search counts a model of one and of two layers and assumes that further layers are like the second; the sizes that it
-    finds are then counted exactly.
+    The search counts a model with its layers once and twice and assumes that further ones are like the second; the sizes that
+    it finds are then counted exactly.
     """
 
-    def __init__(self, found: Resolved, parameters: int, backbone: Mapping[str, Any]) -> None:
-        self.found, self.parameters, self.backbone = found, parameters, backbone
+    def __init__(self, name: str, layers: Sequence[Resolved], parameters: int, backbone: Mapping[str, Any]) -> None:
+        self.name, self.layers, self.parameters, self.backbone = name, layers, parameters, backbone
+        self.period = len(layers)
         self.parts = functools.cache(self._parts)
 
     def widths(self, depth: int, multiple: int) -> list[Size]:
@@ -185,48 +187,47 @@ class _Target:
             for width in allowed[max(0, at - 1) : at + 1]:
                 sizes[width] = sizes.get(width) or self._size(width, depth)
             if any(s.fits for s in sizes.values()) or step % 2 or step // 2 < min(FINEST, multiple):
-                return self._sorted(sizes.values(), f"no width of {self.found.name!r} at depth {depth}")
+                return self._sorted(sizes.values(), f"no width of {self.name!r} at depth {depth}")
             step //= 2
             low, high = allowed[at - 1] if at else low, allowed[at] if at < len(allowed) else high
 
     def depths(self, width: int) -> list[Size]:
-        one, layer = self.parts(width)
-        middle = max(1, (self.parameters - one) // layer + 1)
+        one, more = self.parts(width)
+        middle = max(1, (self.parameters - one) // more + 1) * self.period
         if middle >= _DEEPEST:
             raise ConfigError(
-                f"{self.found.name!r} at width {width} needs over {_DEEPEST} layers for {self.parameters:,} parameters"
+                f"{self.name!r} at width {width} needs over {_DEEPEST} layers for {self.parameters:,} parameters"
             )
-        sizes = (self._size(width, depth) for depth in (middle, middle + 1))
-        return self._sorted(sizes, f"no depth of {self.found.name!r} at width {width}")
+        sizes = (self._size(width, depth) for depth in (middle, middle + self.period))
+        return self._sorted(sizes, f"no depth of {self.name!r} at width {width}")
 
     def grid(self, multiple: int) -> list[Size]:
         sizes = []
         for width in self._allowed(multiple):
-            one, layer = self.parts(width)
+            one, more = self.parts(width)
             if one > (1 + TOLERANCE) * self.parameters:
                 break
-            depth = max(1, round((self.parameters - one) / layer) + 1)
-            estimate = one + (depth - 1) * layer
-            if depth <= _GRID_DEPTH and abs(estimate / self.parameters - 1) <= TOLERANCE:
+            depth = max(1, round((self.parameters - one) / more) + 1) * self.period
+            if depth <= _GRID_DEPTH and abs(self._estimate(width, depth) / self.parameters - 1) <= TOLERANCE:
                 sizes.append(self._size(width, depth))
         if not sizes:
             raise ConfigError(
-                f"no width of {self.found.name!r} that is a multiple of {multiple} gives {self.parameters:,} parameters "
+                f"no width of {self.name!r} that is a multiple of {multiple} gives {self.parameters:,} parameters "
                 f"within 2 % at a depth up to {_GRID_DEPTH}: give --depth to try finer widths"
             )
         return sizes[::-1]
 
     def _parts(self, width: int) -> tuple[int, int]:
-        """Parameters of a model with one layer, and of a further layer."""
-        one, two = (count(self.found, width, depth, **self.backbone) for depth in (1, 2))
+        """Parameters of a model with the layers once, and of the layers once more."""
+        one, two = (count(self.layers, width, n * self.period, **self.backbone) for n in (1, 2))
         return one, two - one
 
     def _estimate(self, width: int, depth: int) -> int:
-        one, layer = self.parts(width)
-        return one + (depth - 1) * layer
+        one, more = self.parts(width)
+        return one + (depth // self.period - 1) * more
 
     def _size(self, width: int, depth: int) -> Size:
-        exact = count(self.found, width, depth, **self.backbone)
+        exact = count(self.layers, width, depth, **self.backbone)
         return Size(width, depth, exact, (exact - self.parameters) / self.parameters)
 
     def _allowed(self, step: int, low: int = 1, high: int = _WIDEST) -> list[int]:
@@ -235,7 +236,8 @@ class _Target:
 
     def _allows(self, width: int) -> bool:
         try:
-            self.found.variant.check(width, self.found.config)
+            for layer in self.layers:
+                layer.variant.check(width, layer.config)
         except ConfigError:
             return False
         return True

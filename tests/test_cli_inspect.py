@@ -98,6 +98,17 @@ def test_show_prints_options_with_ranges_figures_and_if_asked_presets(capsys: py
     assert (options["expansion"], options["spectral_radius"]) == (2.0, 0.99)
 
 
+def test_show_prints_each_variant_of_a_pattern_and_counts_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("show", "e1*3+transformer@128x4", "--set", "e1.use_conv=true")
+    facts, text = read(capsys, *words), run(capsys, *words)
+    each = dict(zip(("e1", "transformer"), facts["layers"], strict=True))
+    assert facts["parameters"] == 3 * each["e1"]["layer"] + each["transformer"]["layer"] + 257 * 128
+    assert each["e1"]["layer"] == read(capsys, "show", "e1@128x1", "--set", "use_conv=true")["layer"]
+    counts = f"{each['e1']['layer']:,} a layer of e1, {each['transformer']['layer']:,} a layer of transformer"
+    for wanted in ("h_t = tanh(", "softmax(", f"{counts}, {facts['parameters']:,} in all"):
+        assert wanted in text, wanted
+
+
 @pytest.mark.parametrize("name", sorted(plugins().installed))
 def test_show_works_for_every_variant_with_one_layer(capsys: pytest.CaptureFixture[str], name: str) -> None:
     facts = read(capsys, "show", f"{name}@128x1")

@@ -70,10 +70,10 @@ def test_a_pattern_repeats_over_the_layers_and_options_have_the_names_of_their_v
         ({"variant": "toy", "options": [{}, {}]}, "options is a list, so variant must be a list"),
         ({"variant": ["toy"]}, "variant is a list of 1, but there are 2 layers: give one name for each layer"),
         (
-            {"variant": ["toy", "toysum"], "options": {"rho": 0.5}},
-            "options must be {variant: its options} or a list of 2",
+            {"variant": "toy+toysum", "options": {"toysum": {}, "e2": {"rho": 0.5}}},
+            "options are for 'e2', which this model does not have; write {variant: its options} for toy or toysum",
         ),
-        ({"variant": ["toy", "toysum"], "options": [{}]}, "not a list of 1"),
+        ({"variant": ["toy", "toysum"], "options": [{}]}, "or a list of 2, a dict or None each, not a list of 1"),
         (
             {"variant": "toy*2+toysum"},
             "toy*2+toysum is a pattern of 3 layers: the depth must be a multiple of it, not 2",

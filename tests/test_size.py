@@ -33,7 +33,7 @@ def sized(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", ["e1", "e42:radius099", "e88:h32n16", "gru"])
+@pytest.mark.parametrize("name", ["e1", "e42:radius099", "e88:h32n16", "gru", "e1*3+e42:radius099"])
 def test_the_width_is_found_and_counts_what_is_built(name: str) -> None:
     best = candidates(name, None, 5_000_000, depth=4)[0]
     assert abs(best.off) <= TOLERANCE

@@ -76,36 +76,46 @@ def _listed() -> list[dict[str, Any]]:
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="NAME[:PRESET][@WIDTHxDEPTH]")],
+    name: Annotated[str, typer.Argument(help="NAME[:PRESET][@WIDTHxDEPTH], or a pattern: e1*3+transformer")],
     sets: Sets = None,
     presets: Annotated[bool, typer.Option("--presets", help="List presets and other names, too.")] = False,
     json: Json = False,
 ) -> None:
-    """Show a variant: its equation, options with ranges, parameters and published figures."""
-    from elman_core.registry import config_to_dict, parse_size, resolve
+    """Show a variant: its equation, options with ranges, parameters and published figures. Of a pattern, each variant in it."""
+    from elman_core.nn.layers import resolve_pattern
+    from elman_core.registry import parse_size
+    from elman_core.size import count
 
     from ._text import wrapped
 
     text, width, depth = parse_size(name)
-    found = resolve(text, variant_options(sets))
-    width, depth = width or 512, depth or 6
-    found.variant.check(width, found.config)
-    facts = _facts(found, width, depth)
+    layers = resolve_pattern(text, variant_options(sets))
+    width, depth = width or 512, depth or -(-6 // len(layers)) * len(layers)
+    sizes = {"width": width, "depth": depth, "parameters": count(layers, width, depth)}
+    several = {layer.name: layer for layer in layers}
+    each = [_facts(layer, width) for layer in several.values()]
     if json:
-        print(dump(facts))
+        print(dump(each[0] | sizes if len(layers) == 1 else {"name": text, **sizes, "layers": each}))
         return
-    variant = found.variant
-    print(f"{found.name}: {variant.summary}\n  {facts['package']}")
-    print("\nequation")
-    print("\n".join(wrapped(f"  {line.strip()}", columns()) for line in facts["equation"].splitlines()))
-    print("\noptions")
-    values = config_to_dict(found.config)
-    rows = [
-        [o["name"], str(values[o["name"]]), f"{o['help']} ({', '.join(filter(None, (o['type'], o['range'])))})"]
-        for o in facts["options"]
+    for label, facts in zip(several, each, strict=True):
+        print(f"{label}: {facts['summary']}\n  {facts['package']}")
+        print("\nequation")
+        print("\n".join(wrapped(f"  {line.strip()}", columns()) for line in facts["equation"].splitlines()))
+        print("\noptions")
+        rows = [
+            [o["name"], str(o["value"]), f"{o['help']} ({', '.join(filter(None, (o['type'], o['range'])))})"]
+            for o in facts["options"]
+        ]
+        print(f"{table(rows) or '  none'}\n")
+    of = [
+        f"{f['layer']:,} a layer" + f" of {label}" * (len(layers) > 1) for label, f in zip(several, each, strict=True)
     ]
-    print(table(rows) or "  none")
-    print(f"\nparameters at {width}x{depth}\n  {facts['layer']:,} a layer, {facts['parameters']:,} in all")
+    print(f"parameters at {width}x{depth}\n  {', '.join(of)}, {sizes['parameters']:,} in all")
+    for variant in {layer.variant.name: layer.variant for layer in layers}.values():
+        _print_published(variant, presets)
+
+
+def _print_published(variant: Variant, presets: bool) -> None:
     if variant.published:
         print("\npublished")
         rows = [[p.model, f"{p.parameters:,}" if p.parameters else "", p.figures, p.note] for p in variant.published]
@@ -127,7 +137,7 @@ def _spelled(target: Any, variant: Variant | None = None) -> str:
     return ", ".join(f"{k}={v}" for k, v in target.items()) or "the defaults"
 
 
-def _facts(found: Resolved, width: int, depth: int) -> dict[str, Any]:
+def _facts(found: Resolved, width: int) -> dict[str, Any]:
     import dataclasses
     import typing
 
@@ -136,11 +146,10 @@ def _facts(found: Resolved, width: int, depth: int) -> dict[str, Any]:
 
     variant = found.variant
     hints = typing.get_type_hints(variant.config)
-    whole = count(found, width, depth)
     return {
         "name": variant.name, "preset": found.preset, "package": found.installed.requirement, "summary": variant.summary,
-        "equation": variant.equation_of(found.config), "width": width, "depth": depth, "parameters": whole,
-        "layer": (whole - count(found, width, 1)) // (depth - 1) if depth > 1 else whole - 257 * width,
+        "equation": variant.equation_of(found.config),
+        "layer": count([found], width, 2) - count([found], width, 1),
         "options": [
             {"name": f.name, "type": type_name(hints[f.name]), "range": range_text(f.metadata), "default": f.default,
              "value": getattr(found.config, f.name), "help": f.metadata.get("help", "")}

@@ -13,7 +13,7 @@ SHOWN = 4  # candidates around a target; the list over all widths is shown whole
 
 
 def size(
-    name: Annotated[str, typer.Argument(help="NAME[:PRESET]")],
+    name: Annotated[str, typer.Argument(help="NAME[:PRESET], or a pattern such as e1*3+transformer.")],
     params: Annotated[str, typer.Option(help="Number of parameters: 100M, 1.3B, 480_000.")],
     depth: Annotated[int | None, typer.Option(min=1, help="Number of layers; finds the width.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Width; finds the depth.")] = None,
@@ -27,25 +27,25 @@ def size(
     Without --depth and --dim, list every width that comes within 2 % at some depth. If no multiple of 128 does, multiples of
     64, 32, 16 and 8 are tried.
     """
-    from elman_core.registry import ConfigError, resolve
+    from elman_core.nn.layers import resolve_pattern
+    from elman_core.registry import ConfigError
     from elman_core.size import candidates, nothing_fits, parse_parameters
 
     if depth is not None and dim is not None:
         raise ConfigError("give --depth (the width is found) or --dim (the depth is found), not both")
     options = variant_options(sets)
-    found = resolve(name, options)
+    layers = resolve_pattern(name, options)
+    title, full = (name, {x.name: x.options for x in layers}) if layers[1:] else (layers[0].name, layers[0].options)
     target = parse_parameters(params)
-    if dim is not None:
-        found.variant.check(dim, found.config)
     sizes = candidates(name, options, target, depth=depth, width=dim, multiple=multiple, mlp_ratio=mlp_ratio)
     if depth is not None or dim is not None:
         sizes = sizes[:SHOWN]
     if json:
         found_sizes = [{**vars(s), "aligned": s.aligned, "fits": s.fits} for s in sizes]
-        facts = {"name": found.name, "options": found.options, "target": target}
+        facts = {"name": title, "options": full, "target": target}
         print(dump({**facts, "candidates": found_sizes}))
         return
-    print(f"{found.name}, {target:,} parameters")
+    print(f"{title}, {target:,} parameters")
     rows = [
         [str(s.width), str(s.depth), f"{s.parameters:,}", f"{100 * s.off:+.2f} %", str(s.aligned),
          "" if s.fits else "more than 2 % off"]

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from elman_core.registry import ConfigError, ElmanError, Mixer, PluginError, Resolved, resolve
@@ -33,7 +34,12 @@ def resolve_layers(config: Any) -> list[Resolved]:
         )
     names: Any = config.variant
     if isinstance(names, str) and "+" in names:
-        names = _pattern(names, depth)
+        names = _pattern(names)
+        if depth % len(names):
+            raise ConfigError(
+                f"{config.variant} is a pattern of {len(names)} layers: the depth must be a multiple of it, not {depth}"
+            )
+        names *= depth // len(names)
     if not isinstance(names, list):
         if isinstance(config.options, list):
             raise ConfigError("options is a list, so variant must be a list of names, one for each layer")
@@ -45,15 +51,27 @@ def resolve_layers(config: Any) -> list[Resolved]:
     options = config.options
     if options is None:
         options = [None] * depth
-    elif isinstance(options, Mapping) and options.keys() <= {own for name in names for own in _keys(name)}:
+    elif isinstance(options, Mapping):
+        known = list(dict.fromkeys(key for name in names for key in _keys(name)))
+        if strange := [key for key in options if key not in known]:
+            raise ConfigError(
+                f"options are for {strange[0]!r}, which this model does not have; write {{variant: its options}} for "
+                f"{' or '.join(known)}"
+            )
         options = [next((options[key] for key in _keys(name) if key in options), None) for name in names]
     elif not isinstance(options, list) or len(options) != depth:
         what = f"a list of {len(options)}" if isinstance(options, list) else f"a {type(options).__name__}"
         raise ConfigError(
-            "for several variants, options must be {variant: its options} or a list of "
-            f"{depth}, a dict or None each, not {what}"
+            f"options must be {{variant: its options}} or a list of {depth}, a dict or None each, not {what}"
         )
     return [_resolve(config, name, given) for name, given in zip(names, options, strict=True)]
+
+
+def resolve_pattern(variant: str, options: Any = None) -> list[Resolved]:
+    """The layers that repeat in a model of `variant`: of a name one, of "a*3+b" four. Raises as `resolve_layers`."""
+    period = len(_pattern(variant)) if "+" in variant else 1
+    sizes = {"hidden_size": 1, "num_hidden_layers": period, "vocab_size": 1}
+    return resolve_layers(SimpleNamespace(variant=variant, options=options, made_with=None, **sizes))
 
 
 def _keys(name: Any) -> tuple[str, str]:
@@ -61,19 +79,15 @@ def _keys(name: Any) -> tuple[str, str]:
     return str(name), str(name).partition(":")[0]
 
 
-def _pattern(text: str, depth: int) -> list[str]:
-    """The variant of each layer: "a*3+b" is three layers of a and one of b, again and again."""
+def _pattern(text: str) -> list[str]:
+    """The variant of each layer that repeats: "a*3+b" is three layers of a and one of b."""
     names: list[str] = []
     for part in text.split("+"):
         name, star, count = part.strip().partition("*")
         if not name or (star and not re.fullmatch("[1-9][0-9]{0,3}", count)):
             raise ConfigError(f"write layers as NAME*COUNT+NAME, such as a*3+b, not {text!r}")
         names += [name] * int(count or 1)
-    if depth % len(names):
-        raise ConfigError(
-            f"{text} is a pattern of {len(names)} layers: the depth must be a multiple of it, not {depth}"
-        )
-    return names * (depth // len(names))
+    return names
 
 
 def _resolve(config: Any, name: Any, options: Any) -> Resolved:
