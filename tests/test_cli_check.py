@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from linear_cells import CELLS, DELTANET, Made
 
+from elman_core.cli import main
 from elman_core.cli._checks import kernel_checks
 from elman_core.kernels import toolchain
 from elman_core.registry import KernelError
@@ -45,3 +46,9 @@ def test_a_gpu_alone_would_go_wrong(
     assert problem is not None
     assert says in problem
     assert bool(problem) == bool(says)
+
+
+def test_what_is_not_checked_without_tests_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(Path(__file__).parents[1] / "plugins/e33"), "--no-tests"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "  -     kernels on an emulated GPU and its own tests: not checked: --no-tests"

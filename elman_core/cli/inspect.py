@@ -76,7 +76,7 @@ def _listed() -> list[dict[str, Any]]:
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="NAME[:PRESET][@WIDTHxDEPTH], or a pattern: e1*3+transformer")],
+    name: Annotated[str, typer.Argument(help="NAME[:PRESET][@WIDTHxDEPTH], or a pattern such as a*3+b")],
     sets: Sets = None,
     presets: Annotated[bool, typer.Option("--presets", help="List presets and other names, too.")] = False,
     json: Json = False,

@@ -39,7 +39,7 @@ def new(
 
 def check(
     folder: Annotated[Path, typer.Argument(help="Folder of a plugin or an extension.")] = Path(),
-    tests: Annotated[bool, typer.Option(help="Run its own tests, too.")] = True,
+    tests: Annotated[bool, typer.Option(help="Run its kernels on an emulated GPU and its own tests, too.")] = True,
 ) -> None:
     """Check a plugin or an extension: files, names, imports and wheel, then kernels on an emulated GPU, and its own tests."""
     from elman_core.registry import ConfigError, plugins
@@ -72,5 +72,7 @@ def check(
                 say(*each)
         code, said = tests_of(folder)
         say("its own tests" if code else f"its own tests: {said}", said if code else "")
+    else:
+        say("kernels on an emulated GPU and its own tests: not checked: --no-tests", None)
     if wrong:
         raise ConfigError(f"{wrong} of {count} checks failed for {folder}")

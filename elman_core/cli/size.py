@@ -13,7 +13,7 @@ SHOWN = 4  # candidates around a target; the list over all widths is shown whole
 
 
 def size(
-    name: Annotated[str, typer.Argument(help="NAME[:PRESET], or a pattern such as e1*3+transformer.")],
+    name: Annotated[str, typer.Argument(help="NAME[:PRESET], or a pattern such as a*3+b.")],
     params: Annotated[str, typer.Option(help="Number of parameters: 100M, 1.3B, 480_000.")],
     depth: Annotated[int | None, typer.Option(min=1, help="Number of layers; finds the width.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Width; finds the depth.")] = None,
