@@ -1,6 +1,6 @@
 PYTHON ?= .venv/bin/python
 
-.PHONY: demo test quick lint types kernels bench gpu docs wheels help
+.PHONY: demo test quick lowest lint types kernels bench gpu docs release help
 .DEFAULT_GOAL := help
 
 # Tests of the core that compile nothing, start no other rank and need no extension.
@@ -22,9 +22,18 @@ test: .venv  ## all tests, on every core
 quick: .venv  ## tests of the core without compilers, ranks and extensions, in about a minute on two cores
 	CXX=none $(PYTHON) -m pytest -q -n 2 -m "not slow" $(QUICK)
 
-lint: .venv  ## style of Python and C++ (`make lint FIX=1` rewrites)
+lowest:  ## `make quick` and the tests of transformers, with the lowest versions that the packages admit
+	python3 -m venv .lowest
+	.lowest/bin/pip install packaging
+	.lowest/bin/python tests/bounds.py lowest > .lowest/requirements.txt
+	.lowest/bin/pip install -r .lowest/requirements.txt accelerate peft editables
+	.lowest/bin/pip install --no-deps --no-build-isolation $(patsubst %,-e %,. baselines csrc_common checkpoints $(PLUGINS) $(wildcard extensions/*/))
+	CXX=none .lowest/bin/python -m pytest -q -n 2 -m "not slow" $(QUICK) $(wildcard tests/test_hf_*.py) extensions
+
+lint: .venv  ## style of Python and C++, spelling (`make lint FIX=1` rewrites)
 	$(PYTHON) -m ruff check $(if $(FIX),--fix) .
 	$(PYTHON) -m ruff format $(if $(FIX),,--check) .
+	$(PYTHON) -m codespell_lib
 	git ls-files '*.h' '*.cuh' '*.cu' '*.cpp' ':!elman_core/template' | xargs -r .venv/bin/clang-format $(if $(FIX),-i,--dry-run -Werror)
 
 types: .venv  ## static types
@@ -45,8 +54,9 @@ docs: .venv  ## write the references and the tables of options, and check that t
 	$(PYTHON) docs/options.py
 	$(PYTHON) -m pytest -q tests/test_docs.py
 
-wheels: .venv  ## build a wheel of every package into dist/
-	$(PYTHON) -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . baselines csrc_common checkpoints $(PLUGINS) $(wildcard extensions/*)
+release: .venv  ## wheels and source distributions of every package into dist/, checked and used in an empty environment
+	rm -rf dist
+	$(PYTHON) tests/release.py dist
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z]+:.*##/ {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

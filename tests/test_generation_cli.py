@@ -47,7 +47,7 @@ def test_generate_writes_text_and_repeats_with_a_seed(run, capsysbinary):
     assert len(first[1]) > 10
 
 
-@pytest.mark.parametrize("words", [["generate", "-n", "40"], ["list"]])
+@pytest.mark.parametrize("words", [["generate", "-n", "40", "--stop", "none"], ["list"]])
 def test_a_reader_who_has_gone_is_no_error(words, run, capsysbinary, monkeypatch):
     words = [words[0], str(run), *words[1:]] if words[0] == "generate" else words
     with closed_pipe() as file:

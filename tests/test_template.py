@@ -203,7 +203,7 @@ OURS = [file.parent for where in ("plugins", "extensions") for file in sorted(RO
 
 @pytest.mark.parametrize("folder", OURS, ids=lambda folder: folder.name)
 def test_our_own_plugins_and_extensions_pass_the_static_checks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plugin, "_wheel", lambda _: "")  # wheels.py builds them all
+    monkeypatch.setattr(Plugin, "_wheel", lambda _: "")  # release.py builds them all
     assert [p for _, p in Plugin(folder).checks() if p] == []
 
 

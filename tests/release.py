@@ -1,7 +1,9 @@
-"""Build the wheels of every package and use them where nothing of this repository can be seen: `python tests/wheels.py`.
+"""Build the release and use it where nothing of this repository can be seen: `python tests/release.py [FOLDER]`.
 
-An environment with the core alone; then one plugin's wheel is added to it, with no compiler on PATH, and its variant trains a
-step, saves, loads and generates. Then the other plugins, and the extension with suites. Run by .ci/run; takes about two
+Makes a source distribution of every package from the files that git knows, a wheel from each of them, and has twine check all.
+Then it installs the core alone into an empty environment, adds one plugin with no compiler on PATH, the other plugins, and the
+extension with suites. Variants train a step, save, load and generate; a trained model writes text, once from wheels and once
+from source distributions. If all of that works, the files are in FOLDER, which must not exist before. Takes about three
 minutes, most of it pip.
 """
 
@@ -15,6 +17,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 USE = """
 import sys, torch
@@ -59,28 +62,49 @@ def compilerless_path(python: Path, folder: Path) -> str:
     return path
 
 
-def main() -> None:
+def build(work: Path) -> Path:
+    """Source distributions and wheels of every package, in a folder of `work`."""
+    tree, dist = work / "tree", work / "dist"
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
+    for name in (n for n in listed if (ROOT / n).is_file()):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
     packages = [
-        ROOT,
-        *(file.parent for where in ("*", "plugins/*", "extensions/*") for file in ROOT.glob(f"{where}/pyproject.toml")),
+        tree,
+        *(file.parent for where in ("*", "plugins/*", "extensions/*") for file in tree.glob(f"{where}/pyproject.toml")),
     ]
-    with tempfile.TemporaryDirectory(prefix="elman-wheels-") as name:
+    for package in packages:
+        if package != tree:
+            shutil.copy2(tree / "LICENSE", package)  # Apache-2.0 asks for a copy in each
+        run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", dist, cwd=package)
+    sources = sorted(dist.glob("*.tar.gz"))
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", dist, *sources, cwd=work)
+    wheels = sorted(dist.glob("*.whl"))
+    assert len(wheels) == len(sources) == len(packages), sorted(dist.iterdir())
+    run(sys.executable, "-m", "twine", "check", "--strict", *sources, *wheels, cwd=work)
+    held = set()
+    for source, wheel in zip(sources, wheels, strict=True):
+        names = zipfile.ZipFile(wheel).namelist()
+        assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names), f"no licence in {wheel.name}"
+        size, source_size = (file.stat().st_size // 1024 for file in (wheel, source))
+        print(f"{wheel.name}: {len(names)} files, {size} KiB; its source: {source_size} KiB")
+        held.update(names)
+    wanted = {p.relative_to(f).as_posix() for f in packages for p in f.glob("elman_*/**/*") if p.is_file()}
+    assert wanted <= held, f"files that no wheel holds: {sorted(wanted - held)}"
+    return dist
+
+
+def main(out: Path | None) -> None:
+    if out and out.exists():
+        sys.exit(f"{out} exists: choose another folder, or remove it")
+    with tempfile.TemporaryDirectory(prefix="elman-release-") as name:
         work = Path(name)
-        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-        dist = work / "dist"
-        run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", dist, *packages, cwd=ROOT)
+        dist = build(work)
         wheels = sorted(dist.glob("*.whl"))
-        assert len(wheels) == len(packages), wheels
-        for wheel in wheels:
-            print(f"{wheel.name}: {len(zipfile.ZipFile(wheel).namelist())} files, {wheel.stat().st_size // 1024} KiB")
-        held = {name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist()}
-        sources = {p.relative_to(f).as_posix() for f in packages for p in f.glob("elman_*/**/*") if p.is_file()}
-        missing = sorted(name for name in sources - held if "__pycache__" not in name)
-        assert not missing, f"sources that no wheel holds: {missing}"
 
         venv.create(work / "env", with_pip=True)
         python = work / "env" / "bin" / "python"
-        into = (python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
+        into = (python, *PIP[1:], "install")
         core = next(w for w in wheels if w.name.startswith("elman_core-"))
         run(*into, "-c", ROOT / "constraints.txt", core, cwd=work)
         assert "no plugin is installed" in run(python, "-m", "elman_core", "list", cwd=work)
@@ -114,12 +138,20 @@ def main() -> None:
         strict = {**clean, "ELMAN_STRICT": "1"}
         for variant in ("e1", "e88", "gru", "lstm"):
             print(run(python, "-c", USE, variant, work / variant, ROOT, cwd=work, **strict).strip(), "from its wheel")
-        words = ("generate", "pretrained/e42-small", "-p", "def ", "-n", "20")
-        print(run(python, "-m", "elman_core", *words, cwd=work, HF_HUB_OFFLINE="1", **strict))
         run(python, "-m", "elman_core", "doctor", cwd=work, **strict)
         run(python, "-m", "elman_core", "new", "e99", "--dir", work, cwd=work, **strict)
-    print("the wheels work outside the repository")
+        words = ("generate", "pretrained/e42-small", "-p", "def ", "-n", "20", "--seed", "1")
+        text = run(python, "-m", "elman_core", *words, cwd=work, HF_HUB_OFFLINE="1", **strict)
+        print(text, "from wheels")
+        # With an environment of its own for each build, as pip does for a user.
+        sources = [next(dist.glob(f"elman_{n}-*.tar.gz")) for n in ("core", "csrc", "e42", "checkpoints")]
+        run(*into, "--force-reinstall", "--no-deps", *sources, cwd=work)
+        assert run(python, "-m", "elman_core", *words, cwd=work, HF_HUB_OFFLINE="1", **strict) == text
+        print("the same text from source distributions")
+        if out:
+            shutil.copytree(dist, out)
+    print("the release works outside the repository")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None)
