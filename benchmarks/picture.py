@@ -1,0 +1,62 @@
+"""Draw docs/models.svg from README's table of models: python benchmarks/picture.py
+
+Quality against speed, a labelled point for each model; circles are variants of this project, squares, labelled above, are
+baselines. The colours are two of Okabe and Ito's, lighter in dark mode.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROW = re.compile(r"^\| `([^`]+)` \|.*\| [\d.]+ \| ([\d.]+) \| \d+ \| ([\d,]+)K.*$", re.MULTILINE)
+BASELINES = ("transformer", "gdn", "mamba2", "lstm", "gru")
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 340, 64, 44, 16, 30
+STYLE = """text { font: 13px system-ui, sans-serif; fill: #1c1f24 } .paper { fill: #ffffff } .rule { stroke: #d9dde3 }
+.soft { fill: #5b6370; font-size: 12px } .ours { fill: #0072b2 } .baseline { fill: #d55e00 }
+@media (prefers-color-scheme: dark) { text { fill: #e7e9ec } .paper { fill: #14171b } .rule { stroke: #343a43 }
+.soft { fill: #a0a8b4 } .ours { fill: #56b4e9 } .baseline { fill: #e69f00 } }"""
+
+
+def draw(readme: str) -> str:
+    """The picture of the table in README's text."""
+    points = [(name, float(bits), 1e3 * int(speed.replace(",", ""))) for name, bits, speed in ROW.findall(readme)]
+    left, right = 1e5 * (min(x for *_, x in points) // 1e5 - 1), 1e5 * (max(x for *_, x in points) // 1e5 + 2)
+    low, high = (round(edge(y for _, y, _ in points) + margin, 2) for edge, margin in ((min, -0.006), (max, 0.01)))
+
+    def across(x: float) -> float:
+        return round(LEFT + (x - left) / (right - left) * (WIDTH - LEFT - RIGHT), 1)
+
+    def up(y: float) -> float:
+        return round(HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - BOTTOM - TOP), 1)
+
+    lines = [f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>']
+    for i in range(round((high - low) * 100) + 1):
+        y = low + i / 100
+        lines.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(y)}" y2="{up(y)}"/>')
+        lines.append(f'<text class="soft" x="{LEFT - 8}" y="{up(y) + 4}" text-anchor="end">{y:.2f}</text>')
+    for x in range(int(left), int(right) + 1, 100_000):
+        lines.append(
+            f'<text class="soft" x="{across(x)}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x // 1000}K</text>'
+        )
+    about = "bits per byte (lower is better) against bytes per second in training (further right is better)"
+    lines.append(f'<text class="soft" x="{LEFT}" y="{HEIGHT - 6}">{about}</text>')
+    for name, bits, speed in points:
+        x, y = across(speed), up(bits)
+        ours = not name.startswith(BASELINES)
+        kind = (
+            f'circle class="ours" cx="{x}" cy="{y}" r="6"'
+            if ours
+            else (f'rect class="baseline" x="{x - 5.5}" y="{y - 5.5}" width="11" height="11"')
+        )
+        lines.append(
+            f'<{kind}/><text x="{x}" y="{y + (21 if ours else -11)}" text-anchor="middle">{escape(name)}</text>'
+        )
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{about}">'
+    return "\n".join([head, f"<style>{STYLE}</style>", *lines, "</svg>\n"])
+
+
+if __name__ == "__main__":
+    (ROOT / "docs/models.svg").write_text(draw((ROOT / "README.md").read_text()))
