@@ -51,7 +51,7 @@ def test_packages_are_alike(folder: str) -> None:
     assert settings["requires-python"] == ">=3.11"
     assert settings["license"] == "Apache-2.0"
     assert (ROOT / folder / settings["readme"]).is_file()
-    assert project(folder)["build-system"]["requires"] == ["hatchling>=1.25"], (
+    assert project(folder)["build-system"]["requires"] == ["hatchling>=1.27"], (
         "nothing is compiled, nothing local is needed"
     )
     name = settings["name"].replace("-", "_")
