@@ -13,14 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cli._text import columns, dump, free_folder, print, table, wrapped
+    from .cli.export import Precision
+    from .cli.generate import load_writer
     from .cli.train import read_settings
     from .data import standard_library_corpus
+    from .generation import Sampling
+    from .generation.loop import PREFILL_CHUNK, least_rows, prefill
+    from .kernels.decode.op import kept_scores, race
     from .locks import MACHINE_WIDE, Lock, holder, is_locked, lock_soon
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
+    from .model.tokenizer import load_tokenizer
+    from .nn import scaled_once
     from .registry import (
         CheckpointError,
         ConfigError,
         DataError,
+        DivergedError,
         ElmanError,
         OutOfMemoryError,
         PluginError,
@@ -59,11 +67,18 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "cli._text": "columns dump free_folder print table wrapped",
+    "cli.export": "Precision",
+    "cli.generate": "load_writer",
     "cli.train": "read_settings",
     "data": "standard_library_corpus",
+    "generation": "Sampling",
+    "generation.loop": "PREFILL_CHUNK least_rows prefill",
+    "kernels.decode.op": "kept_scores race",
     "locks": "MACHINE_WIDE Lock holder is_locked lock_soon",
     "metrics": "METRICS WINDOW Metrics progress read_metrics",
-    "registry": "CheckpointError ConfigError DataError ElmanError OutOfMemoryError PluginError "
+    "model.tokenizer": "load_tokenizer",
+    "nn": "scaled_once",
+    "registry": "CheckpointError ConfigError DataError DivergedError ElmanError OutOfMemoryError PluginError "
     "check_value did_you_mean errors parse_size resolve",
     "registry.checks": "ran_out",
     "registry.errors": "printable",

@@ -6,9 +6,9 @@ import toy_mixers
 from transformers import GenerationConfig
 
 from elman_core.generation import Sampling, generate_bytes
-from elman_core.generation.loop import prefill
-from elman_core.model import LadderLM
-from elman_core.registry import ConfigError, DivergedError
+from elman_core.generation.loop import least_rows, prefill
+from elman_core.model import LadderCache, LadderLM
+from elman_core.registry import ConfigError, DivergedError, list_variants
 
 PROMPT = bytes(range(100, 117))
 
@@ -64,6 +64,29 @@ def test_prefill_in_chunks_is_prefill_at_once(model):
     for a, b in zip(cache.states, whole.states, strict=True):
         for name in a:
             torch.testing.assert_close(a[name], b[name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("variant", "dim"),
+    [*((name, 64) for name in list_variants() if name != "gdn"), ("gdn", 128), ("e88:conv_h5v256", 320)],
+)
+def test_on_a_cpu_a_row_has_the_same_bits_whatever_is_computed_beside_it(variant, dim):
+    model = LadderLM(variant, dim=dim, depth=2).eval()
+    few = least_rows(model)
+    text_BT = torch.randint(256, (64, 3))
+    with torch.inference_mode():
+        states = model(text_BT[:, :2], return_prev_hiddens=True)[1]
+
+        def step(rows):
+            cache = LadderCache.from_states([{k: t[rows].clone() for k, t in s.items()} for s in states], 2)
+            return model(text_BT[rows, 2:], past_key_values=cache, use_cache=True).logits, cache.states
+
+        logits, after = step(slice(64))
+        for rows in (slice(few), slice(64 - 3 * few, 64)):
+            alone, beside = step(rows)
+            assert torch.equal(alone, logits[rows])
+            for one, all_rows in zip(beside, after, strict=True):
+                assert all(torch.equal(one[name], all_rows[name][rows]) for name in one)
 
 
 def test_samples_are_independent_and_repeat_with_their_seed(model):

@@ -53,23 +53,13 @@ def generate(
 
     A terminal shows the prompt before the new text; a pipe or a file gets the new bytes alone, as the model wrote them.
     """
-    import torch
-
     from elman_core.generation import Sampling, generate_bytes
 
     text = _prompt(source, prompt, file)
     how = Sampling(temperature, top_k, top_p, rep_penalty)
     stops = None if stop is None else _stop_bytes(stop)
-    from elman_core.model.checkpoint import load_checkpoint
-    from elman_core.training.precision import pick_device
-
-    chosen = pick_device(device)
-    ladder = load_checkpoint(model, device=chosen, dtype=_storage(dtype, chosen))
-    if stops is None:
-        eos = ladder.config.eos_token_id
-        stops = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
-    if chosen.type == "cpu" and ladder.num_parameters() < SMALL:
-        torch.set_num_threads(1)
+    ladder, ends = load_writer(model, device, dtype)
+    stops = ends if stops is None else stops
     write, terminal = _writer(), sys.stdout.isatty()
     echo = text if prompt is not None and terminal else b""
     samples: list[bytearray] = [bytearray() for _ in range(num)]
@@ -94,6 +84,21 @@ def generate(
             "--stop none continues past it",
             file=sys.stderr,
         )
+
+
+def load_writer(model: str, device: str, dtype: Precision | None) -> tuple[Any, set[int]]:
+    """The model that `elman generate` computes with, and the bytes that end a text of it. Sets the number of threads."""
+    import torch
+
+    from elman_core.model.checkpoint import load_checkpoint
+    from elman_core.training.precision import pick_device
+
+    chosen = pick_device(device)
+    ladder = load_checkpoint(model, device=chosen, dtype=_storage(dtype, chosen))
+    if chosen.type == "cpu" and ladder.num_parameters() < SMALL:
+        torch.set_num_threads(1)
+    eos = ladder.config.eos_token_id
+    return ladder, set(eos if isinstance(eos, list) else [] if eos is None else [eos])
 
 
 def _storage(asked: Precision | None, device: Any) -> str | None:

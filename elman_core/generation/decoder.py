@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.dense.run import check_errors
@@ -45,6 +46,7 @@ class Decoder:
         model: in evaluation mode. cache: its state after the prompt, one row for each sample. logits_BV: of the next byte.
         seen_BV: bool, the bytes that have occurred; changed in place. how, generator: of the sampling.
         recorder: records the step; None runs it as it is.
+        padding: rows of the cache behind those of the samples, computed beside them and dropped.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class Decoder:
         how: Sampling,
         generator: torch.Generator,
         recorder: Recorder | None = None,
+        padding: int = 0,
     ) -> None:
+        self.padding = padding
         self.model, self.how, self.generator, self.recorder = model, how, generator, recorder
         self.cache = cache
         self.steps = 0
@@ -126,8 +130,9 @@ class Decoder:
 
     def _step(self, cache: LadderCache | LadderStaticCache, row_B: Tensor) -> None:
         """Feed the bytes drawn last, and draw the next."""
-        out = self.model(input_ids=self.next_B[:, None], past_key_values=cache, use_cache=True)
-        self._choose(out.logits[:, -1], row_B)
+        tokens_B = F.pad(self.next_B, (0, self.padding)) if self.padding else self.next_B
+        out = self.model(input_ids=tokens_B[:, None], past_key_values=cache, use_cache=True)
+        self._choose(out.logits[: len(row_B), -1], row_B)
 
     def _choose(self, logits_BV: Tensor, row_B: Tensor) -> None:
         choose(logits_BV, self.how, self.seen_BV, self.generator, self.next_B, row_B)

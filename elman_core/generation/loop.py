@@ -5,6 +5,7 @@ Shapes: B samples, T time, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 
 import torch
@@ -17,7 +18,17 @@ from elman_core.registry import ConfigError
 from .decoder import Decoder, recorder_for
 from .sampling import Sampling
 
-PREFILL_CHUNK = 2048
+PREFILL_CHUNK = {"cpu": 128, "cuda": 2048}
+"""Bytes of a prompt that are read at once: a server reads the same pieces, between the steps of others."""
+
+
+def least_rows(model: LadderForCausalLM) -> int:
+    """The rows of a step are a multiple of this number, so that a row gets the same bits whatever is computed beside it.
+
+    On a CPU, BLAS sums products of fewer than 4 rows in another order, and elementwise functions compute what is left over
+    behind blocks of 32 numbers in another way. On a GPU it is 1: there the bits depend on the number of rows.
+    """
+    return max(4, 32 // math.gcd(32, model.config.hidden_size)) if model.device.type == "cpu" else 1
 
 
 def generate_bytes(
@@ -78,21 +89,29 @@ def _generate(
     ended = [False] * num
     with scaled_once(model):
         cache, logits_BV = prefill(model, text)
-        if num > 1:
-            cache.batch_repeat_interleave(num)
+        padding = -num % least_rows(model)
+        if num + padding > 1:
+            cache.batch_repeat_interleave(num + padding)
             logits_BV = logits_BV.expand(num, -1)
-        for row in Decoder(model, cache, logits_BV, seen_BV, how, generator, recorder_for(model, budget)).bytes(budget):
+        recorder = recorder_for(model, budget)
+        for row in Decoder(model, cache, logits_BV, seen_BV, how, generator, recorder, padding).bytes(budget):
             ended = [was or byte in stop for was, byte in zip(ended, row, strict=True)]
             if all(ended):
                 return
             yield [None if done else byte for done, byte in zip(ended, row, strict=True)]
 
 
-def prefill(model: LadderForCausalLM, text: bytes, chunk: int = PREFILL_CHUNK) -> tuple[LadderCache, Tensor]:
-    """The state after `text` (not empty) for one row, and the logits (1, V) of what follows. Memory is bounded by `chunk`."""
+def prefill(
+    model: LadderForCausalLM, text: bytes, chunk: int | None = None, cache: LadderCache | None = None
+) -> tuple[LadderCache, Tensor]:
+    """The state after `text` (not empty) for one row, and the logits (1, V) of what follows. Memory is bounded by `chunk`.
+
+    Args:
+        chunk: bytes at once; None for `PREFILL_CHUNK`. cache: of one row that `text` continues, changed; None for a new one.
+    """
     tokens_1T = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(model.device).long()[None]
-    cache = LadderCache(num_blocks=len(model.model.layers))
+    cache = LadderCache(num_blocks=len(model.model.layers)) if cache is None else cache
     with torch.inference_mode():
-        for piece in tokens_1T.split(chunk, dim=1):
+        for piece in tokens_1T.split(chunk or PREFILL_CHUNK.get(model.device.type, 2048), dim=1):
             out = model(input_ids=piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return cache, out.logits[:, -1]

@@ -10,8 +10,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from elman_core.registry import CheckpointError
+from elman_core.registry.checks import one_line
+
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SEPARATOR, PAD = 0x1E, 0xFF
 PAD_NAME = "\ufdd0"
@@ -46,6 +49,21 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def load_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    """The tokenizer beside the weights of a model that was loaded, with its chat template if it has one.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model.name_or_path)
+    except Exception as error:  # whatever transformers and tokenizers raise
+        raise CheckpointError(f"{model.name_or_path} has no tokenizer that loads: {one_line(error)}") from error
+    return loaded
 
 
 def write_tokenizer(folder: str | os.PathLike) -> None:

@@ -124,8 +124,8 @@ def mamba_decay(a: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
     Computed and returned in float32 (float64 for float64), because a decay near 1 needs every digit.
     """
     dtype = compute_dtype(a, a_log, dt_bias)
-    with without_autocast(a):
-        return torch.exp(-torch.exp(a_log.to(dtype)) * F.softplus(a.to(dtype) + dt_bias.to(dtype)))
+    with without_autocast(a):  # -softplus(x) = logsigmoid(-x), whose bits on a CPU do not depend on the number of rows
+        return torch.exp(torch.exp(a_log.to(dtype)) * F.logsigmoid(-(a.to(dtype) + dt_bias.to(dtype))))
 
 
 def time_major(x: Tensor) -> Tensor:

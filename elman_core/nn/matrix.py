@@ -166,7 +166,7 @@ class MatrixMixer(Mixer):
             gate_BTH = projected["write_gate_proj"]
             # Along k a step multiplies S by decay - write: below -1, a state without tanh would grow.
             most = (1 + decay_BTH).clamp(max=config.write_scale) if bounded else config.write_scale
-            projected["write_gate_proj"] = most * torch.sigmoid(gate_BTH.to(compute_dtype(gate_BTH)))
+            projected["write_gate_proj"] = most * F.logsigmoid(gate_BTH.to(compute_dtype(gate_BTH))).exp()
         scalars = (kind, "sigmoid" if config.write_scale == 1.0 else "given")
         o_BTHV, new_state["S"] = self.recur(
             qkv_BTC,
@@ -201,7 +201,7 @@ class MatrixMixer(Mixer):
             return ("given", mamba_decay(a, self.A_log, self.dt_bias)) if given else ("mamba", a)
         if self.config.decay == "simple":
             b = projected["beta_proj"]
-            return ("given", torch.sigmoid(b.to(compute_dtype(b)))) if given else ("sigmoid", b)
+            return ("given", F.logsigmoid(b.to(compute_dtype(b))).exp()) if given else ("sigmoid", b)
         if self.config.decay == "constant":
             decay_H = torch.sigmoid(self.decay_logit.to(compute_dtype(self.decay_logit)))
         else:

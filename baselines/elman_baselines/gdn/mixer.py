@@ -116,8 +116,9 @@ class GatedDeltaNet(Mixer):
         """log α and β, (B, T, H) in float32 or float64; 0 where the mask is False."""
         dtype = compute_dtype(a_BTH, self.A_log)
         with without_autocast(a_BTH):
-            log_BTH = -self.A_log.to(dtype).exp() * F.softplus(a_BTH.to(dtype) + self.dt_bias.to(dtype))
-            beta_BTH = torch.sigmoid(b_BTH.to(dtype)) * (2 if self.config.allow_neg_eigval else 1)
+            # by logsigmoid, whose bits on a CPU do not depend on the number of rows
+            log_BTH = self.A_log.to(dtype).exp() * F.logsigmoid(-(a_BTH.to(dtype) + self.dt_bias.to(dtype)))
+            beta_BTH = F.logsigmoid(b_BTH.to(dtype)).exp() * (2 if self.config.allow_neg_eigval else 1)
         if mask_BT is not None:
             log_BTH, beta_BTH = (torch.where(mask_BT[..., None], r, 0) for r in (log_BTH, beta_BTH))
         return log_BTH, beta_BTH

@@ -87,7 +87,7 @@ class Mamba2(Mixer):
         x_BTI, b_BTN, c_BTN = xbc_BTC.split((self.inner, self.config.d_state, self.config.d_state), -1)
         dtype = compute_dtype(dt_BTH, self.dt_bias)
         with without_autocast(dt_BTH):
-            dt_BTH = F.softplus(dt_BTH.to(dtype) + self.dt_bias.to(dtype))
+            dt_BTH = -F.logsigmoid(-(dt_BTH.to(dtype) + self.dt_bias.to(dtype)))  # softplus; see `mamba_decay`
         if mask_BT is not None:
             dt_BTH = torch.where(mask_BT[..., None], dt_BTH, 0)
         inputs = (x_BTI.unflatten(-1, (self.heads, -1)), dt_BTH, a_H, b_BTN, c_BTN, self.D)

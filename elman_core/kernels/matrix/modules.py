@@ -248,9 +248,9 @@ def recurrence(
         made |= {n: made[n].expand(-1, -1, heads, -1) for n in cell.shared}
         for i, name in enumerate(cell.scalars):
             if made[name] is not None and maps.kind(i) == "sigmoid":
-                made[name] = torch.sigmoid(made[name])
+                made[name] = F.logsigmoid(made[name]).exp()  # its bits on a CPU do not depend on the number of rows
             elif made[name] is not None and maps.kind(i) == "mamba":
                 a_log, dt_bias = (x.to(dtype) for x in mamba if x is not None)
-                made[name] = torch.exp(-a_log.exp() * F.softplus(made[name] + dt_bias))
+                made[name] = torch.exp(a_log.exp() * F.logsigmoid(-(made[name] + dt_bias)))
         o_BTHV, last = reference(*made.values(), state, mask, starts, **options)
     return o_BTHV.to(given.dtype), last
