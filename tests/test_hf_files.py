@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 from elman_core.cli import main
 from elman_core.data import ByteFile
-from elman_core.model import LadderForCausalLM, model_card
+from elman_core.model import LadderConfig, LadderForCausalLM, model_card
 from elman_core.model.card import set_licence
 from elman_core.registry import CheckpointError, ConfigError, StorageError, resolve
 from elman_core.storage import write_checksums
@@ -117,6 +117,13 @@ def test_a_card_tells_equation_sizes_and_how_to_load(variant):
     held = sum(t.nbytes for state in cache.states for t in state.values())
     sizes = re.findall(r"^\| state of one text \| (.*) \|$", card, flags=re.MULTILINE)
     assert sizes in ([f"{held:,} bytes"], ["grows with the text"])
+
+
+@pytest.mark.parametrize("pattern", ["e1", "e1*2+e42", "e1+e42*3+e1", "e42+e1*2"])
+def test_the_title_of_a_card_is_the_pattern_of_its_layers(pattern):
+    depth = 2 * sum(int(part.partition("*")[2] or 1) for part in pattern.split("+"))
+    config = LadderConfig(variant=pattern, hidden_size=16, num_hidden_layers=depth)
+    assert f"\n# {pattern}, 16x{depth}\n" in model_card(LadderForCausalLM(config))
 
 
 @pytest.fixture(scope="module")

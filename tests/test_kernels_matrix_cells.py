@@ -179,8 +179,13 @@ def test_other_inputs_than_the_cells_are_one_line() -> None:
     q, v, slope = torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 3), torch.zeros(1, 3)
     gated = GATED_BY_READ
     for inputs, more, said in (
-        ((v, v), {}, "takes v, gate, b_g beside its keys; b_g is missing"),
-        ((v, v, slope, slope), {}, "it got too many inputs"),
+        ((), {"v": v, "b_g": slope}, "gate is missing"),
+        (
+            (v, slope),
+            {},
+            r"takes v \(B, T, H, V\), gate \(B, T, H, V\), b_g \(H, V\) .*; it got \(1, 2, 1, 3\), \(1, 3\)$",
+        ),
+        ((v, v, slope, slope), {}, r"it got \(1, 2, 1, 3\), \(1, 2, 1, 3\), \(1, 3\), \(1, 3\)$"),
         ((v, v, slope), {"beta": v}, "has the options linear_state, not 'beta'"),
     ):
         with pytest.raises(ConfigError, match=said):

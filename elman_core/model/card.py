@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -64,11 +65,13 @@ def model_card(model: Any, licence: str | None = None) -> str:
     """
     config = model.config
     layers = resolve_layers(config)
-    names = " + ".join(dict.fromkeys(layer.variant.name for layer in layers))
+    names = [layer.variant.name for layer in layers]
+    period = next(n for n in range(1, len(names) + 1) if names[:n] * (len(names) // n) == names)
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(names[:period])]
     requirements = list(dict.fromkeys((config.made_with or {}).values()))
     state = _state_size(model)
     return _CARD.format(
-        title=f"{names}, {config.hidden_size}x{config.num_hidden_layers}",
+        title=f"{'+'.join(name + f'*{n}' * (n > 1) for name, n in runs)}, {config.hidden_size}x{config.num_hidden_layers}",
         equations="\n\n".join(dict.fromkeys(map(_about, layers))),
         parameters=sum(p.numel() for p in model.parameters()),
         width=config.hidden_size,

@@ -181,8 +181,10 @@ class MatrixKernel(Compiled):
         given |= {n: more.pop(n) for n in names if n in more}
         missing = [n for n, x in given.items() if x is None and n not in self.cell.optional]
         if missing or len(inputs) > len(names):
-            wrong = f"{missing[0]} is missing" if missing else "it got too many inputs"
-            raise ConfigError(f"{self.name} takes {', '.join(names) or 'no input'} beside its keys; {wrong}")
+            wanted = ", ".join(f"{n} ({', '.join(self._wanted[n].shape)})" for n in names) or "no input"
+            got = ", ".join(str(x if x is None else tuple(x.shape)) for x in inputs)
+            wrong = f"it got {got}" if inputs else f"{missing[0]} is missing"
+            raise ConfigError(f"{self.name} takes {wanted} beside its keys; {wrong}")
         return given
 
     def _recur(
