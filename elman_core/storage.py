@@ -142,7 +142,7 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """`write_text` of an object as indented JSON, with a digest of itself as its last entry."""
     value = {k: v for k, v in value.items() if k != DIGEST}
-    write_text(path, json.dumps(value | {DIGEST: _digest(value)}, indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(value | {DIGEST: _digest(value)}, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -173,8 +173,8 @@ class AlteredError(CheckpointError):
 
 
 def _digest(value: dict[str, Any]) -> str:
-    """SHA-256 of an object as it is read back, whatever the order of its keys."""
-    text = json.dumps(json.loads(json.dumps(value)), sort_keys=True, separators=(",", ":"))
+    """SHA-256 of an object as it is read back, whatever the order of its keys. ValueError for NaN, which is not JSON."""
+    text = json.dumps(json.loads(json.dumps(value, allow_nan=False)), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

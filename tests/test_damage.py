@@ -71,6 +71,13 @@ def test_every_bit_of_an_object_a_line_and_a_list_of_checksums_counts(tmp_path):
     check_folder(tmp_path / "x")
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_numbers_that_are_not_json_are_damage(number, tmp_path):
+    (tmp_path / "a.json").write_text(f'{{"text": [{number}]}}')
+    with pytest.raises(CheckpointError, match="is damaged: it is not JSON"):
+        read_json(tmp_path / "a.json")
+
+
 @pytest.fixture(scope="module")
 def run(text, tmp_path_factory):
     """A finished run of 6 steps with three checkpoints, and what `elman export` makes of it."""
