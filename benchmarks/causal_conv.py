@@ -30,7 +30,7 @@ from tables import RESULTS
 from torch import Tensor
 
 from elman_core.kernels.causal_conv.op import causal_conv
-from elman_core.kernels.causal_conv.reference import reference
+from elman_core.kernels.causal_conv.portable import reference
 
 SHAPES = [(64, 512, 3072), (64, 512, 2560), (32, 512, 1024), (4, 4096, 2048), (1, 16384, 2048)]
 """(B, T, C): E88 with 32 heads of 32 and Gated DeltaNet at 26.6M parameters, E1, longer texts."""

@@ -17,7 +17,7 @@ std::size_t area(std::int64_t rows, std::int64_t columns) { return static_cast<s
 
 // Rows that lie `step` apart; the last ends where the memory does.
 template <class T>
-DecodeRows apart(std::int64_t rows, std::int64_t columns, std::int64_t step, unsigned seed) {
+CallRows apart(std::int64_t rows, std::int64_t columns, std::int64_t step, unsigned seed) {
   return {address(filled<T>(area(rows - 1, step) + columns, 1.f, seed)), step};
 }
 
@@ -58,7 +58,7 @@ void linear(int rows, int inputs, std::vector<int> columns, bool bias, int activ
     const auto weight = address(filled<Elem>(area(columns[i], inputs), 0.2f, 3 + static_cast<unsigned>(i)));
     const auto out = address(outputs.make<Elem>("a product", area(rows, columns[i])));
     if (i == 0) call.weight = weight, call.out = out;
-    else call.more[i - 1] = weight, call.more_outputs[i - 1] = columns[i], call.more_out[i - 1] = out;
+    else call.map[i - 1] = weight, call.map_sizes[i - 1] = columns[i], call.map_out[i - 1] = out;
   }
   must_succeed(elman_decode_linear(&call));
   outputs.must_be_written();

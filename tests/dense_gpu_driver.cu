@@ -11,7 +11,7 @@ int main() {
     Outputs outputs;
     call.steps = T, call.batch = B, call.width = d, call.extras = Cell::extras;
     const auto input = [&](unsigned seed) {
-      return DenseView{address(filled<Elem>(all, 1.f, seed)), static_cast<std::int64_t>(plane), d};
+      return CallView{address(filled<Elem>(all, 1.f, seed)), static_cast<std::int64_t>(plane), d};
     };
     for (int i = 0; i < Cell::extras; ++i)
       call.extra[i] = input(3 + i), call.dextra[i] = address(outputs.make<Elem>("the gradient of an extra", all));

@@ -21,7 +21,7 @@ def emulated_modules(folder):
         made = folder / f"{extension.name}.so"
         if not made.exists():
             compile_emulated(extension, extension.binding, made, *LIBRARY)
-        return launch.open_module(made, f"decode_{family}")
+        return launch.open_module(made, decode_run.FAMILIES[family])
 
     return module
 

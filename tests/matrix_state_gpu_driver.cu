@@ -27,7 +27,7 @@ constexpr Variant variants[] = {{false, false, true}, {false, true, false}, {tru
 
 // q, k, vectors and lines, or their gradients: slices of one tensor, or a tensor each.
 template <class Make>
-void views(bool packed, MatrixView (&to)[inputs_of_token], Make make) {
+void views(bool packed, CallRows (&to)[inputs_of_token], Make make) {
   Elem* next = packed ? make("of the packed inputs", std::size_t(B) * T * packed_step) : nullptr;
   for (int i = 0; i < inputs_of_token; ++i) {
     const int width = H * (i < keys ? N : V);
@@ -51,7 +51,7 @@ void give(MatrixCall& call, const Variant& variant) {
   call.vectors = Cell::vectors, call.lines = Cell::lines, call.scalars = Cell::scalars, call.params = Cell::params;
   call.shared = Options::shared, call.interval = Forward::interval;
   unsigned seed = 1;
-  MatrixView in[inputs_of_token];
+  CallRows in[inputs_of_token];
   views(variant.packed, in, [&](const char*, std::size_t count) { return filled<Elem>(count, 2.f, seed++); });
   call.q = in[0], call.k = in[1];
   std::copy_n(in + 2, Cell::vectors, call.vector), std::copy_n(in + keys, Cell::lines, call.line);
@@ -77,7 +77,7 @@ void take(MatrixCall& call, const Variant& variant, Outputs& outputs) {
   }
   call.dy = address(filled<Elem>(places * V, 1.f, 40));
   if (variant.carried) call.ds1 = address(filled<float>(states, 1.f, 41));
-  MatrixView d[inputs_of_token];
+  CallRows d[inputs_of_token];
   views(variant.packed, d, [&](const char* name, std::size_t count) { return outputs.make<Elem>(name, count); });
   call.dq = d[0], call.dk = d[1];
   std::copy_n(d + 2, Cell::vectors, call.dvector), std::copy_n(d + keys, Cell::lines, call.dline);

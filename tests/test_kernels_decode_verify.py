@@ -281,7 +281,7 @@ def test_tensors_that_do_not_fit_are_left_to_torch(taken):
         (lambda x, w, b: decode.linear(x, w[:, :32], b), r"weight must be \(24, 40\), not \(24, 32\)"),
         (lambda x, w, b: decode.linear(x, w, b.float()), "bias has the wrong dtype, torch.float32"),
         (lambda x, w, b: decode.linear(x[:, :36], w[:, :36].contiguous(), b), "the columns of x must be a multiple of 8"),
-        (lambda x, w, _: decode.linears(x, [w, w.half()]), r"more\[0\] has the wrong dtype, torch.float16"),
+        (lambda x, w, _: decode.linears(x, [w, w.half()]), r"map\[0\] has the wrong dtype, torch.float16"),
     ],
 )  # fmt: skip
 def test_an_operator_does_not_read_beyond_its_tensors(call, says, emulated):

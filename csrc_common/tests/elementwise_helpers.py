@@ -11,6 +11,8 @@ import torch
 from opened import Opened
 from torch import Tensor
 
+from elman_core.kernels.elementwise.spec import FAMILY
+
 Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[list[Tensor], Tensor]]
 
 
@@ -74,7 +76,7 @@ class Problem:
 
 
 class Module(Opened):
-    family = "elementwise"
+    family = FAMILY
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

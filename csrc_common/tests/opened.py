@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+from elman_core.kernels.family import Family
 from elman_core.kernels.launch import open_module
 from elman_core.registry import KernelError
 
 
 class Opened:
-    """family: of the tables in launch.cpp."""
-
-    family: ClassVar[str]
+    family: ClassVar[Family]
 
     def __init__(self, path: Path) -> None:
         self.path, self.library = path, open_module(path, self.family)

@@ -125,8 +125,8 @@ def test_what_is_missing_is_said(emulated: Emulated) -> None:
     module = emulated("GatedValue", f32)
     given = Problem(2, 1, 4, starts=True, learned=True).inputs(module.counts, f32)
     for name, direction, said in (
-        ("h0", "forward", "h0, y or last is missing"),
-        ("g_last", "backward", "gy, g_last or dh0 is missing"),
+        ("h0", "forward", "h0 is missing"),
+        ("g_last", "backward", "g_last is missing"),
         ("checkpoints", "backward", "the checkpoints are missing"),
         ("dvector", "backward", "the place of the vectors' gradient is missing"),
         ("dinitial", "backward", "the place of the initial state's gradient is missing"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elman_core.kernels import rows
-from elman_core.kernels.rows import case
+from elman_core.kernels.rows import native
+from elman_core.kernels.rows.spec import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import ConfigError, KernelError
@@ -49,7 +49,8 @@ def test_what_is_not_finite_stays_behind_its_step_and_in_its_document(
 
     def run(dy: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
         o, last, saved = kernel.op(*given, state, *marks, True)
-        dq, dk, dv, df, *_ = kernel._backward(dy, torch.zeros_like(last), *given, saved, *marks)
+        backward = torch.ops.elman.rows_m2rnn_backward
+        dq, dk, dv, df, *_ = backward(dy, torch.zeros_like(last), *given, *marks, saved)
         return [o, dq, dk, dv, df]
 
     expected = run(dy, *given)
@@ -71,7 +72,7 @@ def test_what_is_not_finite_stays_behind_its_step_and_in_its_document(
 def test_sizes_without_a_kernel_and_odd_numbers_of_heads_are_refused() -> None:
     for dtype, K, V in ((bf16, 8, 16), (bf16, 16, 48), (bf16, 48, 32), (torch.float32, 16, 16)):
         with pytest.raises(KernelError, match=f"no kernel for K={K} V={V}"):
-            rows.extension("m2rnn", dtype, K, V)
+            native.extension("m2rnn", dtype, K, V)
     x = torch.zeros(1, 2, 2, 4)
     with pytest.raises(ConfigError, match="q and k have 2 heads beside v with 3"):
         kernel(x, x, torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3), torch.zeros(3, 4, 4))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .gates.op import GatesKernel
     from .matrix.modules import Maps
     from .matrix.op import MatrixKernel
-    from .rows import RowsKernel
+    from .rows.op import RowsKernel
     from .runtime import compute_dtype, load_or_warn, operator, warn_of_packed_rows
     from .spec import Case, KernelSpec, padding_mask
     from .stamps import Stamp, ensure_verified, stamp, used
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Case": "spec", "Compiled": "choice", "DenseKernel": "dense.op", "ElementwiseKernel": "elementwise.op",
     "Extension": "build", "GatesKernel": "gates.op",
-    "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows",
+    "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows.op",
     "Stamp": "stamps",
     "check_errors": "dense.run", "choose": "choice", "compute_dtype": "runtime", "emulated": "build",
     "ensure_verified": "stamps",

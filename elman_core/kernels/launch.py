@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from elman_core.registry.errors import ConfigError, KernelError
 
 from . import build
 from .build import Extension
+
+if TYPE_CHECKING:
+    from .family import Family
 
 _HERE = nullcontext()
 ALIGNMENT = 16  # bytes: the widest load of a kernel
@@ -31,11 +34,8 @@ def extension() -> Extension:
 
 
 @cache
-def open_module(path: Path, family: str) -> Any:
+def open_module(path: Path, family: Family) -> Any:
     """A compiled module: `call(**arguments)`, whose `run(function)` launches, `run`, which does both, `ask` and `info`.
-
-    Args:
-        family: the table in launch.cpp that the module belongs to.
 
     Raises:
         KernelError: the module does not load or was made from other sources than this Python, or the launcher cannot be built.
@@ -43,10 +43,12 @@ def open_module(path: Path, family: str) -> Any:
     """
     native: Any = build.load(extension())
     native.raises(KernelError)
-    return native.Module(str(path), family, f"kernel {path.name.partition('-')[0]}")
+    functions = {name: needed.split() for name, needed in family.functions.items()}
+    title = f"kernel {path.name.partition('-')[0]}"
+    return native.Module(str(path), family.name, title, family.fields, family.sizes, functions)
 
 
-def opened(what: Extension, family: str, on_cpu: bool = False) -> Any:
+def opened(what: Extension, family: Family, on_cpu: bool = False) -> Any:
     """`open_module` of what is compiled for the current device, built if no cache folder holds it.
 
     Args:
@@ -67,7 +69,7 @@ def opened(what: Extension, family: str, on_cpu: bool = False) -> Any:
     return module
 
 
-def opener(family: str, extension: Callable[..., Extension]) -> Callable[..., Any]:
+def opener(family: Family, extension: Callable[..., Extension]) -> Callable[..., Any]:
     """`open(*key, index)`: the module of `extension(*key)`, opened once for each key and current device.
 
     index: of the device; None or negative for tensors of a CPU.
@@ -103,6 +105,11 @@ def aligned(x: Tensor, align: int) -> Tensor:
     if adjacent and even and far and apart and (x.is_cuda or x.is_contiguous()):
         return x
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def timed(x: Tensor) -> Tensor:
+    """`aligned` for the widest load of a kernel."""
+    return aligned(x, ALIGNMENT)
 
 
 def evenly(x: Tensor) -> Tensor:

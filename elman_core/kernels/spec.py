@@ -8,7 +8,8 @@ any other kernel, fill in the fields.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -49,8 +50,6 @@ class Cell:
         reference: the truth: the variant's own slow, obvious function; for an elementwise or gated cell, its step.
         readout, update, accumulates, blocks: of a dense cell; see `DenseKernel`.
         extras: names of the tensors that the cell reads beside its input.
-        streams, vectors, states: of an elementwise cell; see `ElementwiseKernel`.
-        gates, kept, splits, inner: of a gated cell; see `GatesKernel`.
         uses_a: whether the backward of a dense cell reads a; as in the header.
         adjust: `adjust(inputs, options)` changes the random inputs of a verification in place, by name: for a cell that takes
             only some (a normaliser above 0), or with a kink that rounding could cross.
@@ -68,13 +67,6 @@ class Cell:
     accumulates: str | None = None
     blocks: bool = False
     bare: Cell | None = None
-    streams: tuple[str, ...] = ()
-    vectors: tuple[str, ...] = ()
-    states: tuple[str, ...] = ()
-    gates: int = 1
-    kept: int = 0
-    splits: bool = False
-    inner: Callable[..., Tensor] | None = None
     adjust: Callable[[Inputs, Mapping[str, Any]], None] | None = None
 
     def adjusted(self, inputs: Inputs, case: Case) -> Inputs:
@@ -114,6 +106,12 @@ class Case:
         """A case with sizes in the order of their letters. Keywords other than masked, strided and bare are options."""
         flags = {name: special.pop(name, False) for name in ("masked", "strided", "bare")}
         return cls(dict(zip(letters, sizes, strict=True)), dtype, options=special, **flags)
+
+    def has(self, what: str) -> bool:
+        """Whether it has a flag or an option on; "not bare" and "" are conditions, too."""
+        if what.startswith("not "):
+            return not self.has(what.removeprefix("not "))
+        return not what or bool(getattr(self, what, False) or self.options.get(what, False))
 
     def __str__(self) -> str:
         words = [*(f"{k}={v}" for k, v in self.sizes.items()), str(self.dtype).removeprefix("torch.")]
@@ -188,3 +186,49 @@ def padding_mask(steps: int, rows: int, generator: torch.Generator) -> Tensor:
         mask[:, 1] = torch.arange(steps) >= steps // 2
     mask[-1] = True
     return mask
+
+
+@dataclass(frozen=True)
+class Problems:
+    """The problems of a grid: "quick" has those with a name, in every dtype; "full" also the large ones and a sample.
+
+    A sample draws every declared value of a size equally often, and each word in half of the cases; what else they combine with
+    is arbitrary, but the same every time.
+
+    Attributes:
+        letters: of the sizes.
+        named, large: (sizes, words) of one problem each; "masked packed" sets these flags or options of `Case`.
+        values: the declared values of each size, by letter, or of several that depend on each other, by letters. words: those
+            that a sample sets. count: cases of a sample, for each dtype.
+        wide: in float32, the last size is so many times as large: of a few numbers, the relative error is a matter of luck.
+    """
+
+    letters: str
+    dtypes: Sequence[torch.dtype]
+    named: Sequence[tuple[tuple[int, ...], str]]
+    large: Sequence[tuple[tuple[int, ...], str]]
+    values: Mapping[str, Sequence[Any]]
+    words: str = "masked strided bare"
+    count: int = 40
+    wide: int = 1
+
+    def cases(self, grid: Grid) -> list[Case]:
+        """All problems of a grid."""
+        problems = [*self.named, *(() if grid == "quick" else (*self.large, *self._sample()))]
+        return [self._case(*problem, dtype) for dtype in self.dtypes for problem in problems]
+
+    def _sample(self) -> Iterator[tuple[tuple[int, ...], str]]:
+        generator, count = random.Random(0), range(self.count)
+
+        def column(values: Sequence[Any]) -> list[Any]:
+            return generator.sample([values[i % len(values)] for i in count], self.count)
+
+        sizes = [column([v if isinstance(v, tuple) else (v,) for v in values]) for values in self.values.values()]
+        words = [column(("", word)) for word in self.words.split()]
+        for i in count:
+            yield tuple(n for size in sizes for n in size[i]), " ".join(word[i] for word in words)
+
+    def _case(self, sizes: tuple[int, ...], words: str, dtype: torch.dtype) -> Case:
+        *others, last = sizes
+        last *= self.wide if dtype == torch.float32 else 1
+        return Case.of(self.letters, (*others, last), dtype, **dict.fromkeys(words.split(), True))

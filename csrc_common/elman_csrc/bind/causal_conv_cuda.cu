@@ -19,16 +19,13 @@ using elman::at;
 namespace conv = elman::conv;
 
 template <class T>
-elman::Rows<T> rows(const CausalConvView& v) {
+elman::Rows<T> rows(const CallView& v) {
   return {at<T>(v.address), static_cast<std::ptrdiff_t>(v.t), static_cast<std::ptrdiff_t>(v.b)};
 }
 
 const char* refuse(const CausalConvCall& c, bool back) {
   if (c.steps < 1 || c.batch < 1 || c.width < 1) return "a size is below 1";
   if (c.steps > (1 << 29) || c.batch > (1 << 29) || c.width > (1 << 29)) return "a size is above 2^29";
-  if (!c.weight || !c.x.address) return "x or the weights are missing";
-  if (!back && !c.y.address) return "y is missing";
-  if (back && !(c.dy.address && c.dx.address && c.shares)) return "dy, dx or shares are missing";
   return nullptr;
 }
 
@@ -49,7 +46,6 @@ const char* run(const CausalConvCall& c) {
 
 }  // namespace
 
-ELMAN_EXPORT std::int64_t elman_causal_conv_call_bytes() { return sizeof(CausalConvCall); }
 ELMAN_EXPORT std::int64_t elman_causal_conv_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT std::int64_t elman_causal_conv_shares(std::int64_t steps, std::int64_t batch, std::int64_t width) {
   return conv::shares<K>(steps, batch, width);

@@ -53,15 +53,16 @@ const char* product(const decode::Args<Elem>& g, bool early, CUstream_st* stream
 }  // namespace
 
 #ifdef ELMAN_CELL
-ELMAN_EXPORT std::int64_t elman_decode_step_call_bytes() { return sizeof(DecodeStepCall); }
 ELMAN_EXPORT std::int64_t elman_decode_step_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT const char* elman_decode_step(const DecodeStepCall* call) {
   using Cell = ELMAN_CELL;
   static_assert(Cell::extras <= 4, "DecodeStepCall holds four");
   if (call->extras != Cell::extras) return "this cell reads another number of extras";
   if (call->outputs % 8) return "the width of the state must be a multiple of 8";
-  if (!call->x.address || (call->inputs && !call->weight)) return "x or its weight is missing";
+  const CallRows& x = call->inputs ? call->x : call->u;
+  if (!x.address || (call->inputs && !call->weight)) return "x or its weight is missing";
   auto g = describe(*call);
+  g.x = at<const Elem>(x.address), g.x_step = static_cast<std::ptrdiff_t>(x.step);
   g.w = at<const Elem>(call->w), g.h = at<const float>(call->h), g.last = at<float>(call->last), g.tied = call->w == call->weight;
   for (int i = 0; i < Cell::extras; ++i)
     g.extra[i] = at<const Elem>(call->extra[i].address), g.extra_step[i] = static_cast<std::ptrdiff_t>(call->extra[i].step);
@@ -69,19 +70,17 @@ ELMAN_EXPORT const char* elman_decode_step(const DecodeStepCall* call) {
 }
 #else
 #if ELMAN_DTYPE != 1
-ELMAN_EXPORT std::int64_t elman_decode_linear_call_bytes() { return sizeof(DecodeLinearCall); }
 ELMAN_EXPORT std::int64_t elman_decode_linear_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT const char* elman_decode_linear(const DecodeLinearCall* call) {
   auto g = describe(*call);
   g.activated = static_cast<int>(call->activated), g.maps = static_cast<int>(call->maps);
   if (call->maps < 0 || call->maps > 4) return "it takes up to 4 further maps";
   for (int i = 0; i < g.maps; ++i)
-    g.extra[i] = at<const Elem>(call->more[i]), g.extra_step[i] = static_cast<std::ptrdiff_t>(call->more_outputs[i]),
-    g.extra_out[i] = at<Elem>(call->more_out[i]);
+    g.extra[i] = at<const Elem>(call->map[i]), g.extra_step[i] = static_cast<std::ptrdiff_t>(call->map_sizes[i]),
+    g.extra_out[i] = at<Elem>(call->map_out[i]);
   return product<decode::NoCell>(g, call->early, at<CUstream_st>(call->stream));
 }
 #endif
-ELMAN_EXPORT std::int64_t elman_decode_norm_call_bytes() { return sizeof(DecodeNormCall); }
 ELMAN_EXPORT std::int64_t elman_decode_norm_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT const char* elman_decode_norm(const DecodeNormCall* call) {
   decode::NormArgs<Elem> g{};
@@ -91,7 +90,6 @@ ELMAN_EXPORT const char* elman_decode_norm(const DecodeNormCall* call) {
   g.width = static_cast<int>(call->width), g.eps = static_cast<float>(call->eps);
   return said(decode::launch_norm(g, static_cast<int>(call->rows), call->early, at<CUstream_st>(call->stream)));
 }
-ELMAN_EXPORT std::int64_t elman_decode_draw_call_bytes() { return sizeof(DecodeDrawCall); }
 ELMAN_EXPORT std::int64_t elman_decode_draw_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT const char* elman_decode_draw(const DecodeDrawCall* call) {
   if (call->classes > decode::kMostClasses) return "too many classes";

@@ -43,7 +43,7 @@ struct Outcome {
   }
 };
 
-elman::StridedView<Elem> view(const DenseView& v) {
+elman::StridedView<Elem> view(const CallView& v) {
   return {at<const Elem>(v.address), static_cast<std::ptrdiff_t>(v.t), static_cast<std::ptrdiff_t>(v.b)};
 }
 
@@ -73,6 +73,5 @@ Args describe(const DenseCall& call) {
 
 }  // namespace
 
-ELMAN_EXPORT std::int64_t elman_dense_call_bytes() { return sizeof(DenseCall); }
 ELMAN_EXPORT std::int64_t elman_dense_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT std::int64_t elman_dense_declares(std::int64_t i) { return i ? elman::UsesA<Cell>::value : Cell::extras; }

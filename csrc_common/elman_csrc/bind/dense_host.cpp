@@ -13,7 +13,7 @@ static_assert(Cell::extras <= 4, "DenseCall holds four");
 
 using elman::at;
 template <class T>
-elman::View<T> view(const DenseView& v) {
+elman::View<T> view(const CallView& v) {
   return {at<T>(v.address), v.t, v.b};
 }
 // A contiguous [T,B,d] tensor.
@@ -53,7 +53,6 @@ const char* backward(const DenseCall& call) {
 
 }  // namespace
 
-ELMAN_EXPORT std::int64_t elman_dense_call_bytes() { return sizeof(DenseCall); }
 ELMAN_EXPORT std::int64_t elman_dense_declares(std::int64_t i) { return i ? elman::UsesA<Cell>::value : Cell::extras; }
 ELMAN_EXPORT const char* elman_dense_forward_float32(const DenseCall* call) { return forward<float>(*call); }
 ELMAN_EXPORT const char* elman_dense_forward_float64(const DenseCall* call) { return forward<double>(*call); }

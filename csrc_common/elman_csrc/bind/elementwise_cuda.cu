@@ -20,7 +20,7 @@ namespace elementwise = elman::elementwise;
 static_assert(elementwise::kWithinLimits<Cell>, "a cell has 1 to 6 streams, up to 8 vectors, 1 to 4 states");
 
 template <class T>
-elman::Rows<T> rows(const ElementwiseView& v) {
+elman::Rows<T> rows(const CallView& v) {
   return {at<T>(v.address), static_cast<std::ptrdiff_t>(v.t), static_cast<std::ptrdiff_t>(v.b)};
 }
 
@@ -54,7 +54,6 @@ const char* run(const ElementwiseCall& c, elementwise::Direction direction) {
 
 }  // namespace
 
-ELMAN_EXPORT std::int64_t elman_elementwise_call_bytes() { return sizeof(ElementwiseCall); }
 ELMAN_EXPORT std::int64_t elman_elementwise_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT std::int64_t elman_elementwise_declares(std::int64_t i) { return elementwise::declares<Cell>(i); }
 ELMAN_EXPORT const char* elman_elementwise_forward(const ElementwiseCall* c) { return run(*c, elementwise::Direction::forward); }

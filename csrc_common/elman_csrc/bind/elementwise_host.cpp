@@ -22,7 +22,6 @@ const char* run(const ElementwiseCall& call, elementwise::Direction direction) {
 
 }  // namespace
 
-ELMAN_EXPORT std::int64_t elman_elementwise_call_bytes() { return sizeof(ElementwiseCall); }
 ELMAN_EXPORT std::int64_t elman_elementwise_declares(std::int64_t i) { return elementwise::declares<Cell>(i); }
 ELMAN_EXPORT const char* elman_elementwise_forward_float32(const ElementwiseCall* c) {
   return run<float>(*c, elementwise::Direction::forward);

@@ -86,12 +86,13 @@ template <bool backward>
 const char* run(const GatesCall& call) {
   if (call.width != d) return "this module was compiled for another width";
   elman::gates::GatesArgs<Elem> g{};
-  g.w = at<const Elem>(call.w), g.main = at<const Elem>(call.main.address), g.main_t = call.main.t, g.main_b = call.main.b;
-  g.bias = at<const float>(call.bias), g.mask = at<const unsigned char>(call.mask);
-  g.h0 = at<const float>(backward ? call.g_last : call.h0), g.s0 = at<const float>(backward ? call.g_s_last : call.s0);
+  const CallView& main = backward ? call.gy : call.u;
+  g.w = at<const Elem>(call.w), g.main = at<const Elem>(main.address), g.main_t = main.t, g.main_b = main.b;
+  g.bias = at<const float>(call.b), g.mask = at<const unsigned char>(call.mask);
+  g.h0 = at<const float>(backward ? call.g_last : call.h0), g.h1 = at<float>(backward ? call.dh0 : call.last);
+  if (Cell::memory) g.s0 = g.h0 + call.batch * d, g.s1 = g.h1 + call.batch * d;
   g.history = at<Elem>(call.history), g.kept = at<Elem>(call.kept), g.memory = at<Elem>(call.memory);
   g.y = at<Elem>(call.y), g.dp = at<Elem>(call.dp), g.du = at<Elem>(call.du);
-  g.h1 = at<float>(backward ? call.dh0 : call.last), g.s1 = at<float>(backward ? call.ds0 : call.s_last);
   g.dbias = at<float>(call.dbias);
   g.T = static_cast<int>(call.steps), g.B = static_cast<int>(call.batch), g.rows = static_cast<int>(call.rows);
   g.timeout_ns = call.timeout_ns, g.error = at<int>(call.error);
@@ -109,7 +110,6 @@ const char* run(const GatesCall& call) {
 
 }  // namespace
 
-ELMAN_EXPORT std::int64_t elman_gates_call_bytes() { return sizeof(GatesCall); }
 ELMAN_EXPORT std::int64_t elman_gates_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT std::int64_t elman_gates_declares(std::int64_t i) { return elman::gates_declares<Cell>(i); }
 ELMAN_EXPORT const char* elman_gates_forward(const GatesCall* call) { return run<false>(*call); }

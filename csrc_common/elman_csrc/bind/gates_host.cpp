@@ -14,7 +14,6 @@ const char* run(const GatesCall& call) {
 }
 }  // namespace
 
-ELMAN_EXPORT std::int64_t elman_gates_call_bytes() { return sizeof(GatesCall); }
 ELMAN_EXPORT std::int64_t elman_gates_declares(std::int64_t i) { return elman::gates_declares<Cell>(i); }
 ELMAN_EXPORT const char* elman_gates_forward_float32(const GatesCall* call) { return run<float, false>(*call); }
 ELMAN_EXPORT const char* elman_gates_forward_float64(const GatesCall* call) { return run<double, false>(*call); }

@@ -54,7 +54,6 @@ inline const char* refuse(const MatrixCall& c, bool back, int interval) {
   return nullptr;
 }
 
-ELMAN_EXPORT std::int64_t elman_matrix_call_bytes() { return sizeof(MatrixCall); }
 ELMAN_EXPORT std::int64_t elman_matrix_dtype() { return ELMAN_DTYPE; }
 // Of the cell, as `MatrixKernel` declares it.
 ELMAN_EXPORT std::int64_t elman_matrix_declares(std::int64_t i) {

@@ -20,7 +20,7 @@ const char* run(const RowsCall& c) {
   a.q = at<Elem>(c.q.address), a.k = at<Elem>(c.k.address), a.v = at<Elem>(c.v.address);
   a.q_step = c.q.step, a.k_step = c.k.step, a.v_step = c.v.step;
   a.f = at<float>(c.f), a.w = at<Elem>(c.w), a.mask = at<unsigned char>(c.mask), a.starts = at<unsigned char>(c.starts);
-  a.s0 = at<float>(c.s0), a.s1 = at<float>(c.s1), a.o = at<Elem>(c.o), a.saved = at<float>(c.saved);
+  a.s0 = at<float>(c.S0), a.s1 = at<float>(c.last), a.o = at<Elem>(c.o), a.saved = at<float>(c.saved);
   a.dy = at<Elem>(c.dy), a.ds1 = at<float>(c.ds1), a.ds0 = at<float>(c.ds0), a.dq = at<Elem>(c.dq), a.dk = at<Elem>(c.dk);
   a.dv = at<Elem>(c.dv), a.df = at<float>(c.df), a.dw = at<float>(c.dw);
   const cudaError_t status = elman::start(back ? rows::backward_kernel<Plan> : rows::forward_kernel<Plan>, a, c.batch * c.heads,
@@ -30,7 +30,6 @@ const char* run(const RowsCall& c) {
 
 }  // namespace
 
-ELMAN_EXPORT std::int64_t elman_rows_call_bytes() { return sizeof(RowsCall); }
 ELMAN_EXPORT std::int64_t elman_rows_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT const char* elman_rows_forward(const RowsCall* c) { return run<false>(*c); }
 ELMAN_EXPORT const char* elman_rows_backward(const RowsCall* c) { return run<true>(*c); }

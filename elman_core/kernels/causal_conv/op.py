@@ -11,22 +11,23 @@ Shapes: T time, B batch, C channels, K taps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels import build, choice, launch, runtime
-from elman_core.kernels.build import Extension
-from elman_core.kernels.runtime import operator, tensors
-from elman_core.kernels.spec import Case, KernelSpec
-from elman_core.registry.errors import ConfigError, KernelError
+from elman_core.kernels import choice, runtime
+from elman_core.kernels.family import Values
+from elman_core.kernels.operators import Operator
+from elman_core.kernels.spec import Case, Cell, Inputs, KernelSpec, Outputs
+from elman_core.registry.errors import ConfigError
 
-from .reference import reference
-from .spec import first_use, make_spec
-
-NAME = "causal_conv"
+from . import native
+from .portable import reference
+from .spec import FAMILY, NAME, PROBLEMS, first_use
 
 
 def causal_conv(
@@ -62,87 +63,48 @@ class Kernel(choice.Compiled):
     name = NAME
 
     def prepare(self, dtype: torch.dtype, taps: int) -> str:
-        _module(dtype, taps, torch.cuda.current_device())
+        native.module(dtype, taps, torch.cuda.current_device())
         return "a warp for each chunk of time"
 
     def cases(self, dtype: torch.dtype, taps: int) -> Sequence[Case]:
         return first_use(dtype, taps)
 
     def spec(self) -> KernelSpec:
-        return make_spec(NAME, _op, extension)
+        def given(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, ...]:
+            x, *rest = inputs.values()
+            if options.get("sliced"):
+                x = F.pad(x, (8, 8)).transpose(0, 1).contiguous()[..., 8:-8].transpose(0, 1)
+            return x, *rest, options.get("silu", False)
+
+        def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
+            y, window = (reference if backend == "reference" else _op)(*given(inputs, options))
+            return {"y": y, "window": window}
+
+        return _operator.spec(
+            causal_conv,
+            PROBLEMS,
+            ("y", "window"),
+            call=call,
+            op=lambda _backend, inputs, options: (_op, given(inputs, options)),
+            extension=lambda _target: native.extension(),
+            module=lambda _target, case: native.extension(case.dtype, case.sizes["K"]),
+            targets=("cuda",),
+            emulated=tuple(first_use(torch.bfloat16, 4)[1:]),
+            visible=lambda inputs: {"y": mask[..., None]} if (mask := inputs["mask"]) is not None else {},
+            record=Path(__file__).with_name("errors.json"),
+            python=tuple(sorted(Path(__file__).parent.glob("*.py"))),
+        )
 
 
+def _gradients(_cell: Cell, values: Values) -> Values:
+    """The gradients of the inputs that were given."""
+    (channels, taps), total, needs = values["weight"].shape, values["dparams"], values["needs"]
+    dweight, dbias = total.split((taps * channels, channels))
+    found = {"bias": dbias.clone(), "window": values["dwindow"]}
+    found = {name: d for name, d in found.items() if needs[name]}
+    return {"x": values["dx"], "weight": dweight.view(channels, taps), **found}
+
+
+_operator = Operator(FAMILY, Cell(NAME, Path(), "", reference), native.run, (), _gradients)
+_op = _operator.op
 choice.register(Kernel())
-
-
-def extension(dtype: torch.dtype = torch.bfloat16, taps: int = 4) -> Extension:
-    """What is compiled for a storage dtype and K.
-
-    Raises:
-        KernelError: there is no kernel for these, or the sources are not installed.
-    """
-    if not 2 <= taps <= 64:
-        raise KernelError(f"{NAME}: kernels take 2 to 64 taps, not {taps}")
-    name = f"{NAME}_{str(dtype).removeprefix('torch.')}_{taps}"
-    return build.shipped(name, "causal_conv_cuda.cu", DTYPE=dtype, TAPS=taps)
-
-
-_module = launch.opener(NAME, extension)
-
-
-def _call(x: Tensor, weight: Tensor, *rest: Any) -> Any:
-    """A call of the module for the current device, with the arguments of both directions."""
-    *tensors, silu = weight, *rest
-    names = ("weight", "bias", "window", "mask", "starts")
-    whole = {n: launch.whole(v) for n, v in zip(names, tensors, strict=True)}
-    module = _module(x.dtype, weight.shape[1], x.get_device())
-    return module.call(x=launch.readable(x), silu=silu, cuda_stream=launch.stream(x), **whole)
-
-
-def _forward(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    y, last = _fake_forward(x, weight)
-    with launch.on(x):
-        _call(x, weight, *rest).run("forward", y=y, last=last)
-    return y, last
-
-
-def _backward(dy: Tensor, dlast: Tensor | None, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    (bias, window, *_), (channels, taps) = rest, weight.shape
-    dx, dwindow = torch.empty_like(x), weight.new_empty(0 if window is None else window.shape)
-    with launch.on(x):
-        count = _module(x.dtype, taps, x.get_device()).ask("shares", *x.shape)
-        shares = weight.new_empty(count, taps + 1, channels)
-        _call(x, weight, *rest).run(
-            "backward", dy=launch.readable(dy), dx=dx, shares=shares, dlast=launch.whole(dlast),
-            dwindow=None if window is None else dwindow,
-        )  # fmt: skip
-    dweight, dbias = shares.sum(0).flatten().split((taps * channels, channels))
-    return dx, dweight.view(channels, taps), weight.new_empty(0) if bias is None else dbias.clone(), dwindow
-
-
-def _fake_forward(x: Tensor, weight: Tensor, *_rest: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), weight.new_empty(x.shape[1], weight.shape[1] - 1, x.shape[2])
-
-
-def _fake_backward(_dy: Tensor, _dlast: Any, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return torch.empty_like(x), *(weight.new_empty(0 if p is None else p.shape) for p in (weight, *rest[:2]))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG001
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:-1])
-    ctx.silu = inputs[-1]
-
-
-def _differentiate(ctx: Any, dy: Tensor | None, dlast: Tensor | None) -> tuple[Tensor | None, ...]:
-    given = ctx.saved_tensors
-    dy = torch.zeros_like(given[0]) if dy is None else dy
-    gradients = _backward_op(dy, dlast, *given, ctx.silu)
-    return *(None if x is None else d for x, d in zip(given, gradients, strict=False)), None, None, None
-
-
-_ARGUMENTS = "Tensor x, Tensor weight, Tensor? bias, Tensor? window, Tensor? mask, Tensor? starts, bool silu"
-_backward_op = operator(
-    f"{NAME}_backward(Tensor dy, Tensor? dlast, {_ARGUMENTS}) -> {tensors(4)}", _backward, _fake_backward
-)
-_op = operator(f"{NAME}({_ARGUMENTS}) -> {tensors(2)}", _forward, _fake_forward, _save, _differentiate)

@@ -70,7 +70,7 @@ def _run_linear(x_BK: Tensor, weights: Sequence[Tensor], bias_N: Tensor | None, 
     bias_N = None if bias_N is None else bias_N.contiguous()
     run.run(
         None, "linear", x_BK, weights,
-        x=x_BK, weight=weights[0], bias=bias_N, out=made[0], activated=activated, more=weights[1:], more_out=made[1:],
+        x=x_BK, weight=weights[0], bias=bias_N, out=made[0], activated=activated, map=weights[1:], map_out=made[1:],
     )  # fmt: skip
     return made
 

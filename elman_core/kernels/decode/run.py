@@ -13,9 +13,56 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension
 from elman_core.kernels.choice import launches
+from elman_core.kernels.family import Family, Row
 from elman_core.kernels.runtime import transformed
 from elman_core.kernels.spec import Cell
 
+_BKN = {"B": "rows", "K": "inputs", "N": "outputs"}
+FAMILIES = {
+    "linear": Family(
+        "decode_linear",
+        sizes=_BKN,
+        functions={"": "x weight out"},
+        members=(
+            Row("x", "BK", strides="B"), Row("weight", "NK"), Row("bias", "N"), Row("out", "BN"),
+            Row("map", "?K", names="maps"), Row("map_out", "B?", names="maps"),
+        ),
+        numbers="activated early stream",
+    ),
+    "step": Family(
+        "decode_step",
+        sizes=_BKN,
+        functions={"": "w h out last"},
+        members=(
+            Row("x", "BK", strides="B"), Row("u", "BN", strides="B"), Row("weight", "NK"), Row("bias", "N"), Row("w", "NN"),
+            Row("h", "BN", "compute"), Row("extra", "BN", names="extras", strides="B"), Row("out", "BN"),
+            Row("last", "BN", "compute"),
+        ),
+        numbers="early stream",
+    ),
+    "norm": Family(
+        "decode_norm",
+        sizes={"B": "rows", "D": "width"},
+        functions={"": "x weight out stream_out"},
+        members=(
+            Row("x", "BD", strides="B"), Row("weight", "D"), Row("residual", "BD", "compute"), Row("out", "BD"),
+            Row("stream_out", "BD", "compute"),
+        ),
+        numbers="early stream",
+        reals="eps",
+    ),
+    "draw": Family(
+        "decode_draw",
+        sizes={"B": "rows", "V": "classes"},
+        functions={"": "logits drawn shown"},
+        members=(
+            Row("logits", "BV", strides="B"), Row("waits", "BV", "compute"), Row("seen", "BV", "bool"),
+            Row("drawn", "B", "index"), Row("shown", "B", "index"),
+        ),
+        numbers="top_k early stream",
+        reals="penalty temperature below",
+    ),
+}  # fmt: skip
 MOST_ROWS = 64
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NARROW = (torch.bfloat16, torch.float16)
@@ -51,7 +98,7 @@ def alone(x: Tensor) -> bool:
 @cache
 def module(cell: Cell | None, family: str, dtype: torch.dtype, _index: int | None) -> Any:
     """The module for the current device, whose index is a key of the cache: a host may have GPUs of several architectures."""
-    return launch.opened(extension(dtype, cell), f"decode_{family}", _index is None)
+    return launch.opened(extension(dtype, cell), FAMILIES[family], _index is None)
 
 
 def here() -> int | None:
@@ -84,7 +131,7 @@ def run(cell: Cell | None, family: str, like: Tensor, weights: Sequence[Tensor],
     """Launch on the current stream of the device of `like`, the input.
 
     Args:
-        cell: of a step; None for the shared kernels. family: the table in launch.cpp, without `decode_`.
+        cell: of a step; None for the shared kernels. family: of `FAMILIES`.
         weights: the tensors that the kernel reads before it waits for the previous one. given: the arguments of the family.
 
     Raises:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
+from elman_core.kernels.family import Family, Row
 from elman_core.kernels.launch import readable
 from elman_core.kernels.runtime import DTYPE_CODES
 from elman_core.kernels.spec import Cell
@@ -25,6 +26,23 @@ from elman_core.registry.errors import KernelError, KernelTimeoutError
 
 from .plan import MAX_PLACES, Device, Kind, Plan, plan
 
+FAMILY = Family(
+    "dense",
+    sizes={"T": "steps", "B": "batch", "d": "width"},
+    functions={
+        "forward": "main w h0 history y last", "backward": "main w history g_last da dh0",
+        "forward_step": "main w history y product state", "backward_step": "main w history da product state",
+    },
+    members=(
+        Row("main", "TBd", strides="TB"), Row("extra", "TBd", names="extras", strides="TB"), Row("w", "d?"),
+        Row("h0", "Bd", "compute"), Row("history", "UBd"), Row("y", "TBd"), Row("last", "Bd", "compute"),
+        Row("g_last", "Bd", "compute"), Row("da", "TBd"), Row("dextra", "TBd", names="extras"), Row("dh0", "Bd", "compute"),
+        Row("mask", "TB", "bool"), Row("a", "TBd"), Row("x", "TBd", strides="TB"), Row("bias", "d", "compute"),
+        Row("sums", "UBd"), Row("dx", "TBd"), Row("dbias", "?d", "compute"), Row("product", "Bd", "compute"),
+        Row("state", "Bd", "compute"),
+    ),
+    numbers="error stream rows groups delay timeout_ns slots t",
+)  # fmt: skip
 _WARPS = 8  # of a block: kWarps of dense_product.cuh
 TIMEOUT_NS = 2_000_000_000  # of one wait for other blocks
 _error_words: dict[int, tuple[Tensor, ctypes.c_int32]] = {}
@@ -152,7 +170,7 @@ def extension(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int) -> Exten
 
 def capacity(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int, tiles: int = 1) -> tuple[int, int]:
     """(groups of `tiles` tiles that the current device holds together, bytes of shared memory of a block)."""
-    module = launch.opened(extension(cell, chosen, dtype, width), "dense")
+    module = launch.opened(extension(cell, chosen, dtype, width), FAMILY)
     return min(module.ask("capacity", tiles, backward) for backward in (0, 1)), module.ask("shared_bytes", tiles)
 
 
@@ -226,7 +244,7 @@ def ready(
     chosen = plan_for(cell, batch, width, dtype, index, slots)
     constants = {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
     what = extension(cell, chosen, dtype, width)
-    return launch.opened(what, "dense", index is None), chosen.kind == "steps", constants
+    return launch.opened(what, FAMILY, index is None), chosen.kind == "steps", constants
 
 
 @cache
@@ -239,7 +257,7 @@ def _device(index: int | None) -> Device:
 
 @cache
 def _host_module(cell: Cell) -> Any:
-    return launch.opened(source(cell, "host"), "dense")
+    return launch.opened(source(cell, "host"), FAMILY)
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:

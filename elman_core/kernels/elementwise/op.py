@@ -27,13 +27,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elman_core.kernels import build
 from elman_core.kernels.choice import Compiled, choose, in_words, register
-from elman_core.kernels.runtime import Wanted, check, compute_dtype, without_autocast
-from elman_core.kernels.spec import Backend, Case, Cell, Inputs, KernelSpec, limit
+from elman_core.kernels.operators import Operator
+from elman_core.kernels.runtime import check
+from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, limit
 from elman_core.registry.errors import ConfigError
 
-from . import native, portable, spec
-from .recurrence import Recurrence
+from . import native, portable
+from .spec import EMULATED, FAMILY, PROBLEMS, ElementwiseCell
 
 
 class ElementwiseKernel(Compiled):
@@ -65,18 +67,13 @@ class ElementwiseKernel(Compiled):
     ) -> None:
         limit(name, streams=(len(streams), 1, 6), vectors=(len(vectors), 0, 8), states=(len(states), 1, 4))
         self.name = name
-        self.cell = Cell(
-            name, Path(header), cell or f"elman::{name}::Cell", step,
+        self.cell = ElementwiseCell(
+            name, Path(header), cell or f"elman::{name}::Cell", step, adjust=adjust,
             streams=tuple(streams), vectors=tuple(vectors), states=tuple(states),
-            adjust=adjust,
         )  # fmt: skip
-        first, flag = self.cell.streams[0], Wanted("TB", "bool", True)
-        self._wanted = {
-            first: Wanted("TBd", "stored"), **dict.fromkeys(self.cell.streams[1:], Wanted("TBd")),
-            **dict.fromkeys(vectors, Wanted("d", "stored")), **dict.fromkeys(states, Wanted("Bd", "stored")),
-            "mask": flag, "starts": flag,
-        }  # fmt: skip
-        self.op = Recurrence(self.cell).op
+        self._wanted = FAMILY.wanted(self.cell)
+        self._operator = Operator(FAMILY, self.cell, native.run, portable.PLAIN, portable.gradients)
+        self.op = self._operator.op
         register(self)
 
     def __call__(self, *given: Tensor | None, backend: Backend = "auto") -> tuple[Tensor, ...]:
@@ -97,26 +94,35 @@ class ElementwiseKernel(Compiled):
             KernelError: the named back end cannot run this call.
             NotImplementedError: a back end other than "reference" was named under torch.func.
         """
-        streams, vectors, states, mask_TB, starts_TB = self._parts(given)
-        check(self.name, self._wanted, (*streams, *vectors, *states, mask_TB, starts_TB))
-        first, wide = streams[0], compute_dtype(streams[0])
+        least = len(self._wanted) - 2
+        if not least <= len(given) <= least + 2:
+            names = (*list(self._wanted)[:-2], "mask=None", "starts=None")
+            raise ConfigError(f"{self.name} takes ({', '.join(names)}), not {len(given)} tensors")
+        given += (None,) * (least + 2 - len(given))
+        check(self.name, self._wanted, given)
+        first: Any = given[0]
         backend = choose(self.name, backend, first, lambda: map(int, first.shape[1:]))
-        vectors, states = [p.to(wide) for p in vectors], [h.to(wide) for h in states]
-        h0_SBd = states[0][None] if len(states) == 1 else torch.stack(states)
-        if backend == "reference":
-            with without_autocast(h0_SBd):
-                y_TBd, last_SBd, _ = portable.forward(
-                    self.cell.reference, [x.to(wide) for x in streams], vectors, h0_SBd, mask_TB, starts_TB
-                )
-            return y_TBd.to(first.dtype), *last_SBd.unbind(0)
-        inputs = (*streams, *vectors, h0_SBd)
-        keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        y_TBd, last_SBd, _ = self.op(*inputs, mask_TB, starts_TB, keep, backend)
+        y_TBd, last_SBd = self._operator(*given, backend=backend)
         return y_TBd, *last_SBd.unbind(0)
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
-        return spec.make_spec(self.cell, self, self.op)
+        extension = native.extension
+        return self._operator.spec(
+            self,
+            PROBLEMS,
+            ("y", *(f"{name}_T" for name in self.cell.states)),
+            extension=lambda target: extension(self.cell, target),
+            module=lambda target, case: extension(self.cell, target, case.dtype),
+            builds=lambda target, _arch, _widths, dtypes: list(
+                dict.fromkeys(extension(self.cell, target, dtype) for dtype in dtypes or (torch.bfloat16,))
+            ),
+            portable=("torch",),
+            emulated=EMULATED,
+            targets=build.targets(),
+            record=self.cell.header.with_name("errors.json"),
+            python=self.cell.python(__file__),
+        )
 
     def backend(self, device: torch.device | str, width: int) -> str:
         """What "auto" runs at this width, in words. Compiles nothing: before the first use, it says what will be tried."""
@@ -128,13 +134,3 @@ class ElementwiseKernel(Compiled):
 
     def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
         return [Case.of("TBd", (64, rows, width), dtype)]
-
-    def _parts(self, given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
-        """The parts of a call: streams, vectors, states, mask, starts."""
-        n, m = len(self.cell.streams), len(self.cell.streams) + len(self.cell.vectors)
-        last = m + len(self.cell.states)
-        if not last <= len(given) <= last + 2:
-            names = (*self.cell.streams, *self.cell.vectors, *self.cell.states, "mask=None", "starts=None")
-            raise ConfigError(f"{self.name} takes ({', '.join(names)}), not {len(given)} tensors")
-        mask, starts = (*given[last:], None, None)[:2]
-        return list(given[:n]), list(given[n:m]), list(given[m:last]), mask, starts

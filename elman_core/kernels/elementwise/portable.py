@@ -19,7 +19,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from elman_core.kernels.runtime import recording, results
+from elman_core.kernels.family import Values
+from elman_core.kernels.runtime import recording, results, without_autocast
+
+from .spec import ElementwiseCell
 
 Step = Callable[..., tuple[Tensor, ...]]
 """`step(*states, *streams, *vectors) -> (*new states, y)`, for any number of leading dimensions."""
@@ -95,3 +98,32 @@ def backward(
         r_TSBd = torch.where(keep, r_TSBd, 0.0)
     found = gradients([y_TBd, *new], inputs, [gy_TBd, *r_TSBd.unbind(1)])
     return list(found[: len(streams)]), list(found[len(streams) :]), r_SBd
+
+
+def _forward(cell: ElementwiseCell, values: Values) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of the operator's forward."""
+    h0 = values["h0"]
+    with without_autocast(h0):
+        streams = [x.to(h0.dtype) for x in values["stream"]]
+        y, last, before = forward(cell.reference, streams, values["vector"], h0, values["mask"], values["starts"])
+    return y.to(values["stream"][0].dtype), last, torch.stack(before) if values["keep"] else h0.new_empty(0, *h0.shape)
+
+
+def _backward(cell: ElementwiseCell, values: Values) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of the operator's backward."""
+    gy, vectors, before = values["gy"], values["vector"], values["checkpoints"]
+    wide = [x.to(before.dtype) for x in (gy, *values["stream"])]
+    flags = values["mask"], values["starts"]
+    dxs, dps, dh0 = backward(cell.reference, wide[0], values["g_last"], wide[1:], vectors, before, *flags)
+    dp = torch.stack(dps) if dps else dh0.new_empty(0, gy.shape[2])
+    return torch.cat(dxs, -1).to(gy.dtype), dp[:, None], dh0
+
+
+PLAIN = (_forward, _backward)
+
+
+def gradients(_cell: ElementwiseCell, values: Values) -> Values:
+    """The gradients of the inputs, from the results of a backward: those of rows are added up."""
+    # Slices of one tensor: the map that made the streams can take it whole.
+    streams = values["dstreams"].split(values["gy"].shape[2], -1)
+    return {"stream": streams, "vector": values["dvector"].sum(1).unbind(0), "h0": values["dh0"]}

@@ -1,115 +1,99 @@
-"""The problems on which elementwise kernels are verified. T time, B batch, d width."""
+"""An elementwise cell, the tensors of its family, and the problems on which its kernels are verified. T time, B batch, d width.
+
+The option `packed` of a case: documents start inside its rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from elman_core.kernels import build
-from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Cell, Grid, Inputs, KernelSpec, Outputs, padding_mask
+from elman_core.kernels.family import Family, Row, Values, flags
+from elman_core.kernels.spec import Case, Cell, Problems
 
-from . import native
-
-_HOST_DTYPES = (torch.float64, torch.float32)
-_CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_case = partial(Case.of, "TBd")
+INTERVAL = 16  # steps between the states that a forward on a GPU keeps: kSteps of elementwise_cell.h
 
 
-def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: Any) -> KernelSpec:
-    """The spec of an elementwise kernel. The option `packed` of a case: documents start inside its rows.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ElementwiseCell(Cell):
+    """`ElementwiseKernel` describes the attributes; the reference is its step."""
 
-    Args:
-        kernel: the `ElementwiseKernel`. operator: of `torch.library`.
-    """
-    names = (*cell.streams, *cell.vectors, *cell.states)
+    streams: tuple[str, ...]
+    vectors: tuple[str, ...]
+    states: tuple[str, ...]
 
-    def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
-        steps, rows, width = (case.sizes[k] for k in "TBd")
-        full = compute_dtype(case.dtype)
 
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator)
+def _derive(cell: ElementwiseCell, sizes: Values, values: Values) -> None:
+    """N: of how many steps the states before them are kept. W: of all streams. V vectors. R: rows of their gradients."""
+    steps, backend = sizes["T"], values["backend"]
+    kept = {"torch": steps, "cuda": (steps + INTERVAL - 1) // INTERVAL, "host": 1}
+    sizes["N"] = kept[backend] if values.get("keep") else 0
+    sizes["W"], sizes["V"] = len(cell.streams) * sizes["d"], len(cell.vectors)
+    sizes["R"] = 1 if backend == "torch" else sizes["B"]
 
-        inputs: Inputs = {name: random(steps, rows, width).to(case.dtype) for name in cell.streams}
+
+FAMILY = Family(
+    "elementwise",
+    sizes={"T": "steps", "B": "batch", "d": "width"},
+    functions={
+        "forward": "stream h0 y last", "backward": "stream gy g_last dstream dh0", "step": "stream h0 y last",
+    },
+    inputs=(
+        Row("stream", "TBd", names="streams", strides="TB", read=True),
         # A factor above 1 would make the state or its rounding grow: the comparison would be a matter of luck.
-        inputs |= {name: (0.9 * torch.tanh(random(width))).to(full) for name in cell.vectors}
-        inputs |= {name: (random(rows, width) * (not case.bare)).to(full) for name in cell.states}
-        inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
-        inputs["starts"] = torch.rand(steps, rows, generator=generator) < 0.15 if case.options else None
-        return cell.adjusted(inputs, case)
+        Row("vector", "d", "compute", names="vectors", read=True, draw=lambda x: 0.9 * torch.tanh(x)),
+        Row("h0", "SBd", "compute", names="states", stacked=True),
+        *flags("TB"),
+    ),
+    outputs=(Row("y", "TBd", strides="TB"), Row("last", "SBd", "compute")),
+    arriving=(Row("gy", "TBd", strides="TB"), Row("g_last", "SBd", "compute")),
+    kept=(Row("checkpoints", "NSBd", "compute"),),
+    gradients=(Row("dstreams", "TBW"), Row("dvector", "VRd", "compute"), Row("dh0", "SBd", "compute")),
+    members=(
+        Row("dstream", "TBd", names="streams", strides="TB"), Row("initial", "Sd", "compute"),
+        Row("dinitial", "SBd", "compute"),
+    ),
+    numbers="early cuda_stream",
+    derive=_derive,
+)  # fmt: skip
 
-    def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
-        given = (*(inputs[n] for n in names), inputs.get("mask"), inputs.get("starts"))
-        y, *last = kernel(*given, backend=backend)
-        return {"y": y, **{f"{n}_T": h for n, h in zip(cell.states, last, strict=True)}}
-
-    def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-        given = [inputs[n] for n in (*cell.streams, *cell.vectors)]
-        h0 = torch.stack([inputs[n] for n in cell.states])
-        return operator, (*given, h0, inputs["mask"], inputs["starts"], True, backend)
-
-    return KernelSpec(
-        name=cell.name,
-        cases=lambda target, grid: list(_host_cases(grid) if target == "host" else _cuda_cases(grid)),
-        make_inputs=make_inputs,
-        call=call,
-        states=tuple(f"{n}_T" for n in cell.states),
-        extension=lambda target: native.extension(cell, target),
-        op=op,
-        targets=build.targets(),
-        portable=("torch",),
-        emulated=(_case((37, 3, 24), torch.bfloat16, masked=True, packed=True), _case((18, 2, 130), torch.bfloat16)),
-        record=cell.header.with_name("errors.json"),
-        module=lambda target, case: native.extension(cell, target, case.dtype),
-        builds=lambda target, _arch, _widths, dtypes: list(
-            dict.fromkeys(native.extension(cell, target, dtype) for dtype in dtypes or (torch.bfloat16,))
+PROBLEMS: dict[Any, Problems] = {
+    "host": Problems(
+        "TBd",
+        (torch.float64, torch.float32),
+        named=(
+            ((1, 2, 4), ""), ((7, 3, 5), "masked"), ((9, 4, 12), "masked strided packed"), ((17, 3, 8), "packed"),
+            ((33, 2, 6), "strided bare"),
         ),
-        python=cell.python(__file__),
-    )
-
-
-def _host_cases(grid: Grid) -> Iterator[Case]:
-    for dtype in _HOST_DTYPES:
-        # float64 shows a fault in a few numbers; in float32 the relative error of a few numbers is a matter of luck.
-        wide = 1 if dtype == torch.float64 else 16
-        yield _case((1, 2, 4 * wide), dtype)
-        yield _case((7, 3, 5 * wide), dtype, masked=True)
-        yield _case((9, 4, 12 * wide), dtype, masked=True, strided=True, packed=True)
-        yield _case((17, 3, 8 * wide), dtype, packed=True)
-        yield _case((33, 2, 96), dtype, strided=True, bare=True)
-        if grid == "full":
-            for steps in (1, 2, 16, 65):
-                for rows, width in ((1, 7 * wide), (3, 64), (33, 32)):
-                    yield _case((steps, rows, width), dtype, bare=rows == 33)
-                    yield _case((steps, rows, width), dtype, masked=True, strided=rows == 3)
-                    yield _case((steps, rows, width), dtype, masked=rows == 1, packed=True)
-            yield _case((4096, 1, 8), dtype)
-
-
-def _cuda_cases(grid: Grid) -> Iterator[Case]:
-    for dtype in _CUDA_DTYPES:
-        yield _case((1, 1, 512), dtype)
-        yield _case((17, 3, 64), dtype, packed=True)
-        yield _case((33, 3, 272), dtype, masked=True, strided=True)
-        yield _case((64, 32, 1024), dtype)
-        yield _case((65, 70, 200), dtype, masked=True, packed=True)
-        yield _case((515, 4, 512), dtype, bare=True)
-        if grid == "full":
-            yield _case((1, 1, 1), dtype, masked=True)
-            # Not many rows of one channel: of one sum that nearly cancels, the relative error is a matter of luck.
-            for rows, width in ((200, 3), (70, 7)):
-                yield _case((1, rows, width), dtype, masked=True)
-                yield _case((33, rows, width), dtype, masked=True, packed=True)
-            for width in (63, 64, 136, 512, 768, 1024, 1280, 1536, 2048, 4096):
-                yield _case((1, 3, width), dtype, masked=True)
-                yield _case((31, 3, width), dtype, masked=True, packed=True)
-                yield _case((129, 3, width), dtype, strided=True)
-                yield _case((48, 32, width), dtype, bare=True)
-                yield _case((21, 70, width), dtype, masked=True, strided=True)
-            yield _case((512, 32, 1024), dtype)
-            yield _case((4096, 8, 256), dtype, packed=True)
+        large=(((4096, 1, 8), ""),),
+        values={"T": (1, 2, 16, 65), "B": (1, 3, 33), "d": (2, 7, 32)},
+        words="masked strided bare packed",
+        count=24,
+        wide=16,
+    ),
+    "cuda": Problems(
+        "TBd",
+        (torch.bfloat16, torch.float16, torch.float32),
+        named=(
+            ((1, 1, 512), ""), ((17, 3, 64), "packed"), ((33, 3, 272), "masked strided"), ((64, 32, 1024), ""),
+            ((65, 70, 200), "masked packed"), ((515, 4, 512), "bare"),
+        ),
+        # Not many rows of one channel: of one sum that nearly cancels, the relative error is a matter of luck.
+        large=(
+            ((1, 1, 1), "masked"), ((1, 200, 3), "masked"), ((33, 200, 3), "masked packed"), ((33, 70, 7), "masked packed"),
+            ((512, 32, 1024), ""), ((4096, 8, 256), "packed"),
+        ),
+        values={
+            "T": (1, 16, 21, 31, 48, 129), "B": (3, 32, 70),
+            "d": (63, 64, 136, 512, 768, 1024, 1280, 1536, 2048, 4096),
+        },
+        words="masked strided bare packed",
+        count=60,
+    ),
+}  # fmt: skip
+EMULATED = (
+    Case.of("TBd", (37, 3, 24), torch.bfloat16, masked=True, packed=True),
+    Case.of("TBd", (18, 2, 130), torch.bfloat16),
+)

@@ -24,14 +24,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels.build import Extension
+from elman_core.kernels import build
+from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.choice import Compiled, choose, in_words, launches, register, runs
-from elman_core.kernels.runtime import Wanted, check, compute_dtype, without_autocast
-from elman_core.kernels.spec import Backend, Case, Cell, Inputs, KernelSpec, limit
+from elman_core.kernels.dense.run import check_errors
+from elman_core.kernels.operators import Operator
+from elman_core.kernels.runtime import check
+from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, limit
 from elman_core.registry.errors import ConfigError
 
-from . import native, portable, spec
-from .recurrence import Recurrence
+from . import native, portable
+from .spec import EMULATED, FAMILY, PROBLEMS, GatesCell
+
+_WIDTHS = (512, 768, 1024)  # for which `elman build` compiles
 
 
 class GatesKernel(Compiled):
@@ -70,16 +75,13 @@ class GatesKernel(Compiled):
                 f"{name}: a cell with `inner` has one state, and its du is dp: leave out splits and further states"
             )
         self.name = name
-        self.cell = Cell(
-            name, Path(header), cell or f"elman::{name}::Cell", step,
-            states=tuple(states), gates=gates, kept=kept, splits=splits, inner=inner, adjust=adjust,
+        self.cell = GatesCell(
+            name, Path(header), cell or f"elman::{name}::Cell", step, adjust=adjust,
+            gates=gates, kept=kept, splits=splits, inner=inner, states=tuple(states),
         )  # fmt: skip
-        flag = Wanted("TB", "bool", True)
-        self._wanted = {
-            "u": Wanted("TBG", "stored"), "w": Wanted("Gd", "stored"), "b": Wanted("G", "stored", True),
-            **dict.fromkeys(states, Wanted("Bd", "stored")), "mask": flag, "starts": flag,
-        }  # fmt: skip
-        self.op = Recurrence(self.cell).op
+        self._wanted = FAMILY.wanted(self.cell)
+        self._operator = Operator(FAMILY, self.cell, native.run, portable.PLAIN, portable.gradients)
+        self.op = self._operator.op
         register(self)
 
     def __call__(
@@ -114,22 +116,11 @@ class GatesKernel(Compiled):
         d = next((h.shape[-1] for h in states if isinstance(h, Tensor)), w_Gd.shape[-1])
         given = (u_TBG, w_Gd, b_G, *states, mask, starts)
         check(self.name, self._wanted, given, {"d": d, "G": self.cell.gates * d})
-        wide = compute_dtype(u_TBG)
         problem = lambda: map(int, (u_TBG.shape[1], w_Gd.shape[1]))  # noqa: E731
         backend = choose(
             self.name, backend, u_TBG, problem, "torch" if self.cell.inner is None else "reference", starts
         )
-        h0_SBd = torch.stack([h.to(wide) for h in states])
-        if backend == "reference":
-            with without_autocast(u_TBG):
-                b = None if b_G is None else b_G.to(wide)
-                y_TBd, last_SBd, *_ = portable.forward(
-                    self.cell.reference, u_TBG.to(wide), w_Gd.to(wide), b, h0_SBd, mask, starts, self.cell.inner
-                )
-            return y_TBd.to(u_TBG.dtype), *last_SBd.unbind(0)
-        inputs = [x for x in (u_TBG, w_Gd, b_G, h0_SBd) if x is not None]
-        keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        y_TBd, last_SBd, *_ = self.op(u_TBG, w_Gd, b_G, h0_SBd, mask, starts, keep, backend)
+        y_TBd, last_SBd = self._operator(*given, backend=backend)
         return y_TBd, *last_SBd.unbind(0)
 
     @staticmethod
@@ -145,7 +136,19 @@ class GatesKernel(Compiled):
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
-        return spec.make_spec(self.cell, self, self.op)
+        return self._operator.spec(
+            lambda *inputs, backend: self(*inputs[:-2], mask=inputs[-2], starts=inputs[-1], backend=backend),
+            PROBLEMS,
+            ("y", *(f"{name}_T" for name in self.cell.states)),
+            extension=lambda target: native.extension(self.cell, target),
+            builds=self._builds,
+            portable=("torch",) if self.cell.inner is None else (),
+            emulated=EMULATED,
+            after=check_errors,
+            targets=build.targets(),
+            record=self.cell.header.with_name("errors.json"),
+            python=self.cell.python(__file__),
+        )
 
     def backend(self, device: torch.device | str, width: int, plain: str = "torch") -> str:
         """What "auto" runs at this width, in words. Compiles nothing: before the first use, it says what will be tried."""
@@ -156,8 +159,15 @@ class GatesKernel(Compiled):
         return f"{groups} groups of {width // native.OWNED} blocks, {each} rows each"
 
     def builds(self, arch: str, dtype: torch.dtype, _rows: int, width: int) -> Sequence[Extension]:
-        make = self.spec().builds
-        return make("cuda", arch, [width], [dtype]) if make else []
+        return self._builds("cuda", arch, [width], [dtype])
+
+    def _builds(
+        self, target: Target, _arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype]
+    ) -> list[Extension]:
+        if target == "host":
+            return [native.extension(self.cell, "host")]
+        sizes = [(t, d, rows) for t in dtypes or (torch.bfloat16,) for d in widths or _WIDTHS for rows in (8, 16)]
+        return [native.extension(self.cell, target, *size) for size in sizes]
 
     def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
         return [Case.of("TBd", (64, rows, width), dtype)]

@@ -18,8 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from elman_core.kernels.dense.portable import product
 from elman_core.kernels.elementwise import portable as elementwise
-from elman_core.kernels.runtime import recording, results
+from elman_core.kernels.family import Values
+from elman_core.kernels.runtime import recording, results, without_autocast
+
+from .spec import GatesCell
 
 Step = Callable[..., tuple[Tensor, ...]]
 """`step(p, u, *states) -> new states`: p, u are tuples of k tensors; any number of leading dimensions. h is the first state."""
@@ -98,3 +102,43 @@ def backward(
             earlier = [torch.where(starts_TB[t, :, None], 0.0, g) for g in earlier]
         r = earlier
     return du, dp, torch.stack(r)
+
+
+def _forward(cell: GatesCell, values: Values) -> tuple[Tensor, ...]:
+    """The results of the operator's forward."""
+    u, w, b, h0 = (values[name] for name in ("u", "w", "b", "h0"))
+    with without_autocast(u):
+        y, last, before, products = forward(
+            cell.reference, u.to(h0.dtype), w.to(h0.dtype), b, h0, values["mask"], values["starts"], cell.inner
+        )
+    states = [torch.stack(each) for each in zip(*before, last, strict=True)] if values["keep"] else []
+    *kept, _ = (*states, *[h0.new_empty(0, *h0.shape[1:])] * 3)[:3]
+    return y.to(u.dtype), last, *kept, torch.stack(products) if values["keep"] else h0.new_empty(*u.shape[:2], 0)
+
+
+def _backward(cell: GatesCell, values: Values) -> tuple[Tensor, ...]:
+    """The results of the operator's backward."""
+    gy, u, w, p = (values[name].to(values["kept"].dtype) for name in ("gy", "u", "w", "kept"))
+    before = torch.stack([values[name][:-1] for name in ("history", "memory")[: len(cell.states)]], 1)
+    du, dp, dh0 = backward(cell.reference, gy, values["g_last"], u, w, before, p, values["mask"], values["starts"])
+    return du, dp, dp.sum(0), dh0
+
+
+PLAIN = (_forward, _backward)
+
+
+def gradients(cell: GatesCell, values: Values) -> Values:
+    """The gradients of the inputs, from the results of a backward; that of W is one product over all steps."""
+    du, dp, w, needs = values["du"], values["dp"], values["w"], values["needs"]
+    width = w.shape[1]
+
+    def of_rows(dp: Tensor, multiplied: Tensor) -> Tensor:
+        return product(dp.flatten(0, 1).t(), multiplied[:-1].flatten(0, 1), w.dtype)
+
+    dw = None
+    if needs["w"] and cell.inner is None:
+        dw = of_rows(dp, values["history"])
+    elif needs["w"]:
+        dw = torch.cat([of_rows(dp[..., :-width], values["history"]), of_rows(dp[..., -width:], values["memory"])])
+    db = values["dbias"].sum(0) if needs["b"] else None
+    return {"u": (du if du.numel() else dp).to(values["gy"].dtype), "w": dw, "b": db, "h0": values["dh0"]}

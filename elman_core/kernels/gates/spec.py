@@ -1,105 +1,87 @@
-"""The problems on which gated kernels are verified. T time, B batch, d width."""
+"""A gated cell, the tensors of its family, and the problems on which its kernels are verified.
+
+T time, B batch, d width, G = k d, S states, U = T + 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from elman_core.kernels import build
-from elman_core.kernels.dense.run import check_errors
-from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Cell, Grid, Inputs, KernelSpec, Outputs, padding_mask
-
-from . import native
-
-_HOST_DTYPES = (torch.float64, torch.float32)
-_WIDTHS = (512, 768, 1024)  # for which `elman build` compiles
+from elman_core.kernels.family import Family, Row, Values, flags
+from elman_core.kernels.spec import Case, Cell, Problems
 
 
-def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, ...]], operator: Any) -> KernelSpec:
-    """The spec of a `GatesKernel` and its operator."""
-    names = ("u", "w", "b", *cell.states)
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GatesCell(Cell):
+    """`GatesKernel` describes the attributes; the reference is its step."""
 
-    def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
-        steps, rows, width = (case.sizes[k] for k in "TBd")
-        full = compute_dtype(case.dtype)
+    gates: int
+    kept: int
+    splits: bool
+    inner: Callable[..., Tensor] | None
+    states: tuple[str, ...]
 
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator)
 
-        inputs: Inputs = {"u": random(steps, rows, cell.gates * width).to(case.dtype)}
-        inputs["w"] = (random(cell.gates * width, width) * (0.45 / width**0.5)).to(case.dtype)
-        inputs["b"] = (0.3 * random(cell.gates * width)).to(full)
-        inputs |= {name: (0.5 * random(rows, width) * (not case.bare)).to(full) for name in cell.states}
-        inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
-        return cell.adjusted(inputs, case)
+def _derive(cell: GatesCell, sizes: Values, values: Values) -> None:
+    """H, M: of how many steps h and the second state (or `inner`) are kept. K: numbers kept of a step; "torch" keeps p.
 
-    def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
-        y, *last = kernel(*(inputs[n] for n in names), mask=inputs["mask"], backend=backend)
-        return {"y": y, **{f"{n}_T": h for n, h in zip(cell.states, last, strict=True)}}
+    P: G if du is not dp.
+    """
+    steps, width, plain, keep = sizes["T"], sizes["d"], values["backend"] == "torch", values.get("keep", True)
+    whole = sizes["G"] = cell.gates * width
+    sizes["H"] = steps + 1 if keep or not plain else 0  # the blocks of a GPU exchange the state through it
+    sizes["M"] = steps + 1 if cell.inner is not None or (keep and len(cell.states) > 1) else 0
+    sizes["K"] = 0 if not keep else whole if plain else cell.kept * width
+    sizes["P"] = whole if cell.splits or plain else 0
 
-    def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-        h0 = torch.stack([inputs[n] for n in cell.states])  # type: ignore[misc]
-        return operator, (inputs["u"], inputs["w"], inputs["b"], h0, inputs["mask"], None, True, backend)
 
-    def builds(target: build.Target, _arch: str, widths: Any, dtypes: Any) -> list[build.Extension]:
-        if target == "host":
-            return [native.extension(cell, "host")]
-        sizes = [(t, d, rows) for t in dtypes or (torch.bfloat16,) for d in widths or _WIDTHS for rows in (8, 16)]
-        return [native.extension(cell, target, *size) for size in sizes]
+FAMILY = Family(
+    "gates",
+    sizes={"T": "steps", "B": "batch", "d": "width"},
+    functions={"forward": "u w h0 y last history", "backward": "gy w history kept g_last dp dbias dh0"},
+    inputs=(
+        Row("u", "TBG", strides="TB", read="torch"),
+        Row("w", "Gd", takes="stored", read=True, draw=lambda w: w * (0.45 / w.shape[1] ** 0.5)),
+        Row("b", "G", "compute", optional=True, draw=lambda b: 0.3 * b),
+        Row("h0", "SBd", "compute", names="states", stacked=True, draw=lambda h: 0.5 * h),
+        *flags("TB"),
+    ),
+    outputs=(Row("y", "TBd"), Row("last", "SBd", "compute")),
+    arriving=(Row("gy", "TBd", strides="TB"), Row("g_last", "SBd", "compute")),
+    kept=(Row("history", "HBd", "kept"), Row("memory", "MBd", "kept"), Row("kept", "TBK", "kept")),
+    gradients=(
+        Row("du", "TBP", "kept"), Row("dp", "TBG", "kept"), Row("dbias", "BG", "compute"), Row("dh0", "SBd", "compute"),
+    ),
+    numbers="error stream rows groups timeout_ns",
+    derive=_derive,
+)  # fmt: skip
 
-    return KernelSpec(
-        name=cell.name,
-        cases=lambda target, grid: list(_host_cases(grid) if target == "host" else _cuda_cases(grid)),
-        make_inputs=make_inputs,
-        call=call,
-        states=tuple(f"{n}_T" for n in cell.states),
-        extension=lambda target: native.extension(cell, target),
-        op=op,
-        targets=build.targets(),
-        portable=("torch",) if cell.inner is None else (),
-        emulated=tuple(
-            Case.of("TBd", size, torch.bfloat16, masked=size[0] == 34) for size in ((34, 3, 64), (3, 11, 64))
+PROBLEMS: dict[Any, Problems] = {
+    "host": Problems(
+        "TBd",
+        (torch.float64, torch.float32),
+        named=(
+            ((1, 2, 4), ""), ((7, 3, 5), "masked"), ((8, 2, 6), "strided"), ((9, 4, 7), "masked strided"), ((33, 2, 3), "bare"),
         ),
-        record=cell.header.with_name("errors.json"),
-        builds=builds,
-        after=check_errors,
-        python=cell.python(__file__),
-    )
-
-
-def _host_cases(grid: Grid) -> Iterator[Case]:
-    for dtype in _HOST_DTYPES:
-        # float64 shows a fault in a few numbers; in float32 the relative error of a few numbers is a matter of luck.
-        wide = 1 if dtype == torch.float64 else 8
-        yield Case.of("TBd", (1, 2, 4 * wide), dtype)
-        yield Case.of("TBd", (7, 3, 5 * wide), dtype, masked=True)
-        yield Case.of("TBd", (8, 2, 6 * wide), dtype, strided=True)
-        yield Case.of("TBd", (9, 4, 7 * wide), dtype, masked=True, strided=True)
-        yield Case.of("TBd", (33, 2, 24), dtype, bare=True)
-        if grid == "full":
-            for steps in (1, 2, 50):
-                for rows, width in ((1, 3 * wide), (5, 32), (33, 16)):
-                    yield Case.of("TBd", (steps, rows, width), dtype, bare=rows == 33)
-                    yield Case.of("TBd", (steps, rows, width), dtype, masked=True, strided=rows == 5)
-            yield Case.of("TBd", (2048, 1, 8), dtype)
-
-
-def _cuda_cases(grid: Grid) -> Iterator[Case]:
-    for dtype in native.DTYPES:
-        yield Case.of("TBd", (1, 3, 64), dtype)
-        yield Case.of("TBd", (17, 3, 512), dtype, masked=True)
-        yield Case.of("TBd", (33, 32, 768), dtype, masked=True, strided=True)
-        yield Case.of("TBd", (64, 32, 1024), dtype)
-        yield Case.of("TBd", (65, 70, 256), dtype, strided=True)
-        yield Case.of("TBd", (129, 32, 512), dtype, bare=True)
-        if grid == "full":
-            for width in (64, 128, 320, 512, 640, 768, 896, 1024):
-                yield Case.of("TBd", (1, 2, width), dtype)
-                yield Case.of("TBd", (31, 3, width), dtype, masked=True)
-                yield Case.of("TBd", (40, 32, width), dtype, strided=True)
-                yield Case.of("TBd", (21, 70, width), dtype, masked=True, bare=True)
-            yield Case.of("TBd", (2048, 8, 256), dtype)
+        large=(((2048, 1, 2), ""),),
+        values={"T": (1, 2, 50), "B": (1, 5, 33), "d": (2, 3, 4)},
+        count=12,
+        wide=8,
+    ),
+    "cuda": Problems(
+        "TBd",
+        (torch.bfloat16, torch.float16),
+        named=(
+            ((1, 3, 64), ""), ((17, 3, 512), "masked"), ((33, 32, 768), "masked strided"), ((64, 32, 1024), ""),
+            ((65, 70, 256), "strided"), ((129, 32, 512), "bare"),
+        ),
+        large=(((2048, 8, 256), ""),),
+        values={"T": (1, 21, 31, 40), "B": (2, 3, 32, 70), "d": (64, 128, 320, 512, 640, 768, 896, 1024)},
+    ),
+}  # fmt: skip
+EMULATED = (Case.of("TBd", (34, 3, 64), torch.bfloat16, masked=True), Case.of("TBd", (3, 11, 64), torch.bfloat16))

@@ -59,6 +59,7 @@ class Maps:
 class MatrixCell(Cell):
     """A matrix-state cell. `MatrixKernel` describes the attributes; here, v is the first of the lines."""
 
+    vectors: tuple[str, ...] = ()
     lines: tuple[str, ...] = ("v",)
     scalars: tuple[str, ...] = ()
     params: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import launch
+from elman_core.kernels.family import Family, Row
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Target
 from elman_core.registry.errors import KernelError
@@ -19,6 +20,23 @@ from elman_core.registry.errors import KernelError
 from . import modules
 from .modules import MatrixCell, Size
 
+FAMILY = Family(
+    "matrix",
+    sizes={"B": "batch", "T": "steps", "H": "heads"},
+    functions={"forward": "q k line s1 o", "backward": "q k line saved dy ds0 dq dk dline"},
+    members=(
+        Row("q", "BT?N", strides="T"), Row("k", "BT?N", strides="T"), Row("vector", "BTHN", names="vectors", strides="T"),
+        Row("line", "BT?V", names="lines", strides="T"), Row("scalar", "BTH", "either", names="scalars", strides="T"),
+        Row("param", "HV", "compute", names="params"), Row("a_log", "H", "compute"), Row("dt_bias", "H", "compute"),
+        Row("mask", "BT", "bool"), Row("s0", "BHNV", "compute"), Row("s1", "BHNV", "compute"), Row("o", "BTHV"),
+        Row("saved", None, "either"), Row("dy", "BTHV"), Row("ds1", "BHNV", "compute"), Row("ds0", "BHNV", "compute"),
+        Row("dq", "BTHN", strides="T"), Row("dk", "BTHN", strides="T"), Row("dvector", "BTHN", names="vectors", strides="T"),
+        Row("dline", "BTHV", names="lines", strides="T"), Row("dscalar", "BTH", "either", names="scalars", strides="T"),
+        Row("dparam", "?HV", "compute", names="params"), Row("dhead", None, "compute"), Row("da_log", None, "compute"),
+        Row("ddt_bias", None, "compute"), Row("parts", None, "compute"),
+    ),
+    numbers="shared interval state_line state_row stream",
+)  # fmt: skip
 WORKSPACE = 512 << 20  # bytes: the limit of the shares of a head's parts; larger batches run in slices
 
 
@@ -40,7 +58,7 @@ def load(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any
     Args:
         index: of the device; None for a CPU, on which "cuda" is emulated.
     """
-    library = launch.opened(modules.extension(cell, target, size), "matrix", index is None)
+    library = launch.opened(modules.extension(cell, target, size), FAMILY, index is None)
     if index is not None:
         most: Any = torch.cuda.get_device_properties(index)
         need = library.info()[1]

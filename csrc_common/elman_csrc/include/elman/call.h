@@ -1,10 +1,42 @@
 // What the C interfaces of all modules share. Tensors cross as addresses: no torch headers, no Python headers, and a module serves
 // every version of both.
+//
+//   elman_FAMILY_layout() -> where the members of a call lie, by name; the last entry has no name, and the size of the call
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #define ELMAN_EXPORT extern "C" __attribute__((visibility("default")))
+
+struct CallView {  // a [T,B,d] tensor of adjacent channels; strides count elements
+  std::uint64_t address;
+  std::int64_t t, b;
+};
+struct CallRows {  // a tensor whose rows, or time steps, are `step` elements apart, and adjacent inside
+  std::uint64_t address;
+  std::int64_t step;
+};
+struct CallMember {
+  const char* name;
+  std::size_t at, bytes;
+};
+
+// Behind the structure of a family: ELMAN_LAYOUT(family, its type, up to 64 members...).
+#define ELMAN_LAYOUT(family, Type, ...)                                                               \
+  ELMAN_EXPORT const CallMember* elman_##family##_layout() {                                          \
+    using Call = Type;                                                                                \
+    static const CallMember all[] = {ELMAN_64(ELMAN_MEMBERS(__VA_ARGS__)){nullptr, sizeof(Call), 0}}; \
+    return all;                                                                                       \
+  }
+#define ELMAN_MEMBERS(member, ...) \
+  {#member, offsetof(Call, member), sizeof(Call::member)}, __VA_OPT__(ELMAN_MORE ELMAN_NOTHING()(__VA_ARGS__))
+#define ELMAN_MORE() ELMAN_MEMBERS
+#define ELMAN_NOTHING
+#define ELMAN_64(...) ELMAN_16(ELMAN_16(ELMAN_16(ELMAN_16(__VA_ARGS__))))
+#define ELMAN_16(...) ELMAN_4(ELMAN_4(ELMAN_4(ELMAN_4(__VA_ARGS__))))
+#define ELMAN_4(...) ELMAN_1(ELMAN_1(ELMAN_1(ELMAN_1(__VA_ARGS__))))
+#define ELMAN_1(...) __VA_ARGS__
 
 namespace elman {
 

@@ -2,7 +2,6 @@
 //
 //   z[t,b,c] = bias[c] + sum_j weight[c,j] x[t - (K-1) + j, b, c],   y = z, or silu(z)
 //
-//   elman_causal_conv_call_bytes() -> sizeof(CausalConvCall)        whether both sides mean the same structure
 //   elman_causal_conv_shares(T, B, C) -> shares of the weights' gradient that a backward of these sizes writes on the current GPU
 //   elman_causal_conv_forward(call), _backward(call): null, or what went wrong
 //
@@ -21,15 +20,13 @@
 
 #include "call.h"
 
-struct CausalConvView {
-  std::uint64_t address;
-  std::int64_t t, b;
-};
 struct CausalConvCall {
   std::int64_t steps, batch, width, silu;
-  CausalConvView x, y, dy, dx;
+  CallView x, y, dy, dx;
   std::uint64_t weight, bias;  // [C,K], [C] or null
   std::uint64_t window, last, dlast, dwindow, shares, mask, starts;
   std::int64_t early;  // forward: whether it may begin before the kernel in front of it has ended, and waits for that itself
   std::uint64_t cuda_stream;
 };
+ELMAN_LAYOUT(causal_conv, CausalConvCall, steps, batch, width, silu, x, y, dy, dx, weight, bias, window, last, dlast, dwindow,
+             shares, mask, starts, early, cuda_stream)

@@ -1,7 +1,6 @@
 // The C interface of the modules of decoding: what one call is given. bind/launch.cpp fills it in.
 //
-//   elman_decode_NAME(call)                              null, or what went wrong, in a buffer that the next call overwrites
-//   elman_decode_NAME_call_bytes() -> sizeof(the call)   whether both sides mean the same structure
+//   elman_decode_NAME(call)   null, or what went wrong, in a buffer that the next call overwrites
 //
 // A module compiled with a cell has `step`; one without has the others, but `linear` only for 16-bit storage. Tensors are in the storage
 // type unless said otherwise. Rows are adjacent elements; a step counts the elements from one row to the next. What has no step is
@@ -12,45 +11,44 @@
 
 #include "call.h"
 
-struct DecodeRows {
-  std::uint64_t address;
-  std::int64_t step;
-};
-
 // out = x weight^T + bias, its first `activated` columns passed through SiLU; and further maps of x without bias
 struct DecodeLinearCall {
   std::int64_t rows, inputs, outputs, activated, maps;  // maps: further ones
-  DecodeRows x;  // [B,K]
+  CallRows x;  // [B,K]
   std::uint64_t weight, bias, out;  // [N,K], [N] or null, [B,N]
-  std::uint64_t more[4], more_out[4];  // [N_i,K], [B,N_i] each
-  std::int64_t more_outputs[4];  // N_i
+  std::uint64_t map[4], map_out[4];  // [N_i,K], [B,N_i] each
+  std::int64_t map_sizes[4];  // N_i
   std::int64_t early;
   std::uint64_t stream;
 };
+ELMAN_LAYOUT(decode_linear, DecodeLinearCall, rows, inputs, outputs, activated, maps, x, weight, bias, out, map, map_out, map_sizes,
+             early, stream)
 
-// a = x weight^T + bias + h w^T,  (last, out) = cell(a, h, extra). Without a weight, inputs is 0 and x, [B,N] then, is added itself
+// a = x weight^T + bias + h w^T,  (last, out) = cell(a, h, extra). Without a weight, inputs is 0 and u is added instead
 struct DecodeStepCall {
   std::int64_t rows, inputs, outputs, extras;
-  DecodeRows x, extra[4];  // [B,K], [B,N] each
+  CallRows x, u, extra[4];  // [B,K], [B,N], [B,N] each
   std::uint64_t weight, bias, w, out, h, last;  // [N,K], [N] or null, [N,N], [B,N], float [B,N], float [B,N]
   std::int64_t early;
   std::uint64_t stream;
 };
+ELMAN_LAYOUT(decode_step, DecodeStepCall, rows, inputs, outputs, extras, x, u, extra, weight, bias, w, out, h, last, early, stream)
 
 // stream_out = x + residual (x alone where that is null), out = weight stream_out / sqrt(mean(stream_out^2) + eps)
 struct DecodeNormCall {
   std::int64_t rows, width;
-  DecodeRows x;  // [B,D]
+  CallRows x;  // [B,D]
   std::uint64_t weight, residual, out, stream_out;  // [D], float [B,D] or null, [B,D], float [B,D]
   double eps;
   std::int64_t early;
   std::uint64_t stream;
 };
+ELMAN_LAYOUT(decode_norm, DecodeNormCall, rows, width, x, weight, residual, out, stream_out, eps, early, stream)
 
 // A class of each row of logits x
 struct DecodeDrawCall {
   std::int64_t rows, classes;
-  DecodeRows logits;  // [B,V]
+  CallRows logits;  // [B,V]
   std::uint64_t waits;  // float [B,V], draws of a standard exponential; null at temperature 0
   std::uint64_t seen;  // bytes [B,V], classes that have occurred: changed where a penalty reads them
   std::uint64_t drawn, shown;  // int64 [B]: the class, and it again, or -1 where logits are not finite
@@ -59,3 +57,5 @@ struct DecodeDrawCall {
   std::int64_t early;
   std::uint64_t stream;
 };
+ELMAN_LAYOUT(decode_draw, DecodeDrawCall, rows, classes, logits, waits, seen, drawn, shown, penalty, temperature, below, top_k,
+             early, stream)

@@ -1,6 +1,5 @@
 // The C interface of the dense modules, host and CUDA: what one call is given. bind/launch.cpp fills it in.
 //
-//   elman_dense_call_bytes() -> sizeof(DenseCall)            whether both sides mean the same structure
 //   elman_dense_forward(call), elman_dense_backward(call)    null, or what went wrong, in a buffer that the next call overwrites
 //
 // On the host these end in _float32 or _float64. All tensors are in the storage type but the four of the state (h0, last, g_last, dh0),
@@ -24,22 +23,20 @@
 
 #include "call.h"
 
-struct DenseView {
-  std::uint64_t address;
-  std::int64_t t, b;
-};
 struct DenseCall {
   std::int64_t steps, batch, width, extras;
   std::int64_t slots;  // more than 1: W is block-diagonal, [slots,d/slots,d/slots], its blocks
-  DenseView main, extra[4];  // u or gy; what the cell reads beside it
+  CallView main, extra[4];  // u or gy; what the cell reads beside it
   std::uint64_t w, h0, history, y, last;  // [d,d], [B,d], [T+1,B,d], [T,B,d], [B,d]
   std::uint64_t g_last, da, dextra[4], dh0;  // [B,d], [T,B,d], [T,B,d], [B,d]
   std::uint64_t mask;  // [T,B] bytes, 0 = hold the state; or null: nothing is masked
   std::uint64_t a;  // [T,B,d] where the cell uses it
-  DenseView x;  // tied weights, backward
+  CallView x;  // tied weights, backward
   std::uint64_t bias, sums, dx, dbias;  // tied weights: [d] float, [T+1,B,d], [T,B,d], [8 groups,d] float
   std::uint64_t error, stream;  // CUDA: pinned int32, set when a wait is given up
   std::int64_t rows, groups, delay, timeout_ns;  // CUDA: the launch plan
   std::uint64_t product, state;  // one step of the fallback: [B,d] float, what W makes and what is carried, which is updated
   std::int64_t t;  // and which step
 };
+ELMAN_LAYOUT(dense, DenseCall, steps, batch, width, extras, slots, main, extra, w, h0, history, y, last, g_last, da, dextra, dh0,
+             mask, a, x, bias, sums, dx, dbias, error, stream, rows, groups, delay, timeout_ns, product, state, t)

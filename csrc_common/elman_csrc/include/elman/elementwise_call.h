@@ -1,7 +1,6 @@
 // The C interface of the elementwise modules, host and CUDA: what one call is given.
 //
-//   elman_elementwise_call_bytes() -> sizeof(ElementwiseCall)   whether both sides mean the same structure
-//   elman_elementwise_declares(i)                              streams, vectors and states of the cell; steps between checkpoints, S
+//   elman_elementwise_declares(i)   streams, vectors and states of the cell; steps between checkpoints, S
 //   elman_elementwise_forward(call), _backward(call), _step(call): null, or what went wrong
 //
 // On the host these three end in _float32 or _float64. Streams and what stands in for them (y, gy, dstream) are in the storage type; all
@@ -22,21 +21,19 @@
 #include "call.h"
 #include "elementwise_cell.h"
 
-struct ElementwiseView {
-  std::uint64_t address;
-  std::int64_t t, b;
-};
 struct ElementwiseCall {
   std::int64_t steps, batch, width;
-  ElementwiseView stream[elman::elementwise::kMostStreams], y;
+  CallView stream[elman::elementwise::kMostStreams], y;
   std::uint64_t vector[elman::elementwise::kMostVectors];  // [d] each
   std::uint64_t h0, last, checkpoints;  // [states,B,d], [states,B,d], [ceil(T/S),states,B,d]
   std::uint64_t mask, starts, initial;  // [T,B] bytes, [T,B] bytes, [states,d]
-  ElementwiseView gy, dstream[elman::elementwise::kMostStreams];
+  CallView gy, dstream[elman::elementwise::kMostStreams];
   std::uint64_t g_last, dh0, dvector, dinitial;  // [states,B,d], [states,B,d], [vectors,B,d], [states,B,d]
   std::int64_t early;  // step: whether it may begin before the kernel in front of it has ended, and waits for that itself
   std::uint64_t cuda_stream;
 };
+ELMAN_LAYOUT(elementwise, ElementwiseCall, steps, batch, width, stream, y, vector, h0, last, checkpoints, mask, starts, initial, gy,
+             dstream, g_last, dh0, dvector, dinitial, early, cuda_stream)
 
 namespace elman::elementwise {
 
@@ -61,8 +58,6 @@ const char* refuse(const ElementwiseCall& call, Direction direction, bool checkp
   }
   for (int k = 0; k < Cell::vectors; ++k)
     if (!call.vector[k]) return "a vector is missing";
-  if (!back && !(call.h0 && call.y.address && call.last)) return "h0, y or last is missing";
-  if (back && !(call.gy.address && call.g_last && call.dh0)) return "gy, g_last or dh0 is missing";
   if (back && !(checkpoints ? call.checkpoints : call.h0)) return checkpoints ? "the checkpoints are missing" : "h0 is missing";
   if (back && Cell::vectors && !call.dvector) return "the place of the vectors' gradient is missing";
   if (back && call.starts && call.initial && !call.dinitial) return "the place of the initial state's gradient is missing";

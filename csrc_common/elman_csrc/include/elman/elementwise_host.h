@@ -76,7 +76,7 @@ class Host {
     for (std::int64_t b = 0; b < c_.batch; ++b)
       for (std::int64_t i = 0; i < c_.width; ++i) act(b, i);
   }
-  T* place(const ElementwiseView& v, std::int64_t t, std::int64_t b, std::int64_t i) const {
+  T* place(const CallView& v, std::int64_t t, std::int64_t b, std::int64_t i) const {
     return at<T>(v.address) + t * v.t + b * v.b + i;
   }
   T* state(std::uint64_t address, int k, std::int64_t b, std::int64_t i) const {

@@ -1,14 +1,14 @@
 // The C interface of the modules of gated cells, host and CUDA: what one call is given. bind/launch.cpp fills it in.
 //
-//   elman_gates_call_bytes(), elman_gates_forward(call), elman_gates_backward(call)      as in dense_call.h
+//   elman_gates_forward(call), elman_gates_backward(call)      as in dense_call.h
 //   elman_gates_declares(i) -> gates, kept, states, splits and staged of the cell, by their number
 //
-// Tensors are in the storage type but bias and the states that come and go (h0, s0, last, s_last, g_last, g_s_last, dh0, ds0), which
-// are float, or double beside double.
+// Tensors are in the storage type but b and the states that come and go (h0, last, g_last, dh0: h, then s), which are float, or double
+// beside double.
 //
-//   forward   reads u (main), w, bias, h0, s0, mask; writes y, last, s_last, history, h_0 included, and where a backward will follow
-//             kept and memory, s_0 included. In a held row h_t = h_{t-1}, s_t = s_{t-1}, y_t = 0.
-//   backward  reads gy (main), w, history, kept, memory, g_last, g_s_last, mask; writes dp, du where the cell splits, dbias, dh0, ds0.
+//   forward   reads u, w, b, h0, mask; writes y, last, history, h_0 included, and where a backward will follow kept and memory, s_0
+//             included. In a held row h_t = h_{t-1}, s_t = s_{t-1}, y_t = 0.
+//   backward  reads gy, w, history, kept, memory, g_last, mask; writes dp, du where the cell splits, dbias, dh0.
 //
 // The gradient of W is not made here: it is a product of dp after the loop. That of b is the sum of dbias over the rows.
 #pragma once
@@ -25,18 +25,16 @@ std::int64_t gates_declares(std::int64_t i) {
 }
 }  // namespace elman
 
-struct GatesView {
-  std::uint64_t address;
-  std::int64_t t, b;
-};
 struct GatesCall {
   std::int64_t steps, batch, width;
-  GatesView main;  // u [T,B,k d], or gy [T,B,d]
-  std::uint64_t w, bias, h0, s0, y, last, s_last;  // [k d,d], [k d] or null, [B,d], [B,d], [T,B,d], [B,d], [B,d]
+  CallView u, gy;  // [T,B,k d], [T,B,d]
+  std::uint64_t w, b, h0, y, last;  // [k d,d], [k d] or null, [states,B,d], [T,B,d], [states,B,d]
   std::uint64_t history, kept, memory;  // [T+1,B,d], [T,B,kept d], [T+1,B,d]
-  std::uint64_t g_last, g_s_last, dp, du, dh0, ds0;  // [B,d], [B,d], [T,B,k d], [T,B,k d], [B,d], [B,d]
+  std::uint64_t g_last, dp, du, dh0;  // [states,B,d], [T,B,k d], [T,B,k d], [states,B,d]
   std::uint64_t dbias;  // [B,k d], float or double: the sums of dp over time
   std::uint64_t mask;  // [T,B] bytes, 0 = hold the state; or null
   std::uint64_t error, stream;  // CUDA, as in dense_call.h
   std::int64_t rows, groups, timeout_ns;  // CUDA: batch rows of a group, groups that run together
 };
+ELMAN_LAYOUT(gates, GatesCall, steps, batch, width, u, gy, w, b, h0, y, last, history, kept, memory, g_last, dp, du, dh0, dbias,
+             mask, error, stream, rows, groups, timeout_ns)

@@ -15,16 +15,16 @@ struct GatesHost {
   T* plane(std::uint64_t address, std::int64_t t, std::int64_t b, int n = 1) const {  // row b of step t of [T,B,n d]
     return at<T>(address) + (t * B + b) * n * d;
   }
-  const T* main(std::int64_t t, std::int64_t b) const { return at<const T>(call.main.address) + t * call.main.t + b * call.main.b; }
+  const T* view(const CallView& x, std::int64_t t, std::int64_t b) const { return at<const T>(x.address) + t * x.t + b * x.b; }
   bool held(std::int64_t t, std::int64_t b) const { return call.mask && at<const unsigned char>(call.mask)[t * B + b] == 0; }
 
   void forward() const {
-    const T *w = at<const T>(call.w), *bias = at<const T>(call.bias);
+    const T *w = at<const T>(call.w), *bias = at<const T>(call.b);
     for (std::int64_t b = 0; b < B; ++b)
       for (std::int64_t i = 0; i < d; ++i) {
         plane(call.history, 0, b)[i] = plane(call.h0, 0, b)[i];
-        if (Cell::memory) plane(call.s_last, 0, b)[i] = plane(call.s0, 0, b)[i];
-        if (Cell::memory && call.memory) plane(call.memory, 0, b)[i] = plane(call.s0, 0, b)[i];
+        if (Cell::memory) plane(call.last, 1, b)[i] = plane(call.h0, 1, b)[i];
+        if (Cell::memory && call.memory) plane(call.memory, 0, b)[i] = plane(call.h0, 1, b)[i];
       }
     for (std::int64_t t = 0; t < call.steps; ++t)
       for (std::int64_t b = 0; b < B; ++b)
@@ -38,14 +38,14 @@ struct GatesHost {
             const T* of = last ? plane(call.memory, t, b) : before;
             double sum = bias ? bias[q * d + i] : T(0);
             for (std::int64_t j = 0; !(inner && last) && j < d; ++j) sum += double(w[(q * d + i) * d + j]) * of[j];
-            p[q] = T(sum), u[q] = main(t, b)[q * d + i];
+            p[q] = T(sum), u[q] = view(call.u, t, b)[q * d + i];
           }
           if constexpr (Cell::staged)
             if (inner) {
               plane(call.memory, t, b)[i] = Cell::template inner<Exact>(p, u, before[i]);
               continue;
             }
-          T* const s = Cell::memory ? plane(call.s_last, 0, b) + i : nullptr;
+          T* const s = Cell::memory ? plane(call.last, 1, b) + i : nullptr;
           const GatesState<T> made = Cell::template forward<Exact>(p, u, before[i], s ? *s : T(0), keep);
           const bool live = !held(t, b);
           plane(call.history, t + 1, b)[i] = live ? made.h : before[i];
@@ -62,12 +62,12 @@ struct GatesHost {
       }
   }
 
-  void backward() const {  // dh0 and ds0 carry what arrives at h_t and s_t on the way back
+  void backward() const {  // dh0 carries what arrives at h_t and s_t on the way back
     const T* w = at<const T>(call.w);
     for (std::int64_t b = 0; b < B; ++b)
       for (std::int64_t i = 0; i < d; ++i) {
         plane(call.dh0, 0, b)[i] = plane(call.g_last, 0, b)[i];
-        if (Cell::memory) plane(call.ds0, 0, b)[i] = plane(call.g_s_last, 0, b)[i];
+        if (Cell::memory) plane(call.dh0, 1, b)[i] = plane(call.g_last, 1, b)[i];
         for (int q = 0; q < k; ++q) plane(call.dbias, 0, b, k)[q * d + i] = T(0);
       }
     for (std::int64_t t = call.steps - 1; t >= 0; --t)
@@ -77,10 +77,10 @@ struct GatesHost {
         for (std::int64_t i = 0; i < d; ++i) {
           T keep[kept > 0 ? kept : 1] = {};
           for (int n = 0; n < kept; ++n) keep[n] = plane(call.kept, t, b, kept)[n * d + i];
-          T* const gs = Cell::memory ? plane(call.ds0, 0, b) + i : nullptr;
+          T* const gs = Cell::memory ? plane(call.dh0, 1, b) + i : nullptr;
           const T s = gs ? plane(call.memory, t, b)[i] : T(0), s_new = gs ? plane(call.memory, t + 1, b)[i] : T(0);
-          const auto grad =
-              Cell::template backward<Exact>(gh[i] + main(t, b)[i], gs ? *gs : T(0), keep, plane(call.history, t, b)[i], s, s_new);
+          const auto grad = Cell::template backward<Exact>(gh[i] + view(call.gy, t, b)[i], gs ? *gs : T(0), keep,
+                                                           plane(call.history, t, b)[i], s, s_new);
           for (int q = 0; q < k; ++q) {
             dp[q * d + i] = live ? grad.dp[q] : T(0);
             plane(call.dbias, 0, b, k)[q * d + i] += dp[q * d + i];

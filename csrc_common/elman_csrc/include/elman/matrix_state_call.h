@@ -1,6 +1,5 @@
 // The C interface of the matrix-state modules, host and CUDA: what one call is given. bind/launch.cpp fills it in.
 //
-// elman_matrix_call_bytes(): sizeof(MatrixCall), whether both sides mean the same structure.
 // elman_matrix_info(int64_t out[4]): parts of a head, bytes of shared memory of a block, floats of a row of `parts` below, bytes
 //     by which the rows of k, q and of the lines must be aligned.
 // elman_matrix_declares(i) -> vectors, lines, scalars, params, elementwise (or energy) and delta of the cell, by their number
@@ -25,20 +24,19 @@
 #include "call.h"
 #include "matrix_state_cell.h"
 
-struct MatrixView {
-  std::uint64_t address;
-  std::int64_t step;
-};
 struct MatrixCall {
   std::int64_t batch, steps, heads;
   std::int64_t vectors, lines, scalars, params;  // how many are given
   std::int64_t shared;  // which of k, q and the lines all heads share, a set of bits
   std::int64_t interval;  // steps between saved states
-  MatrixView k, q, vector[elman::matrix::kMostVectors], line[elman::matrix::kMostLines], scalar[elman::matrix::kMostScalars];
+  CallRows k, q, vector[elman::matrix::kMostVectors], line[elman::matrix::kMostLines], scalar[elman::matrix::kMostScalars];
   std::uint64_t param[elman::matrix::kMostParams], a_log, dt_bias, mask;
   std::int64_t state_line, state_row;
   std::uint64_t s0, s1, o, saved;
   std::uint64_t dy, ds1, ds0;
-  MatrixView dk, dq, dvector[elman::matrix::kMostVectors], dline[elman::matrix::kMostLines], dscalar[elman::matrix::kMostScalars];
+  CallRows dk, dq, dvector[elman::matrix::kMostVectors], dline[elman::matrix::kMostLines], dscalar[elman::matrix::kMostScalars];
   std::uint64_t dparam[elman::matrix::kMostParams], dhead, da_log, ddt_bias, parts, stream;
 };
+ELMAN_LAYOUT(matrix, MatrixCall, batch, steps, heads, vectors, lines, scalars, params, shared, interval, k, q, vector, line, scalar,
+             param, a_log, dt_bias, mask, state_line, state_row, s0, s1, o, saved, dy, ds1, ds0, dk, dq, dvector, dline, dscalar,
+             dparam, dhead, da_log, ddt_bias, parts, stream)

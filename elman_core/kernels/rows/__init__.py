@@ -1,0 +1,1 @@
+"""Matrix states whose rows share one matrix, with one kernel in each direction (`RowsKernel`)."""
