@@ -1,7 +1,6 @@
-// A causal depthwise convolution over time on the GPU (what it computes: causal_conv_call.h). Nothing recurs, so time is cut into chunks:
-// a warp walks one chunk of one row, 32 V adjacent channels at once, and keeps the last K - 1 inputs in registers. All that it reads
-// twice are the K - 1 steps around a chunk. The forward asks for all inputs of kSteps steps before it computes, and neighbours in the grid are
-// neighbours in memory: with both it takes little longer than a copy.
+// A causal depthwise convolution over time on the GPU (equation: causal_conv_call.h). There is no recurrence, so time is cut into chunks. A warp walks one
+// chunk of one row, 32 V adjacent channels at once, and keeps the last K - 1 inputs in registers. Only the K - 1 steps around a chunk are read twice. The
+// forward requests all inputs of kSteps steps before it computes, and neighbours in the grid are neighbours in memory; it takes little longer than a copy.
 #pragma once
 
 #include <elman/launch.cuh>
@@ -14,12 +13,12 @@
 namespace elman::conv {
 
 constexpr int kLanes = 32, kWarps = 4, kThreads = kLanes * kWarps;
-constexpr int kSteps = 16;  // of the forward whose inputs are asked for together
+constexpr int kSteps = 16;  // steps of the forward whose inputs are requested together
 constexpr int kNowhere = -(1 << 30);  // time of an input that a start has set to zero
 
 template <class Elem>
 struct Args {
-  int T, B, C, chunk;  // chunk: steps of a warp
+  int T, B, C, chunk;  // chunk: steps per warp
   Rows<const Elem> x, dy;
   Rows<Elem> y, dx;
   const float *weight, *bias, *window, *dlast;  // [C,K], [C] or null, [B,K-1,C] or null, [B,K-1,C] or null
@@ -27,8 +26,7 @@ struct Args {
   const unsigned char *mask, *starts;  // [T,B] or null
 };
 
-// One warp's chunk of one row, and what a lane holds of it: V channels from c on. Lanes beyond the last channel do what the last one
-// inside does.
+// One warp's chunk of one row. A lane holds V channels from c on; lanes beyond the last channel repeat the last lane inside.
 template <class Elem, int K, int V, bool marked>
 struct Walk {
   const Args<Elem>& g;
@@ -36,7 +34,7 @@ struct Walk {
   bool there;
   float w[K][V], bias[V] = {};
   float window[K - 1][V] = {};  // the inputs before the next step, oldest first
-  int times[K - 1];  // theirs; below 0: of g.window
+  int times[K - 1];  // their times; below 0: from g.window
   Marks marks;
 
   __device__ static int tiles(const Args<Elem>& g) { return (g.C + kLanes * V - 1) / (kLanes * V); }
@@ -57,15 +55,15 @@ struct Walk {
 
   __device__ bool plain(int steps) const { return !marked || ((marks.held | marks.starts) & ((1u << steps) - 1)) == 0; }
 
-  // The marks of 32 steps, one for each lane: bit i is for step t + i, or t - i where `way` is -1.
+  // The marks of 32 steps, one per lane: bit i is step t + i, or step t - i if `way` is -1.
   __device__ Marks look(int t, int way) const {
     const int at = t + way * lane;
     const bool inside = at >= 0 && at < g.T;
     const std::ptrdiff_t i = std::ptrdiff_t(at) * g.B + b;
     return {__ballot_sync(~0u, inside && g.mask && !g.mask[i]), __ballot_sync(~0u, inside && g.starts && g.starts[i])};
   }
-  // The first step from t on, or back from t, that is there or begins a document; `stop`, or beyond it: there is none before it. Padding
-  // may be long: two times 32 steps are read together.
+  // Returns the first step from t on, or back from t, that exists or begins a document; `stop` or beyond if there is none. Padding may be long, so 64
+  // steps are read together.
   __device__ int first(int t, int way, int stop) const {
     for (; way * (stop - t) > 0; t += way * 2 * kLanes) {
       const Marks near = look(t, way), far = look(t + way * kLanes, way);
@@ -74,10 +72,10 @@ struct Walk {
     }
     return stop;
   }
-  __device__ void find_times() {  // of the last K - 1 inputs before t0
+  __device__ void find_times() {  // times of the last K - 1 inputs before t0
     int t = t0 - 1, from = t;
-    Marks before = look(t, -1);  // of 32 steps back from `from`
-    bool cut = false;  // by a start: what lies before it is zero
+    Marks before = look(t, -1);  // 32 steps back from `from`
+    bool cut = false;  // a start was met: all inputs before it are zero
 #pragma unroll 1
     for (int n = 0; n < K - 1; ++n, --t) {
       bool begins = false;
@@ -140,7 +138,7 @@ __device__ void forward(const Args<Elem>& g) {
   bool found = false;  // the window
   for (int t = walk.t0; t < walk.t1; t += kSteps) {
     typename Packed<Elem, V>::Raw raw[kSteps];
-    // `plain`: steps of the chunk without marks, which is code without a branch.
+    // `plain`: these steps of the chunk have no marks, so the code has no branch.
     const auto ask = [&](auto plain) {
       const Elem* from = g.x.at(t, walk.b) + walk.c;
 #pragma unroll
@@ -170,7 +168,7 @@ __device__ void forward(const Args<Elem>& g) {
     if (whole) ask(std::true_type());
     else ask(std::false_type());
     if (marked) walk.marks = marks_ahead.next(t + 2 * kSteps);
-    // The search leads far back in padding, so it waits for a step that needs the window: one that is there, a start, or the last one.
+    // In padding the search leads far back, so it waits for a step that needs the window: one that exists, a start, or the last one.
     const bool padding = marked && walk.marks.held == (1u << kSteps) - 1 && !walk.marks.starts && walk.t1 < g.T;
     if (!found && !padding) walk.find_window(), found = true;
     if (whole && walk.plain(kSteps)) steps(std::true_type());

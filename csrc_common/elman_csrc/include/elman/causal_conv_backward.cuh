@@ -1,5 +1,5 @@
-// The backward of causal_conv.cuh. It walks forward too: step t adds to the gradients of the K inputs that it has read, and the oldest of
-// those is then complete; the weights' gradient stays in registers until the warps of a block add theirs up.
+// The backward of causal_conv.cuh. It also walks forward: step t adds to the gradients of the K inputs that it read, and completes the oldest of them. The
+// gradient of the weights stays in registers until the warps of a block add theirs up.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -8,9 +8,9 @@
 
 namespace elman::conv {
 
-constexpr int kRound = 4;  // steps whose inputs are asked for together
+constexpr int kRound = 4;  // steps whose inputs are requested together
 
-// Inputs of rounds to come, x and dy. Each lane copies its own through shared memory: that takes no registers and no barrier.
+// Prefetched inputs, x and dy. Each lane copies its own through shared memory, which takes no registers and no barrier.
 template <class Elem, int V>
 class Ahead {
  public:
@@ -18,7 +18,7 @@ class Ahead {
   static constexpr int bytes = rounds * kRound * 2 * of_step;
   __device__ Ahead(const Args<Elem>& g, int t, int b, int c, char* shared)
       : g_(g), x_(g.x.at(t, b) + c), dy_(g.dy.at(t, b) + c), shared_(shared + threadIdx.x * of_lane) {}
-  // For the next round, of which `steps` exist.
+  // Requests the next round, of which `steps` steps exist.
   __device__ void ask(int steps) {
     const auto one = [&](int i) {
       copy(at(filled_, i, 0), x_), x_ += g_.x.t;
@@ -47,31 +47,31 @@ class Ahead {
     else *reinterpret_cast<Elem*>(to) = *from;
   }
   const Args<Elem>& g_;
-  const Elem *x_, *dy_;  // what is asked for next
+  const Elem *x_, *dy_;  // the next request
   char* shared_;
   int filled_ = 0, read_ = rounds - 1;
 };
 
-// Gradients on their way: of the inputs in the window, and of the weights.
+// Unfinished gradients: of the inputs in the window, and of the weights.
 template <class Elem, int K, int V, bool silu, bool marked>
 struct Gradients {
   Walk<Elem, K, V, marked> walk;
   Ahead<Elem, V> ahead;
   MarksAhead<Args<Elem>, kLanes> marks_ahead;
-  float dw[K + 1][V] = {};  // of the taps, and of the bias
+  float dw[K + 1][V] = {};  // taps, then bias
   float behind[K - 1][V] = {};
 
   __device__ Gradients(const Args<Elem>& g, char* shared)
       : walk(g), ahead(g, walk.t0, walk.b, walk.c, shared), marks_ahead(g, walk.b, walk.lane) {}
-  __device__ void begin() {  // the chunk has all steps that are asked for, or no step follows it
+  __device__ void begin() {  // the chunk has all requested steps, or no step follows it
     for (int i = 0; i < ahead.rounds - 1; ++i) ahead.ask(walk.t1 - walk.t0 - i * kRound);
     if (marked) marks_ahead.load(walk.t0), marks_ahead.load(walk.t0 + kLanes);
   }
-  // Whether all of the chunk is padding, and no window waits for a gradient.
+  // Whether the whole chunk is padding and no window waits for a gradient.
   __device__ bool padding() const {
     return marked && !(walk.t0 == 0 && walk.g.dwindow) && walk.first(walk.t0, 1, walk.t1) >= walk.t1;
   }
-  // Behind the last step that the inputs of the chunk reach: K - 1 steps that are there, or up to a start.
+  // The end of the steps that the chunk's inputs reach: K - 1 existing steps after it, or up to a start.
   __device__ int end() const {
     const int T = walk.g.T;
     if (!marked) return min(T, walk.t1 + K - 1);
@@ -85,7 +85,7 @@ struct Gradients {
     }
     return end;
   }
-  __device__ void round(int t, int end) {  // the inputs of kRound steps from t on are there
+  __device__ void round(int t, int end) {  // the inputs of kRound steps from t on have arrived
     ahead.wait();
     ahead.ask(end - t - (ahead.rounds - 1) * kRound);
     if (!marked) return;
@@ -93,7 +93,7 @@ struct Gradients {
     if ((t - walk.t0) % kLanes == 0) walk.marks = marks_ahead.next(t + 2 * kLanes);
   }
 
-  __device__ void leave(int time, const float* dx) {  // that of one input is complete; a chunk writes those of its own
+  __device__ void leave(int time, const float* dx) {  // the gradient of one input is complete; a chunk writes those of its own inputs
     const Args<Elem>& g = walk.g;
     if (time >= walk.t0 && time < walk.t1) Packed<Elem, V>::store(g.dx.at(time, walk.b) + walk.c, dx);
     else if (time < 0 && time != kNowhere && walk.t0 == 0 && g.dwindow)
@@ -108,7 +108,7 @@ struct Gradients {
     }
     walk.forget();
   }
-  // Step t, the i-th of a round; `mine`: of the chunk. `oldest`: what is now complete.
+  // Step t, the i-th of a round. `mine`: it belongs to the chunk. `oldest`: the gradient that is now complete.
   __device__ void step(int i, int t, bool mine, float* oldest) {
     float x[V], dz[V];
     ahead.get(i, 0, x), ahead.get(i, 1, dz);
@@ -143,7 +143,7 @@ struct Gradients {
     for (int t = walk.t0; t < end && left > 0; t += kRound) {
       round(t, end);
       if (t + kRound <= walk.t1 && walk.times[0] >= walk.t0 && walk.plain(kRound)) {
-        // Code without a branch: steps without marks, of the chunk, which complete inputs of the chunk.
+        // Without a branch: the chunk's own steps without marks, which complete the chunk's own inputs.
 #pragma unroll
         for (int i = 0; i < kRound; ++i) {
           const int time = marked ? walk.times[0] : t + i - (K - 1);
@@ -186,7 +186,7 @@ __device__ void backward(const Args<Elem>& g, char* shared) {
   if (of.walk.there) of.run();
   const int tiles = of.walk.tiles(g), lane = of.walk.lane;
   __pipeline_wait_prior(0);
-  float* sums = reinterpret_cast<float*>(shared);  // of each warp, where the inputs were
+  float* sums = reinterpret_cast<float*>(shared);  // each warp's sums, in place of the inputs
 #pragma unroll
   for (int j = 0; j <= K; ++j) {  // the warps of a block add up, in order
     __syncthreads();

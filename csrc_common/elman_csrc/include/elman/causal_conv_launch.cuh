@@ -5,7 +5,7 @@
 
 namespace elman::conv {
 
-// Channels of a lane: as far as the registers go.
+// Channels per lane, as many as registers allow.
 template <int K>
 constexpr int kChannels = K > 8   ? 1
                           : K > 4 ? 2
@@ -20,8 +20,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
   backward<Elem, K, V, silu, marked>(g, reinterpret_cast<char*>(dynamic_shared()));
 }
 
-// Steps of a warp of the backward: as many as leave each multiprocessor six warps, so that few steps are read twice and few shares are
-// added up.
+// Steps per warp of the backward: as many as leave each multiprocessor six warps, so that few steps are read twice and few shares are added up.
 template <int K>
 int chunk_of(long long T, long long B, long long C) {
   const long long tile = kLanes * kChannels<K>, rows = B * ((C + tile - 1) / tile), wanted = 6LL * multiprocessors();
@@ -53,7 +52,7 @@ cudaError_t launch(const Args<Elem>& g, bool silu, bool early, cudaStream_t stre
     return silu ? launch<Elem, K, V, back, true, true>(g, early, stream) : launch<Elem, K, V, back, false, true>(g, early, stream);
   return silu ? launch<Elem, K, V, back, true, false>(g, early, stream) : launch<Elem, K, V, back, false, false>(g, early, stream);
 }
-// `pieces`: all rows can be moved by pieces of 16 bytes.
+// `pieces`: all rows can be moved in pieces of 16 bytes.
 template <class Elem, int K, bool back>
 cudaError_t launch(Args<Elem> g, bool pieces, bool silu, bool early, cudaStream_t stream) {
   // Forward: one round, or several where the window is long.

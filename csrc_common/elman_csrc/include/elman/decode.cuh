@@ -1,11 +1,11 @@
-// Products of a matrix with few rows, as decoding makes them: out[B,N] = x[B,K] weight[N,K]^T, B up to 64, and what follows
-// pointwise, in one launch. The weights are read once, at the speed of memory; nothing else takes time.
+// Products with few rows, for decoding: out[B,N] = x[B,K] weight[N,K]^T with B up to 64, and the pointwise operations after it, in one launch. The weights
+// are read once, at the speed of memory; nothing else takes time.
 //
-// A block owns 16 outputs of all rows. Its 8 warps share the inner dimension in chunks of 32 columns, taken in turn; a lane's
-// fragments of a chunk are eight consecutive columns of a row, one 16-byte load: the order of columns inside a chunk is permuted
-// to that end, alike in both factors, which leaves the sum as it is. Partial sums of the warps are added in a fixed order.
+// A block owns 16 outputs of all rows. Its 8 warps take chunks of 32 columns of the inner dimension in turn. A lane's fragments of a chunk are eight
+// consecutive columns of a row, one 16-byte load. To that end the columns of a chunk are permuted in both factors alike, which leaves the sum unchanged.
+// Partial sums of the warps are added in a fixed order.
 //
-// Loads of weights do not depend on the kernel in front: they are on their way before this one waits for it.
+// Weights do not depend on the previous kernel, so their loads start before this kernel waits for it.
 #pragma once
 
 #include <elman/decode_ptx.cuh>
@@ -17,7 +17,7 @@
 namespace elman::decode {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kOwned = 16, kChunk = 32, kRows = 8;
-constexpr int kStride = kOwned + 4;  // of partial sums, in floats: the fragments' stores meet no bank conflict
+constexpr int kStride = kOwned + 4;  // stride of partial sums in floats; avoids bank conflicts of the fragments' stores
 
 struct NoCell {
   static constexpr int extras = 0;
@@ -30,23 +30,23 @@ struct Args {
   Elem* out;
   float* last;
   const Elem* extra[4];
-  Elem* extra_out[4];  // without a cell, extra are the weights of further maps of x, and extra_step their outputs
+  Elem* extra_out[4];  // without a cell: extra holds the weights of further maps of x, extra_step their outputs
   std::ptrdiff_t x_step, extra_step[4];
   int rows, inputs, outputs, activated;
-  int maps;   // further ones
-  bool tied;  // w is weight: x and h are multiplied by one reading of it
+  int maps;   // further maps
+  bool tied;  // w is weight: it is read once for x and h
 };
 
 template <int tiles>
-constexpr int kAhead = tiles > 4 ? 4 : 8;  // chunks of a warp whose weights are loaded together
+constexpr int kAhead = tiles > 4 ? 4 : 8;  // chunks per warp whose weights are loaded together
 template <int tiles>
 constexpr int kPartial = kWarps * kRows * tiles * kStride;  // partial sums, in floats
 
-// Up to 8 rows are brought to shared memory whole, x as it is and then h rounded: one trip for all of it. More are read
-// where they lie, chunk by chunk; there are then enough of them on their way.
+// Up to 8 rows are copied to shared memory whole, x as it is and then h rounded, in one trip. More rows are read in place, chunk by chunk; enough loads are
+// then in flight.
 template <int tiles>
 constexpr bool kStaged = tiles == 1;
-__host__ __device__ inline int stage_step(int width) { return width + 32; }  // of a row, in elements: no bank conflict
+__host__ __device__ inline int stage_step(int width) { return width + 32; }  // stride of a row in elements; avoids bank conflicts
 template <class Cell, int tiles>
 int shared_bytes(int rows, int inputs, int outputs) {
   const int staged = stage_step(inputs) + (std::is_same_v<Cell, NoCell> ? 0 : stage_step(outputs));
@@ -57,7 +57,7 @@ template <class Elem>
 __device__ __forceinline__ uint4 load_row(const Elem* x, std::ptrdiff_t step, int row, int column) {
   return load_fresh(static_cast<const void*>(x + row * step + column));
 }
-// The state is float, and rounded wherever it is multiplied.
+// The state is float; products round it.
 template <class Elem>
 __device__ __forceinline__ uint4 rounded(uint4 a, uint4 b) {
   const float v[8] = {__uint_as_float(a.x), __uint_as_float(a.y), __uint_as_float(a.z), __uint_as_float(a.w),
@@ -79,7 +79,7 @@ __device__ __forceinline__ void stage(Elem* to, const In* x, std::ptrdiff_t step
   }
 }
 
-// A lane's pieces of 8 columns, of a row in every tile: all are on their way before one is used.
+// A lane's pieces of 8 columns, one row of every tile. All loads start before the first is used.
 template <class Elem, int tiles>
 struct Pieces {
   uint4 v[tiles];
@@ -124,7 +124,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint4 (&a)[2], uin
   mma_16x8x16<Elem>(c, high, b.z, b.w);
 }
 
-// What an output needs beside its sum.
+// Inputs of an output beside its sum.
 template <class Cell>
 struct Beside {
   float bias, h, e[Cell::extras > 0 ? Cell::extras : 1];
@@ -154,7 +154,7 @@ __device__ __forceinline__ void finish(const Beside<Cell>& o, const Args<Elem>& 
 
 __host__ __device__ constexpr int blocks_for(std::ptrdiff_t outputs) { return static_cast<int>((outputs + kOwned - 1) / kOwned); }
 
-// Without a cell: the map that a block belongs to, in the place of the first; returns which of its blocks it is.
+// Without a cell: puts the block's map in place of the first and returns the block's number within that map.
 template <class Elem>
 __device__ __forceinline__ int choose_map(Args<Elem>& g) {
   int block = blockIdx.x - blocks_for(g.outputs);
@@ -172,12 +172,12 @@ __device__ __forceinline__ int choose_map(Args<Elem>& g) {
   return block;
 }
 
-// tiles: of 8 rows of x. shared: shared_bytes<Cell, tiles>(...), on 16 bytes.
+// tiles: groups of 8 rows of x. shared: shared_bytes<Cell, tiles>(...) bytes, aligned to 16.
 template <class Elem, class Cell, int tiles>
 __device__ __forceinline__ void block(Args<Elem> g, void* shared) {
   constexpr bool steps = !std::is_same_v<Cell, NoCell>, staged = kStaged<tiles>;
   const int which = steps ? blockIdx.x : choose_map(g);
-  constexpr int each = tiles > 1 ? tiles / 2 : 1, ahead = kAhead<tiles>;  // each: outputs of a thread
+  constexpr int each = tiles > 1 ? tiles / 2 : 1, ahead = kAhead<tiles>;  // each: outputs per thread
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, first = which * kOwned;
   const int own = (g.inputs + kChunk - 1) / kChunk, all = own + (steps && !g.tied ? (g.outputs + kChunk - 1) / kChunk : 0);
   float* partial = static_cast<float*>(shared);
@@ -189,7 +189,7 @@ __device__ __forceinline__ void block(Args<Elem> g, void* shared) {
 #pragma unroll
     for (int k = 0; k < ahead; ++k) {
       const int chunk = from + k * kWarps;
-      const bool second = steps && chunk >= own;  // beyond all chunks: columns beyond the width
+      const bool second = steps && chunk >= own;  // after all chunks: columns beyond the width
       const int width = second ? g.outputs : g.inputs, column = (second ? chunk - own : chunk) * kChunk + lane % 4 * 8;
       const Elem* w = second ? g.w : g.weight;
       const int rows = chunk < all ? g.outputs : 0;

@@ -1,6 +1,6 @@
-// From logits to the class drawn: penalty, temperature, top-k, top-p, and a race of exponentials, a block for each row, four threads
-// for each class. Nothing is sorted: whether a class is among the k most likely, how much lies at or below it and whether it wins are
-// counts and sums over all classes, of which a thread takes a quarter, the same for every class: so all find the same sum.
+// Draws a class from logits: penalty, temperature, top-k, top-p, and a race of exponentials. One block per row, four threads per class. Nothing is sorted:
+// whether a class is among the k most likely, how much probability lies at or below it and whether it wins are counts and sums over all classes. A thread
+// takes a quarter of the classes, the same quarter for every class, so all threads find the same sum.
 #pragma once
 
 #include <elman/decode_ptx.cuh>
@@ -29,7 +29,7 @@ struct DrawShared {
   int wrong;
 };
 
-// act(j, value) for a quarter of all, four to a load.
+// Calls act(j, value) for a quarter of all classes, four per load.
 template <class Act>
 __device__ __forceinline__ void each_class(const float* values, Act&& act) {
 #pragma unroll 4
@@ -38,7 +38,7 @@ __device__ __forceinline__ void each_class(const float* values, Act&& act) {
     act(j, v.x), act(j + 1, v.y), act(j + 2, v.z), act(j + 3, v.w);
   }
 }
-// Of the four quarters. Counts are floats: they are small.
+// Sum of the four quarters. Counts are floats because they are small.
 __device__ __forceinline__ float together(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void draw_block(const DrawArgs<Elem>& g, DrawShared& 
   if (writes) shared.score[mine] = score;
   __syncthreads();
 
-  float most = -INFINITY, above = 0.f, before = 0.f, behind = 0.f;  // equals before and behind
+  float most = -INFINITY, above = 0.f, before = 0.f, behind = 0.f;  // before, behind: equal ones on either side
   each_class(shared.score, [&](int j, float v) {
     most = fmaxf(most, v);
     above += v > score ? 1.f : 0.f;

@@ -9,7 +9,7 @@
 
 namespace elman::decode {
 
-// Two blocks to a multiprocessor: the next kernel's weights are loaded while this one finishes. Many rows need the registers.
+// Two blocks per multiprocessor, so that the next kernel loads its weights while this one finishes. With many rows, one: they need the registers.
 template <class Elem, class Cell, int tiles>
 __global__ void __launch_bounds__(kThreads, tiles > 2 ? 1 : 2) kernel(const __grid_constant__ Args<Elem> g) {
   extern __shared__ uint4 shared[];
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kDrawThreads) draw_kernel(const __grid_constan
   draw_block(g, shared);
 }
 
-// What a block of the current device may have; what is usual where that cannot be asked.
+// Shared memory that a block of the current device may have; the usual limit if the device cannot say.
 inline int most_shared_bytes() {
   int device = 0, bytes = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 48 << 10;

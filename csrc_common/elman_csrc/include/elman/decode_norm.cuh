@@ -1,4 +1,4 @@
-// Add and RMS norm of few rows, a block each: a link of the chain of kernels that may begin early (decode_ptx.cuh).
+// Add and RMS norm of few rows, one block per row. It belongs to the chain of kernels that may begin early (decode_ptx.cuh).
 #pragma once
 
 #include <elman/decode_ptx.cuh>
@@ -7,7 +7,7 @@
 
 namespace elman::decode {
 
-constexpr int kNormThreads = 256, kNormEach = 8;  // each: columns of a thread whose values are on their way together
+constexpr int kNormThreads = 256, kNormEach = 8;  // each: columns per thread that are loaded together
 
 template <class Elem>
 struct NormArgs {

@@ -16,25 +16,25 @@ __device__ __forceinline__ float wide(Elem x) {
   return static_cast<float>(x);
 }
 
-// From here on, kernels behind this one in the stream may begin, if they were launched to do so. They wait for its results themselves.
+// From here on, later kernels in the stream may begin, if they were launched to do so. They wait for this kernel's results themselves.
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// What the kernels in front of this one have written is there.
+// Waits until everything that earlier kernels have written is visible.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Weights: read once, and by one block.
+// Loads weights, which one block reads once.
 __device__ __forceinline__ uint4 load_once(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
-// What another kernel may have written since this one began: not from this multiprocessor's own cache, and not before the wait.
+// Loads data that another kernel may have written since this one began: it bypasses this multiprocessor's own cache and must follow the wait.
 __device__ __forceinline__ uint4 load_fresh(const void* p) {
   uint4 v;
   asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));

@@ -1,27 +1,26 @@
 // The dense skeleton: h_t = Cell(W h_{t-1} + u_t), all time steps in one persistent launch, forward and backward.
 //
-// A group is P = ceil(d / R) blocks; block p owns R rows of the matrix, held on chip for the whole launch (dense_product.cuh).
-// The batch is cut into tiles of up to 8 * N rows that never talk to each other; a group takes a tile or several. At every step
-// a block needs the whole state of a tile's rows and makes R channels of the next one, in the epilogue (dense_word.cuh). The
-// backward is the same walk from the end with the transposed matrix and another epilogue:
+// A group is P = ceil(d / R) blocks. Block p owns R rows of the matrix and holds them on chip for the whole launch (dense_product.cuh).
+// The batch is cut into independent tiles of up to 8 * N rows; a group takes one tile or several. In each step a block reads the
+// whole state of a tile's rows and computes R channels of the next one, in the epilogue (dense_word.cuh). The backward walks from
+// the end, with the transposed matrix and another epilogue:
 //
 //   forward   iteration s = 0 .. T-1  (t = s):       h_t  = Cell::forward(W h_{t-1} + u_t)
 //   backward  iteration s = 0 .. T    (t = T-1-s):   gh_t = W^T da_{t+1} + carry,   da_t = Cell::backward(gy_t, gh_t)
 //                                                    and gh_{-1} = dL/dh_0
 //
-// Tied weights: where the same matrix projects the input, h_t = Cell(W (h_{t-1} + x_t) + b), a block adds x to what it hands on, and
-// one product a step is both. No projection comes before the loop, and the products of the backward are the gradient of x; it can take
-// a SiLU in front of x along, and adds up the gradient of b.
+// Tied weights: if the same matrix projects the input, h_t = Cell(W (h_{t-1} + x_t) + b), a block adds x to the state before it sends it, so one product
+// per step covers both. There is no projection before the loop, and the products of the backward are the gradient of x. The launch can include a SiLU in
+// front of x, and it sums the gradient of b.
 //
-// What a block made reaches the others in one of two ways (Exchange):
+// Blocks exchange their results in one of two ways (Exchange):
 //
-//   Grid     through L2. The output tensor itself is the exchange: a sentinel NaN lies in it some steps ahead (kFilled), then
-//            every word is written once, and readers look at the data until no sentinel is left. No barrier and no flag: each
-//            word is either the sentinel or final. All blocks must be resident (a cooperative launch); every wait is bounded in
-//            time.
+//   Grid     through L2. The output tensor itself is the exchange: it holds a sentinel NaN some steps ahead (kFilled), every word is
+//            then written once, and readers poll until no sentinel is left. There is no barrier and no flag: each word is either
+//            the sentinel or final. All blocks must be resident (a cooperative launch); every wait is bounded in time.
 //   Cluster  through distributed shared memory, for P <= 16. A group is one thread-block cluster, which the hardware places as
-//            a whole. A warp sends 16-byte pieces into every peer's shared memory, counted there by an mbarrier. Two slots
-//            alternate; a slot is free again when its reader has been heard from, which is what receiving the next step means.
+//            a whole. A warp sends 16-byte pieces into every peer's shared memory, where an mbarrier counts them. Two slots
+//            alternate. A slot is free again when its reader has sent its own next step, that is, when that step arrives here.
 #pragma once
 
 #include "dense_exchange.cuh"
@@ -29,9 +28,8 @@
 
 namespace elman::dense {
 
-// A tile has up to 8 * N batch rows. single: a group has one tile; otherwise several, and while one's words travel the others
-// are worked on.
-// slots: the matrix is block-diagonal, of so many blocks d x d; one after another in g.w, and their groups never talk to each other.
+// A tile has up to 8 * N batch rows. single: a group has one tile. Otherwise it has several, and works on the others while the words of one travel.
+// slots: number of d x d blocks of a block-diagonal matrix. They follow one another in g.w, and their groups are independent.
 template <class Cell, class Elem, int d, int slots, int KS, int N, Exchange how, bool single, Input input, bool masked,
           bool backward>
 __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constant__ DenseArgs<Elem, Cell::extras> g) {
@@ -84,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
 #pragma unroll
       for (int j = 0; j < P::pieces; ++j) piece[k][j] = make_uint4(0, 0, 0, 0);
   };
-  // Row t of the exchange tensor (that of the forward is one row longer). A lane without a batch row repeats the last.
+  // Row t of the exchange tensor (one row longer in the forward). A lane without a batch row repeats the last one.
   auto aim_at = [&](int t, int tile) {
     const int last = rows_in(tile) - 1;
 #pragma unroll
@@ -99,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       look_at(k);
     }
   };
-  auto look_until_there = [&] {  // giving up leaves the sentinel where it is, and it is a NaN
+  auto look_until_there = [&] {  // on giving up, the sentinel stays, and it is a NaN
     patience.turns = 0;
     while (true) {
       unsigned top = 0;
@@ -112,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       for (int k = 0; k < KC; ++k) look_at(k);
     }
   };
-  auto multiply = [&](bool look_again) {  // a chunk that has been multiplied makes room for the next tile's
+  auto multiply = [&](bool look_again) {  // a multiplied chunk makes room for one of the next tile
 #pragma unroll
     for (int k = 0; k < KC; ++k) {
       product.add(k, piece[k], shared + L::stage);
@@ -122,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       }
     }
   };
-  // 16 bytes of what the first product multiplies: h_0, from the float tensor the caller gave, and the first x where it is tied.
+  // 16 bytes of the first product's operand: h_0, from the caller's float tensor, plus the first x if tied.
   auto initial = [&](int row, int column) {
     const float* from = g.h0 + static_cast<size_t>(row) * D + slot_channel + column;
     if constexpr (!tied) return rounded<Elem>(from);
@@ -145,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
     }
   };
   const int slice_bytes = slice_columns * rows_in(first_tile) * static_cast<int>(sizeof(Elem));
-  auto multiply_from_slot = [&](int s) {  // what was sent in iteration s - 1
+  auto multiply_from_slot = [&](int s) {  // data sent in iteration s - 1
     const int slot = (s - 1) & 1, parity = ((s - 1) >> 1) & 1;
     if (!full && slice_columns == 0) return;
     patience.turns = 0;
@@ -193,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   auto row_of = [&](int tile, int n) { return tile * g.rows + warp + kRows * n; };
   auto word_at = [&](int t, int tile) {
     return static_cast<ptrdiff_t>(t * g.B + row_of(tile, 0)) * D + channel;
-  };  // the next is 8 * D on
+  };  // the next one lies 8 * D further
   int fetch_s = 0, fetch_tile = first_tile;
   auto fetch = [&](typename W::Inputs(&into)[N]) {
 #pragma unroll
@@ -234,7 +232,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   unsigned partial_out = shared_base + L::partial + warp * kRows * N * kStride<Elem> * 4 + P::place(lane);
   unsigned partial_in = shared_base + L::partial + (warp * kStride<Elem> + lane * VW) * 4;
   ptx::pin(partial_out), ptx::pin(partial_in);
-  int other = L::partial_bytes;  // to the other of two buffers, which alternate: so one barrier an iteration is enough
+  int other = L::partial_bytes;  // offset of the other buffer. Two alternate, so one barrier per iteration is enough
   ptrdiff_t at = word_at(first_t, first_tile);
   int summed = static_cast<int>(clock64());
   if constexpr (single)
@@ -247,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   for (int s = 0; s < iterations; ++s) {
     if (!cluster && s % kFence == 0) ptx::fence();
     for (int local = 0; local < local_tiles; ++local) {
-      // Everything up to the wait is done while the other blocks' words are on their way.
+      // Everything up to the wait runs while the other blocks' words travel.
       const int tile = first_tile + local * groups, t = backward ? first_t - s : s;
 #pragma unroll
       for (int n = 0; n < N; ++n) words[n].in = next[n], next[n] = after[n];
@@ -266,7 +264,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       const bool wraps = local + 1 == local_tiles;
       const int next_s = s + wraps;
       const bool look_ahead =
-          !single && next_s > 0 && next_s < iterations;  // the next tile's words have been under way for a while
+          !single && next_s > 0 && next_s < iterations;  // the next tile's words have travelled for a while
       auto aim_ahead = [&] { aim_at(backward ? g.T - next_s : next_s, wraps ? first_tile : tile + groups); };
       if (s == 0) {
         if (!backward) multiply_initial(tile);

@@ -1,4 +1,4 @@
-// What one launch of the dense skeleton is given. [T,B,d] is time-major; what is not a View is contiguous.
+// Arguments of one launch of the dense skeleton. [T,B,d] is time-major; everything but a View is contiguous.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ struct StridedView {  // of a [T,B,d] tensor: channels are adjacent, strides cou
 template <class Elem, int extras>
 struct DenseArgs {
   const Elem* w;                                     // [d,d], or the blocks of a block-diagonal one
-  StridedView<Elem> extra[extras > 0 ? extras : 1];  // what the cell reads beside u
+  StridedView<Elem> extra[extras > 0 ? extras : 1];  // inputs of the cell beside u
   const unsigned char* mask;                         // [T,B], 0 = hold the state; null = no position is masked
   Elem* history;                                     // [T+1,B,d]: h_0, h_1 ... h_T. Written by the forward, read by the backward
 
@@ -31,20 +31,20 @@ struct DenseArgs {
   Elem* dextra[extras > 0 ? extras : 1];        // [T,B,d]
   float* dh0;                                   // [B,d]
 
-  // where the weights are tied, and x stands in the place of u: both ways, if SiLU goes with it
+  // tied weights, with x in place of u; x is also given to the backward if SiLU is included
   const float* bias;  // [d]
   Elem* sums;         // [T+1,B,d]: h_0 + x_1, h_1 + x_2 ... h_T. Written by the forward, for the gradient of W
   Elem* dx;           // [T,B,d], by the backward
   float* dbias;       // [8 groups,d], by the backward: to be added up
 
   int T, B;
-  int rows;   // batch rows in a tile, 1..8, or 1..16 in wide ones; group g takes tiles g, g + groups, ...
+  int rows;   // batch rows of a tile: 1..8, or 1..16 in wide tiles; group g takes tiles g, g + groups, ...
   int tiles;  // ceil(B / rows)
-  int delay;  // clocks between having a step's sums and looking for the next step: a look too early costs a round trip to L2
-  int* error;                       // set to 1 when a wait has outlasted timeout_ns; may be host memory
+  int delay;  // clocks between a step's sums and the first poll for the next step: polling too early costs a round trip to L2
+  int* error;                       // set to 1 if a wait exceeds timeout_ns; may be host memory
   unsigned long long timeout_ns;
 
-  Elem* a;  // [T,B,d]: W h_{t-1} + u_t, written by the forward and read by the backward, where the cell uses it
+  Elem* a;  // [T,B,d]: W h_{t-1} + u_t, written by the forward and read by the backward if the cell uses it
 };
 
 }  // namespace elman

@@ -1,4 +1,4 @@
-// What a dense cell is. The dense skeleton computes, for every time step,
+// Definition of a dense cell. The dense skeleton computes, for every time step,
 //
 //   a_t = W h_{t-1} + u_t            the only product inside the loop; u_t holds everything that does not depend on h
 //   (h_t, y_t) = Cell::forward(a_t, h_{t-1}, e_t)
@@ -13,13 +13,13 @@
 //
 //   static constexpr int  extras;      how many tensors [T,B,d] beside u it reads (gates computed before the loop): E1 has one, z
 //   static constexpr bool uses_prev;   whether h_{t-1} enters other than through W (leaky and gated updates); if not, dp_t = 0
-//   static constexpr bool uses_a;      may be left out: whether the backward is given a_t too, which the forward then keeps
+//   static constexpr bool uses_a;      optional: whether the backward gets a_t, too, which the forward then saves
 //   template <class Math, class T> static DenseOut<T>          forward(T a, T h_prev, const T* e);
 //   template <class Math, class T> static DenseGrad<T, extras> backward(T gy, T gh, T h, T h_prev, const T* e);
 //                                                              backward(T gy, T gh, T h, T h_prev, T a, const T* e) where it uses a
 //
-// A cell may be split as DenseSteps shows: what does not depend on a is computed before the product is ready, and y after h has been
-// sent, so that h reaches the other blocks sooner.
+// A cell may be split as in DenseSteps: terms without a are computed before the product is ready, and y after h is sent, so that h reaches the
+// other blocks sooner.
 //
 // A gated update, h = f h' + (1 - f) c(a), needs a: from h and h', both rounded to the storage type, it would recover c as
 // (h - f h') / (1 - f), which has few significant digits where 1 - f is small.
@@ -42,7 +42,7 @@ struct DenseGrad {
   T dextra[extras > 0 ? extras : 1];
 };
 
-// What a step has of h and of the factor of what is written before its product: h = kept + write c(a), or neither is used.
+// Known before the product: h = kept + write c(a). A cell may use neither.
 template <class T>
 struct DenseReady {
   T kept, write;

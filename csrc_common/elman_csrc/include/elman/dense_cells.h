@@ -1,13 +1,13 @@
-// Dense cells made of two parts that several variants share: what h becomes, and what is read from it.
+// Dense cells made of two parts that several variants share: an update of h and a readout.
 //
 //   using Cell = DenseCell<Tanh, SelfGate>;        h = tanh(a), y = h silu(h)
 //
 // An update has of(a) = h and slope(h) = dh/da. A readout has `extras` and, from h and the extras e, of = y and slopes = {dy/dh,
-// {dy/de}}; a variant whose own is neither of these writes it in its header.
+// {dy/de}}. A variant with another update or readout writes it in its own header.
 //
 //   using Cell = LeakyCell<Interpolate>;           h = s(e) h' + (1 - s(e)) tanh(a), y = h silu(h)
 //
-// Gates of a leaky update make, from the extras e, what is kept and what is written.
+// Gates of a leaky update compute, from the extras e, the factors of the old state and of the candidate.
 #pragma once
 
 #include "dense_cell.h"

@@ -1,4 +1,4 @@
-// How blocks of the dense skeleton hand the state on: the ways, their place in shared memory, and waiting that ends.
+// How blocks of the dense skeleton exchange the state: both ways, their shared memory, and bounded waiting.
 #pragma once
 
 #include "dense_product.cuh"
@@ -7,9 +7,9 @@ namespace elman::dense {
 
 enum class Exchange { Grid, Cluster };
 
-// A thread stores the sentinel kFilled steps before the word itself; the first kFilled steps are filled before the launch. All threads
-// pass a fence every kFence steps. The next one orders the sentinel before later words of its thread, and the one after that orders a
-// reader's look at such a word before its look for this one. So no reader finds what lay there before: 2 kFence steps are enough.
+// A thread stores the sentinel kFilled steps before the word itself; the first kFilled steps are filled before the launch. All threads pass a fence every
+// kFence steps. The first fence orders the sentinel before later words of its thread. The second orders a reader's load of such a word before its load of
+// this one. So no reader sees older contents: 2 kFence steps are enough.
 constexpr int kFilled = 32, kFence = kFilled / 2;
 constexpr unsigned kSentinel = 0xffffffff;
 
@@ -20,7 +20,7 @@ struct Slots {  // received state of a step: [2][warp][8 rows][KC * 32 columns],
 };
 
 template <int d>
-constexpr int kChunks = (d + kWarps * kChunk - 1) / (kWarps * kChunk);  // of a warp
+constexpr int kChunks = (d + kWarps * kChunk - 1) / (kWarps * kChunk);  // chunks per warp
 
 template <class Elem, int d, int KS, int N, Exchange how>
 struct Layout {  // of dynamic shared memory
@@ -29,11 +29,11 @@ struct Layout {  // of dynamic shared memory
   static constexpr int stage = spill + Product<Elem, kChunks<d>, KS, N>::shared_bytes;
   static constexpr int slots = stage + (sizeof(Elem) == 4 ? kWarps * kRows * N * kChunk * 4 : 0);
   static constexpr int barriers = slots + (how == Exchange::Cluster ? 2 * Slots<Elem, kChunks<d>>::slot_bytes : 0);
-  static constexpr int carry = barriers + 2 * kWarps * 8, carry_floats = N * kThreads * Storage<Elem>::per_word;  // of a tile
+  static constexpr int carry = barriers + 2 * kWarps * 8, carry_floats = N * kThreads * Storage<Elem>::per_word;  // carry of a tile
   static constexpr int bytes(int local_tiles) { return carry + local_tiles * carry_floats * 4; }
 };
 
-// A wait that gives up: after timeout_ns, or soon after any other block has.
+// A bounded wait: it gives up after timeout_ns, or soon after any other block has given up.
 struct Patience {
   int* error;
   unsigned long long limit, since = 0;
@@ -51,7 +51,7 @@ struct Patience {
 };
 
 template <class Elem>
-__device__ uint4 rounded(const float* p) {  // 16 bytes of Elem from as many floats
+__device__ uint4 rounded(const float* p) {  // 16 bytes of Elem, rounded from floats
   constexpr int n = Storage<Elem>::per_word;
   uint4 v;
   v.x = Storage<Elem>::pack(p), v.y = Storage<Elem>::pack(p + n), v.z = Storage<Elem>::pack(p + 2 * n),

@@ -1,6 +1,6 @@
 // The dense skeleton on the host: the equations of dense_cell.h, one loop after the other, in float or double.
 // It is a test instrument: on any machine it checks a cell header, every transpose and the order of operations of the backward.
-// Products are summed in double, so that what it loses in float is what the cell loses.
+// Products are summed in double, so in float all error is the cell's.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct View {
 
 template <class T, int extras>
 struct DenseHost {
-  std::int64_t steps, batch, width, block;  // block: width of a block of W, which is block-diagonal; or all of it
+  std::int64_t steps, batch, width, block;  // block: width of a block of a block-diagonal W, or the whole width
   View<const T> extra[extras > 0 ? extras : 1];
   const T* w;                 // [d,block], rows are outputs
   T* history;                 // [T+1,B,d]: h_0, then h_1 .. h_T; written by the forward, read by the backward
@@ -68,12 +68,12 @@ void dense_forward(const DenseHost<T, Cell::extras>& run, View<const T> u, const
 }
 
 // gy [T,B,d], g_last [B,d] -> da [T,B,d] (which is du), the gradients of the extras, dh0 [B,d].
-// The gradient of W is not made here: it is the one product sum_t da_t^T h_{t-1}, taken after the loop.
+// The gradient of W is computed after the loop, by the caller: one product, sum_t da_t^T h_{t-1}.
 template <class Cell, class T>
 void dense_backward(const DenseHost<T, Cell::extras>& run, View<const T> gy, const T* g_last, View<T> da, const View<T>* dextra,
                     T* dh0) {
   const std::int64_t d = run.width;
-  for (std::int64_t i = 0; i < run.batch * d; ++i) dh0[i] = g_last[i];  // dh0 carries gh_t on its way back
+  for (std::int64_t i = 0; i < run.batch * d; ++i) dh0[i] = g_last[i];  // dh0 carries gh_t backward
   std::vector<T> through(d);
   for (std::int64_t t = run.steps - 1; t >= 0; --t)
     for (std::int64_t b = 0; b < run.batch; ++b) {

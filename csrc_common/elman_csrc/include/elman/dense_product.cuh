@@ -1,9 +1,8 @@
 // The recurrent product of one block: R rows of the matrix times up to 8 * N batch rows of the state.
 //
 // The 8 warps of a block share the inner dimension: warp w owns the KC chunks of 32 columns that begin at w * KC * 32, for all
-// R rows. A product object holds that part of the matrix for the whole launch, in registers (32 a lane and chunk), and its
-// last KS chunks in shared memory, from where they are read while earlier chunks are multiplied. Columns and rows beyond d are
-// zero.
+// R rows. A product object holds that part of the matrix for the whole launch in registers (32 per lane and chunk). Its last KS
+// chunks stay in shared memory and are read while earlier chunks are multiplied. Columns and rows beyond d are zero.
 //
 //   load      once: reads the matrix, or its transpose
 //   clear     begins a step
@@ -16,19 +15,18 @@
 
 namespace elman::dense {
 
-constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = 8, kChunk = 32;  // kRows: what one tensor-core tile takes
+constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = 8, kChunk = 32;  // kRows: batch rows of a tensor-core tile
 
 template <class Elem>
-constexpr int kOwned = 32 * Storage<Elem>::per_word;  // matrix rows of a block: one word a lane and batch row in the epilogue
+constexpr int kOwned = 32 * Storage<Elem>::per_word;  // matrix rows of a block: one word per lane and batch row in the epilogue
 template <class Elem>
-constexpr int kStride = kOwned<Elem> + 4;  // of partial sums, in floats: the fragments' stores meet no bank conflict
+constexpr int kStride = kOwned<Elem> + 4;  // stride of partial sums in floats; avoids bank conflicts of the fragments' stores
 
-// 16-bit storage: tensor cores. A lane's fragment of the state is eight consecutive columns of one batch row, one 16-byte
-// load; the order of columns inside a chunk is permuted to that end, the same way in the matrix and in the state, which leaves
-// the sum as it is.
+// 16-bit storage: tensor cores. A lane's fragment of the state is eight consecutive columns of one batch row, one 16-byte load.
+// To that end the columns of a chunk are permuted in matrix and state alike, which leaves the sum unchanged.
 template <class Elem, int KC, int KS, int N, int T = kOwned<Elem> / 16>
 struct Product {  // T: tiles of 16 matrix rows
-  static constexpr int tiles = T, pieces = N, stride = 16 * T + 4;  // stride: of partial sums
+  static constexpr int tiles = T, pieces = N, stride = 16 * T + 4;  // stride of partial sums
   static constexpr int shared_bytes = KS * tiles * 2 * kThreads * 16;
 
   unsigned a[KC - KS > 0 ? KC - KS : 1][tiles][2][4];
@@ -123,8 +121,8 @@ struct Product {  // T: tiles of 16 matrix rows
   }
 };
 
-// fp32 storage: true fp32 multiply-adds. A lane owns one row of the matrix; the state goes through shared memory and is read as a
-// broadcast, 16 bytes for 4 multiply-adds of every lane.
+// fp32 storage: true fp32 multiply-adds. A lane owns one row of the matrix. The state passes through shared memory and is read as a
+// broadcast of 16 bytes for 4 multiply-adds of every lane.
 template <int KC, int KS, int N>
 struct Product<float, KC, KS, N, kOwned<float> / 16> {
   static constexpr int rows_held = kRows * N, pieces = 2 * N, stage_row = kChunk * 4;

@@ -10,7 +10,7 @@
 
 namespace elman {
 
-// ---- storage types: what a 4-byte word holds, and how the state is rounded into it ------------------------------------
+// ---- storage types: contents of a 4-byte word, and rounding of the state into it --------------------------------------
 // The hardware conversions write every NaN as 0x7fff, so no stored word is ever the sentinel 0xffffffff.
 template <class Elem>
 struct Storage;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void load_relaxed(uint4& v, const void* p) {
                : "l"(p)
                : "memory");
 }
-__device__ __forceinline__ void load_relaxed(uint4& v, const void* p, unsigned wanted) {  // leaves v as it is where not wanted
+__device__ __forceinline__ void load_relaxed(uint4& v, const void* p, unsigned wanted) {  // leaves v unchanged if not wanted
   asm volatile("{ .reg .pred w; setp.ne.u32 w, %5, 0; @w ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"
                : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
                : "l"(p), "r"(wanted)
@@ -130,7 +130,7 @@ __device__ __forceinline__ void load_shared(float (&v)[3], unsigned from) {  // 
 __device__ __forceinline__ void load_shared(float (&v)[4], unsigned from) {
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from) : "memory");
 }
-// Keeps a value in its register: without it the compiler computes addresses again in the middle of the critical path.
+// Keeps a value in its register. Without it the compiler recomputes addresses in the middle of the critical path.
 __device__ __forceinline__ void pin(unsigned& v) { asm volatile("" : "+r"(v)); }
 __device__ __forceinline__ void pin(float& v) { asm volatile("" : "+f"(v)); }
 template <class T>
@@ -138,7 +138,7 @@ __device__ __forceinline__ void pin(T*& v) {
   asm volatile("" : "+l"(v));
 }
 
-// Likewise where registers are scarce, and the assembler too would compute it again: it cannot look through a shuffle.
+// The same where registers are scarce and the assembler, too, would recompute the value: it cannot see through a shuffle.
 __device__ __forceinline__ void hold(unsigned& v) { v = __shfl_sync(~0u, v, threadIdx.x % 32); }
 template <class T>
 __device__ __forceinline__ void hold(T*& p) {

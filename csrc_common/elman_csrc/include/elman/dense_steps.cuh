@@ -1,5 +1,5 @@
-// The pointwise half of one time step, for sizes that no persistent launch holds: the product is a GEMM of the caller, a
-// kernel of this file follows it, and a step is two launches. One thread a channel; [B,d] tensors are contiguous.
+// The pointwise half of one time step, for sizes that no persistent launch holds. A step is two launches: the caller's GEMM, then a
+// kernel of this file. One thread per channel; [B,d] tensors are contiguous.
 #pragma once
 
 #include "dense_args.h"
@@ -33,7 +33,7 @@ __global__ void step_forward(const __grid_constant__ DenseArgs<Elem, Cell::extra
   g.y[t * plane + row] = static_cast<Elem>(live ? out.y : 0.f);
 }
 
-// product: W^T da_{t+1}. carry: what of gh does not pass through W; in for step t+1, out for step t.
+// product: W^T da_{t+1}. carry: the part of gh that does not pass through W; in for step t+1, out for step t.
 template <class Cell, class Elem>
 __global__ void step_backward(const __grid_constant__ DenseArgs<Elem, Cell::extras> g, int d, int t, const float* product,
                               float* carry) {

@@ -1,7 +1,7 @@
 // The epilogue of the dense skeleton: one thread's word (one or two neighbouring channels of one batch row) of each step.
 //
-// Its inputs are read two steps ahead, since a step is shorter than the latency of DRAM; what does not depend on the product
-// is computed while the blocks wait for each other; and what nobody waits for is written after the word has been published.
+// Its inputs are read two steps ahead, because a step is shorter than the latency of DRAM. Everything independent of the product is
+// computed while blocks wait for each other. Results that no block waits for are written after the word is published.
 #pragma once
 
 #include <type_traits>
@@ -13,7 +13,7 @@
 namespace elman::dense {
 
 template <class Elem>
-struct Cursor {  // where a thread's word of a step lies, and how far away the next step's
+struct Cursor {  // place of a thread's word in a step, and distance to the next step
   const Elem* at;
   ptrdiff_t forth;
   __device__ unsigned take() {
@@ -23,19 +23,19 @@ struct Cursor {  // where a thread's word of a step lies, and how far away the n
   }
 };
 
-// What comes in beside the state: u, everything that does not depend on it; or x, which the same matrix multiplies; or what SiLU makes x of.
+// The input beside the state: u, everything that does not depend on the state; or x, which the same matrix multiplies; or z with x = SiLU(z).
 enum class Input { Projected, Tied, TiedSilu };
 
 template <class Elem>
-__device__ float logistic(float x) {  // while the blocks wait for each other there is time for more digits than Math::sigmoid has
+__device__ float logistic(float x) {  // blocks wait for each other meanwhile, so there is time for more digits than Math::sigmoid has
   return std::is_same_v<Elem, float> ? Storage<Elem>::Math::sigmoid(x) : __fdividef(1.f, 1.f + __expf(-x));
 }
 template <class Elem, Input input>
-__device__ float input_of(float x) {  // x itself, from what is given for it
+__device__ float input_of(float x) {  // x, from the given input
   return input == Input::TiedSilu ? x * logistic<Elem>(x) : x;
 }
 
-// sum += x; compensated, it errs by a rounding or two however long the sum is: `lost` is what the last one lost.
+// sum += x. If compensated, the error stays within a rounding or two for a sum of any length; `lost` is the rounding error of the last addition.
 template <bool compensated>
 __device__ __forceinline__ void add(float& sum, float& lost, float x) {
   const float y = compensated ? __fsub_rn(x, lost) : x, next = __fadd_rn(sum, y);
@@ -43,15 +43,15 @@ __device__ __forceinline__ void add(float& sum, float& lost, float x) {
   sum = next;
 }
 
-// Tied weights: main is the next step's x, what is published h_t + x_{t+1}, and the backward's product the gradient of x_{t+1}.
+// Tied weights: main is the next step's x, the published word is h_t + x_{t+1}, and the backward's product is the gradient of x_{t+1}.
 template <class Cell, class Elem, int d, Input input, bool masked, bool backward>
 struct Word {
   using Args = DenseArgs<Elem, Cell::extras>;
   using S = Storage<Elem>;
   using Math = typename S::Math;
-  static constexpr bool uses_a = UsesA<Cell>::value;  // which is one more extra of the backward
+  static constexpr bool uses_a = UsesA<Cell>::value;  // a is one more extra of the backward
   static constexpr int VW = S::per_word, X = Cell::extras, XA = X > 0 ? X : 1, XI = uses_a ? X + 1 : XA;
-  static constexpr bool carries = Cell::uses_prev || masked;  // something of the state passes a step other than through W
+  static constexpr bool carries = Cell::uses_prev || masked;  // part of the state passes a step other than through W
 
   struct Inputs {
     unsigned main, h, h_prev, x, extra[XI], live;
@@ -63,9 +63,9 @@ struct Word {
   DenseGrad<float, X> constant[VW], slope[VW];
   DenseReady<float> ready[VW];
 
-  static constexpr bool in_steps = std::is_base_of_v<DenseSteps<Cell>, Cell>;  // its readout is made after the state is published
+  static constexpr bool in_steps = std::is_base_of_v<DenseSteps<Cell>, Cell>;  // its readout runs after the state is published
   static constexpr bool tied = input != Input::Projected, derives = backward && input == Input::TiedSilu;
-  static constexpr int ahead = tied && !backward;  // steps by which main is read earlier
+  static constexpr int ahead = tied && !backward;  // main is read this many steps earlier
 
   // The inputs of step t. A thread whose channel lies beyond d reads the last one.
   __device__ void aim(const Args& g, int t, int row, int channel) {
@@ -86,7 +86,7 @@ struct Word {
     }
     if (masked) of_mask = g.mask + static_cast<ptrdiff_t>(t) * g.B + row;
   }
-  // Reads them, and moves on to the next step. Nothing where the thread has no row, or after the last step, s being the step.
+  // Reads the inputs of step s and moves on to the next step. Does nothing if the thread has no row, or after the last step.
   __device__ Inputs fetch(const Args& g, bool works, int s) {
     Inputs v{};
     if (works && s < g.T) {
@@ -137,7 +137,7 @@ struct Word {
     }
   }
   __device__ bool live() const { return !masked || in.live; }
-  // What the other blocks wait for, from the product: h_t or da_t.
+  // The word that other blocks wait for, from the product: h_t or da_t.
   __device__ unsigned finish(const float* sum, const float* bias) {
     float out[VW];
 #pragma unroll
@@ -160,9 +160,9 @@ struct Word {
     }
     return S::pack(out);
   }
-  // After it is published: y and what the backward will want, or the gradients of the extras. `at` is the word's place in a contiguous [T,B,d] tensor.
+  // After it is published: y and the tensors saved for the backward, or the gradients of the extras. `at`: the word's place in a contiguous [T,B,d] tensor.
   __device__ void write_rest(const Args& g, ptrdiff_t at) {
-    // Never taken, but a branch: the compiler begins nothing of what follows it before the word is on its way.
+    // This branch is never taken. It keeps the compiler from starting the code after it before the word is sent.
     if (in_steps && (backward ? static_cast<void*>(g.dextra[0]) : g.y) == nullptr) return;
     if constexpr (backward) {
 #pragma unroll
@@ -181,7 +181,7 @@ struct Word {
       if constexpr (tied) __stcs(reinterpret_cast<unsigned*>(g.history + static_cast<ptrdiff_t>(g.B) * d + at), S::pack(h));
     }
   }
-  // Tied weights: what the backward's product was, W^T da_{t+1}, is the gradient of x_{t+1}.
+  // Tied weights: the backward's product, W^T da_{t+1}, is the gradient of x_{t+1}.
   __device__ void write_dx(const Args& g, ptrdiff_t at) {
     if constexpr (derives) {
       float v[VW];
@@ -194,7 +194,7 @@ struct Word {
     }
     __stcs(reinterpret_cast<unsigned*>(g.dx + static_cast<ptrdiff_t>(g.B) * d + at), S::pack(y));
   }
-  // What the next step needs beside the product: the state, or what of gh does not pass through W; at the end h_T or dL/dh_0.
+  // Carries to the next step: the state, or the part of gh that does not pass through W. At the end, h_T or dL/dh_0.
   __device__ void keep(float* carry, bool last) const {
 #pragma unroll
     for (int i = 0; i < VW; ++i) {

@@ -1,7 +1,7 @@
-// The elementwise skeleton on the GPU: forward, backward and a step of decoding (what they compute: elementwise_cell.h).
-// A warp walks all time steps of its channels, segment by segment (elementwise_ring.cuh). The backward takes segments from the last to
-// the first: from the checkpoint before a segment it computes the states again, keeps them in registers, and walks back. The steps of a segment
-// are one stretch of code without a branch: then what does not depend on the state is computed ahead of it.
+// The elementwise skeleton on the GPU: forward, backward and a step of decoding (equations: elementwise_cell.h).
+// A warp walks all time steps of its channels, segment by segment (elementwise_ring.cuh). The backward takes segments from the last to the first: it
+// recomputes a segment's states from the checkpoint before it, keeps them in registers, and walks back. The steps of a segment are one stretch of code
+// without a branch, so that work without the state runs ahead of it.
 #pragma once
 
 #include <elman/launch.cuh>
@@ -18,7 +18,7 @@ __device__ __forceinline__ void load_initial(const float* initial, int d, int c,
   for (int k = 0; k < Cell::states; ++k) h[k] = initial ? initial[std::ptrdiff_t(k) * d + c] : 0.f;
 }
 
-// What a lane keeps for each of its V channels: a channel's values first, so that the cell sees an array.
+// Values that a lane keeps for each of its V channels. A channel's values are adjacent, so that the cell sees an array.
 template <class Cell, int V>
 struct Channels {
   float p[V][kVectors<Cell>] = {}, h[V][Cell::states] = {}, initial[V][Cell::states] = {};
@@ -212,7 +212,7 @@ __device__ void backward(const Args<Elem, Cell>& g, char* shared) {
   }
 }
 
-// One time step, a channel of a row a thread. `last` may be `h0`.
+// One time step; a thread has one channel of one row. `last` may be `h0`.
 template <class Elem, class Cell>
 __device__ void step(const Args<Elem, Cell>& g) {
   decode::let_next_begin();

@@ -1,6 +1,6 @@
-// What an elementwise cell is. Where the recurrence has no product inside the loop, every channel of every row is alone:
+// Definition of an elementwise cell. If the recurrence has no product inside the loop, every channel of every row is independent:
 //
-//   (h_t, y_t) = Cell::forward(h_{t-1}, x_t, p)      h: `states` values; x: `streams` values, made before the loop; p: `vectors`
+//   (h_t, y_t) = Cell::forward(h_{t-1}, x_t, p)      h: `states` values; x: `streams` values, computed before the loop; p: `vectors`
 //                                                   learned values, the same at all times and in all rows
 //
 // and, walking back, with gy_t = dL/dy_t given and gh_t = dL/dh_t arriving from step t+1,
@@ -15,10 +15,10 @@
 //                                                                           const T* p);
 //
 // T is float on the GPU and double or float in the host build; streams and y alone are stored in fewer bits. Arrays are indexed with
-// constants only, so they live in registers. A gate takes Math::gate, whose two halves keep their digits where it is nearly shut or
+// constants only, so they live in registers. A gate uses Math::gate, whose two halves keep their digits where it is nearly shut or
 // nearly open (portable.h).
 //
-// Two things the cell need not know of. Where the mask is 0 the state is held, y is 0, and nothing flows back but through the state.
+// The skeleton handles two things for the cell. Where the mask is 0 the state is held, y is 0, and gradients flow back only through the state.
 // Where `starts` is 1 a document begins: before that step, held or not, the state is the initial one, a learned vector or zero.
 #pragma once
 
@@ -39,7 +39,7 @@ struct ElementwiseGrad {
   T p[Cell::vectors > 0 ? Cell::vectors : 1];
 };
 
-// Where y = h silu(h): y, and the whole gradient of h, gh being what arrives from the step after.
+// For y = h silu(h): y, and the whole gradient of h. gh arrives from the next step.
 template <class Math, class T>
 ELMAN_HD T self_gated(T h) {
   return self_gate(h, Math::gate(h).open);
@@ -50,7 +50,7 @@ ELMAN_HD T through_self_gate(T gy, T gh, T h) {
 }
 
 namespace elementwise {
-constexpr int kSteps = 16;  // of a segment: between checkpoints of the state, which the forward keeps and the backward replays from
+constexpr int kSteps = 16;  // steps of a segment: the forward saves the state before each, and the backward replays from there
 constexpr int kMostStreams = 6, kMostVectors = 8, kMostStates = 4;
 
 template <class Cell>

@@ -1,5 +1,5 @@
 // The elementwise skeleton on the host: the equations of elementwise_cell.h, one loop after the other, in float or double.
-// It is a test instrument: on any machine it checks a cell header and what masks and starts mean.
+// It is a test instrument: on any machine it checks a cell header and the effect of masks and starts.
 #pragma once
 
 #include <cstdint>

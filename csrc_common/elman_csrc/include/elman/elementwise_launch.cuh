@@ -1,4 +1,4 @@
-// Launches of elementwise.cuh, and which of its forms a shape takes.
+// Launches of elementwise.cuh, and the choice of its form for a shape.
 #pragma once
 
 #include "elementwise.cuh"
@@ -7,8 +7,8 @@ namespace elman::elementwise {
 
 constexpr int kStepThreads = 128;
 
-// Steps of a segment. Each costs some 400 clocks beside its steps, so a warp that is alone on its scheduler takes long ones; but those
-// of the backward take registers, and shared memory decides how many warps a multiprocessor holds.
+// Steps of a segment. A segment costs some 400 clocks beside its steps, so a warp that is alone on its scheduler takes long ones. But those of the backward
+// take registers, and shared memory decides how many warps a multiprocessor holds.
 template <class Elem, class Cell, int V>
 constexpr int kForwardSteps = Cell::streams * V * int(sizeof(Elem)) <= 8 ? 2 * kSteps : kSteps;
 template <class Elem, class Cell, int V, bool marked>
@@ -39,8 +39,7 @@ cudaError_t launch(const Args<Elem, Cell>& g, cudaStream_t stream) {
     return start(forward_kernel<Elem, Cell, V, marked>, g, blocks, kLanes, Inputs::bytes, false, stream);
   }
 }
-// Channels of a lane: two of 16 bits where most schedulers have a warp even so and the states of a segment fit into the registers,
-// else one.
+// Channels per lane: two of 16 bits if most schedulers still have a warp and the states of a segment fit into registers, else one.
 template <class Elem, class Cell, bool back, bool marked>
 cudaError_t launch(const Args<Elem, Cell>& g, cudaStream_t stream) {
   if constexpr (sizeof(Elem) == 2 && (!back || Cell::streams + Cell::states + (marked ? Cell::vectors : 0) <= 4)) {

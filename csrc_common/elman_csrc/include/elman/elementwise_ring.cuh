@@ -1,8 +1,8 @@
-// What the kernels of the elementwise skeleton share: their arguments, and how the inputs of steps to come reach a warp.
+// Shared by the kernels of the elementwise skeleton: their arguments, and the prefetch of inputs.
 //
-// A recurrence over B d channels has few threads for a GPU (B = 32, d = 1024: 248 channels a multiprocessor), so what hides the
-// latency of memory is the number of steps in flight, not of threads. A warp is a block: it owns 32 V adjacent channels of one row and
-// keeps a ring of segments of S steps in shared memory, filled by asynchronous copies of 16 bytes, which take no registers.
+// A recurrence over B d channels has few threads for a GPU (B = 32, d = 1024: 248 channels per multiprocessor). Steps in flight, not threads, must hide the
+// latency of memory. A warp is a block: it owns 32 V adjacent channels of one row and keeps a ring of segments of S steps in shared memory. Asynchronous
+// copies of 16 bytes, which take no registers, fill it.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -18,7 +18,7 @@ constexpr int kLanes = 32;
 template <class Elem, class Cell>
 struct Args {
   int T, B, d;
-  bool pieces;  // all rows of streams and outputs can be moved by pieces of 16 bytes
+  bool pieces;  // all rows of streams and outputs can be moved in pieces of 16 bytes
   Rows<const Elem> x[Cell::streams], gy;
   Rows<Elem> y, dx[Cell::streams];
   const float* p[Cell::vectors > 0 ? Cell::vectors : 1];  // [d] each
@@ -30,8 +30,8 @@ struct Args {
 template <class Cell>
 constexpr int kVectors = Cell::vectors > 0 ? Cell::vectors : 1;
 
-// The place of a lane: V channels from `c` on of row `b`. Lanes beyond the last channel do what the last one inside does, to the bit:
-// a condition around each store would keep the compiler from computing the next step meanwhile.
+// The place of a lane: V channels of row `b` from `c` on. Lanes beyond the last channel repeat the last lane inside, bit for bit: a condition around each
+// store would keep the compiler from overlapping it with the next step.
 template <int V>
 struct Place {
   int lane, b, first, c;  // first: channel of the warp
@@ -48,7 +48,7 @@ struct Place {
   }
 };
 
-// Segments of S steps: `arrays` tensors of storage, and `carried` of float of which a segment has one row.
+// Segments of S steps: `arrays` tensors in the storage type, and `carried` float tensors with one row per segment.
 template <class Elem, int V, int S, int arrays, int carried>
 class Ring {
  public:
@@ -60,7 +60,7 @@ class Ring {
 
   __device__ explicit Ring(char* shared) : shared_(shared) {}
 
-  // Asks for array k of the segment from step t0 on, of which `steps` exist.
+  // Requests array k of the segment from step t0 on, of which `steps` steps exist.
   __device__ void ask(const Rows<const Elem>& x, int k, int t0, int steps, int d, bool in_pieces, const Place<V>& at) {
     char* to = shared_ + filled_ * stage + k * array;
     if (in_pieces) {
@@ -86,11 +86,11 @@ class Ring {
   __device__ void ask_carried(const float* from, int k, const Place<V>& at) {
     __pipeline_memcpy_async(shared_ + filled_ * stage + arrays * array + k * wide_row + at.lane * V * 4, from, V * 4);
   }
-  __device__ void asked() {  // for all of one segment
+  __device__ void asked() {  // one whole segment is requested
     __pipeline_commit();
     filled_ = filled_ + 1 == stages ? 0 : filled_ + 1;
   }
-  // The next segment is there, and the one before it is no longer read: the ring has room for one more.
+  // The next segment has arrived, and the previous one is no longer read: the ring has room for one more.
   __device__ void wait() {
     __pipeline_wait_prior(stages - 2);
     __syncwarp();

@@ -1,16 +1,16 @@
 // Gated cells on the GPU (gates_cell.h): k products of the same h in every step, all time steps in one persistent launch, forward
 // and backward, with 16-bit storage.
 //
-// The blocks of a group hold all of W on chip (dense_product.cuh); a group takes a tile of up to 16 batch rows, and groups never talk
-// to each other. Block p makes channels 16 p .. 16 p + 15 of all gates, so that the cell sees one thread alone:
+// The blocks of a group hold all of W on chip (dense_product.cuh). A group takes a tile of up to 16 batch rows, and groups are independent.
+// Block p computes channels 16 p .. 16 p + 15 of all gates, so the cell runs in a single thread:
 //
 //   forward   the block holds the rows of its channels in all k gates, 16 k x d, and multiplies h by them.
 //   backward  gh is W^T dp, k d columns for every channel. A cluster of S blocks shares them: each holds one S-th of the columns for
-//             all 16 S channels of the cluster, multiplies one S-th of dp, and hands each block its channels' partial sums through
-//             distributed shared memory. So a block reads k / S of what a step hands on, and not k times as much as the forward.
+//             all 16 S channels of the cluster, multiplies one S-th of dp, and sends each block its channels' partial sums through
+//             distributed shared memory. So a block reads k / S times as much per step as in the forward, and not k times.
 //
-// The state (dp on the way back) is exchanged through L2 as in dense.cuh: a sentinel NaN lies ahead in its tensor, and readers look at
-// the data until no sentinel is left. All blocks must be resident together; every wait is bounded in time.
+// The state (dp in the backward) is exchanged through L2 as in dense.cuh: its tensor holds a sentinel NaN some steps ahead, and readers
+// poll until no sentinel is left. All blocks must be resident together; every wait is bounded in time.
 #pragma once
 
 #include "dense_exchange.cuh"
@@ -28,7 +28,7 @@ struct GatesArgs {
   long long main_t, main_b;  // its strides
   const float *bias, *h0, *s0;  // [k d] or null, [B,d], [B,d]: the states before the first step, or the gradients of the last
   const unsigned char* mask;
-  Elem *history, *kept, *memory;  // [T+1,B,d], [T,B,kept d], [T+1,B,d]; the last two null where no backward will follow
+  Elem *history, *kept, *memory;  // [T+1,B,d], [T,B,kept d], [T+1,B,d]; the last two are null if no backward follows
   Elem *y, *dp, *du;  // [T,B,d]; [T,B,k d]
   float *h1, *s1;  // [B,d]: the last states, or the gradients of the first
   float* dbias;  // [B,k d]: the sums of dp over time
@@ -37,7 +37,7 @@ struct GatesArgs {
   unsigned long long timeout_ns;
 };
 
-// A block's part of the matrix, all of it in registers. eight(row, column): eight numbers of a row of the part, from that column on.
+// A block's part of the matrix, in registers. eight(row, column): eight numbers of a row of the part, from that column on.
 template <class Elem, int KC, int N, int T>
 struct Part : dense::Product<Elem, KC, 0, N, T> {
   template <class Eight>
@@ -58,14 +58,14 @@ struct Part : dense::Product<Elem, KC, 0, N, T> {
 template <class Cell, class Elem, int d, int S, int N, bool backward>
 struct Layout {  // S: blocks of a cluster of the backward. N: tiles of 8 batch rows.
   static constexpr int k = Cell::gates, tiles = backward ? S : k;
-  static constexpr int columns = backward ? k * d / S : d;  // of a step's vector that a block multiplies
+  static constexpr int columns = backward ? k * d / S : d;  // columns of a step's vector that a block multiplies
   static constexpr int KC = (columns + kWarps * kChunk - 1) / (kWarps * kChunk), KW = KC * kChunk;
-  // Clocks between having a step's sums and looking for the next step, the best of an H200: a look too early costs a round trip to L2.
+  // Clocks between a step's sums and the first poll for the next step, the best on an H200: polling too early costs a round trip to L2.
   static constexpr int look_after = backward ? 700 + 150 * KC : 500 + 175 * KC;
   using Product = Part<Elem, KC, N, tiles>;
   static constexpr int partial_floats = kWarps * 8 * N * Product::stride;
   static constexpr int slot_floats = S * 8 * N * kOwned;  // partial sums of a block's channels, from each block of the cluster
-  // Of one of two halves, which alternate: partial sums, and in the backward slots and their barrier.
+  // Bytes of each of two alternating halves: partial sums, and in the backward slots and their barrier.
   static constexpr int slots = partial_floats * 4, barrier = slots + (backward ? slot_floats * 4 : 0), half = barrier + 16;
   static constexpr int dbias = 2 * half, bytes = dbias + (backward ? k * kThreads * 4 : 0);  // each thread's sums of dp
 };
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   using L = Layout<Cell, Elem, d, S, N, backward>;
   using P = typename L::Product;
   using Math = typename Storage<Elem>::Math;
-  constexpr int k = Cell::gates, KC = L::KC, KW = L::KW, D = backward ? k * d : d;  // D: the row of what is exchanged
+  constexpr int k = Cell::gates, KC = L::KC, KW = L::KW, D = backward ? k * d : d;  // D: width of the exchanged row
   constexpr int kept = Cell::kept;
   char* const shared = ptx::dynamic_shared();
 
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     }
   });
 
-  // ---- receiving: this warp's KC chunks of what the block multiplies ---------------------------------------------------------
+  // ---- receiving: this warp's KC chunks of the block's operand ---------------------------------------------------------------
   constexpr bool full = L::columns == kWarps * KW;
   const int first_column = warp * KW + P::column(lane, 0);
   unsigned wanted = 0;  // bit i: this lane's piece of chunk i lies inside
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   for (int i = 0; i < KC; ++i)
 #pragma unroll
     for (int n = 0; n < N; ++n) piece[i][n] = make_uint4(0, 0, 0, 0);
-  auto multiply = [&](int t) {  // giving up leaves the sentinel where it is, and it is a NaN
+  auto multiply = [&](int t) {  // on giving up, the sentinel stays, and it is a NaN
     const Elem* from[N];
 #pragma unroll
     for (int n = 0; n < N; ++n)  // a lane without a batch row repeats the last
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     for (int i = 0; i < KC; ++i) look_at(i);
     patience.turns = 0;
 #pragma unroll
-    for (int i = 0; i < KC; ++i) {  // a chunk is multiplied while later ones are on their way
+    for (int i = 0; i < KC; ++i) {  // a chunk is multiplied while later ones travel
       while (true) {
         unsigned top = 0;
 #pragma unroll
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
         if (!__any_sync(~0u, top == kSentinel) || patience.over()) break;
         if constexpr (backward) {
           look_at(i);
-        } else {  // at what is missing, also of the next chunk: it would cost another trip
+        } else {  // polls for the missing pieces, also those of the next chunk, which would cost another trip
 #pragma unroll
           for (int j = i; j < min(KC, i + 2); ++j)
 #pragma unroll
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     ptx::cluster_sync();
   }
 
-  // ---- the cell: this thread's channel and row. The rows of a warp lie four apart, so that its reads meet no bank conflict ------
+  // ---- the cell: this thread's channel and row. The rows of a warp lie four apart, which avoids bank conflicts ------------------
   const int row = warp % 4 + lane / 16 * 4 + warp / 4 * 8, channel = blockIdx.x * kOwned + lane % 16;
   const bool mine = row < rows;
   const size_t plane = static_cast<size_t>(g.B) * d, place = static_cast<size_t>(row0 + row) * d + channel;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     return in;
   };
 
-  float h = 0.f, s_now = 0.f, s_new = 0.f, bias[k] = {};  // h, s; or what arrives at them beside the product and gy
+  float h = 0.f, s_now = 0.f, s_new = 0.f, bias[k] = {};  // h, s; or their gradients without the product and gy
   if (mine) {
     h = g.h0[place];
     if (Cell::memory) s_now = g.s0[place];
@@ -230,8 +230,8 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     }
   }
 
-  // ---- the walk: forward t = s; backward t = T - 1 - s, and once more for what arrives at h_0 -----------------------------------
-  // Addresses of what follows the wait, in the first half: computed here, they cost the step nothing.
+  // ---- the walk: forward t = s; backward t = T - 1 - s, and once more for the gradient of h_0 -----------------------------------
+  // Addresses used after the wait, in the first half: computed here, they cost the step nothing.
   constexpr int quads = 4 * S;  // backward: a thread adds four channels of a row, and sends them to their block
   const int from = backward ? threadIdx.x / quads : row, quad = threadIdx.x % quads;
   constexpr int of_warp = 8 * N * P::stride * 4;
@@ -244,11 +244,11 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     count_at = ptx::in_block(barrier, quad / 4);
     ptx::hold(partial_in), ptx::hold(send_to), ptx::hold(count_at), ptx::hold(arrived);
   }
-  const bool odd = lane % 2;  // of two neighbours one stores the word of both: backward, the odd one that of the next gate
+  const bool odd = lane % 2;  // one of two neighbours stores the word of both; in the backward the odd one stores that of the next gate
   Elem* publish_at = exchange + (static_cast<size_t>(backward ? first_t : 1) * g.B + row0 + row) * D + channel +
                      (odd ? (backward ? d : 0) - 1 : 0);
   ptx::hold(publish_at);
-  float* const dbias = reinterpret_cast<float*>(shared + L::dbias) + threadIdx.x;  // registers are all taken
+  float* const dbias = reinterpret_cast<float*>(shared + L::dbias) + threadIdx.x;  // in shared memory: no register is left
   if constexpr (backward)
 #pragma unroll
     for (int q = 0; q < k; ++q) dbias[q * kThreads] = 0.f;
@@ -263,14 +263,14 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     after = fetch(s + 2);
     const bool live = !masked || in.live;
     const size_t at = static_cast<size_t>(t + (backward ? 0 : 1)) * g.B * D + static_cast<size_t>(row0 + row) * D + channel;
-    if (mine && s + kFilled < g.T) {  // as it will be published
+    if (mine && s + kFilled < g.T) {  // laid out as the word will be
       Elem* const to = publish_at + kFilled * forth * static_cast<ptrdiff_t>(g.B) * D;
 #pragma unroll
       for (int q = 0; q < D / d; q += 2)
         if (backward ? q + 1 < k || !odd : !odd) ptx::store_relaxed(to + q * d, kSentinel);
     }
 
-    // Everything up to the wait is done while the other blocks' words are on their way.
+    // Everything up to the wait runs while the other blocks' words travel.
     float x[inputs];
 #pragma unroll
     for (int n = 0; n < inputs; ++n) x[n] = widened<Elem>(in.v[n]);
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
       }
       if constexpr (backward) {
         product.store(partial_out + half, rows);
-      } else {  // the gates of a channel side by side: one store, and one load
+      } else {  // the gates of a channel lie side by side: one store and one load
 #pragma unroll
         for (int n = 0; n < N; ++n)
           if (8 * n + lane % 4 * 2 < rows)

@@ -1,9 +1,9 @@
-// What a gated cell is: k products of the same h in every step, and up to one state beside h that nothing multiplies.
+// Definition of a gated cell: k products of the same h in every step, and optionally one more state that enters no product.
 //
 //   p_t = W h_{t-1} + b              W [k d,d], the rows of a product (a gate) below those of another
 //   (h_t, s_t) = Cell::forward(p_t, u_t, h_{t-1}, s_{t-1})        u_t [k d]: everything that does not depend on the state
 //
-// and, walking back, with gh_t and gs_t all that arrives at h_t and s_t,
+// and, walking back, with gh_t and gs_t the whole gradients of h_t and s_t,
 //
 //   (dp_t, du_t, dh', ds') = Cell::backward(gh_t, gs_t, kept_t, h_{t-1}, s_{t-1}, s_t)
 //   gh_{t-1} = W^T dp_t + dh' + dL/dy_{t-1},   gs_{t-1} = ds'          y_t = h_t
@@ -11,10 +11,10 @@
 // A cell is pointwise: it sees one channel of one row. It is a struct with
 //
 //   static constexpr int  gates;   k, 1 to 4
-//   static constexpr int  kept;    numbers of a channel that the forward keeps for the backward, in the storage type
+//   static constexpr int  kept;    numbers per channel that the forward saves for the backward, in the storage type
 //   static constexpr bool memory;  whether there is s (the LSTM's); if not, its arguments are 0
 //   static constexpr bool splits;  whether du differs from dp (the GRU's)
-//   static constexpr bool staged;  whether the last product is not of h, but of what the others make:
+//   static constexpr bool staged;  whether the last product multiplies a result of the others instead of h:
 //
 //   (p_t)_k = W_k inner(p_t, u_t, h_{t-1}) + b_k          inner reads the first k - 1 of p
 //
@@ -26,10 +26,10 @@
 //   template <class Math, class T> static T                   inner(const T* p, const T* u, T h);
 //   template <class Math, class T> static GatesGrad<T, gates> inner_backward(T gi, const T* kept, T h);
 //
-// the second giving, for gi that arrives at inner, what to add to the first k - 1 of dp and to dh.
+// The second returns, for the gradient gi of inner, the terms to add to the first k - 1 of dp and to dh.
 //
-// The backward is linear in (gh, gs): the GPU evaluates it twice, before gh is known. What it reads of kept, h and s is rounded to
-// the storage type. T is float on the GPU and double in the host build. Arrays are indexed with constants only.
+// The backward is linear in (gh, gs): the GPU evaluates it twice, before gh is known. It reads kept, h and s rounded to the storage
+// type. T is float on the GPU and double in the host build. Arrays are indexed with constants only.
 #pragma once
 
 #include "portable.h"
@@ -43,7 +43,7 @@ struct GatesState {
 
 template <class T, int gates>
 struct GatesGrad {
-  T dp[gates], du[gates];  // du only where it differs
+  T dp[gates], du[gates];  // du: only if it differs
   T dh, ds;
 };
 

@@ -10,7 +10,7 @@ __device__ __forceinline__ uint4* dynamic_shared() {
   return bytes;
 }
 
-// Of the current device; what an H200 has where that cannot be asked.
+// The number of the current device; an H200's if the device cannot say.
 inline int multiprocessors() {
   int device = 0, count = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 132;
@@ -18,14 +18,14 @@ inline int multiprocessors() {
   return count;
 }
 
-// `early`: it may begin before the kernel in front of it has ended, and waits for that itself (decode::wait_for_previous).
+// `early`: the kernel may begin before the previous one has ended, and waits for it itself (decode::wait_for_previous).
 template <class Args>
 cudaError_t start(void (*function)(Args), const Args& g, long long blocks, int threads, int shared_bytes, bool early,
                   cudaStream_t stream) {
   if (blocks > 0x7fffffffLL) return cudaErrorInvalidConfiguration;
   constexpr int usual = 48 << 10;  // bytes of shared memory that a kernel need not ask for
   cudaError_t status = cudaSuccess;
-  if (shared_bytes > 0)  // as many blocks to a multiprocessor as its shared memory holds
+  if (shared_bytes > 0)  // as many blocks per multiprocessor as its shared memory holds
     status = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   if (status == cudaSuccess && shared_bytes > usual)
     status = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);

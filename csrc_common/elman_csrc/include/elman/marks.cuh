@@ -1,5 +1,5 @@
-// Masks and starts of the steps that a warp comes to next, of one row. `g` has T, B and two [T,B] tensors of bytes, or null: mask, where
-// 0 says that the step is not there, and starts, where 1 says that a document begins.
+// Masks and starts of a warp's next steps, for one row. `g` has T, B and two [T,B] tensors of bytes, either of which may be null: in mask, 0 says that the
+// step does not exist; in starts, 1 says that a document begins.
 #pragma once
 
 #include <cstddef>
@@ -7,12 +7,12 @@
 namespace elman {
 
 struct Marks {
-  unsigned held = 0, starts = 0;  // bit s: of step s
+  unsigned held = 0, starts = 0;  // bit s: step s
   __device__ bool is_held(int s) const { return held >> s & 1; }
   __device__ bool begins(int s) const { return starts >> s & 1; }
 };
 
-// Lane s loads those of step s, of `steps` steps, two rounds before they are needed.
+// Lane s loads the marks of step s, out of `steps` steps, two rounds before their use.
 template <class G, int steps>
 class MarksAhead {
  public:
@@ -25,7 +25,7 @@ class MarksAhead {
     later_.kept = there && g_.mask ? g_.mask[i] : 1;
     later_.starts = there && g_.starts ? g_.starts[i] : 0;
   }
-  __device__ Marks next(int first) {  // then asks for those from `first` on
+  __device__ Marks next(int first) {  // also requests those from `first` on
     const Bytes now = soon_;
     load(first);
     return {__ballot_sync(~0u, now.kept == 0), __ballot_sync(~0u, now.starts != 0)};

@@ -1,5 +1,5 @@
-// Sixteen steps of a cell without tanh at once (Plan::blocked). A step writes u = a - b r, where r is what it retrieves. W(t,i) is the product of
-// the keeps of steps i + 1 to t, and D_t that of all steps of the segment up to t. From the state S before the segment,
+// Sixteen steps of a cell without tanh at once (Plan::blocked). A step retrieves r and writes u = a - b r. W(t,i) is the product of the keeps of
+// steps i + 1 to t; D_t is the product of the keeps of all steps of the segment up to t. With S the state before the segment,
 //
 //   r_t = D_{t-1} S^T k_t + sum_{i<t} W(t-1,i) (k_t k_i) u_i      so that U = T (a - b D K S), T the inverse of 1 + b W K K^T below the diagonal
 //   o_t = D_t S^T q_t + sum_{i<=t} W(t,i) (q_t k_i) u_i           S' = D S + sum_i W(last,i) k_i u_i^T
@@ -11,12 +11,12 @@
 //   dq_t = D_t S do_t + sum_{i<=t} W(t,i) (do_t u_i) k_i
 //   dk_t = W(last,t) G u_t + D_{t-1} S y_t + sum_{j>=t} W(j,t) (do_j u_t) q_j + sum_{j>t} W(j-1,t) (y_j u_t) k_j + sum_{i<t} W(t-1,i) (y_t u_i) k_i
 //
-// Segments follow one another, as the steps of other cells do; within one, everything is a product. Nothing is divided by a keep: W is made
-// of products. A keep's gradient sums every path across its step: from the earlier state or an earlier write, to a later readout, a later
-// write or the later state. What is not finite may reach all steps of its segment, but for k, v and scalars of a held step.
+// Segments run one after another, like the steps of other cells; within a segment, everything is a product. Nothing is divided by a keep, because W
+// consists of products. The gradient of a keep sums every path across its step: from the earlier state or an earlier write, to a later readout, a
+// later write or the later state. A NaN or an infinity may reach all steps of its segment; k, v and the scalars of a held step are exempt.
 //
-// A warp has 16 lines, lane (g, t) lines g and g + 8. S^T and G^T stay in fp32 accumulators of 16 lines x 8 rows. Operands are bf16; those that make
-// a state, o or r are hi + lo, in three products, and in fp16 all others are, too.
+// A warp has 16 lines; lane (g, t) has lines g and g + 8. S^T and G^T stay in fp32 accumulators of 16 lines x 8 rows. Operands are bf16. Operands of a
+// state, of o and of r are hi + lo, in three products; in fp16 all operands are.
 #pragma once
 
 #include "matrix_state_inputs.cuh"
@@ -27,8 +27,8 @@ template <class P>
 constexpr int kTiles = Block<P>::rows / 8;
 template <class P>
 using Lines = float[kTiles<P>][4];  // a state: [n][e] is line g + 8 (e / 2), row 8 n + 2 t + e % 2
-using Steps = float[2][4];  // a number of each line and step: [n][e] is line g + 8 (e / 2), step 8 n + 2 t + e % 2
-using Operand = unsigned[4];  // 16 x 16 as a left one, or two right ones side by side
+using Steps = float[2][4];  // a number for each line and step: [n][e] is line g + 8 (e / 2), step 8 n + 2 t + e % 2
+using Operand = unsigned[4];  // 16 x 16: a left operand, or two right operands side by side
 using Both = unsigned[2][4];  // hi, lo
 
 __device__ __forceinline__ void split(unsigned& high, unsigned& low, float x, float y) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void split(Both& to, const float (&x)[4], const float
     split(to[0][i], to[1][i], from[i % 2 * 2], from[i % 2 * 2 + 1]);
   }
 }
-// From words of the storage type, of which bf16 has no second part.
+// Splits words of the storage type. bf16 has no low part.
 template <class P>
 constexpr bool kExact = std::is_same_v<typename P::Store, bf16>;
 template <class P>
@@ -56,7 +56,7 @@ __device__ __forceinline__ void as_operand(Both& to, const Operand& x) {
 __device__ __forceinline__ void multiply(float (&c)[2][4], const Operand& a, const Operand& b) {
   mma_16x8x16<bf16>(c[0], a, b[0], b[1]), mma_16x8x16<bf16>(c[1], a, b[2], b[3]);
 }
-// Whose low parts count: both, the left or the right operand's, or neither's. The product of two low parts is left out.
+// Which operands use split precision (hi + lo). The product of two low parts is left out.
 enum class Of { both, left, right, neither };
 template <Of of>
 __device__ __forceinline__ void multiply(float (&c)[2][4], const Both& a, const Both& b) {
@@ -64,14 +64,14 @@ __device__ __forceinline__ void multiply(float (&c)[2][4], const Both& a, const 
   if (of == Of::both || of == Of::right) multiply(c, a[0], b[1]);
   multiply(c, a[0], b[0]);
 }
-// Of sums that no state is made of, and of those that have a left operand from memory.
+// Precision of sums that do not feed the state; of sums whose left operand is loaded.
 template <class P>
 constexpr Of kRough = kExact<P> ? Of::neither : Of::both;
 template <class P>
 constexpr Of kGiven = kExact<P> ? Of::right : Of::both;
 
-// 16 x 16 from column `column` of 16 rows. down: rows are the inner dimension of a right operand (transposed), or the rows of a left one; else the columns of
-// a right operand, or (transposed) of a left one.
+// Loads 16 x 16 from column `column` of 16 rows. down: the rows are the inner dimension of a right operand (if transposed) or the rows of a left one.
+// Otherwise they are the columns of a right operand, or (if transposed) of a left one.
 template <bool transposed, bool down, class T, int pitch>
 __device__ __forceinline__ void fetch(Operand& to, const T (*from)[pitch], int column, int lane) {
   const int row = down ? lane % 16 : lane % 8 + lane / 16 * 8, right = down ? lane / 16 : lane / 8 % 2;
@@ -81,7 +81,7 @@ template <bool transposed, bool down, int pitch>
 __device__ __forceinline__ void fetch(Both& to, const unsigned short (*from)[16][pitch], int column, int lane) {
   fetch<transposed, down>(to[0], from[0], column, lane), fetch<transposed, down>(to[1], from[1], column, lane);
 }
-// A left operand transposed: a left one again, or a right one.
+// Transposes a left operand into another left operand, or into a right one.
 template <class P, bool left>
 __device__ __forceinline__ void transpose(Both& to, const Both& from) {
 #pragma unroll
@@ -90,13 +90,13 @@ __device__ __forceinline__ void transpose(Both& to, const Both& from) {
     for (int i = 0; i < 4; i++) to[p][i] = transposed(from[p][left ? i / 2 + i % 2 * 2 : i]);
 }
 
-// ---- what helpers make of a segment's inputs --------------------------------------------------------------------------------------
+// ---- helpers: matrices from a segment's inputs ------------------------------------------------------------------------------------
 
-// Products of two sets of rows, as lane (g, t) has them: [n][e] of rows g + 8 (e / 2) and 8 n + 2 t + e % 2.
+// Dot products of two sets of rows. Lane (g, t) gets, at [n][e], the product of rows g + 8 (e / 2) and 8 n + 2 t + e % 2.
 template <class P>
 __device__ __forceinline__ void row_products(float (&c)[2][4], const unsigned short (*a)[16][Block<P>::pitch],
                                              const unsigned short (*b)[16][Block<P>::pitch], int lane) {
-  float more[2][2][4] = {};  // chains of their own
+  float more[2][2][4] = {};  // separate chains
 #pragma unroll
   for (int i = 0; i < 8; i++) c[i / 4][i % 4] = 0;
 #pragma unroll(P::unroll)
@@ -113,13 +113,13 @@ __device__ __forceinline__ void put(unsigned short (*to)[16][kSquare], int row, 
   split(high, low, x, y);
   *reinterpret_cast<unsigned*>(&to[0][row][column]) = high, *reinterpret_cast<unsigned*>(&to[1][row][column]) = low;
 }
-// Helper threads that run make_block and load no inputs, and the others.
+// Helper threads: solvers run make_block; the crew loads inputs.
 template <class P>
 constexpr int kSolvers = P::WPH >= 4 && P::ready_buffers == 3 ? 64 : 0;
 template <class P>
 constexpr int kCrew = P::TL - kSolvers<P>;
-// Run by one helper warp (WPH = 1) or two, once all helpers have finished the segment's rows, scalars and `hold`. Warp 0 makes what depends on k
-// alone: keeps, W K K^T, T. The other makes W Q K^T. The forward also stores W K K^T, from which r follows.
+// One helper warp (WPH = 1) or two run this, after all helpers have finished the segment's rows, scalars and `hold`. Warp 0 computes what depends on k
+// alone: keeps, W K K^T and T. The other computes W Q K^T. The forward also stores W K K^T, which gives r.
 template <class P, bool forward>
 __device__ __forceinline__ void make_block(Ready<P>& ready, const Place<P>& at) {
   if (at.tw > 1) return;
@@ -198,7 +198,8 @@ __device__ __forceinline__ void make_block(Ready<P>& ready, const Place<P>& at) 
   for (int s = 0; s < 16; s += 2) put(x.t, lane, s, solved[s], solved[s + 1]);
 }
 
-// Of step lane % 16: the product of the keeps behind it, or 0 if it is held. all: that of all 16. scalar: lanes 0 to 15 get the first, the others the second.
+// Returns the product of the keeps after step lane % 16, or 0 if that step is held. all: the product of all 16 keeps. scalar: the first scalar in lanes
+// 0 to 15, the second in the others.
 template <class P>
 __device__ __forceinline__ float keeps_behind(float& all, float& scalar, const Scalars<P>& sc, int lane) {
   const int mine = lane % 16;
@@ -206,7 +207,7 @@ __device__ __forceinline__ float keeps_behind(float& all, float& scalar, const S
   float in[P::NL] = {}, c[P::AS], par[P::AC] = {};
 #pragma unroll
   for (int i = 0; i < P::NS; i++) c[i] = __shfl_sync(~0u, scalar, mine + 16 * i);
-  all = sc.hold ? 1.f : P::Cell::template line<typename P::Math, float>({0.f, in, c, par}).keep;  // of this step and all later ones
+  all = sc.hold ? 1.f : P::Cell::template line<typename P::Math, float>({0.f, in, c, par}).keep;  // becomes the product over this and all later steps
 #pragma unroll
   for (int m = 1; m < 16; m *= 2) {
     const float later = __shfl_sync(~0u, all, min(mine + m, 15));
@@ -217,10 +218,10 @@ __device__ __forceinline__ float keeps_behind(float& all, float& scalar, const S
   return sc.hold ? 0.f : mine < 15 ? later : 1.f;
 }
 template <class P>
-__device__ __forceinline__ float weighted(float weight, const MatrixIn<float>& x) {  // what a held step writes may not be finite
+__device__ __forceinline__ float weighted(float weight, const MatrixIn<float>& x) {  // a held step may write NaN or infinity
   return weight == 0.f ? 0.f : weight * P::Cell::template line<typename P::Math, float>(x).write;
 }
-// From the raw inputs of a segment. Run by TL helper threads, of which `tl` is one, with the segment's scalars.
+// Makes the Passage from a segment's raw inputs and scalars. TL helper threads run it; `tl` is this one.
 template <class P, int TL>
 __device__ __forceinline__ void make_passage(BackwardShared<P>& sm, int raw, const Scalars<P>& sc, int lane, int tl) {
   Passage<P>& to = sm.states;
@@ -254,9 +255,9 @@ __device__ __forceinline__ void make_passage(BackwardShared<P>& sm, int raw, con
 // ---- states -----------------------------------------------------------------------------------------------------------------------
 
 template <class P>
-struct Mine {  // of a lane
-  int lane, g, t, column;  // column: line g of the warp, of the team
-  int64_t line;  // the same of the head
+struct Mine {  // a lane's place
+  int lane, g, t, column;  // column: the warp's line g, counted in the team
+  int64_t line;  // the same line, counted in the head
   __device__ __forceinline__ explicit Mine(const Place<P>& at)
       : lane(at.lane), g(at.cg), t(at.rg), column(at.tw * 16 + at.cg), line(at.line0 + column) {}
   __device__ __forceinline__ bool has(int m, int row) const { return line + 8 * m < P::V && row < P::N; }
@@ -280,12 +281,12 @@ __device__ __forceinline__ void write_lines(float* to, const Lines<P>& S, const 
     if (my.has(m, n)) to[at.bh * (int64_t(P::N) * P::V) + (my.line + 8 * m) * line + n * row] = S[i / 4][i % 4];
   }
 }
-// Words that lane t has side by side in a saved line: four lanes fill whole sectors of memory.
+// Adjacent words of lane t in a saved line: four lanes fill whole sectors of memory.
 template <class P>
 constexpr int kSaved = P::N % 32 == 0   ? 4
                        : P::N % 16 == 0 ? 2
                                         : 1;
-// Where line g + 8 m of the state before a segment begins.
+// Start of line `line` of the saved state before segment `seg`.
 template <class P, class T>
 __device__ __forceinline__ auto* saved_line(T* saved, const Sizes& n, const Place<P>& at, int seg, int line) {
   using Word = std::conditional_t<std::is_const_v<T>, const unsigned, unsigned>;
@@ -421,7 +422,7 @@ __device__ __forceinline__ void forward_block(Lines<P>& S, const Ready<P>& x, co
 
 // ---- backward ---------------------------------------------------------------------------------------------------------------------
 
-// From the state before a segment to the one behind it. u: what its steps write, with the keeps behind them. k: its keys. keep: all keeps.
+// Turns the state before a segment into the one after it. u: writes of its steps times the keeps after them. keep: the product of all keeps.
 template <class P>
 __device__ __forceinline__ void pass_on(SavedLines<P>& S, const Steps& u, const unsigned short (*keys)[16][Block<P>::pitch],
                                         float keep, int lane) {
@@ -437,7 +438,7 @@ __device__ __forceinline__ void pass_on(SavedLines<P>& S, const Steps& u, const 
     for (int i = 0; i < 4; i++) S[n][i] = pack(two[i / 2][i % 2 * 2], two[i / 2][i % 2 * 2 + 1], typename P::Store());
   }
 }
-// The same over segment number j, which is walked over next but one.
+// The same for segment number j, the next but one to be walked.
 template <class P>
 __device__ __forceinline__ void pass_over(SavedLines<P>& S, const BackwardShared<P>& sm, int j, const Place<P>& at) {
   const Mine<P> my(at);
@@ -460,7 +461,7 @@ __device__ __forceinline__ void pass_over(SavedLines<P>& S, const BackwardShared
   }
 }
 
-// Sums over the warp's lines of a number of each step: in the lanes with even g those of step summed_step.
+// Sums a number of each step over the warp's lines. Lanes with even g get the sum of step summed_step.
 __device__ __forceinline__ float sum_lines(const Steps& x, int g) {
   float sum[4] = {x[0][0] + x[0][2], x[0][1] + x[0][3], x[1][0] + x[1][2], x[1][1] + x[1][3]};  // steps 2 t, 2 t + 1, and 8 later
 #pragma unroll
@@ -474,8 +475,8 @@ __device__ __forceinline__ float sum_lines(const Steps& x, int g) {
 }
 __device__ __forceinline__ int summed_step(int g, int t) { return (g & 4 ? 8 : 0) + 2 * t + (g & 2 ? 1 : 0); }
 
-// Walks back over a segment: from G, the gradient of the state behind it, to that of the state before it, S. `sync` returns once helpers have
-// read the results of the previous segment.
+// Walks back over a segment: turns G, the gradient of the state after it, into the gradient of S, the state before it. `sync` returns once helpers
+// have read the results of the previous segment.
 template <class P, class Sync>
 __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>& S, BackwardShared<P>& sm, int buf, int raw,
                                                const Place<P>& at, Sync sync) {
@@ -513,7 +514,7 @@ __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>&
     of_q[e / 4][e % 4] *= unpack(dy[0][word], e % 2, bf16()) + low;
   }
   const float of_output = sum_lines(of_q, my.g);
-  // Line by line, what the cell makes of it. All is read before dlines are written in place of the lines: no load then waits for a store.
+  // The cell, line by line. Everything is read before dlines overwrite the lines, so no load waits for a store.
   Steps u, y, dscalar[P::AS];
   const float par[P::AC] = {};
   float in[8][P::NL], c[4][P::AS], r[8];
@@ -592,7 +593,7 @@ __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>&
   for (int p = 0; p < (kExact<P> ? 1 : 2); p++)
 #pragma unroll
     for (int i = 0; i < 4; i++) symmetric[p][i] |= mirrored[p][i];  // one is zero where the other is not
-  // What the gradient of the state is made of: do and y, as lines x steps, with the keeps before them.
+  // Terms of the gradient of the state: do and y, as lines x steps, times the keeps before them.
   Both weighted;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -634,8 +635,8 @@ __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>&
   }
 }
 
-// One round of the sums over 16 lanes, one for each step, that end in the lane of that number. A function, since in a loop over `half` the selects
-// become addresses, and d lies in local memory.
+// One round of 16 sums over 16 lanes; sum s ends in lane s. This is a function because in a loop over `half` the selects become addresses, and d
+// moves to local memory.
 template <int half>
 __device__ __forceinline__ void fold(float (&d)[16], int p) {
   const bool upper = p & half;
@@ -645,8 +646,8 @@ __device__ __forceinline__ void fold(float (&d)[16], int p) {
     d[i] = mine + __shfl_xor_sync(~0u, away, half);
   }
 }
-// The keeps' gradients of a segment, from what its walk left: all that passes a step, with the keeps but that step's own. By one warp, whose lane p has what
-// ends behind step p. `passing` is summed over warps, and multiplied with the products of the keys.
+// Gradients of a segment's keeps, from the results of its walk: the sum of everything that passes a step, times all keeps but that step's own. One warp
+// runs this; lane p has the paths that end after step p. `passing` is already summed over warps and multiplied with the products of the keys.
 template <class P>
 __device__ __forceinline__ void give_keeps(BackwardShared<P>& sm, const Ready<P>& x, int lane) {
   const Block<P>& block = x;
@@ -660,7 +661,7 @@ __device__ __forceinline__ void give_keeps(BackwardShared<P>& sm, const Ready<P>
 #pragma unroll
   for (int w = 0; w < P::WPH; w++) {
     passing += sm.ends[w][1][p] + (p < 15 ? sm.ends[w][0][next] : sm.inner[w]);
-    last += sm.ends[w][2][p];  // of step p
+    last += sm.ends[w][2][p];  // step p
   }
 #pragma unroll
   for (int i = 15; i >= 0; i--) behind[i] = i > p ? 0.f : i == p ? 1.f : keep[i < 15 ? i + 1 : 15] * behind[i < 15 ? i + 1 : 15];

@@ -66,7 +66,7 @@ struct Rows {
   __device__ Elem* at(std::ptrdiff_t step, std::ptrdiff_t row) const { return data + step * t + row * b; }
 };
 
-// Whether rows can be moved by pieces of 16 bytes.
+// Whether rows can be moved in pieces of 16 bytes.
 template <class Elem>
 bool in_pieces(const Rows<Elem>& rows) {
   const auto pieces = [](std::ptrdiff_t bytes) { return bytes % 16 == 0; };

@@ -1,5 +1,5 @@
-// The same source is compiled twice: by nvcc for the GPU, and by g++ for the tests that run on any machine.
-// Cells are written against this header alone, templated on the scalar type, so that the host build can run them in double.
+// The same source is compiled twice: by nvcc for the GPU, and by g++ for tests that run on any machine.
+// Cells use this header alone and are templates of the scalar type, so that the host build can run them in double.
 #pragma once
 
 #include <cmath>
@@ -12,16 +12,16 @@
 
 namespace elman {
 
-// sigmoid(x) and sigmoid(-x) = 1 - sigmoid(x), each with its digits: also where the gate is nearly shut or nearly open.
+// sigmoid(x) and sigmoid(-x) = 1 - sigmoid(x), both accurate even if the gate is nearly shut or nearly open.
 template <class T>
 struct Gate {
   T open, shut;
 };
 
-// The hardware tanh (relative error up to 2^-11) is of bf16 order. A cell asks for `Math::tanh`; the driver decides which
-// one that is: `Exact` for float and double, `Fast` for 16-bit storage. The backward uses the same one as the forward.
-// `Math::sigmoid` of `Fast` is made of that tanh: absolute error 2^-12, which leaves a nearly shut gate no digits. `Math::gate`
-// has a relative error of float's order in both (`Fast`: 1e-6 up to |x| = 16), for two operations of the special function unit.
+// The error of the hardware tanh (relative, up to 2^-11) is of bf16 order. A cell calls `Math::tanh`, and the driver chooses it: `Exact` for float and
+// double, `Fast` for 16-bit storage, the same in forward and backward. `Math::sigmoid` of `Fast` uses that tanh; its absolute error of 2^-12 leaves a
+// nearly shut gate no digits. `Math::gate` has a relative error of float's order in both halves (`Fast`: 1e-6 up to |x| = 16), for two operations of
+// the special function unit.
 struct Exact {
   template <class T>
   static ELMAN_HD T tanh(T x) {
@@ -36,7 +36,7 @@ struct Exact {
     const T e = ::exp(-::fabs(x));
     T large = T(1) / (T(1) + e);
 #if defined(__CUDA_ARCH__) && defined(__CUDACC__)
-    // Of a number from 1 to 2, and without a branch: right to the last bit but one.
+    // Quotient by a number from 1 to 2, without a branch; right to the last bit but one.
     if constexpr (sizeof(T) == sizeof(float)) large = __fdividef(1.f, 1.f + e);
 #endif
     return x < T(0) ? Gate<T>{e * large, large} : Gate<T>{large, e * large};

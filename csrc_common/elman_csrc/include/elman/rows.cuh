@@ -7,18 +7,18 @@
 //   dS += q do^T    dq = S_t do    df = <dS, S_{t-1} - Z>    P = (1 - f) dS (1 - Z^2)
 //   dk = P v        dv = P^T k     dW += S_{t-1}^T P         dS_{t-1} = f dS + P W^T
 //
-// Rows of S never meet, so they are the rows of a tensor core's tile: a warp has 16 of them for all time, a block a head of one row of the
-// batch. S, W, W^T and the sum dW stay in registers. An accumulator of one product, packed, is the left operand of the next; sums over
-// rows or columns and outer products are products, too, and but for df nothing is added up lane by lane. What a product wants transposed
-// passes through shared memory. Operands are bf16: one number in bf16, hi + lo in fp16. S and dS themselves are fp32.
-// Every 16 steps the state is saved in fp32; the backward replays a segment into shared memory, as the operands that it will want.
+// Rows of S are independent, so they are the rows of a tensor core's tile: a warp has 16 of them for the whole launch, a block has one head of one row
+// of the batch. S, W, W^T and the sum dW stay in registers. The packed accumulator of one product is the left operand of the next. Sums over rows or
+// columns and outer products are products, too; only df is summed lane by lane. Transposes pass through shared memory. Operands are bf16: one number in
+// bf16, hi + lo in fp16. S and dS themselves are fp32. The state is saved in fp32 every 16 steps; the backward replays a segment into shared memory, as
+// operands of its products.
 #pragma once
 
 #include "rows_parts.cuh"
 
 namespace elman::rows {
 
-// A document begins. Hardly any segment has one, so the others walk without asking (`packed`).
+// A document begins. Few segments have one, so the others run without the test (`packed`).
 template <class P>
 __device__ __forceinline__ void restart(Tile<P>& s, Left<P> (&before)[P::C], Lane at) {
   load<P>(s, nullptr, at);
@@ -26,13 +26,13 @@ __device__ __forceinline__ void restart(Tile<P>& s, Left<P> (&before)[P::C], Lan
   for (int c = 0; c < P::C; c++) split<P>(before[c], s, c);
 }
 
-// The chain from state to state. Instructions of a warp start in order, and one that waits holds up all behind it. So what else needs the
-// state takes it a step later.
+// The chain from state to state. Instructions of a warp start in order, and one that waits holds up all later ones. Everything else that needs the state
+// therefore reads it one step later.
 template <class P>
 struct Chain {
-  Tile<P> s, z;  // z: the outer product of the step to come
+  Tile<P> s, z;  // z: the outer product of the next step
   Left<P> now[P::C];  // s as an operand
-  unsigned k[2], v[P::N];  // of eight steps
+  unsigned k[2], v[P::N];  // eight steps
 
   template <bool back>
   __device__ __forceinline__ void load_slots(const Segment<P, back>& in, int first, Lane at) {
@@ -48,7 +48,7 @@ struct Chain {
     for (int i = 0; i < P::N * 4; i++) z[i / 4][i % 4] = 0;
     add_outer<P>(z, k, v, slot(step, at));
   }
-  // The two halves of a step: up to tanh, and behind it.
+  // The two halves of a step: up to tanh, and after it.
   __device__ __forceinline__ void squash(const Right<P> (&w)[P::C][P::N], bool begins, Lane at) {
     if (begins) restart<P>(s, now, at);
 #pragma unroll
@@ -68,7 +68,7 @@ struct Chain {
   }
 };
 
-// Eight steps. Step i stores the state before it and loads it transposed; step i + 1 multiplies it, which is o of step i - 1.
+// Eight steps. Step i stores the state before it and loads it transposed. Step i + 1 multiplies that state, which gives o of step i - 1.
 template <bool packed, class P>
 __device__ __forceinline__ void forward_steps(Chain<P>& chain, Left<P> (&turned)[P::C], Right<P> (&q)[1], float (&o)[P::C][4],
                                               Shared<P, false>& x, const Segment<P, false>& in, const Right<P> (&w)[P::C][P::N],
@@ -85,7 +85,7 @@ __device__ __forceinline__ void forward_steps(Chain<P>& chain, Left<P> (&turned)
 #pragma unroll
     for (int c = 0; c < P::C; c++) x.turned(turned[c], j % 2, c, at);
     chain.blend(f, j, at);
-    if (j == kGroup - 2) chain.load_slots(in, (group + kGroup) % kSteps, at);  // behind the last group, of no use
+    if (j == kGroup - 2) chain.load_slots(in, (group + kGroup) % kSteps, at);  // after the last group: not used
 #pragma unroll
     for (int c = 0; c < P::C; c++) keep(o[c], made[c], j, slot((j + 6) % kGroup, at));
     if (j == 1) {
@@ -143,7 +143,7 @@ __device__ void forward(const Args<typename P::Elem>& a, Shared<P, false>& x) {
   store<P>(a.s1 + place.bh * P::K * P::V, chain.s, at.row0, at);
 }
 
-// The states before the steps of a segment, as the backward multiplies them. The last one stays in the chain.
+// Replays the states before the steps of a segment, as operands of the backward. The last one stays in the chain.
 template <bool packed, class P>
 __device__ __forceinline__ void replay_steps(Chain<P>& chain, Shared<P, true>& x, const Segment<P, true>& in,
                                              const Right<P> (&w)[P::C][P::N], int group, unsigned begins, Lane at) {
@@ -157,7 +157,7 @@ __device__ __forceinline__ void replay_steps(Chain<P>& chain, Shared<P, true>& x
   }
 }
 
-// What eight steps are given and make, in a lane. Key, value and slope (dy) are columns, the others slots.
+// A lane's inputs and results of eight steps. Key, value and slope (dy) are columns, the others are slots.
 template <class P>
 struct Group {
   int first;
@@ -168,13 +168,13 @@ struct Group {
     slots(q, in.q + first, at.row0, at), slots(k, in.k + first, at.row0, at), columns<P>(key, in.k + first, at.row0, at);
     slots(v, in.v + first, 0, at), columns<P>(value, in.v + first, 0, at);
     slots(dy, in.dy + first, 0, at), columns<P>(slope, in.dy + first, 0, at);
-    const unsigned mine = (live & 1 ? 0xffffu : 0) | (live & 2 ? 0xffff0000u : 0);  // of the lane's two steps
+    const unsigned mine = (live & 1 ? 0xffffu : 0) | (live & 2 ? 0xffff0000u : 0);  // the lane's two steps
 #pragma unroll
     for (int i = 0; i < 2; i++) q[i] &= mine;
 #pragma unroll
     for (int i = 0; i < P::N; i++) dy[i] &= mine;
   }
-  // dq of step n from the state behind it.
+  // dq of step n, from the state after it.
   __device__ __forceinline__ void read_back(const Left<P> (&after)[P::C], int n, Lane at) {
     float made[4] = {};
 #pragma unroll
@@ -183,14 +183,14 @@ struct Group {
   }
 };
 
-// Eight steps back. A step makes Z again from the state before it; the same state gives dq of the step before.
+// Eight steps back. A step computes Z again from the state before it; the same state gives dq of the previous step.
 template <bool packed, class P>
 __device__ __forceinline__ void back_steps(Tile<P>& ds, Tile<P> (&dwt)[P::C], Group<P>& eight, Shared<P, true>& x,
                                            const Right<P> (&w)[P::C][P::N], const Right<P> (&wt)[P::C][P::N], unsigned begins,
                                            Lane at) {
   const int m = at.row0 / 16;
   add_outer<P>(ds, eight.q, eight.dy, slot(kGroup - 1, at));
-#pragma unroll 1  // in pairs: a lane has both steps of one, and unrolled, each knows its half
+#pragma unroll 1  // in pairs: a lane has both steps of a pair, and the inner unrolled loop knows which half it has
   for (int pair = kGroup / 2 - 1; pair >= 0; pair--)
 #pragma unroll P::small ? 2 : 1
     for (int n = 1; n >= 0; n--) {
@@ -199,7 +199,7 @@ __device__ __forceinline__ void back_steps(Tile<P>& ds, Tile<P> (&dwt)[P::C], Gr
       const float f = x.marks.f[i];
       Left<P> before[P::C], operand[P::C], turned[P::C];
       Right<P> old[P::N];
-      Tile<P> z = {}, gap, p, outer = {};  // gap: S_{t-1} - Z; outer: q do^T of the step before
+      Tile<P> z = {}, gap, p, outer = {};  // gap: S_{t-1} - Z; outer: q do^T of the previous step
 #pragma unroll
       for (int c = 0; c < P::C; c++) x.get(before[c], i, c, at);
       eight.read_back(before, j - 1, at);
@@ -237,7 +237,7 @@ __device__ __forceinline__ void back_steps(Tile<P>& ds, Tile<P> (&dwt)[P::C], Gr
       }
       keep(eight.dk, dk, j, slot(j, at));
     }
-  float df = 0;  // a quarter of step g's shares
+  float df = 0;  // the sum of a quarter of step g's shares
 #pragma unroll
   for (int i = 0; i < 8; i++) df += x.shares[m][at.g][8 * at.t + i];
   df += __shfl_xor_sync(~0u, df, 1), df += __shfl_xor_sync(~0u, df, 2);
@@ -274,7 +274,7 @@ __device__ void backward(const Args<typename P::Elem>& a, Shared<P, true>& x) {
     else
       for (; group < count; group += kGroup) replay_steps<false>(chain, x, in, w, group, begins, at);
     __syncwarp();
-    Left<P> after[P::C];  // the state behind a group
+    Left<P> after[P::C];  // the state after a group
 #pragma unroll
     for (int c = 0; c < P::C; c++) split<P>(after[c], chain.s, c);
     for (group -= kGroup; group >= 0; group -= kGroup) {

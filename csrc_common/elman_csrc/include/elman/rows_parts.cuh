@@ -1,4 +1,4 @@
-// What rows.cuh is made of: what a launch is given, operands of tensor cores, inputs on their way.
+// Parts of rows.cuh: arguments of a launch, tensor-core operands, prefetched inputs.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -11,7 +11,7 @@
 
 namespace elman::rows {
 
-constexpr int kSteps = 16, kGroup = 8;  // of a segment, of those whose inputs are in registers
+constexpr int kSteps = 16, kGroup = 8;  // steps of a segment; steps whose inputs are in registers together
 
 template <class Elem>
 struct Args {
@@ -37,30 +37,30 @@ struct Plan {
   using Elem = Elem_;
   static constexpr int K = K_, V = V_;
   static_assert(K % 16 == 0 && (V == 16 || V == 32) && K * V <= 1024, "what registers and shared memory hold");
-  static constexpr int M = K / 16, N = V / 8, C = V / 16;  // tiles of 16 rows, a warp each; tiles of 8 columns; their pairs
+  static constexpr int M = K / 16, N = V / 8, C = V / 16;  // tiles of 16 rows, one per warp; tiles of 8 columns; pairs of those
   static constexpr int threads = 32 * M;
-  static constexpr int parts = std::is_same_v<Elem, __nv_bfloat16> ? 1 : 2;  // bf16 numbers that make an operand
+  static constexpr int parts = std::is_same_v<Elem, __nv_bfloat16> ? 1 : 2;  // bf16 numbers of an operand: hi, or hi + lo
   static constexpr bool small = C * parts == 1;  // registers suffice for two steps of the backward at once
   static constexpr int blocks =
-      M == 4 && parts == 1 ? 4 : 1;  // of the backward, on a multiprocessor, at least; forward: twice as many
+      M == 4 && parts == 1 ? 4 : 1;  // least blocks of the backward on a multiprocessor; the forward has twice as many
 };
 
 template <class P>
 using Tile = float[P::N][4];  // 16 rows; lane (g, t) has rows g and g + 8 of columns 8 n + 2 t and + 1
 template <class P>
-using Left = unsigned[P::parts][4];  // of a product: 16 x 16
+using Left = unsigned[P::parts][4];  // left operand: 16 x 16
 template <class P>
-using Right = unsigned[P::parts][2];  // 16 x 8
+using Right = unsigned[P::parts][2];  // right operand: 16 x 8
 
 struct Lane {
-  int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row0 = threadIdx.x / 32 * 16;  // row0: the first of the warp
+  int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row0 = threadIdx.x / 32 * 16;  // row0: the warp's first row
 };
 struct Marks {
   float f[kSteps];        // 1 where the state is held
-  unsigned live, begins;  // a bit for each step. live: 0 where the state is held, and behind the end. begins: a document, at 0
+  unsigned live, begins;  // a bit for each step. live: 0 where the state is held and after the end. begins: 1 where a document begins
 };
 template <class P, bool back>
-struct Segment {  // lines are longer than they need be, so that eight of them begin in different banks
+struct Segment {  // lines are padded so that eight of them begin in different banks
   using Elem = typename P::Elem;
   alignas(16) Elem q[kSteps][P::K + 8];
   alignas(16) Elem k[kSteps][P::K + 8];
@@ -71,11 +71,10 @@ template <class P, bool back>
 struct Shared {
   Segment<P, back> x[2];
   Marks marks;
-  alignas(16) float shares[back ? P::M : 0][kGroup][32];  // of df, a lane's
+  alignas(16) float shares[back ? P::M : 0][kGroup][32];  // each lane's share of df
   float df[back ? P::M : 0][kSteps];
   float forward_sums[back ? 0 : P::M][kSteps][P::V + 4];
-  // Operands. The backward's: the states before the steps of a segment. The forward's two, and two more of the backward: what is to be
-  // transposed.
+  // Operands. Backward: the states before the steps of a segment. Scratch for transposes: two tiles forward, two more backward.
   alignas(16) uint4 history[P::M][back ? kSteps + 2 : 2][P::C][P::parts][32];
 
   __device__ __forceinline__ void put(const Left<P> (&state)[P::C], int step, Lane at) {
@@ -87,7 +86,7 @@ struct Shared {
 #pragma unroll
     for (int p = 0; p < P::parts; p++) matrix::load_matrices<false>(to[p], &history[at.row0 / 16][step][c][p][at.lane]);
   }
-  // Columns 16 c …, transposed: a left operand, or two right ones.
+  // Columns 16 c …, transposed: a left operand, or two right operands.
   __device__ __forceinline__ void turned(Left<P>& to, int step, int c, Lane at) const {
     const int line = at.lane ^ (at.lane / 8 % 3 ? 24 : 0);  // tiles 1 and 2 change places
 #pragma unroll
@@ -103,7 +102,7 @@ struct Shared {
     }
   }
 
-  // A warp's share of o or dv at a step; of dv, where states of its group were, but for the first.
+  // A warp's share of o or dv at a step. dv overwrites the states of its group, except the first.
   __device__ __forceinline__ float* sums(int m, int step) {
     if constexpr (back) return reinterpret_cast<float*>(history[m][step / kGroup * kGroup + 1]) + step % kGroup * (P::V + 4);
     else return forward_sums[m][step];
@@ -111,7 +110,7 @@ struct Shared {
 };
 
 template <class P>
-struct Place {  // of a block
+struct Place {  // a block's place
   int h;
   std::int64_t bh, token0;  // token0: the first step of the row
   __device__ explicit Place(const Args<typename P::Elem>& a)
@@ -154,7 +153,7 @@ __device__ __forceinline__ void join(Tile<P>& to, const Left<P>& from, int c) {
     }
   }
 }
-// c += a b; the product of two small parts is left out.
+// c += a b, without the product of the two low parts.
 template <class P>
 __device__ __forceinline__ void multiply(float (&c)[4], const Left<P>& a, const Right<P>& b) {
 #pragma unroll
@@ -169,11 +168,11 @@ __device__ __forceinline__ void multiply(Tile<P>& c, const Left<P>& a, const Rig
 }
 
 // ---- eight steps at once --------------------------------------------------------------------------------------------------------
-// Their inputs lie in registers in two ways. Columns: a step is a column of a right operand, and of the product; each step multiplies
-// all eight and keeps its own. Slots: a step is a line of the inner dimension; all others are blanked in both operands, for nothing
-// that is not finite may reach another step, and 0 times infinity would.
+// Their inputs lie in registers in one of two forms. Columns: a step is a column of a right operand and of the product; each step multiplies all eight
+// columns and keeps its own. Slots: a step is a line of the inner dimension. All other slots are blanked in both operands, because 0 times infinity
+// in only one of them would carry NaN to another step.
 
-// Two neighbours of step `at.g`, from element 8 n of some.
+// Two neighbours of step `at.g`, from element 8 n on.
 template <class Elem, int stride>
 __device__ __forceinline__ unsigned word(const Elem (*from)[stride], int first, int n, Lane at) {
   return *reinterpret_cast<const unsigned*>(&from[at.g][first + 8 * n + 2 * at.t]);
@@ -197,16 +196,16 @@ __device__ __forceinline__ void slots(unsigned (&to)[octets], const Elem (*from)
 #pragma unroll
   for (int n = 0; n < octets; n++) to[n] = matrix::transposed(word(from, first, n, at));
 }
-// What the lane has of step n's slot; nothing, if n is -1.
+// The lane's part of step n's slot; zeros if n is -1.
 __device__ __forceinline__ unsigned slot(int n, Lane at) { return at.t != n >> 1 ? 0 : n & 1 ? 0xffff0000u : 0xffffu; }
-// c += x y^T of one step's key and value.
+// c += x y^T for one step's key and value.
 template <class P>
 __device__ __forceinline__ void add_outer(Tile<P>& c, const unsigned (&x)[2], const unsigned (&y)[P::N], unsigned slot) {
   const unsigned a[2] = {x[0] & slot, x[1] & slot};
 #pragma unroll
   for (int n = 0; n < P::N; n++) matrix::mma_16x8x8<typename P::Elem>(c[n], a, y[n] & slot);
 }
-// Column j of a product, by the lanes that have it.
+// Writes column j of a product; only the lanes that have it do.
 __device__ __forceinline__ void keep(float (&to)[4], const float (&made)[4], int j, bool mine) {
 #pragma unroll
   for (int e = 0; e < 4; e++) to[e] = mine && e % 2 == (j & 1) ? made[e] : to[e];
@@ -229,13 +228,13 @@ __device__ __forceinline__ void load(Right<P> (&to)[P::C][P::N], const typename 
 
 // ---- memory ---------------------------------------------------------------------------------------------------------------------
 
-// Steps first … of a segment; zeros behind the end.
+// Steps first … of a segment; zeros after the end.
 template <class P, int width>
 __device__ __forceinline__ void fetch(typename P::Elem (*to)[width + 8], const typename P::Elem* from, std::int64_t step, int first,
                                       int T) {
   constexpr int pieces = width / 8;
   unsigned thread = threadIdx.x;
-  ptx::pin(thread);  // addresses are made when they are wanted: registers are scarce
+  ptx::pin(thread);  // recomputes addresses where they are used: registers are scarce
 #pragma unroll
   for (int n = 0; n < (kSteps * pieces + P::threads - 1) / P::threads; n++) {
     const int i = thread + n * P::threads, s = i / pieces, at = i % pieces * 8, t = first + s;
@@ -255,7 +254,7 @@ __device__ __forceinline__ void fetch(Segment<P, back>& to, const Args<typename 
   __pipeline_commit();
 }
 
-// The marks of a segment, read long before they are wanted: a thread has those of one step.
+// The marks of a segment, read long before their use. A thread has those of one step.
 template <class P>
 struct Mark {
   float f = 1;
@@ -310,7 +309,7 @@ __device__ __forceinline__ void store_sums(float* to, const float (&sum)[P::C][4
   for (int i = 0; i < P::C * 4; i++)
     to[(2 * at.t + i % 2) * (P::V + 4) + 16 * (i / 4) + 8 * (i % 4 / 2) + at.g] = sum[i / 4][i % 4];
 }
-// The sums of all warps, for the steps that there are.
+// Stores the sums over all warps, for the steps that exist.
 template <class P, bool back>
 __device__ __forceinline__ void write_sums(typename P::Elem* to, Shared<P, back>& x, const Args<typename P::Elem>& a,
                                            const Place<P>& place, int first) {

@@ -1,7 +1,7 @@
-// Staged cells on the GPU (gates_cell.h): the last of k products is of what the others make, so a step has two exchanges.
+// Staged cells on the GPU (gates_cell.h): the last of k products multiplies a result of the others, so a step has two exchanges.
 //
-// As in gates.cuh, a group of d / 16 blocks holds W on chip, block p makes channels 16 p .. 16 p + 15, and what blocks hand on lies in
-// L2, in tensors that are filled with a sentinel before the launch. A half of a step waits for a vector and multiplies it:
+// As in gates.cuh, a group of d / 16 blocks holds W on chip, and block p computes channels 16 p .. 16 p + 15. Blocks exchange results through L2, in
+// tensors that are filled with a sentinel before the launch. Half a step waits for a vector and multiplies it:
 //
 //   forward   h_{t-1} by the rows of the first k - 1 gates -> inner_t;        inner_t by those of the last -> h_t
 //   backward  dp_k by the columns of the last gate -> dp_1 .. dp_{k-1};       these by the columns of theirs -> gh_{t-1}
@@ -14,7 +14,7 @@
 namespace elman::gates {
 
 template <class Elem, int columns, int tiles, int N>
-struct HalfStep {  // its product, of `columns` numbers of a row by 16 `tiles` rows of the block's part
+struct HalfStep {  // the product of half a step: `columns` numbers of a row by 16 `tiles` rows of the block's part
   static constexpr int KC = (columns + kWarps * kChunk - 1) / (kWarps * kChunk), KW = KC * kChunk;
   static constexpr bool full = columns == kWarps * KW;
   using P = Part<Elem, KC, N, tiles>;
@@ -31,7 +31,7 @@ struct HalfStep {  // its product, of `columns` numbers of a row by 16 `tiles` r
     const int lane = threadIdx.x % 32;
     store_to = shared + threadIdx.x / 32 * of_warp + P::place(lane), load_from = shared + (row * P::stride + lane % 16) * 4;
   }
-  // at(row): where a batch row of what is multiplied begins. Waits for it, or takes floats that are there, and leaves partial sums.
+  // at(row): start of a batch row of the vector. Waits for it, or takes floats that are already there, and leaves partial sums.
   template <class At>
   __device__ void multiply(At at, const float* there, int rows, int& summed, Patience& patience) {
     const int lane = threadIdx.x % 32, first_column = threadIdx.x / 32 * KW + P::column(lane, 0);
@@ -68,7 +68,7 @@ struct HalfStep {  // its product, of `columns` numbers of a row by 16 `tiles` r
     __syncthreads();
     summed = static_cast<int>(clock64());
   }
-  __device__ float sum(int tile, bool mine) const {  // over warps, of this thread's channel and row
+  __device__ float sum(int tile, bool mine) const {  // over warps, for this thread's channel and row
     float all = 0.f;
 #pragma unroll
     for (int w = 0; w < kWarps && mine; ++w) {
@@ -118,9 +118,9 @@ __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_consta
     second.load(base + L::First::bytes, row, [&](int r, int column) { return along(last + first_channel + r, column); });
   }
 
-  // Batch row r of step t of a tensor of so many numbers a row and step.
+  // Batch row r of step t in a tensor with `width` numbers per row and step.
   auto place = [&](int t, int r, int width) { return (static_cast<size_t>(t) * g.B + row0 + r) * width; };
-  auto publish = [&](Elem* to, float x) {  // of two neighbours the even one stores the word of both
+  auto publish = [&](Elem* to, float x) {  // the even one of two neighbours stores the word of both
     const float other = __shfl_xor_sync(~0u, x, 1), two[2] = {x, other};
     if (mine && lane % 2 == 0) ptx::store_relaxed(to, Storage<Elem>::pack(two));
   };
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_consta
 #pragma unroll
     for (int q = 0; q < k; ++q) g.dbias[place(0, row, k * d) + q * d + channel] = dbias[q];
   } else {
-    store(g.memory + place(g.T, row, d) + channel, 0.f);  // it is as long as the history
+    store(g.memory + place(g.T, row, d) + channel, 0.f);  // as long as the history
   }
 }
 
