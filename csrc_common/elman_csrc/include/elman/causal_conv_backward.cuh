@@ -93,7 +93,7 @@ struct Gradients {
     if ((t - walk.t0) % kLanes == 0) walk.marks = marks_ahead.next(t + 2 * kLanes);
   }
 
-  __device__ void leave(int time, const float* dx) {  // the gradient of one input is complete; a chunk writes those of its own inputs
+  __device__ void leave(int time, const float* dx) {  // the gradient of an input is complete; a chunk writes its own inputs' only
     const Args<Elem>& g = walk.g;
     if (time >= walk.t0 && time < walk.t1) Packed<Elem, V>::store(g.dx.at(time, walk.b) + walk.c, dx);
     else if (time < 0 && time != kNowhere && walk.t0 == 0 && g.dwindow)

@@ -33,7 +33,7 @@ struct Args {
   Elem* extra_out[4];  // without a cell: extra holds the weights of further maps of x, extra_step their outputs
   std::ptrdiff_t x_step, extra_step[4];
   int rows, inputs, outputs, activated;
-  int maps;   // further maps
+  int maps;  // further maps of x
   bool tied;  // w is weight: it is read once for x and h
 };
 

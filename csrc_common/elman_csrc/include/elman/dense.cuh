@@ -263,8 +263,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       product.clear();
       const bool wraps = local + 1 == local_tiles;
       const int next_s = s + wraps;
-      const bool look_ahead =
-          !single && next_s > 0 && next_s < iterations;  // the next tile's words have travelled for a while
+      const bool look_ahead = !single && next_s > 0 && next_s < iterations;  // the next tile's words have travelled for a while
       auto aim_ahead = [&] { aim_at(backward ? g.T - next_s : next_s, wraps ? first_tile : tile + groups); };
       if (s == 0) {
         if (!backward) multiply_initial(tile);

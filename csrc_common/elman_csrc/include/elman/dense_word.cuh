@@ -27,7 +27,7 @@ struct Cursor {  // place of a thread's word in a step, and distance to the next
 enum class Input { Projected, Tied, TiedSilu };
 
 template <class Elem>
-__device__ float logistic(float x) {  // blocks wait for each other meanwhile, so there is time for more digits than Math::sigmoid has
+__device__ float logistic(float x) {  // more digits than Math::sigmoid has; blocks wait for each other meanwhile
   return std::is_same_v<Elem, float> ? Storage<Elem>::Math::sigmoid(x) : __fdividef(1.f, 1.f + __expf(-x));
 }
 template <class Elem, Input input>

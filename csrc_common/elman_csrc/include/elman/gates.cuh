@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     count_at = ptx::in_block(barrier, quad / 4);
     ptx::hold(partial_in), ptx::hold(send_to), ptx::hold(count_at), ptx::hold(arrived);
   }
-  const bool odd = lane % 2;  // one of two neighbours stores the word of both; in the backward the odd one stores that of the next gate
+  const bool odd = lane % 2;  // one of two neighbours stores both; backward: the odd one stores the next gate's
   Elem* publish_at = exchange + (static_cast<size_t>(backward ? first_t : 1) * g.B + row0 + row) * D + channel +
                      (odd ? (backward ? d : 0) - 1 : 0);
   ptx::hold(publish_at);

@@ -207,7 +207,7 @@ __device__ __forceinline__ float keeps_behind(float& all, float& scalar, const S
   float in[P::NL] = {}, c[P::AS], par[P::AC] = {};
 #pragma unroll
   for (int i = 0; i < P::NS; i++) c[i] = __shfl_sync(~0u, scalar, mine + 16 * i);
-  all = sc.hold ? 1.f : P::Cell::template line<typename P::Math, float>({0.f, in, c, par}).keep;  // becomes the product over this and all later steps
+  all = sc.hold ? 1.f : P::Cell::template line<typename P::Math, float>({0.f, in, c, par}).keep;  // then: from this step on
 #pragma unroll
   for (int m = 1; m < 16; m *= 2) {
     const float later = __shfl_sync(~0u, all, min(mine + m, 15));

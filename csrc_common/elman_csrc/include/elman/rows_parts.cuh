@@ -57,7 +57,7 @@ struct Lane {
 };
 struct Marks {
   float f[kSteps];        // 1 where the state is held
-  unsigned live, begins;  // a bit for each step. live: 0 where the state is held and after the end. begins: 1 where a document begins
+  unsigned live, begins;  // a bit per step. live: 0 where held and after the end. begins: 1 where a document begins
 };
 template <class P, bool back>
 struct Segment {  // lines are padded so that eight of them begin in different banks
