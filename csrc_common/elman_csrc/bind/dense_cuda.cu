@@ -37,7 +37,7 @@ constexpr bool tied = input != dense::Input::Projected;
 constexpr dense::Exchange how = kind == Kind::cluster ? dense::Exchange::Cluster : dense::Exchange::Grid;
 constexpr int slots = ELMAN_SLOTS, block = d / slots, parts = (block + dense::kOwned<Elem> - 1) / dense::kOwned<Elem>;
 
-// What of a launch depends on the instantiation. The attributes belong to the current device.
+// The part of a launch that depends on the instantiation. Attributes belong to the current device.
 template <bool masked, bool backward>
 struct Kernel {
   static constexpr auto function =
@@ -46,7 +46,7 @@ struct Kernel {
   cudaLaunchAttribute attribute[1];
   Outcome outcome;
 
-  // What a device was last asked: it does not change, and asking costs more than a launch.
+  // The last answer of a device. It does not change, and asking costs more than a launch.
   struct Known {
     int device = -1, fit = -1;
     std::size_t bytes = 0;
@@ -98,7 +98,7 @@ struct Kernel {
   }
   const char* launch(const Args& g) {
     const int fit = capacity(), groups = config.gridDim.y;
-    const int needed = how == dense::Exchange::Cluster ? 1 : groups;  // clusters may run one after another: groups never talk
+    const int needed = how == dense::Exchange::Cluster ? 1 : groups;  // clusters may run one after another: groups are independent
     if (outcome.said) return outcome.said;
     if (fit < needed) {
       std::snprintf(Outcome::text(), 256, "the launch needs %d groups of %d blocks on the GPU together, and this GPU holds %d",
@@ -118,7 +118,7 @@ const char* run(const DenseCall& call) {
   const auto stream = at<CUstream_st>(call.stream);
   const std::size_t plane = static_cast<std::size_t>(g.B) * d;
   Outcome outcome;
-  const int filled = std::min(g.T, dense::kFilled);  // with the sentinel
+  const int filled = std::min(g.T, dense::kFilled);  // steps filled with the sentinel
   Elem* const first = backward ? g.da + (g.T - filled) * plane : (tied ? g.sums : g.history) + plane;
   if (how == dense::Exchange::Grid && outcome.failed(cudaMemsetAsync(first, 0xff, filled * plane * sizeof(Elem), stream), "memset"))
     return outcome.said;

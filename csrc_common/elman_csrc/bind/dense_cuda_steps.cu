@@ -1,4 +1,4 @@
-// The dense cells where no persistent launch holds the matrix: the caller makes each step's product, a kernel follows it.
+// Dense cells for matrices that no persistent launch holds: the caller computes each step's product, and a kernel follows it.
 // Compiled as dense_cuda.cu, without ELMAN_KIND and ELMAN_SPILL.
 #include <elman/dense_steps.cuh>
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// product [B,d] float: W h_{t-1} or W^T da_{t+1}. state [B,d] float: h, or what of gh does not pass through W; updated.
+// product [B,d] float: W h_{t-1} or W^T da_{t+1}. state [B,d] float: h, or the part of gh that does not pass through W; updated.
 template <bool backward>
 const char* step(const DenseCall& call) {
   if (const char* why = refuse(call)) return why;

@@ -13,7 +13,7 @@ namespace matrix = elman::matrix;
 template <int lines, int steps, int heads, bool forward = false>
 using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options, lines, steps, heads, forward>;
 template <int heads>
-using ForwardPlan = Plan<2, 16, heads, true>;  // lines a lane, steps a segment
+using ForwardPlan = Plan<2, 16, heads, true>;  // lines per lane, steps per segment
 template <int heads>
 using BackwardPlan = Plan<ForwardPlan<4>::most_lines, ForwardPlan<4>::segment, heads>;
 

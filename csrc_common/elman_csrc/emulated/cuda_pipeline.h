@@ -1,4 +1,4 @@
-// Asynchronous copies: made at once, or as late as they may be (`backwards`), which is when their thread waits for them.
+// Asynchronous copies: made at once or, with `backwards`, as late as allowed, when their thread waits for them.
 #pragma once
 
 #include "cuda_runtime.h"

@@ -1,6 +1,6 @@
-// A GPU for g++: enough of CUDA's language to run the kernels of elman_csrc on a processor, every thread a fiber. Threads of a warp meet
-// at each collective operation, threads of a team at each barrier; between those they run one after another. Found before CUDA's own
-// headers, this folder replaces them.
+// A GPU for g++: enough of CUDA's language to run the kernels of elman_csrc on a processor. Every thread is a fiber. Threads of a warp meet at each
+// collective operation, threads of a team at each barrier; in between they run one after another. This folder replaces CUDA's own headers if the
+// compiler finds it first.
 #pragma once
 
 #include <setjmp.h>
@@ -50,7 +50,7 @@ using cudaError_t = int;
 constexpr int cudaSuccess = 0, cudaErrorInvalidConfiguration = 1;
 inline const char* cudaGetErrorString(int) { return "more shared memory than a block may have"; }
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
-inline cudaError_t cudaMalloc(void** p, std::size_t bytes) {  // exactly so many: AddressSanitizer sees what lies beyond
+inline cudaError_t cudaMalloc(void** p, std::size_t bytes) {  // exactly so many bytes: AddressSanitizer sees accesses beyond
   *p = std::malloc(bytes);
   return *p != nullptr ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
@@ -120,25 +120,25 @@ struct Warp {
   Barrier barrier;
   Words slots[2][32];
 };
-struct Copy {  // asynchronous; its last `zeros` bytes are zeros
+struct Copy {  // asynchronous; the last `zeros` bytes are zeros
   void* to;
   const void* from;
   std::size_t bytes, zeros;
   unsigned group;
 };
 struct Thread {
-  ucontext_t context;  // where it begins
-  jmp_buf left;  // where it goes on
+  ucontext_t context;  // where the fiber begins
+  jmp_buf left;  // where it continues
   bool begun = false;
   std::vector<Copy> copies;  // not waited for yet
-  unsigned committed = 0;  // groups of them
-  unsigned calls = 0;  // collectives so far: which of the two sets of slots is in use
+  unsigned committed = 0;  // groups of copies
+  unsigned calls = 0;  // collectives so far: chooses one of the two sets of slots
   bool done = false;
 };
 struct Block {
   dim3 index;
   unsigned char* shared;
-  std::vector<unsigned char> own;  // shared memory of a block that does not run alone
+  std::vector<unsigned char> own;  // shared memory, if other blocks run in turns with this one
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   Barrier named[17];  // 16: of the whole block
@@ -146,17 +146,17 @@ struct Block {
   int current = 0;
   std::uint64_t progress = 0;
   void (*run)(const void*);
-  const void* kernel;  // what `run` takes
+  const void* kernel;  // the argument of `run`
 };
 inline Block* block = nullptr;
-inline std::vector<Block>* together = nullptr;  // the blocks that run in turns with it
-inline std::vector<Barrier> clusters;  // of those
+inline std::vector<Block>* together = nullptr;  // the blocks that run in turns
+inline std::vector<Barrier> clusters;  // of those blocks
 inline int cluster_blocks = 1;
 inline long long clocks = 0;
-inline std::vector<char*> stacks;  // of threads, used again by the next block
+inline std::vector<char*> stacks;  // stacks of threads, reused by the next block
 inline bool backwards = false;
 
-// swapcontext would ask the system to set the mask of signals each time, which takes longer than what a thread computes meanwhile.
+// swapcontext would make the system set the signal mask each time, which takes longer than a thread's work in between.
 inline void yield() {
   if (!_setjmp(block->threads[block->current].left)) _longjmp(block->scheduler, 1);
 }
@@ -166,7 +166,7 @@ inline void go_on(Thread& thread) {
   thread.begun = true;
   setcontext(&thread.context);
 }
-// orders: what threads did before it happens before what they do after it.
+// orders: the barrier orders accesses before it and after it.
 inline void arrive(Barrier& b, int count, bool orders) {
   block->progress++;
   if (++b.arrived < count) return;
@@ -179,11 +179,11 @@ inline void wait(Barrier& b, int count, bool orders = true) {
   arrive(b, count, orders);
   while (b.generation == mine) yield();
 }
-inline void tell(Barrier& b, int count) {  // those who wait, and go on
+inline void tell(Barrier& b, int count) {  // threads that signal and continue
   races::tell(&b);
   arrive(b, count, true);
 }
-// Every lane gives its words and sees those of all lanes, which orders no access to memory.
+// Every lane gives its words and sees those of all lanes. This orders no access to memory.
 inline const Words* exchange(const void* mine, int bytes) {
   Thread& thread = block->threads[block->current];
   Warp& warp = block->warps[block->current / 32];
@@ -212,7 +212,7 @@ inline void enter() {
   block->progress++;
   yield();
 }
-// A warp as far as it gets without the others, or to the `most`-th time that it waits; whether any of it is left.
+// Runs a warp as far as it gets without the others, or until it waits for the `most`-th time. Returns whether any of it is left.
 inline bool run_warp(Block& now, int warp, int threads, int most = 1 << 30) {
   for (;;) {
     const auto before = now.progress;
@@ -232,7 +232,7 @@ void prepare(Block& made, const dim3& index, int threads, unsigned char* shared,
   made.index = index, made.shared = shared;
   made.threads.resize(threads), made.warps.resize((threads + 31) / 32);
   made.run = [](const void* it) { (*static_cast<const Kernel*>(it))(); }, made.kernel = &kernel;
-  std::memset(shared, 0xff, bytes);  // anything at the start: these are NaN
+  std::memset(shared, 0xff, bytes);  // arbitrary contents at the start: NaN
   while (stacks.size() < std::size_t(first + threads)) stacks.push_back(new char[kStack]);
   for (int i = 0; i < threads; i++) {
     ucontext_t& context = made.threads[i].context;
@@ -241,8 +241,8 @@ void prepare(Block& made, const dim3& index, int threads, unsigned char* shared,
     makecontext(&context, enter, 0);
   }
 }
-// The blocks of a grid, one after another. Each warp runs ahead of the later ones as far as barriers let it, or, with
-// EMULATED_BACKWARDS, of the earlier ones: what a barrier too few would spoil differs between the two.
+// Runs the blocks of a grid one after another. Each warp runs ahead of the later ones as far as barriers allow or, with EMULATED_BACKWARDS, ahead of the
+// earlier ones. A missing barrier spoils different data in the two orders.
 template <class Kernel>
 void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t bytes, const Kernel& kernel) {
   backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;
@@ -262,8 +262,8 @@ void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t byt
     races::end();
   }
 }
-// The blocks of a grid in rows along x, one row after another: the blocks of a row run in turns, since they wait for each other.
-// `each`: blocks of a cluster.
+// Runs the blocks of a grid in rows along x, one row after another. The blocks of a row run in turns, because they wait for each other. `each`: blocks per
+// cluster.
 template <class Kernel>
 void launch_together(const dim3& grid, int threads, int each, std::size_t bytes, const Kernel& kernel) {
   backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;

@@ -1,4 +1,4 @@
-// What the emulation tells the detector of races (races.cpp), where a program is compiled with it. All of it is of the running block.
+// Events that the emulation reports to the race detector (races.cpp), if a program is compiled with it. All belong to the running block.
 #pragma once
 
 #include <cstddef>
@@ -6,13 +6,13 @@
 namespace emulated::races {
 
 #ifdef EMULATED_RACES
-void begin(const void* shared, std::size_t bytes, int threads);  // a block
+void begin(const void* shared, std::size_t bytes, int threads);  // a block begins
 void end();
-void run(int thread);  // from here on `thread` runs
-void arrive(const void* barrier);  // it does
-void tell(const void* barrier);  // it arrives, and does not wait: it sees nothing of what the others did
-void complete(const void* barrier);  // all that wait have seen what each that arrived did before
-void copy_begins(const void* to, std::size_t bytes);  // writes at any time between these two
+void run(int thread);  // `thread` runs from here on
+void arrive(const void* barrier);  // it arrives
+void tell(const void* barrier);  // it arrives and does not wait, so it sees no writes of the others
+void complete(const void* barrier);  // all waiting threads see the earlier writes of all that arrived
+void copy_begins(const void* to, std::size_t bytes);  // the copy writes at any time between these two
 void copy_ends(const void* to, std::size_t bytes);
 #else
 inline void begin(const void*, std::size_t, int) {}

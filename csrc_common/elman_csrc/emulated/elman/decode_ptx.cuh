@@ -1,4 +1,4 @@
-// The instructions of decode_ptx.cuh, lane by lane. Nothing runs early here: there is nothing to wait for.
+// The instructions of decode_ptx.cuh, lane by lane. No kernel runs early here, so nothing waits.
 #pragma once
 
 #include "dense_ptx.cuh"

@@ -1,4 +1,4 @@
-// Launches on emulated threads, with the interface of launch.cuh. A GPU of one multiprocessor: small shapes take the forms of large ones.
+// Launches on emulated threads, with the interface of launch.cuh. The GPU has one multiprocessor, so that small shapes run the code of large ones.
 #pragma once
 
 #include <cuda_runtime.h>

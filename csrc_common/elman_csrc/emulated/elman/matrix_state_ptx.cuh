@@ -27,7 +27,7 @@ inline void tell_barrier(int number, int threads) { emulated::tell(emulated::blo
 inline void team_barrier(int number, int threads) { emulated::wait(emulated::block->named[number], threads); }
 
 inline float tf32(unsigned x) { return __uint_as_float(x & 0xffffe000u); }
-struct Bfloat {  // the lower or upper one of two
+struct Bfloat {  // the lower or upper half of a word
   static float of(unsigned x, int upper) { return __uint_as_float(upper ? x & 0xffff0000u : x << 16); }
 };
 
@@ -40,7 +40,7 @@ struct Half {
   }
 };
 
-// C += A B from the fragments of all lanes: `a(words, row, k)` and `b(words, k, column)` find an element.
+// C += A B from the fragments of all lanes. `a(words, row, k)` and `b(words, k, column)` return an element.
 template <int K, int words, class A, class B>
 inline void multiply(float (&c)[4], const unsigned (&mine)[words], A a, B b) {
   const emulated::Words* all = emulated::exchange(mine, sizeof(mine));

@@ -1,4 +1,4 @@
-// What a launch is given, what lies in shared memory, and which part of a problem a thread has.
+// Arguments of a launch, contents of shared memory, and a thread's part of a problem.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct Inputs {
   const unsigned char* mask;  // [B,T], 0 = hold the state; may be null
 };
 
-struct Vectors {  // those beside k and q, laid out as k
+struct Vectors {  // vectors beside k and q, laid out as k
   const void* x[kMostVectors];
   int64_t step[kMostVectors];
 };
@@ -38,7 +38,7 @@ struct ForwardArgs {
   float* s1;
   int64_t state_line, state_row;  // strides of a state inside a head
   void* o;  // [B,T,H,V] contiguous
-  void* saved;  // of Saved, may be null
+  void* saved;  // laid out by Saved, may be null
   const float* param[kMostParams];  // [H,V]
   Vectors more;
 };
@@ -51,13 +51,13 @@ struct BackwardArgs {
   const float* ds1;  // may be null (zero)
   float* ds0;  // may be null
   int64_t state_line, state_row;
-  void* dk;  // laid out as the inputs, own steps; of a shared vector each head's share
+  void* dk;  // laid out as the inputs, with its own step; for a shared vector, each head's share
   void* dq;
   void* dline[kMostLines];
   void* dscalar[kMostScalars];
   int64_t dk_step, dq_step, dline_step[kMostLines], dscalar_step[kMostScalars];
   float* dhead;  // [PARTS,2,B,H]: sums over time of the gradients of A_log and dt_bias; mamba only
-  float* parts;  // [PARTS, B*T*H, part_width] if PARTS > 1: sums over lines that are not complete
+  float* parts;  // [PARTS, B*T*H, part_width] if PARTS > 1: incomplete sums over lines
   const float* param[kMostParams];
   float* dparam[kMostParams];  // [B,H,V]: sums over time
   Vectors more;
@@ -72,8 +72,8 @@ struct Staging {
   alignas(16) typename P::Store line[P::NI][P::steps][P::CB];
   alignas(16) typename P::Store vector[P::NX][P::steps][P::N];
 };
-// What the steps of a segment need to be taken at once (matrix_state_blocked.cuh). Operands of products are two bf16 numbers, hi + lo.
-constexpr int kSquare = 24;  // elements of a row of 16 x 16: eight rows begin in different banks
+// Operands for sixteen steps at once (matrix_state_blocked.cuh). Each is two bf16 numbers, hi + lo.
+constexpr int kSquare = 24;  // padded row of a 16 x 16 matrix: eight rows begin in different banks
 template <class P>
 struct Block {
   static constexpr int rows = (P::N + 15) / 16 * 16, pitch = rows + 8;
@@ -82,13 +82,13 @@ struct Block {
   alignas(16) unsigned short p[2][16][kSquare];  // W(t,i) q_t k_i
   alignas(16) unsigned short r[P::broad ? 0 : 2][16][kSquare];  // W(t-1,i) k_t k_i
   alignas(16) unsigned short t[2][16][kSquare];  // the transpose of T
-  alignas(16) float unsolved[16][20];            // that of 1 + b W K K^T, below its diagonal
+  alignas(16) float unsolved[16][20];            // the transpose of 1 + b W K K^T, below its diagonal
   alignas(16) float products[16][17];                 // q_t k_i at (t, i), k_t k_i for i < t at (i, t)
-  float weight[2][16][18], keep[16], slope[16], decayed[17];  // W(t,i); b; D before each step, and behind the last
-  float behind[16], all;  // early: W(15,i), 0 of held steps; D behind the last
+  float weight[2][16][18], keep[16], slope[16], decayed[17];  // W(t,i); b; D before each step, and after the last
+  float behind[16], all;  // early: W(15,i), 0 for held steps; D after the last
 };
 struct NoBlock {};
-// The gradients of vectors in a row of `parts`.
+// Gradients of vectors in a row of `parts`.
 template <class P, class T>
 __device__ __forceinline__ auto* vectors_of(T* row) {
   using Store = std::conditional_t<P::blocked, typename P::Store, float>;
@@ -96,7 +96,7 @@ __device__ __forceinline__ auto* vectors_of(T* row) {
 }
 template <class P>
 struct Ready : std::conditional_t<P::blocked, Block<P>, NoBlock> {
-  // The k that would follow is read, and not used.
+  // The k after the last step is read, but not used.
   alignas(16) float kq[P::blocked ? 0 : P::steps + P::looks_ahead][P::slots * P::Q];
   alignas(16) float line[P::NL][P::steps][P::line_pitch];
   float scalar[P::AS][P::steps];
@@ -112,7 +112,7 @@ struct ForwardShared {
   alignas(16) float out[results * P::buffers][P::WPH][P::steps][P::tensor ? P::C + 4 : 36];
 };
 template <class P, bool tensor = P::tensor>
-struct Sums {  // what a walk leaves for the sums over lines
+struct Sums {  // results of a walk, to be summed over lines
   alignas(16) float s[P::steps + 1][P::CB][P::NP];
   alignas(16) float p[P::steps][P::CB][P::NP];
   alignas(16) float dr[P::steps + 1][P::CB];
@@ -122,19 +122,19 @@ struct Sums {  // what a walk leaves for the sums over lines
 };
 template <class P>
 struct Sums<P, true> {
-  // Of each warp, over its lines: dk and its like, and dq of the step before; of a large head (dk, dq), a word of the storage type.
-  // Where blocked: dk of each step, then dq, two elements a word.
+  // Each warp's sums over its lines: dk and further vectors, and dq of the previous step. In a large head, (dk, dq) as a word of the storage type.
+  // If blocked: dk of each step, then dq, two elements per word.
   using Row = std::conditional_t<P::large, unsigned[P::blocked ? Block<P>::rows / 2 + 4 : P::NP], float[P::slots * P::NP]>;
   alignas(16) Row dkq[P::result_buffers][P::WPH][P::blocked ? 2 * P::steps : P::steps + 1];
-  // Where blocked, of each warp: do_t u_i at (t, i), y_t u_i for i < t at (i, t); y_t S^T k_t, do_t S^T q_t, u_t G^T k_t; <S, G>.
+  // If blocked, from each warp: do_t u_i at (t, i), y_t u_i for i < t at (i, t); y_t S^T k_t, do_t S^T q_t, u_t G^T k_t; <S, G>.
   alignas(16) float passing[P::blocked ? P::WPH : 0][16][17];
   float ends[P::blocked ? P::WPH : 0][3][16], inner[P::blocked ? P::WPH : 0];
 };
 template <class P>
-struct SavedState {  // as each lane reads it
+struct SavedState {  // in the order in which each lane reads it
   alignas(16) typename P::Kept x[P::tight ? 0 : P::buffers][P::WPH][P::M][P::RV][32][P::VW];
 };
-// What takes a saved state to the one before the next segment. Keys, as in a Block; what steps write, with the keeps behind them; all keeps.
+// Takes a saved state to the one before the next segment: keys, as in a Block; writes of the steps times the keeps after them; the product of all keeps.
 template <class P>
 struct Passage {
   alignas(16) unsigned short k[2][16][Block<P>::pitch];
@@ -142,14 +142,14 @@ struct Passage {
   float keep;
 };
 template <class P>
-struct History {  // the states before the steps of a segment: what each lane has of one, in words of two rows of a line
+struct History {  // the states before the steps of a segment: each lane's part, in words of two rows of a line
   static constexpr int words = P::E / 2, piece = words % 4 ? 2 : 4;
   alignas(16) unsigned x[P::steps][P::WPH][words / piece][32][piece];
 };
 template <class P>
 struct BackwardShared : Sums<P> {
   Ready<P> x[P::ready_buffers];
-  alignas(16) float dline[P::large || P::tight ? 0 : P::buffers][P::NL][P::steps][P::CB];  // else in place of `line` in `x`
+  alignas(16) float dline[P::large || P::tight ? 0 : P::buffers][P::NL][P::steps][P::CB];  // otherwise in place of `line` in `x`
   alignas(16) float dscalar[P::result_buffers][P::NS][P::steps]
                            [P::large || P::tight ? P::shares : P::shares + 8];  // 8: so that rows start in different banks
   Staging<P> raw[P::raw_buffers];
@@ -163,7 +163,7 @@ struct BackwardShared : Sums<P> {
   }
 };
 
-// `lines`: the first of this lane's, of step 0.
+// `lines`: this lane's first line in step 0.
 template <class P>
 __device__ __forceinline__ void step_inputs(float (&in)[P::M][P::NL], float (&c)[P::AS], const float* lines, const Ready<P>& x,
                                             int s) {
@@ -182,14 +182,14 @@ __device__ __forceinline__ void step_inputs(float (&in)[P::M][P::NL], float (&c)
 template <class P>
 using Constants = float[P::M][P::AC];
 
-// The walk is done with the states that signal `i` stands for: those who walk tell it, helpers wait for it.
+// Signal `i`: the walk no longer needs its states. Walking warps send it, helpers wait for it.
 template <class P, bool waits>
 __device__ __forceinline__ void signal(int team, int i) {
   const int number = 2 * P::HB + 1 + team * P::signals + i;
   if (waits) team_barrier(number, 2 * P::TL);
   else tell_barrier(number, 2 * P::TL);
 }
-// All threads that work on a head, helpers too.
+// Synchronises all threads of a head, helpers included.
 template <class P>
 __device__ __forceinline__ void team_sync(int team) {
   if constexpr (P::helped) team_barrier(team + 1, 2 * P::TL);
@@ -197,7 +197,7 @@ __device__ __forceinline__ void team_sync(int team) {
   else if constexpr (P::HB == 1) __syncthreads();
   else team_barrier(team + 1, P::TL);
 }
-// The helpers of a head among themselves.
+// Synchronises the helpers of a head.
 template <class P>
 __device__ __forceinline__ void helpers_sync(int team) {
   if constexpr (P::WPH == 1) __syncwarp();
@@ -210,7 +210,7 @@ __device__ __forceinline__ void clear(S* s, int i, int step) {
   for (int j = i; j < int(sizeof(S) / 16); j += step) reinterpret_cast<uint4*>(s)[j] = make_uint4(0, 0, 0, 0);
 }
 
-// Heads of a block of the forward. Where a launch may say: one block a multiprocessor, and all blocks of a wave alike.
+// Heads per block of the forward. If the launch may choose: one block per multiprocessor, and all blocks of a wave alike.
 template <class P>
 int forward_heads(int64_t units) {
   if constexpr (!P::straight) return P::HB;
@@ -234,13 +234,13 @@ struct Place {
     b = int(bh / n.H), h = int(bh % n.H);
     line0 = part * P::CB;
   }
-  __device__ __forceinline__ int column(int m) const { return tw * P::C + cg * P::M + m; }  // of the team
+  __device__ __forceinline__ int column(int m) const { return tw * P::C + cg * P::M + m; }  // in the team
   __device__ __forceinline__ int line(int m) const { return line0 + column(m); }
   __device__ __forceinline__ bool mine(int m) const { return line(m) < P::V; }
 };
 
-// What a forward leaves to a backward: the state before every segment, [B,H,segments,V,N] float. Where P::keeps_r, a row of memory for each of
-// the batch, of the storage type: these states [H,segments,V,N] and what was retrieved, [T,H,V], to a multiple of 8 elements.
+// Memory from forward to backward: the state before every segment, [B,H,segments,V,N] float. If P::keeps_r, one row of the storage type for each row of
+// the batch: these states [H,segments,V,N] and the retrieved values [T,H,V], padded to a multiple of 8 elements.
 template <class P>
 struct Saved {
   int64_t states, row;

@@ -1,4 +1,4 @@
-// The backward kernel, and the sum over the parts of a head.
+// The backward kernel, and the sum over parts of a head.
 #pragma once
 
 #include "matrix_state_gradients.cuh"
@@ -37,7 +37,7 @@ __device__ __forceinline__ void bring_state(BackwardShared<P>& sm, const Backwar
       }
   }
 }
-// The same straight to registers.
+// The same, straight to registers.
 template <class P>
 __device__ __forceinline__ void read_saved(float (&S)[P::E], const BackwardArgs& a, const Place<P>& at, int seg) {
   const Saved<P> saved(a.n);
@@ -66,9 +66,9 @@ __device__ __forceinline__ void read_saved(float (&S)[P::E], const BackwardShare
       for (int e = 0; e < P::VW; e++) S[P::element(m, n * P::VW + e)] = g[e];
     }
 }
-// Helpers that replay: segment number j, whose inputs they have just made ready, from the state before it, which they have where every
-// second one was saved. The walk over the one before tells them which places are free. The first has none before it; its last state goes
-// to the walk where results will lie.
+// Helpers replay segment number j, whose inputs they have just made ready, from the state before it. If only every second state was saved, they already
+// hold that state. The walk over the previous segment tells them which places are free. The first segment has none before it; its last state passes to
+// the walk through the space for results.
 template <class P>
 __device__ __forceinline__ void replay_ahead(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments, int j,
                                              int raw, const Constants<P>& par, Packed<P>& state) {
@@ -87,8 +87,8 @@ __device__ __forceinline__ void replay_ahead(BackwardShared<P>& sm, const Backwa
     replay<P, false, true>(sm, j & 1, raw, at, par, state);
   }
 }
-// To the state before segment number j, where every second one was saved: from the one before it over number j + 1, whose inputs arrive
-// in `raw`.
+// Computes the state before segment number j if only every second one was saved: from the saved one, over segment number j + 1, whose inputs arrive in
+// `raw`.
 template <class P>
 __device__ __forceinline__ void reach_state(Packed<P>& state, BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at,
                                             int segments, int j, int raw, const Constants<P>& par, const Scalars<P>& sc,
@@ -101,11 +101,11 @@ __device__ __forceinline__ void reach_state(Packed<P>& state, BackwardShared<P>&
   pass_over<P>(sm, j & 1, raw, at, par, state);
   helpers_sync<P>(at.team);
 }
-// What the helpers of a team do. Segments go by from the last to the first: number j is segment `segments` - 1 - j. While j is walked over, j + 2 is
-// fetched, j + 1 made ready and j - 1 given away.
+// The helpers of a team. Segments run from the last to the first: number j is segment `segments` - 1 - j. While j is walked, helpers fetch j + 2, make
+// j + 1 ready and store the gradients of j - 1.
 template <class P>
 __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
-  Scalars<P> sc(a.in, at.h), early = sc;  // early: of the segment to pass over
+  Scalars<P> sc(a.in, at.h), early = sc;  // early: for the segment to pass over
   HeadSums sums;
   Folding<P> folding(a.param, at);
   Constants<P> par;
@@ -138,13 +138,13 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
   ready(0, 0);
   if constexpr (P::ahead) replay_ahead<P>(sm, a, at, segments, 0, 0, par, start);
   team_sync<P>(at.team);
-  int before = 2, next = 1;  // of the three places of raw inputs: those of j - 1 and j + 1
+  int before = 2, next = 1;  // two of the three places of raw inputs: those of j - 1 and j + 1
   for (int j = 0; j < segments; j++) {
     state(j + 1);
     __pipeline_commit();
     if (j > 0) give_gradients<P>(a, sm, at, segments - j, (j - 1) & 1, before, sc, sums, folding);
     if constexpr (P::large && !P::ahead) team_sync<P>(at.team);
-    __pipeline_wait_prior(1);  // the inputs of j + 1, which have had all of the last round
+    __pipeline_wait_prior(1);  // the inputs of j + 1, requested a whole round ago
     helpers_sync<P>(at.team);
     bring(j + 2, before);
     __pipeline_commit();
@@ -179,7 +179,7 @@ __device__ __forceinline__ void walk_helped(BackwardShared<P>& sm, const Backwar
     raw = raw == 2 ? 0 : raw + 1;
   }
 }
-// The same where helpers replay the next segment meanwhile.
+// The same if helpers replay the next segment meanwhile.
 template <class P>
 __device__ __forceinline__ void walk_replayed(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
                                               const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
@@ -193,7 +193,7 @@ __device__ __forceinline__ void walk_replayed(BackwardShared<P>& sm, const Backw
     raw = raw == 2 ? 0 : raw + 1;
   }
 }
-// The same where helpers have to give a segment's gradients away before the next is walked over: they have time until it is replayed.
+// The same if helpers must store a segment's gradients before the next one is walked: they have time until it is replayed.
 template <class P>
 __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
                                                   const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
@@ -212,17 +212,17 @@ __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const B
   }
 }
 
-// Where a segment's steps are taken at once. While number j is walked over, helpers first store the gradients of j - 1; the walk waits for them before it
-// overwrites those results. Then they fetch j + 3 and make j + 2 ready, and one or two warps run make_block for j + 1, which needs all of its rows. With two
-// buffers of ready inputs (lead 1), they fetch j + 2 and make all of j + 1, and those that do not run make_block make the Passage over j + 2.
+// The helpers for sixteen steps at once. While number j is walked, helpers first store the gradients of j - 1; the walk waits for them before it overwrites
+// those results. Then they fetch j + 3 and make j + 2 ready, and one or two warps run make_block for j + 1, which needs all of its rows. With two buffers
+// of ready inputs (lead 1), they fetch j + 2 and make all of j + 1; those that do not run make_block make the Passage over j + 2.
 template <class P>
 __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const BackwardArgs& a, Place<P> at, int segments) {
-  constexpr int lead = P::ready_buffers - 1;  // of what is made ready over what is walked over
+  constexpr int lead = P::ready_buffers - 1;  // segments from the walked one to the one made ready
   Scalars<P> sc(a.in, at.h);
   HeadSums sums;
   Folding<P> folding(a.param, at);
   Place<P> crew = at;
-  const auto renew = [&] {  // addresses that depend on the lane would otherwise be computed before the loop, and spilled
+  const auto renew = [&] {  // otherwise addresses that depend on the lane are computed before the loop and spilled
     at.lane = afresh(threadIdx.x % 32);
     at.tl = at.tw * 32 + at.lane, crew.tl = at.tl - kSolvers<P>;
   };
@@ -308,7 +308,7 @@ __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const Backwa
   give_heads<P>(a, at, sums, reinterpret_cast<float*>(&sm.dkq[0][0][0][0]), [&] { helpers_sync<P>(at.team); });
 }
 
-// The same where a segment's steps are taken at once.
+// The walk for sixteen steps at once.
 template <class P>
 __device__ __forceinline__ void walk_blocked(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
   Lines<P> G;
@@ -368,7 +368,7 @@ __global__ void __launch_bounds__(P::threads, P::backward_blocks) backward_kerne
   BackwardShared<P>& sm = reinterpret_cast<BackwardShared<P>*>(shared_bytes)[at.active ? at.team : 0];
   const int segments = (a.n.T + P::steps - 1) / P::steps;
   if constexpr (P::helped) {
-    if (at.helper) {  // the two ways never meet again, so that each may have its own number of registers
+    if (at.helper) {  // the two paths never join, so that each may have its own number of registers
       if constexpr (P::moves) give_registers<P::helper_registers>();
       if (!at.active) return;
       clear(&sm, P::TL + at.tl, 2 * P::TL);

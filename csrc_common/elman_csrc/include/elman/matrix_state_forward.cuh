@@ -26,7 +26,7 @@ __device__ __forceinline__ void save_state(const ForwardArgs& a, const Place<P>&
   }
 }
 
-// The steps of a segment. Products of a state: the retrieval of the next step and the readout of this one, which nothing waits for.
+// The steps of a segment. A state enters two products: the retrieval of the next step, and the readout of this one, for which nothing waits.
 template <class P, bool tensor = P::tensor>
 struct Recur {
   static constexpr int pitch = 36;
@@ -63,15 +63,15 @@ struct Recur {
     for (int i = 0; i < P::R; i++) kc[i] = kn[i];
   }
 };
-// Where results go straight to memory: what lane 0 of a line gives (the last step's o) or lane 1 (this step's r, if it is kept).
+// Writes results straight to memory: lane 0 of a line gives the last step's o, lane 1 this step's r, if it is kept.
 template <class P>
 struct Straight {
-  typename P::Store* to;  // of the step
+  typename P::Store* to;  // the current step
   int64_t row;            // from one step to the next
   bool gives_o, gives_r;
 };
-// Both are columns of one product. What is left of o in `out` still wants kUncut. Lane 0 of a line gives the last step's o, and lane 1
-// this step's r where that is kept.
+// Retrieval and readout are columns of one product. The o left in `out` must still be multiplied by kUncut. Lane 0 of a line gives the last step's o, and
+// lane 1 this step's r, if it is kept.
 template <class P>
 struct Recur<P, true> {
   static constexpr int pitch = P::C + 4;
@@ -130,7 +130,7 @@ struct Recur<P, true> {
     float k[P::R], both[P::R], in[P::M][P::NL], c[P::AS], r[P::M], write[P::writes][P::M];
     load_rows<P>(k, x.kq[s], rg);
     load_rows<P>(both, x.kq[0] + (odd ? P::NP : (P::slots + P::at_p) * P::NP) + s * P::slots * P::NP,
-                 rg);  // even columns: p of the next step, odd: q of this
+                 rg);  // even columns: p of the next step; odd: q of this one
     step_inputs<P>(in, c, lines, x, s);
     advance<P, MayHold>(S, sum, k, x.kq[s], rg, in, c, par, MayHold && x.hold[s] != 0.f, r, write);
     if constexpr (P::keeps_r) give(s, r, true);
@@ -141,7 +141,7 @@ struct Recur<P, true> {
 template <class P>
 using Recurrence = std::conditional_t<P::large, RecurLarge<P>, Recur<P>>;
 
-// A segment; a state to be saved before each of its steps that is a multiple of `interval`.
+// Runs a segment. The state is saved before each step that is a multiple of `interval`.
 template <class P, class Save, class Halfway>
 __device__ __forceinline__ void recur(Recurrence<P> run, int count, bool masked, Save save, Halfway halfway) {
   constexpr bool more = P::interval < P::steps;
@@ -167,11 +167,11 @@ __device__ __forceinline__ void recur(Recurrence<P> run, int count, bool masked,
   run.readout(count - 1);
 }
 
-// A number of each of a warp's lines, [T,H,V] from row `row` on: lane = (step, share of the lines).
+// Stores a number of each of a warp's lines to [T,H,V] from row `row` on: lane = (step, share of the lines).
 template <class P>
 __device__ __forceinline__ void finish(const float (*out)[Recurrence<P>::pitch], typename P::Store* row, float scale,
                                        const Sizes& n, const Place<P>& at, int t0) {
-  constexpr int per = 32 / P::steps, PL = P::C / per, L = P::L;  // lanes a step
+  constexpr int per = 32 / P::steps, PL = P::C / per, L = P::L;  // lanes per step
   const int s = at.lane / per, share = at.lane % per, line = at.line0 + at.tw * P::C + share * PL;
   float y[PL];
   if constexpr (P::tensor) {
@@ -199,7 +199,7 @@ __device__ __forceinline__ void finish(const float (*out)[Recurrence<P>::pitch],
   }
 }
 
-// The first row of o, and of what was retrieved, of this head's part of the batch.
+// The first row of o, and of the retrieved values, for this head's row of the batch.
 template <class P>
 __device__ __forceinline__ typename P::Store* output(const ForwardArgs& a, const Place<P>& at) {
   return static_cast<typename P::Store*>(a.o) + int64_t(at.b) * a.n.T * a.n.H * P::V;
@@ -221,7 +221,7 @@ __device__ __forceinline__ void finish_segment(const ForwardShared<P>& sm, const
   finish<P>(sm.out[seg & 1][at.tw], output<P>(a, at), kUncut, a.n, at, seg * P::steps);
   if (P::keeps_r && a.saved) finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved<P>(a, at), 1.f, a.n, at, seg * P::steps);
 }
-// What the helpers of a team do, always a segment before or behind it.
+// The helpers of a team, always one segment before or after it.
 template <class P>
 __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h);
@@ -271,8 +271,8 @@ __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const Forward
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);
 }
 
-// Where a segment's steps are taken at once, helpers are three segments ahead: one arrives, one is made ready, of one a warp or two make what follows
-// from all its rows.
+// The helpers for sixteen steps at once work on three segments ahead: one arrives, one is made ready, and for one a warp or two run make_block, which
+// needs all of its rows.
 template <class P>
 __device__ __forceinline__ void help_blocked(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a.in, at.h);
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(P::threads, P::forward_blocks) forward_kernel(
   const Place<P> at(a.n);
   ForwardShared<P>& sm = reinterpret_cast<ForwardShared<P>*>(shared_bytes)[at.active ? at.team : 0];
   const int segments = (a.n.T + P::steps - 1) / P::steps;
-  if constexpr (P::large) {  // the two ways never meet again, so that each may have its own number of registers
+  if constexpr (P::large) {  // the two paths never join, so that each may have its own number of registers
     if (at.helper) {
       give_registers<P::forward_registers[1]>();
       if (!at.active) return;

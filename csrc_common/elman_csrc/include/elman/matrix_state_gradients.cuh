@@ -1,4 +1,4 @@
-// From what a walk left of a segment in shared memory to the gradients in global memory: adjoints of the L2 norm, SiLU and the scalars' maps.
+// Turns a walk's results in shared memory into gradients in global memory: adjoints of the L2 norm, SiLU and the scalars' maps.
 #pragma once
 
 #include "matrix_state_blocked.cuh"
@@ -10,7 +10,7 @@ struct HeadSums {
   float log = 0, bias = 0;
 };
 
-// A slot of row s of dkq, rows of the state from n on: sums over the warps of the team.
+// Sums a slot of row s of dkq over the warps of the team, for rows of the state from n on.
 template <class P, int E>
 __device__ __forceinline__ void sum_of_keys(float (&g)[E], const BackwardShared<P>& sm, int buf, int slot, int s, int n) {
   if constexpr (P::blocked) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
   }
 }
 
-// Of the vectors beside k and q. One may stand in several places.
+// Gradients of the vectors beside k and q. One vector may enter in several places.
 template <class P>
 __device__ __forceinline__ void give_vectors(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
                                              int buf, float* part, int64_t part_step) {
@@ -204,7 +204,7 @@ __device__ __forceinline__ void give_folded_lines(const BackwardArgs& a, Backwar
 #pragma unroll
       for (int l = 0; l < P::NI; l++) g[l][e] = of_line(P::Opt::silu, l) ? din[l] * silu_slope<typename P::Math>(f[l][e]) : din[l];
 #pragma unroll
-      for (int i = 0; i < P::NF; i++) folding.sum[i][e] += dpar[i];  // steps beyond T are held, which gives 0
+      for (int i = 0; i < P::NF; i++) folding.sum[i][e] += dpar[i];  // steps beyond T are held and give 0
     }
     if (s >= count) continue;
 #pragma unroll
@@ -225,7 +225,7 @@ template <class P>
 __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
                                              int buf, const Scalars<P>& sc, HeadSums& sums, float* part, int64_t part_step) {
   constexpr int G = P::SL,
-                VW = P::shares % (4 * G) ? 1 : 4;  // lanes a scalar, each for 1 / G of the shares; which are read at once
+                VW = P::shares % (4 * G) ? 1 : 4;  // lanes per scalar, each with 1 / G of the shares; shares read at once
   const int t0 = seg * P::steps, count = min(P::steps, a.n.T - t0);
   const Ready<P>& x = sm.x[buf];
 #pragma unroll(P::unroll)
@@ -256,13 +256,13 @@ __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const Backwa
   }
 }
 
-// All gradients of segment `seg`. buf, raw: where it lies in shared memory.
+// All gradients of segment `seg`. buf, raw: its place in shared memory.
 template <class P>
 __device__ __forceinline__ void give_gradients(const BackwardArgs& a, BackwardShared<P>& sm, const Place<P>& at, int seg, int buf,
                                                int raw, const Scalars<P>& sc, HeadSums& sums, Folding<P>& folding) {
   const int64_t part_step = int64_t(a.n.H) * P::part_width, token = int64_t(at.b) * a.n.T + seg * P::steps;
   float* part = P::PARTS > 1 ? a.parts + (int64_t(at.part) * a.n.B * a.n.T + token) * part_step + at.h * P::part_width : nullptr;
-  if constexpr (P::blocked) {  // the last warp has the scalars, and where there are eight, no lines
+  if constexpr (P::blocked) {  // the last warp has the scalars and, if there are eight, no lines
     constexpr int others = P::TL - (P::WPH >= 8 ? 32 : 0);
     give_keys<P>(a, sm, at, seg, buf, raw, part, part_step);
     if (at.tl < others) give_lines<P, others>(a, sm, at, seg, buf, raw);
@@ -281,7 +281,7 @@ __device__ __forceinline__ void give_gradients(const BackwardArgs& a, BackwardSh
   give_scalars<P>(a, sm, at, seg, buf, sc, sums, part, part_step);
 }
 
-// The shares of the threads that gave gradients, added up in a fixed order. `x`: shared memory for 2 TL numbers.
+// Adds up the threads' shares in a fixed order. `x`: shared memory for 2 TL numbers.
 template <class P, class Sync>
 __device__ __forceinline__ void give_heads(const BackwardArgs& a, const Place<P>& at, const HeadSums& sums, float* x, Sync sync) {
   if constexpr (P::mamba) {
@@ -296,7 +296,7 @@ __device__ __forceinline__ void give_heads(const BackwardArgs& a, const Place<P>
   }
 }
 
-// Of learned constants that are folded into lines. `x`: shared memory for TL EV numbers.
+// The same for learned constants that are folded into lines. `x`: shared memory for TL EV numbers.
 template <class P, class Sync>
 __device__ __forceinline__ void give_folded(const BackwardArgs& a, const Place<P>& at, const Folding<P>& folding, float* x,
                                             Sync sync) {

@@ -37,7 +37,7 @@ struct StateLayout {
 };
 
 template <class T>
-struct Vectors {  // what one step of one head looks like to the cell
+struct Vectors {  // one step of one head, as the cell sees it
   std::vector<T> k, q, p, g, l, lines, in, par;  // lines: before `fold`, in: after
   T rho_k = 1, rho_q = 1, c[kMostScalars] = {}, raw[kMostScalars] = {};
   bool hold = false;
@@ -52,7 +52,7 @@ struct Driver {
   Inputs<T> x;
   StateLayout at;
   const int64_t size = int64_t(n.N) * n.V;
-  mutable const char* wrong = nullptr;  // a promise of the header that its functions break: a GPU relies on it
+  mutable const char* wrong = nullptr;  // a promise of the header that its functions break, although a GPU relies on it
 
   Vectors<T> vectors(int b, int t, int h) const {
     Vectors<T> s;
@@ -107,7 +107,7 @@ struct Driver {
     const int64_t token = int64_t(b) * n.T + t;
     return p + (Options::shared & which ? token : token * n.H + h) * n.N;
   }
-  // What the cell is given of line v.
+  // The cell's inputs for line v.
   MatrixIn<T> given(const std::vector<T>& S, const Vectors<T>& s, int v) const {
     T energy = 0;
     for (int i = 0; i < n.N; i++) energy += S[v * n.N + i] * S[v * n.N + i] / n.N;
@@ -138,7 +138,7 @@ struct Driver {
     }
   }
 
-  // Whether write is a - b r, and b the same of other lines and of another c[0].
+  // Whether write is a - b r, with the same b for other lines and another c[0].
   bool affine(MatrixIn<T> in, T write) const {
     const T r = in.r, c[kMostScalars] = {in.c[0] / 2, in.c[1]}, zeros[kMostLines] = {};
     auto at = [&](T r) { return in.r = r, Cell::template line<Exact>(in).write; };
@@ -210,7 +210,7 @@ struct Driver {
           }
           MatrixIn<T> in = given(Sp, x_, v);
           const MatrixLine<T> w = Cell::template line<Exact>(in);
-          if (!Cell::backward_uses_r) in.r = 0;  // as on a GPU: a cell that does use it is found out
+          if (!Cell::backward_uses_r) in.r = 0;  // as on a GPU: this exposes a cell that does use it
           MatrixLine<T> dw{};
           for (int i = 0; i < N; i++) {
             const T old = Sp[v * N + i], P = Cell::squashes ? d[i] * (T(1) - S[v * N + i] * S[v * N + i]) : d[i];

@@ -7,9 +7,9 @@
 
 namespace elman::matrix {
 
-// The `it`-th thing of thread tl, of `per` things a step.
+// Item number `it` of thread tl, with `per` items per step.
 struct Item {
-  int s, e;  // step; which of the `per`
+  int s, e;  // step; item within the step
 };
 template <int TL, int per>
 __device__ __forceinline__ Item item(int it, int tl) {
@@ -17,12 +17,12 @@ __device__ __forceinline__ Item item(int it, int tl) {
   else return {(it * TL + tl) / per, (it * TL + tl) % per};
 }
 
-// Rows of `COUNT` elements for STEPS steps, global to shared; steps beyond T become zero. Asynchronous where the size allows it.
+// Copies rows of `COUNT` elements for STEPS steps from global to shared memory; steps beyond T become zero. Asynchronous if the size allows it.
 template <int STEPS, int PIECE, int COUNT, int TL, class T>
 __device__ __forceinline__ void stage_rows(T* dst, int dst_step, const T* src, int64_t step, int t0, int T_, int count, int tl) {
   constexpr int E = PIECE / int(sizeof(T)) > 0 ? PIECE / int(sizeof(T)) : 1, per = (COUNT + E - 1) / E;
   src += t0 * step;
-  if (t0 + STEPS <= T_) {  // the usual case, without a look at every row
+  if (t0 + STEPS <= T_) {  // the usual case, without a test for every row
 #pragma unroll(2)
     for (int it = 0; it < (STEPS * per + TL - 1) / TL; it++) {
       const Item at = item<TL, per>(it, tl);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void stage_rows(T* dst, int dst_step, const T* src, i
   }
 }
 
-// scalar_forward and scalar_backward (matrix_state_cell.h) with exp(A_log) at hand, and with the hardware's exp and log for 16-bit storage.
+// scalar_forward and scalar_backward (matrix_state_cell.h) with a given exp(A_log), and with the hardware's exp and log for 16-bit storage.
 template <class Math>
 __device__ __forceinline__ float soft(float z) {
   if (std::is_same_v<Math, Exact>) return softplus(z);
@@ -86,22 +86,22 @@ __device__ __forceinline__ float silu_slope(float x) {
   const float h = 0.5f * x, t = Math::tanh(h), s = fmaf(0.5f, t, 0.5f);
   return fmaf(s, fmaf(-h, t, h), s);
 }
-// x to 10 bits of mantissa, to nearest; what is not finite stays so.
+// Rounds x to 10 bits of mantissa, to nearest; NaN and infinity stay.
 __device__ __forceinline__ float to_tf32(float x) { return fmaf(x, -8192.f, __fmul_rn(x, 8193.f)); }
 
-// Scalars and the mask of the next segment wait in a register until it starts: the first lanes hold scalar 0, the next scalar 1. Where steps are taken at
-// once they keep their type in memory, if it is the same for both: a conversion would wait for the load.
+// Scalars and mask of the next segment, in a register until it starts: the first lanes hold scalar 0, the next ones scalar 1. For sixteen steps at once they
+// keep their type in memory, if both have the same: a conversion would wait for the load.
 template <class P>
 struct Scalars {
   static constexpr bool fp32 = !P::blocked || P::kind0 == ScalarKind::given || (P::NS > 1 && P::kind1 == ScalarKind::given);
   std::conditional_t<fp32, float, typename P::Store> x = {};
-  float rate = 0, bias = 0;  // of mamba: exp(A_log), dt_bias
+  float rate = 0, bias = 0;  // for mamba: exp(A_log), dt_bias
   bool hold = false;
   __device__ __forceinline__ Scalars(const Inputs& in, int h) {
     if (P::mamba) rate = expf(in.a_log[h]), bias = in.dt_bias[h];
   }
   __device__ __forceinline__ void fetch(const Inputs& in, const Sizes& n, int b, int h, int t0, int tl) {
-    if (!P::blocked && tl >= 32) return;  // else each warp has the mask
+    if (!P::blocked && tl >= 32) return;  // otherwise each warp has the mask
     const int s = tl % P::steps, w = (P::blocked ? tl % 32 : tl) / P::steps, t = min(t0 + s, n.T - 1);
     if (w < P::NS) {
       const void* from = w ? in.scalar[1] : in.scalar[0];
@@ -135,7 +135,7 @@ __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Vec
         in.line_step[l], t0, n.T, P::V - line0, tl);
 }
 
-// Of a thread that folds lines: learned constants of its EV lines, which are the same in every step, and sums over time of their gradients.
+// State of a thread that folds lines: learned constants of its EV lines, equal in every step, and sums over time of their gradients.
 template <class P>
 struct Folding {
   float par[P::AF][P::EV], sum[P::AF][P::EV] = {};
@@ -147,7 +147,7 @@ struct Folding {
 #pragma unroll
       for (int e = 0; e < P::EV; e++) par[i][e] = line + e < P::V ? from[i][int64_t(at.h) * P::V + line + e] : 0.f;
   }
-  // What the cell folds of line e, whose raw inputs are f.
+  // Folds line e with raw inputs f.
   __device__ __forceinline__ void given(float (&in)[P::NI], float (&constants)[P::AF], const float (&f)[P::NI][P::EV],
                                         int e) const {
 #pragma unroll
@@ -157,7 +157,7 @@ struct Folding {
   }
 };
 
-// Rows of k or q of a step, from element n on, where steps are taken at once.
+// Stores rows of k or q of a step, from element n on, for sixteen steps at once.
 template <class P, int E>
 __device__ __forceinline__ void store_parts(unsigned short (&rows)[2][16][Block<P>::pitch], int s, int n, const float (&f)[E]) {
   float rest[E];
@@ -207,7 +207,7 @@ __device__ __forceinline__ void fold_lines(Ready<P>& x, const Staging<P>& raw, c
   }
 }
 
-// Storage type to fp32, with SiLU, norm and scalar maps. sets: 2, or 1 for k alone.
+// Converts the storage type to fp32, with SiLU, norm and scalar maps. sets: 2, or 1 for k alone.
 template <class P, int unroll, int TL = P::TL, int sets = 2, class To>
 __device__ __forceinline__ void make_rows(To& x, const Staging<P>& raw, const Scalars<P>& sc, int tl) {
   constexpr int KL = P::KL, E = P::N / KL;
@@ -235,11 +235,11 @@ __device__ __forceinline__ void make_rows(To& x, const Staging<P>& raw, const Sc
     }
     if constexpr (P::blocked) {
 #pragma unroll
-      for (int e = 0; e < E; e++) f[e] = hold && w == 0 ? 0.f : f[e];  // a k of a held step that is not finite stays there
+      for (int e = 0; e < E; e++) f[e] = hold && w == 0 ? 0.f : f[e];  // keeps a NaN in a held step's k from other steps
       if constexpr (sets == 2) store_parts<P, E>(w ? x.q : x.k, s, sub * E, f);
       else store_parts<P, E>(x.k, s, sub * E, f);
     } else {
-      if (P::tensor && ((P::Opt::silu & 3) || P::Opt::l2)) {  // rounded to tf32, so that sums and updates see the same k
+      if (P::tensor && ((P::Opt::silu & 3) || P::Opt::l2)) {  // round to tf32, so that sums and updates use the same k
 #pragma unroll
         for (int e = 0; e < E; e++) f[e] = to_tf32(f[e]);
       }

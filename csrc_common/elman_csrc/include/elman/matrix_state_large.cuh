@@ -1,8 +1,8 @@
-// A step of a large head, N > 32, whose update is on the tensor cores, too: S = keep S + k write^T is a product of rank one added to an fp32
-// accumulator. Not every lane then needs its rows of k, and little is left beside tanh, which is the bound.
+// A step of a large head, N > 32. The tensor cores also compute its update: S = keep S + k write^T is a product of rank one added to an fp32 accumulator.
+// Then not every lane needs its rows of k, and little is left beside tanh, which is the bound.
 //
-// A lane has lines 2 g and 2 g + 1, which are rows g and g + 8 of A and C. A product takes 8 rows of the state, two of a lane: columns t and t + 4 of
-// A, 2t and 2t + 1 of C.
+// A lane has lines 2 g and 2 g + 1, which are rows g and g + 8 of A and C. A product takes 8 rows of the state, two per lane: columns t and t + 4 of A,
+// 2t and 2t + 1 of C.
 #pragma once
 
 #include "matrix_state_step.cuh"
@@ -15,7 +15,7 @@ __device__ __forceinline__ constexpr int row_at(int q, int h) {
   constexpr int W = P::VW / 2;
   return q / W * P::VW + q % W + h * W;
 }
-// A vector as an update takes it, an element a product.
+// A vector as operand of an update, one element per product.
 template <class P>
 using Columns = float[P::R / 2];
 template <class P>
@@ -29,7 +29,7 @@ __device__ __forceinline__ void load_columns(Columns<P>& b, const float* vec, in
     for (int i = 0; i < W; i++) b[n * W + i] = x[i];
   }
 }
-// S += a x^T, a sum of up to four such products: lane t of a line has the t-th vector a, and its x, tf32, of both lines.
+// S += a x^T for up to four vectors a: lane t of a line has the t-th vector a and its x, in tf32, for both lines.
 template <class P>
 __device__ __forceinline__ void add_outer(float (&S)[P::E], const float (&x)[P::M], const Columns<P>& a) {
 #pragma unroll
@@ -38,7 +38,7 @@ __device__ __forceinline__ void add_outer(float (&S)[P::E], const float (&x)[P::
     mma_tf32(S[P::element(0, low)], S[P::element(0, high)], S[P::element(1, low)], S[P::element(1, high)], x[0], x[1], a[q]);
   }
 }
-// Sums over lines, in `chains` shares: c[2 m] of line m with the vector of even columns of B, c[2 m + 1] with that of odd ones.
+// Sums over the elements of a line, in `chains` shares: c[2 m] is line m times the vector in even columns of B, c[2 m + 1] times that in odd ones.
 template <class P, int chains>
 __device__ __forceinline__ void line_products(float (&c)[chains][4], const float (&S)[P::E], const float (&b)[P::R]) {
 #pragma unroll
@@ -50,7 +50,7 @@ __device__ __forceinline__ void line_products(float (&c)[chains][4], const float
   }
 }
 
-// A step from what it retrieved, the same code for the forward and for the replay. The tensor cores get `write` in two numbers, so that nothing is cut.
+// A step, from its retrieved values; forward and replay use the same code. The tensor cores get `write` as two numbers, so that no digit is lost.
 template <class P, bool MayHold>
 __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const Columns<P>& k,
                                        const float (&in)[P::M][P::NL], const float (&c)[P::AS], const Constants<P>& par, bool hold,
@@ -73,7 +73,7 @@ __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M],
 }
 
 // The steps of a forward's segment, as Recur: retrieval of the next step and readout of this one are two columns of one product. Lane 0 of a line gives
-// the last step's o, which still wants kUncut, and lane 1 this step's r.
+// the last step's o, still to be multiplied by kUncut, and lane 1 this step's r.
 template <class P>
 struct RecurLarge {
   static constexpr int pitch = P::C + 4;
@@ -84,7 +84,7 @@ struct RecurLarge {
   int g, t;
   const Constants<P>& par;
   float (&S)[P::E];
-  float sum[1][4], in[P::M][P::NL], c[P::AS];  // the last two: of the step to come, since its chain begins with them
+  float sum[1][4], in[P::M][P::NL], c[P::AS];  // the last two: for the next step, whose chain begins with them
 
   __device__ __forceinline__ RecurLarge(const Ready<P>& x, float (*out)[pitch], const Place<P>& at, const Constants<P>& par,
                                         float (&S)[P::E])
@@ -123,7 +123,7 @@ struct RecurLarge {
     step_inputs<P>(in, c, lines, x, min(s + 1, P::steps - 1));
     update<P, MayHold>(S, r, k, now, scalar, par, MayHold && x.hold[s] != 0.f, t);
     give(s, r, true);
-    load_rows<P>(both, x.kq[0] + (g & 1 ? P::Q : 2 * P::Q) + s * 2 * P::Q, t);  // even columns: k of the next step, odd: q of this
+    load_rows<P>(both, x.kq[0] + (g & 1 ? P::Q : 2 * P::Q) + s * 2 * P::Q, t);  // even columns: next step's k; odd: this step's q
     line_products<P, 1>(sum, S, both);
   }
 };

@@ -42,7 +42,7 @@ cudaError_t launch_backward(BackwardArgs a, cudaStream_t stream) {
   backward_kernel<P><<<unsigned((a.n.units + P::HB - 1) / P::HB), P::threads, backward_shared<P>(), stream>>>(a);
   cudaError_t e = cudaGetLastError();
   if (e != cudaSuccess || P::PARTS == 1) return e;
-  const int64_t blocks = (int64_t(a.n.B) * a.n.T * a.n.H + 7) / 8;  // a warp for each row
+  const int64_t blocks = (int64_t(a.n.B) * a.n.T * a.n.H + 7) / 8;  // one warp per row
   add_parts_kernel<P><<<unsigned(blocks < 65536 ? blocks : 65536), 256, 0, stream>>>(a);
   return cudaGetLastError();
 }

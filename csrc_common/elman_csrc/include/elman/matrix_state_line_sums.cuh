@@ -10,7 +10,7 @@ __device__ __forceinline__ unsigned pack_stored(float low, float high) {
   return pack(low, high, typename P::Store());
 }
 
-// What the steps of a segment wrote, in 16 bits: two numbers in a word, of both lines of a lane or of two steps of its one line.
+// Writes of a segment's steps, in 16 bits, two per word: both lines of a lane, or two steps of its single line.
 template <class P>
 struct Written {
   unsigned x[kInterval * P::M / 2];
@@ -20,24 +20,24 @@ struct Written {
     else if (s % 2) x[s / 2] = pack_stored<P>(even, write[0]);
     else even = write[0];
   }
-  // (0, what step s wrote into line m).
+  // (0, the write of step s into line m).
   __device__ __forceinline__ unsigned at(int s, int m) const {
     const unsigned both = x[P::M == 2 ? s : s / 2];
     return (P::M == 2 ? m : s % 2) ? both & 0xffff0000u : both << 16;
   }
 };
 
-// Sums over lines are columns of products, two from each lane t of a line: dq and dk; dp and dg; dl and none. As many lanes give the same two.
+// Sums over lines are columns of products, two from each lane t of a line: dq and dk; dp and dg; dl and nothing. Lanes beyond these repeat them.
 template <class P>
 constexpr int kPairs = P::NX == 0   ? 1
                        : P::seconds ? 4
                                     : 2;
 
-// For each line of a lane the sum of products of two lines, the diagonal of a product: only in the lane t = g / 2 of its four. Words of two rows.
+// For each line of a lane, the dot product of two lines: the diagonal of a product. Only lane t = g / 2 of the four has it. Words of two rows.
 template <class P>
 __device__ __forceinline__ void diagonal(float (&sum)[P::M], const unsigned (&X)[P::M][P::R / 2],
                                          const unsigned (&Y)[P::M][P::R / 2], int g) {
-  if constexpr (P::M == 1) {  // of either product one half counts
+  if constexpr (P::M == 1) {  // one half of either product counts
     static_assert(P::R == 8);
     float c[2][4] = {};
 #pragma unroll
@@ -59,7 +59,7 @@ __device__ __forceinline__ void diagonal(float (&sum)[P::M], const unsigned (&X)
     }
   }
 }
-// The same with tf32's digits, of one line a lane.
+// The same in tf32, with one line per lane.
 template <class P>
 __device__ __forceinline__ float diagonal(const float (&X)[P::E], const float (&Y)[P::E], int g) {
   float c[2][4] = {};
@@ -69,8 +69,8 @@ __device__ __forceinline__ float diagonal(const float (&X)[P::E], const float (&
     for (int i = 0; i < 2; i++) mma_tf32(c[i], X[e], X[e + 2], X[e + 1], X[e + 3], Y[e + 2 * i], Y[e + 2 * i + 1]);
   return (g % 2 ? c[0][1] + c[1][3] : c[0][0] + c[1][2]) * (kUncut * kUncut);
 }
-// x += y vec, the rows of a lane times a number of its one line, as products: of every four rows column t = 0 of A makes the first two and t = 1
-// the last two, and t = 2 and 3 likewise with what the tensor cores cut off y.
+// x += y vec, with y a number of the lane's single line, as products. Of every four rows, column t = 0 of A gives the first two and t = 1 the last two;
+// t = 2 and 3 add the digits of y that the tensor cores cut off.
 template <class P>
 struct Outer {
   int g, t;
@@ -84,9 +84,9 @@ struct Outer {
     }
     ptx::pin(whole[0]), ptx::pin(whole[1]), ptx::pin(one[0]), ptx::pin(one[1]), ptx::pin(cut[0]), ptx::pin(cut[1]);
   }
-  // Where this lane's B begins in a vector.
+  // Start of this lane's B in a vector.
   __device__ __forceinline__ int at() const { return 4 * (g >> 1) + (g & 1) + 2 * (t & 1); }
-  // What a lane gives to A of a y that has no more digits than tf32, and of any y.
+  // A lane's part of A, for a y that fits tf32 and for any y.
   __device__ __forceinline__ void exact(float (&a)[2], float y) const { a[0] = y * one[0], a[1] = y * one[1]; }
   __device__ __forceinline__ void any(float (&a)[2], float y) const {
 #pragma unroll
@@ -96,7 +96,7 @@ struct Outer {
 #pragma unroll
     for (int e = 0; e < P::E; e += 4) mma_tf32(x[e], x[e + 1], x[e + 2], x[e + 3], a[0], a[1], vec[at() + 4 * e]);
   }
-  // Of two vectors in one product.
+  // Two vectors in one product.
   __device__ __forceinline__ void add(float (&x)[P::E], const float* vec, const float (&a)[2], const float* more,
                                       const float (&b)[2]) const {
 #pragma unroll
@@ -109,14 +109,14 @@ struct Outer {
   }
 };
 
-struct Nothing {  // in place of Outer where updates are no products
+struct Nothing {  // replaces Outer if updates are no products
   __device__ Nothing(int, int) {}
 };
 
-// dq and dk of one step: sums over this warp's lines. Rows come as the fragments leave them: tile q, row g of either half.
+// dq and dk of one step: sums over this warp's lines. Rows keep the order of the fragments: tile q, row g of either half.
 template <class P>
 struct LineSums {
-  static constexpr int pairs = P::R / 2, tiles = (pairs + 1) / 2;  // of rows of a lane; of 16 rows
+  static constexpr int pairs = P::R / 2, tiles = (pairs + 1) / 2;  // pairs of a lane's rows; tiles of 16 rows
   float c[tiles][4];
   using Fragments = unsigned[P::M][2 * tiles];
 
@@ -137,7 +137,7 @@ struct LineSums {
     words(x, X);
     turn(to, x);
   }
-  // X^T x + Y^T y for this warp's lines; x, y: transposed pairs of weights, for even and odd columns, of each line.
+  // X^T x + Y^T y over this warp's lines. x, y: transposed pairs of weights of each line, for even and odd columns.
   __device__ __forceinline__ void set(const Fragments& X, const unsigned (&x)[P::M], const Fragments& Y,
                                       const unsigned (&y)[P::M]) {
 #pragma unroll
@@ -154,7 +154,7 @@ struct LineSums {
       }
     }
   }
-  // The same for one X, in words of two rows, added to what is there.
+  // The same for one X, in words of two rows, added to the sum.
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int q = 0; q < tiles; q++) c[q][0] = c[q][1] = c[q][2] = c[q][3] = 0;
@@ -180,7 +180,7 @@ struct LineSums {
       mma_16x8x16<typename P::Store>(c[q], a, z[0], z[P::M - 1]);
     }
   }
-  // To a row of shared memory, its two columns. Where two lanes have the same ones, t < 2 gives rows of a tile's lower half.
+  // Stores its two columns to a row of shared memory. If two lanes have the same columns, t < 2 stores rows of a tile's lower half.
   __device__ __forceinline__ void give_pairs(float* to, int g, int t) const {
     constexpr int pairs_ = kPairs<P>;
     const int pair = t % pairs_;
@@ -196,14 +196,14 @@ struct LineSums {
       store_if(mine && second >= 0, row + second * P::NP, y);
     }
   }
-  // To a row of shared memory: lane t gives its even column, dq, dp or dk.
+  // Stores to a row of shared memory: lane t its even column, dq, dp or dk.
   __device__ __forceinline__ void give_columns(float* to, int g, int t) const {
     const int slot = t == 0 ? 1 : t == 1 ? P::at_p : 0, first = place(g & 1, g) ^ P::swapped(slot);
     to += slot * P::NP;
 #pragma unroll
     for (int j = 0; j < pairs; j++) store_if(t < 3, to + (first ^ place(2 * j, 0)), c[j / 2][j % 2 * 2]);
   }
-  // To a row of shared memory, all columns t being alike: lane t gives dk (t odd) or dq of row g, of the lower half of a tile or (t >= 2) the upper.
+  // Stores to a row of shared memory if all columns t are alike: lane t gives dk (t odd) or dq of row g, in the lower half of a tile or (t >= 2) the upper.
   __device__ __forceinline__ void give(float* to, int g, int t) const {
     if constexpr (P::columns) return give_columns(to, g, t);
     if constexpr (kPairs<P> > 1) return give_pairs(to, g, t);
@@ -215,10 +215,10 @@ struct LineSums {
       if (2 * q + 1 < pairs || !(t & 2)) to[place(i, g)] = t & 2 ? high : low;
     }
   }
-  static __device__ __forceinline__ int place(int i, int g) {  // in a vector, of row i of the lane g / 2
+  static __device__ __forceinline__ int place(int i, int g) {  // place in a vector of row i of lane g / 2
     return i / P::VW * P::L * P::VW + (g >> 1) * P::VW + i % P::VW;
   }
-  // The same as words (dk, dq): lane t gives those of one of two tiles (t odd: the second).
+  // The same as words (dk, dq): lane t gives those of one of two tiles (the second if t is odd).
   __device__ __forceinline__ void give(unsigned* to, int g, int t) const {
 #pragma unroll
     for (int q = 0; q < tiles; q += 2) {

@@ -31,8 +31,8 @@ __device__ __forceinline__ __half from_float<__half>(float x) {
   return __float2half(x);
 }
 
-// The tensor cores cut fp32 operands to tf32's 10 bits of mantissa; on average that takes ln 2 / 2 of a unit in the last place, which
-// this factor puts back. (Rounding first would cost three instructions an element.)
+// The tensor cores cut fp32 operands to tf32's 10 bits of mantissa. The average loss is ln 2 / 2 of a unit in the last place; this factor corrects it.
+// (Rounding first would cost three instructions per element.)
 constexpr float kUncut = 1.000338f;
 
 constexpr int largest_power(int bytes, int cap) {  // the widest access that divides `bytes`
@@ -64,7 +64,7 @@ __device__ __forceinline__ float unpack(unsigned x, int upper, __half) {
   const __half2 both = *reinterpret_cast<const __half2*>(&x);
   return __half2float(upper ? both.y : both.x);
 }
-// As `load`. Where steps are taken at once, 16-bit types are read in words: an upper half then takes one instruction less.
+// Like `load`. For sixteen steps at once, 16-bit types are read as words, which saves an instruction for each upper half.
 template <class P, int E, class T>
 __device__ __forceinline__ void load_stored(float (&f)[E], const T* p) {
   if constexpr (P::blocked && E % 2 == 0) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_stored(float (&f)[E], const T* p) {
 }
 template <int E, class T>
 __device__ __forceinline__ void store(T* p, const float (&f)[E]) {
-  if constexpr (sizeof(T) == 2 && E % 2 == 0) {  // in words: the compiler has been seen to store their halves one by one
+  if constexpr (sizeof(T) == 2 && E % 2 == 0) {  // as words: the compiler may store halves one by one
     Vec<E / 2, unsigned> v;
 #pragma unroll
     for (int i = 0; i < E; i += 2) v.x[i / 2] = pack(f[i], f[i + 1], T());
@@ -108,7 +108,7 @@ __device__ __forceinline__ float dot(const float (&a)[R], const float (&b)[R]) {
   return R > 1 ? x + y : x;
 }
 
-// Returns x, hidden from the compiler: what depends on it is computed again after this call, and not kept in registers until then.
+// Returns x, hidden from the compiler, which then recomputes values that depend on x after this call instead of keeping them in registers.
 __device__ __forceinline__ int afresh(int x) {
   asm volatile("" : "+r"(x));
   return x;

@@ -1,4 +1,4 @@
-// The instructions of a warp that C++ has no word for. elman_csrc/emulated has the same functions for a processor.
+// Warp instructions without a C++ equivalent. elman_csrc/emulated has the same functions for a processor.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,21 +15,21 @@ __device__ __forceinline__ void team_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// To shared memory from some lanes, without a branch.
+// Stores to shared memory from some lanes, without a branch.
 __device__ __forceinline__ void store_if(bool mine, float* to, float x) {
   asm volatile("{.reg .pred p; setp.ne.s32 p, %0, 0; @p st.shared.f32 [%1], %2;}" ::"r"(int(mine)),
                "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "f"(x)
                : "memory");
 }
 
-// Those who only tell others go on at once.
+// Threads that only signal continue at once.
 __device__ __forceinline__ void tell_barrier(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 __device__ __forceinline__ void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// Registers move from helpers to the warps that recur, where the architecture can do that. Each is said by all warps of a warpgroup.
+// Moves registers from helpers to own warps, if the architecture can. All warps of a warpgroup must execute each.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL)
 #define ELMAN_REGISTERS_MOVE 1
 #else
@@ -75,7 +75,7 @@ __device__ __forceinline__ void mma_16x8x8(float (&c)[4], const unsigned (&a)[2]
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(b));
 }
-// What the tensor cores cut off a number.
+// The digits of a number that the tensor cores cut off.
 __device__ __forceinline__ float cut_off(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 // 8 x 8 elements of 16 bits: lane (g, t) gives row g, columns 2t and 2t + 1, and gets rows 2t and 2t + 1 of column g.
 __device__ __forceinline__ unsigned transposed(unsigned x) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ unsigned transposed(unsigned x) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 }
-// Four of them to 32 lines of 16 bytes in shared memory, eight lines each; `to` is the lane's line.
+// Stores four of them to 32 lines of 16 bytes in shared memory, eight lines each; `to` is the lane's line.
 __device__ __forceinline__ void store_matrices(uint4* to, const unsigned (&x)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -96,7 +96,7 @@ __device__ __forceinline__ void store_matrices(uint4* to, const unsigned (&x)[4]
   for (int i = 0; i < 4; i++) reinterpret_cast<unsigned*>(to - lane)[32 * i + lane] = x[i];
 #endif
 }
-// And back, or each transposed.
+// Loads them back, or each one transposed.
 template <bool transposed>
 __device__ __forceinline__ void load_matrices(unsigned (&x)[4], const uint4* from) {
   const unsigned line = static_cast<unsigned>(__cvta_generic_to_shared(from));

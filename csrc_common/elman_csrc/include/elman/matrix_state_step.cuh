@@ -1,4 +1,4 @@
-// One step of the recurrence on a state in registers: sums over a line, update, and how states come and go.
+// One step of the recurrence on a state in registers: sums over a line, the update, and loads and stores of states.
 #pragma once
 
 #include "matrix_state_args.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ void load_rows(float (&f)[P::R], const float* vec, in
   }
 }
 
-// What a lane gives for B: its rows of k, or (outer) of every four rows the first two in even columns and the last two in odd ones.
+// A lane's part of B: its rows of k, or (outer) of every four rows the first two in even columns and the last two in odd ones.
 template <class P>
 __device__ __forceinline__ void load_for_products(float (&f)[P::R], const float* vec, int rg, bool odd) {
   if constexpr (P::outer) {
@@ -31,17 +31,17 @@ __device__ __forceinline__ void load_for_products(float (&f)[P::R], const float*
   }
 }
 
-// The same of a vector that not every cell has.
+// The same for a vector that not every cell has.
 template <class P, bool there>
 __device__ __forceinline__ void load_vector(float (&f)[P::R], const float* vec, int rg) {
   if constexpr (there) load_rows<P>(f, vec, rg);
 }
 
 // Sums over the elements of a line. Products are issued by `line_products` and collected by `line_sums`, so that other work can stand between.
-// Tensor form: four elements are an A fragment, what a lane gives for B is k at its own rows.
-//   two lines a lane: rows g and g + 8 of A; columns of B may carry different vectors: c[2 m] is of even columns, c[2 m + 1] of odd ones
-//   one: its odd rows are where the fragment has lines g + 8, and odd columns of B carry their k (as_b)
-// chained: into one sum, for a state, whose elements come from tanh one after another; else each product has its own.
+// Tensor form: four elements are an A fragment, and a lane's part of B is k at its own rows.
+//   two lines per lane: rows g and g + 8 of A; columns of B may hold different vectors: c[2 m] belongs to even columns, c[2 m + 1] to odd ones
+//   one line per lane: its odd rows take the place of lines g + 8, and odd columns of B hold their k (as_b)
+// chained: all products add to one sum. A state uses it, because its elements come from tanh one after another. Otherwise each product has its own sum.
 template <class P>
 struct Products {
   float c[P::tensor ? P::E / 4 : 1][4];
@@ -64,7 +64,7 @@ __device__ __forceinline__ void line_products(Products<P>& x, const float (&S)[P
     x.c[0][0] = dot<P::R>(b, S);
   }
 }
-// The same of a lane's one line with what load_for_products loads where `outer`.
+// The same for a lane's single line, with operands from load_for_products with `outer`.
 template <class P>
 __device__ __forceinline__ void half_products(Products<P>& x, const float (&S)[P::E], const float (&b)[P::R]) {
 #pragma unroll
@@ -88,7 +88,7 @@ __device__ __forceinline__ void line_sums(float (&r)[P::M], const Products<P>& x
     r[0] = line_sum<P::L>(x.c[0][0]);
   }
 }
-// With two lines a lane a state's products are chained.
+// With two lines per lane, a state's products are chained.
 template <class P>
 __device__ __forceinline__ void state_products(Products<P>& x, const float (&S)[P::E], const float (&k)[P::R], bool odd) {
   if constexpr (P::tensor && P::M == 1) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void state_products(Products<P>& x, const float (&S)[
   }
 }
 
-// What the cell is given of line m, whose state is S.
+// The cell's inputs for line m with state S.
 template <class P>
 __device__ __forceinline__ MatrixIn<float> given(float r, const float (&in)[P::NL], const float (&c)[P::AS],
                                                  const float (&par)[P::AC], const float (&S)[P::E], int m) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ MatrixIn<float> given(float r, const float (&in)[P::N
   return {r, in, c, par, line_sum<P::L>(sum) * (1.f / P::N)};
 }
 
-// One step of the recurrence from what it retrieved, the same code for the forward and for the replay. `kq`: the step's vectors.
+// One step of the recurrence from its retrieved values; forward and replay use the same code. `kq`: the step's vectors.
 template <class P, bool MayHold>
 __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const float (&k)[P::R], const float* kq, int rg,
                                        const float (&in)[P::M][P::NL], const float (&c)[P::AS], const Constants<P>& par, bool hold,
@@ -152,7 +152,7 @@ __device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum
   }
   update<P, MayHold>(S, r, k, kq, rg, in, c, par, hold, write);
 }
-// Back through the elements of line m: from P to the gradients of S and of k (which may be P itself), and of (keep, write, second), added to dw.
+// Backward through the elements of line m: from P to the gradients of S and k (which may be P itself); those of (keep, write, second) are added to dw.
 template <class P>
 __device__ __forceinline__ void elements(float (&of_s)[P::E], float (&of_k)[P::E], MatrixLine<float>& dw, const float (&Pm)[P::E],
                                          const float (&S)[P::E], const float (&k)[P::R], const MatrixLine<float>& w, int m) {

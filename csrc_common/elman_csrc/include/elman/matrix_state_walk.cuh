@@ -1,4 +1,4 @@
-// Backward over a segment by shuffles: fp32 storage.
+// Backward over a segment with shuffles: fp32 storage.
 #pragma once
 
 #include "matrix_state_step.cuh"
@@ -10,8 +10,8 @@ __device__ __forceinline__ void keep_rows(float (&m)[P::CB][P::NP], const float 
   store<P::R>(&m[j][rg * P::R], x);
 }
 
-// dq, dk and their like of a segment from the matrices left in shared memory. Slot s is the state before step s, so it gives dq of step s-1
-// and the S' part of dk of step s; P of step s gives the rest of dk.
+// dq, dk and further vectors of a segment, from the matrices in shared memory. Slot s is the state before step s: it gives dq of step s-1 and the S' part
+// of dk of step s. P of step s gives the rest of dk.
 template <class P>
 __device__ __forceinline__ void sums_over_lines(BackwardShared<P>& sm, int buf, const Place<P>& at) {
   for (int it = at.tl; it < P::steps * P::NP; it += P::TL) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void sums_over_lines(BackwardShared<P>& sm, int buf, 
   }
 }
 
-// Replay a segment into registers and walk back over them.
+// Replays a segment into registers and walks back.
 template <class P, bool MayHold>
 __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place<P>& at, const Constants<P>& par,
                                      const float (&S0)[P::E], float (&dS)[P::E], Constants<P>& dpar) {

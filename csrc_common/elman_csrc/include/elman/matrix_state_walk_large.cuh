@@ -1,6 +1,6 @@
-// Backward over a segment of a large head, N > 32: as matrix_state_walk_tensor.cuh, but with the states of the segment in shared memory, in the storage type.
-// A lane reads what it wrote itself, or where helpers replay (`ahead`), what the same lane of a helper wrote. The replay starts from a state of the storage
-// type and has no products: the forward kept what every step retrieved.
+// Backward over a segment of a large head, N > 32: as matrix_state_walk_tensor.cuh, but with the states of the segment in shared memory, in the storage
+// type. A lane reads what it wrote itself or, if helpers replay (`ahead`), what the same lane of a helper wrote. The replay starts from a state of the
+// storage type and has no products, because the forward saved the retrieved values of every step.
 #pragma once
 
 #include "matrix_state_large.cuh"
@@ -9,7 +9,7 @@
 namespace elman::matrix {
 
 template <class P>
-using Packed = unsigned[P::M][P::R / 2];  // two rows of a line to a word
+using Packed = unsigned[P::M][P::R / 2];  // two rows of a line per word
 
 template <class P>
 __device__ __forceinline__ void pack_state(Packed<P>& to, const float (&S)[P::E]) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ float unpacked(const Packed<P>& S, int e) {
   return unpack(S[P::line_of(e)][i / 2], i % 2, typename P::Store());
 }
 
-// Saved states go to registers. Helpers ask for them well before.
+// Loads saved states into registers. Helpers request them well before.
 template <class P>
 __device__ __forceinline__ void announce_state(const BackwardArgs& a, const Place<P>& at, int seg) {
   constexpr int piece = 128 / sizeof(typename P::Kept);
@@ -69,7 +69,7 @@ __device__ __forceinline__ void kept_state(Packed<P>& S, const History<P>& from,
   }
 }
 
-// The state after the last segment, from helpers to those who walk.
+// Passes the state after the last segment from helpers to the walking warps.
 template <class P, bool gives>
 __device__ __forceinline__ void hand_over(BackwardShared<P>& sm, const Place<P>& at, Packed<P>& state) {
 #pragma unroll
@@ -81,14 +81,14 @@ __device__ __forceinline__ void hand_over(BackwardShared<P>& sm, const Place<P>&
       else state[m][j] = word;
     }
 }
-// The place of the state before step s in the history. Where helpers replay a segment while the one behind it is walked over, segments go through the
-// places in turn up and down: a state of the one takes the place of that which the walk over the other has read.
+// The place in the history of the state before step s. If helpers replay a segment while the following one is walked, segments use the places upwards and
+// downwards in turn: a replayed state takes the place of a state that the walk has just read.
 template <class P>
 __device__ __forceinline__ int place_of(int buf, int s) {
   return P::ahead && buf ? P::steps - 1 - s : s;
 }
 
-// From the state before a segment to the one after it, in place. waits: places are free when the walk says so, and the last step is not taken.
+// Turns the state before a segment into the one after it, in place. waits: the walk signals free places, and the last step is left out.
 template <class P, bool MayHold, bool waits = false>
 __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const Constants<P>& par,
                                        Packed<P>& state) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
     pack_state<P>(state, S);
   }
 }
-// The same without tanh and without what lies between: products of what each step wrote, times the keeps after it, four steps in one.
+// The same without tanh and without the states in between: products of each step's write times the keeps after it, four steps in one product.
 template <class P>
 __device__ __forceinline__ void pass_over(const BackwardShared<P>& sm, int buf, int raw, const Place<P>& at,
                                           const Constants<P>& par, Packed<P>& state) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void pass_over(const BackwardShared<P>& sm, int buf, 
   pack_state<P>(state, S);
 }
 
-// `state`: the one after the segment, then that before it.
+// `state`: first the state after the segment, then the one before it.
 template <class P, bool MayHold>
 __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const Constants<P>& par,
                                            Packed<P>& state, float (&dS)[P::E], Constants<P>& dpar) {
@@ -170,14 +170,14 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
   Columns<P> a;
   Sums y;
   float dscalar[P::AS] =
-      {};  // of the step before, as sums not yet given: those of a step are, like dq and dk, where the next has other work
+      {};  // sums of the previous step, not yet stored: like dq and dk, they are stored during the next step, beside other work
   auto& scalars = sm.dscalar[buf % P::result_buffers];
   const auto give = [&](int s) {
     y.give(sums[s], g, t);
 #pragma unroll
-    for (int i = 0; i < P::NS; i++) {  // one of the four lanes of a line has its sum
+    for (int i = 0; i < P::NS; i++) {  // one of a line's four lanes has its sum
       const float d = dscalar[i] + __shfl_xor_sync(~0u, dscalar[i], 4);
-      const int owner = i == 0 && P::Cell::scalar_keep ? g / 2 : 0;  // step `steps` is none: its zero is overwritten by step 0
+      const int owner = i == 0 && P::Cell::scalar_keep ? g / 2 : 0;  // step `steps` does not exist: step 0 overwrites its zero
       store_if(t == owner && g % 2 == 0, &scalars[i][s % P::steps][at.tw * 4 + g / 2], d);
     }
   };
@@ -263,7 +263,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       if (t == 0) store<M>(dlines + (l * P::steps + s) * P::CB, din[l]);
   };
 #pragma unroll 1
-  for (int s = last; s >= 0; s -= by) {  // two at once: the end of one stands beside the beginning of the next
+  for (int s = last; s >= 0; s -= by) {  // two at once: the end of one overlaps the beginning of the next
     step(s);
     if (by == 2) step(s - 1);
   }

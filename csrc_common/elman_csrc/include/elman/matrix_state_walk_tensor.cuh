@@ -1,14 +1,14 @@
-// Backward over a segment where the tensor cores do the sums: only what the chain of dS needs stands between two steps.
+// Backward over a segment with sums on the tensor cores: only the chain of dS lies between two steps.
 //
-//   replay: S, and what was written, in registers; where the forward kept what it retrieved, without products
+//   replay: S and the writes, in registers; without products if the forward saved the retrieved values
 //   walk:   P = dS phi';  dwrite = P k by products as in the forward;  dS' = (keep P + q' dy') + k dr, where the bracket does not wait for dr
 //   dq_{s-1} and dk_s, off the chain:  (S_s)^T [dy_{s-1}, dr_s] + P_s^T [0, write_s]
 //   further vectors likewise:  dp_s = (S_s)^T dr_s,  dg_s = (keep P_s S_s)^T 1,  dl_s = P_s^T second_s, in further columns
 //
 // with S_s the state before step s. For these sums over lines, fragments of 8 lines x 8 rows are rounded to the storage type, transposed
-// among the lanes (movmatrix) and are A of m16n8k16. A lane packs its line's (dy, dr) the same way: transposed, that is B with dy in even
-// columns and dr in odd ones. Errors are those of 16-bit operands with fp32 sums: of the same size as the rounding of dq and dk themselves.
-// In fp16 a P too small for it gives a dk too small for it, what is written being of the size of 1.
+// among the lanes (movmatrix) and become A of m16n8k16. A lane packs its line's (dy, dr) in the same way: transposed, that is B with dy in
+// even columns and dr in odd ones. Errors are those of 16-bit operands with fp32 sums, about as large as the rounding of dq and dk themselves.
+// In fp16 a P below its range gives a dk below its range, because writes are of order 1.
 #pragma once
 
 #include "matrix_state_line_sums.cuh"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   const float* lines = &x.line[0][0][at.column(0)];
   const typename P::Store* rs = &sm.r[raw][0][at.column(0)];
   float hist[kInterval][E], S[E],
-      retrieved[kInterval][M];  // retrieved: not kept where it was kept already, or the cell's backward does without
+      retrieved[kInterval][M];  // retrieved: not needed if the forward saved it, or if the cell's backward does not use it
   Written<P> written[P::writes];
   const std::conditional_t<P::outer, Outer<P>, Nothing> by(g, t);
 #pragma unroll
@@ -70,18 +70,18 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   float* dlines = sm.line_gradients(buf, 0) + at.column(0);
   float dy[M], kc[R];
   load<M>(dy, dys + (kInterval - 1) * P::CB);
-  // The sums of a step are issued in the step after it, where nothing waits for them: fragments and weights stay until then.
+  // The sums of a step are issued in the next one, where nothing waits for them: fragments and weights stay until then.
   typename Sums::Fragments turned, turned_before, turned_kept;
   unsigned wrote[M] = {}, weights[M], kept_by[M] = {};
   const unsigned third = t == 2 ? 0xffffu : 0u;  // the lane whose column is dk
-  const int pair = t % kPairs<P>;  // which columns are this lane's
-  // The lane of a line that gives scalar i, where one does.
+  const int pair = t % kPairs<P>;  // this lane's columns
+  // The lane of a line that gives scalar i, if one does.
   const auto owner = [&](int i) { return i == 0 && P::Cell::scalar_keep && P::diagonal ? g / 2 : 0; };
   const auto add = [&](Sums& y) {
     y.set(turned, wrote, turned_before, weights);
     if constexpr (P::keeps) y.add_alone(turned_kept, kept_by);
   };
-  // Of (dy of the step before, dr) and of what was written, a lane's columns.
+  // A lane's columns of (dy of the previous step, dr) and of the writes.
   const auto of_state = [&](float dy, float dr) {
     if constexpr (P::NX == 0) return transposed(pack_stored<P>(dy, dr));
     else if constexpr (P::columns) return transposed(pack_stored<P>(fmaf(dr, by.one[1], dy * by.one[0]), 0.f));
