@@ -19,7 +19,6 @@ class ToyConfig:
 class ToyElman(Mixer):
     """h_t = tanh(W_x x_t + b + W h_{t-1}); y_t = W_o h_t. Two tensors of state, a bias, a buffer that is not saved."""
 
-    rollback = "snapshot"
     fp32_params = ("rec", "sigma")
 
     def __init__(self, dim, config, layer_idx=0):
@@ -81,8 +80,6 @@ class ToyElman(Mixer):
 
 class ToySum(Mixer):
     """S_t = 0.9 S_{t-1} + k_t v_t^T; y_t = W_o S_t^T q_t: a matrix state, made of linear layers only."""
-
-    rollback = "replay"
 
     def __init__(self, dim, config, layer_idx=0):
         super().__init__(dim, config, layer_idx)

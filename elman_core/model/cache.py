@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from elman_core.registry import ConfigError, State
 
 from .config import LadderConfig
-from .rollback import WINDOW, Replay, Snapshots, Tape, map_state
+from .rollback import WINDOW, Tape, map_state
 from .state_file import load_states, save_states
 
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -54,16 +54,9 @@ class RecurrentLayer(CacheLayerMixin):
         """The state, or None before the first token."""
         return self.state
 
-    def recorder(self, kind: str) -> Tape | None:
-        """The tape on which the mixer should run, if tokens may be undone.
-
-        Args:
-            kind: the mixer's `rollback`.
-        """
-        if self.tape is None and self.record_past:
-            self.tape = (Snapshots if kind == "snapshot" else Replay)(self.window)
-        elif not self.record_past:
-            self.tape = None
+    def recorder(self) -> Tape | None:
+        """The tape on which the mixer should run, if tokens may be undone."""
+        self.tape = (self.tape or Tape(self.window)) if self.record_past else None
         return self.tape
 
     def set(self, state: State, n_tokens: int) -> None:

@@ -45,13 +45,12 @@ class RMSNorm(nn.Module):
 
 
 class LadderBlock(GradientCheckpointingLayer):
-    """A rung: add, norm, mixer. It returns the branch and the stream separately; the next block adds them."""
+    """A residual branch: add, norm, mixer. It returns output and stream separately; the next block adds them."""
 
     def __init__(self, config: LadderConfig, mixer: Mixer, ends_layer: bool) -> None:
         super().__init__()
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mixer = mixer
-        self.rollback = mixer.rollback
         self.made = type(mixer).__name__, tuple(mixer.state_spec(mixer.dim, mixer.config))
         self.ends_layer = ends_layer
         for inner in mixer.modules():  # the mixer initialises all it owns: transformers' own rules stay away from it
@@ -78,7 +77,7 @@ class LadderBlock(GradientCheckpointingLayer):
 
 
 def _checked(made: Any, mixer: str, names: tuple[str, ...]) -> tuple[Tensor, State]:
-    """What a mixer returned. Training alone would not notice a state that it forgets."""
+    """Return the result of a mixer, checked: training alone would not notice a state that it forgets."""
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], dict):
         raise ConfigError(f"{mixer}.forward must return (y, state), a tensor and a dict, not a {type(made).__name__}")
     if len(made[1]) != len(names) or any(name not in made[1] for name in names):
@@ -176,7 +175,7 @@ class LadderModel(LadderPreTrainedModel):
                 x_BTD, residual_BTD, _ = block(x_BTD, residual_BTD, None, mask_BT, None, starts_BT)
             else:
                 entry = cache.layers[index]
-                tape = None if self.training and torch.is_grad_enabled() else entry.recorder(block.rollback)
+                tape = None if self.training and torch.is_grad_enabled() else entry.recorder()
                 if tape is not None and starts_BT is not None:
                     raise ConfigError(
                         "a cache that can undo tokens does not accept packed rows: give each text its own row"

@@ -1,8 +1,7 @@
 """Undo tokens of a recurrent state, for assisted decoding.
 
 A key/value cache forgets its last n tokens by dropping them; a recurrent state must be restored. While a cache records, each
-residual branch has a tape with what is needed: the states before each token if they are small (`Snapshots`), or, if the state
-is a large matrix, the state before the recorded tokens and the mixer's inputs for them, which are run again (`Replay`).
+residual branch has a tape: the state before the recorded tokens and the mixer's inputs for them, which are run again.
 
 Shapes: B batch, T new tokens, L recorded tokens, D width.
 """
@@ -33,17 +32,13 @@ def map_state(fn: MapTensor, state: State | None) -> State | None:
     return None if state is None else {name: fn(t) for name, t in state.items()}
 
 
-def _too_many(n: int, recorded: int) -> ConfigError:
-    return ConfigError(f"cannot undo {n} tokens: only {recorded} are recorded")
-
-
 def _bulk(steps: int, state: State | None, window: int) -> int:
     """The number of tokens at the beginning of a forward that are not recorded: all but the last few of a prompt."""
     return max(0, steps - (window if state is None else max(LIMIT, window)))
 
 
-class Snapshots:
-    """The record of a residual branch: runs the last tokens of a forward one by one and keeps the state before each.
+class Tape:
+    """The record of a residual branch.
 
     Args:
         window: tokens at the end of a prompt that can be undone.
@@ -51,50 +46,13 @@ class Snapshots:
 
     def __init__(self, window: int = WINDOW) -> None:
         self.window = window
-        self.past: list[State | None] = []
-
-    def run(self, mixer: Mix, x_BTD: Tensor, state: State | None, mask_BT: Tensor | None) -> Mixed:
-        """The mixer's output for the new tokens and its state after them, recorded."""
-        steps, outputs = x_BTD.shape[1], []
-        bulk = _bulk(steps, state, self.window)
-        if bulk:
-            y_BTD, state = mixer(x_BTD[:, :bulk], state, None if mask_BT is None else mask_BT[:, :bulk])
-            outputs.append(y_BTD)
-            self.past = []
-        for t in range(bulk, steps):
-            self.past.append(state)
-            y_BTD, state = mixer(x_BTD[:, t : t + 1], state, None if mask_BT is None else mask_BT[:, t : t + 1])
-            outputs.append(y_BTD)
-        self.past = self.past[-max(LIMIT, self.window) :]
-        assert state is not None
-        return torch.cat(outputs, 1), state
-
-    def crop(self, n: int, state: State | None) -> State | None:
-        """The state without the last `n` tokens."""
-        if n > len(self.past):
-            raise _too_many(n, len(self.past))
-        if n:
-            state = self.past[-n]
-            del self.past[-n:]
-        self.past = self.past[-self.window :]
-        return state
-
-    def map(self, fn: MapTensor) -> None:
-        """Apply `fn` to every tensor: rows are reordered, repeated or selected."""
-        self.past = [map_state(fn, s) for s in self.past]
-
-
-class Replay:
-    """As `Snapshots`, but keeps the inputs of the recorded tokens and the state before them; runs them again when some are
-    undone."""
-
-    def __init__(self, window: int = WINDOW) -> None:
-        self.window = window
         self.start: State | None = None
         self.inputs: tuple[Tensor, Tensor] | None = None  # x (B, L, D), mask (B, L)
+        self.mark: tuple[int, State | None] = 0, None  # the recorded tokens at the last crop, and the state after them
         self.mixer: Mix | None = None
 
     def run(self, mixer: Mix, x_BTD: Tensor, state: State | None, mask_BT: Tensor | None) -> Mixed:
+        """The mixer's output for the new tokens and its state after them, recorded."""
         self.mixer = mixer
         if mask_BT is None:
             mask_BT = x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool)
@@ -104,7 +62,7 @@ class Replay:
             outputs.append(y_BTD)
             x_BTD, mask_BT, self.inputs = x_BTD[:, bulk:], mask_BT[:, bulk:], None
         if self.inputs is None:
-            self.start, self.inputs = state, (x_BTD, mask_BT)
+            self.start, self.mark, self.inputs = state, (0, state), (x_BTD, mask_BT)
         else:
             self.inputs = torch.cat([self.inputs[0], x_BTD], 1), torch.cat([self.inputs[1], mask_BT], 1)
         y_BTD, state = _run(mixer, x_BTD, state, mask_BT)
@@ -118,33 +76,35 @@ class Replay:
         old = x_BLD.shape[1] - self.window
         _, self.start = _run(self.mixer, x_BLD[:, :old], self.start, mask_BL[:, :old])
         self.inputs = x_BLD[:, old:], mask_BL[:, old:]
+        self.mark = (self.mark[0] - old, self.mark[1]) if self.mark[0] > old else (0, self.start)
 
     @torch.no_grad()
     def crop(self, n: int, state: State | None) -> State | None:
+        """The state without the last `n` tokens."""
         recorded = 0 if self.inputs is None else self.inputs[0].shape[1]
         if n > recorded:
-            raise _too_many(n, recorded)
+            raise ConfigError(f"cannot undo {n} tokens: only {recorded} are recorded")
         if self.inputs is None or self.mixer is None:
             return state
-        if n == recorded:
-            self.inputs = None
-            return self.start
-        self.inputs = self.inputs[0][:, : recorded - n], self.inputs[1][:, : recorded - n]
+        kept, (x_BLD, mask_BL) = recorded - n, self.inputs
+        if n:
+            begin, state = self.mark if self.mark[0] <= kept else (0, self.start)
+            if begin < kept:
+                _, state = _run(self.mixer, x_BLD[:, begin:kept], state, mask_BL[:, begin:kept])
+        self.inputs, self.mark = (x_BLD[:, :kept], mask_BL[:, :kept]), (kept, state)
         self._shorten(2 * self.window)
-        return _run(self.mixer, self.inputs[0], self.start, self.inputs[1])[1] if n else state
+        return state
 
     def map(self, fn: MapTensor) -> None:
-        self.start = map_state(fn, self.start)
+        """Apply `fn` to every tensor: rows are reordered, repeated or selected."""
+        self.start, self.mark = map_state(fn, self.start), (self.mark[0], map_state(fn, self.mark[1]))
         if self.inputs is not None:
             self.inputs = fn(self.inputs[0]), fn(self.inputs[1])
 
-    def __reduce__(self) -> tuple[type[Replay], tuple[int]]:
+    def __reduce__(self) -> tuple[type[Tape], tuple[int]]:
         """A copied cache continues with a new record: copying the old one would also copy the mixer's weights."""
-        return Replay, (self.window,)
+        return Tape, (self.window,)
 
 
 def _run(mixer: Mix, x_BTD: Tensor, state: Any, mask_BT: Tensor) -> Mixed:
     return mixer(x_BTD, state, None if bool(mask_BT.all()) else mask_BT)
-
-
-Tape = Snapshots | Replay

@@ -93,7 +93,6 @@ class MatrixMixer(Mixer):
     State: S (B, H, N, V), rows keys, and with `use_conv` conv (B, d_conv - 1, C).
     """
 
-    rollback = "replay"
     fp32_params = ("A_log", "dt_bias", "decay_logit")
     no_decay = ("value_residual",)
     torch_init: ClassVar[tuple[str, ...]] = ("write_gate_proj",)

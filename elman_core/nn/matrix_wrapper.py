@@ -53,7 +53,6 @@ class MatrixWrapperMixer(FormMixer):
     """
 
     time = 1
-    rollback = "replay"
     form: ClassVar[MatrixForm]
     forms: ClassVar[Mapping[str, MatrixForm]] = {}
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 State = dict[str, Tensor]
-"""What is carried from one call to the next: `{name: tensor}`, batch first."""
+"""The tensors carried from one call to the next, by name, batch first."""
 
 StateSpec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -39,9 +39,6 @@ class Mixer(nn.Module):
 
     state_growth: ClassVar[Literal["constant", "per_token"]] = "constant"
     """`per_token` for a key/value cache: its state grows with every byte."""
-
-    rollback: ClassVar[Literal["snapshot", "replay"]] = "snapshot"
-    """How generation undoes tokens: by keeping states, if they are small, or by keeping the inputs and running them again."""
 
     fp32_params: ClassVar[tuple[str, ...]] = ()
     """Names of parameters and buffers that stay float32 when a model is loaded in 16 bits."""
@@ -83,7 +80,7 @@ class Mixer(nn.Module):
         return {}
 
     def backend(self) -> str:
-        """What runs the recurrence for the parameters' device and dtype, for the first lines of a run and its manifest.
+        """Return the back end of the recurrence for the parameters' device and dtype, for a run's first lines and manifest.
 
         "torch" and "reference" mean plain PyTorch steps, which comparisons of speed on a GPU point out; "" means a branch
         without a recurrence.

@@ -42,7 +42,6 @@ class GatedDeltaNet(Mixer):
     for packed rows, the rule is plain PyTorch in chunks. Masked positions have α = 1 and β = 0, which holds the state exactly.
     """
 
-    rollback = "replay"
     fp32_params = ("A_log", "dt_bias")
     config: GDNConfig
 

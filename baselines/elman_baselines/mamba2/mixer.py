@@ -30,7 +30,6 @@ class Mamba2(Mixer):
     and for packed rows, plain PyTorch in chunks. Masked positions have Δ = 0, which holds the state exactly.
     """
 
-    rollback = "replay"
     fp32_params = ("A_log", "dt_bias", "D")
     config: Mamba2Config
 

@@ -26,7 +26,6 @@ class Attention(Mixer):
     """
 
     state_growth = "per_token"
-    rollback = "replay"
     config: TransformerConfig
 
     def __init__(self, dim: int, config: TransformerConfig, layer_idx: int = 0) -> None:

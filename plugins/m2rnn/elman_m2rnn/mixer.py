@@ -48,7 +48,6 @@ class M2RNNMixer(Mixer):
     State: S (B, H, K, V) and, with `use_conv`, conv (B, 3, C).
     """
 
-    rollback = "replay"
     fp32_params = ("A_log", "dt_bias")
     no_decay = ("d",)
     config: M2RNNConfig
