@@ -26,7 +26,7 @@ def width(name):
 def mixers(name):
     """The mixers of one small layer of a variant."""
     found = resolve(name)
-    return [found.variant.branch(rung)(width(name), found.config, rung) for rung in range(found.variant.rungs)]
+    return [found.variant.branch(index)(width(name), found.config, index) for index in range(found.variant.branches)]
 
 
 def written_by(name):

@@ -9,7 +9,7 @@ import sysconfig
 import pytest
 
 from elman_core.cli import main
-from elman_core.data import ByteFile, TrainingWindows, cache_folder, split, standard_library_corpus
+from elman_core.data import ByteFile, TrainingWindows, split, standard_library_corpus
 from elman_core.data.bytes import PACKED
 from elman_core.registry.errors import DataError, StorageError
 
@@ -137,11 +137,6 @@ def test_the_corpus_is_kept_in_the_cache_and_written_once(library, tmp_path):
     assert standard_library_corpus() == path
     assert path.stat().st_mtime_ns == written
     assert [p.name for p in path.parent.iterdir()] == [path.name]  # nothing partial is left
-
-
-def test_the_first_of_several_cache_folders_is_written(monkeypatch, tmp_path):
-    monkeypatch.setenv("ELMAN_CACHE", f"{tmp_path / 'one'}:{tmp_path / 'two'}")
-    assert cache_folder() == tmp_path / "one"
 
 
 def test_a_python_without_sources_says_to_give_a_file(library):

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 import toy_mixers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from train_helpers import closed_pipe, files_of_at_most
 
 from elman_core.cli import main
@@ -182,20 +182,6 @@ def test_export_keeps_the_weights_bit_for_bit_and_an_edited_card(run, capsysbina
     assert (tmp_path / "out" / "README.md").read_text() == "my card"
     configs = [json.loads((f / "config.json").read_text()) for f in (checkpoint, tmp_path / "out")]
     assert configs[0] == configs[1]
-
-
-def test_export_of_the_last_weights(run, capsysbinary, tmp_path):
-    checkpoint = run / "checkpoints" / "step-00000010"
-    last = {n: t + 1 for n, t in load_file(checkpoint / "model.safetensors").items()}
-    (checkpoint / "state").mkdir()
-    save_file(last, checkpoint / "state" / "last.safetensors", {"format": "pt"})
-    for weights, shift in (("average", 0), ("last", 1)):
-        assert elman(capsysbinary, "export", run, tmp_path / weights, "--weights", weights)[0] == 0
-        out = load_file(tmp_path / weights / "model.safetensors")
-        assert all(
-            torch.equal(out[n], last[n] - 1 + shift) or torch.equal(out[n], last[n]) == bool(shift) for n in last
-        )
-        assert torch.equal(out["model.norm.weight"], torch.full((16,), 1.0 + shift))
 
 
 def test_export_to_a_full_disk_is_one_line_and_leaves_nothing(run, capsysbinary, tmp_path):

@@ -15,7 +15,6 @@ from elman_core.model.checkpoint import (
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
-    use_last_weights,
 )
 from elman_core.registry import CheckpointError
 from elman_core.storage import CHECKSUMS, checksums
@@ -150,16 +149,3 @@ def test_load_checkpoint_gives_the_model_in_evaluation_mode_and_the_saved_dtype(
     assert (model.training, model.dtype) == (False, torch.float32)
     load_checkpoint(saved, dtype="bfloat16").save_pretrained(tmp_path / "b")
     assert load_checkpoint(tmp_path / "b").dtype == torch.bfloat16
-
-
-def test_the_last_weights_replace_the_evaluation_weights(saved):
-    model = load_checkpoint(saved)
-    last = {n: p.detach() + 1 for n, p in model.named_parameters()}
-    use_last_weights(model, saved)  # nothing kept apart: they are the same
-    (saved / "state").mkdir()
-    save_file(last, saved / "state" / "last.safetensors", {"format": "pt"})
-    use_last_weights(model, saved)
-    assert all(torch.equal(p, last[n]) for n, p in model.named_parameters())
-    save_file({"other": torch.zeros(2)}, saved / "state" / "last.safetensors")
-    with pytest.raises(CheckpointError, match="belongs to another model"):
-        use_last_weights(model, saved)

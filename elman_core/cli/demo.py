@@ -35,7 +35,8 @@ def demo(
     import torch
 
     from elman_core.cli.train import leave, read_settings
-    from elman_core.model.checkpoint import load_public
+    from elman_core.model import byte_tokenizer
+    from elman_core.model.checkpoint import load_checkpoint
     from elman_core.training.start import start
 
     name = choose_variant(variant)
@@ -47,8 +48,8 @@ def demo(
     leave(result)
     assert result.checkpoint is not None  # a run that ended well has saved
 
-    print(f"\nloading {result.checkpoint} with AutoModelForCausalLM.from_pretrained; it writes:")
-    model, tokenizer = load_public(result.checkpoint)
+    print(f"\nloading {result.checkpoint}; it writes:")
+    model, tokenizer = load_checkpoint(result.checkpoint), byte_tokenizer()
     torch.manual_seed(0)
     for prompt in PROMPTS:
         inputs = tokenizer("\x1e" + prompt, return_tensors="pt")

@@ -108,7 +108,7 @@ def how_evaluated(path: Path) -> dict[str, Any]:
         with contextlib.suppress(OSError, CheckpointError):  # what is damaged does not load either
             tree = tree or read_json(file)
     try:
-        found = tree and {**tree["settings"]["data"], "chunk_size": tree["settings"]["train"]["chunk_size"]}
-        return found and {**found, "text": tree["protocol"]["data"] if runs else tree.get("text")}
+        training = tree and {**tree["settings"]["data"], "chunk_size": tree["settings"]["train"]["chunk_size"]}
+        return training and {**training, "text": tree["protocol"]["data"] if runs else tree.get("text")}
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"what {path} says of its training is damaged: it lacks {error}") from error

@@ -19,23 +19,15 @@ def export(
     run: Annotated[str, typer.Argument(help="A run, or one of its checkpoint folders.")],
     out: Annotated[Path, typer.Argument(help="A new folder.")],
     dtype: Annotated[Precision | None, typer.Option(help="Storage of the weights. [default: as saved]")] = None,
-    weights: Annotated[
-        Literal["average", "last"],
-        typer.Option(help="Evaluation weights, or the optimizer's last iterate; equal without averaging."),
-    ] = "average",
     licence: Annotated[
         str | None,
         typer.Option("--license", help="Licence in the model card, such as apache-2.0. [default: left open]"),
     ] = None,
-    push: Annotated[
-        str | None, typer.Option(metavar="NAME/MODEL", help="Then upload OUT to the Hugging Face hub.")
-    ] = None,
-    private: Annotated[bool, typer.Option("--private", help="With --push: a private repository.")] = False,
 ) -> None:
     """Write a model without its training state. Nothing is overwritten, and OUT appears whole or not at all."""
-    from elman_core.model import hub, no_progress_bars
+    from elman_core.model import no_progress_bars
     from elman_core.model.card import set_licence
-    from elman_core.model.checkpoint import find_checkpoint, load_checkpoint, use_last_weights
+    from elman_core.model.checkpoint import find_checkpoint, load_checkpoint
     from elman_core.registry import ConfigError, DivergedError
     from elman_core.storage import read_bytes, write_folder, write_json
 
@@ -45,8 +37,6 @@ def export(
         nonlocal said
         source = find_checkpoint(run)
         model = load_checkpoint(source, dtype=None if dtype is None else DTYPES[dtype])
-        if weights == "last":
-            use_last_weights(model, source)
         if odd := next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None):
             raise DivergedError(
                 f"{source} has numbers that are not finite, in {str(model.dtype)[6:]}, such as in {odd}"
@@ -69,5 +59,3 @@ def export(
     with no_progress_bars():
         write_folder(out, fill)  # makes the folder first: an OUT that cannot be written costs nothing
     print(said)
-    if push is not None:
-        print(hub.push(out, push, private))

@@ -20,11 +20,6 @@ _LEFT_OUT = frozenset(
 )
 
 
-def cache_folder() -> Path:
-    """Return the folder for files that can be made again: the first folder of `ELMAN_CACHE`, or `~/.cache/elman`."""
-    return cache_dirs()[0]
-
-
 def standard_library_corpus(folder: Path | None = None) -> Path:
     """The corpus as a file of documents, each ended by 0x1e. Written on the first call, in one rename.
 
@@ -37,7 +32,7 @@ def standard_library_corpus(folder: Path | None = None) -> Path:
         DataError: this Python carries no source text. StorageError: the file cannot be written.
     """
     version = f"{platform.python_implementation().lower()}-{platform.python_version()}"
-    path = (folder or cache_folder() / "corpora") / f"{version}-standard-library.txt"
+    path = (folder or cache_dirs()[0] / "corpora") / f"{version}-standard-library.txt"
     if path.exists():
         return path
     source = Path(sysconfig.get_paths()["stdlib"])

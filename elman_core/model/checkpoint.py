@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from elman_core.registry import CheckpointError, ElmanError
@@ -28,7 +26,6 @@ from .pretrained import check_safetensors
 from .shipped import is_shipped, shipped
 
 WEIGHTS = "model.safetensors"
-LAST = "state/last.safetensors"
 _NAME = re.compile(r"step-(\d+)")
 log = logging.getLogger("elman_core")
 
@@ -79,14 +76,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def step_of(path: Path) -> int | None:
     """The step in a checkpoint's name, or None for another name."""
-    found = _NAME.fullmatch(path.name)
-    return int(found[1]) if found else None
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in `folder`, earliest first, good or not."""
-    found = [p for p in folder.iterdir() if step_of(p) is not None] if folder.is_dir() else []
-    return sorted(found, key=lambda p: step_of(p) or 0)
+    checkpoints = [p for p in folder.iterdir() if step_of(p) is not None] if folder.is_dir() else []
+    return sorted(checkpoints, key=lambda p: step_of(p) or 0)
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:
@@ -186,32 +183,3 @@ def no_progress_bars(quiet: bool = False) -> Iterator[None]:
         transformers_logging.set_verbosity(level)
         if were_on:
             transformers_logging.enable_progress_bar()
-
-
-def load_public(folder: Path) -> tuple[Any, Any]:
-    """(model, tokenizer) from `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`."""
-    with no_progress_bars():
-        return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-
-
-def use_last_weights(model: LadderForCausalLM, checkpoint: str | os.PathLike) -> None:
-    """Copy the weights that an averaging optimizer trains into `model`, in place of the evaluation weights.
-
-    model.safetensors holds the weights to evaluate, `state/last.safetensors` those in training, under the same names. Without
-    that file the two are the same, and nothing is done.
-
-    Raises:
-        CheckpointError: a damaged file, or one that is not of this model.
-    """
-    path = Path(checkpoint) / LAST
-    if not path.exists():
-        return
-    check_safetensors(path)
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    with torch.no_grad():
-        for name, tensor in load_file(path).items():
-            if name not in own or own[name].shape != tensor.shape:
-                raise CheckpointError(
-                    f"{path} belongs to another model: it has {name!r} of shape {tuple(tensor.shape)}"
-                )
-            own[name].copy_(tensor)

@@ -1,4 +1,4 @@
-"""What a plugin's tests import. The test of a variant is one class::
+"""The contract for plugins' tests. The test of a variant is one class::
 
     from elman_core.testing import VariantContract
 

@@ -83,7 +83,7 @@ class EquationContract(Harness):
         names = [*(n for n, _ in mixer.named_parameters()), "x", *(f"start {n}" for n in start)]
         leaves = [*mixer.parameters(), x_BTD, *start.values()]
         loss = (y_BTD * g_out).sum() + sum((end[n] * g_end[n]).sum() for n in end)
-        found = dict(zip(names, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True))
+        gradients = dict(zip(names, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True))
 
         p = {n: v.detach().double().numpy() for n, v in mixer.state_dict().items()}
         grads = {n: np.zeros_like(p[n]) for n, _ in mixer.named_parameters()}
@@ -109,7 +109,7 @@ class EquationContract(Harness):
             **{f"end {n}": v.detach() for n, v in end.items()},
             "y": torch.where(on_BT[..., None], y_BTD, 0).detach(),
         }
-        for name, gradient in {**results, **found}.items():
+        for name, gradient in {**results, **gradients}.items():
             _assert_equal(name, gradient, {**expected, **grads}[name], said)
 
 
@@ -118,9 +118,9 @@ def _begins(starts: np.ndarray, on: np.ndarray) -> np.ndarray:
     return np.diff(np.cumsum(starts)[on], prepend=0) > 0
 
 
-def _assert_equal(name: str, found: Tensor | None, expected: np.ndarray, said: str) -> None:
+def _assert_equal(name: str, tensor: Tensor | None, expected: np.ndarray, said: str) -> None:
     size = float(np.linalg.norm(expected))
-    actual = np.zeros_like(expected) if found is None else found.numpy()
+    actual = np.zeros_like(expected) if tensor is None else tensor.numpy()
     assert actual.shape == expected.shape, f"{name}: shape {actual.shape}, expected {expected.shape} ({said})"
     error = float(np.linalg.norm(actual - expected))
     what = name if name in ("y", "x") or name.startswith(("end", "start")) else f"the gradient of {name}"

@@ -1,4 +1,4 @@
-"""What the contract's tests share: building a tiny mixer, random states, and the one meaning of "equal".
+"""The tools of the contract's tests: building a tiny mixer, random states, and the one meaning of "equal".
 
 B batch, T time, D width.
 """
@@ -115,7 +115,7 @@ class Harness(Guarded):
             ids = [",".join(f"{k}={v}" for k, v in o.items()) or "default" for o in self.options]
             metafunc.parametrize("opts", self.options, ids=ids)
         if "branch" in metafunc.fixturenames:
-            metafunc.parametrize("branch", range(self.declared().rungs))
+            metafunc.parametrize("branch", range(self.declared().branches))
 
     @classmethod
     def declared(cls) -> Variant:

@@ -39,7 +39,7 @@ def orthogonal(size: float) -> Any:
 
 
 def wrapper(o: Options) -> dict[str, Any]:
-    """What `elman_core.nn.WrapperMixer` has around a cell."""
+    """Return the laws of the parameters that `elman_core.nn.WrapperMixer` has around a cell."""
     projection, a = NORMAL if o["mamba2_init"] else xavier, o["d_conv"] ** -0.5
     conv = dict.fromkeys(("conv.weight", "conv.bias"), Uniform(-a, a))
     return {"in_proj.weight": projection, "out_proj.weight": projection, **conv}
@@ -54,7 +54,7 @@ def dense(o: Options, w: str, size: float = 0.999, s4d: tuple[float, float] = (0
 
 
 def decays(a_min: float = 0.0) -> dict[str, Any]:
-    """Those of `elman_core.nn.mamba_decay_`: A ~ U(a_min, 16), the step exp(U(log 0.001, log 0.1))."""
+    """Return the laws of `elman_core.nn.mamba_decay_`: A ~ U(a_min, 16), the step exp(U(log 0.001, log 0.1))."""
     step = (lambda b: torch.nn.functional.softplus(b).log(), Uniform(math.log(1e-3), math.log(1e-1)))
     return {"A_log": (torch.exp, Uniform(a_min, 16.0)), "dt_bias": step}
 
@@ -90,13 +90,13 @@ def _compare(name: str, drawn: Tensor, law: Any) -> None:
     elif callable(law):
         _compare(name, drawn, law(drawn[0]))
     else:
-        found = f"{name} starts with mean {drawn.mean():.3g} and deviation {drawn.std():.3g}, not as {law}"
+        message = f"{name} starts with mean {drawn.mean():.3g} and deviation {drawn.std():.3g}, not as {law}"
         if not isinstance(law, Normal | Uniform):
-            assert (drawn - law).abs().max() <= 1e-5, found
+            assert (drawn - law).abs().max() <= 1e-5, message
             return
         z, sure = (drawn - law.mean) / law.stddev, SIGMAS / math.sqrt(drawn.numel())
-        assert abs(z.mean()) <= sure, found
-        assert abs(z.std() - 1) <= sure, found
+        assert abs(z.mean()) <= sure, message
+        assert abs(z.std() - 1) <= sure, message
         for reach in (z.max(), -z.min()) if isinstance(law, Uniform) else ():
             right = 1 - EDGE / drawn.numel() <= reach / math.sqrt(3) <= 1 + 1e-5
-            assert right, f"{found}: it starts between {drawn.min():.4g} and {drawn.max():.4g}"
+            assert right, f"{message}: it starts between {drawn.min():.4g} and {drawn.max():.4g}"

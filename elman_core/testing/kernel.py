@@ -58,7 +58,7 @@ class KernelContract(Guarded):
     """
 
     kernels: ClassVar[Sequence[KernelSpec] | None] = None
-    """Those of the variant unless set."""
+    """The kernels to test; those of the variant by default."""
 
     @classmethod
     def specs(cls) -> Sequence[KernelSpec]:
@@ -106,7 +106,7 @@ class KernelContract(Guarded):
             _assert_passes(spec, backend, [whole], opcheck=True)
 
     def test_every_kernel_and_header_of_the_package_is_declared(self) -> None:
-        """What `elman build` and `elman verify` are not told of, nobody checks."""
+        """A kernel that no `Variant` names is neither built nor verified."""
         if not hasattr(self, "declared"):
             pytest.skip("not of a variant")
         package = _package(self.declared())

@@ -151,26 +151,17 @@ class MixerContract(Harness):
     # 2. pieces --------------------------------------------------------------------------------------------------------
 
     def test_pieces_equal_whole(self, opts: Options, branch: int) -> None:
+        """The last pieces are single steps, as in decoding."""
         mixer, x_BTD = self.make(opts, branch), self.input(7)
-        start = self.state(mixer)
-        whole_BTD, end = mixer(x_BTD, start)
-        for sizes in ((1, 3, 2, 1), (2, 5), (6, 1)):
+        for start, sizes in itertools.product((self.state(mixer), None), ((1, 3, 2, 1), (2, 5), (6, 1), (1,) * 7)):
+            whole_BTD, end = mixer(x_BTD, start)
             pieces, state = [], start
             for piece_BTD in x_BTD.split(sizes, 1):
                 y_BTD, state = mixer(piece_BTD, state)
                 pieces.append(y_BTD)
             assert_close(torch.cat(pieces, 1), whole_BTD, what=f"pieces of {sizes}")
+            assert state is not None
             assert_same_state(state, end)
-
-    def test_a_step_is_forward_with_one_position(self, opts: Options, branch: int) -> None:
-        mixer, x_BTD = self.make(opts, branch), self.input(6)
-        whole_BTD, end = mixer(x_BTD)
-        state: State | None = None
-        for t in range(6):
-            y_BTD, state = mixer(x_BTD[:, t : t + 1], state)
-            assert_close(y_BTD, whole_BTD[:, t : t + 1], what=f"step {t}")
-        assert state is not None
-        assert_same_state(state, end)
 
     def test_long_sequences_stay_finite(self, opts: Options, branch: int) -> None:
         mixer = self.make(opts, branch, torch.float32, stir=False)
@@ -336,7 +327,7 @@ class MixerContract(Harness):
             assert (tensor.grad != 0).any(), f"the gradient of {name} is zero"
 
     def test_gradients_flow_through_the_state(self, opts: Options, branch: int) -> None:
-        """What was read before the cut is reached from the outputs after it, through the state alone."""
+        """Gradients of outputs after a cut reach the inputs before it, through the state alone."""
         mixer = self.make(opts, branch)
         if not mixer.state_spec(self.dim, mixer.config):
             return

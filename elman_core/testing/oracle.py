@@ -1,4 +1,4 @@
-"""What oracles are made of: NumPy, forward and backward derived by hand, nothing shared with the implementation.
+"""The parts of oracles: NumPy, forward and backward derived by hand, nothing shared with the implementation.
 
 `Row` is the whole oracle of a vector-state variant but one step of its cell, which the plugin's test writes from the equation.
 Everything is for one row, without its masked positions: T steps, D model width, I inner width, K width of the convolution.
@@ -43,14 +43,14 @@ def self_gate_slope(h: Array) -> Array:
 
 
 def maps_gradient(p: Arrays, x: Array, deltas: Arrays) -> tuple[Arrays, Array]:
-    """Of maps W x, or W x + b, by name the gradients of their outputs: those of every W and b, and of x."""
+    """Gradients of every W and b and of x, for maps W x or W x + b; `deltas`: the gradient of each output by name."""
     of_p = {f"{n}.weight": np.outer(d, x) for n, d in deltas.items()}
     of_p |= {f"{n}.bias": d for n, d in deltas.items() if f"{n}.bias" in p}
     return of_p, sum((p[f"{n}.weight"].T @ d for n, d in deltas.items()), np.zeros_like(x))
 
 
 class Cell(Protocol):
-    """What a plugin writes: one time step of one row.
+    """The interface of a plugin's oracle: one time step of one row.
 
     o: the options by name. p: the parameters by name, a recurrent matrix with its spectral norm applied. s: the state before
     the step. x: the cell's input (I,). z: the gate input (I,), or None.
@@ -107,7 +107,7 @@ class Convolution:
 
 @dataclass
 class Form:
-    """What the wrapper does around the cell: the class attributes of the mixer, and what it makes of the recurrent matrix."""
+    """The form of the wrapper around the cell: attributes of the mixer, and the treatment of its recurrent matrix."""
 
     gated: bool
     pre_silu: bool
@@ -117,7 +117,7 @@ class Form:
 
     @classmethod
     def of(cls, mixer: Any) -> Form:
-        """That of a `WrapperMixer`."""
+        """Return the form of a `WrapperMixer`."""
         matrix = getattr(mixer, "matrix", "")
         names = {name for name, _ in (*mixer.named_parameters(), *mixer.named_buffers())}
         return cls(mixer.gated, mixer.pre_silu, matrix, f"{matrix}.u" in names, "spectral.u" in names)

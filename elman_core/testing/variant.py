@@ -48,21 +48,21 @@ class VariantContract(KernelContract, EquationContract, InitialContract, MixerCo
         """Every preset and every published name resolves, and builds at a width that its options allow."""
         variant = self.declared()
         for name in [variant.name, *(f"{variant.name}:{p}" for p in variant.presets), *variant.aliases]:
-            found = resolve(name)
-            assert found.variant is variant
-            count(found, next(_widths(variant, found.config, self.dim)), depth=1)
+            resolved = resolve(name)
+            assert resolved.variant is variant
+            count(resolved, next(_widths(variant, resolved.config, self.dim)), depth=1)
 
     def test_published_counts_are_exact(self) -> None:
         """Every published figure names a model that resolves, with as many parameters as it says: embedding, norms, layers.
         Where its size is not known, it says none, and no parameters."""
         for row in self.declared().published:
             name, dim, depth = parse_size(row.model)
-            found = resolve(name)
-            assert found.variant is self.declared(), row.model
+            resolved = resolve(name)
+            assert resolved.variant is self.declared(), row.model
             if row.parameters is not None:
                 assert dim is not None, f"{row.model}: write NAME@WIDTHxDEPTH"
                 assert depth is not None
-                assert count(found, dim, depth) == row.parameters, row.model
+                assert count(resolved, dim, depth) == row.parameters, row.model
 
     def test_unknown_and_ill_typed_options_are_refused(self) -> None:
         variant = self.declared()
@@ -125,9 +125,9 @@ class VariantContract(KernelContract, EquationContract, InitialContract, MixerCo
             yield from ((opts, v) for v in tries if v is not now and v != now and self._legal(opts, field.name, v))
 
     def _fingerprint(self, opts: Options) -> list[Any]:
-        """What an option can change: names, shapes and initial values of parameters, outputs and states."""
+        """Return all that an option can change: names, shapes and initial values of parameters, outputs and states."""
         result: list[Any] = []
-        for branch in range(self.declared().rungs):
+        for branch in range(self.declared().branches):
             fresh = self.make(opts, branch, stir=False)
             result += [(n, tuple(t.shape), t.double().sum().item()) for n, t in fresh.state_dict().items()]
             mixer = self.make(opts, branch)
