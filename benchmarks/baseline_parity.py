@@ -114,9 +114,9 @@ def rows(
     from elman_core.registry import get_variant
 
     variant = get_variant(name)
-    for rung in range(variant.rungs):
+    for index in range(variant.branches):
         torch.manual_seed(0)
-        mixer = variant.branch(rung)(dim, variant.make_config(options), rung).to(device)
+        mixer = variant.branch(index)(dim, variant.make_config(options), index).to(device)
         x_BTD = torch.randn(batch, length, dim, device=device).to(BF16)
         weight_BTD = torch.randn(batch, length, dim, device=device).to(BF16)
 

@@ -14,6 +14,7 @@ import importlib.machinery
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 PACKAGE = "transformers"
 TARGET = "transformers.models.auto.configuration_auto"
@@ -23,44 +24,30 @@ def _register() -> None:
     importlib.import_module("elman_core.model")
 
 
-class _Loader(importlib.abc.Loader):
-    """Loads a module of transformers as its own loader would, and tells the finder when loading begins and ends."""
-
-    def __init__(self, inner: importlib.abc.Loader, finder: _Finder) -> None:
-        self.inner, self.finder = inner, finder
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self.inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.inner
-        module.__loader__ = self.inner
-        self.finder.loading += 1
-        try:
-            self.inner.exec_module(module)
-        finally:
-            self.finder.loading -= 1
-        self.finder.loaded()
-
-
 class _Finder(importlib.abc.MetaPathFinder):
     loading = 0
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         if path is None or not fullname.startswith(f"{PACKAGE}."):
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        spec: Any = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self)
-        return spec
+            load = spec.loader.exec_module
 
-    def loaded(self) -> None:
-        if self.loading == 0 and TARGET in sys.modules and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            _register()
+            def exec_module(module: ModuleType) -> None:
+                """Load a module as its loader would, and register after the outermost one."""
+                del spec.loader.exec_module  # the loader is as it was
+                self.loading += 1
+                try:
+                    load(module)
+                finally:
+                    self.loading -= 1
+                if self.loading == 0 and TARGET in sys.modules and self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    _register()
+
+            spec.loader.exec_module = exec_module
+        return spec
 
 
 def install() -> None:

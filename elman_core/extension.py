@@ -1,4 +1,4 @@
-"""What an extension may use of the core, besides `elman_core` itself. Importing this module imports neither torch nor a plugin.
+"""The names of the core for extensions, besides `elman_core` itself. Importing this module imports neither torch nor a plugin.
 
 An extension is a package with commands (entry points in the group `elman.commands`) or loggers (`elman.loggers`); see
 docs/how-to/extension.md. Each name is documented where it is defined.
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from .training.run.display import backends
     from .training.run.facts import memory_in_use
     from .training.run.protocol import protocol_hash
-    from .training.settings import TUNABLE, apply_sets, from_dict, known_keys, put, steps_for_tokens
+    from .training.settings import RESUMABLE, TUNABLE, apply_sets, from_dict, known_keys, put, steps_for_tokens
     from .training.settings import resolve as resolve_settings
     from .training.start import start
     from .training.text import open_text
@@ -91,7 +91,7 @@ _NAMES = {
     "training.run.display": "backends",
     "training.run.facts": "memory_in_use",
     "training.run.protocol": "protocol_hash",
-    "training.settings": "TUNABLE apply_sets from_dict known_keys put resolve_settings steps_for_tokens",
+    "training.settings": "RESUMABLE TUNABLE apply_sets from_dict known_keys put resolve_settings steps_for_tokens",
     "training.start": "start",
     "training.text": "open_text",
 }

@@ -1,4 +1,4 @@
-"""What makes imports cheaper."""
+"""Cheaper imports."""
 
 from __future__ import annotations
 

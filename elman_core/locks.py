@@ -46,8 +46,8 @@ class Lock:
 
     def write(self, text: str) -> None:
         """Write the owner of the lock into the file, unless the file belongs to another user or has other hard links."""
-        found = os.fstat(self.fd)
-        if found.st_uid != os.geteuid() or found.st_nlink != 1:
+        status = os.fstat(self.fd)
+        if status.st_uid != os.geteuid() or status.st_nlink != 1:
             return
         try:
             os.ftruncate(self.fd, 0)

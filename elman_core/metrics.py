@@ -156,7 +156,7 @@ class Progress:
 
 
 def progress(run: Path, id: str | None = None) -> Progress | None:
-    """How far a run is, from the end of its metrics, which is cheap enough for several calls a second. None before a step.
+    """Return the last step of a run from the end of its metrics; None before a step. Cheap enough for several calls a second.
 
     Args:
         id: of the run, with which lines are compared if it is given.

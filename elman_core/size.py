@@ -243,7 +243,7 @@ class _Target:
         return True
 
     def _sorted(self, sizes: Iterable[Size], nothing: str) -> list[Size]:
-        found = sorted(sizes, key=lambda size: abs(size.off))
-        if not found:
+        ordered = sorted(sizes, key=lambda size: abs(size.off))
+        if not ordered:
             raise ConfigError(f"{nothing} comes near {self.parameters:,} parameters")
-        return found
+        return ordered

@@ -286,9 +286,9 @@ def remove_leftovers(parent: Path) -> None:
 
 def checksums(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of every file below `folder` but the list itself and the model card."""
-    found = sorted(p for p in folder.rglob("*") if p.is_file())
-    names = [p.relative_to(folder).as_posix() for p in found]
-    return {n: _checksum(p) for n, p in zip(names, found, strict=True) if n not in (CHECKSUMS, _EDITABLE)}
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    names = [p.relative_to(folder).as_posix() for p in files]
+    return {n: _checksum(p) for n, p in zip(names, files, strict=True) if n not in (CHECKSUMS, _EDITABLE)}
 
 
 def write_checksums(folder: Path) -> None:
@@ -307,8 +307,8 @@ def check_folder(folder: Path, weights: bool = False) -> None:
         CheckpointError: names the first file that is missing, truncated, altered or, if a model is made from it, not listed.
     """
     try:
-        found = json.loads(read_bytes(folder / CHECKSUMS).decode())
-        listed = {n: (e["bytes"] + 0, e) for n, e in found.items() if not weights or _LOADED.fullmatch(n)}
+        entries = json.loads(read_bytes(folder / CHECKSUMS).decode())
+        listed = {n: (e["bytes"] + 0, e) for n, e in entries.items() if not weights or _LOADED.fullmatch(n)}
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder}: {CHECKSUMS} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -208,28 +208,20 @@ def test_a_finished_run_whose_checkpoints_are_gone_keeps_what_it_has(finished):
     assert ((finished / "metrics.jsonl").read_bytes(), (finished / "manifest.json").read_bytes()) == before
 
 
-def test_what_is_not_a_run_is_an_error(tmp_path):
-    with pytest.raises(CheckpointError, match="is not a run"):
-        resume(tmp_path, quiet=True)
-
-
-def test_another_text_is_refused(finished, tmp_path):
-    other = write_text(tmp_path / "other", 150_000)
+def test_a_text_that_was_moved_is_found_and_another_refused(finished, text, tmp_path):
     with pytest.raises(DataError, match="is not the text of this run"):
-        resume(finished, steps="+2", data=str(other), quiet=True)
-
-
-def test_a_text_that_was_moved_is_found(finished, text, tmp_path):
-    moved = tmp_path / "moved"
-    moved.write_bytes(text.read_bytes())
+        resume(finished, steps="+2", data=str(write_text(tmp_path / "other", 150_000)), quiet=True)
+    moved = shutil.copy(text, tmp_path / "moved")
     assert resume(finished, steps="7", data=str(moved), quiet=True).fit().step == 7
 
 
-def test_two_processes_do_not_train_in_one_run(finished):
+def test_two_processes_do_not_train_in_one_run_and_none_in_another_folder(finished):
     trainer = resume(finished, steps="+2", quiet=True)
     with pytest.raises(ConfigError, match="another process is training in it"):
         resume(finished, steps="+2", quiet=True)
     trainer.folder.close()
+    with pytest.raises(CheckpointError, match="is not a run"):
+        resume(finished.parent, quiet=True)
 
 
 def test_a_run_by_steps_goes_on_by_minutes(finished):

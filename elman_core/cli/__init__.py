@@ -164,10 +164,9 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if isinstance(error, SystemExit) and not error.code:  # typer, after --install-completion
             return 0
-        code = _exit_code(error)
-        if code is None:
+        if (foreseen := _foreseen(error)) is None:
             return _unexpected(error)
-        rank, said = os.environ.get("RANK", "0"), _words(error, code)
+        rank, (code, said) = os.environ.get("RANK", "0"), foreseen
         everywhere, elsewhere = getattr(error, "everywhere", False), getattr(error, "said", False)
         if not elsewhere and (rank == "0" or not everywhere):  # an error of all processes is printed by the first
             _say(said if rank == "0" or said.startswith("rank ") else f"rank {rank}: {said}")
@@ -203,27 +202,20 @@ def _unexpected(error: BaseException) -> int:
     return 2 if whose else 70
 
 
-def _exit_code(error: BaseException) -> int | None:
+def _foreseen(error: BaseException) -> tuple[int, str] | None:
+    """The exit code and the message of an error that commands may raise; None for any other."""
     from elman_core.registry.checks import ran_out
     from elman_core.registry.errors import ElmanError
 
     if isinstance(error, ElmanError):
-        return error.exit_code
+        return error.exit_code, str(error)
     if ran_out(error):
-        return 3
+        first = (str(error).splitlines() or ["no more"])[0]
+        return 3, f"out of memory: {first}; take a smaller model or fewer rows"
     if isinstance(error, OSError):
-        return 1
+        named = error.strerror and error.filename is not None
+        return 1, f"{error.filename}: {error.strerror}" if named else str(error)
     return None
-
-
-def _words(error: BaseException, code: int) -> str:
-    from elman_core.registry.checks import ran_out
-
-    if code == 3 and ran_out(error):
-        return f"out of memory: {(str(error).splitlines() or ['no more'])[0]}; take a smaller model or fewer rows"
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
 
 
 def _say(message: str) -> None:

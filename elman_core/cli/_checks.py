@@ -71,17 +71,11 @@ class Plugin:
 
     def checks(self) -> Iterator[tuple[str, str]]:
         """(what, what is wrong or an empty string) for every check."""
-        for what, check in self._all():
-            yield what, check()
-
-    def _all(self) -> list[tuple[str, Callable[[], str]]]:
-        return [
-            ("has the files of every plugin", self._files),
-            ("one name everywhere", self._names),
-            ("the range of the core is stated", self._core),
-            ("imports public names only", self._imports),
-            ("the wheel holds all sources", self._wheel),
-        ]
+        yield "has the files of every plugin", self._files()
+        yield "one name everywhere", self._names()
+        yield "the range of the core is stated", self._core()
+        yield "imports public names only", self._imports()
+        yield "the wheel holds all sources", self._wheel()
 
     def _files(self) -> str:
         """In a package of several variants each sub-package with a mixer needs the files of a variant."""
@@ -98,10 +92,10 @@ class Plugin:
 
     def _names(self) -> str:
         wanted = (f"elman-{self.name}", f"elman_{self.name}")
-        found = (self.project.get("name"), self.package)
-        if found == wanted:
+        actual = (self.project.get("name"), self.package)
+        if actual == wanted:
             return ""
-        return f"distribution and package are {found}, by the entry point they should be {wanted}"
+        return f"distribution and package are {actual}, by the entry point they should be {wanted}"
 
     def _core(self) -> str:
         for wanted in self.needs:
@@ -208,7 +202,7 @@ def kernel_checks(specs: Sequence[Any]) -> Iterator[tuple[str, str | None]]:
 
 
 def _for_gpus_alone(header: Path) -> str:
-    """Where a cell header says something that its build for a CPU does not read."""
+    """Return the place in a cell header that its build for a CPU does not read."""
     lines = header.read_text(encoding="utf-8").splitlines()
     number = next((i for i, line in enumerate(lines, 1) if "__CUDA_ARCH__" in line), None)
     return f"__CUDA_ARCH__ in line {number} of {header.name}" if number else f"what only a GPU reads in {header.name}"

@@ -1,4 +1,4 @@
-"""What `elman doctor` finds. Each row: what, state (ok, missing, broken, …), what it is, and the line that fixes it."""
+"""The report of `elman doctor`. Each row: what, state (ok, missing, broken, …), what it is, and the line that fixes it."""
 
 from __future__ import annotations
 
@@ -114,18 +114,18 @@ def _decoding() -> list[Row]:
 def _plugins() -> list[Row]:
     from elman_core.registry import plugins
 
-    found = plugins()
+    loaded = plugins()
     rows = [
-        _row(o.package, "ok", f"{o.version}: {', '.join(v.name for v in o.variants)}") for o in found.owners.values()
+        _row(o.package, "ok", f"{o.version}: {', '.join(v.name for v in o.variants)}") for o in loaded.owners.values()
     ]
     rows += [
         _row(b.package, "broken", f"{b.version}: {type(b.error).__name__}: {' '.join(str(b.error).split())}",
              f"pip install -U {b.package}, or leave it out: pip uninstall {b.package}")
-        for b in found.broken
+        for b in loaded.broken
     ]  # fmt: skip
     rows += [
         _row(n.package, "left out", f"{n.version}: needs {n.needs}", f"pip install '{n.needs}'")
-        for n in found.not_loaded
+        for n in loaded.not_loaded
     ]
     return rows or [_row("none", "missing", "no plugin is installed", "elman new NAME writes one")]
 
@@ -146,9 +146,9 @@ def _variants() -> list[Row]:
     from elman_core.registry import plugins
     from elman_core.registry.checks import is_missing
 
-    found = plugins()
+    loaded = plugins()
     rows = []
-    for name, entry in sorted(found.installed.items()):
+    for name, entry in sorted(loaded.installed.items()):
         if entry.needs:
             rows.append(_row(name, "needs", ", ".join(entry.needs), f"pip install {' '.join(entry.needs)}"))
             continue
@@ -157,13 +157,13 @@ def _variants() -> list[Row]:
         rows.append(_row(name, "ok", is_, f"{'; '.join(faster)} (faster on a GPU)" if faster else ""))
     rows += [
         _row(name, "twice", "defined by " + " and ".join(i.package for i in both), f"ELMAN_PLUGINS={both[0].package}")
-        for name, both in sorted(found.conflicts.items())
+        for name, both in sorted(loaded.conflicts.items())
     ]
     return rows
 
 
 def _backend(variant: Any) -> str:
-    """What would run a small mixer on the device that training would use."""
+    """Return the back end of a small mixer on the device that training would use."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -184,13 +184,13 @@ def _stamps(name: str, specs: Sequence[KernelSpec]) -> str:
     for spec in (s for s in specs if target in s.targets):
         which = f"{target} kernel" if spec.name == name else f"{target} kernel {spec.name}"
         try:
-            found = stamp(spec, target)
+            last = stamp(spec, target)
         except KernelError as error:
             words.append(f"{spec.name}: {error}")
             continue
-        if found is None:
+        if last is None:
             words.append(f"{which} not verified: elman verify {spec.name}")
         else:
-            verdict = "verified" if found.passed else "WRONG by verification"
-            words.append(f"{which} {verdict}, {found.grid} grid, {found.when[:10]}")
+            verdict = "verified" if last.passed else "WRONG by verification"
+            words.append(f"{which} {verdict}, {last.grid} grid, {last.when[:10]}")
     return "".join(f", {w}" for w in words)

@@ -1,4 +1,4 @@
-"""What `elman new` writes: the template, or the sources of an installed plugin under another name."""
+"""The files of `elman new`: the template, or the sources of an installed plugin under another name."""
 
 from __future__ import annotations
 

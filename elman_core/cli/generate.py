@@ -111,7 +111,7 @@ def _storage(asked: Precision | None, device: Any) -> str | None:
 
 
 def _writer() -> Callable[[bytes], None]:
-    """What writes bytes: as they are into a pipe or a file, as text that controls nothing on a terminal."""
+    """Return a function that writes bytes: as they are into a pipe or a file, as harmless text on a terminal."""
     from elman_core.registry.errors import printable
 
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -49,13 +49,13 @@ def _listed() -> list[dict[str, Any]]:
     from elman_core.registry import plugins
     from elman_core.registry.checks import is_missing
 
-    found = plugins()
+    loaded = plugins()
     rows = [
         {"name": name, "package": i.requirement, "state": f"needs {', '.join(i.needs)}" if i.needs else "ok",
          "summary": i.variant.summary, "presets": list(i.variant.presets), "faster": i.variant.installs(is_missing)}
-        for name, i in found.installed.items()
+        for name, i in loaded.installed.items()
     ]  # fmt: skip
-    for name, both in found.conflicts.items():
+    for name, both in loaded.conflicts.items():
         packages = " and ".join(i.package for i in both)
         rows += [
             {"name": name, "package": i.requirement, "state": "twice", "presets": [],
@@ -65,12 +65,12 @@ def _listed() -> list[dict[str, Any]]:
     rows += [
         {"name": b.entry_point, "package": f"{b.package}=={b.version}", "state": "broken", "presets": [],
          "summary": f"{type(b.error).__name__}: {' '.join(str(b.error).split())}"}
-        for b in found.broken
+        for b in loaded.broken
     ]  # fmt: skip
     rows += [
         {"name": n.entry_point, "package": f"{n.package}=={n.version}", "state": f"needs {n.needs}", "presets": [],
          "summary": f"made for another core: pip install '{n.needs}'"}
-        for n in found.not_loaded
+        for n in loaded.not_loaded
     ]  # fmt: skip
     return sorted(rows, key=lambda r: (str(r["name"]), str(r["package"])))
 
@@ -137,28 +137,28 @@ def _spelled(target: Any, variant: Variant | None = None) -> str:
     return ", ".join(f"{k}={v}" for k, v in target.items()) or "the defaults"
 
 
-def _facts(found: Resolved, width: int) -> dict[str, Any]:
+def _facts(resolved: Resolved, width: int) -> dict[str, Any]:
     import dataclasses
     import typing
 
     from elman_core.registry.variant import range_text, type_name
     from elman_core.size import count
 
-    variant = found.variant
+    variant = resolved.variant
     hints = typing.get_type_hints(variant.config)
     return {
-        "name": variant.name, "preset": found.preset, "package": found.installed.requirement, "summary": variant.summary,
-        "equation": variant.equation_of(found.config),
-        "layer": count([found], width, 2) - count([found], width, 1),
+        "name": variant.name, "preset": resolved.preset, "package": resolved.installed.requirement, "summary": variant.summary,
+        "equation": variant.equation_of(resolved.config),
+        "layer": count([resolved], width, 2) - count([resolved], width, 1),
         "options": [
             {"name": f.name, "type": type_name(hints[f.name]), "range": range_text(f.metadata), "default": f.default,
-             "value": getattr(found.config, f.name), "help": f.metadata.get("help", "")}
+             "value": getattr(resolved.config, f.name), "help": f.metadata.get("help", "")}
             for f in dataclasses.fields(variant.config)
         ],
         "presets": {k: dict(v) for k, v in variant.presets.items()},
         "aliases": {k: v if isinstance(v, str) else dict(v) for k, v in variant.aliases.items()},
         "published": [dataclasses.asdict(p) for p in variant.published],
-        "requires": list(variant.requires), "accelerated_by": list(variant.accelerated_by), "rungs": variant.rungs,
+        "requires": list(variant.requires), "accelerated_by": list(variant.accelerated_by), "branches": variant.branches,
     }  # fmt: skip
 
 

@@ -165,7 +165,7 @@ def _types(cases: Iterable[Case]) -> str:
 
 
 def _wrong(report: Report) -> str:
-    """What did not pass, without saying whose fault a difference is."""
+    """Return the name of what did not pass, and whether the reference may be wrong instead."""
     rows = all(row.passed for row in report.rows)
     if report.unsuitable and rows and not report.faults:
         return f"{report.name} (inputs unsuitable, {report.target} not judged)"
@@ -179,14 +179,14 @@ def _targets(spec: KernelSpec, here: Literal["host", "cuda"]) -> list[str]:
 
     if here == "cuda" and "cuda" in spec.targets:
         return ["cuda"]
-    found = list(spec.portable)
+    targets = list(spec.portable)
     if "host" in spec.targets:
         try:
             toolchain.find_host_compiler()
-            found.append("host")
+            targets.append("host")
         except KernelError as error:
             print(f"{spec.name}: the host build is not checked: {error}", file=sys.stderr)
-    return found
+    return targets
 
 
 def _specs(names: list[str], target: str | None, shared: bool = False) -> list[KernelSpec]:
@@ -197,22 +197,25 @@ def _specs(names: list[str], target: str | None, shared: bool = False) -> list[K
         target: a back end; None for kernels of any.
         shared: whether those that belong to no variant are taken along.
     """
-    from elman_core.registry import KernelError, get_variant, list_variants
+    from elman_core.registry import ConfigError, KernelError, get_variant, list_variants
 
-    variants = list_variants()
-    common = [s for s in _shared() if _runs(s, target)]
+    variants = {name: entry.variant for name, entry in list_variants().items()}
+    common = _shared()
+    installed = {s.name: s for s in (*(s for v in variants.values() for s in v.kernels), *common)}
     if not names:
-        found = [s for name in variants for s in get_variant(name).kernels if _runs(s, target)] + common
-        if not found:
+        if not (specs := [s for s in installed.values() if _runs(s, target)]):
             raise KernelError(f"no installed variant has a {target or 'compiled'} kernel; see `elman list`")
-        return found
+        return specs
     chosen: dict[str, KernelSpec] = {}
     for name in names:
-        single = None if name in variants else _kernel(name)
-        if single is not None:
-            chosen[single.name] = single
+        if name in installed and name not in variants:
+            chosen[name] = installed[name]
             continue
-        chosen |= {s.name: s for s in (*_of_variant(name, target), *(common if shared else ()))}
+        variant = get_variant(name)
+        if not variant.kernels:
+            raise ConfigError(f"variant {variant.name!r} has no kernel: its reference runs")
+        own = [s for s in variant.kernels if _runs(s, target)] or variant.kernels
+        chosen |= {s.name: s for s in (*own, *(s for s in common if shared and _runs(s, target)))}
     return list(chosen.values())
 
 
@@ -225,29 +228,12 @@ def _has(spec: KernelSpec, target: str, grid: Literal["quick", "full"], dtypes: 
     return not dtypes or any(case.dtype in dtypes for case in spec.problems(target, grid))
 
 
-def _kernel(name: str) -> KernelSpec | None:
-    """The kernel of that name, of whatever variant or of none."""
-    from elman_core.registry import get_variant, list_variants
-
-    installed = (s for variant in list_variants() for s in get_variant(variant).kernels)
-    return next((s for s in (*_shared(), *installed) if s.name == name), None)
-
-
 def _shared() -> tuple[KernelSpec, ...]:
     """The kernels that belong to no variant."""
     from elman_core.kernels.causal_conv.op import Kernel
     from elman_core.kernels.decode.spec import spec
 
     return spec(), Kernel().spec()
-
-
-def _of_variant(name: str, target: str | None) -> list[KernelSpec]:
-    from elman_core.registry import ConfigError, get_variant
-
-    variant = get_variant(name)
-    if not variant.kernels:
-        raise ConfigError(f"variant {variant.name!r} has no kernel: its reference runs")
-    return [s for s in variant.kernels if _runs(s, target)] or list(variant.kernels)
 
 
 def _dtypes(text: str) -> list[Any]:

@@ -59,15 +59,15 @@ def check(
     for what, problem in plugin.checks():
         say(what, problem)
     if tests:
-        name, found = plugin.project.get("name"), plugins()
-        for broken in found.broken:
+        name, loaded = plugin.project.get("name"), plugins()
+        for broken in loaded.broken:
             if broken.package == name:
                 raise ConfigError(f"{broken}; its tests run when it can be imported")
         if plugin.package not in packages():
             raise ConfigError(
                 f"{name} is not installed, so its tests cannot run: pip install -e {shlex.quote(str(folder))}"
             )
-        for entry in found.installed.values():
+        for entry in loaded.installed.values():
             for each in kernel_checks(entry.variant.kernels if entry.package == name else ()):
                 say(*each)
         code, said = tests_of(folder)

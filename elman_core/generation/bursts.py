@@ -117,7 +117,7 @@ def _ends(criteria: Any, length: int) -> tuple[int, set[int]]:
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    """The one that `generate()` draws from, which `torch.manual_seed` seeds."""
+    """Return the generator that `generate()` draws from, which `torch.manual_seed` seeds."""
     if device.type != "cuda":
         return torch.default_generator
     index = torch.cuda.current_device() if device.index is None else device.index

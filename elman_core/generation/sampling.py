@@ -66,11 +66,11 @@ def sample(
     if how.repetition_penalty != 1.0 and seen_BV is None:
         raise ConfigError("a repetition penalty needs the bytes seen so far")
     scores_BV = decode.kept_scores(logits_BV.float(), seen_BV, **how.settings)
-    return decode.race(scores_BV, _waits(logits_BV, how, generator)).argmax(-1)
+    return decode.race(scores_BV, _noise(logits_BV, how, generator)).argmax(-1)
 
 
-def _waits(logits_BV: Tensor, how: Sampling, generator: torch.Generator | None) -> Tensor | None:
-    """The draws of a standard exponential that sampling takes, the same on every path; None where it takes none."""
+def _noise(logits_BV: Tensor, how: Sampling, generator: torch.Generator | None) -> Tensor | None:
+    """Exponential noise for the draw of each token, the same on every path; None where nothing is drawn."""
     if how.temperature == 0:
         return None
     return torch.empty(logits_BV.shape, dtype=torch.float32, device=logits_BV.device).exponential_(
@@ -90,7 +90,7 @@ def choose(
         next_B: int64, becomes the bytes. row_B: int64, becomes the bytes, or -1 where logits are not finite.
     """
     if decode.takes_draw(logits_BV):
-        decode.draw(logits_BV, _waits(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)
+        decode.draw(logits_BV, _noise(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)
         return
     next_B.copy_(sample(logits_BV, how, seen_BV, generator))
     if how.repetition_penalty != 1.0:

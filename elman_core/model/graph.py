@@ -43,7 +43,7 @@ class HostCopy:
 
 
 class Recording(Protocol):
-    """What was recorded."""
+    """Recorded work."""
 
     def __call__(self) -> Tensor:
         """Replay it; returns the same tensor object that the function returned."""

@@ -1,4 +1,4 @@
-"""What every ladder class shares with transformers: initialisation that is safe on the meta device, saving, and flags."""
+"""The base of all ladder classes: initialisation that is safe on the meta device, saving, and transformers' flags."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ class LadderPreTrainedModel(PreTrainedModel):
             cast = _check(Path(name, kwargs.get("subfolder") or ""), compares)
         loaded = super().from_pretrained(name, *args, **kwargs)
         if compares and not here:  # of the hub, in the cache by now
-            found = cached_file(name, CHECKSUMS, _raise_exceptions_for_missing_entries=False, **where)
-            if found is not None:
-                cast = _check(Path(found).parent, compares)
+            listed = cached_file(name, CHECKSUMS, _raise_exceptions_for_missing_entries=False, **where)
+            if listed is not None:
+                cast = _check(Path(listed).parent, compares)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         base = f"{cls.base_model_prefix}."
         for key in model.state_dict() if cast else ():
@@ -179,7 +179,7 @@ def check_safetensors(path: str | os.PathLike) -> None:
 
 
 def _not_floats(path: str | os.PathLike) -> dict[str, str]:
-    """What is wrong with each tensor of a file that holds no floating-point numbers, by name.
+    """Return `{tensor: error}` for the tensors of a file that hold no floating-point numbers.
 
     Raises:
         CheckpointError: the file cannot be read, is truncated or altered.

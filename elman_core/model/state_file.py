@@ -35,7 +35,7 @@ def save_states(path: str | os.PathLike, states: list[State | None], seen: int) 
 def load_states(
     path: str | os.PathLike, device: str | torch.device = "cpu", config: LadderConfig | None = None
 ) -> tuple[list[State | None], int]:
-    """What `save_states` wrote: the states and the number of tokens seen.
+    """Return the states that `save_states` wrote, and the number of tokens seen.
 
     Args:
         config: of the model that is to continue: the names and shapes of the states are compared with the model's.

@@ -81,13 +81,13 @@ class GraphedStep:
             return logits
 
         with self.recorder.work():
-            found = try_to_record(self.recorder, run)
-        if isinstance(found, RuntimeError):
-            first = str(found).splitlines()[0]
+            recording = try_to_record(self.recorder, run)
+        if isinstance(recording, RuntimeError):
+            first = str(recording).splitlines()[0]
             log.warning("elman: the step of generate() cannot be captured as a CUDA graph and runs eager: %s", first)
             self._failed = True
         else:
-            self._replay, self._tokens_B1 = found, held
+            self._replay, self._tokens_B1 = recording, held
 
 
 def recorder_for(model: Any) -> Recorder | None:

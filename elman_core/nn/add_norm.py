@@ -26,7 +26,7 @@ from elman_core.kernels.runtime import mode, operator, tensors, transformed
 from .functional import without_autocast
 
 FUSED = (torch.float32, torch.bfloat16, torch.float16)
-"""What Triton's kernels read, and compute in float32."""
+"""The dtypes that Triton's kernels read; they compute in float32."""
 WIDEST = 16384
 """The largest width of the fused kernel, which keeps a row in registers."""
 

@@ -75,7 +75,7 @@ def resolve_pattern(variant: str, options: Any = None) -> list[Resolved]:
 
 
 def _keys(name: Any) -> tuple[str, str]:
-    """What the options of a layer may be found under: its name with and without the preset."""
+    """Return the keys of a layer's options: its name with and without the preset."""
     return str(name), str(name).partition(":")[0]
 
 
@@ -97,16 +97,16 @@ def _resolve(config: Any, name: Any, options: Any) -> Resolved:
         raise ConfigError(f"the options of variant {name!r} must be a dict, not {options!r}")
     made_with = (config.made_with or {}).get(str(name).partition(":")[0])
     try:
-        found = resolve(name, options, made_with=made_with)
+        resolved = resolve(name, options, made_with=made_with)
     except ConfigError as error:
         if made_with is None:
             raise
         raise ConfigError(f"{error} (the checkpoint was made with {made_with})") from error
     # transformers keeps other keywords as attributes that nothing reads. Checkpoints are not checked: those that have one load.
     own = getattr(type(config), "__dataclass_fields__", vars(config))
-    if made_with is None and (stray := next((k for k in vars(config) if k in found.options and k not in own), None)):
+    if made_with is None and (stray := next((k for k in vars(config) if k in resolved.options and k not in own), None)):
         raise ConfigError(f"{stray} is an option of {name}: write LadderConfig(options={{{stray!r}: …}})")
-    return found
+    return resolved
 
 
 def expand(config: Any) -> list[Resolved]:
@@ -142,8 +142,8 @@ def branches(config: Any) -> Iterator[tuple[type[Mixer], Any, bool]]:
         raise ConfigError(f"mlp_ratio must be from 0 (no MLP) to 16, not {config.mlp_ratio}")
     mlp = SwiGLUConfig(config.mlp_ratio, MLP_MULTIPLE) if config.mlp_ratio else None
     for layer in resolve_layers(config):
-        for rung in range(layer.variant.rungs):
-            yield layer.variant.branch(rung), layer.config, mlp is None and rung == layer.variant.rungs - 1
+        for index in range(layer.variant.branches):
+            yield layer.variant.branch(index), layer.config, mlp is None and index == layer.variant.branches - 1
         if mlp is not None:
             yield SwiGLU, mlp, True
 

@@ -37,7 +37,6 @@ class SwiGLUConfig:
 class SwiGLU(Mixer):
     """y = W_down (silu(W_gate x) · (W_up x)), Shazeer 2020. gate_proj, up_proj (F, D) and down_proj (D, F) from N(0, 0.02²)."""
 
-    rollback = "replay"  # one pass over the inputs, where snapshots would take them one by one
     config: SwiGLUConfig
 
     def __init__(self, dim: int, config: SwiGLUConfig, layer_idx: int = 0) -> None:

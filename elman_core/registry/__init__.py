@@ -1,4 +1,4 @@
-"""What is installed: hooks, variants, and how a name becomes one. The only place that knows pluggy.
+"""The installed hooks and variants, and how a name becomes one. The only place that knows pluggy.
 
 `Mixer` and its types are loaded when first requested: they need torch, and an error about a file or a setting should not
 have to wait for it.

@@ -1,4 +1,4 @@
-"""What is checked of a plugin before anything of it is used. Each error is one line that its author can act on."""
+"""The checks of a plugin before anything of it is used. Each error is one line that its author can act on."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def said_when_slow(what: Callable[[], str], seconds: float = 5.0) -> Iterator[No
 
 
 def _shared() -> tuple[str, str, bool]:
-    """What torch holds for the whole process: default dtype, default device, and whether gradients are recorded."""
+    """Return torch's state of the whole process: default dtype, default device, and whether gradients are recorded."""
     torch: Any = sys.modules.get("torch")
     if not hasattr(torch, "set_grad_enabled"):
         return "float32", "cpu", True

@@ -22,10 +22,10 @@ KNOWN = Path(__file__).parent / "extensions.toml"
 
 def extensions(kind: str) -> dict[str, list[metadata.EntryPoint]]:
     """The entry points of a kind, such as "commands", by name. More than one of a name is an error of `load_extension`."""
-    found: dict[str, list[metadata.EntryPoint]] = {}
+    points: dict[str, list[metadata.EntryPoint]] = {}
     for point in entry_points(rf"{GROUP}\.{kind}"):
-        found.setdefault(point.name, []).append(point)
-    return found
+        points.setdefault(point.name, []).append(point)
+    return points
 
 
 def packages() -> dict[str, metadata.Distribution]:
@@ -44,10 +44,10 @@ def load_extension(kind: str, name: str, check: Callable[[Any], None] = lambda _
         ConfigError: there is none of this name; says what to install if that is known.
         PluginError: two packages have it, it is broken, or its package was made for another core.
     """
-    found = extensions(kind)
-    if name not in found:
-        raise ConfigError(_missing(kind, name, found))
-    first, *others = found[name]
+    points = extensions(kind)
+    if name not in points:
+        raise ConfigError(_missing(kind, name, points))
+    first, *others = points[name]
     package, what = package_of(first), f"{kind.removesuffix('s')} {name!r}"
     if others:
         raise PluginError(f"{what} is in {package} and in {package_of(others[0])}: uninstall one")
@@ -68,11 +68,11 @@ def known(kind: str) -> dict[str, str]:
     return tomllib.loads(KNOWN.read_text(encoding="utf-8")).get(kind, {})
 
 
-def _missing(kind: str, name: str, found: dict[str, Any]) -> str:
+def _missing(kind: str, name: str, points: dict[str, Any]) -> str:
     word = kind.removesuffix("s")
     if package := known(kind).get(name):
         return f"{word} {name!r} is not installed: pip install {package}"
-    return f"there is no {word} {name!r}.{did_you_mean(name, found)} Installed: {', '.join(found) or 'none'}"
+    return f"there is no {word} {name!r}.{did_you_mean(name, points)} Installed: {', '.join(points) or 'none'}"
 
 
 def summary(point: metadata.EntryPoint) -> str:

@@ -43,20 +43,20 @@ def resolve(name: str | int, options: Mapping[str, Any] | None = None, made_with
     """
     text = str(name).strip()
     base, _, preset = text.partition(":")
-    found = plugins()
+    loaded = plugins()
     alias: str | None = None
     extra: Mapping[str, Any] = {}
-    if base.lower() in found.installed or base.lower() in found.conflicts:
-        installed = found.get(base.lower(), made_with)
-    elif (hit := _by_alias(base, found.installed.values())) is not None:
+    if base.lower() in loaded.installed or base.lower() in loaded.conflicts:
+        installed = loaded.get(base.lower(), made_with)
+    elif (hit := _by_alias(base, loaded.installed.values())) is not None:
         installed, target, alias = *hit, base
         if isinstance(target, str):
             preset = preset or target
         else:
             extra = target
-        installed = found.get(installed.variant.name, made_with)
+        installed = loaded.get(installed.variant.name, made_with)
     else:
-        installed = found.get(base.lower(), made_with)  # raises, with what is known
+        installed = loaded.get(base.lower(), made_with)  # raises, with what is known
     values = {**extra, **(options or {})}
     config = installed.variant.make_config(values, preset or None)
     if alias is not None:
@@ -75,12 +75,12 @@ def parse_size(text: str) -> tuple[str, int | None, int | None]:
     name, at, size = text.partition("@")
     if not at:
         return name, None, None
-    found = re.fullmatch(r"0*([1-9][0-9]{0,5})[xX]0*([1-9][0-9]{0,3})", size)
-    if found is None:
+    match = re.fullmatch(r"0*([1-9][0-9]{0,5})[xX]0*([1-9][0-9]{0,3})", size)
+    if match is None:
         raise ConfigError(
             f"write a size as NAME@WIDTHxDEPTH, such as {name or 'e99'}@1536x6, not {text!r}; at most 999999x9999"
         )
-    return name, int(found[1]), int(found[2])
+    return name, int(match[1]), int(match[2])
 
 
 def _by_alias(name: str, installed: Iterable[Installed]) -> tuple[Installed, str | Mapping[str, Any]] | None:

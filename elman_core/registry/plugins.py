@@ -199,12 +199,12 @@ class Plugins:
                 f"variant {name!r} is defined twice, by {packages}: uninstall one, or choose with ELMAN_PLUGINS={one}"
             )
         if name in self.installed:
-            found = self.installed[name]
-            if found.needs:
+            entry = self.installed[name]
+            if entry.needs:
                 raise PluginError(
-                    f"variant {name!r} needs {', '.join(found.needs)}: pip install {' '.join(found.needs)}"
+                    f"variant {name!r} needs {', '.join(entry.needs)}: pip install {' '.join(entry.needs)}"
                 )
-            return found
+            return entry
         raise self._missing(name, made_with)
 
     def _missing(self, name: str, made_with: str | None) -> PluginError:
@@ -238,7 +238,7 @@ def package_of(point: metadata.EntryPoint) -> str:
 
 
 def _importing(package: str) -> str:
-    """What a plugin that loads slowly waits for: torch, which the first plugin imports, or the plugin itself."""
+    """Return the slow import of a plugin: torch, which the first plugin imports, or the plugin itself."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return "torch" if getattr(spec, "_initializing", False) else f"plugin {package}"
 
@@ -250,7 +250,7 @@ def _made_by(package: str, made_with: str | None) -> bool:
 @functools.cache
 def plugins() -> Plugins:
     """The plugins of this process, loaded on the first call."""
-    found = Plugins()
+    loaded = Plugins()
     with without_collection():
-        found.load()
-    return found
+        loaded.load()
+    return loaded

@@ -68,7 +68,7 @@ class Variant:
         summary: one line for `elman list`.
         config: frozen dataclass; every field has a default and is made with `option`.
         mixer: class called as `mixer(dim, config, layer_idx)`; or a tuple of such classes, one for each residual branch of a
-            layer. `branch(rung)` is the class of one branch; `layer_idx` counts the branches of the whole ladder.
+            layer. `branch(index)` is the class of one branch; `layer_idx` counts the branches of the whole ladder.
         equation: the recurrence in a line or two of plain text; or a function of the config, where options change it.
         presets: `{"h32n16": {"n_heads": 32, "n_state": 16}}` gives "e99:h32n16"; states what differs from the defaults.
         aliases: other names for a preset or for options, such as published level names: `{"E99f_h32n16": "h32n16"}`;
@@ -94,16 +94,16 @@ class Variant:
     kernels: tuple[Any, ...] = ()
 
     @property
-    def rungs(self) -> int:
+    def branches(self) -> int:
         """Residual branches in one layer; a transformer layer has two."""
         return len(self.mixer) if isinstance(self.mixer, tuple) else 1
 
     def __repr__(self) -> str:
         return f"<variant {self.name}: {self.summary}>"
 
-    def branch(self, rung: int) -> type[Mixer]:
-        """The mixer's class of residual branch `rung` of a layer, from 0."""
-        return self.mixer[rung] if isinstance(self.mixer, tuple) else self.mixer
+    def branch(self, index: int) -> type[Mixer]:
+        """The mixer's class of residual branch `index` of a layer, from 0."""
+        return self.mixer[index] if isinstance(self.mixer, tuple) else self.mixer
 
     def equation_of(self, config: Any = None) -> str:
         """The recurrence with the options of `config`; by default those of the variant."""
@@ -144,8 +144,8 @@ class Variant:
         """Raise `ConfigError` if this width and these options cannot be built together."""
         if not isinstance(dim, int) or dim < 1:
             raise ConfigError(f"the width must be a positive integer, not {dim!r}")
-        for rung in range(self.rungs):
-            self.branch(rung).validate(dim, config)
+        for index in range(self.branches):
+            self.branch(index).validate(dim, config)
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:

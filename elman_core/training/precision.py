@@ -19,26 +19,32 @@ def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
     Raises:
         ConfigError: no such device here.
     """
-    if ranks is not None and ranks.size > 1:
-        return _device_of(ranks, name)
     if name == "auto":
-        return _numbered(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    there = torch.cuda.device_count()
+    if ranks is not None and ranks.size > 1:
+        if name not in ("cpu", "cuda"):
+            raise ConfigError(
+                f"train.device is {name!r}, but with {ranks.size} ranks each has its own: use auto, cpu or cuda"
+            )
+        if name == "cuda" and ranks.local >= there:
+            raise ConfigError(
+                f"there are {there} CUDA devices here, too few for the ranks on this machine: lower --nproc-per-node, or use "
+                "train.device=cpu"
+            )
+        return torch.device(name, ranks.local) if name == "cuda" else torch.device(name)
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"the device must be auto, cpu, cuda or cuda:N, not {name!r}") from error
-    if device.type not in ("cpu", "cuda"):
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
         raise ConfigError(f"the device must be auto, cpu, cuda or cuda:N, not {name!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices, and cpu")
-    return _numbered(device)
-
-
-def _numbered(device: torch.device) -> torch.device:
-    """A GPU with its number; by default the current one. Does not initialise CUDA, which would allocate memory there."""
-    if device.type != "cuda" or device.index is not None:
-        return device
-    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+    if device.type == "cuda" and (device.index or 0) >= there:
+        raise ConfigError(f"no device {name!r}: this machine has {there} CUDA devices, and cpu")
+    if device.type == "cuda" and device.index is None:
+        # The current one; asking for it would initialise CUDA, which allocates memory on the first.
+        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+    return device
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -56,18 +62,3 @@ def compute_in(precision: str, device: torch.device) -> AbstractContextManager:
 def full_precision_in(device: torch.device) -> AbstractContextManager:
     """Inside `compute_in`: autocast off, for code such as a backward."""
     return torch.autocast(device.type, enabled=False)
-
-
-def _device_of(ranks: Ranks, name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(
-            f"train.device is {name!r}, but with {ranks.size} ranks each has its own: use auto, cpu or cuda"
-        )
-    if name == "cuda" and ranks.local >= torch.cuda.device_count():
-        raise ConfigError(
-            f"there are {torch.cuda.device_count()} CUDA devices here, too few for the ranks on this machine: lower "
-            f"--nproc-per-node, or use train.device=cpu"
-        )
-    return torch.device(name, ranks.local) if name == "cuda" else torch.device(name)

@@ -38,7 +38,7 @@ def find_recipe(what: str) -> Path | None:
 
 
 def _mistaken(path: Path) -> str:
-    """What a path is that is not a recipe, and what to do with it."""
+    """Return the kind of a path that is not a recipe, and what to do with it."""
     if path.is_file():
         return f"a file, not a recipe (.toml): give a text with --data {path}"
     if (path / "manifest.json").is_file():

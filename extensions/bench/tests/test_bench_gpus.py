@@ -45,7 +45,7 @@ def indices(**arguments) -> list[int]:
         ({"visible": "4,5,6", "gpus": "6"}, [6]),
     ],
 )
-def test_the_users_wishes_are_honoured(arguments, expected):
+def test_the_users_overrides_are_honoured(arguments, expected):
     assert indices(**arguments) == expected
 
 

@@ -8,7 +8,7 @@ from elman_bench.jobs.job import State, write_state
 from elman_bench.jobs.outcome import next_command
 from elman_bench.suite import spec as suite_module
 from elman_bench.suite.folder import Folder, known_jobs, recipe
-from elman_bench.suite.plan import Wishes, plan
+from elman_bench.suite.plan import Overrides, plan
 from elman_bench.suite.spec import find_suite, read_suite, shipped
 
 from elman_core.registry import CheckpointError, ConfigError, PluginError
@@ -26,7 +26,7 @@ batch_size = 2
 chunk_size = 16
 steps = 4
 """
-TEXT = Wishes(data="/text")
+TEXT = Overrides(data="/text")
 
 
 def write(tmp_path: Path, text: str, name: str = "tiny") -> Path:
@@ -58,21 +58,21 @@ def test_all_models_of_a_seed_come_before_the_next_seed(tmp_path):
 
 def test_tuned_values_are_an_axis_and_stay_outside_the_protocol(tmp_path):
     text = TINY + '[tuned]\n"train.lr" = [1e-3, 3e-3]\ntrain.weight_decay = [0.0, 0.1]\n'
-    planned = plan(suite(tmp_path, text), Wishes("/text", models=("e42",), seeds=1))
+    planned = plan(suite(tmp_path, text), Overrides("/text", models=("e42",), seeds=1))
     assert ids(planned) == [f"e42-16x1-lr{lr}-weight_decay{wd}-s42" for lr in ("0.001", "0.003") for wd in ("0", "0.1")]
     assert [job.lr for job in planned.jobs] == [1e-3, 1e-3, 3e-3, 3e-3]
     assert dict(planned.jobs[1].tuned) == {"train.lr": 1e-3, "train.weight_decay": 0.1}
     assert planned.jobs[1].settings.train.tuned == ["train.weight_decay"]
     hashes = {protocol_hash(protocol(job.settings, {"size": 1}, 16)) for job in planned.jobs}
     assert len(hashes) == 1
-    plain = plan(suite(tmp_path), Wishes("/text", sets=("train.weight_decay=0.1",))).jobs[0]
-    other = plan(suite(tmp_path), Wishes("/text", sets=("train.weight_decay=0.2",))).jobs[0]
+    plain = plan(suite(tmp_path), Overrides("/text", sets=("train.weight_decay=0.1",))).jobs[0]
+    other = plan(suite(tmp_path), Overrides("/text", sets=("train.weight_decay=0.2",))).jobs[0]
     assert len({protocol_hash(protocol(job.settings, {"size": 1}, 16)) for job in (plain, other)}) == 2
 
 
 def test_a_model_tunes_for_itself_and_all_share_the_protocol(tmp_path):
     text = TINY.replace('label = "g"', 'label = "g", tuned = { train.beta2 = [0.9, 0.99] }')
-    planned = plan(suite(tmp_path, text), Wishes("/text", seeds=1))
+    planned = plan(suite(tmp_path, text), Overrides("/text", seeds=1))
     assert ids(planned) == ["e42-16x1-s42", "g-16x1-beta20.9-s42", "g-16x1-beta20.99-s42"]
     assert len({protocol_hash(protocol(job.settings, {"size": 1}, 16)) for job in planned.jobs}) == 1
 
@@ -92,13 +92,13 @@ def test_sizes_are_solved_for_each_model_to_two_per_cent(tmp_path):
 
 def test_the_command_line_changes_length_seeds_models_and_settings(tmp_path):
     text = TINY + '[tuned]\n"train.lr" = [1e-3, 3e-3]\n'
-    wishes = Wishes("/text", ("e42", "lstm@8x1"), 3, tokens=100, sets=("train.lr=0.5", "train.clip=2.0"))
-    planned = plan(suite(tmp_path, text), wishes)
+    overrides = Overrides("/text", ("e42", "lstm@8x1"), 3, tokens=100, sets=("train.lr=0.5", "train.clip=2.0"))
+    planned = plan(suite(tmp_path, text), overrides)
     assert ids(planned)[:2] == ["e42-16x1-lr0.5-s42", "lstm-8x1-lr0.5-s42"]
     assert len(planned.jobs) == 6
     train = planned.jobs[0].settings.train
     assert (train.steps, train.minutes, train.clip, train.lr) == (4, None, 2.0, 0.5)
-    minutes = plan(suite(tmp_path), Wishes("/text", minutes=2)).jobs[0]
+    minutes = plan(suite(tmp_path), Overrides("/text", minutes=2)).jobs[0]
     assert (minutes.settings.train.steps, minutes.settings.train.minutes, minutes.tokens) == (None, 2.0, None)
 
 
@@ -110,9 +110,9 @@ def test_names_choose_by_label_by_model_and_by_variant(tmp_path):
         (("e1:e2@8x1",), ["wide"]),
         (("e42", "e1"), ["e42", "e1"]),
     ):
-        assert [job.model for job in plan(suite(tmp_path, text), Wishes("/t", names, 1)).jobs] == expected
+        assert [job.model for job in plan(suite(tmp_path, text), Overrides("/t", names, 1)).jobs] == expected
     both = 'models = [{model = "e1@8x1", label = "a"}, {model = "e1:e2@8x1", label = "b"}]\n'
-    assert [job.model for job in plan(suite(tmp_path, both), Wishes("/t", ("e1",), 1)).jobs] == ["a", "b"]
+    assert [job.model for job in plan(suite(tmp_path, both), Overrides("/t", ("e1",), 1)).jobs] == ["a", "b"]
 
 
 def test_a_model_that_is_not_installed_is_listed_with_the_reason(tmp_path):
@@ -121,9 +121,9 @@ def test_a_model_that_is_not_installed_is_listed_with_the_reason(tmp_path):
     assert [(s.model, s.reason) for s in planned.skipped] == [("e77", "no variant 'e77' is installed")]
     assert len(planned.jobs) == 4
     with pytest.raises(PluginError, match="no variant 'e77' is installed"):
-        plan(suite(tmp_path, text), Wishes("/text", strict=True))
+        plan(suite(tmp_path, text), Overrides("/text", strict=True))
     with pytest.raises(PluginError, match="no variant 'e78' is installed"):
-        plan(suite(tmp_path), Wishes("/text", models=("e78@8x1",)))
+        plan(suite(tmp_path), Overrides("/text", models=("e78@8x1",)))
     with pytest.raises(PluginError, match="no model of suite tiny is installed: e77"):
         plan(suite(tmp_path, 'models = ["e77@8x1"]'), TEXT)
 
@@ -163,7 +163,7 @@ def test_a_mistake_in_a_suite_is_one_line_that_names_it(tmp_path, text, words):
 
 
 @pytest.mark.parametrize(
-    ("text", "wishes", "words"),
+    ("text", "overrides", "words"),
     [
         ('models = ["e1"]', {}, "model e1 of suite tiny has no size"),
         ('models = ["e1"]\nsizes = ["1M"]', {}, "has no size"),
@@ -175,9 +175,9 @@ def test_a_mistake_in_a_suite_is_one_line_that_names_it(tmp_path, text, words):
         (TINY, {"sets": ("model.options.n_heads=3",)}, "has no option 'n_heads'"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused_before_anything_runs(tmp_path, text, wishes, words):
+def test_a_plan_that_cannot_be_is_refused_before_anything_runs(tmp_path, text, overrides, words):
     with pytest.raises(ConfigError, match=words):
-        plan(suite(tmp_path, text), Wishes("/text", **wishes))
+        plan(suite(tmp_path, text), Overrides("/text", **overrides))
 
 
 def test_a_recipe_says_the_settings_and_nothing_less(tmp_path):
@@ -201,7 +201,7 @@ def test_shipped_suites_say_what_they_are_and_have_models_of_equal_size():
         one = read_suite(find_suite(name))
         assert one.summary, name
         assert f"# elman bench {name}" in find_suite(name).read_text(), "its first lines say how to run it"
-        planned = plan(one, Wishes("/text", seeds=1))
+        planned = plan(one, Overrides("/text", seeds=1))
         assert planned.jobs, name
         finals = [job for job in planned.jobs if not job.id.endswith("-trial")]
         assert len(finals) + len(planned.skipped) == len(one.models)
@@ -219,11 +219,11 @@ def test_a_suite_that_is_not_there_is_an_error_with_those_that_are():
 # the folder
 
 
-def opened(tmp_path, text=TINY, **wishes):
+def opened(tmp_path, text=TINY, **overrides):
     one = suite(tmp_path, text)
     made = Folder(tmp_path / "out")
     try:
-        return made.suite(one, plan(one, Wishes("/text", **wishes)), 60.0, {"A": "b"})
+        return made.suite(one, plan(one, Overrides("/text", **overrides)), 60.0, {"A": "b"})
     finally:
         made.close()
 

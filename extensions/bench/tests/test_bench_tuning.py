@@ -10,7 +10,7 @@ from elman_bench.jobs.job import State, write_state
 from elman_bench.suite import folder as folder_module
 from scheduler_helpers import cpu_executor, schedule, shell_job, state
 from test_bench_cli import states
-from test_bench_suite import TINY, Wishes, ids, plan, suite
+from test_bench_suite import TINY, Overrides, ids, plan, suite
 from train_helpers import write_text
 
 from elman_core.cli import main
@@ -20,8 +20,8 @@ from elman_core.training.settings import from_dict, read_recipe
 TRIED = TINY + '[tuned]\n"train.lr" = [1e-3, 3e-3]\n[tuning]\ntokens = 64\n'
 
 
-def opened(tmp_path, text=TRIED, **wishes):
-    return test_bench_suite.opened(tmp_path, text, **wishes)
+def opened(tmp_path, text=TRIED, **overrides):
+    return test_bench_suite.opened(tmp_path, text, **overrides)
 
 
 def ended(tmp_path, id, bits, status="ok"):
@@ -33,7 +33,7 @@ def ended(tmp_path, id, bits, status="ok"):
 
 
 def test_trials_of_a_model_come_before_its_run_and_are_made_once_for_all_seeds(tmp_path):
-    planned = plan(suite(tmp_path, TRIED), Wishes("/text"))
+    planned = plan(suite(tmp_path, TRIED), Overrides("/text"))
     trials = {m: tuple(f"{m}-16x1-lr{lr}-s42-trial" for lr in ("0.001", "0.003")) for m in ("e42", "g")}
     assert ids(planned) == [
         *trials["e42"], "e42-16x1-s42", *trials["g"], "g-16x1-s42", "e42-16x1-s43", "g-16x1-s43",
@@ -49,19 +49,19 @@ def test_trials_of_a_model_come_before_its_run_and_are_made_once_for_all_seeds(t
 
 
 def test_the_command_line_sets_how_long_trials_are_and_one_value_needs_none(tmp_path):
-    short = plan(suite(tmp_path, TRIED), Wishes("/text", ("g",), 1, tuning=100))
+    short = plan(suite(tmp_path, TRIED), Overrides("/text", ("g",), 1, tuning=100))
     assert [job.settings.train.steps for job in short.jobs] == [4, 4, 4]
-    alone = plan(suite(tmp_path, TRIED), Wishes("/text", ("g",), 1, sets=("train.lr=0.5",)))
+    alone = plan(suite(tmp_path, TRIED), Overrides("/text", ("g",), 1, sets=("train.lr=0.5",)))
     assert [(job.id, job.trials, job.lr) for job in alone.jobs] == [("g-16x1-s42", (), 0.5)]
-    minutes = plan(suite(tmp_path, TRIED), Wishes("/text", ("g",), 1, minutes=2))
+    minutes = plan(suite(tmp_path, TRIED), Overrides("/text", ("g",), 1, minutes=2))
     assert [(job.settings.train.steps, job.settings.train.minutes) for job in minutes.jobs] == [(2, None)] * 2 + [
         (None, 2.0)
     ]
 
 
 def test_a_value_of_an_option_is_another_model_with_trials_of_its_own(tmp_path):
-    wishes = Wishes("/text", ("e42",), 1, sets=("model.options.expansion=[1.0,2.0]",))
-    jobs = plan(suite(tmp_path, TRIED), wishes).jobs
+    overrides = Overrides("/text", ("e42",), 1, sets=("model.options.expansion=[1.0,2.0]",))
+    jobs = plan(suite(tmp_path, TRIED), overrides).jobs
     finals = [job for job in jobs if job.trials]
     assert [job.id for job in finals] == ["e42-16x1-expansion1-s42", "e42-16x1-expansion2-s42"]
     assert [len(job.trials) for job in finals] == [2, 2]

@@ -401,18 +401,6 @@ def test_a_best_value_at_the_edge_of_those_tried_is_noted(tmp_path, levels, note
     assert ("value tried" in notes) == bool(note)
 
 
-def test_how_far_a_run_in_progress_is(tmp_path):
-    write_run(tmp_path / "steps", status="running", steps=75, hardware={"host": "elsewhere"})
-    minutes = ("train.minutes=0.1", "train.schedule='wsd'")
-    write_run(
-        tmp_path / "time", *minutes, status="running", steps=148, tok_s=512 / 0.03, hardware={"host": "elsewhere"}
-    )
-    found = {row.runs[0].path.name: row.progress for row in rows(tmp_path)}
-    assert found["steps"] == pytest.approx(0.25)
-    assert found["time"] == pytest.approx(147 * 0.03 / 6)
-    assert "running 25 %" in render(collect(find_runs([tmp_path])), "terminal")
-
-
 def test_sizes_of_a_suite_are_ranked_apart(tmp_path):
     """One sized by hand stands with the nearest; with a single size, all stand together."""
     jobs = [

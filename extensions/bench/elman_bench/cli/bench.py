@@ -15,7 +15,7 @@ from ._schedule import Again, Avoid, Gpus, On, Places, Slots, Timeout, carry_out
 
 if TYPE_CHECKING:
     from elman_bench.jobs.job import State
-    from elman_bench.suite.plan import Plan, Planned, Wishes
+    from elman_bench.suite.plan import Overrides, Plan, Planned
     from elman_bench.suite.spec import Suite
 
 
@@ -46,7 +46,7 @@ def bench(
 
     The same command resumes interrupted runs; finished runs are never repeated.
     """
-    from elman_bench.suite.plan import Wishes
+    from elman_bench.suite.plan import Overrides
     from elman_bench.suite.spec import find_suite, read_suite
 
     if suite is None:
@@ -56,7 +56,7 @@ def bench(
     folder = out or Path("runs") / chosen.name
     where = places(on, gpus, avoid, slots)
     names = tuple(filter(None, (name.strip() for name in (models or "").split(","))))
-    planned = _plan(chosen, Wishes(_text(data), names, seeds, steps, tokens, minutes, tuple(sets), tuning, strict))
+    planned = _plan(chosen, Overrides(_text(data), names, seeds, steps, tokens, minutes, tuple(sets), tuning, strict))
     if dry_run:
         _show(chosen, planned, folder, where.words, again, json)
         return
@@ -77,11 +77,11 @@ def _text(data: Path | None) -> str:
     return str((data if data is not None else standard_library_corpus()).expanduser().resolve())
 
 
-def _plan(suite: Suite, wishes: Wishes) -> Plan:
+def _plan(suite: Suite, overrides: Overrides) -> Plan:
     from elman_bench.suite.plan import plan
     from elman_core.extension import open_text
 
-    planned = plan(suite, wishes)
+    planned = plan(suite, overrides)
     for job in planned.jobs[:1]:  # all runs have the same text and batch shape
         open_text(job.settings)
     return planned

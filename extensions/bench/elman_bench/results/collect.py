@@ -98,7 +98,7 @@ def _row(run: Run, model: str, tokens: int | None) -> Row:
     status, remark = run.standing
     tuned = tuned_of(run)
     seeds = () if run.seed is None else (run.seed,)
-    return Row(model, (run,), figures, status, remark, tuned, seeds=seeds, progress=_progress(run, figures))
+    return Row(model, (run,), figures, status, remark, tuned, seeds=seeds)
 
 
 def _figures(run: Run, tokens: int | None) -> dict[str, float]:
@@ -128,17 +128,6 @@ def _figures(run: Run, tokens: int | None) -> dict[str, float]:
         if loss is not None:
             figures["loss"] = loss
     return figures
-
-
-def _progress(run: Run, figures: Mapping[str, Figure]) -> float | None:
-    train, per_step = run.settings["train"], tokens_per_step(run)
-    if run.status != "running":
-        return None
-    if train.get("minutes") and "minutes" in figures:
-        return min(1.0, figures["minutes"].value / train["minutes"])
-    if train.get("steps") and per_step and "bytes_seen" in figures:
-        return min(1.0, figures["bytes_seen"].value / (per_step * train["steps"]))
-    return None
 
 
 def chosen(runs: Sequence[Run]) -> list[Run]:

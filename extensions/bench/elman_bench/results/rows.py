@@ -40,8 +40,6 @@ class Row:
     tried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
     chosen: bool = True
-    progress: float | None = None
-    """The fraction done of a run in progress."""
 
     def value(self, name: str) -> float:
         """A figure's value; nan if unknown."""

@@ -41,17 +41,12 @@ def columns(group: Group, by_model: bool = False) -> list[Column]:
         Column("GiB", lambda r: shown(_alone(r, "peak_memory"), "{:.2f}", 2**30), figure="peak_memory"),
         Column("minutes", lambda r: minutes(_alone(r, "minutes")), figure="minutes"),
         Column("seeds" if by_model else "seed", lambda r: ", ".join(map(str, r.seeds)) or NOTHING, number=not by_model),
-        Column("status", state, number=False),
+        Column("status", lambda r: r.status, number=False),
         Column("tuned", spelled_tuned, number=False),
     ]
     if not by_model:
         found.append(Column("run", lambda r: str(r.runs[0].path.name), number=False))
     return found
-
-
-def state(row: Row) -> str:
-    """The status, with the progress of a running run."""
-    return row.status if row.progress is None else f"{row.status} {100 * row.progress:.0f} %"
 
 
 def shown(figure: Figure | None, form: str, scale: float = 1) -> str:

@@ -18,6 +18,7 @@ from elman_bench.jobs.outcome import ELMAN
 from elman_bench.results.identity import flatten
 from elman_bench.results.runs import read_run
 from elman_core.extension import (
+    RESUMABLE,
     TUNABLE,
     CheckpointError,
     ConfigError,
@@ -43,20 +44,6 @@ from .spec import Suite
 SUITE, JOBS = "suite.json", "jobs.json"
 SCORES = ("bits_per_byte", "loss_last_100_steps")
 """The results that decide, lowest best: held-out bits per byte, or the last losses if nothing is held out."""
-CHANGEABLE = frozenset(
-    f"train.{name}"
-    for name in (
-        "accumulate",
-        "gradient_checkpointing",
-        "loss_chunk",
-        "save_every",
-        "keep",
-        "log_every",
-        "loggers",
-        "device",
-    )
-)
-"""Settings that change memory or files but no result. They may change for a run that has not ended well."""
 
 
 class Folder:
@@ -178,7 +165,7 @@ def _job(
 
 
 def _compare(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:
-    """Raise `ConfigError` if a run of the folder has other settings that change its result."""
+    """Raise `ConfigError` if a run of the folder has other settings than those that a resume may change."""
     for job in plan.jobs:
         if job.id not in known:
             continue
@@ -186,7 +173,7 @@ def _compare(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> 
             flatten(tree) for tree in (from_dict(known[job.id]["settings"]).to_dict(), job.settings.to_dict())
         )
         by_trials = {key for key in TUNABLE if job.trials}
-        keys = sorted({*before, *after} - CHANGEABLE - by_trials)
+        keys = sorted({*before, *after} - set(RESUMABLE) - by_trials)
         changed = [key for key in keys if before.get(key) != after.get(key)]
         if changed:
             said = ", ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])

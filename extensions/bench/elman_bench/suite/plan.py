@@ -39,7 +39,7 @@ MOST = 10_000
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Overrides:
     """Changes to a suite from the command line.
 
     Attributes:
@@ -115,22 +115,22 @@ class Plan:
     skipped: tuple[Skipped, ...]
 
 
-def plan(suite: Suite, wishes: Wishes) -> Plan:
+def plan(suite: Suite, overrides: Overrides) -> Plan:
     """The runs of a suite: all models with one seed, then all with the next, so that a suite cut short can be compared.
 
     Raises:
         ConfigError: wrong settings, options or sizes. PluginError: a model is not installed, with `strict`.
     """
-    protocol, axes = _overridden(suite, wishes)
-    seeds = _seeds(suite, wishes, protocol)
-    entries = chosen(suite, wishes.models)
+    protocol, axes = _overridden(suite, overrides)
+    seeds = _seeds(suite, overrides, protocol)
+    entries = chosen(suite, overrides.models)
     tuned_apart = sorted({k for e in (*suite.models, *entries) for k in (*suite.tuned, *e.tuned, *axes)} - {"train.lr"})
     put(protocol, "train.tuned", [key for key in tuned_apart if not key.startswith(OPTION)])
     tuning = suite.tuning
-    if wishes.tuning is not None:
+    if overrides.tuning is not None:
         if tuning is None:
             raise ConfigError(f"--tuning needs a suite with trials, and {suite.name} has no table tuning")
-        tuning = wishes.tuning
+        tuning = overrides.tuning
     each = [math.prod(map(len, {**suite.tuned, **entry.tuned, **axes}.values())) for entry in entries]
     number = len(seeds) * sum(count * len(_sizes(entry, suite)) for count, entry in zip(each, entries, strict=True))
     if number > MOST:
@@ -141,7 +141,7 @@ def plan(suite: Suite, wishes: Wishes) -> Plan:
         try:
             resolve(parse_size(entry.model)[0])
         except PluginError as error:
-            if wishes.strict or entry not in suite.models:
+            if overrides.strict or entry not in suite.models:
                 raise
             skipped.append(Skipped(entry.label, re.split(r"\. (?:Did you mean|Installed)", str(error))[0]))
             continue
@@ -171,15 +171,15 @@ def chosen(suite: Suite, names: Sequence[str]) -> list[Entry]:
     return found
 
 
-def _overridden(suite: Suite, wishes: Wishes) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+def _overridden(suite: Suite, overrides: Overrides) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
     """The protocol with the changes of the command line, and values of tuned settings that replace the suite's."""
-    if sum(given is not None for given in (wishes.steps, wishes.tokens, wishes.minutes)) > 1:
+    if sum(given is not None for given in (overrides.steps, overrides.tokens, overrides.minutes)) > 1:
         raise ConfigError("give one of --steps, --tokens and --minutes")
     tree: dict[str, Any] = {table: dict(values) for table, values in suite.protocol.items()}
-    put(tree, "data.path", wishes.data)
+    put(tree, "data.path", overrides.data)
     axes: dict[str, tuple[Any, ...]] = {}
     tuned = {key for tuned in (suite.tuned, *(e.tuned for e in suite.models)) for key in tuned}
-    for text in wishes.sets:
+    for text in overrides.sets:
         key, value = _parsed(text)
         several = isinstance(value, list) and key in TUNABLE
         if key in tuned or several or key.startswith(OPTION):
@@ -188,15 +188,15 @@ def _overridden(suite: Suite, wishes: Wishes) -> tuple[dict[str, Any], dict[str,
             raise ConfigError(f"--set {key}: the suite sets it; {_DECIDED[key]}")
         else:
             put(tree, key, value)
-    if not (wishes.steps is wishes.tokens is wishes.minutes is None):
+    if not (overrides.steps is overrides.tokens is overrides.minutes is None):
         for length in ("steps", "minutes"):
             tree.setdefault("train", {}).pop(length, None)
-    if wishes.steps is not None:
-        put(tree, "train.steps", wishes.steps)
-    if wishes.minutes is not None:
-        put(tree, "train.minutes", float(wishes.minutes))
-    if wishes.tokens is not None:
-        put(tree, "train.steps", steps_for_tokens(wishes.tokens, from_dict(tree)))
+    if overrides.steps is not None:
+        put(tree, "train.steps", overrides.steps)
+    if overrides.minutes is not None:
+        put(tree, "train.minutes", float(overrides.minutes))
+    if overrides.tokens is not None:
+        put(tree, "train.steps", steps_for_tokens(overrides.tokens, from_dict(tree)))
     return tree, axes
 
 
@@ -221,8 +221,8 @@ def _parsed(text: str) -> tuple[str, Any]:
     return key, tree
 
 
-def _seeds(suite: Suite, wishes: Wishes, protocol: Mapping[str, Any]) -> list[int]:
-    wanted = wishes.seeds if wishes.seeds is not None else suite.seeds
+def _seeds(suite: Suite, overrides: Overrides, protocol: Mapping[str, Any]) -> list[int]:
+    wanted = overrides.seeds if overrides.seeds is not None else suite.seeds
     if isinstance(wanted, int) and not 1 <= wanted <= 1000:
         raise ConfigError(f"the number of seeds is from 1 to 1000, not {wanted}")
     if isinstance(suite.seeds, tuple):
