@@ -231,16 +231,16 @@ def test_a_model_without_data_has_shapes_and_gradients(variant, options):
 def test_mlp_ratio_puts_a_swiglu_after_each_layer(variant):
     """Width: 16 · 5 rounded up to a multiple of 64. Every other branch is the variant's, in its own order."""
     model, plain = ladder(variant, mlp_ratio=5.0), ladder(variant)
-    rungs = len(plain.model.layers) // 3
+    branches = len(plain.model.layers) // 3
     assert len(model.model.layers) == len(plain.model.layers) + 3
-    assert [block.ends_layer for block in model.model.layers] == ([False] * rungs + [True]) * 3
+    assert [block.ends_layer for block in model.model.layers] == ([False] * branches + [True]) * 3
     more = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
     assert more == 3 * (3 * 16 * 128 + 16)
     with torch.no_grad():
         stream = model.model.embed_tokens.weight[TOKENS]
         for i, block in enumerate(model.model.layers):
             x, mixer = rms(stream, block.norm.weight), block.mixer
-            if i % (rungs + 1) == rungs:
+            if i % (branches + 1) == branches:
                 gate, up, down = (m.weight for m in (mixer.gate_proj, mixer.up_proj, mixer.down_proj))
                 stream = stream + (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
             else:

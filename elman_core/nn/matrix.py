@@ -242,12 +242,14 @@ class MatrixMixer(Mixer):
                 module.reset_parameters()  # type: ignore[operator]  # the convolution, the norm
             elif name in self.torch_init:
                 nn.init.uniform_(module.weight, -bound, bound)
-            elif name == "qkv_proj" and config.tie_kv:  # q and k each
-                _ = [xavier_uniform_(block) for block in module.weight.split(config.keys)]
-            elif name == "o_proj" and config.head_mix == "per_head":
-                _ = [xavier_uniform_(block) for block in module.weight.split(config.head_values, 1)]
             else:
-                xavier_uniform_(module.weight)
+                blocks = [module.weight]
+                if name == "qkv_proj" and config.tie_kv:  # q and k each
+                    blocks = module.weight.split(config.keys)
+                elif name == "o_proj" and config.head_mix == "per_head":
+                    blocks = module.weight.split(config.head_values, 1)
+                for block in blocks:
+                    xavier_uniform_(block)
         for name, (_, start) in self.vectors(config).items():
             nn.init.constant_(getattr(self, name), start)
         if config.decay == "mamba":

@@ -317,7 +317,7 @@ def software() -> dict[str, str]:
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """What is not the same there, in words."""
+    """Return the differences of that machine, in words."""
     return [
         f"{name} is {there.get(name, 'not installed')} there and {here.get(name, 'not installed')} here"
         for name in sorted({*here, *there})

@@ -1,4 +1,4 @@
-"""What `elman bench` and `elman jobs` share: slots, signals, exit codes."""
+"""The common parts of `elman bench` and `elman jobs`: slots, signals, exit codes."""
 
 from __future__ import annotations
 

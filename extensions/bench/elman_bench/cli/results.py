@@ -1,4 +1,4 @@
-"""What to do with finished runs: `elman results`, `elman compare`, `elman plot`."""
+"""Commands for finished runs: `elman results`, `elman compare`, `elman plot`."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def notes(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
 
 
 def fault_of_metrics(run: Run) -> str:
-    """What is wrong with the metrics of a run, as far as they were read or its end tells; or an empty string."""
+    """Return the faults in the metrics of a run, as far as they were read or its end tells; or an empty string."""
     read = run.__dict__.get("metrics")
     done = run.manifest.get("steps_done")
     if read and isinstance(done, int):  # the end may be lost, too
