@@ -75,7 +75,7 @@ def test_on_a_cpu_a_row_has_the_same_bits_whatever_is_computed_beside_it(variant
     few = least_rows(model)
     text_BT = torch.randint(256, (64, 3))
     with torch.inference_mode():
-        states = model(text_BT[:, :2], return_prev_hiddens=True)[1]
+        states = model(text_BT[:, :2], use_cache=True).past_key_values.states
 
         def step(rows):
             cache = LadderCache.from_states([{k: t[rows].clone() for k, t in s.items()} for s in states], 2)

@@ -128,6 +128,7 @@ def test_masked_positions_do_not_exist(variant, pattern):
         ({"inputs_embeds": torch.ones(2, 3, 16)}, "exactly one of input_ids and inputs_embeds"),
         ({"past_key_values": "cache"}, "must be a transformers Cache"),
         ({"return_loss": True, "labels": TOKENS}, "return_loss=True takes only tokens"),
+        ({"prev_hiddens": []}, "prev_hiddens is gone: states go on in past_key_values"),
     ],
 )
 def test_arguments_that_would_be_misread_are_refused(arguments, message):
