@@ -33,7 +33,12 @@ ONLY = {
     "transformers": ("elman_core/model/",),
     "pluggy": ("elman_core/registry/",),
     "pytest": ("elman_core/testing/",),
-    "typer": ("elman_core/cli/", "extensions/bench/elman_bench/cli/", "extensions/evals/elman_evals/command.py"),
+    "typer": (
+        "elman_core/cli/",
+        "extensions/bench/elman_bench/cli/",
+        "extensions/evals/elman_evals/command.py",
+        "extensions/serve/elman_serve/cli/",
+    ),
     "matplotlib": ("extensions/bench/elman_bench/results/plots.py",),  # slow to import
     "jinja2": ("extensions/bench/elman_bench/results/report.py",),
     "ray": ("extensions/ray/",),
@@ -47,7 +52,7 @@ ONLY = {
         "extensions/bench/elman_bench/probe.py",  # a measurement may run out of memory: each has its own process
     ),
 }
-PRINTS = ("elman_core/cli/", "extensions/bench/elman_bench/cli/")
+PRINTS = ("elman_core/cli/", "extensions/bench/elman_bench/cli/", "extensions/serve/elman_serve/cli/")
 PLUGIN_MAY_IMPORT = {"elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry", "elman_csrc"}
 EXTENSION_MAY_IMPORT = {"elman_core", "elman_core.extension"}  # and other extensions that it declares
 

@@ -1,0 +1,305 @@
+"""The HTTP side: OpenAI's routes over an `Engine`, errors in OpenAI's form, `/health` and `/metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import jsonschema
+from prometheus_client import generate_latest
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from elman_core import __version__
+from elman_core.extension import Sampling
+
+from . import schema
+from .answers import Chat, Completion, Part
+from .engine import BusyError, Engine, LateError, Request
+
+BODY_SECONDS = 30
+"""A client has so long to send a body."""
+
+Template = Callable[[list[dict[str, Any]]], str]
+
+
+class ApiError(Exception):
+    """An answer in OpenAI's form of an error."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        kind = "invalid_request_error" if status < 429 else "rate_limit_error" if status == 429 else "server_error"
+        self.status, self.body = status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    def response(self) -> Response:
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(self.status, {})
+        if self.status in (408, 413):  # the rest of the body is not read
+            headers = {"Connection": "close"}
+        return JSONResponse(self.body, self.status, headers)
+
+
+def refusal(error: Exception) -> ApiError:
+    """What a client is told of an error of the engine."""
+    if isinstance(error, LateError):
+        return ApiError(504, str(error), "timeout")
+    return ApiError(500, f"the model failed: {error}", "model_failed")
+
+
+class Api:
+    """The ASGI application of one engine.
+
+    Args:
+        engine: its `notify` must call `set()` in the event loop. name: of the model, for clients.
+        template: makes a prompt of messages; None: no chat. seconds: of a request at most.
+        key: asked of every client; None: of none.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        limits: schema.Limits,
+        *,
+        template: Template | None = None,
+        seconds: float = 600.0,
+        key: str | None = None,
+    ) -> None:
+        self.engine, self.name, self.limits, self.template = engine, name, limits, template
+        self.seconds, self.key, self.created = seconds, key, int(time.time())
+        bodies = {"/v1/completions": schema.completion(limits)}
+        if template is not None:
+            bodies["/v1/chat/completions"] = schema.chat(limits)
+        self.document = schema.document(__version__, bodies, key is not None)
+        # a prompt of many numbers is checked by `_prompts`, a thousand times as fast
+        bodies["/v1/completions"] = {
+            **bodies["/v1/completions"],
+            "properties": {**bodies["/v1/completions"]["properties"]},
+        }
+        bodies["/v1/completions"]["properties"]["prompt"] = {}
+        self._validators = {path: jsonschema.Draft202012Validator(body) for path, body in bodies.items()}
+        routes = [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.models),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
+            *(Route(path, self.texts, methods=["POST"]) for path in bodies),
+        ]
+        handlers: Any = {
+            ApiError: lambda _, error: error.response(),
+            HTTPException: lambda _, error: ApiError(error.status_code, f"{error.detail}").response(),
+            ClientDisconnect: lambda *_: Response(status_code=499),
+            Exception: lambda *_: ApiError(500, "the server failed; its log says more").response(),
+        }
+        self._app = Starlette(routes=routes, exception_handlers=handlers)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def counted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in self.document["paths"] else "other"
+                self.engine.metrics.requests.labels(path, message["status"]).inc()
+            await send(message)
+
+        if scope["type"] == "http" and self.key is not None and scope["path"] != "/health":
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, b"Bearer " + self.key.encode()):
+                said = "a wrong key" if given else "no key: send it as Authorization: Bearer KEY"
+                await ApiError(401, said, "invalid_api_key").response()(scope, receive, counted)
+                return
+        await self._app(scope, receive, counted)
+
+    async def models(self, request: HttpRequest) -> Response:
+        about = {"id": self.name, "object": "model", "created": self.created, "owned_by": "elman"}
+        if "name" not in request.path_params:
+            return JSONResponse({"object": "list", "data": [about]})
+        self._check_name(request.path_params["name"])
+        return JSONResponse(about)
+
+    async def health(self, _: HttpRequest) -> Response:
+        well = self.engine.is_alive() and self.engine.failure is None and not self.engine.closing
+        return JSONResponse({"status": "ok" if well else "ending"}, 200 if well else 503)
+
+    async def metrics(self, _: HttpRequest) -> Response:
+        return Response(generate_latest(self.engine.metrics.registry), media_type="text/plain; version=0.0.4")
+
+    async def openapi(self, _: HttpRequest) -> Response:
+        return JSONResponse(self.document)
+
+    async def texts(self, request: HttpRequest) -> Response:
+        """Both routes that write texts."""
+        path = request.url.path
+        body = await run_in_threadpool(self._parse, await self._body(request), path)
+        self._check_name(body["model"])
+        answer = (Chat if "messages" in body else Completion)(self.name, body)
+        changed = asyncio.Event()
+        jobs = [self._job(prompt, body, changed) for prompt in self._prompts(body)]
+        try:
+            self.engine.submit(*jobs)
+        except BusyError as error:
+            raise ApiError(503 if self.engine.closing else 429, str(error), "busy") from error
+        parts = [Part(text, prompt, answer.echo) for prompt, text in enumerate(t for job in jobs for t in job.texts)]
+        if body.get("stream"):
+            return _Events(jobs, _events(jobs, parts, answer, changed))
+        gone, done = asyncio.ensure_future(_gone(request)), asyncio.ensure_future(_finished(jobs, changed))
+        try:
+            await asyncio.wait((gone, done), return_when=asyncio.FIRST_COMPLETED)
+            if not done.done():
+                raise ClientDisconnect
+            done.result()
+        finally:
+            for task in (gone, done):
+                task.cancel()
+            for job in jobs:
+                if not job.done:
+                    job.cancel()
+        return JSONResponse(answer.whole(parts, jobs))
+
+    def _check_name(self, name: str) -> None:
+        if name != self.name:
+            raise ApiError(404, f"there is no model {name!r} here, only {self.name!r}", "model_not_found", "model")
+
+    async def _body(self, request: HttpRequest) -> bytes:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise ApiError(415, "the body must be JSON: send Content-Type: application/json")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > self.limits.body:
+                        raise ApiError(413, f"the body is larger than {self.limits.body:,} bytes")
+        except TimeoutError as error:
+            raise ApiError(408, f"the body was not complete after {BODY_SECONDS} seconds") from error
+        return bytes(body)
+
+    def _parse(self, raw: bytes, path: str) -> dict[str, Any]:
+        try:
+            body = json.loads(raw, parse_constant=_no_constant)
+            json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            error = jsonschema.exceptions.best_match(self._validators[path].iter_errors(body))
+        except (ValueError, RecursionError) as broken:
+            raise ApiError(400, f"the body is not JSON: {broken}"[:200]) from broken
+        if error is not None:
+            param = ".".join(map(str, error.absolute_path)) or None
+            raise ApiError(400, f"{param or 'the body'}: {error.message}"[:500], "invalid_value", param)
+        return {name: value for name, value in body.items() if value is not None}
+
+    def _prompts(self, body: dict[str, Any]) -> list[bytes]:
+        param = "messages" if "messages" in body else "prompt"
+        if param == "messages":
+            assert self.template is not None
+            try:
+                given: list[Any] = [self.template(body["messages"])]
+            except Exception as error:  # whatever a template raises, such as for roles that do not alternate
+                raise ApiError(400, f"the chat template refuses these messages: {error}", param=param) from error
+        else:
+            whole = body.get("prompt", "")
+            given = whole if isinstance(whole, list) and whole and not isinstance(whole[0], int) else [whole]
+        try:
+            prompts = [text.encode() if isinstance(text, str) else bytes(text) for text in given]
+            if not all(isinstance(text, str) or (isinstance(text, list) and text) for text in given):
+                raise TypeError
+        except (TypeError, ValueError) as error:
+            said = "the prompt must be Unicode text, or bytes as numbers from 0 to 255, or a list of either"
+            raise ApiError(400, said, "invalid_value", param) from error
+        if (longest := max(map(len, prompts))) > self.limits.prompt:
+            raise ApiError(
+                400,
+                f"the prompt has {longest:,} bytes, more than {self.limits.prompt:,}",
+                "context_length_exceeded",
+                param,
+            )
+        if len(prompts) * body.get("n", 1) > self.limits.texts:
+            raise ApiError(400, f"more than {self.limits.texts} texts in one request", "invalid_value", "n")
+        return prompts
+
+    def _job(self, prompt: bytes, body: dict[str, Any], changed: asyncio.Event) -> Request:
+        bos = self.engine.model.config.bos_token_id
+        stop, chat = body.get("stop", ()), "messages" in body
+        most = body.get("max_tokens", self.limits.tokens if chat else 16)
+        tops = body.get("logprobs")
+        if chat:
+            tops = body.get("top_logprobs", 0) if tops else None
+        how = Sampling(
+            float(body.get("temperature", 1.0)), int(body.get("top_k", 0)), float(body.get("top_p", 1.0)),
+            float(body.get("repetition_penalty", 1.0)),
+        )  # fmt: skip
+        return Request(
+            prompt=prompt or bytes([30 if bos is None else bos]),
+            how=how,
+            most=int(body.get("max_completion_tokens", most)),
+            changed=changed,
+            count=int(body.get("n", 1)),
+            stops=tuple(text.encode() for text in ([stop] if isinstance(stop, str) else stop)),
+            seed=None if "seed" not in body else int(body["seed"]),
+            tops=None if tops is None else int(tops),
+            scored=tops is not None and bool(body.get("echo")),
+            seconds=self.seconds,
+        )
+
+
+class _Events(StreamingResponse):
+    """A stream of events; its requests end with it, however it ends."""
+
+    def __init__(self, jobs: list[Request], events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._jobs = jobs
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            for job in self._jobs:
+                if not job.done:
+                    job.cancel()
+
+
+async def _events(jobs: list[Request], parts: list[Part], answer: Any, changed: asyncio.Event) -> AsyncIterator[bytes]:
+    """One event for all that a text has gained since the last: a client that reads slowly gets fewer and longer ones."""
+    ended = False
+    while not ended:
+        await changed.wait()
+        changed.clear()
+        ended = all(job.done for job in jobs)
+        failed = next((job.error for job in jobs if job.error is not None), None)
+        for part in parts:
+            if (event := answer.event(part)) is not None:
+                yield _line(event)
+        if failed is not None:
+            yield _line(refusal(failed).body)
+            return
+    if answer.include_usage:
+        yield _line(answer.usage_event(jobs))
+    yield b"data: [DONE]\n\n"
+
+
+def _line(event: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _finished(jobs: list[Request], changed: asyncio.Event) -> None:
+    while not all(job.done for job in jobs):
+        await changed.wait()
+        changed.clear()
+    for job in jobs:
+        if job.error is not None:
+            raise refusal(job.error)
+
+
+async def _gone(request: HttpRequest) -> None:
+    """Returns when the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,149 @@
+"""`elman serve`: a model for many clients."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elman_core.extension import ConfigError, Precision, print
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="A run, a checkpoint folder, pretrained/NAME or a hub id.")],
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="Name of the model. [default: the last part of MODEL]")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="File with the key that clients must send.")] = None,
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="Texts that are written at once.")] = 64,
+    queue: Annotated[int, typer.Option(min=1, help="Prompts that wait at most.")] = 1024,
+    max_prompt: Annotated[int, typer.Option(min=1, help="Bytes of a prompt at most.")] = 65536,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Bytes of a text at most.")] = 16384,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of a request at most.")] = 600,
+    prefix_mib: Annotated[int, typer.Option(min=0, help="MiB for states after prefixes of prompts.")] = 256,
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1.")] = "auto",
+    dtype: Annotated[Precision | None, typer.Option(help="Dtype of the weights. [default: as elman generate]")] = None,
+) -> None:
+    """Serve a model to many clients, with the routes of OpenAI's API.
+
+    The text of a prompt, settings and seed is that of `elman generate`, whatever else runs. SIGTERM finishes what runs.
+    """
+    import asyncio
+
+    import uvicorn
+
+    from elman_core.extension import load_tokenizer, load_writer
+    from elman_serve.api import Api
+    from elman_serve.engine import Engine
+    from elman_serve.schema import Limits
+    from elman_serve.states import independent
+
+    key = None if key_file is None else _key(key_file)
+    listening = _listen(host, port)
+    ladder, ends = load_writer(model, device, dtype)
+    loop = asyncio.new_event_loop()
+
+    def notify(changed: list[Any]) -> None:
+        loop.call_soon_threadsafe(_set, changed)
+
+    engine = Engine(ladder, ends, slots=slots, queue=queue, prefix_bytes=prefix_mib << 20, notify=notify)
+    if ladder.device.type == "cpu" and not independent(ladder, slots):
+        print(
+            "elman: on this machine the bits of a row depend on the size of the batch: "
+            "texts can differ from those of elman generate in a last digit",
+            file=sys.stderr,
+        )
+    called = name or Path(model).name
+    limits = Limits(max_prompt, max_tokens, min(slots, 128))
+    api = Api(engine, called, limits, template=_template(load_tokenizer(ladder)), seconds=timeout, key=key)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            api, http="h11", ws="none", lifespan="off", log_level="error", access_log=False, server_header=False,
+            timeout_graceful_shutdown=int(timeout) + 1,
+        )
+    )  # fmt: skip
+    engine.start()
+    at = listening.getsockname()
+    print(f"elman: {called} at http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}/v1, {slots} slots; ^C ends it")
+    sys.stdout.flush()
+    if key is None and at[0] not in ("127.0.0.1", "::1"):
+        print("elman: other machines can reach it, and no key is asked: --key-file FILE", file=sys.stderr)
+
+    async def run() -> None:
+        async def end_if_it_fails() -> None:
+            while engine.failure is None:
+                await asyncio.sleep(0.2)
+            server.should_exit = True
+
+        watch = asyncio.ensure_future(end_if_it_fails())
+        await server.serve(sockets=[listening])
+        watch.cancel()
+
+    try:
+        loop.run_until_complete(run())
+    finally:
+        engine.close()
+        engine.join(10)
+    if engine.failure is not None:
+        raise engine.failure
+
+
+def _set(changed: list[Any]) -> None:
+    for each in changed:
+        each.set()
+
+
+def _key(path: Path) -> str:
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as a key: {getattr(error, 'strerror', None) or 'it is not ASCII'}"
+        ) from error
+    if not key or any(char.isspace() for char in key):
+        raise ConfigError(f"{path} must hold one key: a word without spaces")
+    return key
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that drops a client which has taken nothing for a minute; there is room for as many as the system allows."""
+    try:
+        made = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+        )
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000)
+    if os.name == "posix":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return made
+
+
+def _template(tokenizer: Any) -> Callable[[list[dict[str, Any]]], str] | None:
+    """What makes a prompt of messages; None for a tokenizer without a chat template."""
+    if not tokenizer.chat_template:
+        return None
+
+    def made(messages: list[dict[str, Any]]) -> str:
+        plain = [
+            {**m, "content": m["content"] if isinstance(m["content"], str) else _joined(m["content"])} for m in messages
+        ]
+        text: str = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        return text
+
+    return made
+
+
+def _joined(parts: list[dict[str, str]]) -> str:
+    return "".join(part["text"] for part in parts)

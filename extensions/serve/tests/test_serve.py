@@ -1,0 +1,546 @@
+"""The server against its clients: the same text as alone, whatever others do; nothing is held by those who are gone or slow."""
+
+import asyncio
+import contextlib
+import gc
+import io
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import jsonschema
+import pytest
+import torch
+from decoding_helpers import ladder
+
+from elman_core.cli import main
+from elman_core.extension import ConfigError, Sampling, printable
+from elman_core.generation import generate_bytes
+from elman_core.model import LadderLM
+
+openai, uvicorn = pytest.importorskip("openai"), pytest.importorskip("uvicorn")
+
+from elman_serve.api import Api  # noqa: E402
+from elman_serve.engine import Engine, Request, Text  # noqa: E402
+from elman_serve.schema import Limits  # noqa: E402
+from elman_serve.states import Prefixes, independent  # noqa: E402
+
+PAGE = Path(__file__).parents[3] / "docs/how-to/serve.md"
+KEY = "secret-key"
+ENDS = {30}
+LONG = "".join(f"{n} bottles\n" for n in range(40))
+
+
+def template(messages):
+    if messages[-1]["role"] != "user":
+        raise ValueError("a user speaks last")
+    return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+
+
+class Served:
+    """A server on a free port of this machine, in threads of this process."""
+
+    def __init__(self, model=None, *, slots=64, queue=400, prefix_bytes=1 << 20, seconds=60.0, tokens=4096, start=True):
+        loop = asyncio.new_event_loop()
+        self.model = model or ladder("e42", mlp_ratio=1.0)
+        self.engine = Engine(
+            self.model,
+            ENDS,
+            slots=slots,
+            queue=queue,
+            prefix_bytes=prefix_bytes,
+            notify=lambda all_: loop.call_soon_threadsafe(lambda: [each.set() for each in all_]),
+        )
+        limits = Limits(prompt=4096, tokens=tokens, texts=min(slots, 128))
+        self.api = Api(self.engine, "tiny", limits, template=template, seconds=seconds, key=KEY)
+        self.socket = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = uvicorn.Config(self.api, http="h11", ws="none", lifespan="off", log_level="error", access_log=False)
+        self.server = uvicorn.Server(config)
+        serving = self.server.serve(sockets=[self.socket])
+        self.thread = threading.Thread(target=lambda: loop.run_until_complete(serving))
+        if start:
+            self.engine.start()
+        self.thread.start()
+
+    def __enter__(self):
+        until(lambda: self.server.started)
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join(20)
+        if self.engine.is_alive():
+            self.engine.close()
+            self.engine.join(20)
+        assert not self.thread.is_alive()
+        assert not self.engine.is_alive()
+
+    @property
+    def client(self):
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
+
+    def post(self, path="/v1/completions", key=KEY, **body):
+        head = {"Authorization": f"Bearer {key}"}
+        return httpx.post(self.url + path, json={"model": "tiny", **body}, headers=head, timeout=60)
+
+    def metric(self, name):
+        return self.engine.metrics.registry.get_sample_value(f"elman_{name}")
+
+    def alone(self, prompt, count=16, n=1, seed=0, how=None, ends=ENDS):
+        """What `elman generate` writes."""
+        rows = generate_bytes(
+            self.model, prompt, max_new_bytes=count, num=n, how=how or Sampling(), stop=ends, seed=seed
+        )
+        return [[byte for byte in text if byte is not None] for text in zip(*rows, strict=True)] or [[]] * n
+
+
+def until(true, seconds=20):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def served():
+    with Served() as made:
+        yield made
+
+
+@pytest.mark.parametrize("variant", ["e42", "e88"])
+def test_64_clients_at_once_each_get_the_text_that_is_theirs_alone(variant):
+    draw = random.Random(1)
+    asked = []
+    for seed in range(64):
+        prompt = "".join(draw.choice(["ab", "é", "\n", LONG]) for _ in range(draw.randrange(4)))[:600]
+        body = {
+            "prompt": prompt,
+            "seed": seed,
+            "max_tokens": draw.randrange(1, 20),
+            "n": draw.choice([1, 1, 1, 3]),
+            "temperature": draw.choice([0, 0.7, 1]),
+            "top_p": draw.choice([0.9, 1]),
+            "top_k": draw.choice([0, 40]),
+            "repetition_penalty": draw.choice([1, 1.3]),
+        }
+        asked.append(body)
+
+    async def ask_all(url):
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=120, limits=ALL) as client:
+            each = [
+                client.post(f"{url}/v1/completions", json={"model": "tiny", "return_token_ids": True, **b})
+                for b in asked
+            ]
+            return await asyncio.gather(*each)
+
+    with Served(ladder(variant), slots=24) as served:
+        answers = asyncio.run(ask_all(served.url))
+        for body, answer in zip(asked, answers, strict=True):
+            how = Sampling(body["temperature"], body["top_k"], body["top_p"], body["repetition_penalty"])
+            alone = served.alone(body["prompt"].encode(), body["max_tokens"], body["n"], body["seed"], how)
+            assert [choice["token_ids"] for choice in answer.json()["choices"]] == alone
+        until(lambda: served.metric("slots_used") == 0)
+
+
+ALL = httpx.Limits(max_connections=None)
+
+
+def test_a_machine_is_checked_for_rows_that_do_not_depend_on_each_other():
+    assert independent(ladder("e42"), 64)
+
+    class Leaky(torch.nn.Module):  # a batch that is seen by its rows
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x) + 1e-6 * x.shape[0]
+
+    model = ladder("e42")
+    model.lm_head = Leaky(model.lm_head)
+    assert not independent(model, 64)
+
+
+def test_the_openai_client_gets_texts_streams_scores_and_usage(served):
+    client = served.client
+    assert [m.id for m in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    alone = bytes(served.alone(b"abc", 30, seed=5)[0])
+    common = {"model": "tiny", "prompt": "abc", "max_tokens": 30, "seed": 5}
+    whole = client.completions.create(**common)
+    assert whole.choices[0].text == alone.decode(errors="replace")
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (3, len(alone))
+    events = list(client.completions.create(**common, stream=True, stream_options={"include_usage": True}))
+    assert "".join(e.choices[0].text for e in events[:-1]) == whole.choices[0].text
+    assert events[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert events[-1].usage.completion_tokens == len(alone)
+
+    scored = client.completions.create(**common, logprobs=2, echo=True).choices[0]
+    assert scored.text == "abc" + whole.choices[0].text
+    got = scored.logprobs
+    assert len(got.tokens) == len(got.top_logprobs) == len(alone) + 3
+    tokens = torch.tensor([list(b"abc" + alone)])
+    with torch.no_grad():
+        expected = served.model(tokens).logits[0].log_softmax(-1)[:-1].gather(1, tokens[0, 1:, None])[:, 0]
+    assert got.token_logprobs[0] is None
+    torch.testing.assert_close(torch.tensor(got.token_logprobs[1:]), expected, rtol=1e-4, atol=1e-4)
+    only = client.completions.create(model="tiny", prompt=LONG, max_tokens=0, logprobs=0, echo=True).choices[0]
+    assert only.text == LONG
+    assert len(only.logprobs.token_logprobs) == len(LONG)
+
+    several = client.completions.create(model="tiny", prompt=["abc", "d"], n=2, max_tokens=5, seed=1)
+    assert [c.index for c in several.choices] == [0, 1, 2, 3]
+    letters = [chr(b) for b in alone if 33 <= b < 127]
+    stop = letters[len(letters) // 2]
+    cut = client.completions.create(**common, stop=[stop, "\n\n\n\n"]).choices[0]
+    assert cut.finish_reason == "stop"
+    assert cut.text == whole.choices[0].text[: whole.choices[0].text.index(stop)]
+
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 9, "seed": 2}
+    answer = client.chat.completions.create(**chat, logprobs=True, top_logprobs=1).choices[0]
+    assert answer.message.content == bytes(served.alone(b"user: hi\n", 9, seed=2)[0]).decode(errors="replace")
+    assert answer.message.role == "assistant"
+    assert len(answer.logprobs.content) in (8, 9)
+    deltas = list(client.chat.completions.create(**chat, stream=True))
+    assert deltas[0].choices[0].delta.role == "assistant"
+    assert "".join(d.choices[0].delta.content or "" for d in deltas) == answer.message.content
+
+
+def test_a_stop_string_is_never_shown_in_part():
+    request = Request(b"a", Sampling(), 100, threading.Event(), stops=(b"aab", b"ac"))
+    text, shown = Text(request, 0), []
+    for byte in b"xaaaab!":
+        if text.finish is None:
+            text.take(byte, ENDS)
+            shown.append(bytes(text.text[: text.shown]))
+    assert shown == [b"x", b"x", b"x", b"xa", b"xaa", b"xaa"]
+    assert (text.finish, text.drawn) == ("stop", 6)
+
+
+OK = {"prompt": "a", "max_tokens": 1}
+WRONG = [
+    ({**OK, "model": "other"}, 404, "model_not_found", "model"),
+    ({"max_tokens": 1}, 400, "invalid_value", None),
+    ({**OK, "max_tokens": "many"}, 400, "invalid_value", "max_tokens"),
+    ({**OK, "max_tokens": 10**6}, 400, "invalid_value", "max_tokens"),
+    ({**OK, "temperature": -1}, 400, "invalid_value", "temperature"),
+    ({**OK, "seed": 2**64}, 400, "invalid_value", "seed"),
+    ({**OK, "n": 65}, 400, "invalid_value", "n"),
+    ({**OK, "prompt": ["a"] * 40, "n": 2}, 400, "invalid_value", "n"),
+    ({**OK, "stop": ""}, 400, "invalid_value", "stop"),
+    ({**OK, "presence_penalty": 0.5}, 400, "invalid_value", "presence_penalty"),
+    ({**OK, "frobnicate": 1}, 400, "invalid_value", None),
+    ({**OK, "prompt": [256]}, 400, "invalid_value", "prompt"),
+    ({**OK, "prompt": [[1], "a", []]}, 400, "invalid_value", "prompt"),
+    ({**OK, "prompt": {"a": 1}}, 400, "invalid_value", "prompt"),
+    ({**OK, "prompt": "a" * 4097}, 400, "context_length_exceeded", "prompt"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "code", "param"), WRONG)
+def test_a_wrong_body_is_said_in_openais_form(served, body, status, code, param):
+    answer = served.post(**body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+    assert error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_wrong_keys_paths_and_clients_errors(served):
+    for key in (b"", b"Bearer wrong", b"Bearer " + KEY.encode() + b"x", b"Bearer \xff", KEY.encode()):
+        assert httpx.get(served.url + "/v1/models", headers={"Authorization": key}).status_code == 401
+    with pytest.raises(openai.AuthenticationError, match="a wrong key"):
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0).models.list()
+    assert httpx.get(served.url + "/health").json() == {"status": "ok"}
+    assert httpx.get(served.url + "/metrics").status_code == 401
+    head = {"Authorization": f"Bearer {KEY}"}
+    assert "elman_slots_used" in httpx.get(served.url + "/metrics", headers=head).text
+    assert httpx.get(served.url + "/v1/nothing", headers=head).json()["error"]["type"] == "invalid_request_error"
+    assert httpx.get(served.url + "/v1/completions", headers=head).status_code == 405
+    text = {**head, "Content-Type": "text/plain"}
+    assert httpx.post(served.url + "/v1/completions", content=b"{}", headers=text).status_code == 415
+    with pytest.raises(openai.BadRequestError, match="template refuses these messages: a user speaks last"):
+        served.client.chat.completions.create(model="tiny", messages=[{"role": "assistant", "content": "x"}])
+    with pytest.raises(openai.NotFoundError, match="only 'tiny'"):
+        served.client.completions.create(model="big", prompt="a")
+
+
+def raw(served, *parts, wait=10.0):
+    """What comes back for bytes on a connection, until the server closes it or nothing comes."""
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.settimeout(wait)
+        for part in parts:
+            with contextlib.suppress(OSError):
+                client.sendall(part)
+        got = b""
+        with contextlib.suppress(OSError):
+            while chunk := client.recv(65536):
+                got += chunk
+        return got
+
+
+def http(body, head=b"", key=KEY):
+    lines = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Type: application/json\r\n"
+    )
+    return lines % key.encode() + head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+SMALL = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 1}).encode()
+MALFORMED = [
+    (b"\x00\x01\x02\xff" * 100 + b"\r\n\r\n", b"400"),
+    (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"400"),
+    (b"GET /health HTTP/1.1\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", b"4"),
+    (http(b"{", b"Connection: close\r\n"), b"400"),
+    (http(b"\xff\xfe", b"Connection: close\r\n"), b"400"),
+    (http(b"[" * 100_000, b"Connection: close\r\n"), b"413"),
+    (http(b"[" * 50_000, b"Connection: close\r\n"), b"400"),
+    (http(b"[]", b"Connection: close\r\n"), b"400"),
+    (http(SMALL.replace(b'"a"', b'"\\ud800"'), b"Connection: close\r\n"), b"400"),
+    (http(SMALL.replace(b"1}", b"NaN}"), b"Connection: close\r\n"), b"400"),
+    (http(SMALL.replace(b"1}", b"9" * 5000 + b"}"), b"Connection: close\r\n"), b"400"),
+    (http(b" " * 10_000_000), b"413"),
+    (http(SMALL, b"Connection: close\r\n")[:-5], b"408"),
+]
+
+
+@pytest.mark.parametrize(("sent", "status"), MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_and_huge_requests_are_refused_and_the_next_is_served(served, sent, status, monkeypatch):
+    monkeypatch.setattr("elman_serve.api.BODY_SECONDS", 1)
+    assert raw(served, sent).startswith(b"HTTP/1.1 " + status)
+    assert served.post(**OK).status_code == 200
+
+
+def test_pipelined_requests_are_answered_in_order(served):
+    last = http(SMALL.replace(b'"a"', b'"ab"'), b"Connection: close\r\n")
+    got = raw(served, http(SMALL) + http(b"{}") + last)
+    assert re.findall(rb"HTTP/1.1 (\d+)", got) == [b"200", b"400", b"200"]
+
+
+def stream_head(served, **body):
+    """A connection on which a stream has begun."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", served.port))
+    client.sendall(http(json.dumps({"model": "tiny", "prompt": "a", "stream": True, **body}).encode()))
+    assert client.recv(8) == b"HTTP/1.1"
+    return client
+
+
+def test_clients_that_go_away_free_their_slots_at_once():
+    with Served(slots=8, tokens=10**6) as served:
+        streams = [stream_head(served, max_tokens=10**6, temperature=0, stop=["\x1e"]) for _ in range(4)]
+        silent = socket.create_connection(("127.0.0.1", served.port))
+        silent.sendall(
+            http(json.dumps({"model": "tiny", "prompt": "b", "max_tokens": 10**6, "temperature": 0}).encode())
+        )
+        until(lambda: served.metric("slots_used") == 5)
+        for client in (*streams, silent):
+            client.close()
+        until(lambda: served.metric("slots_used") == 0, 5)
+        assert served.metric("cancelled_total") == 5
+
+
+def test_clients_that_do_not_read_hold_neither_others_nor_slots():
+    with Served(slots=4) as served:
+        slow = [stream_head(served, max_tokens=800, temperature=0, logprobs=20) for _ in range(4)]
+        for seed in range(3):  # all slots are taken: these wait until the texts of the slow ones are complete
+            answer = served.post(prompt="abc", seed=seed, max_tokens=5, return_token_ids=True)
+            assert answer.json()["choices"][0]["token_ids"] == served.alone(b"abc", 5, seed=seed)[0]
+        assert served.metric("slots_used") == 0
+        got = b""
+        while not got.endswith(b"0\r\n\r\n"):
+            got += slow[0].recv(1 << 20)
+        assert b'"finish_reason":"length"' in got
+        for client in slow:
+            client.close()
+
+
+def test_200_connections(served):
+    idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(200)]
+    assert served.post(**OK).status_code == 200
+    for client in idle:
+        client.sendall(http(SMALL))
+    assert all(client.recv(15) == b"HTTP/1.1 200 OK" for client in idle)
+    for client in idle:
+        client.close()
+
+
+def test_a_shared_prefix_is_read_once():
+    prompt = LONG.encode()[:300]
+    with Served() as served:
+        common = {"max_tokens": 8, "seed": 3, "return_token_ids": True}
+        texts = [prompt, prompt, prompt + b"and more", prompt[:256] + b"or other"]
+        for text, reads, reused in zip(texts, (300, 300, 352, 360), (0, 300, 256, 256), strict=True):
+            answer = served.post(prompt=list(text), **common).json()
+            assert answer["choices"][0]["token_ids"] == served.alone(text, 8, seed=3)[0]
+            assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": reused}
+            assert served.metric("prompt_bytes_total") == reads
+        assert served.metric("prefix_hits_total") == 3
+        assert served.metric("prefix_reused_bytes_total") == 812
+        assert served.metric("prefix_states") == 5
+
+
+def test_prefixes_are_thrown_away_least_recently_used_first_by_bytes():
+    kept = Prefixes(most=3 * 140, piece=2)  # each is 100 bytes of state and 40 of logits
+    for text in (b"a", b"b", b"c"):
+        kept.keep(text, [{"h": torch.zeros(1, 25)}], torch.zeros(1, 10))
+    assert kept.find(b"a")[0] == 1
+    kept.keep(b"d", [{"h": torch.zeros(1, 25)}], torch.zeros(1, 10))
+    assert kept.bytes == 420
+    assert [kept.find(text) is not None for text in (b"a", b"b", b"c", b"d", b"da")] == [True, False, True, True, False]
+
+
+def test_a_full_queue_and_a_late_text_are_refused():
+    with Served(start=False, queue=2, seconds=0.5) as served:
+        waiting = [threading.Thread(target=served.post, kwargs=OK) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        until(lambda: len(served.engine._queue) == 2)
+        with pytest.raises(openai.RateLimitError, match="2 prompts are waiting"):
+            served.client.completions.create(model="tiny", prompt="a")
+        time.sleep(0.5)
+        served.engine.start()
+        for thread in waiting:
+            thread.join()
+        late = served.post(prompt="a", max_tokens=4096, temperature=0)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+        events = served.post(prompt="a", max_tokens=4096, temperature=0, stream=True).text
+        assert json.loads(events.strip().split("\n\n")[-1].removeprefix("data: "))["error"]["code"] == "timeout"
+        until(lambda: served.metric("slots_used") == 0)
+
+
+def test_a_model_that_fails_is_told_to_all_and_to_health():
+    model = ladder("e42")
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.nan
+    with Served(model) as served:
+        answer = served.post(**OK)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "model_failed")
+        assert httpx.get(served.url + "/health").status_code == 200  # other texts may be finite
+        served.engine.model.model.forward = lambda **_: 1 / 0
+        assert "division by zero" in served.post(prompt="new").json()["error"]["message"]
+        assert httpx.get(served.url + "/health").status_code == 503
+        assert served.post(**OK).status_code in (429, 503)
+
+
+def test_models_that_cannot_be_served_are_refused():
+    for model, said in (
+        (LadderLM("transformer", dim=64, depth=1), "grows with the text"),
+        (ladder("e42", vocab_size=300), "300 tokens"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Engine(model, ENDS, slots=1, queue=1, prefix_bytes=0, notify=print)
+
+
+def test_memory_is_flat_under_random_load():
+    draw = random.Random(0)
+    with Served(slots=8, prefix_bytes=40_000) as served:
+
+        async def client(seconds):
+            end = time.monotonic() + seconds
+            async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as http_:
+                while time.monotonic() < end:
+                    body = {
+                        "prompt": LONG[draw.randrange(99) :][: draw.randrange(300)],
+                        "max_tokens": draw.randrange(60),
+                    }
+                    body |= {"n": draw.randrange(1, 4), "stream": draw.random() < 0.5, "model": "tiny"}
+                    with contextlib.suppress(httpx.TimeoutException):  # some go away in the middle
+                        await http_.post(f"{served.url}/v1/completions", json=body, timeout=draw.choice([0.05, 9]))
+
+        async def load(seconds):
+            await asyncio.gather(*(client(seconds) for _ in range(12)))
+
+        def tensors():
+            until(lambda: served.metric("slots_used") == served.metric("waiting") == 0)
+            gc.collect()
+            return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+
+        asyncio.run(load(1.5))
+        before = tensors()
+        asyncio.run(load(2.5))
+        assert served.metric("prefix_state_bytes") <= 40_000
+        assert tensors() <= before + 80  # as many as the states of prefixes that fit
+
+
+def test_the_openapi_document_describes_the_bodies_that_are_accepted(served):
+    document = served.api.document
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        jsonschema.Draft202012Validator.check_schema(schema)
+        validator = jsonschema.Draft202012Validator(schema)
+        if path == "/v1/completions":
+            for body, _, code, _ in WRONG:  # which models there are, and products of numbers, are not in a schema
+                unseen = code in ("model_not_found", "context_length_exceeded") or len(body.get("prompt", "")) == 40
+                assert validator.is_valid({"model": "tiny", **body}) == unseen, body
+
+
+def test_the_lines_of_python_of_the_page_run(served, capsys):
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)[0]
+    exec(code.replace("http://127.0.0.1:8000", served.url).replace('"none"', repr(KEY)), {})
+    assert len(capsys.readouterr().out) > 60
+
+
+@contextlib.contextmanager
+def command(folder, *words):
+    """`elman serve` in a process of its own, and its URL."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elman_core", "serve", str(folder), *words],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )  # fmt: skip
+    try:
+        yield process, re.search(r"http://[\d.:]+", process.stdout.readline()).group()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_it_is_killed_and_starts_again_and_sigterm_finishes_what_runs(served, tmp_path):
+    served.model.save_pretrained(tmp_path / "tiny")
+    (tmp_path / "key").write_text(KEY + "\n")
+    words = ["--key-file", str(tmp_path / "key"), "--slots", "4", "--port"]
+    body = {"model": "tiny", "prompt": "a", "temperature": 0, "stream": True, "max_tokens": 1500}
+    ask = {"json": body, "headers": {"Authorization": f"Bearer {KEY}"}, "timeout": 60}
+
+    def stream(each):
+        with httpx.stream("POST", f"{url}/v1/completions", **ask) as answer:
+            return "".join(each() or line for line in answer.iter_lines())
+
+    with command(tmp_path / "tiny", *words, "0") as (process, url), pytest.raises(httpx.TransportError):
+        stream(process.kill)
+    with command(tmp_path / "tiny", *words, url.rpartition(":")[2]) as (process, again):
+        assert again == url
+        text = stream(lambda: process.send_signal(signal.SIGTERM))
+        assert text.endswith("data: [DONE]")
+        assert '"finish_reason":"length"' in text
+        process.wait(20)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+@pytest.mark.parametrize("where", ["server", "model"])
+def test_chat_talks_to_a_server_and_to_a_model(served, where, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\nagain\n"))
+    folder = tmp_path / "model"
+    served.model.save_pretrained(folder)
+    target = served.url if where == "server" else str(folder)
+    assert main(["chat", target, "-n", "6", "-t", "0"]) == 0
+    how, mark = Sampling(temperature=0), "user: " if where == "server" else ""
+    first = bytes(served.alone(f"{mark}hello\n".encode(), 6, how=how)[0]).decode(errors="replace")
+    told = f"{mark}hello\nassistant: {first}\n{mark}again\n" if mark else f"hello\n{first.rstrip()}\nagain\n"
+    second = bytes(served.alone(told.encode(), 6, how=how)[0]).decode(errors="replace")
+    assert capsys.readouterr().out == "".join(printable(text, "\n\t") + "\n" for text in (first, second))
