@@ -64,7 +64,7 @@ def test_several_linear_maps_of_one_input(rows, device):
     for w, y in zip(weights, outputs, strict=True):
         assert y.shape == (rows, 1, len(w))
         close(y, F.linear(x.double(), w.double()), bf16)
-    with pytest.raises(KernelError, match="more has at most 4 tensors, not 5"):
+    with pytest.raises(KernelError, match="map has at most 4 tensors, not 5"):
         decode.linears(x, [weights[0]] * 6)
 
 
@@ -110,7 +110,7 @@ def test_who_asks_is_told_when_it_cannot_run(device):
     assert not decode.takes(w[:1], w), "not on this device"
     with pytest.raises(KernelError, match="it takes up to 64 rows"):
         decode.linear(torch.zeros(65, 16, dtype=bf16, device=device), w.to(device))
-    with pytest.raises(KernelError, match="it has no decode_linear for this dtype"):
+    with pytest.raises(KernelError, match="it has no elman_decode_linear for this dtype"):
         decode.linear(torch.zeros(1, 16, device=device), torch.zeros(16, 16, device=device))
 
 
