@@ -1,8 +1,5 @@
-#!/usr/bin/env python
 """SIGKILL at random moments, on a CPU: does a training end with the bits of one that was never killed, and does a scheduler
 run every job exactly once?
-
-    python benchmarks/kills.py --trainings 200 --schedulers 50 --seed 1 --out benchmarks/results/kills.json
 
 A training is `elman resume RUN || elman train --out RUN`, again after each kill, in processes forked from this one, which has
 imported everything. It is compared with the same training run once: the loss of every step, and every byte of every tensor of
@@ -12,7 +9,6 @@ which must hold that line once.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -20,14 +16,12 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import machine
 import torch
+from harness import Row, Setting
 from safetensors.torch import load_file
 
 import elman_core.training.start  # noqa: F401
@@ -41,10 +35,9 @@ CASES = {
     "e1, accumulated, recomputed": ("train.accumulate=2", "train.gradient_checkpointing=true"),
     "gru, wsd": ("train.schedule=wsd",),
 }
-STEPS = 120
 COMMON = (
     "model.hidden_size=16", "model.num_hidden_layers=2", "data.eval_bytes=640", "train.batch_size=4", "train.chunk_size=32",
-    f"train.steps={STEPS}", "train.save_every=4", "train.warmup=3", "train.device=cpu",
+    "train.save_every=4", "train.warmup=3", "train.device=cpu",
 )  # fmt: skip
 
 
@@ -92,9 +85,9 @@ def until_it_ends(commands: Sequence[list[str]], log: Path, longest: float, draw
         kills += 1
 
 
-def training(case: str, folder: Path, text: Path, draw: random.Random) -> int:
+def training(case: str, steps: int, folder: Path, text: Path, draw: random.Random) -> int:
     """Kills of one training, whose end equals that of the same training without any."""
-    sets = [word for s in (*COMMON, *CASES[case]) for word in ("--set", s)]
+    sets = [word for s in (*COMMON, f"train.steps={steps}", *CASES[case]) for word in ("--set", s)]
 
     def train(run: Path) -> list[str]:
         return ["train", case.split(",")[0], "--data", str(text), "--out", str(run), *sets]
@@ -104,8 +97,8 @@ def training(case: str, folder: Path, text: Path, draw: random.Random) -> int:
         raise SystemExit((folder / "whole.log").read_text()[-2000:])
     kills = until_it_ends([["resume", str(run)], train(run)], folder / "killed.log", 2.5, draw)
     assert losses(run) == losses(whole), case
-    assert sorted(losses(run)) == list(range(1, STEPS + 1)), case
-    one, two = (tensors(r / "checkpoints" / f"step-{STEPS:08d}") for r in (run, whole))
+    assert sorted(losses(run)) == list(range(1, steps + 1)), case
+    one, two = (tensors(r / "checkpoints" / f"step-{steps:08d}") for r in (run, whole))
     assert one.keys() == two.keys(), case
     for name, tensor in one.items():
         assert torch.equal(tensor.view(torch.uint8), two[name].view(torch.uint8)), (case, name)
@@ -137,41 +130,34 @@ def scheduler(folder: Path, draw: random.Random) -> int:
     return kills
 
 
-def repeat(what: str, wanted: int, one: Callable[[int, Path], int]) -> dict[str, Any]:
-    """Kill until so many kills are reached."""
+def repeat(wanted: int, one: Callable[[int, Path], int], folder: Path) -> Row:
+    """Kill until so many kills are reached; every run ended as it should."""
     runs, kills, began = 0, 0, time.monotonic()
     while kills < wanted:
-        folder = Path(tempfile.mkdtemp(prefix="elman-kills-"))
-        kills += one(runs, folder)
-        shutil.rmtree(folder)
+        here = folder / f"{one.__name__}-{runs}"
+        here.mkdir()
+        kills += one(runs, here)
+        shutil.rmtree(here)
         runs += 1
-        print(f"{what}: {runs} runs, {kills} kills, {time.monotonic() - began:.0f} s, all equal", flush=True)
     return {"runs": runs, "kills": kills, "seconds": round(time.monotonic() - began)}
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainings", type=int, default=200, help="kills of trainings, at least")
-    parser.add_argument("--schedulers", type=int, default=50, help="kills of schedulers, at least")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--commit", default=machine.commit())
-    args = parser.parse_args()
-    draw = random.Random(args.seed)
+def rows(setting: Setting) -> Iterator[Row]:
+    draw, cases = random.Random(1), list(CASES)
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(sys.stderr):
-        main(["list"])  # imports what a command line needs, and the plugins
-    with tempfile.TemporaryDirectory() as made:
-        text = Path(made) / "text"
-        text.write_bytes(b"".join(p.read_bytes() for p in sorted(Path(os.__file__).parent.glob("a*.py"))))
-        cases = list(CASES)
-        found = {
-            "seed": args.seed,
-            "commit": args.commit,
-            "trainings": repeat(
-                "trainings", args.trainings, lambda i, folder: training(cases[i % len(cases)], folder, text, draw)
-            ),
-            "schedulers": repeat("schedulers", args.schedulers, lambda _, folder: scheduler(folder, draw)),
-        }
-    if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        main(["list"])  # imports what a command line needs, and the plugins: a fork must get further than its imports
+    text = setting.folder / "text"
+    text.write_bytes(b"".join(p.read_bytes() for p in sorted(Path(os.__file__).parent.glob("a*.py"))))
+
+    def trainings(i: int, folder: Path) -> int:
+        return training(cases[i % len(cases)], 8 if setting.tiny else 120, folder, text, draw)
+
+    def schedulers(_: int, folder: Path) -> int:
+        return scheduler(folder, draw)
+
+    kills: list[tuple[Callable[[int, Path], int], int]] = [(trainings, 200), (schedulers, 50)]
+    for one, wanted in kills:
+        yield setting.row(
+            lambda o=one, w=wanted: repeat(1 if setting.tiny else w, o, setting.folder), who=one.__name__, kind="ours"
+        )  # type: ignore[misc]

@@ -1,0 +1,248 @@
+"""What every benchmark shares: how a computation is timed and compared with its peer, and what a result file says.
+
+A problem is a function from a `Setting` to rows; `run.py` has the list of them and writes the file. A row is what `Setting.row`
+makes of it: the shape, `who`, and figures, or the `reason` for which there are none.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HERE = Path(__file__).parent
+WARM = 3
+"""Calls that do not count."""
+LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05}
+"""How far an output or a gradient may be from the peer's (relative L2 error), by the dtype of the peer's output: two codes of
+one function differ by rounding, two functions by about 1."""
+PACKAGES = ("torch", "triton", "transformers", "mamba-ssm", "causal-conv1d", "fla-core", "flashrnn", "pararnn-torch")
+
+Row = dict[str, Any]
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Run:
+    """A differentiable computation.
+
+    Attributes:
+        forward: the output. leaves: what its gradients are of, by the names that its peers use, too. as_ours: by name ("y" for
+            the output): a result in the layout and meaning of ours. A leaf that ours does not have is not compared. peer_of:
+            the run that computes the same function; "" for one of its own. steps: launched step by step, so that a CUDA graph
+            of it is timed too, and the faster counts.
+    """
+
+    forward: Callable[[], Tensor]
+    leaves: Mapping[str, Tensor]
+    as_ours: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    peer_of: str = "ours"
+    steps: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a problem is run.
+
+    Attributes:
+        device, tiny: where; small sizes in float32, which show that everything runs and agrees, and no speed. peers: whether
+            others are timed beside ours. repeats: of each figure. only: words, of which a row has one among its names; () for
+            all rows. folder: for files that a problem needs.
+    """
+
+    device: torch.device
+    tiny: bool
+    peers: bool
+    repeats: int
+    only: tuple[str, ...]
+    folder: Path
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.tiny else torch.bfloat16
+
+    def randn(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.randn(shape, device=self.device, dtype=dtype or self.dtype)
+
+    def wants(self, **names: Any) -> bool:
+        return not self.only or any(word == str(name) for word in self.only for name in names.values())
+
+    def row(self, measure: Callable[[], Row], **names: Any) -> Row:
+        """The names, and what `measure` returns, or why it could not."""
+        try:
+            return {**names, **measure()}
+        except Exception as error:  # any failure of any library is a result
+            return {**names, "reason": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:300]}
+        finally:
+            gc.collect()
+            torch.compiler.reset()
+            if self.device.type == "cuda":
+                # cuBLAS keeps 32 MiB for each stream and thread; the next row's peak would contain them.
+                torch._C._cuda_clearCublasWorkspaces()
+                torch.cuda.empty_cache()
+
+    def contest(
+        self, ours: Mapping[str, Callable[[], Run]], peers: Mapping[str, Callable[[], Run]], per: int = 1, **shape: Any
+    ) -> Iterator[Row]:
+        """A row for each run: microseconds over `per` (forward as training runs it, backward, both), and how far a peer
+        differs.
+
+        A peer that computes another function than the limit allows has `agrees` false.
+        """
+        builders, made = {**ours, **(peers if self.peers else {})}, dict[str, Run]()
+
+        def run(name: str) -> Run:
+            return made[name] if name in made else made.setdefault(name, builders[name]())
+
+        def measured(name: str) -> Row:
+            mine = run(name).peer_of if name in peers else ""
+            return ({"peer_of": mine, **agreement(run(mine), run(name))} if mine else {}) | self.times(run(name), per)
+
+        for name in builders:
+            if self.wants(who=name, **shape):
+                kind = "ours" if name in ours else "peer"
+                yield self.row(lambda name=name: measured(name), **shape, who=name, kind=kind)  # type: ignore[misc]
+
+    def times(self, run: Run, per: int = 1) -> Row:
+        """Microseconds of a run over `per`."""
+        y, leaves = run.forward(), list(run.leaves.values())
+        gy = torch.randn_like(y)
+
+        def whole() -> None:
+            torch.autograd.grad(run.forward(), leaves, gy)
+
+        found: Row = {
+            "forward": self.us(run.forward, per),
+            "backward": self.us(lambda: torch.autograd.grad(y, leaves, gy, retain_graph=True), per),
+            "forward_backward": self.us(whole, per),
+        }
+        if run.steps and self.device.type == "cuda":
+            recorded = {
+                "forward": self.us(captured(run.forward).replay, per),
+                "forward_backward": self.us(captured(whole).replay, per),
+            }
+            if recorded["forward_backward"]["median"] < found["forward_backward"]["median"]:
+                return recorded | {"launched": "graph"}
+        return found
+
+    def us(self, call: Callable[[], object], per: int = 1, repeats: int | None = None) -> dict[str, float]:
+        """{"median", "p10", "p90"} of a call in microseconds over `per`."""
+        ms = sorted(milliseconds(call, repeats or self.repeats, self.device))
+        tenth = len(ms) // 10
+        found = {"median": statistics.median(ms), "p10": ms[tenth], "p90": ms[-1 - tenth]}
+        return {name: round(1e3 * value / per, 4) for name, value in found.items()}
+
+
+def milliseconds(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
+    """Of each of so many calls. On a GPU between two events, which it meets without waiting for the host: it is kept busy
+    first."""
+    times = []
+    for _ in range(WARM + repeats):
+        if device.type != "cuda":
+            start = time.perf_counter()
+            call()
+            times.append(1e3 * (time.perf_counter() - start))
+            continue
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(4_000_000)  # clocks, 2 ms
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return times[WARM:]
+
+
+def captured(call: Callable[[], object], times: int = 1) -> torch.cuda.CUDAGraph:
+    """So many calls as a CUDA graph, after two that let libraries choose and allocate."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            call()
+    return graph
+
+
+def agreement(ours: Run, peer: Run) -> Row:
+    """{"differs": |ours - peer| / |peer| of the output and each gradient, "agrees": whether all are within the limit}."""
+    mine = results(ours, None)
+    theirs = results(peer, mine["gy"])
+    both = {n: (mine[n].double(), theirs[n].double()) for n in theirs if n in mine and n != "gy"}
+    differs = {n: float((a - b).norm() / b.norm().clamp(min=1e-30)) for n, (a, b) in both.items()}
+    limit = max(LIMITS[x["y"].dtype] for x in (mine, theirs))
+    return {
+        "differs": {n: float(f"{d:.1e}") for n, d in differs.items()},
+        "agrees": all(d <= limit for d in differs.values()),
+    }
+
+
+def results(run: Run, gy: Tensor | None) -> dict[str, Tensor]:
+    """The output as "y", the gradient that it was given as "gy", and the leaves' gradients as "dNAME", as ours has them."""
+    y = run.as_ours.get("y", same)(run.forward())
+    gy = torch.randn_like(y) if gy is None else gy.to(y.dtype)
+    gradients = torch.autograd.grad(y, list(run.leaves.values()), gy) if run.leaves else ()
+    named = zip(run.leaves, gradients, strict=True)
+    return {"y": y.detach(), "gy": gy, **{f"d{n}": run.as_ours.get(n, same)(g).detach() for n, g in named}}
+
+
+def leaves(**tensors: Tensor) -> dict[str, Tensor]:
+    return {name: x.detach().requires_grad_() for name, x in tensors.items()}
+
+
+# the facts beside a result -------------------------------------------------------------------------------------------
+
+
+def said(*command: str) -> str:
+    """The output of a command, or "unknown"."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def asked_gpu(*what: str) -> str:
+    return said("nvidia-smi", f"--query-gpu={','.join(what)}", "--format=csv,noheader", "-i", "0")
+
+
+def version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def facts(device: torch.device) -> Row:
+    """Hardware, driver, versions, commit and time."""
+    cuda = device.type == "cuda"
+    return {
+        "gpu": torch.cuda.get_device_name(device) if cuda else None,
+        "cpu": platform.processor() or platform.machine(),
+        "driver": asked_gpu("driver_version") if cuda else None,
+        "clocks": asked_gpu("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu") if cuda else None,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in PACKAGES},
+        "commit": said("git", "rev-parse", "--short=12", "HEAD"),
+        "changed": said("git", "status", "--porcelain", "-uno") != "",
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

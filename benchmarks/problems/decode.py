@@ -1,0 +1,128 @@
+"""Decoding in bytes per second over all samples, with the default sampling of `elman generate` (temperature 0.8, top-k 40,
+top-p 0.9).
+
+`graph`: the loop behind `elman generate`, steps recorded as a CUDA graph, from the first byte after the recording to the last;
+`eager`: the same, launched kernel by kernel; `bursts`: `generate(custom_generate=in_bursts)`, with prompt and recording in the
+time. The peer is transformers' own loop, `generate()` with the static cache, with the same model. ELMAN_PROFILE=FOLDER writes
+a table of kernels of each `graph` row into it. --only names models, ways or numbers of samples; a model that is not in the
+list is timed too.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from harness import Row, Setting
+
+from elman_core.generation import Sampling, generate_bytes, in_bursts
+from elman_core.generation import loop as generation_loop
+from elman_core.model import LadderConfig, LadderForCausalLM, no_progress_bars
+from elman_core.model.checkpoint import load_checkpoint
+from elman_core.registry import parse_size
+
+from .step_profile import profile_steps
+
+MODELS = (
+    "e42@1536x6", "e1@1280x6", "e88:h32n16@1536x20", "e88:conv_h32n32@640x8", "e75@1952x6", "e97@1152x6",
+    "diagonal@1168x6", "e68@1024x6", "lstm@640x6", "gdn@640x8",
+)  # fmt: skip
+PROMPT = b"The state of a recurrent network has one size, whatever it has read. "
+SKIPPED = 32
+"""Bytes at the start that are not timed: the prompt, and the recording of the step."""
+SLOW = 8
+"""What is launched from Python is timed over this many times fewer bytes."""
+HOW = Sampling(temperature=0.8, top_k=40, top_p=0.9)
+
+
+def build(name: str, setting: Setting) -> LadderForCausalLM:
+    """A random model as it is loaded from a checkpoint: some parameters stay float32."""
+    variant, width, depth = parse_size(name)
+    config = LadderConfig(variant=variant, hidden_size=width, num_hidden_layers=depth)
+    folder = setting.folder / name.replace(":", "_")
+    with no_progress_bars():
+        if not folder.exists():
+            LadderForCausalLM(config).save_pretrained(folder)
+        return load_checkpoint(folder, device=str(setting.device), dtype=str(setting.dtype).removeprefix("torch."))
+
+
+def loop_rate(model: LadderForCausalLM, samples: int, recorded: bool, count: int) -> float:
+    """Of the loop behind `elman generate`."""
+    real = generation_loop.recorder_for
+    try:
+        if not recorded:
+            generation_loop.recorder_for = lambda *_: None  # type: ignore[assignment]
+        rows = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + count, num=samples, how=HOW, seed=0)
+        for _ in range(SKIPPED):
+            next(rows)
+        started = time.perf_counter()
+        came = sum(1 for _ in rows)
+        return came * samples / (time.perf_counter() - started)
+    finally:
+        generation_loop.recorder_for = real
+
+
+def transformers_rate(model: LadderForCausalLM, samples: int, bursts: bool, count: int) -> float:
+    """Of `generate()`, prompt and recording included; the first call is not timed."""
+    tokens = torch.tensor([list(PROMPT)] * samples, device=model.device)
+    way = {"custom_generate": in_bursts} if bursts else {"cache_implementation": "static"}
+    settings = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "pad_token_id": 0} | way
+    model.generation_config.eos_token_id = None
+    for length in (2 * SKIPPED, count):
+        started = time.perf_counter()
+        model.generate(tokens, max_new_tokens=length, **settings)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+    return count * samples / (time.perf_counter() - started)
+
+
+def profiled(model: LadderForCausalLM, samples: int, to: Path) -> None:
+    steps = 256
+    rows = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + steps + 64, num=samples, how=HOW, seed=0)
+    for _ in range(SKIPPED):
+        next(rows)
+    profile_steps(lambda: [next(rows) for _ in range(steps)], steps, model.device).write(to)
+    rows.close()
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    count = 8 if setting.tiny else 2000
+    models = ("e42@16x1", "lstm@16x1") if setting.tiny else MODELS
+    ways: dict[str, Callable[[LadderForCausalLM, int], float]] = {
+        "graph": lambda model, n: loop_rate(model, n, True, count),
+        "bursts": lambda model, n: transformers_rate(model, n, True, count),
+        "eager": lambda model, n: loop_rate(model, n, False, max(1, count // SLOW)),
+        "generate()": lambda model, n: transformers_rate(model, n, False, max(1, count // SLOW)),
+    }
+    if setting.device.type == "cpu":
+        del ways["graph"]
+    for name in (*models, *(word for word in setting.only if "@" in word and word not in models)):
+        for way, rate in ways.items():
+            for samples in (1, 2) if setting.tiny else (1, 64):
+                kind = "peer" if way == "generate()" else "ours"
+                if (kind == "peer" and not setting.peers) or not setting.wants(model=name, way=way, samples=samples):
+                    continue
+
+                def measured(
+                    rate: Callable[[LadderForCausalLM, int], float] = rate, name: str = name, n: int = samples
+                ) -> Row:
+                    model = build(name, setting)
+                    rates = [rate(model, n) for _ in range(2 if setting.tiny else 5)]
+                    figures = {
+                        "bytes_s": round(statistics.median(rates)),
+                        "lowest": round(min(rates)),
+                        "highest": round(max(rates)),
+                    }
+                    return {"parameters": sum(p.numel() for p in model.parameters()), **figures}
+
+                yield setting.row(measured, model=name, samples=samples, who=way, kind=kind)
+    if folder := os.environ.get(
+        "ELMAN_PROFILE"
+    ):  # last of all: a process that has profiled launches more slowly from then on
+        for name in models:
+            if setting.wants(model=name):
+                profiled(build(name, setting), 1, Path(folder, f"decode_{name.replace(':', '_').replace('@', '_')}"))
