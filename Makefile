@@ -43,10 +43,10 @@ kernels: .venv  ## compile the kernels of every plugin ahead of their first use
 	.venv/bin/elman build
 
 bench: .venv  ## measure kernels and training steps on this machine's GPU
-	$(PYTHON) -m pytest -q benchmarks
+	$(PYTHON) benchmarks/run.py dense gates elementwise matrix step --out benchmarks.json
 
-gpu: .venv  ## everything that needs a GPU: verification, GPU tests, benchmarks (`make gpu ONLY=verify,plans`)
-	$(PYTHON) benchmarks/gpu_day.py $(if $(ONLY),--only $(ONLY))
+gpu: .venv  ## everything that needs a GPU: its tests, then verification and every benchmark beside its peers
+	$(PYTHON) -m pytest -v -m gpu -rs; $(PYTHON) benchmarks/run.py all --peers --out benchmarks.json
 
 docs: .venv  ## write the references and the tables of options, and check that the documentation is true
 	$(PYTHON) docs/commands.py > docs/reference/commands.md
