@@ -125,9 +125,9 @@ def rows(setting: Setting) -> Iterator[Row]:
     cuda = setting.device.type == "cuda"
     for name, (dim, options) in (TINY if setting.tiny else FULL).items():
         variant = get_variant(name)
-        for rung in range(variant.rungs if setting.wants(variant=name) else 0):
+        for index in range(variant.branches if setting.wants(variant=name) else 0):
             torch.manual_seed(0)
-            mixer = variant.branch(rung)(dim, variant.make_config(options), rung).to(setting.device)
+            mixer = variant.branch(index)(dim, variant.make_config(options), index).to(setting.device)
             x_BTD, weight_BTD = (setting.randn(batch, length, dim, dtype=BF16) for _ in range(2))
 
             def error(
