@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -24,10 +25,23 @@ def _register() -> None:
     importlib.import_module("elman_core.model")
 
 
+def _try_entry_points() -> None:
+    """torch reads every package's entry points as it is imported. Tell it not to if one cannot be read: it would not load."""
+    from importlib import metadata
+
+    for dist in metadata.distributions():
+        try:
+            _ = dist.entry_points
+        except Exception:  # of one broken package, which `elman list` shows
+            os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     loading = 0
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if fullname == "torch":
+            _try_entry_points()
         if path is None or not fullname.startswith(f"{PACKAGE}."):
             return None
         spec: Any = importlib.machinery.PathFinder.find_spec(fullname, path, target)

@@ -77,6 +77,8 @@ def count(layers: Resolved | Sequence[Resolved], width: int, depth: int, **backb
     several = [layers] if isinstance(layers, Resolved) else layers
     if depth % (period := len(several)):
         raise ConfigError(f"the depth must be a multiple of the pattern's {period} layers, not {depth}")
+    for layer in several:
+        layer.variant.check(width, layer.config)
     pairs = [(layer.variant.name, layer.options) for layer in several] * (depth // period)
     variant, options = pairs[0] if period == 1 else map(list, zip(*pairs, strict=True))
     config = {"variant": variant, "options": options, "hidden_size": width, "num_hidden_layers": depth}

@@ -79,7 +79,7 @@ class Shelf:
         Args:
             only: ELMAN_PLUGINS; by default the named ones, so that nothing else is loaded.
         """
-        env = {k: v for k, v in os.environ.items() if not k.startswith("ELMAN_")}
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("ELMAN_", "TORCH_DEVICE_"))}
         env |= {"PYTHONPATH": os.pathsep.join(str(self.root / n) for n in names), **environment}
         env["ELMAN_PLUGINS"] = ",".join(names) if only is None else only
         if code.startswith("elman "):

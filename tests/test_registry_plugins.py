@@ -72,6 +72,14 @@ def test_names_are_found_beside_entry_points_that_cannot_be_read(shelf: Shelf) -
     assert "there is no recipe no-such-recipe.toml" in done.stderr
 
 
+@pytest.mark.parametrize("code", ["import elman_core, torch; print('e42')", "elman show e42"])
+def test_torch_is_imported_beside_entry_points_that_cannot_be_read(shelf: Shelf, code: str) -> None:
+    """It reads all of them, too, to find further kinds of devices."""
+    done = shelf.run(code, "garbled", only="e42")
+    assert (done.returncode, "TypeError: " in done.stdout) == (0, False), done.stderr
+    assert "e42" in done.stdout
+
+
 def test_an_error_of_a_mixer_is_one_line_that_names_the_plugin(shelf: Shelf) -> None:
     done = shelf.run("elman show good@64x2", "good")  # its mixer cannot be made
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
