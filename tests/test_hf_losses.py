@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hf_helpers import TEXT, every_kind, tiny, width
+from hf_helpers import KINDS, TEXT, every_kind, tiny, width
 from torch.nn.functional import cross_entropy
 from transformers import (
     DataCollatorForLanguageModeling,
@@ -82,10 +82,10 @@ def step(model, data, collator, folder, rows, **settings):
     return torch.tensor([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
 
 
-def heads(tokenizer):
+def heads(tokenizer, variant):
     """Of each head: what makes it, the examples and the collator that a user would write."""
     ids = [{"input_ids": list(row)} for row in ROWS]
-    make = {"variant": "e42", "hidden_size": 16, "num_hidden_layers": 1}
+    make = {"variant": variant, "hidden_size": width(variant), "num_hidden_layers": 1}
     judges = {
         "single_label_classification": [0, 2, 1, 2],
         "regression": [0.5, -1.0, 2.0, 0.0],
@@ -103,11 +103,11 @@ def heads(tokenizer):
         yield LadderForCausalLM, LadderConfig(**make), ids, collator, extra
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_trainer_takes_the_same_step_however_it_is_divided(side, tmp_path):
+@pytest.mark.parametrize(("variant", "side"), [(v, ["left", "right"][i % 2]) for i, v in enumerate(KINDS)])
+def test_trainer_takes_the_same_step_however_it_is_divided(variant, side, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.padding_side = side
-    for head, config, data, collator, extra in heads(tokenizer):
+    for head, config, data, collator, extra in heads(tokenizer, variant):
         seen = []
         for rows in (4, 1):
             torch.manual_seed(0)
