@@ -20,17 +20,16 @@ int main() {
     call.last = address(outputs.make<float>("last", plane)), call.g_last = address(filled<float>(plane, 1.f, 9));
     call.da = address(outputs.make<Elem>("da", all)), call.dh0 = address(outputs.make<float>("dh0", plane));
     if (tied) {
-      call.bias = address(filled<float>(d, 1.f, 6));
+      call.b = address(filled<float>(d, 1.f, 6));
       call.sums = address(outputs.make<Elem>("sums", all + plane)), call.dx = address(outputs.make<Elem>("dx", all));
       call.x = input(4);
-    }
+    } else call.u = input(4);
     call.error = address(on_device(std::vector<int>{0})), call.timeout_ns = 60000000000ull;
     if (with_mask) call.mask = address(made_mask(T * B));
     call.rows = (kind == Kind::tiles ? 3 : 4) * wide + (wide - 1), call.groups = kind == Kind::tiles ? 2 : 3;
     if (tied) call.dbias = address(outputs.make<float>("dbias", static_cast<std::size_t>(call.groups) * dense::kRows * d));
-    call.main = input(4);
     must_succeed(elman_dense_forward(&call));
-    call.main = input(5);
+    call.gy = input(5);
     must_succeed(elman_dense_backward(&call));
     outputs.must_be_written();
   }

@@ -9,7 +9,7 @@ import torch
 from elman_core.kernels import MatrixKernel
 from elman_core.kernels.build import Extension
 from elman_core.kernels.decode import run
-from elman_core.kernels.dense.run import source
+from elman_core.kernels.dense.native import source
 from elman_core.kernels.gates import native as gated
 from elman_core.kernels.matrix.modules import Maps, Size, extension
 from elman_core.kernels.runtime import DTYPE_CODES

@@ -303,14 +303,14 @@ def test_the_launcher_serves_a_torch_that_lends_no_tensors(capsys: pytest.Captur
     program = """
 import torch
 from elman_e42.op import e42
-from elman_core.kernels.dense import run
+from elman_core.kernels.dense import native
 torch.manual_seed(0)
 u, w, h0 = torch.randn(5, 2, 4, requires_grad=True), torch.nn.Parameter(torch.randn(4, 4)), torch.zeros(2, 4)
 y, last = e42(u, w, h0, torch.arange(10).view(5, 2) > 2, backend="host")
 print(y.tolist(), torch.autograd.grad(y.sum() + last.sum(), [u, w])[1].tolist())
 for wrong in (w.detach().half(), w[:3], 3):
     try:
-        run._host_module(e42.cell).run("forward", main=u, w=wrong)
+        native._host_module(e42.cell).run("forward", u=u, w=wrong)
     except Exception as error:
         print(error)
 """

@@ -12,7 +12,7 @@ from elman_e42.op import e42 as e42_dense
 from torch import Tensor
 
 from elman_core.kernels import DenseKernel, choice
-from elman_core.kernels.dense import portable, run
+from elman_core.kernels.dense import native, portable
 from elman_core.kernels.dense.plan import Device, plan, shared_bytes
 from elman_core.registry import ConfigError, KernelError
 
@@ -47,7 +47,7 @@ def test_a_step_that_takes_other_arguments_is_refused_where_the_kernel_is_made(w
 @both
 def test_a_cpu_takes_plain_pytorch_and_never_the_test_instrument(kernel, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "require")
-    monkeypatch.setattr(run, "source", lambda *_: pytest.fail("nothing may be compiled"))
+    monkeypatch.setattr(native, "source", lambda *_: pytest.fail("nothing may be compiled"))
     assert kernel.backend("cpu", D) == "torch"
     made = kernel(*inputs(kernel))
     wanted = kernel(*inputs(kernel), backend="torch")
@@ -56,7 +56,7 @@ def test_a_cpu_takes_plain_pytorch_and_never_the_test_instrument(kernel, monkeyp
 
 @both
 def test_what_a_gpu_will_run_is_said_without_compiling(kernel, monkeypatch):
-    monkeypatch.setattr(run, "source", lambda *_: pytest.fail("nothing may be compiled"))
+    monkeypatch.setattr(native, "source", lambda *_: pytest.fail("nothing may be compiled"))
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
     monkeypatch.setattr(choice, "_decided", {})
     assert kernel.backend("cuda:0", D) == "cuda, compiled at its first use"

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from elman_core.kernels import build, launch
-from elman_core.kernels.dense import run as dense_run
+from elman_core.kernels.dense import native as dense_run
 from elman_core.kernels.dense.plan import plan, shared_bytes
+from elman_core.kernels.dense.spec import FAMILY
 from elman_core.registry.errors import KernelError
 
 pytestmark = [
@@ -92,9 +93,9 @@ def test_a_block_that_never_runs_ends_in_an_error_and_in_nan_outputs(kernel, fau
     u, w, h0 = problem()
     chosen = grid_plan()
     history, y, last = u.new_empty(T + 1, *u.shape[1:]), torch.empty_like(u), torch.empty_like(h0)
-    module = dense_run._opened(kernel.cell, dense_run.extension(kernel.cell, chosen, u.dtype, D))
+    module = launch.opened(dense_run.extension(kernel.cell, chosen, u.dtype, D), FAMILY)
     call = module.call(
-        main=u, w=w, history=history, y=y, h0=h0, last=last, error=dense_run.error_word(u.device), stream=launch.stream(u),
+        u=u, w=w, history=history, y=y, h0=h0, last=last, error=dense_run.error_word(u.device), stream=launch.stream(u),
         rows=chosen.rows, groups=chosen.groups, delay=chosen.delay, timeout_ns=200_000_000,
     )  # fmt: skip
     start = monotonic()
@@ -111,7 +112,7 @@ def test_a_block_that_never_runs_ends_in_an_error_and_in_nan_outputs(kernel, fau
 def test_a_grid_that_cannot_be_resident_is_refused_before_launch(kernel, monkeypatch):
     u, w, h0 = problem(128)
     too_many = replace(grid_plan(), rows=8, groups=16)
-    module = dense_run._opened(kernel.cell, dense_run.extension(kernel.cell, too_many, u.dtype, D))
+    module = launch.opened(dense_run.extension(kernel.cell, too_many, u.dtype, D), FAMILY)
     plan = {"rows": 8, "groups": 16, "delay": 0, "timeout_ns": dense_run.TIMEOUT_NS}
     monkeypatch.setattr(dense_run, "ready", lambda *_: (module, False, plan))
     with pytest.raises(KernelError, match="needs 16 groups of 24 blocks on the GPU together, and this GPU holds"):

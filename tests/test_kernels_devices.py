@@ -9,7 +9,7 @@ from elman_e42.op import e42 as dense
 from elman_e88.op import e88 as matrix
 
 from elman_core.kernels import build
-from elman_core.kernels.dense import run as dense_run
+from elman_core.kernels.dense import native as dense_run
 from elman_core.kernels.dense.plan import Plan
 from elman_core.kernels.matrix import run as matrix_run
 from elman_core.kernels.matrix.modules import Size

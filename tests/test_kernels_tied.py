@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from elman_core.kernels import choice
-from elman_core.kernels.dense import run
+from elman_core.kernels.dense import native
 from elman_core.kernels.dense.plan import Plan
 from elman_core.kernels.runtime import check
 from elman_core.registry.errors import ConfigError, KernelError
@@ -75,21 +75,18 @@ def test_a_bias_in_float32_beside_weights_of_16_bits():
 def launched(monkeypatch):
     """The operator, its two launches in plain PyTorch: states, sums and products as the kernel gives them."""
 
-    def forward(_cell, _target, x, extras, w, h0, mask_TB, bias):
-        assert not extras
+    def forward(x, w, b, h0, mask_TB):
         h, states, sums = h0, [h0], []
         for t in range(len(x)):
             sums.append(h + F.silu(x[t]))
-            a = sums[t] @ w.T + bias
+            a = sums[t] @ w.T + b
             h = a if mask_TB is None else torch.where(mask_TB[t, :, None], a, h)
             states.append(h)
         y = torch.stack(states[1:])
         y = y * F.silu(y) if mask_TB is None else torch.where(mask_TB[..., None], y * F.silu(y), 0.0)
-        return y, h.clone(), torch.stack(states), x.new_empty(0), torch.stack([*sums, h])
+        return {"y": y, "last": h, "history": torch.stack(states), "sums": torch.stack([*sums, h])}
 
-    def backward(_cell, _target, gy, g_last, extras, w, history, a, mask_TB, x):
-        assert not len(a)
-        assert not extras
+    def backward(gy, g_last, x, w, history, mask_TB):
         gh, das, dxs = g_last, [], []
         for t in reversed(range(len(gy))):
             h, live = history[t + 1], True if mask_TB is None else mask_TB[t, :, None]
@@ -99,10 +96,17 @@ def launched(monkeypatch):
             dxs.append(da @ w)
             gh = torch.where(torch.as_tensor(live), dxs[-1], gh + dxs[-1])
         da, p = torch.stack(das[::-1]), torch.sigmoid(x)
-        return da, [], gh, torch.stack(dxs[::-1]) * (p + x * p * (1 - p)), da.sum((0, 1))
+        dx = torch.stack(dxs[::-1]) * (p + x * p * (1 - p))
+        return {"da": da, "dh0": gh, "dx": dx, "db": da.sum((0, 1))}
 
-    monkeypatch.setattr(run, "forward", forward)
-    monkeypatch.setattr(run, "backward", backward)
+    def run(_cell, function, given, values):
+        assert "a" not in given
+        names = ("x", "w", "b", "h0") if function == "forward" else ("gy", "g_last", "x", "w", "history")
+        made = {"forward": forward, "backward": backward}[function](*(given[n] for n in names), values["mask"])
+        for name, x in made.items():
+            given[name].copy_(x)
+
+    monkeypatch.setattr(tied.operator, "_run", run)
     return lambda x, w, b, h0, mask_TB: tied.op(x, w, b, h0, mask_TB, None, "cuda")[:2]
 
 
@@ -141,7 +145,7 @@ def test_shapes_are_known_without_running_it():
     assert (y.shape, y.dtype) == ((T, B, D), torch.bfloat16)
     assert (last.shape, last.dtype) == ((B, D), torch.float32)
     assert history.shape == sums.shape == (T + 1, B, D)
-    assert a.shape == (0,)
+    assert a.shape == (0, B, D)
 
 
 def test_what_cannot_be_tied_is_refused():
@@ -175,8 +179,8 @@ def test_auto_is_a_launch_where_there_is_a_plan_and_verifies_it_first(monkeypatc
     verified, plans = [], {8: Plan("grid", rows=8, groups=1, parts=1), 9: Plan("steps")}
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(run, "plan_for", lambda _cell, _rows, width, *_: plans[width])
-    monkeypatch.setattr(run, "ready", lambda *_: None)
+    monkeypatch.setattr(native, "plan_for", lambda _cell, _rows, width, *_: plans[width])
+    monkeypatch.setattr(native, "ready", lambda *_: None)
     monkeypatch.setattr(choice, "ensure_verified", lambda *given: verified.append(given))
     assert choice._prepare(tied, 0, torch.bfloat16, (3, 8))
     assert [(spec.name, str(case), plan) for spec, [case], plan in verified] == [

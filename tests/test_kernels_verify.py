@@ -243,6 +243,7 @@ def test_what_plain_pytorch_forgets_is_caught(forgotten, monkeypatch):
     source = Path(portable.__file__).read_text()
     assert source.count(right) == 1
     altered = types.ModuleType("altered")
+    altered.__package__ = portable.__package__
     exec(compile(source.replace(right, wrong), portable.__file__, "exec"), altered.__dict__)
     for name in ("forward", "backward"):
         monkeypatch.setattr(portable, name, getattr(altered, name))

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.dense.run import check_errors
+from elman_core.kernels.dense.native import check_errors
 from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache, step_graph
 from elman_core.model.graph import HostCopy, Recorder, try_to_record
 from elman_core.model.rollback import map_state

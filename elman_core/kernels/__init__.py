@@ -14,9 +14,9 @@ from elman_core.registry.errors import KernelError
 if TYPE_CHECKING:
     from .build import Extension, emulated, load, shipped
     from .choice import Compiled, choose, in_words, register
+    from .dense.native import check_errors, error_word
     from .dense.op import DenseKernel
     from .dense.portable import product
-    from .dense.run import check_errors, error_word
     from .elementwise.op import ElementwiseKernel
     from .gates.op import GatesKernel
     from .matrix.modules import Maps
@@ -32,9 +32,9 @@ _HOME = {
     "Extension": "build", "GatesKernel": "gates.op",
     "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows.op",
     "Stamp": "stamps",
-    "check_errors": "dense.run", "choose": "choice", "compute_dtype": "runtime", "emulated": "build",
+    "check_errors": "dense.native", "choose": "choice", "compute_dtype": "runtime", "emulated": "build",
     "ensure_verified": "stamps",
-    "error_word": "dense.run", "in_words": "choice", "load": "build", "load_or_warn": "runtime", "operator": "runtime",
+    "error_word": "dense.native", "in_words": "choice", "load": "build", "load_or_warn": "runtime", "operator": "runtime",
     "padding_mask": "spec", "product": "dense.portable",
     "register": "choice", "shipped": "build", "stamp": "stamps", "used": "stamps", "warn_of_packed_rows": "runtime",
 }  # fmt: skip

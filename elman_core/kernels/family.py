@@ -126,7 +126,7 @@ class Family:
         return found
 
     def draw(self, cell: Any, case: Case, generator: torch.Generator) -> Inputs:
-        """Random inputs of a verification by the names of a call, in the dtypes of the table. Stacked states are 0 if bare."""
+        """Random inputs of a verification by the names of a call, in the dtypes of the table. h0 is 0 in a bare case."""
         sizes, wide, made = dict(case.sizes), compute_dtype(case.dtype), Inputs()
         self.derive(cell, sizes, {"keep": False, "backend": "host", **case.options})
         for row in self.inputs:
@@ -140,6 +140,6 @@ class Family:
                 elif row.dtype == "bool":
                     made[name] = torch.rand(shape, generator=generator) < 0.15
                 else:
-                    drawn = row.draw(torch.randn(shape, generator=generator)) * (not (row.stacked and case.bare))
+                    drawn = row.draw(torch.randn(shape, generator=generator)) * (not (row.name == "h0" and case.bare))
                     made[name] = drawn.to(wide if row.dtype == "compute" else case.dtype)
         return cell.adjusted(made, case)

@@ -21,13 +21,13 @@ class _Signature:
     def __init__(self, cell: Any, rows: Sequence[Row], constants: Sequence[str], results: Sequence[Row]) -> None:
         words = list[str]()
         self._first, self._listed = rows[0].name, rows[0].listed
-        self._places: list[tuple[str, Any]] = []
+        self.places: list[tuple[str, Any]] = []
         self._arrange: list[tuple[str, Callable[[Any], Any], bool, bool]] = []
         self._shapes: list[tuple[str, bool, list[tuple[int, str]]]] = []
         known: set[str] = set()
         for row in rows:
             names = [f"{row.name}{i}" for i in range(len(row.of(cell)))] if row.listed else [row.name]
-            self._places.append((row.name, slice(len(words), len(words) + len(names)) if row.listed else len(words)))
+            self.places.append((row.name, slice(len(words), len(words) + len(names)) if row.listed else len(words)))
             words += [f"Tensor{'?' * row.optional} {name}" for name in names]
             arrange = launch.readable if len(row.strides) > 1 else launch.timed if row.strides else launch.whole
             self._arrange.append((row.name, arrange, row.dtype == "storage" and row.takes is not None, row.listed))
@@ -35,17 +35,45 @@ class _Signature:
             if new and names and not row.optional:
                 self._shapes.append((row.name, row.listed, new))
                 known |= {letter for _, letter in new}
-        # A result with the shape and dtype of an argument is made like it, which takes half the time.
-        likes = {
-            (row.shape, row.dtype): row for row in reversed(rows) if row.of(cell) and not (row.optional or row.takes)
-        }
-        self.results = [(row, likes.get((row.shape, row.dtype))) for row in results]
-        self._places += [(each.split()[1], len(words) + i) for i, each in enumerate(constants)]
-        self.schema = f"({', '.join([*words, *constants])}) -> {tensors(len(results))}"
+        # A result of an argument's shape and dtype is made like it, which takes half the time.
+        likes: dict[tuple[str | None, str], tuple[str, bool]] = {}
+        for row in rows:
+            if row.of(cell) and not row.optional and not (row.takes and row.dtype == "storage"):
+                likes.setdefault((row.shape, row.dtype), (row.name, row.listed))
+        self.results = [
+            (
+                row.name,
+                row.shape or "",
+                row.dtype,
+                row.like,
+                likes.get((row.shape, row.dtype)),
+                len(row.of(cell)),
+                row.listed,
+            )
+            for row in results
+        ]
+        self.flat = not any(row.listed for row in results)
+        self.places += [(each.split()[1], len(words) + i) for i, each in enumerate(constants)]
+        count, self.found = 0, list[tuple[str, Any]]()
+        for row in results:
+            many = len(row.of(cell)) if row.listed else 1
+            self.found.append((row.name, slice(count, count + many) if row.listed else count))
+            count += many
+        self.schema = f"({', '.join([*words, *constants])}) -> {tensors(count)}"
 
     def values(self, given: Sequence[Any]) -> Values:
         """Arguments by name."""
-        return {name: given[place] for name, place in self._places}
+        return {name: given[place] for name, place in self.places}
+
+    def made(self, results: Sequence[Tensor]) -> Values:
+        """Results by name."""
+        return {name: results[place] for name, place in self.found}
+
+    def flattened(self, made: Values) -> tuple[Tensor, ...]:
+        """Results as the operator returns them."""
+        if self.flat:
+            return tuple(made.values())
+        return tuple(x for each in made.values() for x in (each if isinstance(each, list) else [each]))
 
     def first(self, values: Values) -> Tensor:
         """The tensor that sets the dtype and the device."""
@@ -66,10 +94,14 @@ class _Signature:
         made, dtype = Values(), self.first(values).dtype
         for name, arrange, convert, listed in self._arrange:
             x = values[name]
+            if x is None:
+                continue
             if listed:
                 made[name] = [arrange(each) for each in x]
-            elif x is not None and x.numel():
-                made[name] = arrange(x.to(dtype) if convert else x)
+            elif convert and x.dtype != dtype:
+                made[name] = arrange(x.to(dtype))
+            elif x.numel():
+                made[name] = arrange(x)
         return made
 
 
@@ -161,18 +193,19 @@ class Operator:
         def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
             return dict(zip(names, kernel(*inputs.values(), backend=backend), strict=True))
 
-        def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-            constants = {"keep": True, "backend": backend, **options}
-            return self.op, (*self.operands(tuple(inputs.values())), *[constants[word] for word in self._words])
-
         fields: dict[str, Any] = {
             "cases": lambda target, grid: problems[target].cases(grid),
             "make_inputs": lambda case, generator: family.draw(cell, case, generator),
             "call": call,
-            "op": op,
+            "op": self.example,
             "states": tuple(names[1:]),
         }
         return KernelSpec(name=cell.name, **{**fields, **more})
+
+    def example(self, backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+        """The operator and its arguments, for `torch.library.opcheck`."""
+        constants = {"keep": True, "backend": backend, **options}
+        return self.op, (*self.operands(tuple(inputs.values())), *[constants[word] for word in self._words])
 
     def _results(self, direction: int, *given: Any) -> tuple[Tensor, ...]:
         signature = (self._forward, self._backward)[direction]
@@ -182,28 +215,36 @@ class Operator:
         made = self._empty(signature, values)
         arguments = signature.arranged(values)
         for name, x in made.items():
-            if x.numel():
+            if isinstance(x, list) or x.numel():
                 arguments[name] = x
         self._run(self.cell, ("forward", "backward")[direction], arguments, values)
-        return tuple(made.values())
+        return signature.flattened(made)
 
     def _fake(self, signature: _Signature, *given: Any) -> tuple[Tensor, ...]:
-        return tuple(self._empty(signature, signature.values(given)).values())
+        return signature.flattened(self._empty(signature, signature.values(given)))
 
     def _empty(self, signature: _Signature, values: Values) -> Values:
         """The results of one direction, not filled in."""
         sizes, first, made = signature.sizes(values), signature.first(values), Values()
         self.family.derive(self.cell, sizes, values)
-        wide, plain = compute_dtype(first), values.get("backend") == "torch"
-        for row, like in signature.results:
-            if row.like:
-                made[row.name] = torch.empty_like(values[row.like])
-            elif like is not None:
-                x = values[like.name]
-                made[row.name] = torch.empty_like(x[0] if like.listed else x, memory_format=torch.contiguous_format)
+        stored, plain = first.dtype, values.get("backend") == "torch"
+        wide = stored if stored == torch.float64 else torch.float32
+        for name, letters, dtype, layout, like, count, listed in signature.results:
+            if layout:
+                made[name] = torch.empty_like(values[layout])
+                continue
+            if like is not None and not listed:
+                x = values[like[0]][0] if like[1] else values[like[0]]
+                if x.is_contiguous():
+                    made[name] = torch.empty_like(x)
+                    continue
+            shape = [sizes[letter] for letter in letters]
+            if listed:
+                made[name] = [first.new_empty(shape) for _ in range(count)]
+            elif dtype == "storage" or (dtype == "kept" and not plain) or wide == stored:
+                made[name] = first.new_empty(shape)
             else:
-                dtype = wide if row.dtype == "compute" or (plain and row.dtype == "kept") else first.dtype
-                made[row.name] = first.new_empty([sizes[letter] for letter in row.shape or ""], dtype=dtype)
+                made[name] = first.new_empty(shape, dtype=wide)
         return made
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -221,9 +262,10 @@ class Operator:
                 arriving[i] = next(x for x in saved if x is not None).new_zeros(shape, dtype=dtype)
         given = (*arriving, *saved, *ctx.constants)
         values = self._backward.values(given)
-        values |= dict(zip([row.name for row in self.family.gradients], self._backward_op(*given), strict=True))
-        found = self._gradients(self.cell, {**values, "needs": self._forward.values(ctx.needs_input_grad)})
-        made: list[Tensor | None] = []
-        for row in self.family.inputs:
-            made += found.get(row.name, [None] * len(row.of(self.cell))) if row.listed else [found.get(row.name)]
-        return (*made, *[None] * len(self._words))
+        values |= self._backward.made(self._backward_op(*given))
+        values["needs"] = self._forward.values(ctx.needs_input_grad)
+        found, made = self._gradients(self.cell, values), [None] * len(ctx.needs_input_grad)
+        for name, place in self._forward.places:
+            if name in found:
+                made[place] = found[name]
+        return tuple(made)

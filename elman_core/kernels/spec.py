@@ -35,10 +35,6 @@ def limit(name: str, **counts: tuple[int, int, int]) -> None:
             raise ConfigError(f"{name}: a kernel takes {least} to {most} {what.replace('_', ' ')}, not {given}")
 
 
-def _h(h: Tensor, *_rest: Any) -> Tensor:
-    return h
-
-
 @dataclass(frozen=True, eq=False)
 class Cell:
     """A cell in C++ and in PyTorch. Compiled modules are cached by cell, so a cell is equal only to itself.
@@ -48,25 +44,14 @@ class Cell:
         header: the cell header, compiled together with a binding of `elman_csrc`.
         type: the C++ name of the cell.
         reference: the truth: the variant's own slow, obvious function; for an elementwise or gated cell, its step.
-        readout, update, accumulates, blocks: of a dense cell; see `DenseKernel`.
-        extras: names of the tensors that the cell reads beside its input.
-        uses_a: whether the backward of a dense cell reads a; as in the header.
         adjust: `adjust(inputs, options)` changes the random inputs of a verification in place, by name: for a cell that takes
             only some (a normaliser above 0), or with a kink that rounding could cross.
-        bare: of the tied form of a dense cell, whose input is the x of u = W silu(x) + b: the form whose input is u.
     """
 
     name: str
     header: Path
     type: str
     reference: Callable[..., Any]
-    readout: Callable[..., Tensor] = _h
-    update: Callable[..., Tensor] | None = None
-    extras: tuple[str, ...] = ()
-    uses_a: bool = False
-    accumulates: str | None = None
-    blocks: bool = False
-    bare: Cell | None = None
     adjust: Callable[[Inputs, Mapping[str, Any]], None] | None = None
 
     def adjusted(self, inputs: Inputs, case: Case) -> Inputs:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from elman_core.kernels import used
-from elman_core.kernels.dense.run import check_errors
+from elman_core.kernels.dense.native import check_errors
 from elman_core.metrics import read_metrics
 from elman_core.model.graph import HostCopy
 from elman_core.registry import ConfigError, DataError, ElmanError, LoaderError, PluginError

@@ -58,12 +58,11 @@ Args describe(const DenseCall& call) {
   Args g{};
   g.w = at<const Elem>(call.w), g.history = at<Elem>(call.history), g.mask = at<const unsigned char>(call.mask);
   for (int i = 0; i < Cell::extras; ++i) g.extra[i] = view(call.extra[i]), g.dextra[i] = at<Elem>(call.dextra[i]);
-  (backward ? g.gy : g.u) = view(call.main);
-  if (backward) g.u = view(call.x);
+  g.u = view(call.x.address ? call.x : call.u), g.gy = view(call.gy);
   g.h0 = at<const float>(call.h0), g.y = at<Elem>(call.y), g.hT = at<float>(call.last);
   g.ghT = at<const float>(call.g_last), g.da = at<Elem>(call.da), g.dh0 = at<float>(call.dh0);
   g.a = at<Elem>(call.a);
-  g.bias = at<const float>(call.bias), g.sums = at<Elem>(call.sums), g.dx = at<Elem>(call.dx);
+  g.bias = at<const float>(call.b), g.sums = at<Elem>(call.sums), g.dx = at<Elem>(call.dx);
   g.dbias = at<float>(call.dbias);
   g.T = static_cast<int>(call.steps), g.B = static_cast<int>(call.batch), g.rows = static_cast<int>(call.rows);
   g.tiles = g.rows ? (g.B + g.rows - 1) / g.rows : 0;

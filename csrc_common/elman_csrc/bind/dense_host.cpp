@@ -36,7 +36,7 @@ elman::DenseHost<T, Cell::extras> describe(const DenseCall& call) {
 template <class T>
 const char* forward(const DenseCall& call) {
   if (call.extras != Cell::extras) return "this cell reads another number of extras";
-  elman::dense_forward<Cell, T>(describe<T>(call), view<const T>(call.main), at<const T>(call.h0), whole<T>(call, call.y),
+  elman::dense_forward<Cell, T>(describe<T>(call), view<const T>(call.u), at<const T>(call.h0), whole<T>(call, call.y),
                                 at<T>(call.last));
   return nullptr;
 }
@@ -46,7 +46,7 @@ const char* backward(const DenseCall& call) {
   if (call.extras != Cell::extras) return "this cell reads another number of extras";
   elman::View<T> dextra[Cell::extras > 0 ? Cell::extras : 1];
   for (int k = 0; k < Cell::extras; ++k) dextra[k] = whole<T>(call, call.dextra[k]);
-  elman::dense_backward<Cell, T>(describe<T>(call), view<const T>(call.main), at<const T>(call.g_last), whole<T>(call, call.da),
+  elman::dense_backward<Cell, T>(describe<T>(call), view<const T>(call.gy), at<const T>(call.g_last), whole<T>(call, call.da),
                                  dextra, at<T>(call.dh0));
   return nullptr;
 }

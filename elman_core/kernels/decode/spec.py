@@ -15,6 +15,7 @@ from torch import Tensor
 
 from elman_core.kernels.build import Extension
 from elman_core.kernels.choice import Compiled, register
+from elman_core.kernels.dense.spec import DenseCell
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Cell, Inputs, KernelSpec, Outputs
 
@@ -44,7 +45,7 @@ def spec() -> KernelSpec:
 
 
 def make_step_spec(
-    cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Callable[..., tuple[Tensor, Tensor]]
+    cell: DenseCell, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Callable[..., tuple[Tensor, Tensor]]
 ) -> KernelSpec:
     """The spec of the step of a dense cell. kernel: its `DenseKernel`, for plain PyTorch. operator: the launch."""
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.choice import Compiled, register, runs
+from elman_core.kernels.dense.spec import DenseCell
 from elman_core.kernels.launch import readable, whole
 from elman_core.kernels.runtime import operator
-from elman_core.kernels.spec import Case, Cell, KernelSpec
+from elman_core.kernels.spec import Case, KernelSpec
 
 from . import grids, run, spec
 
@@ -25,7 +26,7 @@ class Step(Compiled):
         cell: of the recurrence. kernel: its `DenseKernel`, which takes such a step where this does not run.
     """
 
-    def __init__(self, cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, cell: DenseCell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
         self.cell, self.name, self._kernel = cell, f"{cell.name}_step", kernel
         extras = "".join(f", Tensor e{i}" for i in range(len(cell.extras)))
         given = f"Tensor x, Tensor? v, Tensor? bias{extras}, Tensor w, Tensor h"

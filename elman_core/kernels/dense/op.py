@@ -34,12 +34,13 @@ from torch import Tensor
 
 from elman_core.kernels.choice import choose, in_words, launches, runs
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
-from elman_core.kernels.runtime import Wanted, autocast_dtype, check, compute_dtype, refuse_transforms, transformed
-from elman_core.kernels.spec import Backend, Cell, Inputs, KernelSpec, limit
+from elman_core.kernels.runtime import Wanted, autocast_dtype, check, refuse_transforms, transformed
+from elman_core.kernels.spec import Backend, Inputs, KernelSpec, limit
 from elman_core.registry.errors import ConfigError
 
-from . import run, spec
+from . import native
 from .recurrence import Recurrence
+from .spec import CUDA_DTYPES, TIED, DenseCell
 
 
 class DenseKernel:
@@ -84,16 +85,12 @@ class DenseKernel:
                 raise ConfigError(f"{name}: {what}({', '.join(('h', 'h_prev', *extras))}): {error}") from error
         limit(name, extras=(len(extras), 0, 4))
         self.name = name
-        self.cell = Cell(
-            name, Path(header), cell or f"elman::{name}::Cell", reference, readout, update, tuple(extras), uses_a,
-            accumulates=accumulates, blocks=blocks, adjust=adjust,
+        self.cell = DenseCell(
+            name, Path(header), cell or f"elman::{name}::Cell", reference, adjust,
+            readout=readout, update=update, extras=tuple(extras), uses_a=uses_a, accumulates=accumulates, blocks=blocks,
         )  # fmt: skip
-        flag = Wanted("TB", "bool", True)
-        self._wanted = {
-            "u": Wanted("TBd", "stored"), **dict.fromkeys(extras, Wanted("TBd")),
-            "w": Wanted("Snn" if blocks else "dd", "computed"), "b": Wanted("d", "stored", True),
-            "h0": Wanted("Bd", "computed"), "mask": flag, "starts": flag,
-        }  # fmt: skip
+        wanted = TIED.wanted(self.cell)
+        self._wanted = {"u": wanted.pop("x"), **wanted} | ({"w": Wanted("Snn", "computed")} if blocks else {})
         self._plain = Recurrence(self.cell, self)
         tied_cell = replace(self.cell, name=f"{name}_tied_silu", bare=self.cell)
         self._tied = Recurrence(tied_cell, self) if tied else None
@@ -161,17 +158,13 @@ class DenseKernel:
         backend = choose(self.name, backend, u_TBd, lambda: map(int, (*u_TBd.shape[1:], *slots)), starts=starts_TB)
         if backend == "reference":
             return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
-        state: Any = h0_Bd
-        if state.dtype != (wide := compute_dtype(u_TBd)):
-            state = state.to(wide)
-        y_TBd, last_Bd, *_ = recurrence.op(
-            u_TBd, *extras, w_dd, *(() if b is None else (b,)), state, mask_TB, starts_TB, backend
-        )
+        bias = () if recurrence is self._plain else (b,)
+        y_TBd, last_Bd = recurrence.operator(u_TBd, *extras, w_dd, *bias, h0_Bd, mask_TB, starts_TB, backend=backend)
         return y_TBd, last_Bd
 
     def _is_tied(self, tied: Recurrence, x_TBd: Tensor, backend: Backend) -> bool:
         """Whether one launch does everything. With "auto", compiles and verifies it at the first use of a size."""
-        if x_TBd.dim() != 3 or x_TBd.dtype not in spec.CUDA_DTYPES or not (launches(x_TBd) or backend == "emulated"):
+        if x_TBd.dim() != 3 or x_TBd.dtype not in CUDA_DTYPES or not (launches(x_TBd) or backend == "emulated"):
             return False
         rows, width = map(int, x_TBd.shape[1:])
         if backend == "auto" and not transformed():
@@ -179,7 +172,7 @@ class DenseKernel:
         if backend not in ("cuda", "emulated"):
             return False
         refuse_transforms(tied.name)
-        return run.plan_for(tied.cell, rows, width, x_TBd.dtype, x_TBd.device.index).kind != "steps"
+        return native.plan_for(tied.cell, rows, width, x_TBd.dtype, x_TBd.device.index).kind != "steps"
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks of the recurrence itself."""

@@ -41,6 +41,17 @@ class Device:
     capability: tuple[int, int]
 
 
+# The largest GPU of each architecture.
+GPUS = {
+    "sm_80": Device(108, 163 * 1024, (8, 0)),
+    "sm_86": Device(84, 99 * 1024, (8, 6)),
+    "sm_89": Device(142, 99 * 1024, (8, 9)),
+    "sm_90": Device(132, 227 * 1024, (9, 0)),
+    "sm_100": Device(148, 227 * 1024, (10, 0)),
+    "sm_120": Device(188, 99 * 1024, (12, 0)),
+}
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a launch is laid out.

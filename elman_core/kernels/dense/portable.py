@@ -23,14 +23,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from elman_core.kernels.family import Values
 from elman_core.kernels.runtime import recording, without_autocast
-from elman_core.kernels.spec import Cell
+
+from .spec import DenseCell
 
 LONGEST_SUM = 16384  # places (time steps times rows) of one float32 product
 
 
 def forward(
-    cell: Cell,
+    cell: DenseCell,
     u_TBd: Tensor,
     extras: Sequence[Tensor],
     w_dd: Tensor,
@@ -43,7 +45,7 @@ def forward(
     starts_TB: where True, a step begins from 0 instead of the state before it. The history still contains that state.
     """
     update = cell.update
-    a_TBd = u_TBd.new_empty(0 if update is None else u_TBd.shape)
+    a_TBd = u_TBd.new_empty(0 if update is None else len(u_TBd), *u_TBd.shape[1:])
     steps, h_Bd = u_TBd.shape[0], h0_Bd
     w_t = w_dd.mT
     states, a_s = [h0_Bd], a_TBd.unbind(0)
@@ -68,7 +70,7 @@ def forward(
 
 
 def backward(
-    cell: Cell,
+    cell: DenseCell,
     gy_TBd: Tensor,
     g_last_Bd: Tensor,
     extras: Sequence[Tensor],
@@ -166,3 +168,35 @@ def _slopes(function: Callable[..., Tensor], inputs: Sequence[Tensor], weight: T
         leaves = [x.detach().requires_grad_() for x in inputs]
         result = function(*leaves)
         return list(torch.autograd.grad(result, leaves, weight, allow_unused=True))
+
+
+def _forward(cell: DenseCell, values: Values) -> tuple[Tensor, ...]:
+    """The results of the operator's forward."""
+    u, h0 = values["u"], values["h0"]
+    with without_autocast(u):
+        wide, w, *extras = (x.to(h0.dtype) for x in (u, values["w"], *values["extra"]))
+        y, history, a = forward(cell, wide, extras, w, h0, values["mask"], values["starts"])
+    return y.to(u.dtype), history[-1].clone(), history, a
+
+
+def _backward(cell: DenseCell, values: Values) -> tuple[Tensor, ...]:
+    """The results of the operator's backward."""
+    history, of_extras = values["history"], values["extra"]
+    gy, w, *extras = (x.to(history.dtype) for x in (values["gy"], values["w"], *of_extras))
+    da, dextras, dh0 = backward(
+        cell, gy, values["g_last"], extras, w, history, values["a"], values["mask"], values["starts"]
+    )
+    return da, *(d.to(e.dtype) for d, e in zip(dextras, of_extras, strict=True)), dh0
+
+
+PLAIN = (_forward, _backward)
+
+
+def gradients(cell: DenseCell, values: Values) -> Values:
+    """The gradients of the inputs, from the results of a backward; that of W is one product over all places."""
+    da, w, dw = values["da"], values["w"], None
+    if values["needs"]["w"]:
+        multiplied = values["sums"][:-1] if cell.bare else restarted(values["history"][:-1], values["starts"])
+        dw = weight_gradient(da.flatten(0, 1), multiplied.flatten(0, 1), w)
+    found = {"extra": values["dextra"], "w": dw, "h0": values["dh0"]}
+    return found | ({"x": values["dx"], "b": values["db"]} if cell.bare else {"u": da.to(values["gy"].dtype)})

@@ -1,211 +1,149 @@
-"""The problems on which dense kernels are verified. T time, B batch, d width."""
+"""A dense cell, the tensors of its family, and the problems on which its kernels are verified.
+
+T time, B batch, d width, U = T + 1. W is (d, d), or has S blocks (n, n) on its diagonal, n = d / S. With tied weights, the
+input is the x of u = W silu(x) + b.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels import build
-from elman_core.kernels.build import Extension
-from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Cell, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask
-from elman_core.registry.errors import KernelError
+from elman_core.kernels.family import Family, Row, Values, flags
+from elman_core.kernels.spec import Case, Cell, Inputs, Problems
 
-from . import plan, run
-from .plan import Device
-
-_USUAL_WIDTHS = (512, 768, 1024, 1280, 1536, 2048)
-_USUAL_SLOTS = 8
-_USUAL_BATCHES = (1, 8, 16, 32, 64, 128, 256, 512)
-# The largest GPU of each architecture: multiprocessors, the most shared memory of a block, compute capability.
-_GPUS = {
-    "sm_80": Device(108, 163 * 1024, (8, 0)),
-    "sm_86": Device(84, 99 * 1024, (8, 6)),
-    "sm_89": Device(142, 99 * 1024, (8, 9)),
-    "sm_90": Device(132, 227 * 1024, (9, 0)),
-    "sm_100": Device(148, 227 * 1024, (10, 0)),
-    "sm_120": Device(188, 99 * 1024, (12, 0)),
-}
-_HOST_DTYPES = (torch.float64, torch.float32)
-_case, _blocks = partial(Case.of, "TBd"), partial(Case.of, "TBdS")
 CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_HOST_DTYPES = (torch.float64, torch.float32)
 
 
-def make_spec(cell: Cell, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Any) -> KernelSpec:
-    """The spec of a `DenseKernel` and its operator; with tied weights, x and b replace u."""
-    tied = cell.bare is not None
-    names = ("x" if tied else "u", *cell.extras, "w", *(("b",) if tied else ()), "h0")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DenseCell(Cell):
+    """`DenseKernel` describes the attributes. bare: of the tied form, the form whose input is u."""
 
-    def make_inputs(case: Case, generator: torch.Generator) -> Inputs:
-        steps, rows, width = (case.sizes[k] for k in "TBd")
-        blocks = (case.sizes["S"],) if cell.blocks else ()
-        square = width // math.prod(blocks)
+    readout: Callable[..., Tensor]
+    update: Callable[..., Tensor] | None = None
+    extras: tuple[str, ...] = ()
+    uses_a: bool = False
+    accumulates: str | None = None
+    blocks: bool = False
+    bare: DenseCell | None = None
 
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, dtype=torch.float32).to(case.dtype)
-
-        inputs: Inputs = {name: random(steps, rows, width) for name in (names[0], *cell.extras)}
-        if cell.accumulates is not None:
-            inputs[cell.accumulates] = (random(steps, rows, width) - math.log(steps)).to(case.dtype)
-        # The largest singular value of a random (d, d) matrix is about 2 sqrt(d): W has norm 0.9 or less.
-        inputs["w"] = random(*blocks, square, square) * (0.45 / square**0.5)
-        h0 = torch.zeros(rows, width) if case.bare else torch.randn((rows, width), generator=generator)
-        inputs["h0"] = h0.to(compute_dtype(case.dtype))
-        inputs["mask"] = padding_mask(steps, rows, generator) if case.masked else None
-        if tied:
-            inputs["b"] = torch.randn(width, generator=generator).to(compute_dtype(case.dtype))
-        return cell.adjusted(inputs, case)
-
-    def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
-        first, *rest = (inputs[n] for n in (names[0], *cell.extras, "w", "h0", "mask"))
-        more: dict[str, Any] = {"v": inputs["w"], "b": inputs["b"], "silu": True} if tied else {}
-        if tied and backend == "reference":
-            wide = compute_dtype(first)
-            x, w, b = (inputs[n].to(wide) for n in ("x", "w", "b"))
-            first, more = F.linear(F.silu(x), w, b).to(first.dtype), {}
-        y, last = kernel(first, *rest, backend=backend, **more)
-        return {"y": y, "h_T": last}
-
-    def op(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
-        if tied and backend != "cuda":
-            return None
-        return operator, (*(inputs[n] for n in names), inputs["mask"], None, backend)
-
-    def cases(target: Target, grid: Grid) -> list[Case]:
-        if cell.blocks:
-            return list(_block_cases(target, grid))
-        return list(_host_cases(grid) if target == "host" else _cuda_cases(grid))
-
-    return KernelSpec(
-        name=cell.name,
-        cases=cases,
-        make_inputs=make_inputs,
-        call=call,
-        states=("h_T",),
-        extension=lambda target: run.source(cell, target),
-        op=op,
-        targets=tuple(t for t in build.targets() if t == "cuda" or not tied),
-        portable=("torch",),
-        emulated=_emulated_cases(cell),
-        record=cell.header.with_name("errors.json"),
-        module=lambda target, case: _module(cell, target, case),
-        builds=lambda target, arch, widths, dtypes: builds(cell, target, arch, widths, dtypes),
-        visible=lambda inputs: {"y": mask[..., None]} if (mask := inputs["mask"]) is not None else {},
-        after=run.check_errors,
-        python=(*cell.python(__file__), *_steps_sources(cell)),
-    )
+    def adjusted(self, inputs: Inputs, case: Case) -> Inputs:
+        if self.accumulates is not None:
+            inputs[self.accumulates] -= math.log(case.sizes["T"])
+        return super().adjusted(inputs, case)
 
 
-def _steps_sources(cell: Cell) -> tuple[Path, ...]:
-    """The sources of the per-step fallback on a GPU, beside those of the persistent launch."""
-    if not build.targets():
-        return ()
-    bare = run.source(cell, "cuda")
-    return tuple(replace(bare, binding=bare.binding.with_name("dense_cuda_steps.cu")).sources())
+def _derive(cell: DenseCell, sizes: Values, values: Values) -> None:
+    """A: the steps of which a is kept."""
+    sizes["U"] = sizes["T"] + 1
+    kept = cell.update is not None if values["backend"] == "torch" else cell.uses_a
+    sizes["A"] = sizes["T"] if kept else 0
+    if "S" in sizes:
+        sizes["n"] = sizes["d"] // sizes["S"]
 
 
-def _module(cell: Cell, target: Target, case: Case) -> Extension:
-    if target == "host":
-        return run.source(cell, "host")
-    steps, rows, width = (case.sizes[k] for k in "TBd")
-    device = run._device(torch.cuda.current_device() if torch.cuda.is_available() else None)
-    chosen = plan.plan((steps, rows, width), case.dtype, device, slots=case.sizes.get("S", 1))
-    return run.extension(cell, chosen, case.dtype, width)
+def _family(tied: bool = False, w: str = "dd") -> Family:
+    first = "x" if tied else "u"
+    return Family(
+        "dense",
+        sizes={"T": "steps", "B": "batch", "d": "width"},
+        functions={
+            "forward": f"{first} w h0 history y last", "backward": "gy w history g_last da dh0",
+            "forward_step": f"{first} w history y product state", "backward_step": "gy w history da product state",
+        },
+        inputs=(
+            Row(first, "TBd", strides="TB", read=tied),
+            Row("extra", "TBd", names="extras", strides="TB", read=True),
+            # The largest singular value of a random (d, d) matrix is about 2 sqrt(d): W has norm 0.9 or less.
+            Row("w", w, takes="computed", read=True, draw=lambda w: w * (0.45 / w.shape[-1] ** 0.5)),
+            *((Row("b", "d", "compute", optional=True),) if tied else ()),
+            Row("h0", "Bd", "compute", takes="computed"),
+            *flags("TB"),
+        ),
+        outputs=(Row("y", "TBd"), Row("last", "Bd", "compute")),
+        arriving=(Row("gy", "TBd", strides="TB"), Row("g_last", "Bd", "compute")),
+        kept=(Row("history", "UBd", "kept"), Row("a", "ABd", "kept"), *((Row("sums", "UBd"),) if tied else ())),
+        gradients=(
+            Row("da", "TBd", "kept"), Row("dextra", "TBd", names="extras"), Row("dh0", "Bd", "compute"),
+            *((Row("dx", "TBd"), Row("db", "d", "compute")) if tied else ()),
+        ),
+        members=(Row("dbias", "?d", "compute"), Row("product", "Bd", "compute"), Row("state", "Bd", "compute")),
+        numbers="error stream rows groups delay timeout_ns slots t",
+        constants=("str backend",),
+        derive=_derive,
+    )  # fmt: skip
 
 
-def builds(
-    cell: Cell, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype], slots: int = 0
-) -> list[Extension]:
-    """A module for each width, dtype and kind of launch that a usual batch takes on a GPU of this architecture."""
-    if target == "host":
-        return [run.source(cell, "host")]
-    if arch not in _GPUS:
-        raise KernelError(f"{arch!r} is not an architecture dense kernels are built for: {', '.join(_GPUS)}")
-    found: dict[Extension, None] = {}
-    slots = slots or (_USUAL_SLOTS if cell.blocks else 1)
-    for width in widths or ((512 * slots,) if cell.blocks else _USUAL_WIDTHS):
-        for dtype in dtypes or (torch.bfloat16,):
-            for batch in _USUAL_BATCHES:
-                chosen = plan.plan((1, batch, width), dtype, _GPUS[arch], slots=slots)
-                if chosen.kind != "steps" or cell.bare is None:
-                    found[run.extension(cell, chosen, dtype, width)] = None
-    return list(found)
+FAMILY, TIED, BLOCKS = _family(), _family(tied=True), _family(w="Snn")
 
 
-def _emulated_cases(cell: Cell) -> tuple[Case, ...]:
-    """Two blocks that exchange the state in a cluster, with and without a mask."""
-    if cell.blocks:
-        return (_blocks((5, 3, 128, 2), torch.bfloat16, masked=True),)
-    return (_case((35, 3, 128), torch.bfloat16, masked=True), _case((9, 11, 128), torch.bfloat16))
+def family_of(cell: DenseCell) -> Family:
+    """The tensors of a cell's kernel."""
+    return TIED if cell.bare is not None else BLOCKS if cell.blocks else FAMILY
 
 
-def _block_cases(target: Target, grid: Grid) -> Iterator[Case]:
-    for dtype in _HOST_DTYPES if target == "host" else CUDA_DTYPES:
-        wide = 5 if target == "host" else 64
-        yield _blocks((1, 3, 2 * wide, 2), dtype)
-        yield _blocks((7, 3, 3 * wide, 3), dtype)
-        yield _blocks((9, 4, 2 * wide, 2), dtype, masked=True)
-        yield _blocks((8, 2, 4 * wide, 4), dtype, masked=True, strided=True)
-        yield _blocks((33, 2, 2 * wide, 2), dtype, strided=True, bare=True)
-        if grid == "full":
-            for slots, width in ((2, 6), (8, 4)) if target == "host" else ((8, 512), (4, 768), (2, 1024), (8, 256)):
-                yield _blocks((1, 2, slots * width, slots), dtype)
-                yield _blocks((40, 32, slots * width, slots), dtype, masked=True)
-                yield _blocks((21, 70, slots * width, slots), dtype, strided=True)
-
-
-def _host_cases(grid: Grid) -> Iterator[Case]:
-    for dtype in _HOST_DTYPES:
-        yield _case((1, 2, 4), dtype)
-        yield _case((1, 3, 16), dtype)
-        yield _case((7, 3, 5), dtype)
-        yield _case((7, 3, 5), dtype, masked=True)
-        yield _case((8, 2, 16), dtype, strided=True)
-        yield _case((9, 4, 12), dtype, masked=True, strided=True)
-        yield _case((5, 70, 8), dtype)
-        yield _case((6, 2, 64), dtype, bare=True)
-        yield _case((33, 2, 96), dtype)
-        yield _case((1001, 1, 8), dtype)
-        if grid == "full":
-            # Odd and tiny widths test indices, which float64 shows exactly; in float32 the relative error of a dW of nine
-            # elements is a matter of luck.
-            widths = (3, 7, 32) if dtype == torch.float64 else (16, 32, 64)
-            for steps in (1, 2, 13, 50):
-                for rows in (1, 5, 33):
-                    for width in widths:
-                        yield _case((steps, rows, width), dtype, bare=rows == 33)
-                        yield _case((steps, rows, width), dtype, masked=True, strided=rows == 5)
-            for width in (48, 128, 200):
-                for special in ("masked", "strided", "bare"):
-                    yield _case((21, 3, width), dtype, **{special: True})
-            yield _case((5, 4, 1), dtype)
-            yield _case((16384, 1, 8), dtype)
-
-
-def _cuda_cases(grid: Grid) -> Iterator[Case]:
-    for dtype in CUDA_DTYPES:
-        yield _case((1, 1, 512), dtype)
-        yield _case((17, 3, 64), dtype)
-        yield _case((9, 5, 272), dtype, masked=True)
-        yield _case((33, 8, 768), dtype, masked=True, strided=True)
-        yield _case((64, 32, 1024), dtype)
-        yield _case((128, 70, 256), dtype, strided=True)
-        yield _case((515, 4, 512), dtype, bare=True)
-        if grid == "full":
-            for width in (16, 32, 64, 128, 208, 256, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096):
-                yield _case((1, 2, width), dtype)
-                yield _case((7, 3, width), dtype, masked=True)
-                yield _case((40, 32, width), dtype)
-                yield _case((33, 72, width), dtype, strided=True, bare=width % 512 == 0)
-            yield _case((12, 512, 512), dtype)
-            yield _case((9, 300, 1280), dtype, masked=True)
-            yield _case((4096, 8, 256), dtype)
-            yield _case((65536, 2, 64), dtype)
+PROBLEMS: dict[Any, Problems] = {
+    "host": Problems(
+        "TBd",
+        _HOST_DTYPES,
+        named=(
+            ((1, 2, 4), ""), ((1, 3, 16), ""), ((7, 3, 5), ""), ((7, 3, 5), "masked"), ((8, 2, 16), "strided"),
+            ((9, 4, 12), "masked strided"), ((5, 70, 8), ""), ((6, 2, 64), "bare"), ((33, 2, 96), ""), ((1001, 1, 8), ""),
+        ),
+        # Odd and tiny widths test indices, which float64 shows exactly.
+        large=(((5, 4, 1), ""), ((21, 3, 200), "strided"), ((16384, 1, 8), "")),
+        values={"T": (1, 2, 13, 50), "B": (1, 5, 33), "d": (3, 7, 32, 48)},
+        count=24,
+        wide=4,
+    ),
+    "cuda": Problems(
+        "TBd",
+        CUDA_DTYPES,
+        named=(
+            ((1, 1, 512), ""), ((17, 3, 64), ""), ((9, 5, 272), "masked"), ((33, 8, 768), "masked strided"),
+            ((64, 32, 1024), ""), ((128, 70, 256), "strided"), ((515, 4, 512), "bare"),
+        ),
+        large=(((12, 512, 512), ""), ((9, 300, 1280), "masked"), ((4096, 8, 256), ""), ((65536, 2, 64), "")),
+        values={
+            "T": (1, 7, 33, 40), "B": (2, 3, 32, 72),
+            "d": (16, 32, 64, 128, 208, 256, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096),
+        },
+        count=56,
+    ),
+}  # fmt: skip
+BLOCK_PROBLEMS: dict[Any, Problems] = {
+    "host": Problems(
+        "TBdS",
+        _HOST_DTYPES,
+        named=(
+            ((1, 3, 10, 2), ""), ((7, 3, 15, 3), ""), ((9, 4, 10, 2), "masked"), ((8, 2, 20, 4), "masked strided"),
+            ((33, 2, 10, 2), "strided bare"),
+        ),
+        large=(),
+        values={"T": (1, 21, 40), "B": (2, 32, 70), "dS": ((12, 2), (32, 8))},
+        count=6,
+    ),
+    "cuda": Problems(
+        "TBdS",
+        CUDA_DTYPES,
+        named=(
+            ((1, 3, 128, 2), ""), ((7, 3, 192, 3), ""), ((9, 4, 128, 2), "masked"), ((8, 2, 256, 4), "masked strided"),
+            ((33, 2, 128, 2), "strided bare"),
+        ),
+        large=(),
+        values={"T": (1, 21, 40), "B": (2, 32, 70), "dS": ((4096, 8), (3072, 4), (2048, 2), (2048, 8))},
+        count=12,
+    ),
+}  # fmt: skip
+# Two blocks that exchange the state in a cluster, with and without a mask.
+EMULATED = (
+    Case.of("TBd", (35, 3, 128), torch.bfloat16, masked=True),
+    Case.of("TBd", (9, 11, 128), torch.bfloat16),
+)
+BLOCK_EMULATED = (Case.of("TBdS", (5, 3, 128, 2), torch.bfloat16, masked=True),)

@@ -67,7 +67,7 @@ PROBLEMS: dict[Any, Problems] = {
             ((1, 2, 4), ""), ((7, 3, 5), "masked"), ((9, 4, 12), "masked strided packed"), ((17, 3, 8), "packed"),
             ((33, 2, 6), "strided bare"),
         ),
-        large=(((4096, 1, 8), ""),),
+        large=(((16, 3, 4), "masked packed"), ((4096, 1, 8), "")),
         values={"T": (1, 2, 16, 65), "B": (1, 3, 33), "d": (2, 7, 32)},
         words="masked strided bare packed",
         count=24,

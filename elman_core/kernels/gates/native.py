@@ -14,7 +14,7 @@ import torch
 
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
-from elman_core.kernels.dense.run import TIMEOUT_NS, _device, error_word
+from elman_core.kernels.dense.native import TIMEOUT_NS, _device, error_word
 from elman_core.kernels.family import Values
 from elman_core.kernels.runtime import constant_when_compiled
 from elman_core.registry.errors import KernelError

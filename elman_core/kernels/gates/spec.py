@@ -68,7 +68,7 @@ PROBLEMS: dict[Any, Problems] = {
         named=(
             ((1, 2, 4), ""), ((7, 3, 5), "masked"), ((8, 2, 6), "strided"), ((9, 4, 7), "masked strided"), ((33, 2, 3), "bare"),
         ),
-        large=(((2048, 1, 2), ""),),
+        large=(((2048, 1, 8), ""),),
         values={"T": (1, 2, 50), "B": (1, 5, 33), "d": (2, 3, 4)},
         count=12,
         wide=8,

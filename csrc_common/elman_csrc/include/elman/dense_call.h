@@ -9,11 +9,11 @@
 //   elman_dense_declares(i) -> extras, and whether the cell's backward wants a, by their number
 //   elman_dense_dtype() -> code of the storage (dtype.h), of a module for a GPU
 //
-//   forward   reads u (main), extra, w, h0, mask; writes y, last, the whole history, h_0 included, and a, which means nothing in a held row:
+//   forward   reads u, extra, w, h0, mask; writes y, last, the whole history, h_0 included, and a, which means nothing in a held row:
 //             there h_t = h_{t-1}, y_t = 0.
-//   backward  reads gy (main), extra, w, history, a, g_last, mask; writes da, dextra (0 where held) and dh0.
+//   backward  reads gy, extra, w, history, a, g_last, mask; writes da, dextra (0 where held) and dh0.
 //
-// A module of tied weights (h_t = W (h_{t-1} + x_t) + b, CUDA alone) has x for u, or what SiLU makes x of; its forward also reads bias and
+// A module of tied weights (h_t = W (h_{t-1} + x_t) + b, CUDA alone) has x for u, or what SiLU makes x of; its forward also reads b and
 // writes all of sums, its backward writes dx and dbias beside da, and reads x again where it is to differentiate SiLU.
 //
 // The gradient of W is not made here: it is one product of da and the history, or the sums, after the loop.
@@ -26,17 +26,17 @@
 struct DenseCall {
   std::int64_t steps, batch, width, extras;
   std::int64_t slots;  // more than 1: W is block-diagonal, [slots,d/slots,d/slots], its blocks
-  CallView main, extra[4];  // u or gy; what the cell reads beside it
+  CallView u, gy, extra[4];  // extra: what the cell reads beside u
   std::uint64_t w, h0, history, y, last;  // [d,d], [B,d], [T+1,B,d], [T,B,d], [B,d]
   std::uint64_t g_last, da, dextra[4], dh0;  // [B,d], [T,B,d], [T,B,d], [B,d]
   std::uint64_t mask;  // [T,B] bytes, 0 = hold the state; or null: nothing is masked
   std::uint64_t a;  // [T,B,d] where the cell uses it
-  CallView x;  // tied weights, backward
-  std::uint64_t bias, sums, dx, dbias;  // tied weights: [d] float, [T+1,B,d], [T,B,d], [8 groups,d] float
+  CallView x;  // tied weights, in place of u
+  std::uint64_t b, sums, dx, dbias;  // tied weights: [d] float, [T+1,B,d], [T,B,d], [8 groups,d] float
   std::uint64_t error, stream;  // CUDA: pinned int32, set when a wait is given up
   std::int64_t rows, groups, delay, timeout_ns;  // CUDA: the launch plan
   std::uint64_t product, state;  // one step of the fallback: [B,d] float, what W makes and what is carried, which is updated
   std::int64_t t;  // and which step
 };
-ELMAN_LAYOUT(dense, DenseCall, steps, batch, width, extras, slots, main, extra, w, h0, history, y, last, g_last, da, dextra, dh0,
-             mask, a, x, bias, sums, dx, dbias, error, stream, rows, groups, delay, timeout_ns, product, state, t)
+ELMAN_LAYOUT(dense, DenseCall, steps, batch, width, extras, slots, u, gy, extra, w, h0, history, y, last, g_last, da, dextra, dh0,
+             mask, a, x, b, sums, dx, dbias, error, stream, rows, groups, delay, timeout_ns, product, state, t)

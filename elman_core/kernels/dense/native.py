@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,116 +19,62 @@ from torch import Tensor
 
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
-from elman_core.kernels.family import Family, Row
-from elman_core.kernels.launch import readable
+from elman_core.kernels.family import Values
 from elman_core.kernels.runtime import DTYPE_CODES
-from elman_core.kernels.spec import Cell
+from elman_core.kernels.spec import Case
 from elman_core.registry.errors import KernelError, KernelTimeoutError
 
-from .plan import MAX_PLACES, Device, Kind, Plan, plan
+from .plan import GPUS, MAX_PLACES, Device, Kind, Plan, plan
+from .spec import DenseCell, family_of
 
-FAMILY = Family(
-    "dense",
-    sizes={"T": "steps", "B": "batch", "d": "width"},
-    functions={
-        "forward": "main w h0 history y last", "backward": "main w history g_last da dh0",
-        "forward_step": "main w history y product state", "backward_step": "main w history da product state",
-    },
-    members=(
-        Row("main", "TBd", strides="TB"), Row("extra", "TBd", names="extras", strides="TB"), Row("w", "d?"),
-        Row("h0", "Bd", "compute"), Row("history", "UBd"), Row("y", "TBd"), Row("last", "Bd", "compute"),
-        Row("g_last", "Bd", "compute"), Row("da", "TBd"), Row("dextra", "TBd", names="extras"), Row("dh0", "Bd", "compute"),
-        Row("mask", "TB", "bool"), Row("a", "TBd"), Row("x", "TBd", strides="TB"), Row("bias", "d", "compute"),
-        Row("sums", "UBd"), Row("dx", "TBd"), Row("dbias", "?d", "compute"), Row("product", "Bd", "compute"),
-        Row("state", "Bd", "compute"),
-    ),
-    numbers="error stream rows groups delay timeout_ns slots t",
-)  # fmt: skip
+_USUAL_WIDTHS = (512, 768, 1024, 1280, 1536, 2048)
+_USUAL_SLOTS = 8
+_USUAL_BATCHES = (1, 8, 16, 32, 64, 128, 256, 512)
 _WARPS = 8  # of a block: kWarps of dense_product.cuh
 TIMEOUT_NS = 2_000_000_000  # of one wait for other blocks
 _error_words: dict[int, tuple[Tensor, ctypes.c_int32]] = {}
 
 
-def forward(
-    cell: Cell,
-    target: Target,
-    u_TBd: Tensor,
-    extras: Sequence[Tensor],
-    w_dd: Tensor,
-    h0_Bd: Tensor,
-    mask_TB: Tensor | None,
-    bias_d: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """y (T, B, d), h_T (B, d) in float32, history (T+1, B, d), a (T, B, d) or empty; in the dtype of u.
-
-    Args:
-        bias_d: the bias of tied weights, where u is x. Then what W multiplied, (T+1, B, d), is returned too.
+def run(cell: DenseCell, function: str, given: Values, values: Values) -> None:
+    """As `Operator` calls it.
 
     Raises:
         KernelError: the size or dtype is not supported, or an earlier launch gave up waiting.
     """
-    u_TBd, extras, h0_Bd = readable(u_TBd), [readable(e) for e in extras], h0_Bd.contiguous()
-    steps, rows, width = u_TBd.shape
-    history, y_TBd = u_TBd.new_empty(steps + 1, rows, width), u_TBd.new_empty(steps, rows, width)
-    a = u_TBd.new_empty(steps, rows, width) if cell.uses_a else u_TBd.new_empty(0)
-    given: dict[str, Any] = {"main": u_TBd, "extra": extras, "history": history, "y": y_TBd}
-    sums = [] if bias_d is None else [torch.empty_like(history)]
-    if bias_d is not None:
-        given |= {"bias": bias_d.float().contiguous(), "sums": sums[0]}
-    with launch.on(u_TBd):
-        module, apart = _prepared(cell, target, given, w_dd, a, mask_TB)
-        if not apart:
-            last_Bd = torch.empty_like(h0_Bd)
-            module.run("forward", **given, h0=h0_Bd, last=last_Bd)
-            return y_TBd, last_Bd, history, a, *sums
-        history[0] = h0_Bd
-        state_Bd, product_Bd, w_t = h0_Bd.clone(), torch.empty_like(h0_Bd), w_dd.t()
-        call = module.call(**given, product=product_Bd, state=state_Bd)
-        for t in range(steps):
+    main = given["gy" if function == "backward" else "u" if cell.bare is None else "x"]
+    with launch.on(main):
+        module, apart = _prepared(cell, values["backend"], given, main)
+        if apart:
+            _run_steps(module, function, given)
+        elif "db" not in given:
+            module.run(function, **given)
+        else:
+            total = given.pop("db")
+            shares = total.new_empty(_WARPS * given["groups"], len(total))
+            module.run(function, dbias=shares, **given)
+            torch.sum(shares, 0, out=total)
+
+
+def _run_steps(module: Any, function: str, given: Values) -> None:
+    """The fallback: a product and a pointwise kernel for each step."""
+    history, w_dd = given["history"], given["w"]
+    if function == "forward":
+        history[0] = given["h0"]
+        product_Bd, w_t = torch.empty_like(given["h0"]), w_dd.t()
+        call = module.call(**given, product=product_Bd, state=given["last"].copy_(given["h0"]))
+        for t in range(len(history) - 1):
             _multiply(history[t], w_t, product_Bd)
             call.run("forward_step", t=t)
-    return y_TBd, state_Bd, history, a
+        return
+    carry_Bd, product_Bd = given["g_last"].clone(), torch.zeros_like(given["g_last"])
+    call = module.call(**given, product=product_Bd, state=carry_Bd)
+    for t in range(len(history) - 2, -1, -1):
+        call.run("backward_step", t=t)
+        _multiply(given["da"][t], w_dd, product_Bd)
+    torch.add(product_Bd, carry_Bd, out=given["dh0"])
 
 
-def backward(
-    cell: Cell,
-    target: Target,
-    gy_TBd: Tensor,
-    g_last_Bd: Tensor,
-    extras: Sequence[Tensor],
-    w_dd: Tensor,
-    history: Tensor,
-    a: Tensor,
-    mask_TB: Tensor | None,
-    x_TBd: Tensor | None = None,
-) -> tuple[Any, ...]:
-    """(da (T, B, d) in the dtype of the history, the gradients of the extras, dh_0 (B, d) in float32).
-
-    Args:
-        x_TBd: the x of a forward with tied weights. Then dx, in the shape and dtype of da, and db (d,) are returned too.
-    """
-    gy_TBd, extras, g_last_Bd = readable(gy_TBd), [readable(e) for e in extras], g_last_Bd.contiguous()
-    da_TBd, dextras = history.new_empty(*gy_TBd.shape), [history.new_empty(*gy_TBd.shape) for _ in extras]
-    given: dict[str, Any] = {"main": gy_TBd, "extra": extras, "history": history, "da": da_TBd, "dextra": dextras}
-    with launch.on(gy_TBd):
-        module, apart = _prepared(cell, target, given, w_dd, a, mask_TB)
-        if not apart:
-            if x_TBd is not None:
-                dbias_Gd = g_last_Bd.new_empty(_WARPS * given["groups"], gy_TBd.shape[2])
-                given |= {"x": readable(x_TBd), "dx": torch.empty_like(da_TBd), "dbias": dbias_Gd}
-            dh0_Bd = torch.empty_like(g_last_Bd)
-            module.run("backward", **given, g_last=g_last_Bd, dh0=dh0_Bd)
-            tied = () if x_TBd is None else (given["dx"], given["dbias"].sum(0))
-            return da_TBd, dextras, dh0_Bd, *tied
-        carry_Bd, product_Bd = g_last_Bd.clone(), torch.zeros_like(g_last_Bd)
-        call = module.call(**given, product=product_Bd, state=carry_Bd)
-        for t in range(len(gy_TBd) - 1, -1, -1):
-            call.run("backward_step", t=t)
-            _multiply(da_TBd[t], w_dd, product_Bd)
-    return da_TBd, dextras, product_Bd.add_(carry_Bd)
-
-
-def source(cell: Cell, target: Target) -> Extension:
+def source(cell: DenseCell, target: Target) -> Extension:
     """What is compiled for a cell, at the usual size on a GPU. Raises as `build.shipped`."""
     input_: dict[str, Any] = {} if cell.bare is None else {"INPUT": "TiedSilu"}
     binding = "dense_host.cpp" if target == "host" else "dense_cuda.cu"
@@ -138,7 +85,7 @@ def source(cell: Cell, target: Target) -> Extension:
 
 
 @cache
-def plan_for(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int | None, slots: int = 1) -> Plan:
+def plan_for(cell: DenseCell, batch: int, width: int, dtype: torch.dtype, index: int | None, slots: int = 1) -> Plan:
     """The first plan whose blocks that GPU holds together; a part of a GPU may hold fewer than it reports. Compiles to ask."""
     without: set[Kind] = set()
     while True:
@@ -152,7 +99,7 @@ def plan_for(cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int 
         without.add(chosen.kind)
 
 
-def extension(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int) -> Extension:
+def extension(cell: DenseCell, chosen: Plan, dtype: torch.dtype, width: int) -> Extension:
     """What is compiled for a plan. Steps are never tied."""
     bare = source((cell.bare or cell) if chosen.kind == "steps" else cell, "cuda")
     defines = [("ELMAN_DTYPE", str(DTYPE_CODES[dtype])), ("ELMAN_WIDTH", str(width))]
@@ -168,9 +115,46 @@ def extension(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int) -> Exten
     return replace(bare, name=name, binding=binding, defines=(*bare.defines, *defines))
 
 
-def capacity(cell: Cell, chosen: Plan, dtype: torch.dtype, width: int, tiles: int = 1) -> tuple[int, int]:
+def module_for(cell: DenseCell, target: Target, case: Case) -> Extension:
+    """What a case compiles on this machine."""
+    if target == "host":
+        return source(cell, "host")
+    steps, rows, width = (case.sizes[k] for k in "TBd")
+    device = _device(torch.cuda.current_device() if torch.cuda.is_available() else None)
+    chosen = plan((steps, rows, width), case.dtype, device, slots=case.sizes.get("S", 1))
+    return extension(cell, chosen, case.dtype, width)
+
+
+def builds(
+    cell: DenseCell, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype], slots: int = 0
+) -> list[Extension]:
+    """A module for each width, dtype and kind of launch that a usual batch takes on a GPU of this architecture."""
+    if target == "host":
+        return [source(cell, "host")]
+    if arch not in GPUS:
+        raise KernelError(f"{arch!r} is not an architecture dense kernels are built for: {', '.join(GPUS)}")
+    found: dict[Extension, None] = {}
+    slots = slots or (_USUAL_SLOTS if cell.blocks else 1)
+    for width in widths or ((512 * slots,) if cell.blocks else _USUAL_WIDTHS):
+        for dtype in dtypes or (torch.bfloat16,):
+            for batch in _USUAL_BATCHES:
+                chosen = plan((1, batch, width), dtype, GPUS[arch], slots=slots)
+                if chosen.kind != "steps" or cell.bare is None:
+                    found[extension(cell, chosen, dtype, width)] = None
+    return list(found)
+
+
+def steps_sources(cell: DenseCell) -> tuple[Path, ...]:
+    """The sources of the per-step fallback on a GPU, beside those of the persistent launch."""
+    if not build.targets():
+        return ()
+    bare = source(cell, "cuda")
+    return tuple(replace(bare, binding=bare.binding.with_name("dense_cuda_steps.cu")).sources())
+
+
+def capacity(cell: DenseCell, chosen: Plan, dtype: torch.dtype, width: int, tiles: int = 1) -> tuple[int, int]:
     """(groups of `tiles` tiles that the current device holds together, bytes of shared memory of a block)."""
-    module = launch.opened(extension(cell, chosen, dtype, width), FAMILY)
+    module = launch.opened(extension(cell, chosen, dtype, width), family_of(cell))
     return min(module.ask("capacity", tiles, backward) for backward in (0, 1)), module.ask("shared_bytes", tiles)
 
 
@@ -207,18 +191,11 @@ def _index(device: torch.device) -> int:
     return (device.index or 0) if device.type == "cuda" else -1
 
 
-def _prepared(
-    cell: Cell, target: Target, given: dict[str, Any], w_dd: Tensor, a: Tensor, mask_TB: Tensor | None
-) -> tuple[Any, bool]:
-    """The module for a call, and whether it runs step by step. Adds the arguments of both directions to `given`."""
-    main_TBd: Tensor = given["main"]
+def _prepared(cell: DenseCell, target: Target, given: Values, main_TBd: Tensor) -> tuple[Any, bool]:
+    """The module for a call, and whether it runs step by step. Adds the arguments of a launch to `given`."""
     dtype, slots = main_TBd.dtype, 1
-    given["w"], given["mask"] = w_dd.contiguous(), launch.whole(mask_TB)
     if cell.blocks:
-        given["slots"] = slots = len(w_dd)
-        given["w"] = given["w"].flatten(0, 1)
-    if cell.uses_a:
-        given["a"] = a
+        given["slots"] = slots = len(given["w"])
     if target == "host":
         if dtype not in (torch.float32, torch.float64):
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {dtype}")
@@ -238,13 +215,13 @@ def _prepared(
 
 @cache
 def ready(
-    cell: Cell, batch: int, width: int, dtype: torch.dtype, index: int | None, slots: int = 1
+    cell: DenseCell, batch: int, width: int, dtype: torch.dtype, index: int | None, slots: int = 1
 ) -> tuple[Any, bool, dict[str, int]]:
     """The module for a batch and width on this GPU, whether it runs step by step, and a launch's arguments from its plan."""
     chosen = plan_for(cell, batch, width, dtype, index, slots)
     constants = {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
     what = extension(cell, chosen, dtype, width)
-    return launch.opened(what, FAMILY, index is None), chosen.kind == "steps", constants
+    return launch.opened(what, family_of(cell), index is None), chosen.kind == "steps", constants
 
 
 @cache
@@ -256,8 +233,8 @@ def _device(index: int | None) -> Device:
 
 
 @cache
-def _host_module(cell: Cell) -> Any:
-    return launch.opened(source(cell, "host"), FAMILY)
+def _host_module(cell: DenseCell) -> Any:
+    return launch.opened(source(cell, "host"), family_of(cell))
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -1,0 +1,37 @@
+"""The full grids: a sample draws whatever a family declares, and the same every time."""
+
+from itertools import combinations, product
+
+import pytest
+
+from elman_core.kernels.causal_conv.spec import PROBLEMS as CONVOLUTION
+from elman_core.kernels.dense.spec import BLOCK_PROBLEMS, PROBLEMS
+from elman_core.kernels.elementwise.spec import PROBLEMS as ELEMENTWISE
+from elman_core.kernels.gates.spec import PROBLEMS as GATES
+from elman_core.kernels.rows.spec import PROBLEMS as ROWS
+from elman_core.kernels.spec import Problems
+
+TABLES = {
+    "conv": CONVOLUTION,
+    "dense": PROBLEMS,
+    "blocks": BLOCK_PROBLEMS,
+    "elementwise": ELEMENTWISE,
+    "gates": GATES,
+    "rows": ROWS,
+}
+EACH = {f"{name} {target}": problems for name, table in TABLES.items() for target, problems in table.items()}
+
+
+@pytest.mark.parametrize("problems", EACH.values(), ids=EACH)
+def test_every_declared_value_and_every_pair_of_words_is_drawn(problems: Problems) -> None:
+    quick, full = problems.cases("quick"), problems.cases("full")
+    assert set(map(str, quick)) < set(map(str, full)) == set(map(str, problems.cases("full")))
+    for letters, values in problems.values.items():
+        wide = problems.wide if letters == problems.letters[-1] else 1
+        drawn = {tuple(case.sizes[letter] for letter in letters) for case in full}
+        for value in values:
+            sizes = value if isinstance(value, tuple) else (value,)
+            assert drawn & {sizes, tuple(n * wide for n in sizes)}, (letters, value)
+    for pair in combinations(problems.words.split(), 2):
+        for on in product((False, True), repeat=2):
+            assert any(tuple(case.has(word) for word in pair) == on for case in full), (pair, on)
