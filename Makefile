@@ -38,6 +38,7 @@ lint: .venv  ## style of Python and C++, spelling (`make lint FIX=1` rewrites)
 
 types: .venv  ## static types
 	$(PYTHON) -m mypy
+	MYPYPATH=tests:csrc_common/tests $(PYTHON) -m mypy --config-file tests/mypy.ini tests csrc_common/tests
 
 kernels: .venv  ## compile the kernels of every plugin ahead of their first use
 	.venv/bin/elman build

@@ -125,7 +125,7 @@ def test_a_normalised_weight_is_scaled_once_in_a_generation_and_anew_in_the_next
     next(running)
     next(running)
     assert len(scaled) == 7, "and a weight that was changed is seen"
-    running.close()
+    running.close()  # type: ignore[attr-defined]
     assert all(m._held is None for m in model.modules() if isinstance(m, SpectralNorm))
 
 
@@ -220,7 +220,7 @@ def test_the_memory_that_a_graph_reads_stays_as_long_as_the_graph_and_no_longer(
     assert all(clone() is not None for clone in clones)
     gc.disable()
     try:
-        taken.close()
+        taken.close()  # type: ignore[attr-defined]
         del taken, made
         assert all(clone() is None for clone in clones), "without a cycle: memory of the device is free at once"
     finally:

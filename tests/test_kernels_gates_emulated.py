@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from elman_core.kernels import Case
+from elman_core.kernels import Case, GatesKernel
 from elman_core.kernels.verify import failures, verify
 from elman_core.testing.kernel import need_host_compiler
 
@@ -12,7 +12,7 @@ rnn = pytest.importorskip("elman_baselines.rnn.op")
 
 @pytest.mark.parametrize("kernel", [rnn.lstm_gates, rnn.gru_gates, rnn.gru_before_gates], ids=lambda k: k.name)
 def test_the_gpu_source_equals_the_reference_with_the_last_blocks_ahead(
-    kernel: rnn.GatesKernel, monkeypatch: pytest.MonkeyPatch
+    kernel: GatesKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_host_compiler()
     monkeypatch.setenv("EMULATED_BACKWARDS", "1")

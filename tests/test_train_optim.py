@@ -106,7 +106,7 @@ def test_evaluation_weights_of_schedule_free_are_its_average():
     ours, theirs = Optimizer(one, settings), Optimizer(two, settings)
     train(one, ours, 6)
     train(two, theirs, 6)
-    theirs.inner.eval()  # the package's own switch, in place
+    theirs.inner.eval()  # type: ignore[attr-defined]  # the package's own switch, in place
     with ours.evaluation_weights():
         for p, q in zip(one.parameters(), two.parameters(), strict=True):
             torch.testing.assert_close(p, q)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from elman_core.training.settings import Settings, apply_sets, from_dict
 
-TINY = {
+TINY: dict[str, dict[str, object]] = {
     "model": {"variant": "e42", "hidden_size": 16, "num_hidden_layers": 2},
     "data": {"eval_bytes": 640},
     "train": {

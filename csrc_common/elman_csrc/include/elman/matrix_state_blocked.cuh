@@ -13,7 +13,7 @@
 //
 // Segments run one after another, like the steps of other cells; within a segment, everything is a product. Nothing is divided by a keep, because W
 // consists of products. The gradient of a keep sums every path across its step: from the earlier state or an earlier write, to a later readout, a
-// later write or the later state. A NaN or an infinity may reach all steps of its segment; k, v and the scalars of a held step are exempt.
+// later write or the later state. A NaN or an infinity may reach all steps of its segment, but not from k, v or a scalar of a held step.
 //
 // A warp has 16 lines; lane (g, t) has lines g and g + 8. S^T and G^T stay in fp32 accumulators of 16 lines x 8 rows. Operands are bf16. Operands of a
 // state, of o and of r are hi + lo, in three products; in fp16 all operands are.
