@@ -113,7 +113,7 @@ def test_lines_hold_the_losses_and_no_two_look_alike(tmp_path, monkeypatch):
 
 LITTLE = [
     (["train.steps=1"], {}), ([], {"evaluations": 0, "status": "crashed", "steps": 30}),
-    ([], {"values": np.array([3.0, math.nan, 2.5, 2.4])}),
+    ([], {"values": np.array([3.0, math.nan, 2.5, 2.4]), "result": {}}),
 ]  # fmt: skip
 
 

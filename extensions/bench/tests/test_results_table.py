@@ -120,9 +120,9 @@ def test_rows_that_did_not_end_well_stand_last_however_low_their_loss(tmp_path):
     write_run(
         tmp_path / "bad", "model.hidden_size=128", level=0.5, status="diverged@301", result={"bits_per_byte": 0.1}
     )
-    write_run(tmp_path / "nan", "model.hidden_size=64", heldout=float("nan"), level=0.1)
+    write_run(tmp_path / "unevaluated", "model.hidden_size=64", evaluations=0, level=0.1)
     found = rows(tmp_path)
-    assert [row.runs[0].path.name for row in found] == ["good", "nan", "bad"]
+    assert [row.runs[0].path.name for row in found] == ["good", "unevaluated", "bad"]
     assert found[-1].status == "diverged@301"
 
 
@@ -369,8 +369,9 @@ def test_means_over_seeds(suite):
 
 
 def test_a_mean_leaves_out_seeds_without_a_number_and_names_those_that_did_not_end_well(tmp_path):
-    for seed, heldout, status in ((1, float("nan"), "ok"), (2, 2.0, "ok"), (3, 4.0, "ok"), (4, 1.0, "crashed")):
-        write_run(tmp_path / str(seed), f"train.seed={seed}", heldout=heldout, status=status)
+    for seed, heldout, status in ((1, None, "ok"), (2, 2.0, "ok"), (3, 4.0, "ok"), (4, 1.0, "crashed")):
+        evaluations = 4 if heldout else 0
+        write_run(tmp_path / str(seed), f"train.seed={seed}", heldout=heldout, evaluations=evaluations, status=status)
     (row,) = rows(tmp_path, by_model=True)
     assert (row.value("bits_per_byte"), row.figures["bits_per_byte"].count) == (3.0, 2)
     assert (row.remark, row.seeds) == ("left out: crashed (seed 4)", (1, 2, 3))
