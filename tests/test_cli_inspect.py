@@ -104,8 +104,8 @@ def test_show_prints_each_variant_of_a_pattern_and_counts_the_whole(capsys: pyte
     each = dict(zip(("e1", "transformer"), facts["layers"], strict=True))
     assert facts["parameters"] == 3 * each["e1"]["layer"] + each["transformer"]["layer"] + 257 * 128
     assert each["e1"]["layer"] == read(capsys, "show", "e1@128x1", "--set", "use_conv=true")["layer"]
-    counts = f"{each['e1']['layer']:,} a layer of e1, {each['transformer']['layer']:,} a layer of transformer"
-    for wanted in ("h_t = tanh(", "softmax(", f"{counts}, {facts['parameters']:,} in all"):
+    counts = [f"  {number:,}\n" for number in (each["e1"]["layer"], each["transformer"]["layer"], facts["parameters"])]
+    for wanted in ("h_t = tanh(", "softmax(", *counts):
         assert wanted in text, wanted
 
 

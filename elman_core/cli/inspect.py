@@ -97,7 +97,8 @@ def show(
     if json:
         print(dump(each[0] | sizes if len(layers) == 1 else {"name": text, **sizes, "layers": each}))
         return
-    for label, facts in zip(several, each, strict=True):
+    for (label, layer), facts in zip(several.items(), each, strict=True):
+        variant = layer.variant
         print(f"{label}: {facts['summary']}\n  {facts['package']}")
         print("\nequation")
         print("\n".join(wrapped(f"  {line.strip()}", columns()) for line in facts["equation"].splitlines()))
@@ -106,29 +107,21 @@ def show(
             [o["name"], str(o["value"]), f"{o['help']} ({', '.join(filter(None, (o['type'], o['range'])))})"]
             for o in facts["options"]
         ]
-        print(f"{table(rows) or '  none'}\n")
-    of = [
-        f"{f['layer']:,} a layer" + f" of {label}" * (len(layers) > 1) for label, f in zip(several, each, strict=True)
-    ]
-    print(f"parameters at {width}x{depth}\n  {', '.join(of)}, {sizes['parameters']:,} in all")
-    for variant in {layer.variant.name: layer.variant for layer in layers}.values():
-        _print_published(variant, presets)
-
-
-def _print_published(variant: Variant, presets: bool) -> None:
-    if variant.published:
-        print("\npublished")
-        rows = [[p.model, f"{p.parameters:,}" if p.parameters else "", p.figures, p.note] for p in variant.published]
-        print(table(rows))
-    if presets:
-        print("\npresets")
-        print(table([[f"{variant.name}:{p}", _spelled(v)] for p, v in variant.presets.items()]) or "  none")
-        print("\nother names")
-        targets = {a: _spelled(t, variant) for a, t in variant.aliases.items()}
-        print(table([[alias, target] for alias, target in targets.items()]) or "  none")
-    elif variant.presets or variant.aliases:
-        counts = f"{len(variant.presets)} presets and {len(variant.aliases)} other names"
-        print(f"\n{counts}: elman show {variant.name} --presets")
+        print(table(rows) or "  none")
+        if variant.published:
+            print("\npublished")
+            known = variant.published
+            print(table([[p.model, f"{p.parameters:,}" if p.parameters else "", p.figures, p.note] for p in known]))
+        if presets:
+            print("\npresets")
+            print(table([[f"{variant.name}:{p}", _spelled(v)] for p, v in variant.presets.items()]) or "  none")
+            print("\nother names")
+            print(table([[alias, _spelled(t, variant)] for alias, t in variant.aliases.items()]) or "  none")
+        elif variant.presets or variant.aliases:
+            counts = f"{len(variant.presets)} presets and {len(variant.aliases)} other names"
+            print(f"\n{counts}: elman show {variant.name} --presets")
+        print(f"\nparameters of a layer at width {width}\n  {facts['layer']:,}\n")
+    print(f"parameters at {width}x{depth}\n  {sizes['parameters']:,}")
 
 
 def _spelled(target: Any, variant: Variant | None = None) -> str:

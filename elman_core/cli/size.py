@@ -28,11 +28,8 @@ def size(
     64, 32, 16 and 8 are tried.
     """
     from elman_core.nn.layers import resolve_pattern
-    from elman_core.registry import ConfigError
     from elman_core.size import candidates, nothing_fits, parse_parameters
 
-    if depth is not None and dim is not None:
-        raise ConfigError("give --depth (the width is found) or --dim (the depth is found), not both")
     options = variant_options(sets)
     layers = resolve_pattern(name, options)
     title, full = (name, {x.name: x.options for x in layers}) if layers[1:] else (layers[0].name, layers[0].options)
