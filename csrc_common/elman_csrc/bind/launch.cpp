@@ -1,9 +1,9 @@
-// Launches of compiled modules from Python: opens a module, fills in the structure of a call from tensors and numbers, and calls it.
-// Compiled once for a Python and a machine, with the headers of pybind11 and none of torch; modules have no Python in them at all.
+// Launches compiled modules from Python: opens a module, fills in the structure of a call from tensors and numbers, and calls it.
+// It is compiled once per Python and machine, with pybind11's headers and none of torch's; modules contain no Python at all.
 //
-// A family of modules is a table that Python gives: what each argument must be, and which arguments a function needs. The module says
-// where they lie in its structure. Every tensor is checked against the table: dtype, device, sizes, and that a kernel can read it where
-// it lies. What is wrong is one line, raised as the exception that `raises` was given.
+// Python describes a family of modules as a table: the type of each argument, and the arguments of each function. The module says
+// where they lie in its structure. Every tensor is checked against the table: dtype, device, sizes, and whether a kernel can read
+// it in place. A fault is one line, raised as the exception given to `raises`.
 #include <dlfcn.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -40,18 +40,18 @@ struct Field {
   std::optional<std::string>
       shape;  // a letter for each size, the same wherever it occurs; U is T + 1, ? anything; none: of any shape
   int first,
-      strides;  // the first dimension whose stride is written, and how many; one before it lies evenly, those after are adjacent
-  std::size_t at, each;  // in the structure; the bytes of one
-  int most;  // of a list; 0: one by itself
-  std::size_t count, lengths;  // of a list: where its length is written, and the first size of each, if anywhere
-  PyObject* key;  // the name, as Python holds it
+      strides;  // the first dimension whose stride is written, and how many; one before it is evenly spaced, those after are adjacent
+  std::size_t at, each;  // offset in the structure; bytes of one element
+  int most;  // most elements of a list; 0: no list
+  std::size_t count, lengths;  // for a list: offsets of its length and of each element's first size, if any
+  PyObject* key;  // the name as a Python object
 };
-// What a module's calls are: a table of Python's (kernels/family.py), and where its structure has the members.
+// The calls of a module: Python's table (kernels/family.py), and the offsets of members in its structure.
 struct Family {
   std::size_t bytes = 0;
   std::vector<Field> fields;
-  std::vector<std::pair<char, std::size_t>> sizes;  // where the values of letters are written
-  std::map<std::string, std::uint64_t> functions;  // the fields that each needs, as bits
+  std::vector<std::pair<char, std::size_t>> sizes;  // offsets of the letters' values
+  std::map<std::string, std::uint64_t> functions;  // the fields of each, as bits
 };
 
 PyObject* exception = PyExc_RuntimeError;
@@ -61,7 +61,7 @@ PyObject* exception = PyExc_RuntimeError;
   throw py::error_already_set();
 }
 
-// A tensor as DLPack lays it out, and the functions by which torch fills one in without a detour through Python. DLPack 1.x.
+// A tensor in DLPack's layout, and the functions with which torch fills one in without going through Python. DLPack 1.x.
 struct Lent {
   std::byte* data;
   std::int32_t device_type, device, dims;  // device_type 2: CUDA
@@ -76,8 +76,8 @@ struct Exchange {
   int (*lend)(PyObject*, Lent*);
 };
 
-// What is asked of a tensor: torch's headers would tie this module to one version of torch. Versions that lend no tensors are asked
-// by the methods that Python sees.
+// Names of a tensor's Python methods: torch's headers would tie this module to one version of torch. Versions without DLPack's function
+// table are read through these methods.
 struct Names {
   py::object tensor, dtypes[7];  // of elman/dtype.h, then bool, uint8, int64
   const Exchange* exchange = nullptr;
@@ -125,7 +125,7 @@ struct Given {
       sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), i)),
       strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(stride.ptr(), i));
   }
-  // Of DLPack's codes (0 whole, 1 natural, 2 real, 4 bfloat, 6 bool): the place among `Names::dtypes`.
+  // Maps DLPack's codes (0 int, 1 unsigned, 2 float, 4 bfloat, 6 bool) to the place in `Names::dtypes`.
   static int code(int kind, int bits) {
     if (kind == 2) return bits == 64 ? 0 : bits == 32 ? 1 : bits == 16 ? 3 : 7;
     return kind == 4 ? 2 : kind == 6 ? 4 : kind == 1 && bits == 8 ? 5 : kind == 0 && bits == 64 ? 6 : 7;
@@ -151,7 +151,7 @@ struct Given {
   }
 };
 
-// A compiled module. Never closed: a launch may still run, and CUDA keeps what it has registered.
+// A compiled module. It is never closed: a launch may still run, and CUDA keeps its registered functions.
 class Module {
   static constexpr const char* kOther =
       " is not the table's: it was made from other sources than this elman-core: update elman-csrc";
@@ -159,7 +159,7 @@ class Module {
  public:
   const std::string title;
   Family family;
-  int stored = -1;  // the dtype that it was compiled for; -1: a module of the host, which serves several
+  int stored = -1;  // the dtype that it was compiled for; -1: a host module, which serves several
 
   // fields: (name, type, shape or None, first dimension with a stride, strides, whether a list); sizes and functions by name.
   Module(const std::string& path, const std::string& of, const std::string& title, const py::tuple& fields,
@@ -177,7 +177,7 @@ class Module {
     for (const auto& row : fields) {
       const auto [name, type, shape, first, strides, list] =
           row.cast<std::tuple<std::string, std::string, std::optional<std::string>, int, int, bool>>();
-      if (!members.count(name)) continue;  // an argument of the operator alone
+      if (!members.count(name)) continue;  // only the operator has this argument
       const auto* const known = std::find(std::begin(kTypes), std::end(kTypes), type);
       const std::size_t each = 8 * (1 + strides), bytes = members[name].bytes;
       if (known == std::end(kTypes) || (list ? bytes % each : bytes - each)) fail(title, "its member " + name + kOther);
@@ -200,7 +200,7 @@ class Module {
     if (find("dtype")) stored = static_cast<int>(ask("dtype", {}));
   }
 
-  // What a function of up to three whole numbers says.
+  // Calls a function of up to three integers and returns its result.
   std::int64_t ask(const std::string& function, const py::args& given) const {
     using Number = std::int64_t;
     if (given.size() > 3) fail(title, function + " takes up to three numbers");
@@ -213,7 +213,7 @@ class Module {
     reinterpret_cast<void (*)(std::int64_t*)>(must_find("info"))(out);
     return py::make_tuple(out[0], out[1], out[2], out[3]);
   }
-  // A function of a call. On the host there is one for each dtype.
+  // A function that takes a call. On the host there is one per dtype.
   void* must_find(const std::string& function, int dtype = -1) const {
     void*& known = found_[{function, dtype}];
     if (!known) known = find(function);
@@ -232,7 +232,7 @@ class Module {
   mutable std::map<std::pair<std::string, int>, void*> found_;
 };
 
-// One call's structure, filled in. It holds on to the tensors until it is gone.
+// One call's structure, filled in. It keeps the tensors alive as long as it exists.
 class Call {
  public:
   Call(const Module& module, const py::kwargs& given) : module_(module), memory_(module.family.bytes) { set(given); }
@@ -300,7 +300,7 @@ class Call {
     }
     if (f.count) put(f.count, std::int64_t{count});
   }
-  // Writes the address and strides of a tensor; its first size.
+  // Writes the address and strides of a tensor; returns its first size.
   std::int64_t tensor(const Field& f, std::size_t at, const std::string& name, py::handle value) {
     const Given x(module_.title, name, value);
     if (device_ == kNone) device_ = x.device, dtype_ = x.dtype;

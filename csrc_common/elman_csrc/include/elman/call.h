@@ -1,7 +1,7 @@
-// What the C interfaces of all modules share. Tensors cross as addresses: no torch headers, no Python headers, and a module serves
+// Shared by the C interfaces of all modules. Tensors are passed as addresses, without headers of torch or Python, so a module works with
 // every version of both.
 //
-//   elman_FAMILY_layout() -> where the members of a call lie, by name; the last entry has no name, and the size of the call
+//   elman_FAMILY_layout() -> the offsets of a call's members, by name; the last entry has no name and holds the size of the call
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ struct CallView {  // a [T,B,d] tensor of adjacent channels; strides count eleme
   std::uint64_t address;
   std::int64_t t, b;
 };
-struct CallRows {  // a tensor whose rows, or time steps, are `step` elements apart, and adjacent inside
+struct CallRows {  // a tensor whose rows, or time steps, are `step` elements apart; elements inside are adjacent
   std::uint64_t address;
   std::int64_t step;
 };
@@ -22,7 +22,7 @@ struct CallMember {
   std::size_t at, bytes;
 };
 
-// Behind the structure of a family: ELMAN_LAYOUT(family, its type, up to 64 members...).
+// Follows the structure of a family: ELMAN_LAYOUT(family, its type, up to 64 members...).
 #define ELMAN_LAYOUT(family, Type, ...)                                                               \
   ELMAN_EXPORT const CallMember* elman_##family##_layout() {                                          \
     using Call = Type;                                                                                \

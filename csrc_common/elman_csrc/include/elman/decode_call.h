@@ -1,19 +1,19 @@
-// The C interface of the modules of decoding: what one call is given. bind/launch.cpp fills it in.
+// The C interface of the decoding modules: the arguments of a call. bind/launch.cpp fills it in.
 //
-//   elman_decode_NAME(call)   null, or what went wrong, in a buffer that the next call overwrites
+//   elman_decode_NAME(call) -> null, or an error message in a buffer that the next call overwrites
 //
-// A module compiled with a cell has `step`; one without has the others, but `linear` only for 16-bit storage. Tensors are in the storage
-// type unless said otherwise. Rows are adjacent elements; a step counts the elements from one row to the next. What has no step is
-// contiguous. `early`: whether it may begin before the kernel in front of it has ended, and waits for that itself.
+// A module compiled with a cell has `step`. A module without a cell has the other functions, `linear` only for 16-bit storage. Tensors are in the storage
+// type unless stated otherwise. Elements of a row are adjacent; a step is the distance between rows in elements. Tensors without a step are contiguous.
+// `early`: whether the kernel may begin before the previous one has ended, for which it then waits itself.
 #pragma once
 
 #include <cstdint>
 
 #include "call.h"
 
-// out = x weight^T + bias, its first `activated` columns passed through SiLU; and further maps of x without bias
+// out = x weight^T + bias, with SiLU on its first `activated` columns; and further maps of x without bias
 struct DecodeLinearCall {
-  std::int64_t rows, inputs, outputs, activated, maps;  // maps: further ones
+  std::int64_t rows, inputs, outputs, activated, maps;  // maps: number of further maps
   CallRows x;  // [B,K]
   std::uint64_t weight, bias, out;  // [N,K], [N] or null, [B,N]
   std::uint64_t map[4], map_out[4];  // [N_i,K], [B,N_i] each
@@ -34,7 +34,7 @@ struct DecodeStepCall {
 };
 ELMAN_LAYOUT(decode_step, DecodeStepCall, rows, inputs, outputs, extras, x, u, extra, weight, bias, w, out, h, last, early, stream)
 
-// stream_out = x + residual (x alone where that is null), out = weight stream_out / sqrt(mean(stream_out^2) + eps)
+// stream_out = x + residual (x if residual is null), out = weight stream_out / sqrt(mean(stream_out^2) + eps)
 struct DecodeNormCall {
   std::int64_t rows, width;
   CallRows x;  // [B,D]
@@ -45,14 +45,14 @@ struct DecodeNormCall {
 };
 ELMAN_LAYOUT(decode_norm, DecodeNormCall, rows, width, x, weight, residual, out, stream_out, eps, early, stream)
 
-// A class of each row of logits x
+// Draws a class for each row of logits
 struct DecodeDrawCall {
   std::int64_t rows, classes;
   CallRows logits;  // [B,V]
   std::uint64_t waits;  // float [B,V], draws of a standard exponential; null at temperature 0
-  std::uint64_t seen;  // bytes [B,V], classes that have occurred: changed where a penalty reads them
-  std::uint64_t drawn, shown;  // int64 [B]: the class, and it again, or -1 where logits are not finite
-  double penalty, temperature, below;  // temperature 0 takes the largest; the fewest classes above the share `below`, negative: all
+  std::uint64_t seen;  // bytes [B,V], classes that have occurred; updated if there is a penalty, which reads them
+  std::uint64_t drawn, shown;  // int64 [B]: the class; the class, or -1 if logits are not finite
+  double penalty, temperature, below;  // temperature 0: the largest; below: share of unlikely classes to drop; negative: none
   std::int64_t top_k;  // 0: all
   std::int64_t early;
   std::uint64_t stream;

@@ -1,21 +1,21 @@
-// The C interface of the elementwise modules, host and CUDA: what one call is given.
+// The C interface of the elementwise modules, host and CUDA: the arguments of a call.
 //
 //   elman_elementwise_declares(i)   streams, vectors and states of the cell; steps between checkpoints, S
-//   elman_elementwise_forward(call), _backward(call), _step(call): null, or what went wrong
+//   elman_elementwise_forward(call), _backward(call), _step(call) -> null, or an error message
 //
-// On the host these three end in _float32 or _float64. Streams and what stands in for them (y, gy, dstream) are in the storage type; all
-// else is float, or double beside double. A view is a [T,B,d] tensor of adjacent channels whose strides count elements: it may be a slice of
-// a wider one. What has no strides is contiguous. What one direction does not use is 0. Outputs hold anything before the call.
+// On the host these three end in _float32 or _float64. Streams, y, gy and dstream are in the storage type; everything else is float, or double with
+// double. A view is a [T,B,d] tensor of adjacent channels whose strides count elements; it may be a slice of a wider tensor. Tensors without strides
+// are contiguous. Members that a direction does not use are 0. Outputs may hold anything before the call.
 //
 //   forward   reads stream, vector, h0, mask, starts, initial; writes y, last and, unless it is 0, checkpoints: the states before steps 0,
 //             S, 2S, ... On the host there are none.
-//   backward  reads stream, vector, gy, g_last, checkpoints (on the host h0), mask, starts, initial; writes dstream, dh0, and shares of
-//             rows, to be added up over B: dvector and dinitial
-//   step      one time step: stream, vector, h0, mask, starts, initial; writes y and last, which may be h0. CUDA alone.
+//   backward  reads stream, vector, gy, g_last, checkpoints (on the host h0), mask, starts, initial; writes dstream, dh0, and each row's
+//             share of dvector and dinitial, which the caller adds up over B
+//   step      one time step: reads stream, vector, h0, mask, starts, initial; writes y and last, which may be h0. CUDA only.
 //
-// mask [T,B]: 0 holds the state, y is 0 there, and nothing flows back but through the state; null: nothing is masked. starts [T,B]: where
-// it is 1, the state before that step is `initial` (null: zero), whether or not the step is held. Rows with 16-byte addresses and strides
-// are read fastest; what is float has 16-byte addresses.
+// mask [T,B]: 0 holds the state; y is 0 there, and gradients flow back only through the state; null: nothing is masked. starts [T,B]: at a 1, the state
+// before that step is `initial` (null: zero), whether or not the step is held. Rows with 16-byte addresses and strides are read fastest; float tensors
+// have 16-byte addresses.
 #pragma once
 
 #include "call.h"
@@ -29,7 +29,7 @@ struct ElementwiseCall {
   std::uint64_t mask, starts, initial;  // [T,B] bytes, [T,B] bytes, [states,d]
   CallView gy, dstream[elman::elementwise::kMostStreams];
   std::uint64_t g_last, dh0, dvector, dinitial;  // [states,B,d], [states,B,d], [vectors,B,d], [states,B,d]
-  std::int64_t early;  // step: whether it may begin before the kernel in front of it has ended, and waits for that itself
+  std::int64_t early;  // step: whether it may begin before the previous kernel has ended, for which it then waits itself
   std::uint64_t cuda_stream;
 };
 ELMAN_LAYOUT(elementwise, ElementwiseCall, steps, batch, width, stream, y, vector, h0, last, checkpoints, mask, starts, initial, gy,
@@ -45,7 +45,7 @@ std::int64_t declares(std::int64_t i) {
 
 enum class Direction { forward, backward, step };
 
-// What is missing or too large, in words; null where nothing is.
+// An error message if something is missing or too large, else null.
 template <class Cell>
 const char* refuse(const ElementwiseCall& call, Direction direction, bool checkpoints) {
   const bool back = direction == Direction::backward;

@@ -1,16 +1,15 @@
-// The C interface of the modules of gated cells, host and CUDA: what one call is given. bind/launch.cpp fills it in.
+// The C interface of the modules of gated cells, host and CUDA: the arguments of a call. bind/launch.cpp fills it in.
 //
 //   elman_gates_forward(call), elman_gates_backward(call)      as in dense_call.h
-//   elman_gates_declares(i) -> gates, kept, states, splits and staged of the cell, by their number
+//   elman_gates_declares(i) -> gates, kept, states, splits and staged of the cell, by index
 //
-// Tensors are in the storage type but b and the states that come and go (h0, last, g_last, dh0: h, then s), which are float, or double
-// beside double.
+// Tensors are in the storage type except b and the states (h0, last, g_last, dh0: h, then s), which are float, or double with double.
 //
-//   forward   reads u, w, b, h0, mask; writes y, last, history, h_0 included, and where a backward will follow kept and memory, s_0
+//   forward   reads u, w, b, h0, mask; writes y, last, history, h_0 included, and, if a backward follows, kept and memory, s_0
 //             included. In a held row h_t = h_{t-1}, s_t = s_{t-1}, y_t = 0.
-//   backward  reads gy, w, history, kept, memory, g_last, mask; writes dp, du where the cell splits, dbias, dh0.
+//   backward  reads gy, w, history, kept, memory, g_last, mask; writes dp, du if the cell splits, dbias, dh0.
 //
-// The gradient of W is not made here: it is a product of dp after the loop. That of b is the sum of dbias over the rows.
+// The caller computes the gradient of W after the loop, as a product with dp. The gradient of b is the sum of dbias over the rows.
 #pragma once
 
 #include <cstdint>

@@ -1,21 +1,22 @@
-// The C interface of the matrix-state modules, host and CUDA: what one call is given. bind/launch.cpp fills it in.
+// The C interface of the matrix-state modules, host and CUDA: the arguments of a call. bind/launch.cpp fills it in.
 //
-// elman_matrix_info(int64_t out[4]): parts of a head, bytes of shared memory of a block, floats of a row of `parts` below, bytes
-//     by which the rows of k, q and of the lines must be aligned.
-// elman_matrix_declares(i) -> vectors, lines, scalars, params, elementwise (or energy) and delta of the cell, by their number
-// elman_matrix_forward(const MatrixCall*), elman_matrix_backward(const MatrixCall*): null, or what went wrong, in a buffer that the next call
+// elman_matrix_info(int64_t out[4]): parts of a head, bytes of shared memory per block, floats in a row of `parts` below, alignment in bytes of the
+//     rows of k, q and the lines.
+// elman_matrix_declares(i) -> vectors, lines, scalars, params, elementwise (or energy) and delta of the cell, by index
+// elman_matrix_forward(const MatrixCall*), elman_matrix_backward(const MatrixCall*) -> null, or an error message in a buffer that the next call
 //     overwrites.
 //
-// Addresses; 0 where something is absent. A view's step: elements from one time step to the next; heads and elements are adjacent. On the
-// host every tensor is contiguous, in double or float as the storage is. On the GPU:
-//   k, q [B,T,H,N], or [B,T,N] where shared, vector [B,T,H,N], line [B,T,H,V], or [B,T,V] where shared, o, dy and dk, dq, dvector [B,T,H,N], dline: storage type; o and dy contiguous
+// Members are addresses; 0 means absent. A view's step is the number of elements from one time step to the next; heads and elements are adjacent. On the
+// host every tensor is contiguous, in double or float like the storage. On the GPU:
+//   k, q [B,T,H,N], or [B,T,N] if shared, vector [B,T,H,N], line [B,T,H,V], or [B,T,V] if shared, o, dy, dk, dq, dvector [B,T,H,N], dline:
+//         storage type; o and dy are contiguous
 //   scalar, dscalar [B,T,H]: float if given, else storage type
 //   param [H,V], a_log, dt_bias [H], s0, s1, ds0, ds1 [B,H,N V]: float
-//   saved: with 16-bit storage and N > 24, rows [B] of the storage type: states [H,ceil(T/I),V,N], then what was retrieved [T,H,V], to a
-//          multiple of 8; else states alone, [B,H,ceil(T/16),V,N] float. I: 16 steps; with N > 32 8 (16 if linear), with N > 64 4; 32 if blocked
+//   saved: with 16-bit storage and N > 24, rows [B] of the storage type: states [H,ceil(T/I),V,N], then retrieved values [T,H,V], padded to a
+//          multiple of 8; else only states, [B,H,ceil(T/16),V,N] float. I is 16 steps; 8 if N > 32 (16 if linear), 4 if N > 64; 32 if blocked
 //   mask [B,T] bytes, 0 = hold the state
-//   dparam [B,H,V] float, on the host [H,V]: shares of the gradient of a param, to be added over B
-//   dhead [parts,2,B,H] float: shares of the gradients of a_log and dt_bias, to be added over parts and B
+//   dparam [B,H,V] float, on the host [H,V]: shares of the gradient of a param, which the caller adds over B
+//   dhead [parts,2,B,H] float: shares of the gradients of a_log and dt_bias, which the caller adds over parts and B
 //   parts [parts, B T H, floats of a row] float if parts > 1, else 0: workspace
 #pragma once
 
@@ -26,8 +27,8 @@
 
 struct MatrixCall {
   std::int64_t batch, steps, heads;
-  std::int64_t vectors, lines, scalars, params;  // how many are given
-  std::int64_t shared;  // which of k, q and the lines all heads share, a set of bits
+  std::int64_t vectors, lines, scalars, params;  // numbers of given tensors
+  std::int64_t shared;  // those of k, q and the lines that all heads share: a set of bits
   std::int64_t interval;  // steps between saved states
   CallRows k, q, vector[elman::matrix::kMostVectors], line[elman::matrix::kMostLines], scalar[elman::matrix::kMostScalars];
   std::uint64_t param[elman::matrix::kMostParams], a_log, dt_bias, mask;

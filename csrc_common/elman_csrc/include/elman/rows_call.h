@@ -1,12 +1,12 @@
-// The C interface of the modules of row recurrences (rows.cuh): what one call is given. bind/launch.cpp fills it in.
+// The C interface of the modules of row recurrences (rows.cuh): the arguments of a call. bind/launch.cpp fills it in.
 //
 // elman_rows_dtype(), elman_rows_forward(call), elman_rows_backward(call)      as in matrix_state_call.h
 //
-//   q, k [B,T,H,K], or [B,T,1,K] where `shared`, v [B,T,H,V]: storage; a step is the elements from one time step to the next, a multiple
-//         of 16 bytes, as addresses are; heads and elements are adjacent
+//   q, k [B,T,H,K], or [B,T,1,K] if `shared`, v [B,T,H,V]: storage; a step is the number of elements from one time step to the next; steps and
+//         addresses are multiples of 16 bytes; heads and elements are adjacent
 //   o, dy [B,T,H,V], dq, dk [B,T,H,K], dv [B,T,H,V], w [H,V,V]: storage, contiguous
-//   f, df [B,T,H], S0, last, ds0, ds1 [B,H,K,V], saved [B,H,ceil(T/16),K,V], dw [B,H,K/16,V,V], to be added over B and K/16: float,
-//         contiguous
+//   f, df [B,T,H], S0, last, ds0, ds1 [B,H,K,V], saved [B,H,ceil(T/16),K,V], dw [B,H,K/16,V,V], which the caller adds over B and K/16:
+//         float, contiguous
 //   mask, starts [B,T] bytes: 0 = hold the state; 1 = the state is 0 before the step. Each may be null, as S0, ds1 and saved may.
 #pragma once
 
