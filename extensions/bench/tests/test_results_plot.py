@@ -28,6 +28,7 @@ def assert_pictures(folder: Path, names: set[str]) -> None:
         else:
             assert ElementTree.parse(path).getroot().tag.endswith("svg")
             assert "<dc:date>" not in path.read_text()
+            assert f"stroke: {plots.DARK[0]} !important" in path.read_text()
 
 
 # series --------------------------------------------------------------------------------------------------------------
@@ -109,6 +110,25 @@ def test_lines_hold_the_losses_and_no_two_look_alike(tmp_path, monkeypatch):
     scatter = axes_of(figures, "speed-quality")
     assert scatter.get_xscale() == "log"
     assert len(scatter.containers) == 4
+
+
+VISIONS = {
+    "normal": np.eye(3),
+    "no green cones": np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
+    "no red cones": np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
+}  # what they see of linear RGB (Machado, Oliveira and Fernandes, 2009)
+TO_XYZ = np.array([[0.4124, 0.2126, 0.0193], [0.3576, 0.7152, 0.1192], [0.1805, 0.0722, 0.9505]])
+
+
+@pytest.mark.parametrize(("colours", "paper"), [(plots.COLOURS, plots.PAPER[0]), (plots.DARK, plots.PAPER[1])])
+@pytest.mark.parametrize("vision", VISIONS)
+def test_everybody_can_tell_all_colours_apart(colours, paper, vision):
+    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in (*colours, paper)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ VISIONS[vision].T
+    xyz = np.cbrt(np.clip(linear, 0, 1) @ TO_XYZ / [0.9505, 1, 1.089])
+    lab = np.stack([116 * xyz[:, 1], 500 * (xyz[:, 0] - xyz[:, 1]), 200 * (xyz[:, 1] - xyz[:, 2])], -1)
+    apart = np.linalg.norm(lab[:, None] - lab, axis=-1)[np.triu_indices(len(lab), 1)]
+    assert apart.min() > 12, "2 is the least that a trained eye sees"
 
 
 LITTLE = [
