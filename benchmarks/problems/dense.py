@@ -140,7 +140,7 @@ def flashrnn(function: str, x_TBI: Tensor, w_Gdd: Tensor, v: Tensor | None = Non
 
     gates, width = w_Gdd.shape[:2]
     of = leaves(u=x_TBI.transpose(0, 1).contiguous(), w=w_Gdd[:, None].contiguous(), **({} if v is None else {"v": v}))
-    bias = torch.zeros(gates if b is None else len(b) // width, 1, width, device=x_TBI.device, dtype=x_TBI.dtype)
+    bias = (x_TBI.new_zeros(gates * width) if b is None else b.to(x_TBI.dtype)).view(-1, 1, width)
 
     def forward() -> Tensor:
         wx = (F.linear(of["u"], of["v"]) if v is not None else of["u"]).view(*of["u"].shape[:2], gates, 1, width)

@@ -40,19 +40,13 @@ class Layer:
         return Run(lambda: layer(of["u"])[0], of, steps=True)
 
     def flashrnn(self) -> Run:
-        weights = dict(self.theirs.to(self.setting.dtype).named_parameters())
-        r, v = (weights[f"weight_{n}_l0"].detach() for n in ("hh", "ih"))
-        width = r.shape[1]
-        run = flashrnn(
-            self.kind,
-            self.x,
-            r.view(-1, width, width),
-            v=v,
-            b=torch.zeros((4 if self.kind == "gru" else len(r) // width) * width),
-        )
-        return Run(
-            run.forward, run.leaves, run.as_ours, peer_of=""
-        )  # its gates are in another order, and it has other biases
+        """FlashRNN's LSTM is ours and torch.nn's; its GRU has four biases, and its gates in another order."""
+        weights = {n: p.detach() for n, p in self.theirs.to(self.setting.dtype).named_parameters()}
+        r, v = (weights[f"weight_{n}_l0"] for n in ("hh", "ih"))
+        width, lstm = r.shape[1], self.kind == "lstm"
+        b = weights["bias_ih_l0"] + weights["bias_hh_l0"] if lstm else self.x.new_zeros(4 * width)
+        run = flashrnn(self.kind, self.x, r.view(-1, width, width), v=v, b=b)
+        return Run(run.forward, run.leaves, run.as_ours, peer_of="ours" if lstm else "")
 
     def reset_before(self) -> Run:
         width = self.x.shape[-1]
