@@ -72,6 +72,7 @@ class ElementwiseKernel(Compiled):
             streams=tuple(streams), vectors=tuple(vectors), states=tuple(states),
         )  # fmt: skip
         self._wanted = FAMILY.wanted(self.cell)
+        self._least = sum(not each.optional for each in self._wanted.values())
         self._operator = Operator(FAMILY, self.cell, native.run, portable.PLAIN, portable.gradients)
         self.op = self._operator.op
         register(self)
@@ -94,11 +95,10 @@ class ElementwiseKernel(Compiled):
             KernelError: the named back end cannot run this call.
             NotImplementedError: a back end other than "reference" was named under torch.func.
         """
-        least = len(self._wanted) - 2
-        if not least <= len(given) <= least + 2:
-            names = (*list(self._wanted)[:-2], "mask=None", "starts=None")
+        if not self._least <= len(given) <= len(self._wanted):
+            names = (f"{name}{'=None' * each.optional}" for name, each in self._wanted.items())
             raise ConfigError(f"{self.name} takes ({', '.join(names)}), not {len(given)} tensors")
-        given += (None,) * (least + 2 - len(given))
+        given += (None,) * (len(self._wanted) - len(given))
         check(self.name, self._wanted, given)
         first: Any = given[0]
         backend = choose(self.name, backend, first, lambda: map(int, first.shape[1:]))
