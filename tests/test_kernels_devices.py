@@ -83,7 +83,7 @@ def test_the_op_asks_for_its_module_on_the_device_of_its_tensors(gpus, monkeypat
         raise KeyError  # all that is of interest has happened
 
     monkeypatch.setattr(matrix_run, "load", load)
-    form = matrix_run.Form(matrix.cell, 3, 4, "00_0_0_0_00", "cuda")
+    form = matrix_run.Constants(matrix.cell, 3, 4, "00_0_0_0_00", "cuda")
     q, decay = OnGPU1(), OnGPU1()
     q.shape = decay.shape = torch.Size((1, 2, 3))
     with pytest.raises(KeyError):

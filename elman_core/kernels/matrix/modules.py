@@ -56,6 +56,33 @@ class Maps:
 
 
 @dataclass(frozen=True)
+class Form:
+    """What decides the module of a call, beside its size and dtype. Operators and problems have it as text.
+
+    Attributes:
+        arguments: of the cell's template: the options, then whether the optional scalar is given.
+        silu, normalised, shared: which of k, q and the lines these are, as bits. kinds: of the two scalars, from `KINDS`.
+    """
+
+    arguments: tuple[bool, ...]
+    silu: int
+    normalised: int
+    shared: int
+    kinds: tuple[int, ...]
+
+    def __str__(self) -> str:
+        bits, kinds = ("".join(str(int(x)) for x in some) for some in (self.arguments, self.kinds))
+        return f"{bits}_{self.silu}_{self.normalised}_{self.shared}_{kinds}"
+
+    @staticmethod
+    @cache
+    def parse(text: str) -> Form:
+        """The form that `str` wrote."""
+        bits, silu, normalised, shared, kinds = text.split("_")
+        return Form(tuple(x == "1" for x in bits), int(silu), int(normalised), int(shared), tuple(map(int, kinds)))
+
+
+@dataclass(frozen=True)
 class MatrixCell(Cell):
     """A matrix-state cell. `MatrixKernel` describes the attributes; here, v is the first of the lines."""
 
@@ -123,7 +150,7 @@ class MatrixCell(Cell):
 
     def linear(self, form: str) -> bool:
         """Whether a form has the option linear_state on."""
-        return "linear_state" in self.options and form[self.options.index("linear_state")] == "1"
+        return "linear_state" in self.options and Form.parse(form).arguments[self.options.index("linear_state")]
 
     def takes_blocks(self, form: str) -> bool:
         """Whether the cell of a form says `delta`."""
@@ -139,25 +166,28 @@ class MatrixCell(Cell):
         return 8 if backend == "cuda" and rows > 96 else 16
 
     def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:
-        """The form of a call, which decides its module, as text: the cell's template arguments, sets as bits, kinds of scalars.
+        """The `Form` of a call, as text.
 
         Args:
             options: the cell's. given: whether the optional scalar is given.
         """
         names = ("k", "q", *self.lines)
-        arguments = [*options, given] if self.optional else options
-        sets = [sum(1 << names.index(n) for n in some) for some in (maps.silu, maps.normalised, self.shared)]
+        arguments = (*options, given) if self.optional else tuple(options)
+        silu, normalised, shared = (
+            sum(1 << names.index(n) for n in some) for some in (maps.silu, maps.normalised, self.shared)
+        )
         scalars = len(self.scalars) - (not given)
-        kinds = [KINDS[maps.kind(i)] if i < scalars else 0 for i in range(2)]
-        return "_".join(["".join(str(int(x)) for x in arguments), *map(str, sets), "".join(map(str, kinds))])
+        kinds = tuple(KINDS[maps.kind(i)] if i < scalars else 0 for i in range(2))
+        return str(Form(arguments, silu, normalised, shared, kinds))
 
     def read(self, form: str) -> tuple[Maps, tuple[str, ...]]:
         """The maps of a form, and the names of the options that are on and of the optional scalar if it is given."""
-        arguments, *sets, _shared, kinds = form.split("_")
-        names = ("k", "q", *self.lines)
-        silu, normalised = (tuple(n for i, n in enumerate(names) if int(bits) >> i & 1) for bits in sets)
-        scalars = tuple(list(KINDS)[int(digit)] for digit in kinds[: len(self.scalars)])
-        on = [n for n, digit in zip((*self.options, *self.optional), arguments, strict=True) if digit == "1"]
+        made, names = Form.parse(form), ("k", "q", *self.lines)
+        silu, normalised = (
+            tuple(n for i, n in enumerate(names) if bits >> i & 1) for bits in (made.silu, made.normalised)
+        )
+        scalars = tuple(list(KINDS)[kind] for kind in made.kinds[: len(self.scalars)])
+        on = [n for n, is_on in zip((*self.options, *self.optional), made.arguments, strict=True) if is_on]
         return Maps(silu, normalised, scalars), tuple(on)
 
 
@@ -189,8 +219,8 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
         raise KernelError(
             f"{cell.name}: no kernel for N={size.rows} V={size.columns} in {size.dtype}. There are: {SUPPORTED}{host}"
         )
-    arguments, silu, normalised, shared, kinds = size.form.split("_")
-    absent = bool(cell.optional) and arguments[-1] == "0"
+    form = Form.parse(size.form)
+    absent = bool(cell.optional) and not form.arguments[-1]
     declared = {
         "vectors": len(cell.vectors), "lines (v is one)": len(cell.lines), "scalars": len(cell.scalars) - absent,
         "params": len(cell.params), "elementwise": cell.elementwise, "delta": cell.takes_blocks(size.form),
@@ -201,16 +231,16 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
         "matrix_state_host.cpp" if target == "host" else "matrix_state_cuda.cu",
         cell.header,
         declared=declared,
-        CELL=f"{cell.type}<{','.join(arguments)}>" if arguments else cell.type,
+        CELL=f"{cell.type}<{','.join(str(int(x)) for x in form.arguments)}>" if form.arguments else cell.type,
         DTYPE=size.dtype,
         ROWS=size.rows,
         LINES=size.columns,
-        SILU=silu,
-        L2=normalised,
-        SHARED=shared,
+        SILU=form.silu,
+        L2=form.normalised,
+        SHARED=form.shared,
         LINEAR=int(cell.linear(size.form)),
-        KIND0=kinds[0],
-        KIND1=kinds[1],
+        KIND0=form.kinds[0],
+        KIND1=form.kinds[1],
     )
 
 

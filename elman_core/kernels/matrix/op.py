@@ -255,11 +255,11 @@ def _register(cell: MatrixCell) -> Callable[..., Any]:
 
     def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, state, mask, a_log, dt_bias, heads, rows, form, keep, backend = given
-        return run.forward(run.Form(cell, heads, rows, form, backend), state, keep, *inputs, mask, a_log, dt_bias)
+        return run.forward(run.Constants(cell, heads, rows, form, backend), state, keep, *inputs, mask, a_log, dt_bias)
 
     def backward(dy: Tensor, ds1: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
         *inputs, saved, heads, rows, form, backend = given
-        return run.backward(run.Form(cell, heads, rows, form, backend), dy, ds1, saved, *inputs)
+        return run.backward(run.Constants(cell, heads, rows, form, backend), dy, ds1, saved, *inputs)
 
     backward_op = operator(
         f"matrix_{cell.name}_backward(Tensor dy, Tensor? ds1, {inputs}, {_HEADS}, Tensor saved, {_FORM}, str backend)"

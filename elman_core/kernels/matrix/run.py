@@ -18,7 +18,7 @@ from elman_core.kernels.spec import Target
 from elman_core.registry.errors import KernelError
 
 from . import modules
-from .modules import MatrixCell, Size
+from .modules import Form, MatrixCell, Size
 
 FAMILY = Family(
     "matrix",
@@ -41,13 +41,13 @@ WORKSPACE = 512 << 20  # bytes: the limit of the shares of a head's parts; large
 
 
 @dataclass(frozen=True)
-class Form:
-    """The arguments of a call that are no tensors. heads: H. rows: N. text: `Size.form`. backend: "cuda" or "host"."""
+class Constants:
+    """The arguments of a call that are no tensors. heads: H. rows: N. form: as text. backend: "cuda" or "host"."""
 
     cell: MatrixCell
     heads: int
     rows: int
-    text: str
+    form: str
     backend: Target
 
 
@@ -76,24 +76,24 @@ def columns(cell: MatrixCell, q: Tensor, v: Tensor | None, heads: int, rows: int
     return (q.shape[2] // heads - keys * rows) // len(cell.lines) if v is None else v.shape[3]
 
 
-def forward(form: Form, state: Tensor | None, keep: bool, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward(of: Constants, state: Tensor | None, keep: bool, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(o (B, T, H, V), S_T (B, H, N, V), and the tensor of `_saved` for the backward, empty without `keep`).
 
     Args:
         state: S_0 or None. keep: whether a backward will follow.
         given: q, k, vectors, lines, scalars, params, mask, a_log, dt_bias of the op.
     """
-    module, batched, fixed, _ = _prepare(form, *given)
-    q, (B, T, H, N, V) = batched["q"], _sizes(form, batched)
+    module, batched, fixed, _ = _prepare(of, *given)
+    q, (B, T, H, N, V) = batched["q"], _sizes(of, batched)
     o, last = q.new_empty(B, T, H, V), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
-    saved = _saved(form, q, B, T, V) if keep else q.new_empty(0)
+    saved = _saved(of, q, B, T, V) if keep else q.new_empty(0)
     state = launch.whole(state)
     with launch.on(q):
         module.run("forward", **batched, **fixed, s0=state, s1=last, o=o, saved=saved if keep else None)
     return o, last, saved
 
 
-def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: Any) -> tuple[Tensor, ...]:
+def backward(of: Constants, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: Any) -> tuple[Tensor, ...]:
     """Gradients of (q, k, vectors, lines, scalars, params, S_0, a_log, dt_bias); empty for an input that was not given.
 
     In the fused form the first is that of q, k, vectors and lines, (B, T, C), or, if `beside`, of these and the first scalar,
@@ -102,9 +102,9 @@ def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: 
     Args:
         dy, ds1: gradients of o and of S_T. saved, given: as in `forward`.
     """
-    module, batched, fixed, packed = _prepare(form, *given)
-    q, scalars, count, (B, T, H, N, V) = batched["q"], batched["scalar"], len(fixed["param"]), _sizes(form, batched)
-    made, (dq, dk, *dvectors), dlines, dscalars = _room(form, module, batched, packed)
+    module, batched, fixed, packed = _prepare(of, *given)
+    q, scalars, count, (B, T, H, N, V) = batched["q"], batched["scalar"], len(fixed["param"]), _sizes(of, batched)
+    made, (dq, dk, *dvectors), dlines, dscalars = _room(of, module, batched, packed)
     dy, ds0 = launch.aligned(dy.to(q.dtype), 16).contiguous(), q.new_empty(B, H, N, V, dtype=compute_dtype(q))
     batched |= {"dy": dy, "ds1": launch.whole(ds1), "saved": saved, "ds0": ds0}
     batched |= {"dq": dq, "dk": dk, "dvector": dvectors, "dline": dlines, "dscalar": dscalars}
@@ -113,7 +113,7 @@ def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: 
     dparams: list[Tensor] = []
     for batch in _slices(B, parts * T * H * width * 4 if parts > 1 else 0):
         some = {name: part(x, batch) for name, x in batched.items()}
-        each = len(some["q"]) if form.backend == "cuda" else 1  # the host adds up over the batch
+        each = len(some["q"]) if of.backend == "cuda" else 1  # the host adds up over the batch
         dparam = q.new_empty(count, each, H, V, dtype=compute_dtype(q))
         space = q.new_empty(parts * each * T * H * width, dtype=torch.float32) if parts > 1 else None
         # Shares of the gradients of A_log and dt_bias; the host fills them with zeros first.
@@ -138,27 +138,27 @@ def backward(form: Form, dy: Tensor, ds1: Tensor | None, saved: Tensor, *given: 
     else:  # each head has given its share of what all share
         pairs = zip((q, batched["k"], *batched["line"]), (dq, dk, *dlines), strict=True)
         dq, dk, *dlines = (d if x.shape == d.shape else d.sum(2, keepdim=True) for x, d in pairs)
-    dscalars += [q.new_empty(0) for _ in form.cell.scalars[len(dscalars) :]]
+    dscalars += [q.new_empty(0) for _ in of.cell.scalars[len(dscalars) :]]
     of_params = [x.clone() for x in sum(dparams[1:], dparams[0])] if dparams else []
     da_log, ddt_bias = (x.clone() for x in (sum(dheads[1:], dheads[0]) if dheads else (nothing, nothing)))
     return dq, dk, *dvectors, *dlines, *dscalars, *of_params, ds0, da_log, ddt_bias
 
 
-def _sizes(form: Form, batched: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+def _sizes(of: Constants, batched: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
     """(B, T, H, N, V)."""
     B, T, _, V = batched["line"][0].shape
-    return B, T, form.heads, form.rows, V
+    return B, T, of.heads, of.rows, V
 
 
-def _saved(form: Form, q: Tensor, B: int, T: int, V: int) -> Tensor:
+def _saved(of: Constants, q: Tensor, B: int, T: int, V: int) -> Tensor:
     """Memory for the states before every segment of `interval` steps, (B, H, segments, V, N) in float32 or float64.
 
     With N > 24 and tensor cores: a row for each batch element, in the dtype of q, with these states and the retrieved values of
     every step, (T, H, V), rounded up to a multiple of 8.
     """
-    H, N, bits = form.heads, form.rows, 8 * q.element_size()
-    segments = -(-T // form.cell.interval(N, q, form.backend, form.text))
-    if N > 24 and form.cell.tensor(N, bits, form.backend):
+    H, N, bits = of.heads, of.rows, 8 * q.element_size()
+    segments = -(-T // of.cell.interval(N, q, of.backend, of.form))
+    if N > 24 and of.cell.tensor(N, bits, of.backend):
         made = q.new_empty(B, ((used := H * V * (segments * N + T)) + 7) // 8 * 8)
         if used % 8:
             made[:, used:] = 0  # outputs of an operator are compared as a whole
@@ -169,7 +169,7 @@ def _saved(form: Form, q: Tensor, B: int, T: int, V: int) -> Tensor:
 def fake_forward(cell: MatrixCell, q: Tensor, _k: Any, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     *_, heads, rows, form, keep, backend = rest
     B, T, V = *q.shape[:2], columns(cell, q, rest[len(cell.vectors)], heads, rows)
-    saved = _saved(Form(cell, heads, rows, form, backend), q, B, T, V) if keep else q.new_empty(0)
+    saved = _saved(Constants(cell, heads, rows, form, backend), q, B, T, V) if keep else q.new_empty(0)
     return q.new_empty(B, T, heads, V), q.new_empty(B, heads, rows, V, dtype=compute_dtype(q)), saved
 
 
@@ -189,20 +189,20 @@ def fake_backward(cell: MatrixCell, _dy: Any, _ds1: Any, q: Tensor, k: Any, *res
 
 
 def _prepare(
-    form: Form, q: Tensor, k: Tensor | None, *rest: Any
+    of: Constants, q: Tensor, k: Tensor | None, *rest: Any
 ) -> tuple[Any, dict[str, Any], dict[str, Any], Tensor | None]:
     """The module; the arguments of both directions, per row of the batch and for all rows; and the packed inputs.
 
     The kernel can read every tensor in place: they are separate, or q, k, vectors and lines are slices of one tensor.
     """
     *named, mask, a_log, dt_bias = rest
-    H, N, cell = form.heads, form.rows, form.cell
+    H, N, cell = of.heads, of.rows, of.cell
     first, count = len(cell.packed), len(cell.vectors)
     lines, scalars = named[:first], named[first : len(named) - len(cell.params)]
     V = columns(cell, q, named[first - 1], H, N)
     with launch.on(q):
-        module = load(cell, form.backend, Size(N, V, q.dtype, form.text), q.device.index)
-    align = module.info()[3] if form.backend == "cuda" else 0
+        module = load(cell, of.backend, Size(N, V, q.dtype, of.form), q.device.index)
+    align = module.info()[3] if of.backend == "cuda" else 0
     packed, keys = None, (q, k, *lines)
     if k is None:
         packed = launch.aligned(q, 0)
@@ -216,7 +216,7 @@ def _prepare(
     }  # fmt: skip
     fixed = {
         "param": [x.contiguous() for x in named[len(named) - len(cell.params) :]], "a_log": a_log, "dt_bias": dt_bias,
-        "shared": int(form.text.split("_")[3]), "interval": cell.interval(N, q, form.backend, form.text),
+        "shared": Form.parse(of.form).shared, "interval": cell.interval(N, q, of.backend, of.form),
         "state_line": 1, "state_row": V, "stream": launch.stream(q),
     }  # fmt: skip
     return module, batched, fixed, packed
@@ -229,13 +229,13 @@ def beside(packed: Tensor, scalars: Sequence[Tensor | None]) -> bool:
 
 
 def _room(
-    form: Form, module: Any, batched: Mapping[str, Any], packed: Tensor | None
+    of: Constants, module: Any, batched: Mapping[str, Any], packed: Tensor | None
 ) -> tuple[Tensor | None, list[Tensor], list[Tensor], list[Tensor]]:
     """Memory for the gradients of q, k and vectors, of lines, of scalars: slices of one tensor if the kernel can write them."""
-    q, (B, T, H, N, V) = batched["q"], _sizes(form, batched)
+    q, (B, T, H, N, V) = batched["q"], _sizes(of, batched)
     keys, lines = 2 + len(batched["vector"]), len(batched["line"])
     dscalars = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in batched["scalar"]]
-    if packed is not None and form.backend == "cuda":
+    if packed is not None and of.backend == "cuda":
         behind = H if beside(packed, batched["scalar"]) else 0
         widths = [H * N] * keys + [H * V] * lines + [behind]
         if sliceable(widths, q.element_size(), module.info()[3]):
