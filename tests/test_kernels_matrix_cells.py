@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fla_rules import RULES
 from linear_cells import CELLS as LINEAR
 from linear_cells import GATED, KIMI, Made
+from problems.fla_rules import RULES
 from torch import Tensor
 
 from elman_core.kernels import Maps, MatrixKernel
