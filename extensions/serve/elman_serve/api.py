@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import jsonschema
@@ -26,6 +26,9 @@ from . import schema
 from .answers import Chat, Completion, Part
 from .engine import BusyError, Engine, LateError, Request
 
+EVENT_SECONDS = 0.04
+"""Between the events of a stream: the bytes of several steps share one, which costs as much as many rows of a step."""
+
 BODY_SECONDS = 30
 """A client has so long to send a body."""
 
@@ -40,8 +43,8 @@ class ApiError(Exception):
         kind = "invalid_request_error" if status < 429 else "rate_limit_error" if status == 429 else "server_error"
         self.status, self.body = status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
-    def response(self) -> Response:
-        headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(self.status, {})
+    def response(self, headers: Mapping[str, str] | None = None) -> Response:
+        headers = headers or {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(self.status, {})
         if self.status in (408, 413):  # the rest of the body is not read
             headers = {"Connection": "close"}
         return JSONResponse(self.body, self.status, headers)
@@ -78,14 +81,15 @@ class Api:
         bodies = {"/v1/completions": schema.completion(limits)}
         if template is not None:
             bodies["/v1/chat/completions"] = schema.chat(limits)
+        for body in bodies.values():
+            body["properties"]["model"]["enum"] = [name]
         self.document = schema.document(__version__, bodies, key is not None)
-        # a prompt of many numbers is checked by `_prompts`, a thousand times as fast
-        bodies["/v1/completions"] = {
-            **bodies["/v1/completions"],
-            "properties": {**bodies["/v1/completions"]["properties"]},
-        }
-        bodies["/v1/completions"]["properties"]["prompt"] = {}
-        self._validators = {path: jsonschema.Draft202012Validator(body) for path, body in bodies.items()}
+        # a wrong name is a 404, and `_prompts` checks a prompt of many numbers a thousand times as fast
+        apart: dict[str, Any] = {"model": {"type": "string"}, "prompt": {}}
+        self._validators = {}
+        for path, body in bodies.items():
+            own = {field: apart.get(field, about) for field, about in body["properties"].items()}
+            self._validators[path] = jsonschema.Draft202012Validator({**body, "properties": own})
         routes = [
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.models),
@@ -96,7 +100,7 @@ class Api:
         ]
         handlers: Any = {
             ApiError: lambda _, error: error.response(),
-            HTTPException: lambda _, error: ApiError(error.status_code, f"{error.detail}").response(),
+            HTTPException: lambda _, error: ApiError(error.status_code, f"{error.detail}").response(error.headers),
             ClientDisconnect: lambda *_: Response(status_code=499),
             Exception: lambda *_: ApiError(500, "the server failed; its log says more").response(),
         }
@@ -267,7 +271,7 @@ async def _events(jobs: list[Request], parts: list[Part], answer: Any, changed: 
     """One event for all that a text has gained since the last: a client that reads slowly gets fewer and longer ones."""
     ended = False
     while not ended:
-        await changed.wait()
+        await changed.wait()  # for the first byte without a pause
         changed.clear()
         ended = all(job.done for job in jobs)
         failed = next((job.error for job in jobs if job.error is not None), None)
@@ -277,6 +281,8 @@ async def _events(jobs: list[Request], parts: list[Part], answer: Any, changed: 
         if failed is not None:
             yield _line(refusal(failed).body)
             return
+        if not ended:
+            await asyncio.sleep(EVENT_SECONDS)
     if answer.include_usage:
         yield _line(answer.usage_event(jobs))
     yield b"data: [DONE]\n\n"

@@ -155,7 +155,7 @@ def document(version: str, bodies: dict[str, dict[str, Any]], keyed: bool) -> di
         ("/metrics", "Counters for Prometheus.", "text/plain"),
     ):
         answers = {"200": _answer(said, kind), **{status: wrong[status] for status in ("401", "503")}}
-        paths[path] = {"get": {"responses": answers}}
+        paths[path] = {"get": {"responses": answers, **({"security": []} if path == "/health" else {})}}
     made: dict[str, Any] = {"openapi": "3.1.0", "info": {"title": "elman serve", "version": version}, "paths": paths}
     if keyed:
         made |= {
