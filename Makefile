@@ -26,7 +26,7 @@ lowest:  ## `make quick` and the tests of transformers, with the lowest versions
 	python3 -m venv .lowest
 	.lowest/bin/pip install packaging
 	.lowest/bin/python tests/bounds.py lowest > .lowest/requirements.txt
-	.lowest/bin/pip install -r .lowest/requirements.txt accelerate peft editables
+	.lowest/bin/pip install -r .lowest/requirements.txt accelerate peft editables httpx openai
 	.lowest/bin/pip install --no-deps --no-build-isolation $(patsubst %,-e %,. baselines csrc_common checkpoints $(PLUGINS) $(wildcard extensions/*/))
 	CXX=none .lowest/bin/python -m pytest -q -n 2 -m "not slow" $(QUICK) $(wildcard tests/test_hf_*.py) extensions
 
