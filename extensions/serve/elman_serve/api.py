@@ -207,12 +207,12 @@ class Api:
                 raise ApiError(400, f"the chat template refuses these messages: {error}", param=param) from error
         else:
             whole = body.get("prompt", "")
-            given = whole if isinstance(whole, list) and whole and not isinstance(whole[0], int) else [whole]
+            given = whole if isinstance(whole, list) and whole and isinstance(whole[0], str | list) else [whole]
         try:
-            prompts = [text.encode() if isinstance(text, str) else bytes(text) for text in given]
-            if not all(isinstance(text, str) or (isinstance(text, list) and text) for text in given):
+            if len({type(text) for text in given}) > 1:
                 raise TypeError
-        except (TypeError, ValueError) as error:
+            prompts = [text.encode() if isinstance(text, str) else _bytes(text) for text in given]
+        except (TypeError, ValueError, OverflowError) as error:
             said = "the prompt must be Unicode text, or bytes as numbers from 0 to 255, or a list of either"
             raise ApiError(400, said, "invalid_value", param) from error
         if (longest := max(map(len, prompts))) > self.limits.prompt:
@@ -305,6 +305,15 @@ async def _gone(request: HttpRequest) -> None:
     """Returns when the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _bytes(numbers: Any) -> bytes:
+    """Bytes given as numbers, of which 97.0 is one too in JSON; `true` is none."""
+    if not isinstance(numbers, list) or not numbers or not {type(number) for number in numbers} <= {int, float}:
+        raise TypeError
+    if (whole := [int(number) for number in numbers]) != numbers:
+        raise ValueError
+    return bytes(whole)
 
 
 def _no_constant(name: str) -> Any:

@@ -76,6 +76,7 @@ class Rows(Generic[Owner]):
         return logits_PV
 
 
+@torch.inference_mode()
 def independent(model: Any, slots: int) -> bool:
     """Whether a row's logits have the same bits in the smallest and in the largest batch, which a step of both shows."""
     rows: Rows[int] = Rows(model)

@@ -199,6 +199,9 @@ def test_the_openai_client_gets_texts_streams_scores_and_usage(served):
     assert only.text == LONG
     assert len(only.logprobs.token_logprobs) == len(LONG)
 
+    assert (
+        served.post(prompt=[97.0, 98, 99], max_tokens=30, seed=5).json()["choices"][0]["text"] == whole.choices[0].text
+    )
     several = client.completions.create(model="tiny", prompt=["abc", "d"], n=2, max_tokens=5, seed=1)
     assert [c.index for c in several.choices] == [0, 1, 2, 3]
     letters = [chr(b) for b in alone if 33 <= b < 127]
@@ -244,6 +247,9 @@ WRONG = [
     ({**OK, "prompt": [256]}, 400, "invalid_value", "prompt"),
     ({**OK, "prompt": [[1], "a", []]}, 400, "invalid_value", "prompt"),
     ({**OK, "prompt": {"a": 1}}, 400, "invalid_value", "prompt"),
+    ({**OK, "prompt": [[False]]}, 400, "invalid_value", "prompt"),
+    ({**OK, "prompt": [97.5]}, 400, "invalid_value", "prompt"),
+    ({**OK, "prompt": []}, 400, "invalid_value", "prompt"),
     ({**OK, "prompt": "a" * 4097}, 400, "context_length_exceeded", "prompt"),
 ]
 
@@ -309,6 +315,7 @@ MALFORMED = [
     (http(b"[" * 50_000, b"Connection: close\r\n"), b"400"),
     (http(b"[]", b"Connection: close\r\n"), b"400"),
     (http(SMALL.replace(b'"a"', b'"\\ud800"'), b"Connection: close\r\n"), b"400"),
+    (http(SMALL.replace(b'"a"', b"[1e400]"), b"Connection: close\r\n"), b"400"),
     (http(SMALL.replace(b"1}", b"NaN}"), b"Connection: close\r\n"), b"400"),
     (http(SMALL.replace(b"1}", b"9" * 5000 + b"}"), b"Connection: close\r\n"), b"400"),
     (http(b" " * 10_000_000), b"413"),
