@@ -145,9 +145,6 @@ def test_prompts_are_tuned_and_prefixes_of_keys_and_values_refused():
         prefixed(tokens)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=RuntimeError, reason="torch's softplus_backward returns other strides than it says"
-)
 def test_the_backward_of_e88_is_traced_by_aot_eager_on_a_cpu():
     tokens, model = PROMPT, tiny("e88", depth=1, dtype=torch.float32)
     torch._dynamo.reset()
