@@ -60,9 +60,8 @@ class Decoder:
         recorder: Recorder | None = None,
         padding: int = 0,
     ) -> None:
-        self.padding = padding
         self.model, self.how, self.generator, self.recorder = model, how, generator, recorder
-        self.cache = cache
+        self.cache, self.padding = cache, padding
         self.steps = 0
         self._replay: Callable[[], Tensor] | None = None
         self._states: list[State] = []  # where the graph reads and leaves the state: it keeps addresses, not tensors

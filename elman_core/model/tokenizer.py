@@ -52,18 +52,13 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
-    """The tokenizer beside the weights of a model that was loaded, with its chat template if it has one.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
+    """The tokenizer beside the weights of a model that was loaded; a `CheckpointError` if none loads."""
     from transformers import AutoTokenizer
 
     try:
-        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model.name_or_path)
+        return AutoTokenizer.from_pretrained(model.name_or_path)
     except Exception as error:  # whatever transformers and tokenizers raise
         raise CheckpointError(f"{model.name_or_path} has no tokenizer that loads: {one_line(error)}") from error
-    return loaded
 
 
 def write_tokenizer(folder: str | os.PathLike) -> None:
