@@ -18,7 +18,7 @@ from elman_core.cli import _doctor, main
 from elman_core.generation import Sampling
 from elman_core.generation.decoder import WARM, Decoder
 from elman_core.generation.loop import prefill
-from elman_core.kernels import build, choice, stamps
+from elman_core.kernels import build, dispatch, verify_cache
 from elman_core.kernels.decode import grids as decode_grids
 from elman_core.kernels.decode import op as decode
 from elman_core.kernels.decode import run as decode_run
@@ -56,14 +56,14 @@ def taken(emulated, monkeypatch, tmp_path):
         return x.dtype in decode_run.DTYPES and not torch.is_grad_enabled()
 
     monkeypatch.setattr(decode_run, "alone", alone)
-    monkeypatch.setattr(stamps, "verify", on_cpu)
-    monkeypatch.setattr(stamps, "_used", {})
-    monkeypatch.setattr(choice, "_decided", {})
+    monkeypatch.setattr(verify_cache, "verify", on_cpu)
+    monkeypatch.setattr(verify_cache, "_used", {})
+    monkeypatch.setattr(dispatch, "_decided", {})
     monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
-    monkeypatch.setattr(stamps.build, "local_arch", lambda _extension: "sm_90")
+    monkeypatch.setattr(verify_cache.build, "local_arch", lambda _extension: "sm_90")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "emulated threads")
-    right = stamps.stamp
-    monkeypatch.setattr(stamps, "stamp", lambda spec, target="cuda", arch="sm_90": right(spec, target, arch))
+    right = verify_cache.stamp
+    monkeypatch.setattr(verify_cache, "stamp", lambda spec, target="cuda", arch="sm_90": right(spec, target, arch))
     monkeypatch.delenv("ELMAN_VERIFY", raising=False)
     with torch.inference_mode():
         yield verified
@@ -134,14 +134,14 @@ def test_first_uses_on_a_gpu_pass_and_are_stamped_without_a_compiler(monkeypatch
 
     with torch.inference_mode():
         for folder in ("compiles", "verifies"):
-            monkeypatch.setattr(choice, "_decided", {})
+            monkeypatch.setattr(dispatch, "_decided", {})
             monkeypatch.setenv("ELMAN_CACHE", ":".join(map(str, [tmp_path / folder, tmp_path / "compiles"])))
             if folder == "verifies":
                 for stamped in (tmp_path / "compiles" / "verified").iterdir():
                     stamped.unlink()
                 monkeypatch.setattr(build, "_compile", Mock(side_effect=AssertionError("compiled again")))
             use()
-    assert all(stamps.stamp(s).passed for s in specs() if s.name != "e1_step")
+    assert all(verify_cache.stamp(s).passed for s in specs() if s.name != "e1_step")
 
 
 # First use ------------------------------------------------------------------------------------------------------------
@@ -155,13 +155,13 @@ def test_a_size_is_verified_once_with_the_fewest_and_the_most_rows(taken):
     assert (name, [c.sizes for c in cases]) == ("decode", [{"B": b, "K": 40} for b in (1, 8)])
     assert decode.takes(torch.zeros(9, 40, dtype=bf16), w)
     assert [c.sizes["B"] for c in taken[1][1]] == [9, 16]
-    found = stamps.stamp(decode_spec.spec())
+    found = verify_cache.stamp(decode_spec.spec())
     assert found is not None
     assert (found.passed, len(found.extra)) == (True, 4)
-    choice._decided.clear()  # as another process
+    dispatch._decided.clear()  # as another process
     assert decode.takes(x, w)
     assert len(taken) == 2
-    assert all(not use["skipped"] and use["stamp"]["passed"] for use in stamps.used().values())
+    assert all(not use["skipped"] and use["stamp"]["passed"] for use in verify_cache.used().values())
 
 
 def test_every_kind_has_a_first_use_that_passes(taken):
@@ -173,12 +173,12 @@ def test_every_kind_has_a_first_use_that_passes(taken):
     assert elman_e42.op.e42._step.takes(x[None], w, w)
     assert [name for name, _ in taken] == ["decode"] * 3 + ["e42_step"]
     assert [c.options["tied"] for c in taken[-1][1]] == [True, False]
-    assert all(stamps.stamp(spec).passed for spec in specs() if spec.name != "e1_step")
+    assert all(verify_cache.stamp(spec).passed for spec in specs() if spec.name != "e1_step")
 
 
 def test_a_cache_that_cannot_be_written_stops_nobody(taken, monkeypatch, caplog):
     full = KernelError("no cache folder can be written")
-    monkeypatch.setattr(stamps, "build", Mock(wraps=stamps.build, writable_cache=Mock(side_effect=full)))
+    monkeypatch.setattr(verify_cache, "build", Mock(wraps=verify_cache.build, writable_cache=Mock(side_effect=full)))
     x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
     with caplog.at_level(logging.WARNING):
         assert decode.takes(x, w)
@@ -390,7 +390,9 @@ def test_the_doctor_says_of_each_kernel_of_decoding_whether_it_was_verified(take
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     [row] = _doctor._decoding()
     assert row["is"] == "cuda kernel decode not verified: elman verify decode"
-    stamps.save(decode_spec.spec(), stamps.make(decode_spec.spec(), Report("decode", "cuda", "quick", cases=1)))
+    verify_cache.save(
+        decode_spec.spec(), verify_cache.make(decode_spec.spec(), Report("decode", "cuda", "quick", cases=1))
+    )
     assert _doctor._decoding()[0]["is"].startswith("cuda kernel decode verified, quick grid")
     said = _doctor._stamps("e42", [elman_e42.op.e42.spec(), elman_e42.op.e42._step.spec()])
     assert (

@@ -11,7 +11,7 @@ from elman_e1.op import e1 as e1_dense
 from elman_e42.op import e42 as e42_dense
 from torch import Tensor
 
-from elman_core.kernels import DenseKernel, choice
+from elman_core.kernels import DenseKernel, dispatch
 from elman_core.kernels.dense import native, portable
 from elman_core.kernels.dense.plan import Device, plan, shared_bytes
 from elman_core.registry import ConfigError, KernelError
@@ -58,9 +58,9 @@ def test_a_cpu_takes_plain_pytorch_and_never_the_test_instrument(kernel, monkeyp
 def test_what_a_gpu_will_run_is_said_without_compiling(kernel, monkeypatch):
     monkeypatch.setattr(native, "source", lambda *_: pytest.fail("nothing may be compiled"))
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
-    monkeypatch.setattr(choice, "_decided", {})
+    monkeypatch.setattr(dispatch, "_decided", {})
     assert kernel.backend("cuda:0", D) == "cuda, compiled at its first use"
-    choice._decided[kernel.name, 0, torch.bfloat16, "auto", B, D] = True
+    dispatch._decided[kernel.name, 0, torch.bfloat16, "auto", B, D] = True
     assert kernel.backend("cuda:0", D) == "cuda"
     assert kernel.backend("cuda:1", D) == "cuda, compiled at its first use"
     monkeypatch.setenv("ELMAN_KERNELS", "off")
@@ -130,14 +130,14 @@ def test_gradients_of_gradients_are_refused_with_the_way_out(kernel):
 def test_the_choice_of_a_kernel_is_a_constant_of_a_compiled_graph(kernel, monkeypatch):
     """What a GPU's tensors go through; here with kernels off, which needs no GPU."""
     monkeypatch.setenv("ELMAN_KERNELS", "off")
-    monkeypatch.setattr(choice, "_decided", {})
+    monkeypatch.setattr(dispatch, "_decided", {})
 
     def choose(x: Tensor) -> Tensor:
-        return x + (2 if choice.runs(kernel.name, x, int(x.shape[1]), int(x.shape[2])) else 1)
+        return x + (2 if dispatch.runs(kernel.name, x, int(x.shape[1]), int(x.shape[2])) else 1)
 
     x = torch.zeros(T, B, D)
     assert torch.equal(torch.compile(choose, fullgraph=True, backend="aot_eager")(x), x + 1)
-    assert list(choice._decided) == [(kernel.name, None, torch.float32, "off", B, D)]
+    assert list(dispatch._decided) == [(kernel.name, None, torch.float32, "off", B, D)]
 
 
 @both
@@ -194,15 +194,15 @@ def test_a_size_is_verified_before_it_is_used_trained_or_not(kernel, training, m
     """With stand-ins for the GPU, the compiler and the checker."""
     asked = []
     monkeypatch.setattr(torch.cuda, "device", lambda _index: nullcontext())
-    monkeypatch.setattr(type(choice._kernels[kernel.name]), "prepare", lambda *_: "a plan")
+    monkeypatch.setattr(type(dispatch._kernels[kernel.name]), "prepare", lambda *_: "a plan")
     monkeypatch.setattr(
-        choice, "ensure_verified", lambda spec, cases, plan: asked.append((spec.name, *map(str, cases), plan))
+        dispatch, "ensure_verified", lambda spec, cases, plan: asked.append((spec.name, *map(str, cases), plan))
     )
-    monkeypatch.setattr(choice, "_decided", {})
+    monkeypatch.setattr(dispatch, "_decided", {})
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
     with torch.set_grad_enabled(training):
         like = torch.empty(0, dtype=torch.bfloat16)
-        assert [choice.runs(kernel.name, like, B, D) for _ in range(2)] == [True, True]
+        assert [dispatch.runs(kernel.name, like, B, D) for _ in range(2)] == [True, True]
     assert asked == [(kernel.name, f"T=64 B={B} d={D} bfloat16", "a plan")]
 
 

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from elman_core.kernels import choice
+from elman_core.kernels import dispatch
 from elman_core.kernels.matrix import run as matrix_run
 from elman_core.kernels.matrix.modules import Maps, Size, extension
 from elman_core.kernels.matrix.spec import case, make_inputs
@@ -23,12 +23,12 @@ def test_a_size_is_verified_before_it_is_used(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(matrix_run, "load", lambda *_: "a module")
     monkeypatch.setattr(
-        choice, "ensure_verified", lambda spec, cases, _plan: asked.append((spec.name, *map(str, cases)))
+        dispatch, "ensure_verified", lambda spec, cases, _plan: asked.append((spec.name, *map(str, cases)))
     )
-    monkeypatch.setattr(choice, "_decided", {})
+    monkeypatch.setattr(dispatch, "_decided", {})
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
     for _ in range(2):
-        assert choice.runs("e88", torch.empty(0, dtype=torch.bfloat16), 16, 8, PLAIN)
+        assert dispatch.runs("e88", torch.empty(0, dtype=torch.bfloat16), 16, 8, PLAIN)
     [(name, case)] = asked
     assert name == "e88"
     assert "N=16 V=8" in case

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from elman_core.kernels import choice
+from elman_core.kernels import dispatch
 from elman_core.kernels.dense import native
 from elman_core.kernels.dense.plan import Plan
 from elman_core.kernels.runtime import check
@@ -181,10 +181,10 @@ def test_auto_is_a_launch_where_there_is_a_plan_and_verifies_it_first(monkeypatc
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(native, "plan_for", lambda _cell, _rows, width, *_: plans[width])
     monkeypatch.setattr(native, "ready", lambda *_: None)
-    monkeypatch.setattr(choice, "ensure_verified", lambda *given: verified.append(given))
-    assert choice._prepare(tied, 0, torch.bfloat16, (3, 8))
+    monkeypatch.setattr(dispatch, "ensure_verified", lambda *given: verified.append(given))
+    assert dispatch._prepare(tied, 0, torch.bfloat16, (3, 8))
     assert [(spec.name, str(case), plan) for spec, [case], plan in verified] == [
         ("e42_tied_silu", "T=64 B=3 d=8 bfloat16", str(plans[8]))
     ]
-    assert not choice._prepare(tied, 0, torch.bfloat16, (3, 9))
+    assert not dispatch._prepare(tied, 0, torch.bfloat16, (3, 9))
     assert len(verified) == 1

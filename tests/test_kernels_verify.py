@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.cli import main
-from elman_core.kernels import Case, DenseKernel, KernelSpec, build, launch, stamps, toolchain
+from elman_core.kernels import Case, DenseKernel, KernelSpec, build, launch, toolchain, verify_cache
 from elman_core.kernels.dense import portable
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
@@ -331,14 +331,14 @@ def test_recorded_errors_are_the_limit_where_they_were_recorded(tmp_path):
 
     wrong = dataclasses.replace(right, call=off_by_a_little)
     assert check(wrong).passed
-    assert stamps.record_errors(right, check(right)) == {}
+    assert verify_cache.record_errors(right, check(right)) == {}
     [row] = [r for r in check(right).worst() if r.tensor == "y"]
     assert 0.49 < row.ratio <= 0.5
     assert "y" in wrong_tensors(check(wrong))
-    grown = stamps.record_errors(wrong, check(wrong, recorded=False))
+    grown = verify_cache.record_errors(wrong, check(wrong, recorded=False))
     assert "float32 y" in grown
     with pytest.raises(KernelError, match="only a full grid"):
-        stamps.record_errors(right, verify(right, "host", cases=single, opcheck=False))
+        verify_cache.record_errors(right, verify(right, "host", cases=single, opcheck=False))
 
 
 def test_a_report_without_cases_and_an_error_of_nan_do_not_pass():
@@ -372,17 +372,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_stamp_is_read_back_and_goes_out_of_date_with_its_sources(cache, monkeypatch):
     spec = e1_dense.spec()
     report = Report("e1", "host", "quick", cases=1, rows=[Row("c", "float64", "y", 1e-16, 1e-16, 0.0, 1e-12)])
-    written = stamps.make(spec, report)
-    stamps.save(spec, written)
-    assert stamps.stamp(spec, "host") == written
+    written = verify_cache.make(spec, report)
+    verify_cache.save(spec, written)
+    assert verify_cache.stamp(spec, "host") == written
     assert written.passed
     assert written.worst == {"float64 y": 0.0001}
     monkeypatch.setattr(torch, "__version__", "9.9.9")
-    assert stamps.stamp(spec, "host") is None
+    assert verify_cache.stamp(spec, "host") is None
     monkeypatch.undo()
     monkeypatch.setenv("ELMAN_CACHE", str(cache))
     other = dataclasses.replace(spec, python=())
-    assert stamps.stamp(other, "host") is None
+    assert verify_cache.stamp(other, "host") is None
 
 
 def unverified(monkeypatch):
@@ -394,37 +394,37 @@ def unverified(monkeypatch):
         verified.append((threading.get_ident(), cases))
         return dataclasses.replace(verify(spec, "torch", cases=cases, opcheck=False), target="host")
 
-    right_stamp = stamps.stamp
+    right_stamp = verify_cache.stamp
     monkeypatch.setattr(torch, "__version__", "of no stamp")
-    monkeypatch.setattr(stamps, "verify", on_cpu)
-    monkeypatch.setattr(stamps, "stamp", lambda spec, _target="host", arch=None: right_stamp(spec, "host", arch))
-    monkeypatch.setattr(stamps, "_used", {})
+    monkeypatch.setattr(verify_cache, "verify", on_cpu)
+    monkeypatch.setattr(verify_cache, "stamp", lambda spec, _target="host", arch=None: right_stamp(spec, "host", arch))
+    monkeypatch.setattr(verify_cache, "_used", {})
     monkeypatch.delenv("ELMAN_VERIFY", raising=False)
     return spec, verified
 
 
 def test_a_size_is_verified_at_its_first_use_and_a_wrong_kernel_is_refused(cache, monkeypatch):
     spec, verified = unverified(monkeypatch)
-    stamps.ensure_verified(spec, SINGLE, "plan A")
-    stamps.ensure_verified(spec, SINGLE, "plan A")
+    verify_cache.ensure_verified(spec, SINGLE, "plan A")
+    verify_cache.ensure_verified(spec, SINGLE, "plan A")
     assert [cases for _, cases in verified] == [[SINGLE]]
-    [(name, use)] = stamps.used().items()
+    [(name, use)] = verify_cache.used().items()
     assert (name, use["plan"], use["skipped"]) == (f"e1 {SINGLE}", "plan A", False)
     assert use["stamp"]["passed"]
     assert use["stamp"]["extra"] == (str(SINGLE),)
 
     broken, other = with_y(lambda y: y * 1.1), dataclasses.replace(SINGLE, masked=True)
     with pytest.raises(KernelError, match=r"wrong numbers .*elman verify e1.*ELMAN_VERIFY=skip"):
-        stamps.ensure_verified(broken, other, "plan A")
+        verify_cache.ensure_verified(broken, other, "plan A")
     with pytest.raises(KernelError, match=r"its stamp of .* says that it failed"):
-        stamps.ensure_verified(spec, SINGLE, "plan A")
+        verify_cache.ensure_verified(spec, SINGLE, "plan A")
     grid = dataclasses.replace(verify(spec, "torch", cases=[SMALL], opcheck=False), target="host")
-    stamps.save(spec, stamps.make(spec, grid))  # it passed, without the problem that failed
+    verify_cache.save(spec, verify_cache.make(spec, grid))  # it passed, without the problem that failed
     with pytest.raises(KernelError, match="wrong numbers"):
-        stamps.ensure_verified(broken, other, "plan A")
+        verify_cache.ensure_verified(broken, other, "plan A")
     monkeypatch.setenv("ELMAN_VERIFY", "skip")
-    stamps.ensure_verified(broken, other, "plan A")
-    assert stamps.used()[f"e1 {other}"] == {"plan": "plan A", "skipped": True, "stamp": None}
+    verify_cache.ensure_verified(broken, other, "plan A")
+    assert verify_cache.used()[f"e1 {other}"] == {"plan": "plan A", "skipped": True, "stamp": None}
 
 
 @pytest.mark.parametrize("around", ["checkpointing", "fake tensors", "autocast", "meta"])
@@ -434,7 +434,7 @@ def test_what_surrounds_a_first_use_does_not_reach_its_verification(around, cach
     weight = torch.ones(3, requires_grad=True)
 
     def layer(x: torch.Tensor) -> torch.Tensor:
-        stamps.ensure_verified(spec, SINGLE, "plan A")
+        verify_cache.ensure_verified(spec, SINGLE, "plan A")
         return (x * weight).tanh()
 
     if around == "checkpointing":
@@ -447,18 +447,18 @@ def test_what_surrounds_a_first_use_does_not_reach_its_verification(around, cach
             "meta": lambda: torch.device("meta"),
         }
         with modes[around]():
-            stamps.ensure_verified(spec, SINGLE, "plan A")
+            verify_cache.ensure_verified(spec, SINGLE, "plan A")
     [(thread, _)] = verified
     assert thread != threading.get_ident()
-    assert stamps.stamp(spec, "host").passed
+    assert verify_cache.stamp(spec, "host").passed
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), KernelTimeoutError("busy")])
 def test_a_gpu_that_others_use_is_not_stamped_as_a_wrong_kernel(error, cache, monkeypatch):
     spec, _ = unverified(monkeypatch)
     with pytest.raises(type(error)):
-        stamps.ensure_verified(dataclasses.replace(spec, call=Mock(side_effect=error)), SINGLE, "plan A")
-    assert stamps.stamp(spec, "host") is None
+        verify_cache.ensure_verified(dataclasses.replace(spec, call=Mock(side_effect=error)), SINGLE, "plan A")
+    assert verify_cache.stamp(spec, "host") is None
 
 
 # Commands -------------------------------------------------------------------------------------------------------------
@@ -481,7 +481,7 @@ def test_the_command_prints_a_row_for_each_tensor_and_stamps(cache, capsys):
     assert "passed" in said.splitlines()[0]
     for tensor in ("y", "h_T", "d u", "d z", "d w", "d h0"):
         assert any(line.split()[:1] == ["float64"] and f" {tensor} " in line for line in said.splitlines()), tensor
-    stamp = stamps.stamp(e1_dense.spec(), "host")
+    stamp = verify_cache.stamp(e1_dense.spec(), "host")
     assert stamp is not None
     assert stamp.passed
     assert stamp.dtypes == ("float64",)
@@ -493,7 +493,7 @@ def test_a_wrong_kernel_makes_the_command_leave_with_5(cache, capsys):
     said = capsys.readouterr()
     assert "WRONG" in said.out
     assert "verification failed" in said.err
-    stamp = stamps.stamp(e1_dense.spec(), "host")
+    stamp = verify_cache.stamp(e1_dense.spec(), "host")
     assert stamp is not None
     assert not stamp.passed
 

@@ -11,7 +11,7 @@ from elman_e1.op import e1
 from linear_cells import CELLS
 from torch import Tensor
 
-from elman_core.kernels import Case, KernelSpec, stamps
+from elman_core.kernels import Case, KernelSpec, verify_cache
 from elman_core.kernels.matrix.spec import case
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import KernelError
@@ -45,11 +45,11 @@ def test_inputs_on_which_the_reference_overflows_blame_no_kernel(monkeypatch: py
     assert (report.rows, report.faults) == ([], [])
     assert "inputs unsuitable: the reference in float" in report.unsuitable[0]
     assert "adjust=" in report.unsuitable[0]
-    monkeypatch.setattr(stamps, "verify", lambda *_, **__: report)
-    monkeypatch.setattr(stamps, "stamp", lambda *_: None)
+    monkeypatch.setattr(verify_cache, "verify", lambda *_, **__: report)
+    monkeypatch.setattr(verify_cache, "stamp", lambda *_: None)
     monkeypatch.delenv("ELMAN_VERIFY", raising=False)
     with pytest.raises(KernelError, match=r"cannot be verified: .* inputs unsuitable"):
-        stamps.ensure_verified(far, SMALL, "plan")
+        verify_cache.ensure_verified(far, SMALL, "plan")
 
 
 @pytest.mark.parametrize("wrong", [0.0, 1e-6])

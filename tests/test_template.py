@@ -161,8 +161,8 @@ def test_a_package_of_several_variants_has_the_rooms_in_each(tmp_path: Path) -> 
         (("elman_e99/op.py", "from pathlib", "import transformers\nfrom pathlib"), "op.py imports transformers"),
         (("elman_e99/op.py", "from pathlib", "import elman_core.model\nfrom pathlib"), "imports elman_core.model"),
         (
-            ("elman_e99/op.py", "import DenseKernel", "import DenseKernel, choice"),
-            "takes choice from elman_core.kernels, where it is not public",
+            ("elman_e99/op.py", "import DenseKernel", "import DenseKernel, dispatch"),
+            "takes dispatch from elman_core.kernels, where it is not public",
         ),
         (("elman_e99/op.py", "from pathlib", "def broken(:\nfrom pathlib"), "op.py is not Python: SyntaxError: invalid syntax"),
         (("elman_e99/op.py", "from pathlib", "import elman_e42\nfrom pathlib"), "op.py imports elman_e42"),

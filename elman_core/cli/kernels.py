@@ -75,7 +75,7 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
     """(kernel, architecture, extension) of all that a model launches: its forward on the meta device says what it asks for."""
     import torch
 
-    from elman_core.kernels import choice
+    from elman_core.kernels import dispatch
     from elman_core.model import LadderConfig, LadderForCausalLM
     from elman_core.model.checkpoint import find_checkpoint
     from elman_core.registry import ConfigError, parse_size
@@ -88,7 +88,7 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
         config = LadderConfig.from_pretrained(find_checkpoint(model))
     with torch.device("meta"):
         ladder, tokens = LadderForCausalLM(config), torch.zeros(2, 9, dtype=torch.int64)
-    with choice.asking() as asked:
+    with dispatch.asking() as asked:
         for dtype in dtypes or [torch.bfloat16]:
             ladder.to(dtype)(tokens)
             with torch.inference_mode():
@@ -97,7 +97,7 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
     if not archs and not torch.cuda.is_available():
         raise ConfigError("there is no GPU here: say for which one, as in --arch sm_90")
     archs = archs or ["sm_{}{}".format(*torch.cuda.get_device_capability())]
-    return [(problem[0], arch, e) for problem in asked for arch in archs for e in choice.builds(problem, arch)]
+    return [(problem[0], arch, e) for problem in asked for arch in archs for e in dispatch.builds(problem, arch)]
 
 
 def verify(
@@ -122,7 +122,7 @@ def verify(
     """Compare kernels with a float64 reference: every output and every gradient. Exits with 5 if one is wrong."""
     import torch
 
-    from elman_core.kernels import stamps
+    from elman_core.kernels import verify_cache
     from elman_core.kernels.verify import verify as run
     from elman_core.registry import ConfigError, KernelError
 
@@ -146,9 +146,9 @@ def verify(
         if not json:
             _print(report)
         if target in spec.targets and not report.unsuitable:
-            stamps.save(spec, stamps.make(spec, report))
+            verify_cache.save(spec, verify_cache.make(spec, report))
         if record and report.passed:
-            for tensor, (was, now) in stamps.record_errors(spec, report).items():
+            for tensor, (was, now) in verify_cache.record_errors(spec, report).items():
                 print(f"  {tensor}: the recorded error grew from {was:.2e} to {now:.2e}", file=sys.stderr)
     if json:
         print(dump([_as_dict(report) for report in reports]))

@@ -13,10 +13,10 @@ from elman_core.registry.errors import KernelError
 
 if TYPE_CHECKING:
     from .build import Extension, emulated, load, shipped
-    from .choice import Compiled, choose, in_words, register
     from .dense.native import check_errors, error_word
     from .dense.op import DenseKernel
     from .dense.portable import product
+    from .dispatch import Compiled, choose, in_words, register
     from .elementwise.op import ElementwiseKernel
     from .gates.op import GatesKernel
     from .matrix.modules import Maps
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from .rows.op import RowsKernel
     from .runtime import compute_dtype, load_or_warn, operator, warn_of_packed_rows
     from .spec import Case, KernelSpec, padding_mask
-    from .stamps import Stamp, ensure_verified, stamp, used
     from .verify import Report
+    from .verify_cache import Stamp, ensure_verified, stamp, used
 
 _HOME = {
-    "Case": "spec", "Compiled": "choice", "DenseKernel": "dense.op", "ElementwiseKernel": "elementwise.op",
+    "Case": "spec", "Compiled": "dispatch", "DenseKernel": "dense.op", "ElementwiseKernel": "elementwise.op",
     "Extension": "build", "GatesKernel": "gates.op",
     "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows.op",
-    "Stamp": "stamps",
-    "check_errors": "dense.native", "choose": "choice", "compute_dtype": "runtime", "emulated": "build",
-    "ensure_verified": "stamps",
-    "error_word": "dense.native", "in_words": "choice", "load": "build", "load_or_warn": "runtime", "operator": "runtime",
-    "padding_mask": "spec", "product": "dense.portable",
-    "register": "choice", "shipped": "build", "stamp": "stamps", "used": "stamps", "warn_of_packed_rows": "runtime",
+    "Stamp": "verify_cache",
+    "check_errors": "dense.native", "choose": "dispatch", "compute_dtype": "runtime", "emulated": "build",
+    "ensure_verified": "verify_cache",
+    "error_word": "dense.native", "in_words": "dispatch", "load": "build", "load_or_warn": "runtime", "operator": "runtime",
+    "padding_mask": "spec", "product": "dense.portable", "register": "dispatch", "shipped": "build",
+    "stamp": "verify_cache", "used": "verify_cache", "warn_of_packed_rows": "runtime",
 }  # fmt: skip
 __all__ = [
     "Case", "Compiled", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",

@@ -131,7 +131,7 @@ class KernelSpec:
         visible: `visible(inputs)`: for outputs that are arbitrary at some positions, a bool tensor that broadcasts.
         after: `after(device)` is called when the device is idle, and raises `KernelError` if a launch failed there.
         python: further files that the stamp covers: the reference, and the Python that calls the kernel.
-        record: the file of recorded errors in the kernel's package (see stamps.py); None without one.
+        record: the file of recorded errors in the kernel's package (see verify_cache.py); None without one.
     """
 
     name: str

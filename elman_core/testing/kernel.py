@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import build, toolchain
-from elman_core.kernels.choice import registered
+from elman_core.kernels.dispatch import registered
 from elman_core.kernels.spec import Case, Inputs, KernelSpec, Target
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import KernelError, Variant, list_variants

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels import choice, runtime
+from elman_core.kernels import dispatch, runtime
 from elman_core.kernels.family import Values
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.spec import Case, Cell, Inputs, KernelSpec, Outputs
@@ -50,14 +50,14 @@ def causal_conv(
     taps = weight_CK.shape[1]
     if window_BKC is not None and window_BKC.shape[1] != taps - 1:
         raise ConfigError(f"{NAME}: {taps} taps need a window of {taps - 1} inputs, not {window_BKC.shape[1]}")
-    fits = choice.launches(x_TBC) and x_TBC.dtype != torch.float64 and x_TBC.numel() > 0 and not runtime.transformed()
-    run = _op if fits and choice.runs(NAME, x_TBC, taps) else reference
+    fits = dispatch.launches(x_TBC) and x_TBC.dtype != torch.float64 and x_TBC.numel() > 0 and not runtime.transformed()
+    run = _op if fits and dispatch.runs(NAME, x_TBC, taps) else reference
     wide = runtime.compute_dtype(x_TBC, weight_CK)
     bias_C, window_BKC = (None if p is None else p.to(wide) for p in (bias_C, window_BKC))
     return run(x_TBC, weight_CK.to(wide), bias_C, window_BKC, mask_TB, starts_TB, silu)
 
 
-class Kernel(choice.Compiled):
+class Kernel(dispatch.Compiled):
     """The convolution, as the chooser of back ends knows it."""
 
     name = NAME
@@ -107,4 +107,4 @@ def _gradients(_cell: Cell, values: Values) -> Values:
 
 _operator = Operator(FAMILY, Cell(NAME, Path(), "", reference), native.run, (), _gradients)
 _op = _operator.op
-choice.register(Kernel())
+dispatch.register(Kernel())

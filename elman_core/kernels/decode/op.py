@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from elman_core.kernels.choice import runs
+from elman_core.kernels.dispatch import runs
 from elman_core.kernels.launch import readable, whole
 from elman_core.kernels.runtime import operator
 from elman_core.registry.errors import KernelError

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension
-from elman_core.kernels.choice import launches
+from elman_core.kernels.dispatch import launches
 from elman_core.kernels.family import Family, Row
 from elman_core.kernels.runtime import transformed
 from elman_core.kernels.spec import Cell

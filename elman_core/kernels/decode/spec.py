@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.build import Extension
-from elman_core.kernels.choice import Compiled, register
 from elman_core.kernels.dense.spec import DenseCell
+from elman_core.kernels.dispatch import Compiled, register
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Cell, Inputs, KernelSpec, Outputs
 

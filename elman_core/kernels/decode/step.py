@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels.choice import Compiled, register, runs
 from elman_core.kernels.dense.spec import DenseCell
+from elman_core.kernels.dispatch import Compiled, register, runs
 from elman_core.kernels.launch import readable, whole
 from elman_core.kernels.runtime import operator
 from elman_core.kernels.spec import Case, KernelSpec
@@ -38,7 +38,7 @@ class Step(Compiled):
         return spec.make_step_spec(self.cell, self._kernel, self.op)
 
     def prepare(self, dtype: torch.dtype, *_problem: int) -> str:
-        """As `choice.Compiled`; a problem is (most rows, K, d), with K = 0 where there is no V."""
+        """As `dispatch.Compiled`; a problem is (most rows, K, d), with K = 0 where there is no V."""
         run.module(self.cell, "step", dtype, run.here())
         return "one launch"
 

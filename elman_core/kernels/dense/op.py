@@ -32,8 +32,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.choice import choose, in_words, launches, runs
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
+from elman_core.kernels.dispatch import choose, in_words, launches, runs
 from elman_core.kernels.runtime import Wanted, autocast_dtype, check, refuse_transforms, transformed
 from elman_core.kernels.spec import Backend, Inputs, KernelSpec, limit
 from elman_core.registry.errors import ConfigError

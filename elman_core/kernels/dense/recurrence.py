@@ -26,7 +26,7 @@ from torch import Tensor
 
 from elman_core.kernels import build
 from elman_core.kernels.build import Extension
-from elman_core.kernels.choice import Compiled, register
+from elman_core.kernels.dispatch import Compiled, register
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Inputs, KernelSpec, Outputs
@@ -53,7 +53,7 @@ class Recurrence(Compiled):
         register(self)
 
     def prepare(self, dtype: torch.dtype, rows: int, width: int, *slots: int) -> str | None:
-        """As `choice.Compiled`; None for tied weights if no persistent launch holds W."""
+        """As `dispatch.Compiled`; None for tied weights if no persistent launch holds W."""
         index = torch.cuda.current_device()
         chosen = native.plan_for(self.cell, rows, width, dtype, index, *slots)
         if chosen.kind == "steps" and self.tied:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import build
-from elman_core.kernels.choice import Compiled, choose, in_words, register
+from elman_core.kernels.dispatch import Compiled, choose, in_words, register
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import check
 from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, limit

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from elman_core.kernels import build
 from elman_core.kernels.build import Extension, Target
-from elman_core.kernels.choice import Compiled, choose, in_words, launches, register, runs
 from elman_core.kernels.dense.native import check_errors
+from elman_core.kernels.dispatch import Compiled, choose, in_words, launches, register, runs
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import check
 from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, limit

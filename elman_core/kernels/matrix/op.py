@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels.choice import Compiled, choose, in_words, register
+from elman_core.kernels.dispatch import Compiled, choose, in_words, register
 from elman_core.kernels.runtime import Wanted, check, compute_dtype, operator, tensors
 from elman_core.kernels.spec import Backend, Case, KernelSpec
 from elman_core.registry.errors import ConfigError

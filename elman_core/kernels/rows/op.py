@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import build
-from elman_core.kernels.choice import Compiled, choose, in_words, register
+from elman_core.kernels.dispatch import Compiled, choose, in_words, register
 from elman_core.kernels.family import Values
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import check, compute_dtype

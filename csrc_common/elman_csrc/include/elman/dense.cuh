@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   Elem* const exchange = backward ? g.da : tied ? g.sums : g.history;
   P product;
   product.template load<backward>(g.w + static_cast<size_t>(slot_channel) * d, d, part * R, shared + L::spill);
-  Patience patience{g.error, g.timeout_ns};
+  SpinTimeout timeout{g.error, g.timeout_ns};
 
   // ---- receiving: this warp's slice of the state, KC chunks of 32 columns ---------------------------------------------------
   constexpr bool full = d == kWarps * KW;  // no column is padding
@@ -98,14 +98,14 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
     }
   };
   auto look_until_there = [&] {  // on giving up, the sentinel stays, and it is a NaN
-    patience.turns = 0;
+    timeout.turns = 0;
     while (true) {
       unsigned top = 0;
 #pragma unroll
       for (int k = 0; k < KC; ++k)
 #pragma unroll
         for (int j = 0; j < P::pieces; ++j) top = max(top, largest(piece[k][j]));
-      if (!__any_sync(~0u, top == kSentinel) || patience.over()) break;
+      if (!__any_sync(~0u, top == kSentinel) || timeout.over()) break;
 #pragma unroll
       for (int k = 0; k < KC; ++k) look_at(k);
     }
@@ -146,14 +146,14 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   auto multiply_from_slot = [&](int s) {  // data sent in iteration s - 1
     const int slot = (s - 1) & 1, parity = ((s - 1) >> 1) & 1;
     if (!full && slice_columns == 0) return;
-    patience.turns = 0;
-    while (!ptx::barrier_passed(barrier(slot, warp), parity) && !patience.over()) {
+    timeout.turns = 0;
+    while (!ptx::barrier_passed(barrier(slot, warp), parity) && !timeout.over()) {
     }
     if (lane == 0) ptx::barrier_expect(barrier(slot, warp), slice_bytes);
     const char* slice = shared + L::slots + slot * Slot::slot_bytes + warp * Slot::slice_bytes;
 #pragma unroll
     for (int k = 0; k < KC; ++k) product.add_from(k, slice + k * kChunk * sizeof(Elem), Slot::row_bytes);
-    if (patience.lost) product.poison();
+    if (timeout.lost) product.poison();
   };
 
   // ---- sending: eight lanes send the eight 16-byte pieces of this warp's batch row to one peer, 32 lanes to four --------------

@@ -34,7 +34,7 @@ struct Layout {  // of dynamic shared memory
 };
 
 // A bounded wait: it gives up after timeout_ns, or soon after any other block has given up.
-struct Patience {
+struct SpinTimeout {
   int* error;
   unsigned long long limit, since = 0;
   int turns = 0;

@@ -18,7 +18,7 @@
 
 namespace elman::gates {
 
-using dense::kChunk, dense::kFence, dense::kFilled, dense::kSentinel, dense::kThreads, dense::kWarps, dense::Patience;
+using dense::kChunk, dense::kFence, dense::kFilled, dense::kSentinel, dense::kThreads, dense::kWarps, dense::SpinTimeout;
 
 constexpr int kOwned = 16;  // channels of a block
 
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   const int row0 = (g.first_tile + blockIdx.y) * g.rows, rows = min(g.rows, g.B - row0);
   const unsigned shared_base = ptx::shared_address(shared);
   Elem* const exchange = backward ? g.dp : g.history;
-  Patience patience{g.error, g.timeout_ns};
+  SpinTimeout timeout{g.error, g.timeout_ns};
 
   P product;
   product.load([&](int r, int column) -> uint4 {
@@ -142,14 +142,14 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     };
 #pragma unroll
     for (int i = 0; i < KC; ++i) look_at(i);
-    patience.turns = 0;
+    timeout.turns = 0;
 #pragma unroll
     for (int i = 0; i < KC; ++i) {  // a chunk is multiplied while later ones travel
       while (true) {
         unsigned top = 0;
 #pragma unroll
         for (int n = 0; n < N; ++n) top = max(top, dense::largest(piece[i][n]));
-        if (!__any_sync(~0u, top == kSentinel) || patience.over()) break;
+        if (!__any_sync(~0u, top == kSentinel) || timeout.over()) break;
         if constexpr (backward) {
           look_at(i);
         } else {  // polls for the missing pieces, also those of the next chunk, which would cost another trip
@@ -325,9 +325,9 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
               make_uint4(__float_as_uint(v[0][0]), __float_as_uint(v[0][1]), __float_as_uint(v[0][2]), __float_as_uint(v[0][3]));
           ptx::store_async(send_to + half, words, count_at + half);
         }
-        patience.turns = 0;
+        timeout.turns = 0;
         const int parity = (s - 1) >> 1 & 1;
-        while (!ptx::barrier_passed(barrier + half, parity) && !patience.over()) {
+        while (!ptx::barrier_passed(barrier + half, parity) && !timeout.over()) {
         }
         if (threadIdx.x == 0) ptx::barrier_expect(barrier + half, sum_bytes);
         if (mine)
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
             ptx::load_shared(v, arrived + half + r * 8 * N * kOwned * 4);
             sum[0] += v[0];
           }
-        if (patience.lost) sum[0] = __int_as_float(0x7fffffff);
+        if (timeout.lost) sum[0] = __int_as_float(0x7fffffff);
       } else if (mine) {
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {

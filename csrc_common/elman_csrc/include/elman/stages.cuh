@@ -33,7 +33,7 @@ struct HalfStep {  // the product of half a step: `columns` numbers of a row by 
   }
   // at(row): start of a batch row of the vector. Waits for it, or takes floats that are already there, and leaves partial sums.
   template <class At>
-  __device__ void multiply(At at, const float* there, int rows, int& summed, Patience& patience) {
+  __device__ void multiply(At at, const float* there, int rows, int& summed, SpinTimeout& timeout) {
     const int lane = threadIdx.x % 32, first_column = threadIdx.x / 32 * KW + P::column(lane, 0);
     uint4 piece[KC][N];
     auto wanted = [&](int i) { return full || i * kChunk + first_column < columns; };
@@ -52,14 +52,14 @@ struct HalfStep {  // the product of half a step: `columns` numbers of a row by 
     product.clear();
 #pragma unroll
     for (int i = 0; i < KC; ++i) look_at(i);
-    patience.turns = 0;
+    timeout.turns = 0;
 #pragma unroll
     for (int i = 0; i < KC; ++i) {
       while (true) {
         unsigned top = 0;
 #pragma unroll
         for (int n = 0; n < N; ++n) top = max(top, dense::largest(piece[i][n]));
-        if (!__any_sync(~0u, top == kSentinel) || patience.over()) break;
+        if (!__any_sync(~0u, top == kSentinel) || timeout.over()) break;
         look_at(i);
       }
       product.add(i, piece[i], nullptr);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_consta
   const int row0 = (g.first_tile + blockIdx.y) * g.rows, rows = min(g.rows, g.B - row0);
   const int row = warp % 4 + lane / 16 * 4 + warp / 4 * 8, channel = first_channel + lane % 16;
   const bool mine = row < rows;
-  Patience patience{g.error, g.timeout_ns};
+  SpinTimeout timeout{g.error, g.timeout_ns};
 
   const auto bits = reinterpret_cast<const unsigned short*>(g.w);
   auto along = [&](size_t r, int column) { return *reinterpret_cast<const uint4*>(bits + r * d + column); };
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_consta
       if (!live) grad = {{}, {}, h, 0.f};
       Elem* const to = g.dp + place(t, row, k * d) + channel;
       publish(to + last, grad.dp[k - 1]);
-      first.multiply([&](int r) { return g.dp + place(t, r, k * d) + last; }, nullptr, rows, summed, patience);
+      first.multiply([&](int r) { return g.dp + place(t, r, k * d) + last; }, nullptr, rows, summed, timeout);
       const auto more = Cell::template inner_backward<Math, float>(first.sum(0, mine), x, before);
 #pragma unroll
       for (int q = 0; q < k - 1; ++q) {
@@ -179,16 +179,15 @@ __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_consta
 #pragma unroll
       for (int q = 0; q < k; ++q) dbias[q] += grad.dp[q];
       h = live ? grad.dh + more.dh : grad.dh;
-      second.multiply([&](int r) { return g.dp + place(t, r, k * d); }, nullptr, rows, summed, patience);
+      second.multiply([&](int r) { return g.dp + place(t, r, k * d); }, nullptr, rows, summed, timeout);
       h += second.sum(0, mine);
     } else {
       float p[k] = {}, keep[kept];
-      first.multiply([&](int r) { return g.history + place(t, r, d); }, s ? nullptr : g.h0 + place(0, 0, d), rows, summed,
-                     patience);
+      first.multiply([&](int r) { return g.history + place(t, r, d); }, s ? nullptr : g.h0 + place(0, 0, d), rows, summed, timeout);
 #pragma unroll
       for (int q = 0; q < k - 1; ++q) p[q] = first.sum(q, mine) + bias[q];
       publish(g.memory + place(t, row, d) + channel, Cell::template inner<Math, float>(p, x, h));
-      second.multiply([&](int r) { return g.memory + place(t, r, d); }, nullptr, rows, summed, patience);
+      second.multiply([&](int r) { return g.memory + place(t, r, d); }, nullptr, rows, summed, timeout);
       p[k - 1] = second.sum(0, mine) + bias[k - 1];
       const auto made = Cell::template forward<Math, float>(p, x, h, 0.f, keep);
       if (live) h = made.h;

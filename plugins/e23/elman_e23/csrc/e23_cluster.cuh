@@ -5,7 +5,7 @@
 
 namespace elman::e23 {
 
-using dense::kChunk, dense::kRows, dense::kThreads, dense::kWarps, dense::Patience;
+using dense::kChunk, dense::kRows, dense::kThreads, dense::kWarps, dense::SpinTimeout;
 
 constexpr int kSlots = 8, kOwned = 32, kMostBlocks = 16;  // kOwned: channels of a block
 
@@ -92,13 +92,13 @@ struct Cluster {  // one block's part in it
   static constexpr int VW = S::per_word, pieces = kOwned / VW / 4, blocks = L::P;
 
   P h_part, w_part;
-  Patience patience;
+  SpinTimeout timeout;
   char* shared;
   unsigned base, e = 0;  // e: exchanges so far
   int rank, warp, lane, rows;
 
   __device__ Cluster(const Args<Elem>& g, char* shared, int rows)
-      : patience{g.error, g.timeout_ns},
+      : timeout{g.error, g.timeout_ns},
         shared(shared),
         base(ptx::shared_address(shared)),
         rank(blockIdx.x),
@@ -143,8 +143,8 @@ struct Cluster {  // one block's part in it
     send_piece(L::sums + (warp * blocks + rank) * 16, make_uint4(v, v, v, v), lane);
   }
   __device__ void wait() {
-    patience.turns = 0;
-    while (!ptx::barrier_passed(barrier(e), e / 2 % 2) && !patience.over()) {
+    timeout.turns = 0;
+    while (!ptx::barrier_passed(barrier(e), e / 2 % 2) && !timeout.over()) {
     }
     if (threadIdx.x == 0) expect(e + 2);
   }
@@ -160,7 +160,7 @@ struct Cluster {  // one block's part in it
     float sum = 0.f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += p[w * kRows * L::stride];
-    return patience.lost ? __int_as_float(0x7fffffff) : sum;
+    return timeout.lost ? __int_as_float(0x7fffffff) : sum;
   }
   // What came with the vector, added over blocks: lane l has slot l % 8.
   __device__ float slots_received() const {

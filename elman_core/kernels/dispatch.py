@@ -26,7 +26,7 @@ from .runtime import (
     warn_of_packed_rows,
 )
 from .spec import Backend, Case, KernelSpec
-from .stamps import ensure_verified
+from .verify_cache import ensure_verified
 
 Problem = tuple[Any, ...]
 
