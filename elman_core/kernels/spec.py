@@ -198,9 +198,10 @@ class Problems:
     wide: int = 1
 
     def cases(self, grid: Grid) -> list[Case]:
-        """All problems of a grid."""
+        """All problems of a grid, each once."""
         problems = [*self.named, *(() if grid == "quick" else (*self.large, *self._sample()))]
-        return [self._case(*problem, dtype) for dtype in self.dtypes for problem in problems]
+        cases = [self._case(*problem, dtype) for dtype in self.dtypes for problem in problems]
+        return list({str(case): case for case in cases}.values())
 
     def _sample(self) -> Iterator[tuple[tuple[int, ...], str]]:
         generator, count = random.Random(0), range(self.count)
