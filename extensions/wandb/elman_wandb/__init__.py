@@ -21,13 +21,14 @@ _curves: dict[Any, Any] = {}  # by run: a process may train several
 @hookimpl
 def elman_run_start(run: Any) -> None:
     """The id is the run's own, so a resumed run goes on in its curves, also where its folder was moved or renamed."""
+    mode: Any = os.environ.get("WANDB_MODE", "offline")  # one that wandb does not know is its error
     _curves[run.path] = curves = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "elman"),
         id=run.manifest["id"],
         name=run.path.name,
         config={**run.settings.to_dict(), "parameters": run.manifest["parameters"]},
         dir=str(run.path),
-        mode=os.environ.get("WANDB_MODE", "offline"),
+        mode=mode,
         resume="allow",
         allow_val_change=True,  # steps, after --steps +N
         reinit="create_new",
