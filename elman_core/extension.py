@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .cli.train import read_settings
     from .data import standard_library_corpus
     from .generation import Sampling
-    from .generation.loop import PREFILL_CHUNK, least_rows, prefill
+    from .generation.loop import least_rows, prefill, prefill_chunk
     from .kernels.decode.op import kept_scores, race
     from .locks import MACHINE_WIDE, Lock, holder, is_locked, lock_soon
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
@@ -72,7 +72,7 @@ _NAMES = {
     "cli.train": "read_settings",
     "data": "standard_library_corpus",
     "generation": "Sampling",
-    "generation.loop": "PREFILL_CHUNK least_rows prefill",
+    "generation.loop": "least_rows prefill prefill_chunk",
     "kernels.decode.op": "kept_scores race",
     "locks": "MACHINE_WIDE Lock holder is_locked lock_soon",
     "metrics": "METRICS WINDOW Metrics progress read_metrics",

@@ -18,8 +18,10 @@ from elman_core.registry import ConfigError
 from .decoder import Decoder, recorder_for
 from .sampling import Sampling
 
-PREFILL_CHUNK = {"cpu": 128, "cuda": 2048}
-"""Bytes of a prompt that are read at once: a server reads the same pieces, between the steps of others."""
+
+def prefill_chunk(device: torch.device) -> int:
+    """Bytes of a prompt that are read at once: a server reads the same pieces, between the steps of others."""
+    return 128 if device.type == "cpu" else 2048
 
 
 def least_rows(model: LadderForCausalLM) -> int:
@@ -107,11 +109,11 @@ def prefill(
     """The state after `text` (not empty) for one row, and the logits (1, V) of what follows. Memory is bounded by `chunk`.
 
     Args:
-        chunk: bytes at once; None for `PREFILL_CHUNK`. cache: of one row that `text` continues, changed; None for a new one.
+        chunk: bytes at once; None for `prefill_chunk`. cache: of one row that `text` continues, changed; None for a new one.
     """
     tokens_1T = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(model.device).long()[None]
     cache = LadderCache(num_blocks=len(model.model.layers)) if cache is None else cache
     with torch.inference_mode():
-        for piece in tokens_1T.split(chunk or PREFILL_CHUNK.get(model.device.type, 2048), dim=1):
+        for piece in tokens_1T.split(chunk or prefill_chunk(model.device), dim=1):
             out = model(input_ids=piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return cache, out.logits[:, -1]

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from elman_core import LadderCache
 from elman_core.extension import (
-    PREFILL_CHUNK,
     ConfigError,
     DivergedError,
     ElmanError,
     Sampling,
     kept_scores,
     prefill,
+    prefill_chunk,
     race,
     scaled_once,
 )
@@ -169,7 +169,7 @@ class Engine(threading.Thread):
         self.model, self.ends, self.slots, self.most_waiting, self.notify = model, ends, slots, queue, notify
         self.metrics, self.closing = Metrics(), False
         self.failure: Exception | None = None
-        self.piece = PREFILL_CHUNK.get(model.device.type, max(PREFILL_CHUNK.values()))
+        self.piece = prefill_chunk(model.device)
         self.prefixes = Prefixes(prefix_bytes, self.piece)
         self._rows: Rows[Text] = Rows(model)
         self._reading: _Reading | None = None
