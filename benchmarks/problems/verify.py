@@ -1,23 +1,39 @@
 """Every kernel against float64 on the full grid, `elman verify`: for each output and gradient the case that is closest to its
 limit.
 
-Relative L2 errors; `reference` is the error of plain PyTorch in the same dtype. --only names
-variants or kernels instead of four that stand for the rest.
+Relative L2 errors; `reference` is the error of plain PyTorch in the same dtype. Nothing is timed, so several run at once, the
+GPUs in turn. --only names variants or kernels; a kernel that lacks a dtype has no row of it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+import torch
 from harness import Row, Setting
 
-NAMES = ("e88", "e1", "e42", "decode")
+from elman_core.registry import list_variants
+
+AT_ONCE = 7
+"""Processes on one GPU."""
 DTYPES = ("bf16", "fp16", "fp32")
+SHARED = ("decode", "causal_conv")
+"""Kernels of every model."""
+
+
+def names() -> Iterator[str]:
+    """The installed variants with a kernel for a GPU, and the kernels of all; those that take long first."""
+    yield from SHARED
+    variants = [entry.variant for entry in list_variants().values()]
+    variants.sort(key=lambda v: -len([case for kernel in v.kernels for case in kernel.cases("cuda", "quick")]))
+    yield from (v.name for v in variants if any("cuda" in kernel.targets for kernel in v.kernels))
 
 
 def reports(log: str) -> list[dict[str, Any]]:
@@ -42,44 +58,36 @@ def closest(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return worst
 
 
+def verified(name: str, dtype: str, grid: str, backend: str, gpu: int) -> list[Row]:
+    words = ["verify", name, "--grid", grid, "--dtype", dtype, "--backend", backend, "--json"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "elman_core", *words], capture_output=True, text=True, check=False, env=environment
+    )
+    try:
+        found = reports(done.stdout)
+    except ValueError:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return [{"variant": name, "dtype": dtype, "kind": "ours", "reason": said}]
+    rows = []
+    for report in found:
+        shape = {"variant": name, "kernel": report["name"], "dtype": dtype, "cases": report["cases"], "kind": "ours"}
+        for tensor, row in closest(report).items():
+            kept = {k: row[k] for k in ("error", "reference", "limit", "ratio", "case")}
+            rows.append({**shape, "tensor": tensor, **kept, "agrees": bool(report["passed"])})
+    return rows
+
+
 def rows(setting: Setting) -> Iterator[Row]:
-    backend = "cuda" if setting.device.type == "cuda" else "host"
-    for name in ("e42",) if setting.tiny else setting.only or NAMES:
-        for dtype in ("fp64",) if setting.tiny else DTYPES:
-            grid = "quick" if setting.tiny else "full"
-            command = [
-                sys.executable,
-                "-m",
-                "elman_core",
-                "verify",
-                name,
-                "--grid",
-                grid,
-                "--dtype",
-                dtype,
-                "--backend",
-                backend,
-                "--json",
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            try:
-                found = reports(done.stdout)
-            except ValueError:
-                yield {
-                    "variant": name,
-                    "dtype": dtype,
-                    "kind": "ours",
-                    "reason": (done.stderr.strip().splitlines() or [""])[-1],
-                }
-                continue
-            for report in found:
-                shape = {
-                    "variant": name,
-                    "kernel": report["name"],
-                    "dtype": dtype,
-                    "cases": report["cases"],
-                    "kind": "ours",
-                }
-                for tensor, row in closest(report).items():
-                    kept = {k: row[k] for k in ("error", "reference", "limit", "ratio", "case")}
-                    yield {**shape, "tensor": tensor, **kept, "agrees": bool(report["passed"])}
+    cuda = setting.device.type == "cuda"
+    chosen = ("e42",) if setting.tiny else setting.only or tuple(names())
+    grid, dtypes = ("quick", ("fp64",)) if setting.tiny else ("full", DTYPES)
+    gpus = max(1, torch.cuda.device_count())
+    with ThreadPoolExecutor(AT_ONCE * gpus if cuda else 1) as pool:
+        jobs = [(name, dtype) for name in chosen for dtype in dtypes]
+        started = [
+            pool.submit(verified, *job, grid, "cuda" if cuda else "host", number % gpus)
+            for number, job in enumerate(jobs)
+        ]
+        for done in as_completed(started):
+            yield from done.result()
