@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
@@ -61,6 +62,7 @@ def closest(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def verified(name: str, dtype: str, grid: str, backend: str, gpu: int) -> list[Row]:
     words = ["verify", name, "--grid", grid, "--dtype", dtype, "--backend", backend, "--json"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu), "OMP_NUM_THREADS": "1"}
+    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "elman_core", *words], capture_output=True, text=True, check=False, env=environment
     )
@@ -72,6 +74,7 @@ def verified(name: str, dtype: str, grid: str, backend: str, gpu: int) -> list[R
     rows = []
     for report in found:
         shape = {"variant": name, "kernel": report["name"], "dtype": dtype, "cases": report["cases"], "kind": "ours"}
+        shape["seconds"] = round(time.monotonic() - began)
         for tensor, row in closest(report).items():
             kept = {k: row[k] for k in ("error", "reference", "limit", "ratio", "case")}
             rows.append({**shape, "tensor": tensor, **kept, "agrees": bool(report["passed"])})
