@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +21,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 gc.disable()
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--table", type=Path, help="keep the results in this file, and run what it lacks (tests/gpu_table.py)"
+    )
+
+
 def pytest_configure(config) -> None:
     """A file's tests run in one process, which makes once what they share."""
+    if table := config.getoption("table"):
+        from gpu_table import Table
+
+        config.pluginmanager.register(Table(table, config))
     if config.getoption("dist", "no") == "load":
         config.option.dist, config.option.loadscopereorder = "loadfile", False
 
@@ -45,7 +56,7 @@ def pytest_runtest_setup(item) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            pytest.skip("no NVIDIA GPU here")
+            pytest.skip("no NVIDIA GPU here")  # as in tests/gpu_table.py
 
 
 @pytest.hookimpl(optionalhook=True)  # `elman check` in this tree needs pytest alone
