@@ -49,6 +49,7 @@ PROBLEMS = {
     "parity": ("parity", "errors of the baselines against float64", "mamba_ssm's and fla's layers"),
     "verify": ("verify", "errors of kernels against float64, full grid", ""),
     "tracking": ("tracking", "share of right answers: which recurrences track a state (CPU)", ""),
+    "cpu": ("cpu", "tok/s and GiB of whole training steps on a CPU, beside the tree before", ""),
     "kills": ("kills", "trainings and schedulers that are killed end as if they had not been (CPU)", ""),
 }
 """Name: (module, whose `rows` or NAME are called, what is measured, peers)."""

@@ -41,6 +41,11 @@ from . import toolchain
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>|(ELMAN_CELL_HEADER)\b)', re.MULTILINE)
 _COMMON_FLAGS = ("-std=c++17", "-DNDEBUG", "-shared")
 _HOST_FLAGS = (*_COMMON_FLAGS, "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
+# Sums keep their order, and NaN stays NaN. Only errno and the flags of exceptions are left out, which nothing reads.
+_CPU_FLAGS = (
+    *_COMMON_FLAGS, "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=fast",
+)  # fmt: skip
 _CUDA_FLAGS = (*_COMMON_FLAGS, "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden", "--expt-relaxed-constexpr", "-lineinfo")
 # -Og: compiling takes longer than running, and it is the quickest for both together.
 _EMULATED_FLAGS = (
@@ -48,7 +53,7 @@ _EMULATED_FLAGS = (
     "-D__CUDA_ARCH_LIST__=900",
 )  # fmt: skip
 _BUILDING = ".building-"
-Target = Literal["host", "cuda"]
+Target = Literal["host", "cuda", "cpu"]
 _failed: dict[Path, KernelError] = {}
 log = logging.getLogger("elman_core")
 
@@ -66,6 +71,7 @@ class Extension:
         declared: what Python says of the cell in the header, compared when the module is opened: ((name, value), …).
         python: whether it is a Python module: `PYBIND11_MODULE(ELMAN_MODULE, m)`, compiled for this Python's ABI and opened by
             `load`. Otherwise it is a plain shared library, which serves every Python and is opened by the launcher (launch.py).
+        cpu: whether it is optimised for the instructions of this machine's processor; else it is for tests.
         emulated: whether the C++ compiler compiles a `.cu` for an emulated GPU; see `emulated`.
     """
 
@@ -75,6 +81,7 @@ class Extension:
     header: Path | None = None
     defines: tuple[tuple[str, str], ...] = ()
     python: bool = True
+    cpu: bool = False
     emulated: bool = False
     declared: tuple[tuple[str, int], ...] = ()
 
@@ -114,6 +121,8 @@ class Extension:
         if self.is_cuda:
             features, comma = _feature_set(arch), r"\,"  # of a list, to nvcc
             flags = [*_CUDA_FLAGS, f"-gencode=arch=compute_{features},code=sm_{features}"]
+        elif self.cpu:
+            flags = [*_CPU_FLAGS, *([f"-march={arch}"] if arch.startswith("x86-64") else [])]
         flags += [f"-D{name}={value.replace(',', comma)}" for name, value in self.defines]
         return [*flags, f"-DELMAN_MODULE={self.name}"] if self.python else flags
 
@@ -135,6 +144,7 @@ def shipped(
     binding: str | Path,
     header: Path | None = None,
     python: bool = False,
+    cpu: bool = False,
     declared: Mapping[str, int] = MappingProxyType({}),
     **defines: Any,
 ) -> Extension:
@@ -158,6 +168,7 @@ def shipped(
         header=header,
         defines=tuple((f"ELMAN_{macro}", str(DTYPE_CODES.get(value, value))) for macro, value in defines.items()),
         python=python,
+        cpu=cpu,
         declared=tuple(declared.items()),
     )
 
@@ -184,14 +195,18 @@ def cache_dirs() -> list[Path]:
 
 
 def local_arch(extension: Extension) -> str:
-    """The architecture of this machine: "x86_64" for the host, "sm_90" for the current GPU.
+    """The architecture of this machine: "x86_64" for the host, its level ("x86-64-v3") for a CPU, "sm_90" for the current GPU.
 
     Raises:
         KernelError: a CUDA extension on a machine without a GPU.
     """
-    if not extension.is_cuda:
+    if not extension.is_cuda and not extension.cpu:
         return toolchain.host_architecture()
     import torch
+
+    if extension.cpu:  # what torch itself uses, so that ATEN_CPU_CAPABILITY lowers both
+        levels = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
+        return levels.get(torch.backends.cpu.get_cpu_capability(), toolchain.host_architecture())
 
     if not torch.cuda.is_available():
         raise KernelError(

@@ -1,21 +1,23 @@
-"""Choose the back end of a call, for every family of kernels: does "auto" run a compiled kernel on this GPU?
+"""Choose the back end of a call, for every family of kernels: does "auto" run a compiled kernel on this GPU or CPU?
 
 A process decides each problem (a batch size and a width, for example) once: it compiles and loads the module, and verifies it
 unless a stamp says that this was done. If a step fails, plain PyTorch runs (`runtime.load_or_warn`); a wrong kernel raises.
+
+On a CPU, "auto" runs a kernel where `pays` says so. That does not depend on the batch, nor must the bits of a row.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from elman_core.registry.errors import ConfigError, KernelError
 
-from .build import Extension
+from .build import Extension, build_all, local_arch
 from .runtime import (
     caller,
     constant_when_compiled,
@@ -32,9 +34,14 @@ Problem = tuple[Any, ...]
 
 
 class Compiled(Protocol):
-    """The interface of a GPU kernel. `problem`: plain values that, with the dtype, identify modules and cases."""
+    """The interface of a kernel. `problem`: plain values that, with the dtype, identify modules and cases.
+
+    Attributes:
+        cpu: whether there is one for CPUs, too: with the target "cpu" in its spec, and the same `cases`.
+    """
 
     name: str
+    cpu: bool = False
 
     def prepare(self, dtype: torch.dtype, *problem: Any) -> str | None:
         """Compile and load what the current device needs. The launch plan in words, or None if plain PyTorch is as good.
@@ -97,6 +104,15 @@ def launches(x: Tensor) -> bool:
     return x.is_cuda or (_asked is not None and x.is_meta)
 
 
+def pays(like: Tensor, steps: int, elements: int) -> bool:
+    """Whether a kernel of a CPU runs a recurrence in "auto": of so many steps and elements of the state of a row of the batch.
+
+    Below, plain PyTorch takes less time than compiling and verifying. Compiled by `torch.compile`, it runs, too.
+    """
+    enough = like.is_cpu and steps >= 64 and steps * elements >= 1 << 18
+    return enough and like.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling()
+
+
 def choose(
     name: str,
     asked: Backend,
@@ -104,13 +120,15 @@ def choose(
     problem: Callable[[], Iterable[Any]],
     plain: Backend = "torch",
     starts: Tensor | None = None,
+    cpu: bool = False,
 ) -> Backend:
     """The back end that runs a call of the kernel of this name: "cuda" for "emulated".
 
     Args:
         like: the input. problem: makes the problem for `runs`. Called on a GPU only, since it reads sizes, and a compiled
             function is compiled again for each size that it reads.
-        plain: what "auto" runs without a kernel. starts: the starts of documents, if the kernels do not support them.
+        plain: what "auto" runs without a kernel. starts: the starts of documents, if the kernels of a GPU do not support them.
+        cpu: whether the call `pays` on a CPU, whose kernels support starts.
 
     Raises:
         ConfigError: there is no such back end.
@@ -120,19 +138,21 @@ def choose(
     if asked == "auto":
         if transformed():
             return "reference"
+        if cpu:
+            return "cpu" if _decide(name, "cpu", like.dtype, mode(), *problem()) else plain
         if starts is not None:
             warn_of_packed_rows(name, like)
             return plain
         return "cuda" if launches(like) and runs(name, like, *problem()) else plain
-    if asked not in (plain, "cuda", "host", "emulated", "reference"):
+    if asked not in (plain, "cuda", "cpu", "host", "emulated", "reference"):
         names = ("auto", *(("torch",) if plain == "torch" else ()), "cuda", "host")
         raise ConfigError(f"{name}: backend must be {', '.join(names)} or reference, not {asked!r}")
     if asked != "reference":
         refuse_transforms(name)
-    if asked in ("cuda", "host", "emulated"):
+    if asked in ("cuda", "cpu", "host", "emulated"):
         if not (like.is_cuda if asked == "cuda" else like.is_cpu):
             raise KernelError(f"{name}: backend {asked!r} cannot run on tensors on {like.device}")
-        if starts is not None:
+        if starts is not None and asked != "cpu":
             raise KernelError(f"{name}: backend {asked!r} takes no starts of documents; use backend={plain!r}")
     return "cuda" if asked == "emulated" else asked  # the modules of a GPU are emulated for tensors of a CPU
 
@@ -151,20 +171,33 @@ def runs(name: str, like: Tensor, *problem: Any) -> bool:
 
 
 @constant_when_compiled
-def _decide(name: str, index: int | None, dtype: torch.dtype, chosen: str, *problem: Any) -> bool:
-    """`torch.compile` calls this while it traces. The arguments must be plain values, each by itself."""
+def _decide(name: str, index: int | Literal["cpu"] | None, dtype: torch.dtype, chosen: str, *problem: Any) -> bool:
+    """`torch.compile` calls this while it traces. The arguments must be plain values, each by itself. index: of a GPU."""
     key = (name, index, dtype, chosen, *problem)
     if key not in _decided:
         _decided[key] = chosen != "off" and _prepare(_kernels[name], index, dtype, problem)
     return _decided[key]
 
 
-def _prepare(kernel: Compiled, index: int | None, dtype: torch.dtype, problem: Problem) -> bool:
+def _prepare(kernel: Compiled, index: int | Literal["cpu"] | None, dtype: torch.dtype, problem: Problem) -> bool:
+    if index == "cpu":
+        cases = kernel.cases(dtype, *problem)
+        if (there := load_or_warn(kernel.name, lambda: _compiled(kernel.spec(), cases))) is not None:
+            ensure_verified(there, cases, "threads over rows and heads", "cpu")
+        return there is not None
     with torch.cuda.device(-1 if index is None else index):
         plan = load_or_warn(kernel.name, lambda: kernel.prepare(dtype, *problem))
         if plan is not None:
             ensure_verified(kernel.spec(), kernel.cases(dtype, *problem), plan)
     return plan is not None
+
+
+def _compiled(spec: KernelSpec, cases: Sequence[Case]) -> KernelSpec:
+    """The spec of a kernel of a CPU, once what these cases run is compiled. Raises `KernelError` without it."""
+    if "cpu" not in spec.targets or spec.module is None:
+        raise KernelError("the kernel sources are not installed: type `pip install elman-csrc`")
+    build_all([(module, local_arch(module)) for module in {spec.module("cpu", case): None for case in cases}])
+    return spec
 
 
 def in_words(name: str, device: torch.device | str, plain: str, fits: Callable[..., bool]) -> str:
@@ -174,13 +207,14 @@ def in_words(name: str, device: torch.device | str, plain: str, fits: Callable[.
         plain: the back end that runs without a kernel. fits: `fits(*problem)`: whether a decided problem is one of those meant.
     """
     device = torch.device(device)
-    if device.type != "cuda":
+    kind = device.type
+    if kind != "cuda" and not (kind == "cpu" and _kernels[name].cpu):
         return plain
     if mode() == "off":
         return f"{plain} (ELMAN_KERNELS=off)"
-    index = torch.cuda.current_device() if device.index is None else device.index
+    index: Any = "cpu"
+    if kind == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
     here = {key: found for key, found in _decided.items() if key[:2] == (name, index) and fits(*key[4:])}
-    return (
-        " and ".join(sorted({"cuda" if found else plain for found in here.values()}))
-        or "cuda, compiled at its first use"
-    )
+    made = " and ".join(sorted({kind if found else plain for found in here.values()}))
+    return made or f"{kind}, compiled at its first use" + (f"; {plain} for short texts" if kind == "cpu" else "")

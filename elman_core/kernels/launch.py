@@ -102,7 +102,7 @@ def aligned(x: Tensor, align: int) -> Tensor:
     even = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
     far = x.shape[1] == 1 or x.stride(1) >= x.shape[2:].numel()
     apart = align == 0 or (x.data_ptr() % align == 0 and x.stride(1) * size % align == 0)
-    if adjacent and even and far and apart and (x.is_cuda or x.is_contiguous()):
+    if adjacent and even and far and apart and (x.is_cuda or align or x.is_contiguous()):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from elman_core.registry.errors import ConfigError
 from .build import Extension
 from .build import Target as Target
 
-Backend = Literal["auto", "torch", "cuda", "host", "emulated", "reference"]
+Backend = Literal["auto", "torch", "cuda", "cpu", "host", "emulated", "reference"]
 Grid = Literal["quick", "full"]
 Inputs = dict[str, Any]  # tensors by name, None for those not given
 Outputs = dict[str, Tensor]
@@ -160,7 +160,9 @@ class KernelSpec:
 
     def problems(self, backend: str, grid: Grid) -> Sequence[Case]:
         """The cases on which `verify` checks a back end."""
-        return self.emulated if backend == "emulated" else self.cases("cuda" if backend == "cuda" else "host", grid)
+        if backend == "emulated":
+            return self.emulated
+        return self.cases(cast(Target, backend) if backend in ("cuda", "cpu") else "host", grid)
 
 
 def padding_mask(steps: int, rows: int, generator: torch.Generator) -> Tensor:

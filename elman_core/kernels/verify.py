@@ -184,7 +184,7 @@ def _modules(spec: KernelSpec, target: str, cases: Sequence[Case]) -> list[Exten
     found: dict[Extension, None] = {}
     for case in cases if spec.module is not None else ():
         with contextlib.suppress(KernelError):
-            made = spec.module("host" if target == "host" else "cuda", case)  # type: ignore[misc]
+            made = cast(Any, spec.module)("cuda" if target == "emulated" else target, case)
             found[build.emulated(made) if target == "emulated" else made] = None
     return list(found)
 

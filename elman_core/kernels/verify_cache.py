@@ -142,8 +142,8 @@ def _path(spec: KernelSpec, target: Target, arch: str) -> Path:
     return Path("verified") / f"{spec.name}-{target}-{arch}-{digest.hexdigest()[:20]}.json"
 
 
-def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -> None:
-    """Verify these problems on the current GPU unless the stamp covers them, and remember them for `used`.
+def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str, target: Target = "cuda") -> None:
+    """Verify these problems on the current GPU, or this CPU, unless the stamp covers them, and remember them for `used`.
 
     Raises:
         KernelError: the kernel is wrong, now or in its stamp; or a CUDA graph is being captured.
@@ -157,7 +157,7 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -
     if value:
         _used.update({f"{spec.name} {case}": {"plan": plan, "skipped": True, "stamp": None} for case in cases})
         return
-    known = stamp(spec, "cuda")
+    known = stamp(spec, target)
     why = "" if known is None else f"its stamp of {known.when} says that it failed"
     new = [case for case in cases if known is None or (known.passed and str(case) not in known.extra)]
     if new:
@@ -168,7 +168,7 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str) -
         # A kernel without gradients is verified in moments, several of them in a row: no warning is needed.
         level = logging.WARNING if spec.differentiable else logging.INFO
         _log.log(level, "elman: first use of the kernel of %s for %s: verifying it", spec.name, new[0])
-        report = _apart(lambda: verify(spec, "cuda", cases=new, opcheck=spec.differentiable))
+        report = _apart(lambda: verify(spec, target, cases=new, opcheck=spec.differentiable))
         if report.unsuitable:
             raise KernelError(f"the kernel of {spec.name} cannot be verified: {report.unsuitable[0]}")
         known = make(spec, report, extra=new)

@@ -37,7 +37,8 @@ struct MatrixCall {
   std::uint64_t dy, ds1, ds0;
   CallRows dk, dq, dvector[elman::matrix::kMostVectors], dline[elman::matrix::kMostLines], dscalar[elman::matrix::kMostScalars];
   std::uint64_t dparam[elman::matrix::kMostParams], dhead, da_log, ddt_bias, parts, stream;
+  std::int64_t threads;
 };
 ELMAN_LAYOUT(matrix, MatrixCall, batch, steps, heads, vectors, lines, scalars, params, shared, interval, k, q, vector, line, scalar,
              param, a_log, dt_bias, mask, state_line, state_row, s0, s1, o, saved, dy, ds1, ds0, dk, dq, dvector, dline, dscalar,
-             dparam, dhead, da_log, ddt_bias, parts, stream)
+             dparam, dhead, da_log, ddt_bias, parts, stream, threads)

@@ -1,0 +1,74 @@
+"""Whole training steps on a CPU: tok/s and the peak of resident memory of models of about 2M parameters.
+
+Each figure is a process of its own, which trains as `elman train` does. Before and after take turns, so that what else the
+machine does slows both. "after" is this checkout. "before" is the Python that ELMAN_BEFORE names, of another checkout; without
+it, plain PyTorch (ELMAN_KERNELS=off). The first step, which may compile and verify, counts apart ("first_s").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from harness import HERE, Row, Setting
+
+from .step import trainer
+
+MODELS = ("e88:conv_linear@128x3", "e97@192x3", "e75@640x3", "e14@304x3", "m2rnn@384x4")
+BATCH, LENGTH, STEPS = 4, 512, {"before": 1, "after": 8}
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    for model in MODELS:
+        if not setting.wants(model=model, variant=model.partition("@")[0].partition(":")[0]):
+            continue
+        made: dict[str, list[Row]] = {who: [] for who in STEPS}
+        for _ in range(setting.repeats):
+            for who, found in made.items():
+                found.append(setting.row(lambda who=who, model=model: apart(setting, who, model)))  # type: ignore[misc]
+        for who, found in made.items():
+            there = [row for row in found if "tok_s" in row]
+            figures = {name: [row[name] for row in there] for name in ("tok_s", "first_s", "peak_gib")}
+            row = {name: statistics.median(each) for name, each in figures.items() if each}
+            each = {"tok_s_each": figures["tok_s"]} if there else {}
+            yield {"model": model, "who": who, "batch": BATCH, "length": LENGTH, **found[-1], **row, **each}
+
+
+def apart(setting: Setting, who: str, model: str) -> Row:
+    before = os.environ.get("ELMAN_BEFORE") if who == "before" else None
+    plain = {"ELMAN_KERNELS": "off"} if who == "before" and not before else {}
+    length, steps = (16, 1) if setting.tiny else (LENGTH, STEPS[who])
+    words = [before or sys.executable, "-m", "problems.cpu", model, str(setting.folder), str(length), str(steps)]
+    done = subprocess.run(words, env={**os.environ, **plain}, cwd=HERE, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    found: Row = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(model: str, folder: Path, length: int, steps: int) -> Row:
+    setting = Setting(torch.device("cpu"), False, False, 1, (), folder)
+    taken: list[float] = []
+    with trainer(model, "eager", BATCH, length, setting) as made:
+        for _ in range(1 + steps):
+            start = time.perf_counter()
+            made.advance(1)
+            taken.append(time.perf_counter() - start)
+        return {
+            "parameters": sum(p.numel() for p in made.model.parameters()),
+            "tok_s": round(BATCH * length / statistics.median(taken[1:])),
+            "first_s": round(taken[0], 2),
+            "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))))

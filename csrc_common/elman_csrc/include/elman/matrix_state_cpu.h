@@ -1,0 +1,476 @@
+// The matrix-state skeleton on a CPU: the same cells, states saved every `kInterval` steps and computed again in the backward, sums in float.
+//
+// A head's state lies in tiles of some lines (columns); an element of a tile is a row of N of these lines, in vectors. So a sum over the rows
+// of a line needs no shuffles, and a tile stays in the first cache for all steps of a segment. Threads share rows of the batch and heads. The
+// cell's functions run lane after lane, in loops that the compiler vectorises.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+
+#include "call.h"
+#include "matrix_state_cell.h"
+#include "simd.h"
+
+namespace elman::matrix::cpu {
+
+using simd::F;
+using simd::kLanes;
+
+// How a state [B,H,N,V] lies in memory: element (i, x) of a head at i * row + x * line.
+struct StateLayout {
+  std::int64_t line, row;
+};
+
+// As in MatrixCall. Steps of rows are `step` elements apart; elements inside are adjacent.
+template <class T>
+struct Rows {
+  T* at;
+  std::int64_t step;
+  explicit operator bool() const { return at; }
+};
+
+template <class Stored>
+struct Arguments {
+  std::int64_t B, T, H, threads;
+  Rows<Stored> k, q, vector[kMostVectors], line[kMostLines], dk, dq, dvector[kMostVectors], dline[kMostLines];
+  Rows<void> scalar[kMostScalars], dscalar[kMostScalars];  // float if given, else Stored
+  const float *param[kMostParams], *a_log, *dt_bias;
+  const unsigned char* mask;  // 0: hold the state; 2 or more: the state is 0 before the step, which is held if the number is even
+  StateLayout layout;
+  const float* s0;
+  float *s1, *saved;
+  Stored* o;
+  const Stored* dy;
+  const float* ds1;
+  float *ds0, *dparam[kMostParams], *dhead;  // dparam [B,H,V]; dhead [2,B,H]
+};
+
+template <class Cell, class Options, class Stored, int N, int V>
+struct Skeleton {
+  static_assert(within_limits<Cell>());
+  using Math = simd::Branchless;
+  static constexpr bool reads = Cell::read_vector >= 0, keeps = Cell::keep_vector >= 0, seconds = Cell::second_vector >= 0;
+  static constexpr ScalarKind kind[2] = {Options::kind0, Options::kind1};
+  static constexpr int kVectors = (V + kLanes - 1) / kLanes, kFit = std::clamp(4096 / (N * kLanes), 1, kLanes == 16 ? 4 : 2),
+                       U = std::min(kVectors, kFit), L = U * kLanes, kTiles = (V + L - 1) / L, kLines = kTiles * L;
+  static constexpr int G = kGivenLines<Cell>, kScalars = std::max(Cell::scalars, 1), kParams = std::max(Cell::params, 1);
+  static constexpr int kInputs = Cell::folded > 0 ? Cell::lines : 0;  // kept beside what `fold` makes of them
+
+  using Line = F[U];
+  struct Tile {
+    Line row[N];
+  };
+  // A step of one head as the cell sees it. Lanes beyond V repeat the last line, and no gradient arrives there.
+  struct Step {
+    float k[N], q[N], p[N], g[N], l[N];
+    alignas(64) float given[G][kLines], input[kInputs + 1][kLines];
+    float c[kScalars], raw[kScalars], rho_k, rho_q;
+    bool hold, fresh;
+  };
+  struct Lines {  // of a tile at one step
+    alignas(64) float r[L], energy[L], keep[L], write[L], second[L];
+  };
+  struct Gradients {
+    float k[N], q[N], p[N], g[N], l[N], c[kScalars];
+    alignas(64) float given[G][kLines];
+  };
+  struct Memory {
+    Step step[kInterval];
+    Gradients gradient[kInterval];
+    Lines lines[kInterval];
+    Tile state[kTiles], past[kInterval + 1];
+    alignas(64) float param[kParams][kLines], dparam[kParams][kLines];
+    float da_log, ddt_bias;
+  };
+  struct Scratch {
+    std::unique_ptr<Memory> memory{new Memory};
+    Memory* operator->() { return memory.get(); }
+  };
+  static constexpr Tile kZeros{};
+
+  const Arguments<Stored>& a;
+
+  std::int64_t segments() const { return (a.T + kInterval - 1) / kInterval; }
+  // Where the step of a head begins in rows of `width` elements of each head, or of one for all.
+  template <class T>
+  static T* find(Rows<T> rows, std::int64_t token, std::int64_t h, int width) {
+    return rows.at + token * rows.step + h * width;
+  }
+
+  void forward() const {
+    simd::parallel<Scratch>(a.B * a.H, a.threads, [&](std::int64_t i, Scratch& m) { forward(i / a.H, i % a.H, m); });
+  }
+  void backward() const {
+    simd::parallel<Scratch>(a.B * a.H, a.threads, [&](std::int64_t i, Scratch& m) { backward(i / a.H, i % a.H, m); });
+  }
+
+ private:
+  void forward(std::int64_t b, std::int64_t h, Scratch& m) const {
+    copy<false>(m->state, of_head(a.s0, b, h), a.layout);
+    params(h, m);
+    for (std::int64_t t0 = 0, segment = 0; t0 < a.T; t0 += kInterval, segment++) {
+      const int count = static_cast<int>(std::min<std::int64_t>(kInterval, a.T - t0));
+      if (a.saved) copy<true>(m->state, saved(b, h, segment), {1, V});
+      for (int s = 0; s < count; s++) read(b, t0 + s, h, m, m->step[s]);
+      for (int tile = 0; tile < kTiles; tile++) {
+        Tile& S = m->state[tile];
+        for (int s = 0; s < count; s++) {
+          const Step& x = m->step[s];
+          Line o{};
+          if (x.fresh) S = kZeros;
+          if (!x.hold) advance<true>(x, m->param, tile, S, S, m->lines[0], o);
+          Stored* to = a.o + (((b * a.T + t0 + s) * a.H) + h) * V;
+          alignas(64) float out[L];
+          std::memcpy(out, o, sizeof out);
+          for (int v = 0; v < L && tile * L + v < V; v++) simd::store(to[tile * L + v], out[v]);
+        }
+      }
+    }
+    copy<true>(m->state, of_head(a.s1, b, h), a.layout);
+  }
+
+  // One step of a tile: from `old` to `now`, which may be the same, the lines' numbers, and o += S^T q.
+  template <bool reads_out>
+  static void advance(const Step& x, const float (&param)[kParams][kLines], int tile, const Tile& old, Tile& now, Lines& w,
+                      Line& o) {
+    Line r{}, energy{};
+    const float* p = reads ? x.p : x.k;
+    for (int i = 0; i < N && (Cell::retrieves || Cell::energy); i++)
+      for (int u = 0; u < U; u++) {
+        if (Cell::retrieves) r[u] += p[i] * old.row[i][u];
+        if (Cell::energy) energy[u] += old.row[i][u] * old.row[i][u] * (1.f / N);
+      }
+    std::memcpy(w.r, r, sizeof r), std::memcpy(w.energy, energy, sizeof energy);
+    for (int v = 0; v < L; v++) {
+      float in[G], par[kParams];
+      for (int j = 0; j < G; j++) in[j] = x.given[j][tile * L + v];
+      for (int j = 0; j < Cell::params; j++) par[j] = param[j][tile * L + v];
+      const MatrixLine<float> made = Cell::template line<Math>(MatrixIn<float>{w.r[v], in, x.c, par, w.energy[v]});
+      w.keep[v] = made.keep, w.write[v] = made.write, w.second[v] = made.second;
+    }
+    Line keep, write, second;
+    std::memcpy(keep, w.keep, sizeof keep), std::memcpy(write, w.write, sizeof write), std::memcpy(second, w.second, sizeof second);
+    for (int i = 0; i < N; i++)
+      for (int u = 0; u < U; u++) {
+        F e;
+        if constexpr (Cell::elementwise) {
+          e = element(old.row[i][u], x.k[i], keep[u], write[u], second[u]);
+        } else {
+          e = (Cell::scalar_keep ? F{} + x.c[0] : keep[u]) * old.row[i][u];
+          if (keeps) e *= x.g[i];
+          e += x.k[i] * write[u];
+          if (seconds) e += x.l[i] * second[u];
+        }
+        if (Cell::squashes) e = Math::tanh(e);
+        now.row[i][u] = e;
+        if (reads_out) o[u] += x.q[i] * e;
+      }
+  }
+
+  static F element(F s, float k, F keep, F write, F second) {
+    alignas(64) float e[5][kLanes];
+    std::memcpy(e[0], &s, sizeof s), std::memcpy(e[1], &keep, sizeof s), std::memcpy(e[2], &write, sizeof s),
+        std::memcpy(e[3], &second, sizeof s);
+    for (int v = 0; v < kLanes; v++)
+      e[4][v] = Cell::template element<Math>(e[0][v], k, MatrixLine<float>{e[1][v], e[2][v], e[3][v]});
+    std::memcpy(&s, e[4], sizeof s);
+    return s;
+  }
+
+  void backward(std::int64_t b, std::int64_t h, Scratch& m) const {
+    copy<false>(m->state, of_head(a.ds1, b, h), a.layout);
+    params(h, m);
+    m->da_log = m->ddt_bias = 0;
+    std::memset(m->dparam, 0, sizeof m->dparam);
+    for (std::int64_t segment = segments() - 1; segment >= 0; segment--) {
+      const std::int64_t t0 = segment * kInterval;
+      const int count = static_cast<int>(std::min<std::int64_t>(kInterval, a.T - t0));
+      for (int s = 0; s < count; s++) read(b, t0 + s, h, m, m->step[s]);
+      std::memset(m->gradient, 0, sizeof m->gradient);
+      for (int tile = 0; tile < kTiles; tile++) {
+        copy<false>(&m->past[0], saved(b, h, segment), {1, V}, tile);
+        const Tile *before[kInterval], *after[kInterval], *last = &m->past[0];
+        for (int s = 0; s < count; s++) {
+          const Step& x = m->step[s];
+          Line none{};
+          before[s] = x.fresh ? &kZeros : last;
+          after[s] = x.hold ? before[s] : &m->past[s + 1];
+          if (!x.hold) advance<false>(x, m->param, tile, *before[s], m->past[s + 1], m->lines[s], none);
+          last = after[s];
+        }
+        for (int s = count - 1; s >= 0; s--) {
+          const Step& x = m->step[s];
+          alignas(64) float in[L] = {};
+          const Stored* from = a.dy + ((b * a.T + t0 + s) * a.H + h) * V;
+          for (int v = 0; v < L && tile * L + v < V; v++) in[v] = simd::load(from[tile * L + v]);
+          Line dout;
+          std::memcpy(dout, in, sizeof in);
+          if (x.hold) {
+            arrive(x, *after[s], dout, m->state[tile], m->gradient[s]);
+          } else {
+            retreat(x, m->param, tile, *before[s], *after[s], m->lines[s], dout, m->state[tile], m->gradient[s], m->dparam);
+          }
+          if (x.fresh) m->state[tile] = kZeros;
+        }
+      }
+      for (int s = 0; s < count; s++) write(b, t0 + s, h, m, m->step[s], m->gradient[s]);
+    }
+    copy<true>(m->state, of_head(a.ds0, b, h), a.layout);
+    for (int j = 0; j < Cell::params; j++) std::copy_n(m->dparam[j], V, a.dparam[j] + (b * a.H + h) * V);
+    if (a.dhead) a.dhead[b * a.H + h] = m->da_log, a.dhead[(a.B + b) * a.H + h] = m->ddt_bias;
+  }
+
+  // Of a held step only the readout has a gradient.
+  static void arrive(const Step& x, const Tile& now, const Line& dout, Tile& D, Gradients& g) {
+    for (int i = 0; i < N; i++) {
+      F dq{};
+      for (int u = 0; u < U; u++) dq += now.row[i][u] * dout[u], D.row[i][u] += x.q[i] * dout[u];
+      g.q[i] += simd::sum(dq);
+    }
+  }
+
+  static void retreat(const Step& x, const float (&param)[kParams][kLines], int tile, const Tile& old, const Tile& now,
+                      const Lines& w, const Line& dout, Tile& D, Gradients& g, float (&dparam)[kParams][kLines]) {
+    Line keep, write, second, dkeep{}, dwrite{}, dsecond{};
+    std::memcpy(keep, w.keep, sizeof keep), std::memcpy(write, w.write, sizeof write), std::memcpy(second, w.second, sizeof second);
+    for (int i = 0; i < N; i++) {
+      F dq{}, dk{}, dg{}, dl{};
+      for (int u = 0; u < U; u++) {
+        const F s = now.row[i][u], was = old.row[i][u], d = D.row[i][u] + x.q[i] * dout[u];
+        const F P = Cell::squashes ? d * (1.f - s * s) : d;
+        dq += s * dout[u];
+        if constexpr (Cell::elementwise) {
+          F e[5];
+          element_backward(P, was, x.k[i], keep[u], write[u], second[u], e);
+          D.row[i][u] = e[0], dk += e[1], dkeep[u] += e[2], dwrite[u] += e[3], dsecond[u] += e[4];
+        } else {
+          const F kept = (Cell::scalar_keep ? F{} + x.c[0] : keep[u]) * P;
+          D.row[i][u] = keeps ? x.g[i] * kept : kept;
+          dkeep[u] += (keeps ? x.g[i] * P : P) * was;
+          dwrite[u] += x.k[i] * P, dk += P * write[u];
+          if (keeps) dg += kept * was;
+          if (seconds) dsecond[u] += x.l[i] * P, dl += P * second[u];
+        }
+      }
+      g.q[i] += simd::sum(dq), g.k[i] += simd::sum(dk);
+      if (keeps) g.g[i] += simd::sum(dg);
+      if (seconds) g.l[i] += simd::sum(dl);
+    }
+    alignas(64) float d[3][L], dr[L], denergy[L], dc[kScalars][L];
+    std::memcpy(d[0], dkeep, sizeof dkeep), std::memcpy(d[1], dwrite, sizeof dwrite), std::memcpy(d[2], dsecond, sizeof dsecond);
+    for (int v = 0; v < L; v++) {
+      float in[G], par[kParams];
+      for (int j = 0; j < G; j++) in[j] = x.given[j][tile * L + v];
+      for (int j = 0; j < Cell::params; j++) par[j] = param[j][tile * L + v];
+      const float r = Cell::backward_uses_r ? w.r[v] : 0.f;
+      const MatrixGrad<Cell, float> made = Cell::template line_backward<Math>(MatrixLine<float>{d[0][v], d[1][v], d[2][v]},
+                                                                              MatrixIn<float>{r, in, x.c, par, w.energy[v]});
+      dr[v] = made.r, denergy[v] = Cell::energy ? made.energy * (2.f / N) : 0.f;
+      for (int j = 0; j < G; j++) g.given[j][tile * L + v] = made.in[j];
+      for (int j = 0; j < Cell::scalars; j++) dc[j][v] = made.c[j];
+      for (int j = 0; j < Cell::params && Cell::folded == 0; j++) dparam[j][tile * L + v] += made.par[j];
+    }
+    for (int j = 0; j < Cell::scalars; j++) {
+      const float* from = Cell::scalar_keep && j == 0 ? d[0] : dc[j];  // as the header promises; another g.c[0] is not read
+      F total{}, some;
+      for (int v = 0; v < L; v += kLanes) std::memcpy(&some, from + v, sizeof some), total += some;
+      g.c[j] += simd::sum(total);
+    }
+    if constexpr (!Cell::retrieves && !Cell::energy) return;
+    Line r, energy;
+    std::memcpy(r, dr, sizeof r), std::memcpy(energy, denergy, sizeof energy);
+    const float* p = reads ? x.p : x.k;
+    for (int i = 0; i < N; i++) {
+      F dp{};
+      for (int u = 0; u < U; u++) {
+        dp += old.row[i][u] * r[u];
+        D.row[i][u] += p[i] * r[u];
+        if (Cell::energy) D.row[i][u] += old.row[i][u] * energy[u];
+      }
+      g.p[i] += simd::sum(dp);
+    }
+  }
+
+  static void element_backward(F P, F s, float k, F keep, F write, F second, F (&to)[5]) {
+    alignas(64) float in[5][kLanes], out[5][kLanes];
+    const F from[5] = {P, s, keep, write, second};
+    std::memcpy(in, from, sizeof in);
+    for (int v = 0; v < kLanes; v++) {
+      const MatrixElement<float> e =
+          Cell::template element_backward<Math>(in[0][v], in[1][v], k, MatrixLine<float>{in[2][v], in[3][v], in[4][v]});
+      out[0][v] = e.s, out[1][v] = e.k, out[2][v] = e.line.keep, out[3][v] = e.line.write, out[4][v] = e.line.second;
+    }
+    std::memcpy(to, out, sizeof out);
+  }
+
+  // A step as the cell sees it.
+  void read(std::int64_t b, std::int64_t t, std::int64_t h, const Scratch& m, Step& x) const {
+    const std::int64_t token = b * a.T + t;
+    x.rho_k = key(a.k, kOfK, 0, token, h, x.k), x.rho_q = key(a.q, kOfQ, 1, token, h, x.q);
+    const auto further = [&](int j, float* to) {
+      const Stored* from = find(a.vector[j], token, h, N);
+      for (int i = 0; i < N; i++) to[i] = simd::load(from[i]);
+    };
+    if constexpr (reads) {
+      further(Cell::read_vector, x.p);
+      for (int i = 0; i < N && Cell::reads_with_k; i++) x.p[i] *= x.k[i];
+    }
+    if constexpr (keeps) further(Cell::keep_vector, x.g);
+    if constexpr (seconds) further(Cell::second_vector, x.l);
+    for (int j = 0; j < Cell::lines; j++) {
+      const Stored* from = find(a.line[j], token, of_line(Options::shared, j) ? 0 : h, V);
+      float* to = kInputs > 0 ? x.input[j] : x.given[j];
+      for (int v = 0; v < V; v++) {
+        const float e = simd::load(from[v]);
+        to[v] = of_line(Options::silu, j) ? silu(e, Math::sigmoid(e)) : e;
+      }
+      std::fill(to + V, to + kLines, to[V - 1]);
+    }
+    if constexpr (Cell::folded > 0)
+      for (int v = 0; v < kLines; v++) {
+        float in[Cell::lines], par[kParams], y[Cell::folded];
+        for (int j = 0; j < Cell::lines; j++) in[j] = x.input[j][v];
+        for (int j = 0; j < Cell::params; j++) par[j] = m.memory->param[j][v];
+        Cell::template fold<Math>(y, in, par);
+        for (int j = 0; j < Cell::folded; j++) x.given[j][v] = y[j];
+      }
+    for (int j = 0; j < Cell::scalars; j++) {
+      const std::int64_t at = token * a.scalar[j].step + h;
+      x.raw[j] = kind[j] == ScalarKind::given ? static_cast<const float*>(a.scalar[j].at)[at]
+                                              : simd::load(static_cast<const Stored*>(a.scalar[j].at)[at]);
+      const bool mamba = kind[j] == ScalarKind::mamba;
+      x.c[j] = scalar_forward(kind[j], x.raw[j], mamba ? a.a_log[h] : 0.f, mamba ? a.dt_bias[h] : 0.f);
+    }
+    const unsigned flags = a.mask ? a.mask[token] : 1;
+    x.hold = (flags & 1) == 0, x.fresh = (flags & 2) != 0;
+  }
+
+  // Its gradients, through the maps of its inputs.
+  void write(std::int64_t b, std::int64_t t, std::int64_t h, Scratch& m, const Step& x, Gradients& g) const {
+    const std::int64_t token = b * a.T + t;
+    const auto put = [&](Rows<Stored> rows, const float* from, int width) {
+      Stored* to = find(rows, token, h, width);
+      for (int i = 0; i < width; i++) simd::store(to[i], from[i]);
+    };
+    for (int j = 0; j < Cell::vectors; j++) {
+      float d[N];
+      for (int i = 0; i < N; i++)
+        d[i] = (j == Cell::read_vector ? g.p[i] * (Cell::reads_with_k ? x.k[i] : 1.f) : 0.f) +
+               (j == Cell::keep_vector ? g.g[i] : 0.f) + (j == Cell::second_vector ? g.l[i] : 0.f);
+      put(a.dvector[j], d, N);
+    }
+    if constexpr (!reads) {
+      for (int i = 0; i < N; i++) g.k[i] += g.p[i];
+    } else if constexpr (Cell::reads_with_k) {
+      const Stored* vector = find(a.vector[Cell::read_vector], token, h, N);
+      for (int i = 0; i < N; i++) g.k[i] += g.p[i] * simd::load(vector[i]);
+    }
+    unmap(a.k, kOfK, 0, token, h, x.k, x.rho_k, g.k), unmap(a.q, kOfQ, 1, token, h, x.q, x.rho_q, g.q);
+    put(a.dk, g.k, N), put(a.dq, g.q, N);
+    alignas(64) float dlines[Cell::lines][kLines];
+    if constexpr (Cell::folded > 0) {
+      for (int v = 0; v < kLines; v++) {
+        float dx[Cell::folded], in[Cell::lines], par[kParams], din[Cell::lines], dpar[kMostParams] = {};
+        for (int j = 0; j < Cell::folded; j++) dx[j] = g.given[j][v];
+        for (int j = 0; j < Cell::lines; j++) in[j] = x.input[j][v];
+        for (int j = 0; j < Cell::params; j++) par[j] = m->param[j][v];
+        Cell::template fold_backward<Math>(din, dpar, dx, in, par);
+        for (int j = 0; j < Cell::lines; j++) dlines[j][v] = din[j];
+        for (int j = 0; j < Cell::params; j++) m->dparam[j][v] += dpar[j];
+      }
+    } else {
+      std::memcpy(dlines, g.given, sizeof dlines);
+    }
+    for (int j = 0; j < Cell::lines; j++) {
+      if (of_line(Options::silu, j)) {
+        const Stored* raw = find(a.line[j], token, of_line(Options::shared, j) ? 0 : h, V);
+        for (int v = 0; v < V; v++) {
+          const float e = simd::load(raw[v]);
+          dlines[j][v] *= silu_derivative(e, Math::sigmoid(e));
+        }
+      }
+      put(a.dline[j], dlines[j], V);
+    }
+    for (int j = 0; j < Cell::scalars; j++) {
+      const bool mamba = kind[j] == ScalarKind::mamba;
+      const ScalarGrad<float> d =
+          scalar_backward(kind[j], g.c[j], x.c[j], x.raw[j], mamba ? a.a_log[h] : 0.f, mamba ? a.dt_bias[h] : 0.f);
+      const std::int64_t at = token * a.dscalar[j].step + h;
+      if (kind[j] == ScalarKind::given) static_cast<float*>(a.dscalar[j].at)[at] = d.dx;
+      else simd::store(static_cast<Stored*>(a.dscalar[j].at)[at], d.dx);
+      if (mamba) m->da_log += d.da_log, m->ddt_bias += d.dx;
+    }
+  }
+
+  // Reads k or q through its maps; returns what scaled it to length 1.
+  static float key(Rows<Stored> rows, unsigned which, int w, std::int64_t token, std::int64_t h, float* to) {
+    const Stored* from = find(rows, token, Options::shared & which ? 0 : h, N);
+    for (int i = 0; i < N; i++) {
+      const float e = simd::load(from[i]);
+      to[i] = of_key(Options::silu, w) ? silu(e, Math::sigmoid(e)) : e;
+    }
+    if (!of_key(Options::l2, w)) return 1.f;
+    const float rho = 1.f / std::sqrt(dot(to, to) + static_cast<float>(kNormEps));
+    for (int i = 0; i < N; i++) to[i] *= rho;
+    return rho;
+  }
+  // The gradient of k or q before its maps.
+  static void unmap(Rows<Stored> rows, unsigned which, int w, std::int64_t token, std::int64_t h, const float* unit, float rho,
+                    float* g) {
+    if (of_key(Options::l2, w)) {
+      const float along = dot(g, unit);
+      for (int i = 0; i < N; i++) g[i] = rho * (g[i] - unit[i] * along);
+    }
+    if (!of_key(Options::silu, w)) return;
+    const Stored* raw = find(rows, token, Options::shared & which ? 0 : h, N);
+    for (int i = 0; i < N; i++) {
+      const float e = simd::load(raw[i]);
+      g[i] *= silu_derivative(e, Math::sigmoid(e));
+    }
+  }
+  static float dot(const float* x, const float* y) {  // N is a multiple of 4
+    float sums[4] = {};
+    for (int i = 0; i < N; i += 4)
+      for (int j = 0; j < 4; j++) sums[j] += x[i + j] * y[i + j];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+
+  void params(std::int64_t h, Scratch& m) const {
+    for (int j = 0; j < Cell::params; j++) {
+      std::copy_n(a.param[j] + h * V, V, m->param[j]);
+      std::fill(m->param[j] + V, m->param[j] + kLines, m->param[j][V - 1]);
+    }
+  }
+
+  float* saved(std::int64_t b, std::int64_t h, std::int64_t segment) const {
+    return a.saved + ((b * a.H + h) * segments() + segment) * N * V;
+  }
+  template <class T>
+  T* of_head(T* states, std::int64_t b, std::int64_t h) const {
+    return states ? states + (b * a.H + h) * N * V : nullptr;
+  }
+  // Tiles to a state in memory, or from one; without one they become 0. first: number of the first of them.
+  template <bool out, class T>
+  static void copy(Tile* tiles, T* state, StateLayout at, int first = -1) {
+    const int from = first < 0 ? 0 : first, to = first < 0 ? kTiles : first + 1;
+    if (out && !state) return;
+    for (int tile = from; tile < to; tile++) {
+      Tile& some = tiles[tile - from];
+      if (!out) some = kZeros;
+      for (int i = 0; i < N && state; i++) {
+        float row[L] = {};
+        if (out) std::memcpy(row, some.row[i], sizeof row);
+        for (int v = 0; v < L && tile * L + v < V; v++) {
+          if constexpr (out) state[i * at.row + (tile * L + v) * at.line] = row[v];
+          else row[v] = state[i * at.row + (tile * L + v) * at.line];
+        }
+        if (!out) std::memcpy(some.row[i], row, sizeof row);
+      }
+    }
+  }
+};
+
+}  // namespace elman::matrix::cpu
