@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .cli.export import Precision
     from .cli.generate import load_writer
     from .cli.train import read_settings
-    from .data import standard_library_corpus
+    from .data import hash_u64, standard_library_corpus
     from .generation import Sampling
     from .generation.loop import least_rows, prefill, prefill_chunk
     from .kernels.decode.op import kept_scores, race
@@ -70,7 +70,7 @@ _NAMES = {
     "cli.export": "Precision",
     "cli.generate": "load_writer",
     "cli.train": "read_settings",
-    "data": "standard_library_corpus",
+    "data": "hash_u64 standard_library_corpus",
     "generation": "Sampling",
     "generation.loop": "least_rows prefill prefill_chunk",
     "kernels.decode.op": "kept_scores race",

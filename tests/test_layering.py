@@ -38,6 +38,7 @@ ONLY = {
         "extensions/bench/elman_bench/cli/",
         "extensions/evals/elman_evals/command.py",
         "extensions/serve/elman_serve/cli/",
+        "extensions/tasks/elman_tasks/cli/",
     ),
     "matplotlib": ("extensions/bench/elman_bench/results/plots.py",),  # slow to import
     "jinja2": ("extensions/bench/elman_bench/results/report.py",),
@@ -52,7 +53,10 @@ ONLY = {
         "extensions/bench/elman_bench/probe.py",  # a measurement may run out of memory: each has its own process
     ),
 }
-PRINTS = ("elman_core/cli/", "extensions/bench/elman_bench/cli/", "extensions/serve/elman_serve/cli/")
+PRINTS = (
+    "elman_core/cli/", "extensions/bench/elman_bench/cli/", "extensions/serve/elman_serve/cli/",
+    "extensions/tasks/elman_tasks/cli/",
+)  # fmt: skip
 PLUGIN_MAY_IMPORT = {"elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry", "elman_csrc"}
 EXTENSION_MAY_IMPORT = {"elman_core", "elman_core.extension"}  # and other extensions that it declares
 

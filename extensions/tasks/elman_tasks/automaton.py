@@ -1,0 +1,130 @@
+"""Finite automata that read random words: their tables, their words and labels, and what a window of inputs can tell.
+
+Shapes: R rows, T places, S states, K symbols. A state is anything hashable; tables number them as they find them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .draws import Draws
+
+SAMPLES = 400
+"""Sampled words behind each figure of `window_accuracy`."""
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """A task as a state that symbols change.
+
+    Attributes:
+        symbols: names of the inputs; input k is token k. answers: names of the labels; label i is token K + i.
+        start: the state before the first symbol. step: the state after a symbol, or None where it cannot stand.
+        answer: the label of a state, or None where none is due.
+        odds: the weight of a symbol in a state, beside the others that can stand there.
+        end: a symbol that stands at the last place of a word and nowhere else.
+    """
+
+    symbols: tuple[str, ...]
+    answers: tuple[str, ...]
+    start: Hashable
+    step: Callable[[Any, int], Hashable | None]
+    answer: Callable[[Any], int | None]
+    odds: Callable[[Any, int], float] = lambda _state, _symbol: 1.0
+    end: int | None = None
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.symbols) + len(self.answers)
+
+    def tables(self) -> Tables:
+        """All states that words reach, found breadth first."""
+        numbers: dict[Hashable, int] = {self.start: 0}
+        states, following, weights = [self.start], [], []
+        for state in states:  # grows
+            after = [self.step(state, symbol) for symbol in range(len(self.symbols))]
+            for new in after:
+                if new is not None and numbers.setdefault(new, len(states)) == len(states):
+                    states.append(new)
+            following.append([-1 if new is None else numbers[new] for new in after])
+            free = [new is not None and symbol != self.end for symbol, new in enumerate(after)]
+            weights.append([self.odds(state, symbol) * ok for symbol, ok in enumerate(free)])
+        labels = [-1 if (label := self.answer(state)) is None else label for state in states]
+        odds_SK = np.array(weights, dtype=np.float64)
+        odds_SK /= np.maximum(odds_SK.sum(1, keepdims=True), 1e-300)  # after the end of a word nothing stands
+        return Tables(np.array(following), odds_SK, np.array(labels), self.end)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """after: (S, K), the state after a symbol, -1 if it cannot stand. odds: (S, K), of each. labels: (S,), -1 for none."""
+
+    after: NDArray[np.int64]
+    odds: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    end: int | None
+
+    def words(self, draws: Draws, lengths_R: NDArray[np.int64], places: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Random words, and the label after each symbol: both (R, T), int64. Rows go on after their own length."""
+        unit_RT = draws.unit(places)
+        n_states, n_symbols = self.after.shape
+        if self.free:
+            symbols_RT = (unit_RT * n_symbols).astype(np.int64)
+        else:
+            below_SK, symbols_RT = self.odds.cumsum(1), np.empty(unit_RT.shape, dtype=np.int64)
+            below_SK[below_SK > 1 - 1e-9] = 1  # sums are rounded
+        # A word that has ended stays where it is.
+        next_ = np.where(self.after < 0, np.arange(n_states)[:, None], self.after).ravel()
+        states_RT, state_R = np.empty(unit_RT.shape, dtype=np.int64), np.zeros(len(lengths_R), dtype=np.int64)
+        for t in range(places):
+            if not self.free:
+                symbols_RT[:, t] = (unit_RT[:, t, None] >= below_SK[state_R]).sum(1).clip(max=n_symbols - 1)
+            if self.end is not None:
+                symbols_RT[t == lengths_R - 1, t] = self.end
+            state_R = next_[state_R * n_symbols + symbols_RT[:, t]]
+            states_RT[:, t] = state_R
+        return symbols_RT, self.labels[states_RT]
+
+    @property
+    def free(self) -> bool:
+        """Whether every symbol can stand everywhere, with equal odds."""
+        return bool((self.odds == self.odds[0, 0]).all())
+
+    def window_accuracy(self, length: int, windows: list[int], draws: Draws) -> list[float]:
+        """The share of last labels that the best predictor gets right that sees only the last w symbols, and their place.
+
+        The distribution of the state before the window is exact; for each sampled word, Bayes' rule gives the one after.
+        """
+        words_RT, _ = self.words(draws, np.full(draws.rows, length), length)
+        label_SA = np.eye(self.labels.max() + 1)[self.labels] * (self.labels >= 0)[:, None]
+        prior_TS = [np.eye(1, len(self.labels))[0]]
+        for t in range(length):
+            mass_SK = prior_TS[-1][:, None] * self._odds_at(t, length)
+            prior_TS.append(np.bincount(self._to.ravel(), mass_SK.ravel(), len(self.labels)))
+        return [self._seen(words_RT[:, max(0, length - w) :], prior_TS, length, label_SA) for w in windows]
+
+    def _seen(self, seen_RT: NDArray[Any], prior_TS: list[NDArray[Any]], length: int, label_SA: NDArray[Any]) -> float:
+        rows, first = len(seen_RT), length - seen_RT.shape[1]
+        belief_RS = np.repeat(prior_TS[first][None], rows, 0)
+        row_RS = np.arange(rows)[:, None] * belief_RS.shape[1]
+        for t, symbol_R in enumerate(seen_RT.T, first):
+            mass_RS = belief_RS * self._odds_at(t, length)[:, symbol_R].T
+            to_RS = row_RS + self._to[:, symbol_R].T
+            belief_RS = np.bincount(to_RS.ravel(), mass_RS.ravel(), belief_RS.size).reshape(belief_RS.shape)
+            belief_RS /= belief_RS.sum(1, keepdims=True)
+        answers_RA = belief_RS @ label_SA
+        return float(answers_RA.max(1).sum() / answers_RA.sum())
+
+    @property
+    def _to(self) -> NDArray[np.int64]:
+        return self.after.clip(min=0)  # with odds of 0
+
+    def _odds_at(self, t: int, length: int) -> NDArray[np.float64]:
+        if self.end is None or t < length - 1:
+            return self.odds
+        return np.eye(self.after.shape[1])[self.end] * (self.after >= 0)

@@ -1,0 +1,43 @@
+"""Random numbers of rows: a pure function of a seed, the number of the step and of the row, as everywhere in the core."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from elman_core.extension import hash_u64
+
+
+class Draws:
+    """The random numbers of some rows. Each call takes new ones; the same calls give the same numbers.
+
+    Args:
+        seed, counters: as for `elman_core.data.hash_u64`; their broadcast has one element a row.
+    """
+
+    def __init__(self, seed: int, *counters: ArrayLike) -> None:
+        self.key_R, self.calls = hash_u64(seed, *counters), 0
+        self.rows = len(self.key_R)
+
+    def words(self, *shape: int) -> NDArray[np.uint64]:
+        """64 random bits each: (R, *shape), uint64."""
+        self.calls += 1
+        made = hash_u64(self.calls, self.key_R[:, None], np.arange(math.prod(shape)))
+        return made.reshape(self.rows, *shape)
+
+    def unit(self, *shape: int) -> NDArray[np.float64]:
+        """Numbers in [0, 1): (R, *shape)."""
+        return (self.words(*shape) >> np.uint64(11)) * 2.0**-53
+
+    def below(self, limit: int, *shape: int) -> NDArray[np.int64]:
+        """Integers in [0, limit): (R, *shape), int64."""
+        return (self.words(*shape) % np.uint64(limit)).astype(np.int64)
+
+    def distinct(self, limit: int, count: int, odds: NDArray[Any] | None = None) -> NDArray[np.int64]:
+        """`count` different integers in [0, limit) in random order: (R, count). With `odds`, one after the other by weight."""
+        race = -np.log1p(-self.unit(limit)) / (1.0 if odds is None else odds)  # the first of exponential clocks
+        first = np.argpartition(race, count - 1, 1)[:, :count] if count < limit else np.argsort(race, 1)
+        return np.take_along_axis(first, np.argsort(np.take_along_axis(race, first, 1), 1), 1)

@@ -1,0 +1,202 @@
+"""A task: what is drawn, which answers count, the lengths of training and of tests. `TASKS` has all of them by name.
+
+Shapes: R rows, T places. A model reads `tokens` up to a place and answers there; nothing after it is seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elman_core.extension import ConfigError, did_you_mean
+
+from .automaton import SAMPLES, Automaton
+from .draws import Draws
+
+TESTS = (40, 64, 88, 112, 136, 160, 184, 208, 232, 256)
+TRAINING, TESTING, LOOKING = range(3)
+"""Streams of random numbers: test sequences are never training sequences."""
+WINDOWS = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Sequences with their answers.
+
+    Attributes:
+        tokens: (R, T), the inputs. targets: (R, T), the right answer after each input. scored: (R, T), bool: the answers that
+            count. trained: (R, T), bool: the answers that the loss takes; None if those that count.
+        reach: (R, T): how many of the last inputs hold all that an answer needs; None if an automaton tells.
+    """
+
+    tokens: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    scored: NDArray[np.bool_]
+    trained: NDArray[np.bool_] | None = None
+    reach: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences that are drawn whole: their number of tokens, and `draw(draws)`."""
+
+    vocabulary: int
+    draw: Callable[[Draws], Drawn]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task with its options chosen.
+
+    Attributes:
+        name: with the options that are not the defaults. definition: in one or two sentences.
+        make: `make(**options)` returns an `Automaton` or `Sequences`; an option `length` is the longest sequence.
+        train: shortest and longest training sequence. tests: lengths of the test sequences.
+        labels: whether the last place counts, or every place with an answer. even: lengths are even.
+        examples: number of different training sequences; 0: never the same twice.
+    """
+
+    name: str
+    definition: str
+    make: Callable[..., Any]
+    train: tuple[int, int] = (3, 40)
+    tests: tuple[int, ...] = TESTS
+    labels: Literal["last", "every"] = "every"
+    even: bool = False
+    examples: int = 0
+    options: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+        return int(self._made(self.train[1]).vocabulary)
+
+    @property
+    def defaults(self) -> dict[str, int]:
+        """The options of `make`, with their values here."""
+        parameters = inspect.signature(self.make).parameters
+        return {name: p.default for name, p in parameters.items() if name != "length"} | dict(self.options)
+
+    def names(self, tokens: NDArray[Any]) -> list[str]:
+        """The names of some tokens; a token without one is its number."""
+        made = self._made(self.train[1])
+        known = (*made.symbols, *made.answers) if isinstance(made, Automaton) else ()
+        return [known[token].replace(" ", "") if token < len(known) else str(token) for token in tokens]
+
+    def batch(self, seed: int, step: int, rows: Sequence[int] | NDArray[Any], size: int) -> Drawn:
+        """These rows of training batch `step`, of `size` rows in all; as long as the longest training sequence."""
+        numbers = step * size + np.asarray(rows)
+        if self.examples:
+            numbers = Draws(seed, TRAINING, numbers).below(self.examples)
+        draws = Draws(seed, TRAINING, numbers)
+        low, high = self.train
+        lengths_R = high if low == high or self.labels == "every" else low + draws.below(high - low + 1)
+        return self._draw(draws, np.broadcast_to(lengths_R, draws.rows), high)
+
+    def test(self, length: int, rows: int, seed: int = 0) -> Drawn:
+        """Test sequences of one length."""
+        return self._draw(Draws(seed, TESTING, length, np.arange(rows)), np.full(rows, length), length)
+
+    def windows(self, windows: Sequence[int] = WINDOWS) -> dict[int, float]:
+        """The best accuracy at the longest training length of a predictor that sees only the last w inputs, for each w. w = 0
+        is chance: it knows the place and nothing else.
+
+        For an automaton, the last answer, by Bayes' rule over sampled windows; otherwise, an answer whose evidence is
+        outside the window is a guess at chance.
+        """
+        length = self._length(self.train[1])
+        made = self._made(length)
+        if isinstance(made, Automaton):
+            draws = Draws(0, LOOKING, np.arange(SAMPLES))
+            return dict(zip((0, *windows), _tables(made).window_accuracy(length, [0, *windows], draws), strict=True))
+        drawn = made.draw(Draws(0, LOOKING, np.arange(10 * SAMPLES)))
+        counts = np.bincount(drawn.targets[drawn.scored])
+        chance = float(counts.max() / counts.sum())
+        assert drawn.reach is not None
+        inside = {w: float((drawn.reach[drawn.scored] <= w).mean()) for w in windows}
+        return {0: chance} | {w: share + (1 - share) * chance for w, share in inside.items()}
+
+    def _length(self, length: int) -> int:
+        return length + length % 2 if self.even else length
+
+    def _made(self, length: int) -> Any:
+        return _made(self.make, self._length(length), self.options)
+
+    def _draw(self, draws: Draws, lengths_R: NDArray[np.int64], places: int) -> Drawn:
+        made, places = self._made(places), self._length(places)
+        if not isinstance(made, Automaton):
+            return made.draw(draws)
+        lengths_R = lengths_R + lengths_R % 2 * self.even
+        symbols_RT, labels_RT = _tables(made).words(draws, lengths_R, places)
+        place_T = np.arange(places)
+        asked_RT = place_T == lengths_R[:, None] - 1 if self.labels == "last" else place_T < lengths_R[:, None]
+        scored_RT = asked_RT & (labels_RT >= 0)
+        return Drawn(symbols_RT, np.where(scored_RT, labels_RT + len(made.symbols), 0), scored_RT)
+
+
+@functools.lru_cache(maxsize=32)
+def _made(make: Callable[..., Any], length: int, options: tuple[tuple[str, int], ...]) -> Any:
+    sized = {"length": length} if "length" in inspect.signature(make).parameters else {}
+    return make(**sized, **dict(options))
+
+
+@functools.lru_cache(maxsize=32)
+def _tables(automaton: Automaton) -> Any:
+    return automaton.tables()
+
+
+TASKS: dict[str, Task] = {}
+
+
+def task(name: str, **fields: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the function below as `Task.make`; its docstring is the definition. `fields`: others of `Task`."""
+
+    def register(make: Callable[..., Any]) -> Callable[..., Any]:
+        TASKS[name] = Task(name, " ".join((make.__doc__ or "").split()), make, **fields)
+        return make
+
+    return register
+
+
+def find(spec: str) -> Task:
+    """The task `name` or `name:key=value,…`: its own options, or `train=3-40`, `tests=40+256`, `labels=every`, `examples=256`.
+
+    Raises:
+        ConfigError: there is none of this name, or it has no such option or value.
+    """
+    name, _, given = spec.partition(":")
+    if name not in TASKS:
+        raise ConfigError(f"there is no task {name!r}.{did_you_mean(name, TASKS)} Tasks: {', '.join(TASKS)}")
+    chosen = TASKS[name]
+    own = chosen.defaults
+    fields: dict[str, Any] = {}
+    options: dict[str, int] = {}
+    known = [*own, "train", "tests", "labels", "examples"]
+    for key, _, value in (text.partition("=") for text in filter(None, given.split(","))):
+        if key not in known or (key == "labels" and value not in ("last", "every")):
+            raise ConfigError(f"task {name} takes {', '.join(known)}, not {key}={value}.{did_you_mean(key, known)}")
+        try:
+            if key == "train":
+                low, _, high = value.partition("-")
+                fields["train"] = (int(low), int(high or low))
+            elif key == "tests":
+                fields["tests"] = tuple(int(length) for length in value.split("+"))
+            elif key == "labels":
+                fields["labels"] = value
+            else:
+                (options if key in own else fields)[key] = int(value)
+        except ValueError:
+            raise ConfigError(f"task {name}: {key} takes whole numbers, not {value!r}") from None
+    made = dataclasses.replace(chosen, name=spec, options=tuple(sorted(options.items())), **fields)
+    low, high = made.train
+    if not 1 <= low <= high or min(made.tests) < 1 or made.examples < 0:
+        raise ConfigError(f"task {spec}: lengths are at least 1, and train=SHORTEST-LONGEST")
+    made.batch(0, 0, [0], 1)  # a length or an option that it cannot have
+    return made
