@@ -48,9 +48,9 @@ def test_what_is_not_finite_stays_behind_its_step_and_in_its_document(
     dy = torch.ones_like(given[2])
 
     def run(dy: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
-        o, last, saved = kernel.op(*given, state, *marks, True)
+        o, last, saved = kernel.op(*given, state, *marks, True, "cuda")
         backward = torch.ops.elman.rows_m2rnn_backward
-        dq, dk, dv, df, *_ = backward(dy, torch.zeros_like(last), *given, *marks, saved)
+        dq, dk, dv, df, *_ = backward(dy, torch.zeros_like(last), *given, *marks, saved, "cuda")
         return [o, dq, dk, dv, df]
 
     expected = run(dy, *given)

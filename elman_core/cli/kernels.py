@@ -35,7 +35,9 @@ def build(
     width: Annotated[str, typer.Option(help="Inner widths, as in 1024,1536; by default the usual ones.")] = "",
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, separated by commas; by default bf16.")] = "",
     out: Annotated[Path | None, typer.Option(help="Folder to fill; by default the cache.")] = None,
-    backend: Annotated[Literal["cuda", "host"], typer.Option(help="host: the C++ build that tests use.")] = "cuda",
+    backend: Annotated[
+        Literal["cuda", "cpu", "host"], typer.Option(help="cpu: of this machine. host: the C++ build that tests use.")
+    ] = "cuda",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what would be compiled, and compile nothing.")
     ] = False,
@@ -107,9 +109,9 @@ def verify(
     ] = "quick",
     dtype: Annotated[str, typer.Option(help="Only these: fp32, bf16, fp16, fp64, with commas.")] = "",
     backend: Annotated[
-        Literal["auto", "torch", "host", "cuda", "emulated"],
+        Literal["auto", "torch", "cpu", "host", "cuda", "emulated"],
         typer.Option(
-            help="auto: what this machine runs: cuda with a GPU; torch, and the C++ build host, without. "
+            help="auto: what this machine runs: cuda with a GPU; torch, cpu and the C++ build host without. "
             "emulated: the GPU's source on a CPU."
         ),
     ] = "auto",
@@ -173,19 +175,19 @@ def _wrong(report: Report) -> str:
 
 
 def _targets(spec: KernelSpec, here: Literal["host", "cuda"]) -> list[str]:
-    """The back ends of a kernel that this machine can run: its GPU's, or plain PyTorch's and the host build."""
+    """The back ends of a kernel that this machine can run: its GPU's, or plain PyTorch's and those of the C++ compiler."""
     from elman_core.kernels import toolchain
     from elman_core.registry import KernelError
 
     if here == "cuda" and "cuda" in spec.targets:
         return ["cuda"]
-    targets = list(spec.portable)
-    if "host" in spec.targets:
+    targets, compiled = list(spec.portable), [target for target in ("host", "cpu") if target in spec.targets]
+    if compiled:
         try:
             toolchain.find_host_compiler()
-            targets.append("host")
+            targets += compiled
         except KernelError as error:
-            print(f"{spec.name}: the host build is not checked: {error}", file=sys.stderr)
+            print(f"{spec.name}: {' and '.join(compiled)} are not checked: {error}", file=sys.stderr)
     return targets
 
 

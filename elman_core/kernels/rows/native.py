@@ -5,35 +5,47 @@ from __future__ import annotations
 import torch
 
 from elman_core.kernels import build, launch
-from elman_core.kernels.build import Extension
+from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.family import Values
 from elman_core.kernels.spec import Cell
 from elman_core.registry.errors import KernelError
 
-from .spec import DTYPES, FAMILY
+from .spec import CPU_DTYPES, DTYPES, FAMILY
 
 
-def extension(name: str, dtype: torch.dtype, rows: int, columns: int) -> Extension:
+def extension(name: str, dtype: torch.dtype, rows: int, columns: int, target: Target = "cuda") -> Extension:
     """What is compiled for a storage dtype, K and V.
 
     Raises:
         KernelError: there is no kernel for these, or the sources are not installed.
     """
+    title = f"{name}_rows_{target}_{str(dtype).removeprefix('torch.')}_{rows}x{columns}"
+    if target == "cpu" and dtype in CPU_DTYPES and rows <= 128 and columns <= 128:
+        return build.shipped(title, "rows_cpu.cpp", cpu=True, DTYPE=dtype, ROWS=rows, COLUMNS=columns)
+    if target == "cpu":
+        raise KernelError(
+            f"{name}: no kernel of a CPU for K={rows} V={columns} in {dtype}: up to 128, float32, bfloat16"
+        )
     if dtype not in DTYPES or rows % 16 or columns not in (16, 32) or not 0 < rows * columns <= 1024:
         raise KernelError(
             f"{name}: no kernel for K={rows} V={columns} in {dtype}. There are: V 16 or 32, K a multiple of 16, K V up to "
             "1024; bfloat16, float16"
         )
-    title = f"{name}_rows_{str(dtype).removeprefix('torch.')}_{rows}x{columns}"
     return build.shipped(title, "rows_cuda.cu", DTYPE=dtype, ROWS=rows, COLUMNS=columns)
 
 
 module = launch.opener(FAMILY, extension)
 
 
-def run(cell: Cell, function: str, given: Values, _values: Values) -> None:
+def run(cell: Cell, function: str, given: Values, values: Values) -> None:
     """As `Operator` calls it. Raises `KernelError`: the module cannot be built or run."""
     q, v = given["q"], given["v"]
     with launch.on(q):
-        made = module(cell.name, q.dtype, q.shape[3], v.shape[3], q.get_device())
-        made.run(function, shared=int(q.shape[2] < v.shape[2]), stream=launch.stream(q), **given)
+        made = module(cell.name, q.dtype, q.shape[3], v.shape[3], values["backend"], q.get_device())
+        made.run(
+            function,
+            shared=int(q.shape[2] < v.shape[2]),
+            stream=launch.stream(q),
+            threads=torch.get_num_threads(),
+            **given,
+        )

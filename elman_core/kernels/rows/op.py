@@ -3,7 +3,8 @@
     S_t = f_t S_{t-1} + (1 - f_t) tanh(S_{t-1} W + k_t v_tᵀ),   o_t = S_tᵀ q_t
 
 for every head, registered with `torch.library` as `elman::rows_NAME` and its backward. On NVIDIA GPUs, in 16-bit storage, the
-kernels of `elman_csrc` (rows.cuh) run, compiled for each dtype, K and V at first use; elsewhere the reference runs.
+kernels of `elman_csrc` (rows.cuh) run, compiled for each dtype, K and V at first use; on a CPU, where that pays, those of
+rows_cpu.h, in float32 and bfloat16; elsewhere the reference.
 
 Shapes: B batch, T time, H heads, G = H or 1 heads of q and k, K rows (keys), V columns (values).
 """
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import build
-from elman_core.kernels.dispatch import Compiled, choose, in_words, register
+from elman_core.kernels.dispatch import Compiled, choose, in_words, pays, register
 from elman_core.kernels.family import Values
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import check, compute_dtype
@@ -37,6 +38,8 @@ class RowsKernel(Compiled):
         name: of the variant; lower case. reference: `reference(q, k, v, f, w, state, mask, starts) -> (o, S_T)`, the truth.
         adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
     """
+
+    cpu = True
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class RowsKernel(Compiled):
             f_BTH: from 0 to 1. w_HVV: W; a kernel reads it in the dtype of q. Both in any floating dtype.
             state_BHKV: S_0; None is zeros. mask_BT: bool; where False the state is held and o is arbitrary.
             starts_BT: bool; where True the state is set to 0 before the step, masked or not.
-            backend: "auto", "cuda" or "reference".
+            backend: "auto", "cuda", "cpu" or "reference".
 
         Returns:
             o (B, T, H, V) in the dtype of q, S_T (B, H, K, V) in float32 (float64 for float64).
@@ -82,9 +85,11 @@ class RowsKernel(Compiled):
             )
         wide = compute_dtype(q_BTGK)
         asked: Backend = "reference" if backend == "auto" and wide == torch.float64 else backend
-        if choose(self.name, asked, q_BTGK, lambda: (sizes["K"], sizes["V"]), "reference") == "reference":
+        K, V = sizes["K"], sizes["V"]
+        cpu = pays(q_BTGK, sizes["T"], sizes["H"] * K * V)
+        if (chosen := choose(self.name, asked, q_BTGK, lambda: (K, V), "reference", cpu=cpu)) == "reference":
             return self.reference(*given)
-        o, last = self._operator(*given)
+        o, last = self._operator(*given, backend=chosen)
         return o, last
 
     def spec(self) -> KernelSpec:
@@ -94,12 +99,14 @@ class RowsKernel(Compiled):
             self,
             PROBLEMS,
             ("o", "S"),
-            extension=lambda _target: native.extension(self.name, torch.bfloat16, 16, 16),
-            builds=lambda _target, _arch, rows, dtypes: [
-                native.extension(self.name, dtype, K, 16) for dtype in dtypes or DTYPES[:1] for K in rows or (16, 64)
+            extension=lambda target: native.extension(self.name, torch.bfloat16, 16, 16, target),
+            builds=lambda target, _arch, rows, dtypes: [
+                native.extension(self.name, dtype, K, 16, target)
+                for dtype in dtypes or DTYPES[:1]
+                for K in rows or (16, 64)
             ],
-            module=lambda _target, c: native.extension(self.name, c.dtype, c.sizes["K"], c.sizes["V"]),
-            targets=("cuda",) if build.targets() else (),
+            module=lambda target, c: native.extension(self.name, c.dtype, c.sizes["K"], c.sizes["V"], target),
+            targets=("cuda", "cpu") if build.targets() else (),
             emulated=EMULATED,
             visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
             record=home.with_name("errors.json"),
@@ -111,7 +118,7 @@ class RowsKernel(Compiled):
         return in_words(self.name, device, "reference", lambda *size: size == (rows, columns))
 
     def prepare(self, dtype: torch.dtype, rows: int, columns: int) -> str:
-        native.module(self.name, dtype, rows, columns, torch.cuda.current_device())
+        native.module(self.name, dtype, rows, columns, "cuda", torch.cuda.current_device())
         return "a block for each head and row of the batch, a warp for 16 rows of the state"
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int) -> Sequence[Case]:

@@ -16,6 +16,7 @@ from elman_core.kernels.family import Family, Row, Values, flags
 from elman_core.kernels.spec import Case, Cell, Problems
 
 DTYPES = (torch.bfloat16, torch.float16)
+CPU_DTYPES = (torch.float32, torch.bfloat16)
 _SEGMENT = 16  # steps between saved states, and rows of a share of dw, as in rows.cuh
 case = partial(Case.of, "BTHKV")
 
@@ -24,7 +25,7 @@ def _derive(_cell: Cell, sizes: Values, values: Values) -> None:
     """N: of how many steps the states are saved. M: the shares of dw in a head."""
     sizes.setdefault("G", 1 if values.get("shared") else sizes["H"])
     sizes["N"] = (sizes["T"] + _SEGMENT - 1) // _SEGMENT if values.get("keep") else 0
-    sizes["M"] = sizes["K"] // _SEGMENT
+    sizes["M"] = max(sizes["K"] // _SEGMENT, 1)
 
 
 # q and k of length 1 and W about orthogonal, so that the state neither dies nor explodes. f is from 0.5 to 1.
@@ -48,8 +49,7 @@ FAMILY = Family(
         Row("dq", "BTHK"), Row("dk", "BTHK"), Row("dv", "BTHV"), Row("df", "BTH", "compute"), Row("dw", "BHMVV", "compute"),
         Row("ds0", "BHKV", "compute"),
     ),
-    numbers="shared stream",
-    constants=("bool keep",),
+    numbers="shared stream threads",
     derive=_derive,
 )  # fmt: skip
 
@@ -70,6 +70,18 @@ PROBLEMS: dict[Any, Problems] = {
         },
         words="masked strided bare packed shared",
         count=42,
-    )
+    ),
+    "cpu": Problems(
+        "BTHKV",
+        CPU_DTYPES,
+        named=(
+            ((2, 37, 3, 16, 16), ""), ((2, 49, 3, 16, 16), "masked packed"), ((1, 33, 2, 64, 24), "shared"),
+            ((3, 1, 2, 5, 7), ""), ((2, 40, 2, 16, 32), "strided bare"), ((2, 34, 2, 8, 40), "masked packed"),
+        ),
+        large=(((1, 2049, 4, 16, 16), ""),),
+        values={"B": (2, 3), "T": (1, 15, 16, 17, 63), "H": (3, 7), "KV": ((16, 16), (64, 16), (5, 7), (16, 32))},
+        words="masked strided bare packed shared",
+        count=20,
+    ),
 }  # fmt: skip
 EMULATED = (case((2, 20, 3, 16, 16), torch.bfloat16, masked=True, packed=True),)
