@@ -23,8 +23,15 @@ Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs of this machine to t
 
 
 def train(
-    what: str = typer.Argument(metavar="RECIPE|VARIANT", help="A TOML recipe, or NAME[:preset][@WIDTHxDEPTH]."),
+    what: str | None = typer.Argument(
+        None,
+        metavar="[RECIPE|VARIANT]",
+        help="A TOML recipe, or NAME[:preset][@WIDTHxDEPTH]; none is needed with --init.",
+    ),
     data: Path | None = typer.Option(None, help="The training text: a file of raw bytes."),
+    init: str | None = typer.Option(
+        None, metavar="MODEL", help="Begin with a model: a run, a checkpoint folder, pretrained/NAME or a hub id."
+    ),
     out: Path | None = typer.Option(None, help="Folder of the run; a new one under runs/ by default."),
     steps: int | None = typer.Option(None, help="Optimizer steps."),
     tokens: int | None = typer.Option(None, min=1, help="Bytes to train on, instead of steps."),
@@ -40,7 +47,7 @@ def train(
     from elman_core.training.text import open_text
 
     def read() -> tuple[Settings, Text]:
-        settings = read_settings(what, data, steps, tokens, minutes, sets)
+        settings = read_settings(what, data, steps, tokens, minutes, sets, init)
         return settings, open_text(settings)
 
     asked = None if several() else read()  # before torch is imported, so that a wrong path fails at once
@@ -104,12 +111,13 @@ def on_gpus(count: int | None) -> None:
 
 
 def read_settings(
-    what: str,
+    what: str | None,
     data: Path | None = None,
     steps: int | None = None,
     tokens: int | None = None,
     minutes: float | None = None,
     sets: Sequence[str] = (),
+    init: str | None = None,
 ) -> Settings:
     """The settings that a command line asks for.
 
@@ -122,17 +130,21 @@ def read_settings(
 
     if sum(given is not None for given in (steps, tokens, minutes)) > 1:
         raise ConfigError("give one of --steps, --tokens and --minutes")
+    if what is None and init is None and not sets:
+        raise ConfigError("name a recipe or a variant, such as e42@512x6, or begin with a model: --init MODEL")
     tree: dict[str, Any] = {}
-    recipe = find_recipe(what)
+    recipe = find_recipe(what) if what else None
     if recipe is not None:
         tree = read_recipe(recipe)
         from_dict(tree, f"recipe {recipe}: ")  # its mistakes name it
-    else:
+    elif what:
         name, width, depth = parse_size(what)
         put(tree, "model.variant", name)
         if width is not None:
             put(tree, "model.hidden_size", width)
             put(tree, "model.num_hidden_layers", depth)
+    if init is not None:
+        put(tree, "model.init", init)
     if data is not None:
         put(tree, "data.path", str(data))
     if steps is not None or tokens is not None or minutes is not None:

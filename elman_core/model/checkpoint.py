@@ -131,6 +131,15 @@ def newest_good(folder: Path, check: Callable[[Path], None] = check_checkpoint) 
     return None
 
 
+def locate(path: str | os.PathLike) -> Path | str:
+    """The checkpoint folder that `path` means, checked, or a hub id as it is. Raises as `find_checkpoint`."""
+    source = str(path)
+    local = os.path.exists(source) or source.startswith((".", "/", "~")) or source.count("/") != 1
+    if local or is_shipped(source) or any(Path(source).parent.glob("*/manifest.json")):  # a slip in the name of a run
+        return find_checkpoint(source)
+    return source
+
+
 def load_checkpoint(
     path: str | os.PathLike, *, device: str | torch.device = "cpu", dtype: str | torch.dtype | None = None
 ) -> LadderForCausalLM:
@@ -144,17 +153,14 @@ def load_checkpoint(
         CheckpointError: truncated, altered or incomplete files (the file is named), or not found.
         PluginError: its variant is not installed. ConfigError: its options are not accepted by what is installed.
     """
-    source = str(path)
-    local = os.path.exists(source) or source.startswith((".", "/", "~")) or source.count("/") != 1
-    if local or is_shipped(source) or any(Path(source).parent.glob("*/manifest.json")):  # a slip in the name of a run
-        source = str(find_checkpoint(source))
+    source = locate(path)
     with no_progress_bars(quiet=True):
         try:
             loaded: Any = LadderForCausalLM.from_pretrained(
-                source,
+                str(source),
                 dtype=dtype if dtype is not None else "auto",
                 output_loading_info=True,
-                **({"checksums": False} if local else {}),  # `find_checkpoint` has compared them
+                **({"checksums": False} if isinstance(source, Path) else {}),  # `find_checkpoint` has compared them
             )
         except ElmanError:
             raise

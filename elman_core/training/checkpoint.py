@@ -149,16 +149,23 @@ def load_checkpoint(
     ranks = ranks or Ranks()
     with _readable(path):
         progress, trainer = _read_numbers(path, run)
+        load_optimizer(path, model, optimizer)
+        progress.carry = _load_carry(path, trainer["carry"], next(model.parameters()).device, ranks)
+        _restore_rng(load_file(path / "state/rng.safetensors"), ranks, progress.step)
+    return progress
+
+
+def load_optimizer(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Load the weights that are trained and the optimizer's state of a verified checkpoint. Raises as `load_checkpoint`."""
+    with _readable(path):
         weights: dict[str, Tensor] = {}
         for file in sorted(path.glob("model*.safetensors")):
             weights.update(load_file(file))
         if optimizer.averages:
             weights.update(load_file(path / "state/last.safetensors"))
         _copy_into(model, weights)
-        optimizer.load(load_file(path / "state/optimizer.safetensors"), trainer["optimizer"])
-        progress.carry = _load_carry(path, trainer["carry"], next(model.parameters()).device, ranks)
-        _restore_rng(load_file(path / "state/rng.safetensors"), ranks, progress.step)
-    return progress
+        numbers = read_json(path / "state/trainer.json")["optimizer"]
+        optimizer.load(load_file(path / "state/optimizer.safetensors"), numbers)
 
 
 def read_progress(path: Path, run: str = "") -> Progress:

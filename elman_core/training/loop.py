@@ -23,7 +23,7 @@ from elman_core.registry.checks import ran_out
 from elman_core.storage import now
 
 from . import evaluate, failures
-from .checkpoint import Position, load_checkpoint, save_checkpoint
+from .checkpoint import Position, load_checkpoint, load_optimizer, save_checkpoint
 from .estimate import SLOW, seconds_a_step
 from .hooks import acting, call, listening_in, load_loggers, loss_terms, watched
 from .modes import make_step
@@ -92,6 +92,8 @@ class Trainer:
         self.progress, self.evaluation = position.progress, position.evaluation
         if path := position.checkpoint:
             self.progress = load_checkpoint(path, plan.model, self.optimizer, plan.ranks, folder.id)
+        elif plan.settings.model.init_optimizer == "keep" and plan.init:
+            load_optimizer(Path(plan.init["model"]), plan.model, self.optimizer)
         self.saved = (self.step if path else -1, path)  # step and path of the last checkpoint
         self.feed = Feed(plan.text.windows, plan.settings, plan.device, plan.ranks)
         self.carries = plan.settings.data.sampling == "tbptt"

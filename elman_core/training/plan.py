@@ -7,13 +7,16 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from elman_core.model import LadderConfig, LadderForCausalLM
-from elman_core.registry import ConfigError
+from elman_core.model.checkpoint import load_checkpoint
+from elman_core.registry import CheckpointError, ConfigError
 
+from . import begin
 from .hooks import acting, hook_plugins
 from .modes import Mode, choose_mode
 from .objective import require_constant_state
@@ -40,6 +43,7 @@ class Plan:
         began: the same for the length with which the run began, for which its schedule and its protocol are made.
         parallel: how ranks share a step: `none`, `ddp` or `fsdp`.
         mode: how a step is launched.
+        init: the model that the training began with, for the manifest; None for new weights.
         model: a `LadderForCausalLM` in training mode, on `device`; on the CPU if it is going to be sharded.
     """
 
@@ -52,6 +56,7 @@ class Plan:
     mode: Mode
     model: Any
     schedule: Schedule
+    init: dict[str, str] | None = None
 
     @property
     def horizon(self) -> dict[str, Any]:
@@ -78,6 +83,7 @@ class Plan:
             "act_hooks": acting(),
             "step": self.mode.facts(),
             "parallel": {"kind": self.parallel, "ranks": self.ranks.size, "backend": self.backend},
+            **({"init": self.init} if self.init else {}),
         }
 
     def require_same(self) -> None:
@@ -97,6 +103,7 @@ class Plan:
                 "hooks": hook_plugins(),
                 "a text of size": text["size"],
                 "a text with the fingerprint": text["blake2b"],
+                "a model to begin with": self.init,
             }
         )
         kinds = self.ranks.gather(torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu")
@@ -104,13 +111,21 @@ class Plan:
             log.warning("elman: the ranks run on %s: the slowest sets the pace", ", ".join(sorted(set(kinds))))
 
 
-def decide(settings: Settings, text: Text, ranks: Ranks, manifest: Mapping[str, Any] | None = None) -> Plan:
+def decide(
+    settings: Settings,
+    text: Text,
+    ranks: Ranks,
+    manifest: Mapping[str, Any] | None = None,
+    checkpoint: Path | None = None,
+) -> Plan:
     """Choose the device, resolve the settings and build the model, on this rank alone.
 
     Args:
         text: of these settings. manifest: of the run to resume, whose horizon and number of CPU threads are kept.
+        checkpoint: the one to resume from, if there is one.
 
     Raises:
+        CheckpointError: the model to begin with cannot be loaded, or is no longer the one that the run began with.
         ConfigError, PluginError: these settings cannot be trained with here.
     """
     device = pick_device(settings.train.device, ranks)
@@ -124,7 +139,14 @@ def decide(settings: Settings, text: Text, ranks: Ranks, manifest: Mapping[str, 
             torch.set_num_threads(threads)  # the order of sums on a CPU depends on it
     train, parallel = settings.train, kind_of(settings, ranks)
     # A model that is going to be sharded need not fit on one device.
-    model = build_model(settings, torch.device("cpu") if parallel == "fsdp" else device)
+    source = checkpoint or begin.source_of(settings.model, new=manifest is None)
+    model = build_model(settings, torch.device("cpu") if parallel == "fsdp" else device, source)
+    init = manifest.get("init") if manifest else None
+    if source and not checkpoint:
+        found = begin.facts(model, source, settings.model)
+        if init not in (None, found):
+            raise CheckpointError(f"{source} is no longer the model that this run began with")
+        init = found
     reached("model")
     if settings.data.sampling == "tbptt":
         require_constant_state(model, "data.sampling='tbptt'")
@@ -135,21 +157,32 @@ def decide(settings: Settings, text: Text, ranks: Ranks, manifest: Mapping[str, 
         )
     if manifest is None:
         data = dataclasses.replace(settings.data, path=str(text.file.path.resolve()))
-        chosen = dataclasses.replace(settings.model, variant=model.config.variant, options=model.config.options)
+        names = {f.name for f in dataclasses.fields(settings.model)} & vars(model.config).keys()
+        chosen = dataclasses.replace(settings.model, **{name: getattr(model.config, name) for name in names})
+        chosen = dataclasses.replace(chosen, init=init["model"] if init else "")
         settings = began = dataclasses.replace(settings, data=data, model=chosen)
     schedule = Schedule(train.schedule, train.warmup or 0, began.train.steps, train.final_lr, train.decay)  # type: ignore[arg-type]
-    return Plan(settings, began, text, ranks, device, parallel, mode, model, schedule)
+    return Plan(settings, began, text, ranks, device, parallel, mode, model, schedule, init)
 
 
-def build_model(settings: Settings, device: torch.device) -> Any:
-    """A new `LadderForCausalLM` in float32, drawn from `train.seed` on the CPU, so that it is the same on every device.
+def build_model(settings: Settings, device: torch.device, source: str | Path | None = None) -> Any:
+    """A `LadderForCausalLM` in float32 in training mode: the one of `source`, or a new one, drawn from `train.seed` on the CPU,
+    so that it is the same on every device.
 
     Raises:
+        CheckpointError: `source` cannot be loaded.
         ConfigError, PluginError: a variant, option or size that cannot be built.
     """
     chosen = settings.model
-    if not chosen.variant:
-        raise ConfigError("no variant to train: name one, or give --set model.variant=NAME")
+    if not chosen.variant and not chosen.init:
+        raise ConfigError("no variant to train: name one, or give --set model.variant=NAME or --init MODEL")
     torch.manual_seed(settings.train.seed)
-    config = LadderConfig(**dataclasses.asdict(chosen) | {"options": chosen.options or None})
-    return LadderForCausalLM(config).float().to(device).train()
+    if chosen.init:
+        model = load_checkpoint(source or chosen.init, dtype="float32")
+        torch.manual_seed(settings.train.seed)
+    else:
+        tree = dataclasses.asdict(chosen) | {"options": chosen.options or None}
+        model = LadderForCausalLM(
+            LadderConfig(**{k: v for k, v in tree.items() if k not in ("init", "init_optimizer")})
+        )
+    return model.float().to(device).train()

@@ -44,5 +44,5 @@ def _mistaken(path: Path) -> str:
     if (path / "manifest.json").is_file():
         return f"a run: continue it with elman resume {path}"
     if (path / "config.json").is_file() or str(path).startswith("pretrained/"):
-        return "a trained model, and elman train starts new ones: to train it on, see docs/how-to/fine-tune.md"
+        return f"a trained model: to begin with it, elman train --init {path} --data FILE"
     return "neither a variant nor a recipe (.toml)" + (", but a folder" if path.is_dir() else "") + ": see elman list"

@@ -21,8 +21,14 @@ from elman_core.registry import ConfigError, check_value, did_you_mean, get_vari
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The model: the fields of `LadderConfig` that a recipe may choose."""
+    """The model: the fields of `LadderConfig` that a recipe may choose, or a model to begin with, which decides them."""
 
+    init: str = option(
+        "", "a run, checkpoint, pretrained/NAME or hub id to begin with, which decides the rest of this table"
+    )
+    init_optimizer: Literal["drop", "keep"] = option(
+        "drop", "init: begin with a new optimizer, or with the state of its optimizer, of a run or a checkpoint"
+    )
     variant: str | list = option("", "name, name:preset, pattern such as a*3+b, or one for each layer")  # noqa: RUF009
     options: dict | list = field(default_factory=dict, metadata={"help": "options of the variant"})
     hidden_size: int = option(512, "width D", ge=1)

@@ -48,7 +48,8 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False, text
     plan = ranks.together(lambda: decide(settings, text or open_text(settings), ranks))
     plan.require_same()
     asked = settings.model
-    name = "mixed" if isinstance(asked.variant, list) else str(asked.variant)
+    variant = asked.variant or plan.settings.model.variant
+    name = "mixed" if isinstance(variant, list) else str(variant)
     folder = _folder(ranks, lambda: RunFolder.create(out, re.sub(r"[^A-Za-z0-9_.-]", "-", name)))
     try:
         trainer = ranks.together(lambda: Trainer(plan, folder, Position(), quiet))
@@ -116,7 +117,8 @@ def resume(
             folder.close()
             return None  # otherwise it was killed after its last step, and has yet to evaluate and to record its end
         fingerprint = manifest["protocol"]["data"]
-        plan = ranks.together(lambda: decide(settings, open_text(settings, fingerprint), ranks, manifest))
+        text = ranks.together(lambda: open_text(settings, fingerprint))
+        plan = ranks.together(lambda: decide(settings, text, ranks, manifest, position.checkpoint))
         plan.require_same()
         past = _is_done(plan.began, position)
         if past and not done and plan.schedule.factor(position.progress.step, 1.0) == 0:
@@ -191,7 +193,10 @@ def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> It
     if plan.ranks.size > 1:
         rows = train.batch_size // plan.ranks.size
         yield f"ranks       {plan.ranks.size}, {plan.parallel} over {plan.backend}: {rows} rows of the batch each"
-    yield f"loss        expected at the start: {math.log(vocabulary):.4f} nats per byte (ln {vocabulary})"
+    if plan.init is None:
+        yield f"loss        expected at the start: {math.log(vocabulary):.4f} nats per byte (ln {vocabulary})"
+    else:
+        yield f"begun with  {plan.init['model']}, its optimizer's state {plan.init['optimizer']}"
     if position and _is_done(plan.began, position):
         rate = train.lr * plan.schedule.factor(position.progress.step, 1.0)
         yield f"schedule    has ended: the learning rate stays at {rate:.2e}"

@@ -193,7 +193,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path} was killed before its first step: start it again with elman train and the same --out"
             ) from error
-        raise CheckpointError(f"{path} is not a run: it has no {MANIFEST}") from error
+        trains_on = f"; to train this model on: elman train --init {shlex.quote(str(path))} --data FILE"
+        is_model = (path / "config.json").is_file() or str(path).startswith("pretrained/")
+        raise CheckpointError(f"{path} is not a run: it has no {MANIFEST}{trains_on if is_model else ''}") from error
     except OSError as error:
         raise CheckpointError(f"{path / MANIFEST} cannot be read: {error.strerror}") from error
     except AlteredError as error:

@@ -15,28 +15,39 @@ from elman_core.training.settings import Settings, TrainSettings
 def protocol(settings: Settings, fingerprint: Mapping[str, Any], eval_window: int) -> dict[str, Any]:
     """The settings that must be equal before two models' numbers may be ranked.
 
-    The learning rate is tuned for each model, so it is left out; so are the seed, the model itself, and settings that change
-    only memory or how often something is written. Other settings in `train.tuned` are left out too, but named.
+    The learning rate is tuned for each model, so it is left out; so are the seed, the model itself (but not whether it began
+    with trained weights), and settings that change only memory or how often something is written. Other settings in
+    `train.tuned` are left out too, but named.
 
     Args:
         settings: resolved. fingerprint: of the data. eval_window: bytes scored in an evaluation window.
     """
     data, train = settings.data, _without_tuned(settings.train)
     tuned = {"tuned": sorted(settings.train.tuned)} if settings.train.tuned else {}
-    return tuned | {
-        "data": dict(fingerprint),
-        "sampling": data.sampling,
-        "documents": data.documents,
-        "heldout": data.heldout,
-        "batch_size": train.batch_size,
-        "chunk_size": train.chunk_size,
-        "steps": train.steps,
-        "minutes": train.minutes,
-        "schedule": [train.schedule, train.warmup, train.final_lr, train.decay if train.schedule == "wsd" else None],
-        "optimizer": [train.optimizer, train.weight_decay, train.beta1, train.beta2, train.clip],
-        "precision": train.precision,
-        "evaluation": [data.eval_bytes, eval_window],
-    }
+    init = {"init": settings.model.init_optimizer} if settings.model.init else {}
+    return (
+        tuned
+        | init
+        | {
+            "data": dict(fingerprint),
+            "sampling": data.sampling,
+            "documents": data.documents,
+            "heldout": data.heldout,
+            "batch_size": train.batch_size,
+            "chunk_size": train.chunk_size,
+            "steps": train.steps,
+            "minutes": train.minutes,
+            "schedule": [
+                train.schedule,
+                train.warmup,
+                train.final_lr,
+                train.decay if train.schedule == "wsd" else None,
+            ],
+            "optimizer": [train.optimizer, train.weight_decay, train.beta1, train.beta2, train.clip],
+            "precision": train.precision,
+            "evaluation": [data.eval_bytes, eval_window],
+        }
+    )
 
 
 def _without_tuned(train: TrainSettings) -> TrainSettings:
@@ -68,6 +79,18 @@ def card_rows(
         "trained on": f"{seen:,} bytes in {step:,} steps of {train.batch_size} windows of {train.chunk_size}",
         "optimizer": f"{train.optimizer}, learning rate {train.lr:g}, {train.schedule} schedule, {train.precision}",
     }
+    if place := settings.model.init:
+        path = Path(place)
+        name = (
+            place
+            if not path.is_absolute()
+            else path.parents[1].name
+            if path.parent.name == "checkpoints"
+            else path.name
+        )
+        rows["begun with"] = (
+            f"{name}, its optimizer's state {'kept' if settings.model.init_optimizer == 'keep' else 'dropped'}"
+        )
     if evaluation is not None:
         rows["held out"] = (
             f"{evaluation['bits_per_byte']:.4f} bits per byte at step {evaluation['step']:,}, on {evaluation['bytes']:,} bytes"

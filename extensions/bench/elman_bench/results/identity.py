@@ -141,7 +141,7 @@ def named(protocol: Mapping[str, Any]) -> dict[str, Any]:
         elif names and isinstance(value, list) and len(value) == len(names):
             flat |= dict(zip(names, value, strict=True))
         else:
-            table = "data." if key in ("sampling", "documents", "heldout") else "train."
+            table = "model." if key == "init" else "data." if key in ("sampling", "documents", "heldout") else "train."
             flat[key if " " in key or key in _PARTS else f"{table}{key}"] = value
     return flat
 
