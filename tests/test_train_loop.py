@@ -209,11 +209,11 @@ def test_a_model_that_does_not_fit_is_one_line_and_exit_3(text, tmp_path, monkey
         ([str(Path(__file__).parent)], "is neither a variant nor a recipe (.toml), but a folder"),
         (
             ["pretrained/e88-small"],
-            "is a trained model, and elman train starts new ones: to train it on, see docs/how-to/fi",
+            "is a trained model: to begin with it, elman train --init pretrained/e88-small --data FILE",
         ),
         (
             [str(Path(__file__).parent / "checkpoints" / "0.1.0" / "e1")],
-            "is a trained model, and elman train starts new ones",
+            "to begin with it, elman train --init",
         ),
     ],
 )
