@@ -131,7 +131,7 @@ def read_settings(
     if sum(given is not None for given in (steps, tokens, minutes)) > 1:
         raise ConfigError("give one of --steps, --tokens and --minutes")
     if what is None and init is None and not sets:
-        raise ConfigError("name a recipe or a variant, such as e42@512x6, or begin with a model: --init MODEL")
+        raise ConfigError("name a recipe or a variant, such as NAME@512x6, or begin with a model: --init MODEL")
     tree: dict[str, Any] = {}
     recipe = find_recipe(what) if what else None
     if recipe is not None:
