@@ -22,7 +22,7 @@ from harness import Row, Setting
 
 from elman_core.registry import list_variants
 
-AT_ONCE = 7
+AT_ONCE = 10
 """Processes on one GPU."""
 DTYPES = ("bf16", "fp16", "fp32")
 SHARED = ("decode", "causal_conv")
