@@ -326,7 +326,7 @@ for wrong in (w.detach().half(), w[:3], 3):
 def test_a_model_is_built_as_it_will_be_launched(capsys: pytest.CaptureFixture[str]) -> None:
     others = [f"{name}@128x1" for name in ("e2", "e23", "lstm", "m2rnn", "transformer") if name in list_variants()]
     has = {  # options that are on, V that is not N, the shared weights and the step of decoding, heads of any number
-        "e88:conv_h5v256@64x1": {"e88_matrix_cuda_bfloat16_64x256_11_0_3_0_21", "causal_conv_bfloat16_4"},
+        "e88:conv_h5v256@64x1": {"e88_matrix_cuda_bfloat16_64x256_11_0_3_0_21", "causal_conv_cuda_bfloat16_4"},
         "e42@192x1": {"e42_tied_silu_dense_cuda_cluster_bfloat16_192", "e42_step_decode_bfloat16"},
         "e61@64x1": {"e61_elementwise_cuda_bfloat16"},
     }

@@ -542,8 +542,8 @@ def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_her
     dense = [modules.pop(name).removeprefix(f"{name}_").split("_")[2] for name in ("e42", "e42_tied_silu")]
     assert dense == ["cluster", "cluster"]
     assert modules == {
-        "e42_step": "e42_step_decode_bfloat16", "decode": "shared_decode_bfloat16", "causal_conv": "causal_conv_bfloat16_4",
-        "launcher": "elman_launch",
+        "e42_step": "e42_step_decode_bfloat16", "decode": "shared_decode_bfloat16",
+        "causal_conv": "causal_conv_cuda_bfloat16_4", "launcher": "elman_launch",
     }  # fmt: skip
 
 

@@ -57,17 +57,18 @@ def test_padding_longer_than_a_chunk_is_skipped_on_both_sides(taps: int, windowe
     starts[145, 2] = True
     for given in (None, starts):
         results = []
-        for run in (op._op, reference):
+        for run in (lambda *given: op._op(*given, "cuda"), lambda *given: op._op(*given, "cpu"), reference):
             leaves = [p.clone().requires_grad_() for p in (x, weight, window) if p is not None]
             y, last = run(*leaves[:2], None, *(leaves[2:] or [None]), mask, given, True)
             y = y * mask[..., None]
             results.append((y, last, *torch.autograd.grad(y.sin().sum() + (last + 1).sin().sum(), leaves)))
-        for found, right in zip(*results, strict=True):
+        for found, on_cpu, right in zip(*results, strict=True):
             torch.testing.assert_close(found, right)
+            torch.testing.assert_close(on_cpu, right)
 
 
 def test_a_step_of_decoding_may_write_its_window_in_place_and_says_what_is_missing(emulated: KernelSpec) -> None:
-    module = native.module(bf16, 4, -1)
+    module = native.module(bf16, 4, "cuda", -1)
     x, weight, window = torch.randn(1, 3, 40).to(bf16), torch.randn(40, 4), torch.randn(3, 3, 40)
     given = {"x": x, "weight": weight, "window": window, "y": torch.empty_like(x)}
     wanted = torch.cat((window[:, 1:], x.float().transpose(0, 1)), 1)
@@ -87,7 +88,7 @@ def test_compiled_and_recomputed_it_gives_the_same_gradients(emulated: KernelSpe
     x, weight = torch.randn(9, 3, 16, requires_grad=True), torch.randn(16, 4, requires_grad=True)
 
     def loss(x: Any, weight: Any) -> Any:
-        y, last = op._op(x, weight, None, None, None, None, True)
+        y, last = op._op(x, weight, None, None, None, None, True, "cuda")
         return (y * y).sum() + last.sum()
 
     checkpointed: Callable[..., Any] = torch.utils.checkpoint.checkpoint

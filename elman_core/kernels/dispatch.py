@@ -139,7 +139,7 @@ def choose(
         if transformed():
             return "reference"
         if cpu:
-            return "cpu" if _decide(name, "cpu", like.dtype, mode(), *problem()) else plain
+            return "cpu" if runs(name, like, *problem(), cpu=True) else plain
         if starts is not None:
             warn_of_packed_rows(name, like)
             return plain
@@ -157,8 +157,8 @@ def choose(
     return "cuda" if asked == "emulated" else asked  # the modules of a GPU are emulated for tensors of a CPU
 
 
-def runs(name: str, like: Tensor, *problem: Any) -> bool:
-    """Whether the kernel of this name runs a problem on the device of `like`, in its dtype.
+def runs(name: str, like: Tensor, *problem: Any, cpu: bool = False) -> bool:
+    """Whether the kernel of this name runs a problem on the device of `like`, in its dtype; `cpu`: that of a CPU.
 
     Raises:
         KernelError: the kernel is wrong; it is unavailable and ELMAN_KERNELS=require; or a CUDA graph is being captured
@@ -167,7 +167,7 @@ def runs(name: str, like: Tensor, *problem: Any) -> bool:
     if _asked is not None:
         _asked[name, like.dtype, *problem] = None
         return False
-    return _decide(name, like.device.index, like.dtype, mode(), *problem)
+    return _decide(name, "cpu" if cpu else like.device.index, like.dtype, mode(), *problem)
 
 
 @constant_when_compiled

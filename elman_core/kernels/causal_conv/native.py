@@ -5,24 +5,27 @@ from __future__ import annotations
 import torch
 
 from elman_core.kernels import build, launch
-from elman_core.kernels.build import Extension
+from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.family import Values
 from elman_core.kernels.spec import Cell
 from elman_core.registry.errors import KernelError
 
-from .spec import FAMILY, NAME
+from .spec import CPU_DTYPES, FAMILY, NAME
 
 
-def extension(dtype: torch.dtype = torch.bfloat16, taps: int = 4) -> Extension:
+def extension(dtype: torch.dtype = torch.bfloat16, taps: int = 4, target: Target = "cuda") -> Extension:
     """What is compiled for a storage dtype and K.
 
     Raises:
         KernelError: there is no kernel for these, or the sources are not installed.
     """
-    if not 2 <= taps <= 64:
-        raise KernelError(f"{NAME}: kernels take 2 to 64 taps, not {taps}")
-    name = f"{NAME}_{str(dtype).removeprefix('torch.')}_{taps}"
-    return build.shipped(name, "causal_conv_cuda.cu", DTYPE=dtype, TAPS=taps)
+    cpu = target == "cpu"
+    if not 2 <= taps <= 64 or (cpu and dtype not in CPU_DTYPES):
+        raise KernelError(
+            f"{NAME}: kernels take 2 to 64 taps, not {taps}; those of a CPU float32 and bfloat16, not {dtype}"
+        )
+    name = f"{NAME}_{target}_{str(dtype).removeprefix('torch.')}_{taps}"
+    return build.shipped(name, f"causal_conv_{target}.{'cpp' if cpu else 'cu'}", cpu=cpu, DTYPE=dtype, TAPS=taps)
 
 
 module = launch.opener(FAMILY, extension)
@@ -32,8 +35,8 @@ def run(_cell: Cell, function: str, given: Values, values: Values) -> None:
     """As `Operator` calls it. Raises `KernelError`: the module cannot be built or run."""
     x, weight = given["x"], given["weight"]
     with launch.on(x):
-        made = module(x.dtype, weight.shape[1], x.get_device())
-        more = {"silu": values["silu"], "cuda_stream": launch.stream(x)}
+        made = module(x.dtype, weight.shape[1], values["backend"], x.get_device())
+        more = {"silu": values["silu"], "cuda_stream": launch.stream(x), "threads": torch.get_num_threads()}
         if function == "forward":
             made.run(function, **given, **more)
             return

@@ -4,7 +4,7 @@
 
 It is registered with `torch.library` as `elman::causal_conv`, with its backward. On NVIDIA GPUs the kernels of `elman_csrc`
 (causal_conv.cuh) run, compiled for each dtype and K at first use. They read x and the gradient of y in place, also as slices of
-wider tensors. Elsewhere plain PyTorch runs.
+wider tensors. On a CPU those of causal_conv_cpu.h run where that pays; elsewhere plain PyTorch.
 
 Shapes: T time, B batch, C channels, K taps.
 """
@@ -50,20 +50,22 @@ def causal_conv(
     taps = weight_CK.shape[1]
     if window_BKC is not None and window_BKC.shape[1] != taps - 1:
         raise ConfigError(f"{NAME}: {taps} taps need a window of {taps - 1} inputs, not {window_BKC.shape[1]}")
-    fits = dispatch.launches(x_TBC) and x_TBC.dtype != torch.float64 and x_TBC.numel() > 0 and not runtime.transformed()
-    run = _op if fits and dispatch.runs(NAME, x_TBC, taps) else reference
+    cpu = dispatch.pays(x_TBC, len(x_TBC), taps * x_TBC.shape[2])
+    fits = (cpu or dispatch.launches(x_TBC)) and x_TBC.dtype != torch.float64 and x_TBC.numel() > 0
+    chosen = fits and not runtime.transformed() and dispatch.runs(NAME, x_TBC, taps, cpu=cpu)
     wide = runtime.compute_dtype(x_TBC, weight_CK)
     bias_C, window_BKC = (None if p is None else p.to(wide) for p in (bias_C, window_BKC))
-    return run(x_TBC, weight_CK.to(wide), bias_C, window_BKC, mask_TB, starts_TB, silu)
+    given = (x_TBC, weight_CK.to(wide), bias_C, window_BKC, mask_TB, starts_TB, silu)
+    return _op(*given, "cpu" if cpu else "cuda") if chosen else reference(*given)
 
 
 class Kernel(dispatch.Compiled):
     """The convolution, as the chooser of back ends knows it."""
 
-    name = NAME
+    name, cpu = NAME, True
 
     def prepare(self, dtype: torch.dtype, taps: int) -> str:
-        native.module(dtype, taps, torch.cuda.current_device())
+        native.module(dtype, taps, "cuda", torch.cuda.current_device())
         return "a warp for each chunk of time"
 
     def cases(self, dtype: torch.dtype, taps: int) -> Sequence[Case]:
@@ -77,7 +79,9 @@ class Kernel(dispatch.Compiled):
             return x, *rest, options.get("silu", False)
 
         def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-            y, window = (reference if backend == "reference" else _op)(*given(inputs, options))
+            made = given(inputs, options)
+            backend = "cuda" if backend == "emulated" else backend
+            y, window = reference(*made) if backend == "reference" else _op(*made, backend)
             return {"y": y, "window": window}
 
         return _operator.spec(
@@ -85,10 +89,10 @@ class Kernel(dispatch.Compiled):
             PROBLEMS,
             ("y", "window"),
             call=call,
-            op=lambda _backend, inputs, options: (_op, given(inputs, options)),
-            extension=lambda _target: native.extension(),
-            module=lambda _target, case: native.extension(case.dtype, case.sizes["K"]),
-            targets=("cuda",),
+            op=lambda backend, inputs, options: (_op, (*given(inputs, options), backend)),
+            extension=lambda target: native.extension(target=target),
+            module=lambda target, case: native.extension(case.dtype, case.sizes["K"], target),
+            targets=("cuda", "cpu"),
             emulated=tuple(first_use(torch.bfloat16, 4)[1:]),
             visible=lambda inputs: {"y": mask[..., None]} if (mask := inputs["mask"]) is not None else {},
             record=Path(__file__).with_name("errors.json"),

@@ -15,6 +15,7 @@ from elman_core.kernels.spec import Case, Cell, Problems
 
 NAME = "causal_conv"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+CPU_DTYPES = (torch.float32, torch.bfloat16)
 _case = partial(Case.of, "TBCK")
 
 
@@ -43,8 +44,8 @@ FAMILY = Family(
         Row("dwindow", "BVC", "compute"),
     ),
     members=(Row("shares", "??C", "compute"),),
-    numbers="silu early cuda_stream",
-    constants=("bool silu",),
+    numbers="silu early cuda_stream threads",
+    constants=("bool silu", "str backend"),
     derive=_derive,
 )
 
@@ -74,5 +75,17 @@ PROBLEMS: dict[Any, Problems] = {
         values={"T": (1, 15, 65, 131), "B": (2, 3, 9), "C": (37, 136, 264), "K": (2, 3, 4, 8, 12)},
         words="masked strided bare packed sliced silu bias",
         count=24,
-    )
+    ),
+    "cpu": Problems(
+        "TBCK",
+        CPU_DTYPES,
+        named=(
+            ((131, 5, 264, 4), "silu sliced"), ((67, 9, 136, 4), "masked packed bias"), ((1, 3, 37, 4), "silu bias"),
+            ((18, 5, 64, 2), "bare bias"), ((64, 3, 300, 7), "masked packed silu strided"),
+        ),
+        large=(((2049, 2, 512, 4), "masked packed silu"),),
+        values={"T": (1, 2, 15, 65), "B": (2, 3), "C": (37, 264), "K": (2, 4, 12)},
+        words="masked strided bare packed sliced silu bias",
+        count=12,
+    ),
 }  # fmt: skip

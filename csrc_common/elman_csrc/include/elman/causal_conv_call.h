@@ -1,8 +1,8 @@
-// The C interface of the causal convolution, CUDA: the arguments of a call.
+// The C interface of the causal convolution, CUDA and CPU: the arguments of a call.
 //
 //   z[t,b,c] = bias[c] + sum_j weight[c,j] x[t - (K-1) + j, b, c],   y = z, or silu(z)
 //
-//   elman_causal_conv_shares(T, B, C) -> shares of the weights' gradient that a backward of these sizes writes on the current GPU
+//   elman_causal_conv_shares(T, B, C) -> shares of the weights' gradient that a backward of these sizes writes on the current GPU, or a CPU
 //   elman_causal_conv_forward(call), _backward(call) -> null, or an error message
 //
 // x, y, dy and dx are in the storage type, everything else is float. A view is a [T,B,C] tensor of adjacent channels whose strides count elements;
@@ -27,6 +27,7 @@ struct CausalConvCall {
   std::uint64_t window, last, dlast, dwindow, shares, mask, starts;
   std::int64_t early;  // forward: whether it may begin before the previous kernel has ended, for which it then waits itself
   std::uint64_t cuda_stream;
+  std::int64_t threads;  // of a CPU
 };
 ELMAN_LAYOUT(causal_conv, CausalConvCall, steps, batch, width, silu, x, y, dy, dx, weight, bias, window, last, dlast, dwindow,
-             shares, mask, starts, early, cuda_stream)
+             shares, mask, starts, early, cuda_stream, threads)

@@ -1,0 +1,27 @@
+// Binding of the causal convolution on a CPU, in float or bfloat16. The interface: causal_conv_call.h. Compiled with
+//   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_TAPS=K
+#include <new>
+#include <type_traits>
+
+#include <elman/causal_conv_cpu.h>
+#include <elman/dtype.h>
+
+namespace {
+
+using Stored = std::conditional_t<ELMAN_DTYPE == static_cast<int>(elman::Dtype::f32), float, elman::simd::BFloat16>;
+
+const char* run(const CausalConvCall& c, bool back) {
+  try {
+    elman::conv::cpu::Walk<Stored, ELMAN_TAPS>{c, back}.run(c.threads);
+  } catch (const std::bad_alloc&) {
+    return "too little memory";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+ELMAN_EXPORT std::int64_t elman_causal_conv_dtype() { return ELMAN_DTYPE; }
+ELMAN_EXPORT std::int64_t elman_causal_conv_shares(std::int64_t, std::int64_t batch, std::int64_t) { return batch; }
+ELMAN_EXPORT const char* elman_causal_conv_forward(const CausalConvCall* c) { return run(*c, false); }
+ELMAN_EXPORT const char* elman_causal_conv_backward(const CausalConvCall* c) { return run(*c, true); }
