@@ -27,7 +27,17 @@ WARM = 3
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05}
 """How far an output or a gradient may be from the peer's (relative L2 error), by the dtype of the peer's output: two codes of
 one function differ by rounding, two functions by about 1."""
-PACKAGES = ("torch", "triton", "transformers", "mamba-ssm", "causal-conv1d", "fla-core", "flashrnn", "pararnn-torch")
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "mamba-ssm",
+    "causal-conv1d",
+    "fla-core",
+    "flashrnn",
+    "pararnn-torch",
+    "liger-kernel",
+)
 
 Row = dict[str, Any]
 

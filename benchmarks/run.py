@@ -38,6 +38,11 @@ PROBLEMS = {
     "matrix-peers": ("matrix", "µs: E97 and M²RNN, the same inputs", "Emender's and xma's Triton kernels"),
     "rules": ("matrix", "µs of a decoding step: the linear rules", "fla's fused_recurrent"),
     "conv": ("conv", "µs: the causal convolution, four taps", "causal-conv1d, fla, torch"),
+    "cross-entropy": (
+        "cross_entropy",
+        "µs and MiB: head and loss of 32,000 and 150,000 classes",
+        "Liger, torch's fused and plain",
+    ),
     "step": (
         "step",
         "tok/s, ms and GiB of a whole training step, B = 32 and 64",

@@ -20,6 +20,7 @@ LONG = ("scaling", "kills", "verify")
 """Problems of many processes, a compiler and a training that is killed: a minute."""
 AGREE = {
     "dense": {"cuBLAS per step", "torch.nn.RNN float32"}, "gates": {"torch.nn.GRU", "torch.nn.LSTM"}, "conv": {"torch conv1d"},
+    "cross-entropy": {"torch linear_cross_entropy", "torch"},
     "parity": {"ours"}, "verify": {None},
 }  # fmt: skip
 """Whose results are compared with another's here."""

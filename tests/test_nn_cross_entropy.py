@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from triton_helpers import compare_interpreted, needs_triton
+from triton_helpers import compare_interpreted, interprets_loops, needs_triton
 
 from elman_core.nn import cross_entropy, linear_cross_entropy
 
@@ -20,12 +20,27 @@ def apart(hidden, weight, targets):
     return F.cross_entropy((hidden @ weight.t()).flatten(0, 1), targets.flatten(), reduction="sum")
 
 
-@pytest.mark.parametrize("rows_at_once", [4096, 3])
-def test_loss_and_gradient_are_those_of_torch(rows_at_once, monkeypatch):
-    monkeypatch.setattr(cross_entropy, "ROWS", rows_at_once)
-    hidden, weight, targets = drawn(7, 5, 11)
+@pytest.mark.parametrize(
+    ("rows", "classes", "smaller"),
+    [
+        (7, 11, {}),
+        (7, 11, {"SOFTMAX": 33}),
+        (7, 11, {"WIDEST": 10}),
+        (7, 11, {"WIDEST": 10, "LOGITS": 50}),
+        (20, 150_000, {}),
+    ],
+)
+def test_loss_and_gradient_are_those_of_torch(rows, classes, smaller, monkeypatch):
+    """With all logits at once, with the softmax in pieces, with the logits in pieces."""
+    for name, value in smaller.items():
+        monkeypatch.setattr(cross_entropy, name, value)
+    sizes, real = [], cross_entropy._overwrite
+    monkeypatch.setattr(cross_entropy, "_overwrite", lambda z, t: (sizes.append(z.numel()), real(z, t))[1])
+    hidden, weight, targets = drawn(rows, 5, classes)
     ours, theirs = linear_cross_entropy(hidden, weight, targets), apart(hidden, weight, targets)
     torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=0)
+    assert sum(sizes) == 2 * rows * classes
+    assert classes <= cross_entropy.WIDEST or max(sizes) <= cross_entropy.LOGITS
     for a, b in zip(
         torch.autograd.grad(ours / 3, (hidden, weight)), torch.autograd.grad(theirs / 3, (hidden, weight)), strict=True
     ):
@@ -60,6 +75,7 @@ def test_the_operator_is_sound(dtype):
     hidden, weight, targets = drawn(4, 3, 5, dtype)
     arguments = (hidden.detach().flatten(0, 1).requires_grad_(), weight, targets.flatten())
     torch.library.opcheck(torch.ops.elman.linear_cross_entropy.default, arguments)
+    torch.library.opcheck(torch.ops.elman.linear_cross_entropy_wide.default, (*arguments, True))
 
 
 def test_a_gradient_of_the_gradient_is_refused():
@@ -78,6 +94,8 @@ def compare(device: str) -> None:
         (33, 256, torch.float32),
         (16, 37, torch.float16),
         (3, 1000, torch.float32),
+        (3, 20_000, torch.bfloat16),
+        (2, 4097, torch.float32),
     ):
         logits = (4 * torch.randn(rows, classes, device=device)).to(dtype)
         targets = torch.randint(classes, (rows,), device=device)
@@ -97,6 +115,7 @@ def compare(device: str) -> None:
 
 
 @needs_triton
+@interprets_loops
 def test_the_kernel_under_the_interpreter():
     compare_interpreted(__file__)
 

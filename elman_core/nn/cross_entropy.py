@@ -7,6 +7,9 @@ Logits are in the dtype of h, the softmax in float32 (float64 for float64). Sepa
 copy them to float32 and to log-probabilities, and copy those back. Here there is one tensor, read once and written once: on a
 GPU by a Triton kernel (cross_entropy_triton.py), elsewhere by plain PyTorch, some rows at a time.
 
+With more than 4,096 classes not even that tensor exists: some rows get their logits, overwrite them with the gradient, and add
+it into dh and dW at once. The backward only scales these two. dW is summed in the dtype of W.
+
 Shapes: N targets, D width, V classes.
 """
 
@@ -24,11 +27,14 @@ from .add_norm import triton_runs
 from .functional import compute_dtype, without_autocast
 
 IGNORED = -100
-ROWS = 4096
-"""Rows whose softmax exists in float32 at once, in plain PyTorch."""
+SOFTMAX = 2**20
+"""Numbers of the softmax that exist in float32 at once, in plain PyTorch."""
 
 WIDEST = 4096
-"""The most classes that the Triton kernel supports: it keeps a row in registers."""
+"""The most classes whose logits exist all at once."""
+
+LOGITS = 2**27
+"""The most logits that exist at once with more classes: 268 MB in 16 bits."""
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -42,6 +48,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
         with without_autocast(hidden):
             logits = (hidden @ weight.to(hidden.dtype).t()).flatten(0, -2)
             return F.cross_entropy(logits.to(compute_dtype(logits)), targets.flatten(), reduction="sum")
+    if weight.shape[0] > WIDEST:
+        gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+        return _wide(hidden.flatten(0, -2), weight, targets.flatten(), gradients)[0]
     return _op(hidden.flatten(0, -2), weight.to(hidden.dtype), targets.flatten())[0]
 
 
@@ -49,19 +58,20 @@ def _run(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
     """(loss, dz); dz is the memory of the logits."""
     with without_autocast(hidden):
         logits = hidden @ weight.t()
-        if logits.is_cuda and logits.shape[1] <= WIDEST and logits.dtype != torch.float64 and triton_runs():
-            from .cross_entropy_triton import overwrite
-
-            with torch.cuda.device(logits.device):  # Triton launches on the current one
-                return overwrite(logits, targets, IGNORED), logits
         return _overwrite(logits, targets), logits
 
 
 def _overwrite(logits: Tensor, targets: Tensor) -> Tensor:
     """The loss; `logits` become their gradient."""
+    if logits.is_cuda and logits.dtype != torch.float64 and triton_runs():
+        from .cross_entropy_triton import overwrite
+
+        with torch.cuda.device(logits.device):  # Triton launches on the current one
+            return overwrite(logits, targets, IGNORED)
     wide = compute_dtype(logits)
     total = torch.zeros((), dtype=wide, device=logits.device)
-    for some, target in zip(logits.split(ROWS), targets.split(ROWS), strict=True):
+    rows = max(1, SOFTMAX // logits.shape[1])
+    for some, target in zip(logits.split(rows), targets.split(rows), strict=True):
         counts = (target != IGNORED).unsqueeze(1)
         at = target.unsqueeze(1).where(counts, 0)  # any other that is no class stops here, as in torch
         full = some.to(wide)
@@ -76,6 +86,47 @@ def _run_backward(grad: Tensor, d_logits: Tensor, hidden: Tensor, weight: Tensor
     with without_autocast(hidden):
         scaled = (d_logits.to(grad.dtype) * grad).to(d_logits.dtype)  # 1 / count in 16 bits would scale every gradient
         return scaled @ weight, scaled.t() @ hidden
+
+
+def _run_wide(hidden: Tensor, weight: Tensor, targets: Tensor, gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss, dh, dW); without `gradients` the last two are empty."""
+    total, d_hidden, d_weight = _fake_wide(hidden, weight, targets, gradients)
+    total.zero_()
+    d_weight.zero_()
+    with without_autocast(hidden):
+        cast = weight.to(hidden.dtype)
+        rows = max(1, LOGITS // len(weight))
+        for first in range(0, len(hidden), rows):
+            some = hidden[first : first + rows]
+            logits = some @ cast.t()
+            total += _overwrite(logits, targets[first : first + rows])
+            if not gradients:
+                continue
+            torch.mm(logits, cast, out=d_hidden[first : first + rows])
+            if d_weight.dtype == logits.dtype:
+                d_weight.addmm_(logits.t(), some)
+            elif logits.is_cuda:  # the product is summed in float32, too, without a tensor of its own
+                torch.addmm(d_weight, logits.t(), some, out_dtype=d_weight.dtype, out=d_weight)  # type: ignore[call-overload]
+            else:
+                d_weight += logits.t() @ some
+    return total, d_hidden, d_weight
+
+
+def _fake_wide(hidden: Tensor, weight: Tensor, _targets: Tensor, gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
+    made = [torch.empty_like(t) if gradients else t.new_empty(0) for t in (hidden, weight)]
+    return hidden.new_empty((), dtype=compute_dtype(hidden)), made[0], made[1]
+
+
+def _save_wide(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:  # noqa: ARG001 (by name)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:])
+
+
+def _differentiate_wide(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None, None, None]:
+    if grad is None:
+        return None, None, None, None
+    d_hidden, d_weight = ((t.to(grad.dtype) * grad).to(t.dtype) for t in ctx.saved_tensors)
+    return d_hidden, d_weight, None, None
 
 
 def _fake(hidden: Tensor, weight: Tensor, _targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,4 +160,11 @@ _op = operator(
     _fake,
     _save,
     _differentiate,
+)
+_wide = operator(
+    "linear_cross_entropy_wide(Tensor hidden, Tensor weight, Tensor targets, bool gradients) -> (Tensor, Tensor, Tensor)",
+    _run_wide,
+    _fake_wide,
+    _save_wide,
+    _differentiate_wide,
 )

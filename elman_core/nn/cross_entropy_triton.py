@@ -11,7 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 ELEMENTS = 4096
-"""Logits of a program: as many rows as that makes."""
+"""Logits of a program: as many rows as that makes. A longer row is read twice, in pieces."""
+
+PIECE = 8192
 
 
 @triton.jit
@@ -38,13 +40,45 @@ def _overwrite(  # type: ignore[no-untyped-def]
     tl.store(at, gradient.to(logits.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _overwrite_long(  # type: ignore[no-untyped-def]
+    logits, targets, losses, classes, IGNORED: tl.constexpr, PIECE: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    counts = target != IGNORED
+    top = float("-inf")
+    total = 0.0
+    hit = 0.0
+    for first in range(0, classes, PIECE):
+        column = first + tl.arange(0, PIECE)
+        at = logits + row * classes + column
+        value = tl.load(at, mask=column < classes, other=float("-inf")).to(tl.float32)
+        higher = tl.maximum(top, tl.max(value, 0))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(value - higher), 0)
+        hit += tl.sum(tl.where(column == target, value, 0.0), 0)
+        top = higher
+    loss = tl.where((target >= 0) & (target < classes), tl.log(total) + top - hit, float("nan"))
+    tl.store(losses + row, tl.where(counts, loss, 0.0))
+    for first in range(0, classes, PIECE):
+        column = first + tl.arange(0, PIECE)
+        at = logits + row * classes + column
+        value = tl.load(at, mask=column < classes, other=float("-inf")).to(tl.float32)
+        gradient = tl.exp(value - top) / total - tl.where(column == target, 1.0, 0.0)
+        gradient = tl.where(counts, gradient, 0.0)
+        tl.store(at, gradient.to(logits.dtype.element_ty), mask=column < classes)
+
+
 def overwrite(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
     """The summed loss, float32, NaN where a target is no class and not `ignored`; `logits` (N, V), contiguous, become their
     gradient."""
     count, classes = logits.shape
+    losses = torch.empty(count, dtype=torch.float32, device=logits.device)
+    if classes > ELEMENTS:
+        _overwrite_long[(count,)](logits, targets, losses, classes, IGNORED=ignored, PIECE=PIECE, num_warps=8)
+        return losses.sum()
     block = triton.next_power_of_2(classes)
     rows = max(1, ELEMENTS // block)
-    losses = torch.empty(count, dtype=torch.float32, device=logits.device)
     _overwrite[(triton.cdiv(count, rows),)](
         logits, targets, losses, count, classes, IGNORED=ignored, ROWS=rows, BLOCK=block, num_warps=4
     )

@@ -110,7 +110,7 @@ class Trainer:
             before_update=lambda: call("elman_before_optimizer_step", run=self),
             processes=self.processes,
             # Fused they round differently, which is worth it on a GPU.
-            logits="elman_loss_terms" in acting() or plan.device.type != "cuda",
+            logits=True if "elman_loss_terms" in acting() else False if plan.device.type == "cuda" else None,
         )
         self.compute = make_step(step, plan.mode)
         plan.ranks.hold(self.compute)

@@ -19,6 +19,7 @@ from elman_core.kernels.runtime import autocast_dtype
 from elman_core.model import LadderCache
 from elman_core.model.rollback import MapTensor, map_state
 from elman_core.nn import linear_cross_entropy
+from elman_core.nn.cross_entropy import WIDEST
 from elman_core.registry import ConfigError, State
 
 States = list[State | None]
@@ -44,7 +45,7 @@ def forward_loss(
     states: States | None = None,
     fresh_BT: Tensor | None = None,
     return_states: bool = False,
-    logits: bool = True,
+    logits: bool | None = None,
 ) -> Outputs:
     """Run the model over a window.
 
@@ -55,7 +56,8 @@ def forward_loss(
         states: to continue from; None starts afresh.
         fresh_BT: bool on the CPU; where True the row starts from the initial state before it reads that byte. The window is
             run in pieces cut at these places, which changes nothing else.
-        logits: return the logits. Otherwise, head and loss are one operator that needs a third of the memory.
+        logits: return the logits. Otherwise, head and loss are one operator that needs a third of the memory. None: if the
+            vocabulary is small enough for all of them at once.
         return_states: return the states after the window. Gradients flow through them: detach them to cut.
     """
     cuts = [0] if fresh_BT is None else sorted({0, *fresh_BT.any(dim=0).nonzero().flatten().tolist()})
@@ -80,9 +82,11 @@ def forward_loss(
 
 
 def _head_loss(
-    model: Any, hidden_BTD: Tensor, targets_BT: Tensor, loss_chunk: int, logits: bool = True
+    model: Any, hidden_BTD: Tensor, targets_BT: Tensor, loss_chunk: int, logits: bool | None = None
 ) -> tuple[Tensor, Tensor | None]:
     if not loss_chunk or loss_chunk >= hidden_BTD.shape[1]:
+        if logits is None:
+            logits = model.config.vocab_size <= WIDEST
         if not logits and type(model.lm_head) is nn.Linear:  # not an adapter around it, which must be called
             total = linear_cross_entropy(hidden_BTD, model.lm_head.weight, targets_BT)
             return total / targets_BT.numel(), None

@@ -144,7 +144,7 @@ class TrainStep:
         carries: bool = False,
         terms: Terms = lambda _: {},
         before_update: Callable[[], Any] = lambda: None,
-        logits: bool = True,
+        logits: bool | None = None,
         processes: OneProcess | None = None,
     ) -> None:
         self.model, self.optimizer, self.train, self.carries = model, optimizer, train, carries
