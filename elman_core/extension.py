@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
     from .model.tokenizer import load_tokenizer
     from .nn import scaled_once
+    from .nn.layers import resolve_pattern
     from .registry import (
         CheckpointError,
         ConfigError,
@@ -78,6 +79,7 @@ _NAMES = {
     "metrics": "METRICS WINDOW Metrics progress read_metrics",
     "model.tokenizer": "load_tokenizer",
     "nn": "scaled_once",
+    "nn.layers": "resolve_pattern",
     "registry": "CheckpointError ConfigError DataError DivergedError ElmanError OutOfMemoryError PluginError "
     "check_value did_you_mean errors parse_size resolve",
     "registry.checks": "ran_out",

@@ -114,6 +114,24 @@ def test_a_job_of_two_gpus_gets_both_or_none(tmp_path):
         slots.take(4, "a")
 
 
+def test_jobs_share_gpus_evenly_and_the_last_frees_each(tmp_path):
+    monitor = FakeMonitor.make(tmp_path / "gpus", 2)
+    slots = GpuSlots(monitor.gpus(), monitor, tmp_path / "locks", share=2)
+    taken = [slots.take(1, "a") for _ in range(4)]
+    assert [slot.name for slot in taken] == ["gpu 0", "gpu 1", "gpu 0", "gpu 1"]
+    assert slots.take(1, "b") is None
+    slots.give(taken[0])
+    assert is_locked(lock := tmp_path / "locks" / "GPU-0000.lock")
+    slots.give(taken[2])
+    assert not is_locked(lock)
+    assert slots.take(2, "b") is None, "a job of two GPUs needs room on both"
+    slots.give(taken[3])
+    both = slots.take(2, "b")
+    assert sorted(both.gpus) == ["GPU-0000", "GPU-0001"]
+    slots.give(both)
+    assert slots.users["GPU-0001"] == 1
+
+
 def test_cpu_slots_divide_the_threads(monkeypatch):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)

@@ -41,8 +41,11 @@ class Places:
         return {"ELMAN_KERNELS": os.environ.get("ELMAN_KERNELS", "require")} if self.gpus else {}
 
 
-def places(on: str, gpus: str, avoid: str, slots: int | None) -> Places:
+def places(on: str, gpus: str, avoid: str, slots: int | None, share: int = 1) -> Places:
     """The slots of this machine, or of a cluster by an entry point in the group `elman.executors`.
+
+    Args:
+        share: jobs on each GPU of this machine at once. Above 1, their speeds are marked as contended.
 
     Raises:
         ConfigError: flags exclude each other, a GPU does not exist, or there is no such executor or cluster.
@@ -50,7 +53,7 @@ def places(on: str, gpus: str, avoid: str, slots: int | None) -> Places:
     from elman_core.extension import ConfigError, load_extension
 
     if on == "local":
-        return local_places(gpus, avoid, slots)
+        return local_places(gpus, avoid, slots, share)
     if gpus not in ("auto", "none") or avoid or slots is not None:
         raise ConfigError(
             f"with --on {on}, the cluster chooses the GPUs: --gpus takes auto or none, and --avoid and --slots cannot be used"
@@ -59,7 +62,7 @@ def places(on: str, gpus: str, avoid: str, slots: int | None) -> Places:
     return Places(executor, executor.words, executor.uses_gpus)
 
 
-def local_places(gpus: str, avoid: str, slots: int | None) -> Places:
+def local_places(gpus: str, avoid: str, slots: int | None, share: int = 1) -> Places:
     """The slots of this machine.
 
     Raises:
@@ -77,7 +80,10 @@ def local_places(gpus: str, avoid: str, slots: int | None) -> Places:
         raise ConfigError("--slots divides the CPU, but each GPU takes one job: leave out --slots, or add --gpus none")
     if driver and chosen:
         names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in chosen)
-        return Places(LocalExecutor(GpuSlots(chosen, driver), driver), f"one job on each of GPU {names}", True)
+        jobs = "one job" if share == 1 else f"{share} jobs"
+        return Places(
+            LocalExecutor(GpuSlots(chosen, driver, share=share), driver), f"{jobs} on each of GPU {names}", True
+        )
     if found:
         raise ConfigError(
             "no GPU is left: check --gpus, --avoid and CUDA_VISIBLE_DEVICES, or use the CPU with --gpus none"

@@ -129,6 +129,8 @@ class LocalExecutor:
     def contended(self, handle: Running) -> list[str]:
         if self.monitor is None or handle.attempt.pid is None:
             return []
+        if isinstance(self.slots, GpuSlots) and self.slots.share > 1:
+            return [f"up to {self.slots.share - 1} jobs of this scheduler"]
         found: list[str] = []
         for uuid in handle.slot.gpus:
             try:

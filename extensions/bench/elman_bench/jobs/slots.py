@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -23,13 +24,15 @@ class GpuSlots:
 
     Args:
         gpus: the GPUs that may be taken. monitor: the driver. folder: of the locks, one file per GPU, named by its UUID.
+        share: jobs of this scheduler that use a GPU at once. Above 1 no job's speed is its own.
     """
 
-    def __init__(self, gpus: Sequence[Gpu], monitor: Nvml, folder: Path | None = None) -> None:
-        self.gpus, self.monitor, self.folder = list(gpus), monitor, folder or lock_folder()
+    def __init__(self, gpus: Sequence[Gpu], monitor: Nvml, folder: Path | None = None, share: int = 1) -> None:
+        self.gpus, self.monitor, self.folder, self.share = list(gpus), monitor, folder or lock_folder(), share
         self.held: dict[str, Lock] = {}
+        self.users: Counter[str] = Counter()  # jobs on each GPU that is held
         self.why: dict[str, str] = {}  # for each GPU, why it could not be taken when last tried
-        self.threads = max(1, cores() // max(1, len(self.gpus)))
+        self.threads = max(1, cores() // max(1, len(self.gpus) * share))
 
     def take(self, count: int, who: str) -> Slot | None:
         """A slot of `count` GPUs for `who`, or None if fewer are free; then `why` gives the reasons.
@@ -40,13 +43,15 @@ class GpuSlots:
         if count > len(self.gpus):
             raise ConfigError(f"a job that needs {count} GPUs can never start: only {len(self.gpus)} may be used")
         taken: list[Gpu] = []
-        for gpu in self.gpus:
-            if len(taken) < count and gpu.uuid not in self.held and self._take(gpu, who):
+        for gpu in sorted(self.gpus, key=lambda gpu: self.users[gpu.uuid]):
+            room = self.users[gpu.uuid] < self.share
+            if len(taken) < count and room and (gpu.uuid in self.held or self._take(gpu, who)):
                 taken.append(gpu)
-        if len(taken) < count:
-            self._give(gpu.uuid for gpu in taken)
-            return None
         uuids = tuple(gpu.uuid for gpu in taken)
+        self.users.update(uuids)
+        if len(taken) < count:
+            self._give(uuids)
+            return None
         env = {"CUDA_VISIBLE_DEVICES": ",".join(uuids), **threads(self.threads)}
         return Slot("gpu " + ",".join(str(gpu.index) for gpu in taken), platform.node(), uuids, env)
 
@@ -64,6 +69,7 @@ class GpuSlots:
 
     def close(self) -> None:
         """Release every lock; a process that inherited one keeps it."""
+        self.users.clear()
         self._give(list(self.held))
 
     def _take(self, gpu: Gpu, who: str) -> bool:
@@ -83,8 +89,11 @@ class GpuSlots:
 
     def _give(self, uuids: Iterable[str]) -> None:
         for uuid in uuids:
-            if lock := self.held.pop(uuid, None):
-                lock.close()
+            if uuid not in self.held:  # of an adopted job
+                continue
+            self.users[uuid] -= 1
+            if self.users[uuid] <= 0:
+                self.held.pop(uuid).close()
 
 
 class CpuSlots:

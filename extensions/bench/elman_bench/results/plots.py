@@ -95,6 +95,29 @@ def for_report(
         return {caption: _svg(figure) for caption, figure in found.items()}
 
 
+def by_length(
+    lines: Mapping[str, Mapping[int, Sequence[float]]], title: str, xlabel: str, ylabel: str, base: float
+) -> bytes:
+    """A picture as SVG: for each name, values by a length, their mean with the range that they span.
+
+    Args:
+        base: where a dotted line stands, such as chance.
+    """
+    with _style():
+        figure, axes = _figure(6.4, 4.2)
+        for i, (name, values) in enumerate(lines.items()):
+            style = {"color": COLOURS[i % MOST], "linestyle": DASHES[(i + i // MOST) % len(DASHES)]}
+            label = f"{name} ({count} seeds)" if (count := max(map(len, values.values()))) > 1 else name
+            axes.plot([*values], [np.mean(v) for v in values.values()], label=label, marker="o", markersize=3, **style)
+            low, high = [min(v) for v in values.values()], [max(v) for v in values.values()]
+            axes.fill_between([*values], low, high, color=style["color"], alpha=0.15, linewidth=0)
+        axes.axhline(base, color="0.5", linestyle=":", linewidth=1)
+        axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.03))
+        axes.set_title(title, fontsize=8, loc="left", wrap=True)
+        figure.legend(loc="outside right upper", fontsize=8)
+        return _svg(figure)
+
+
 def _svg(figure: Any) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})

@@ -10,7 +10,8 @@ import base64
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,18 @@ _POLICY = (
 )
 
 
-def write_report(folder: Path) -> Path:
+@dataclass(frozen=True)
+class Extra:
+    """A section before those of the protocols: a table, and pictures as SVG by their captions."""
+
+    title: str
+    summary: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    pictures: Mapping[str, bytes]
+
+
+def write_report(folder: Path, extras: Sequence[Extra] = ()) -> Path:
     """Write report.html into a suite's folder (or any folder with runs) from its present state. Replaces it in one step.
 
     Raises:
@@ -44,11 +56,11 @@ def write_report(folder: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"a report needs a folder with runs, and {folder} is not a folder")
     path = folder / REPORT
-    write_text(path, build(find_runs([folder]), folder))
+    write_text(path, build(find_runs([folder]), folder, extras))
     return path
 
 
-def build(runs: Sequence[Run], folder: Path) -> str:
+def build(runs: Sequence[Run], folder: Path, extras: Sequence[Extra] = ()) -> str:
     """The page."""
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -71,6 +83,7 @@ def build(runs: Sequence[Run], folder: Path) -> str:
         overview=_overview(runs, suite.facts.get("created") if suite is not None else None),
         skipped=[f"left out: {s.get('model')}: {s.get('reason')}" for s in skipped if isinstance(s, dict)],
         differences=[line.strip() for line in difference_lines(results)],
+        extras=[vars(extra) | {"pictures": _embedded(extra.pictures)} for extra in extras],
         sections=[_section(group, by_key[group.hash, group.target]) for group in results.groups],
         failures=[_failure(run) for run in runs if run.status not in ("ok", "waiting")],
         surroundings=_surroundings([run for run in runs if run.manifest]),
@@ -105,13 +118,17 @@ def _section(group: Group, every: Group) -> dict[str, Any]:
         "group": group,
         "columns": columns(group, by_model=True),
         "verdicts": [verdict(comparison) for comparison in comparisons],
-        "pictures": [{"caption": c, "base64": base64.b64encode(svg).decode()} for c, svg in pictures.items()],
+        "pictures": _embedded(pictures),
         "tried": _tried(every),
         "runs": every.rows if len(every.rows) > len(group.rows) or not comparisons else (),
         "run_columns": columns(every),
         "comparisons": comparisons,
         "caveats": list(dict.fromkeys(caveats)),
     }
+
+
+def _embedded(pictures: Mapping[str, bytes]) -> list[dict[str, str]]:
+    return [{"caption": c, "base64": base64.b64encode(svg).decode()} for c, svg in pictures.items()]
 
 
 def _tried(group: Group) -> list[tuple[str, str, float, int, str, bool]]:

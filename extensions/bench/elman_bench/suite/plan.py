@@ -26,7 +26,7 @@ from elman_core.extension import (
     parse_parameters,
     parse_size,
     put,
-    resolve,
+    resolve_pattern,
     resolve_settings,
     solve_width,
     steps_for_tokens,
@@ -139,7 +139,7 @@ def plan(suite: Suite, overrides: Overrides) -> Plan:
     skipped: list[Skipped] = []
     for entry in entries:
         try:
-            resolve(parse_size(entry.model)[0])
+            resolve_pattern(parse_size(entry.model)[0], entry.options)
         except PluginError as error:
             if overrides.strict or entry not in suite.models:
                 raise
@@ -331,7 +331,7 @@ def _size(
     given = json.loads(options)
     if target is not None:
         width = solve_width(name, given, parse_parameters(target), depth, **dict(backbone))
-    return width, count(resolve(name, given), width, depth, **dict(backbone))
+    return width, count(resolve_pattern(name, given), width, depth, **dict(backbone))
 
 
 def _spelled(key: str, value: Any) -> str:

@@ -108,7 +108,12 @@ def read_suite(path: Path) -> Suite:
         raise ConfigError(f"cannot read suite {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"suite {path} is not valid TOML: {error}") from error
-    where = f"suite {path.name}: "
+    return parse_suite(tree, path.stem, text)
+
+
+def parse_suite(tree: Mapping[str, Any], name: str, text: str = "") -> Suite:
+    """The suite that a file's content means. Raises `ConfigError` for a wrong key or value."""
+    where = f"suite {name}: "
     _check(tree, KEYS, where)
     protocol = _protocol(tree.get("protocol", {}), where)
     models = tuple(_entry(given, where) for given in tree.get("models", []))
@@ -118,7 +123,7 @@ def read_suite(path: Path) -> Suite:
     if twice := [label for label, count in Counter(labels).items() if count > 1]:
         raise ConfigError(f"{where}two models are called {twice[0]!r}: give one a label = '…'")
     return Suite(
-        name=path.stem,
+        name=name,
         summary=tree.get("summary", ""),
         models=models,
         sizes=_sizes(tree) or (),
