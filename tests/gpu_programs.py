@@ -11,7 +11,8 @@ from elman_core.kernels.build import Extension
 from elman_core.kernels.decode import run
 from elman_core.kernels.dense.native import source
 from elman_core.kernels.gates import native as gated
-from elman_core.kernels.matrix.modules import Maps, Size, extension
+from elman_core.kernels.matrix.native import extension
+from elman_core.kernels.matrix.spec import Maps, Size
 from elman_core.kernels.runtime import DTYPE_CODES
 from elman_core.kernels.spec import Cell
 

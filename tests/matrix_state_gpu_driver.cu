@@ -58,10 +58,10 @@ void give(MatrixCall& call, const Variant& variant) {
   for (int i = 0; i < Cell::params; ++i) call.param[i] = address(filled<float>(std::size_t(H) * V, 1.f, 50 + i));
   for (int i = 0; i < Cell::scalars; ++i)
     call.scalar[i] = {scalar(kinds[i], [&](auto like) { return filled<decltype(like)>(places, 1.f, 10 + i); }), H};
-  if (Backward::mamba) call.a_log = address(filled<float>(H, 1.f, 20)), call.dt_bias = address(filled<float>(H, 1.f, 21));
+  if (Backward::mamba) call.A_log = address(filled<float>(H, 1.f, 20)), call.dt_bias = address(filled<float>(H, 1.f, 21));
   if (variant.masked) call.mask = address(made_mask(B * T));
   call.state_line = 1, call.state_row = V;
-  if (variant.carried) call.s0 = address(filled<float>(states, 1.f, 30));
+  if (variant.carried) call.S0 = address(filled<float>(states, 1.f, 30));
 }
 
 void take(MatrixCall& call, const Variant& variant, Outputs& outputs) {

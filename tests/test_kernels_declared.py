@@ -8,7 +8,7 @@ import torch
 from linear_cells import CELLS, DELTANET, Made
 
 from elman_core.kernels import ElementwiseKernel, GatesKernel, MatrixKernel
-from elman_core.kernels.matrix.spec import case
+from elman_core.kernels.matrix.problems import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import ConfigError, KernelError

@@ -11,8 +11,8 @@ from elman_e88.op import e88 as matrix
 from elman_core.kernels import build
 from elman_core.kernels.dense import native as dense_run
 from elman_core.kernels.dense.plan import Plan
-from elman_core.kernels.matrix import run as matrix_run
-from elman_core.kernels.matrix.modules import Size
+from elman_core.kernels.matrix import native as matrix_native
+from elman_core.kernels.matrix.spec import Size
 from elman_core.nn import add_norm, cross_entropy
 
 
@@ -63,7 +63,7 @@ class OnGPU1:
 def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     monkeypatch.setattr("elman_core.kernels.build.build", lambda _extension, arch: arch)
     monkeypatch.setattr(
-        matrix_run.launch,
+        matrix_native.launch,
         "opened",
         lambda what, *_: SimpleNamespace(arch=build.local_arch(what), info=lambda: (1, 0, 0, 16)),
     )
@@ -72,9 +72,9 @@ def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     for index, arch in enumerate(("sm_80", "sm_90")):
         with torch.cuda.device(index):
             assert dense_run.ready(dense.cell, 4, 48, torch.bfloat16, index, 1)[0].arch == arch
-            assert matrix_run.load(matrix.cell, "cuda", size, index).arch == arch
+            assert matrix_native.load(matrix.cell, "cuda", size, index).arch == arch
     dense_run.ready.cache_clear()
-    matrix_run.load.cache_clear()
+    matrix_native.load.cache_clear()
 
 
 def test_the_op_asks_for_its_module_on_the_device_of_its_tensors(gpus, monkeypatch):
@@ -82,12 +82,10 @@ def test_the_op_asks_for_its_module_on_the_device_of_its_tensors(gpus, monkeypat
         gpus.built.append(gpus.now)
         raise KeyError  # all that is of interest has happened
 
-    monkeypatch.setattr(matrix_run, "load", load)
-    form = matrix_run.Constants(matrix.cell, 3, 4, "00_0_0_0_00", "cuda")
-    q, decay = OnGPU1(), OnGPU1()
-    q.shape = decay.shape = torch.Size((1, 2, 3))
+    monkeypatch.setattr(matrix_native, "load", load)
+    values = {"heads": 3, "rows": 4, "form": "00_0_0_0_00", "backend": "cuda"}
     with pytest.raises(KeyError):
-        matrix_run.forward(form, None, False, q, None, None, decay, None, None, None, None)
+        matrix_native.run(matrix.cell, "forward", {"packed": OnGPU1(), "o": torch.empty(1, 2, 3, 4)}, values)
     assert gpus.built == [1]
 
 

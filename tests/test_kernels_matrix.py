@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from elman_core.kernels import dispatch
-from elman_core.kernels.matrix import run as matrix_run
-from elman_core.kernels.matrix.modules import Maps, Size, extension
-from elman_core.kernels.matrix.spec import case, make_inputs
+from elman_core.kernels.matrix import native as matrix_native
+from elman_core.kernels.matrix.native import extension
+from elman_core.kernels.matrix.problems import case
+from elman_core.kernels.matrix.spec import FAMILY, Maps, Size
 from elman_core.kernels.verify import _modules, failures, verify
 from elman_core.registry import ConfigError, KernelError
 
@@ -21,7 +22,7 @@ def test_a_size_is_verified_before_it_is_used(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "device", lambda _index: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(matrix_run, "load", lambda *_: "a module")
+    monkeypatch.setattr(matrix_native, "load", lambda *_: "a module")
     monkeypatch.setattr(
         dispatch, "ensure_verified", lambda spec, cases, _plan: asked.append((spec.name, *map(str, cases)))
     )
@@ -64,7 +65,7 @@ def test_unsupported_sizes_raise_before_anything_is_compiled_and_name_what_there
 @pytest.mark.parametrize("columns", [64, 40])
 def test_a_workspace_in_slices_gives_the_same_gradients(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = case((5, 33, 2, 64, columns), torch.bfloat16)
-    drawn = make_inputs(e88.cell, problem, torch.Generator().manual_seed(0))
+    drawn = FAMILY.draw(e88.cell, problem, torch.Generator().manual_seed(0))
     inputs = {k: x.cuda().requires_grad_() for k, x in drawn.items() if x is not None}
 
     def gradients() -> tuple[torch.Tensor, ...]:
@@ -73,13 +74,13 @@ def test_a_workspace_in_slices_gives_the_same_gradients(columns: int, monkeypatc
         return torch.autograd.grad([o, state], list(inputs.values()), [torch.ones_like(o), torch.ones_like(state)])
 
     whole = gradients()
-    monkeypatch.setattr(matrix_run, "WORKSPACE", 1)
+    monkeypatch.setattr(matrix_native, "WORKSPACE", 1)
     assert all(torch.equal(a, b) for a, b in zip(whole, gradients(), strict=True))
 
 
 @pytest.mark.gpu
 def test_a_sequence_in_pieces_equals_the_whole_on_the_gpu() -> None:
-    drawn = make_inputs(e88.cell, case((2, 48, 3, 16, 16), torch.bfloat16), torch.Generator().manual_seed(0))
+    drawn = FAMILY.draw(e88.cell, case((2, 48, 3, 16, 16), torch.bfloat16), torch.Generator().manual_seed(0))
     q, k, v, decay = (drawn[n].cuda() for n in ("q", "k", "v", "decay"))  # type: ignore[union-attr]
     with torch.no_grad():
         o, last = e88(q, k, v, decay, maps=Maps(), backend="cuda")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from elman_core.kernels import Maps, MatrixKernel
 from elman_core.kernels.build import build
-from elman_core.kernels.matrix.spec import case
+from elman_core.kernels.matrix.problems import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import ConfigError

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from elman_core.kernels import build
-from elman_core.kernels.matrix import modules
-from elman_core.kernels.matrix import run as matrix_run
-from elman_core.kernels.matrix.spec import case
+from elman_core.kernels.matrix import native as matrix_native
+from elman_core.kernels.matrix import spec as matrix_spec
+from elman_core.kernels.matrix.problems import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.testing.kernel import need_host_compiler
@@ -66,10 +66,10 @@ def test_the_gpu_source_equals_the_float64_reference(
     architecture: int, problem: Case, backwards: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_host_compiler()
-    monkeypatch.setattr(matrix_run, "load", matrix_run.load.__wrapped__)  # each architecture has its own
+    monkeypatch.setattr(matrix_native, "load", matrix_native.load.__wrapped__)  # each architecture has its own
     flags = [f"{flag.partition('=')[0]}={architecture}" if "CUDA_ARCH" in flag else flag for flag in EMULATED]
     monkeypatch.setattr(build, "_EMULATED_FLAGS", tuple(flags))
-    monkeypatch.setattr(modules, "much_shared", lambda _: architecture == 900)
+    monkeypatch.setattr(matrix_spec, "much_shared", lambda _: architecture == 900)
     if backwards:
         monkeypatch.setenv("EMULATED_BACKWARDS", "1")
     report = verify(matrix.spec(), "emulated", cases=[problem], opcheck=False)

@@ -12,7 +12,7 @@ from linear_cells import CELLS
 from torch import Tensor
 
 from elman_core.kernels import Case, KernelSpec, verify_cache
-from elman_core.kernels.matrix.spec import case
+from elman_core.kernels.matrix.problems import case
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import KernelError
 from elman_core.testing.kernel import need_host_compiler

@@ -31,7 +31,8 @@ from harness import HERE, Row, Run, Setting, agreement, captured, leaves
 from torch import Tensor
 
 from elman_core.kernels import Maps, MatrixKernel
-from elman_core.kernels.matrix.spec import case, make_inputs
+from elman_core.kernels.matrix.problems import case
+from elman_core.kernels.matrix.spec import FAMILY
 
 CELLS = {
     "e75": e75, "e70": e70, "e14": e14, "e73 column": e73.column, "e73 row": e73.row, "e73 full": e73.full,
@@ -50,7 +51,7 @@ def drawn(setting: Setting, kernel: MatrixKernel, shape: tuple[int, ...], maps: 
     """A kernel with random inputs."""
     B, T, H, N = shape
     problem = case((B, T, H, N, N), setting.dtype, maps=maps, packed=packed, bare=True)
-    made = make_inputs(kernel.cell, problem, torch.Generator().manual_seed(0))
+    made = FAMILY.draw(kernel.cell, problem, torch.Generator().manual_seed(0))
     inputs = {n: None if x is None else x.to(setting.device) for n, x in made.items()}
     of = {n: x.requires_grad_() for n, x in inputs.items() if x is not None and x.is_floating_point()}
     call = kernel.spec().call

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .dispatch import Compiled, choose, in_words, register
     from .elementwise.op import ElementwiseKernel
     from .gates.op import GatesKernel
-    from .matrix.modules import Maps
     from .matrix.op import MatrixKernel
+    from .matrix.spec import Maps
     from .rows.op import RowsKernel
     from .runtime import compute_dtype, load_or_warn, operator, warn_of_packed_rows
     from .spec import Case, KernelSpec, padding_mask
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Case": "spec", "Compiled": "dispatch", "DenseKernel": "dense.op", "ElementwiseKernel": "elementwise.op",
     "Extension": "build", "GatesKernel": "gates.op",
-    "KernelSpec": "spec", "Maps": "matrix.modules", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows.op",
+    "KernelSpec": "spec", "Maps": "matrix.spec", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows.op",
     "Stamp": "verify_cache",
     "check_errors": "dense.native", "choose": "dispatch", "compute_dtype": "runtime", "emulated": "build",
     "ensure_verified": "verify_cache",

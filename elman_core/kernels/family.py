@@ -38,7 +38,8 @@ class Row(NamedTuple):
         names: the attribute of the cell with the names of the tensors in this row, such as "streams".
         stacked: whether these are states, and one tensor for the operator and the modules, along a new first dimension.
         strides: the letters whose strides a kernel is told; the sizes behind them are adjacent.
-        like: of a result, the argument whose layout it has.
+        like: of a result, the argument whose layout it has; a list's are contiguous, and empty where the argument is None.
+        as_is: whether `run` of the operator lays the tensor out as its kernel reads it.
         read: whether the backward reads this input: never, always, or with the back end "torch".
         draw: makes the input of a verification from a standard normal draw.
     """
@@ -53,6 +54,7 @@ class Row(NamedTuple):
     stacked: bool = False
     strides: str = ""
     like: str = ""
+    as_is: bool = False
     read: bool | Literal["torch"] = False
     draw: Callable[[Tensor], Tensor] = lambda x: x
 
@@ -141,5 +143,5 @@ class Family:
                     made[name] = torch.rand(shape, generator=generator) < 0.15
                 else:
                     drawn = row.draw(torch.randn(shape, generator=generator)) * (not (row.name == "h0" and case.bare))
-                    made[name] = drawn.to(wide if row.dtype == "compute" else case.dtype)
+                    made[name] = drawn.to(wide if row.dtype in ("compute", "either") else case.dtype)
         return cell.adjusted(made, case)

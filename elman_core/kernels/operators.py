@@ -22,7 +22,7 @@ class _Signature:
         words = list[str]()
         self._first, self._listed = rows[0].name, rows[0].listed
         self.places: list[tuple[str, Any]] = []
-        self._arrange: list[tuple[str, Callable[[Any], Any], bool, bool]] = []
+        self._arrange: list[tuple[str, Callable[[Any], Any] | None, bool, bool]] = []
         self._shapes: list[tuple[str, bool, list[tuple[int, str]]]] = []
         known: set[str] = set()
         for row in rows:
@@ -30,7 +30,9 @@ class _Signature:
             self.places.append((row.name, slice(len(words), len(words) + len(names)) if row.listed else len(words)))
             words += [f"Tensor{'?' * row.optional} {name}" for name in names]
             arrange = launch.readable if len(row.strides) > 1 else launch.timed if row.strides else launch.whole
-            self._arrange.append((row.name, arrange, row.dtype == "storage" and row.takes is not None, row.listed))
+            self._arrange.append(
+                (row.name, None if row.as_is else arrange, row.dtype == "storage" and row.takes is not None, row.listed)
+            )
             new = [(i, letter) for i, letter in enumerate(row.shape or "") if letter not in known]
             if new and names and not row.optional:
                 self._shapes.append((row.name, row.listed, new))
@@ -96,7 +98,9 @@ class _Signature:
             x = values[name]
             if x is None:
                 continue
-            if listed:
+            if arrange is None:
+                made[name] = x
+            elif listed:
                 made[name] = [arrange(each) for each in x]
             elif convert and x.dtype != dtype:
                 made[name] = arrange(x.to(dtype))
@@ -230,6 +234,9 @@ class Operator:
         stored, plain = first.dtype, values.get("backend") == "torch"
         wide = stored if stored == torch.float64 else torch.float32
         for name, letters, dtype, layout, like, count, listed in signature.results:
+            if layout and listed:
+                made[name] = [first.new_empty(0) if x is None else x.new_empty(x.shape) for x in values[layout]]
+                continue
             if layout:
                 made[name] = torch.empty_like(values[layout])
                 continue

@@ -48,7 +48,7 @@ inline const char* refuse(const MatrixCall& c, bool back, int interval) {
   for (int i = 0; i < Cell::lines; i++) there &= c.line[i].address != 0, gradients &= c.dline[i].address != 0;
   for (int i = 0; i < Cell::scalars; i++) there &= c.scalar[i].address != 0, gradients &= c.dscalar[i].address != 0;
   for (int i = 0; i < Cell::params; i++) there &= c.param[i] != 0, gradients &= c.dparam[i] != 0;
-  if (Options::kind0 == elman::ScalarKind::mamba) there &= c.a_log && c.dt_bias;
+  if (Options::kind0 == elman::ScalarKind::mamba) there &= c.A_log && c.dt_bias;
   if (!there) return "an input is missing";
   if (back && !gradients) return "what the backward needs is missing";
   return nullptr;

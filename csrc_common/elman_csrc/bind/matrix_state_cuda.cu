@@ -36,7 +36,7 @@ matrix::Inputs inputs(const MatrixCall& c) {
   x.k = at<void>(c.k.address), x.q = at<void>(c.q.address), x.k_step = c.k.step, x.q_step = c.q.step;
   for (int i = 0; i < Cell::lines; i++) x.line[i] = at<void>(c.line[i].address), x.line_step[i] = c.line[i].step;
   for (int i = 0; i < Cell::scalars; i++) x.scalar[i] = at<void>(c.scalar[i].address), x.scalar_step[i] = c.scalar[i].step;
-  x.a_log = at<float>(c.a_log), x.dt_bias = at<float>(c.dt_bias), x.mask = at<unsigned char>(c.mask);
+  x.a_log = at<float>(c.A_log), x.dt_bias = at<float>(c.dt_bias), x.mask = at<unsigned char>(c.mask);
   return x;
 }
 
@@ -62,7 +62,7 @@ ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
   if (const char* wrong = refuse(*c, false, Forward::interval)) return wrong;
   matrix::ForwardArgs a{};
   a.n = sizes(*c), a.in = inputs(*c), a.more = vectors(*c);
-  a.s0 = at<float>(c->s0), a.s1 = at<float>(c->s1), a.state_line = c->state_line, a.state_row = c->state_row;
+  a.s0 = at<float>(c->S0), a.s1 = at<float>(c->s1), a.state_line = c->state_line, a.state_row = c->state_row;
   a.o = at<void>(c->o), a.saved = at<void>(c->saved);
   for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c->param[i]);
   return said(matrix::launch_forward<Forward>(a, at<CUstream_st>(c->stream)));

@@ -13,7 +13,7 @@ using Driver = host::Driver<Cell, Options, T>;
 
 Driver driver(const MatrixCall& c) {
   host::Inputs<T> x{};
-  x.k = at<T>(c.k.address), x.q = at<T>(c.q.address), x.a_log = at<T>(c.a_log), x.dt_bias = at<T>(c.dt_bias),
+  x.k = at<T>(c.k.address), x.q = at<T>(c.q.address), x.a_log = at<T>(c.A_log), x.dt_bias = at<T>(c.dt_bias),
   x.mask = at<unsigned char>(c.mask);
   for (int i = 0; i < Cell::vectors; i++) x.vector[i] = at<T>(c.vector[i].address);
   for (int i = 0; i < Cell::lines; i++) x.line[i] = at<T>(c.line[i].address);
@@ -31,7 +31,7 @@ ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) { out[0] = out[3] = 1, ou
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
   if (const char* wrong = refuse(*c, false, elman::matrix::kInterval)) return wrong;
   const Driver run = driver(*c);
-  run.forward(at<T>(c->s0), at<T>(c->s1), at<T>(c->o), at<T>(c->saved));
+  run.forward(at<T>(c->S0), at<T>(c->s1), at<T>(c->o), at<T>(c->saved));
   return run.wrong;
 }
 

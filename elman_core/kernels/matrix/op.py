@@ -11,8 +11,9 @@ graphs. Back ends:
     host       the same cell in C++ loops, in float64 or float32, for tests: runs only if asked for by name
     reference  the variant's own slow function under autograd: the truth; runs on a CPU, and on a GPU without a kernel
 
-The op has two forms. A call takes q, k and the cell's inputs as separate tensors. `fused` takes q, k and the lines in one
-tensor, as their product leaves them. In both, the kernel computes SiLU, the L2 norm and the maps of scalars (`Maps`).
+There are two forms. A call takes q, k and the cell's inputs as separate tensors. `fused` (`elman::matrix_packed_NAME`) takes q,
+k and the lines in one tensor, as their product leaves them. In both, the kernel computes SiLU, the L2 norm and the maps of
+scalars (`Maps`).
 
 Shapes: B batch, T time, H heads, N rows, V columns, L lines, C = 2 H N + L H V.
 """
@@ -20,7 +21,6 @@ Shapes: B batch, T time, H heads, N rows, V columns, L lines, C = 2 H N + L H V.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,16 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.dispatch import Compiled, choose, in_words, register
-from elman_core.kernels.runtime import Wanted, check, compute_dtype, operator, tensors
+from elman_core.kernels.operators import Operator
+from elman_core.kernels.runtime import check, compute_dtype
 from elman_core.kernels.spec import Backend, Case, KernelSpec
 from elman_core.registry.errors import ConfigError
 
-from . import run, spec
-from .modules import Maps, MatrixCell, Size, recurrence
+from . import native, problems
+from .portable import recurrence
+from .spec import FAMILY, PACKED, Maps, MatrixCell, Size
 
 Reference = Callable[..., tuple[Tensor, Tensor]]
-_REST = {
-    "S0": Wanted("BHNV", "stored", True), "mask": Wanted("BT", "bool", True), "starts": Wanted("BT", "bool", True),
-    "A_log": Wanted("H", "stored", True), "dt_bias": Wanted("H", "stored", True),
-}  # fmt: skip
-_HEADS = "Tensor? mask, Tensor? a_log, Tensor? dt_bias"
-_FORM = "int heads, int rows, str form"
 
 
 class MatrixKernel(Compiled):
@@ -95,14 +91,12 @@ class MatrixKernel(Compiled):
             scalars=tuple(scalars), params=tuple(params), optional=tuple(optional), options=tuple(options),
             shared=tuple(shared), elementwise=elementwise, delta=delta, maps=tuple(maps), rows=tuple(rows), adjust=adjust,
         )  # fmt: skip
-        keys = {n: Wanted("BT1N" if n in shared else "BTHN", "stored") for n in ("q", "k")}
-        scalar = {n: Wanted("BTH", "stored", n in optional) for n in scalars}
-        self._wanted = {
-            "packed": Wanted("BTC", "stored"), **keys, **dict.fromkeys(vectors, Wanted("BTHN", "stored")),
-            **{n: Wanted("BT1V" if n in shared else "BTHV", "stored") for n in self.cell.lines}, **scalar,
-            **dict.fromkeys(params, Wanted("HV", "stored")), **_REST,
-        }  # fmt: skip
-        self.op = _register(self.cell)
+        wanted = FAMILY.wanted(self.cell) | PACKED.wanted(self.cell)
+        heads = {name: "1" if name in shared else "H" for name in wanted}
+        self._wanted = {n: x._replace(shape=x.shape.replace("?", heads[n])) for n, x in wanted.items()}
+        self._apart, self._packed = (
+            Operator(each, self.cell, native.run, (), native.gradients) for each in (FAMILY, PACKED)
+        )
         register(self)
 
     def __call__(
@@ -199,37 +193,31 @@ class MatrixKernel(Compiled):
             raise ConfigError(f"{self.name} has the options {', '.join(cell.options) or '(none)'}, not {unknown[0]!r}")
         if maps.mamba != (a_log_H is not None and dt_bias_H is not None):
             raise ConfigError(f"{self.name}: A_log and dt_bias belong to the map 'mamba', and to it alone")
-        rest = (state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H)
-        wanted = {n: self._wanted[n] for n in (*tensors, *_REST)}
-        sizes = check(self.name, wanted, (*tensors.values(), *rest), sizes)
+        tensors |= {"S0": state_BHNV, "A_log": a_log_H, "dt_bias": dt_bias_H, "mask": mask_BT, "starts": starts_BT}
+        sizes = check(self.name, {n: self._wanted[n] for n in tensors}, tuple(tensors.values()), sizes)
         H, N, V = (sizes[letter] for letter in "HNV")
         first = next(iter(tensors.values()))
         full = compute_dtype(first)
-        if first.dtype != full and any(x.dtype == full for n in cell.vectors if (x := tensors.get(n)) is not None):
-            # Kernels read vectors in the dtype of q, and 16 bits would round a decay near 1.
-            wide = {n: None if x is None else x.to(full) for n, x in tensors.items()}
-            o, last = self._recur(
-                wide, {}, state_BHNV, mask_BT, starts_BT, a_log_H, dt_bias_H, maps, backend, **options
-            )
-            return o.to(first.dtype), last
-        if "packed" in tensors:
-            tensors = {"q": tensors.pop("packed"), "k": None, **dict.fromkeys(cell.packed), **tensors}
-        q = tensors["q"]
         on = {n: bool(options.get(n, False)) for n in cell.options}
-        given = all(tensors[n] is not None for n in cell.optional)
-        size = Size(N, V, q.dtype, cell.form(maps, list(on.values()), given))
+        wide = first.dtype != full and any(x.dtype == full for n in cell.vectors if (x := tensors.get(n)) is not None)
+        if wide:  # kernels read vectors in the dtype of q, and 16 bits would round a decay near 1
+            tensors |= {n: x.to(full) for n in ("q", "k", *cell.names) if (x := tensors[n]) is not None}
+        q = next(iter(tensors.values()))
+        size = Size(
+            N, V, q.dtype, cell.form(maps, list(on.values()), all(tensors[n] is not None for n in cell.optional))
+        )
         asked: Backend = "reference" if backend == "auto" and q.dtype == torch.float64 else backend
         backend = choose(self.name, asked, q, lambda: (N, V, size.form), "reference", starts_BT)
         if backend == "reference":
-            return recurrence(cell.reference, cell, maps, tensors, (H, N), rest, on)
-        dtypes = dict.fromkeys(cell.params, full)
-        dtypes |= {n: full for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"}
-        inputs = [None if x is None else x.to(dtypes.get(n, q.dtype)) for n, x in tensors.items()]
-        state, *mamba = (None if x is None else x.to(full) for x in (state_BHNV, a_log_H, dt_bias_H))
-        inputs += [state, mask_BT, *mamba]
-        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        o, last, _ = self.op(*inputs, H, N, size.form, keep, backend)
-        return o, last
+            o, last = recurrence(cell, maps, tensors, (H, N), on)
+        else:
+            dtypes = {n: full for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"}
+            for n in (*cell.packed, "k", *cell.scalars):
+                if (x := tensors.get(n)) is not None:
+                    tensors[n] = x.to(dtypes.get(n, q.dtype))
+            operator = self._packed if "packed" in tensors else self._apart
+            o, last = operator(*tensors.values(), heads=H, rows=N, form=size.form, backend=backend)
+        return o.to(first.dtype), last
 
     def backend(self, device: torch.device | str, rows: int, columns: int) -> str:
         """What "auto" runs at this size, in words. Compiles nothing: before the first use, it says what will be tried."""
@@ -237,63 +225,14 @@ class MatrixKernel(Compiled):
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks of the recurrence."""
-        return spec.make_spec(self.cell, self, self.fused, self.op)
+        return problems.make_spec(self.cell, self, self.fused, self._apart, self._packed)
 
     def prepare(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> str:
-        run.load(self.cell, "cuda", Size(rows, columns, dtype, form), torch.cuda.current_device())
+        native.load(self.cell, "cuda", Size(rows, columns, dtype, form), torch.cuda.current_device())
         return "cuda"
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
         maps, on = self.cell.read(form)
-        return [spec.case((2, 101 if self.cell.delta and rows > 32 else 49, 3, rows, columns), dtype, maps=maps, on=on)]
-
-
-def _register(cell: MatrixCell) -> Callable[..., Any]:
-    """The op `elman::matrix_NAME` with its backward: o (B, T, H, V), S_T (B, H, N, V), and the saved states or empty."""
-    names = ("k", *cell.names)
-    inputs = "Tensor q, " + ", ".join(f"Tensor? {each}" for each in names)
-
-    def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *inputs, state, mask, a_log, dt_bias, heads, rows, form, keep, backend = given
-        return run.forward(run.Constants(cell, heads, rows, form, backend), state, keep, *inputs, mask, a_log, dt_bias)
-
-    def backward(dy: Tensor, ds1: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
-        *inputs, saved, heads, rows, form, backend = given
-        return run.backward(run.Constants(cell, heads, rows, form, backend), dy, ds1, saved, *inputs)
-
-    backward_op = operator(
-        f"matrix_{cell.name}_backward(Tensor dy, Tensor? ds1, {inputs}, {_HEADS}, Tensor saved, {_FORM}, str backend)"
-        f" -> {tensors(len(names) + 4)}",
-        backward,
-        partial(run.fake_backward, cell),
-    )
-
-    def differentiate(ctx: Any, dy: Tensor | None, ds1: Tensor | None, _saved: Any) -> tuple[Tensor | None, ...]:
-        *inputs, mask, a_log, dt_bias, saved = ctx.saved_tensors
-        q, k, *named = inputs
-        dy = q.new_zeros(ctx.o_shape) if dy is None else dy
-        dq, *gradients, ds0, da_log, ddt_bias = backward_op(dy, ds1, *inputs, mask, a_log, dt_bias, saved, *ctx.rest)
-        first = len(cell.packed)
-        scalars = named[first : first + len(cell.scalars)]
-        if k is None and run.beside(q, scalars):
-            dq, gradients[1 + first] = dq.split([q.shape[2], scalars[0].shape[2]], -1)
-        of_inputs = (None if x is None else d for x, d in zip(inputs[1:], gradients, strict=True))
-        return (
-            dq, *of_inputs, ds0 if ctx.has_state else None, None, None if a_log is None else da_log,
-            None if dt_bias is None else ddt_bias, *[None] * 5,
-        )  # fmt: skip
-
-    return operator(
-        f"matrix_{cell.name}({inputs}, Tensor? state, {_HEADS}, {_FORM}, bool keep, str backend) -> {tensors(3)}",
-        forward,
-        partial(run.fake_forward, cell),
-        _save,
-        differentiate,
-    )
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *given, state, mask, a_log, dt_bias, heads, rows, form, _keep, backend = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*given, mask, a_log, dt_bias, output[2])
-    ctx.rest, ctx.has_state, ctx.o_shape = (heads, rows, form, backend), state is not None, output[0].shape
+        return [
+            problems.case((2, 101 if self.cell.delta and rows > 32 else 49, 3, rows, columns), dtype, maps=maps, on=on)
+        ]

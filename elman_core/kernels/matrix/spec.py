@@ -1,249 +1,311 @@
-"""The problems on which matrix-state kernels are verified. B batch, T time, H heads, N rows (keys), V columns (values)."""
+"""A matrix-state cell, the maps of its inputs, and the tensors of its family.
+
+B batch, T time, H heads, N rows (keys), V columns (values), C: of packed inputs. "?" is H, or 1 for what all heads share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels import build
-from elman_core.kernels.build import Extension
+from elman_core.kernels.family import Family, Row, Values, flags
 from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target, padding_mask
+from elman_core.kernels.spec import Case, Cell, Inputs, limit
+from elman_core.registry.errors import ConfigError
 
-from . import modules
-from .modules import Maps, MatrixCell, Size
-
-Run = Callable[..., tuple[Tensor, Tensor]]
-Way = tuple[
-    Maps, bool, tuple[str, ...]
-]  # of a call: maps, whether packed, options that are on and scalars that are given
-
-
-def make_spec(cell: MatrixCell, kernel: Run, fused: Run, operator: Any) -> KernelSpec:
-    """The spec of a matrix-state kernel: its two forms, and the operator behind both."""
-
-    def first(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Tensor, int, int]:
-        """q or the packed inputs, H, and N."""
-        if "packed" in inputs:
-            return inputs["packed"], options["heads"], options["n_state"]
-        return inputs["q"], max(inputs[n].shape[2] for n in ("q", "k", "v")), inputs["q"].shape[3]
-
-    def arguments(inputs: Inputs, options: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        names = cell.names if "packed" not in inputs else cell.names[len(cell.packed) :]
-        keys = ("packed",) if "packed" in inputs else ("q", "k")
-        named: dict[str, Any] = {n: options[n] for n in ("n_state", "heads", *cell.options) if n in options}
-        heads = {"state_BHNV": "S0", "mask_BT": "mask", "a_log_H": "A_log", "dt_bias_H": "dt_bias"}
-        named |= {to: inputs.get(n) for to, n in heads.items()} | {"maps": options.get("maps", Maps())}
-        return [inputs.get(n) for n in (*keys, *names)], named
-
-    def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-        args, named = arguments(inputs, options)
-        if backend == "stored":
-            o, state = stored(inputs, options)
-        else:
-            o, state = (fused if "packed" in inputs else kernel)(*args, backend=backend, **named)
-        return {"o": o, "S": state}
-
-    def stored(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """The reference with all inputs but the scalars rounded to the storage dtype, as separate ops would hand them over."""
-        like, *sizes = first(inputs, options)
-
-        def rounded(*given: Any, **more: Any) -> tuple[Tensor, Tensor]:
-            count = len(cell.vectors) if options.get("wide") else 0
-            inputs = enumerate(given[: 2 + len(cell.packed)])
-            keys = (x if 2 <= i < 2 + count else x.to(like.dtype).to(x.dtype) for i, x in inputs)
-            return cell.reference(*keys, *given[2 + len(cell.packed) :], **more)
-
-        tensors = {"q": like} | {n: inputs.get(n) for n in ("k", *cell.names)}
-        rest = tuple(inputs.get(n) for n in ("S0", "mask", "starts", "A_log", "dt_bias"))
-        on = {n: options.get(n, False) for n in cell.options}
-        return modules.recurrence(rounded, cell, options.get("maps", Maps()), tensors, sizes, rest, on)
-
-    def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
-        if options.get("wide"):  # a call widens the others first
-            return None
-        names = ("k", *cell.names, "S0", "mask", "A_log", "dt_bias")
-        size = _size(cell, options, 0, 0, torch.float32)
-        like, heads, rows = first(inputs, options)
-        return operator, (like, *(inputs.get(n) for n in names), heads, rows, size.form, True, backend)
-
-    return KernelSpec(
-        name=cell.name,
-        cases=lambda target, grid: list((_host_cases if target == "host" else _cuda_cases)(cell, grid)),
-        make_inputs=lambda case, generator: make_inputs(cell, case, generator),
-        call=call,
-        states=("S",),
-        extension=lambda target: modules.usual(cell, target),
-        op=op,
-        targets=build.targets(),
-        module=lambda target, c: modules.extension(
-            cell,
-            target,
-            _size(cell, c.options, c.sizes["N"], c.sizes["V"], torch.float32 if "wide" in c.options else c.dtype),
-        ),
-        builds=lambda target, _arch, rows, dtypes: _builds(cell, target, rows, dtypes),
-        visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
-        emulated=_emulated_cases(cell),
-        rounded="stored",
-        record=cell.header.with_name("errors.json"),
-        python=cell.python(__file__),
-    )
+KINDS = {"given": 0, "sigmoid": 1, "mamba": 2}
+RESERVED = (
+    "q", "k", "packed", "state", "mask", "starts", "a_log", "dt_bias", "maps", "backend", "n_state", "heads", "rows", "form",
+    "keep",
+)  # fmt: skip
 
 
-def _size(cell: MatrixCell, options: Mapping[str, Any], rows: int, columns: int, dtype: torch.dtype) -> Size:
-    """The module for a case of these options."""
-    on = [bool(options.get(n, False)) for n in cell.options]
-    given = all(options.get(n, False) for n in cell.optional)
-    return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, given))
+@dataclass(frozen=True)
+class Maps:
+    """The maps of the inputs before the recurrence.
 
-
-def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
-    """The form that a model runs by default, with V = N, for each N (`rows`) and dtype. Raises as `modules.extension`."""
-    found = []
-    for count in rows or cell.rows:
-        for dtype in dtypes or ((torch.float32,) if target == "host" else (torch.bfloat16,)):
-            size = _size(cell, {"maps": cell.maps[0]}, count, count, dtype)
-            found.append(modules.extension(cell, target, size))
-    return found
-
-
-def case(
-    sizes: tuple[int, ...],
-    dtype: torch.dtype,
-    *,
-    maps: Maps | None = None,
-    packed: bool = False,
-    on: Sequence[str] = (),
-    **special: Any,
-) -> Case:
-    """One problem. packed: uses the fused form. on: the options that are on, and the optional scalar if it is given."""
-    options: dict[str, Any] = dict.fromkeys(on, True)
-    if maps not in (None, Maps()):
-        options["maps"] = maps
-    if packed:
-        options |= {"n_state": sizes[3], "heads": sizes[2]}
-    return Case.of("BTHNV", sizes, dtype, **options, **special)
-
-
-def make_inputs(cell: MatrixCell, case: Case, generator: torch.Generator) -> Inputs:
-    """Keys of length about 1, decays and params from 0.5 to 1, so that the state neither dies nor explodes.
-
-    Everything is drawn in the dtype in which layers hand it over. Of vectors that is the storage's, or float32 with the option
-    `wide`: then they are the same at all times and from 0.98 to 1, where rounding to 16 bits would show.
+    Attributes:
+        silu: which of q, k, v and the other lines pass SiLU.
+        normalised: which of q and k are then scaled to length 1: x (sum x² + 1e-12)^(-1/2).
+        scalars: for each scalar in order: "given" (unchanged), "sigmoid", or, for the first only, "mamba", which is
+            exp(-exp(A_log) softplus(x + dt_bias)). Scalars beyond the list are given.
     """
-    maps, (B, T, H, N, V) = case.options.get("maps", Maps()), (case.sizes[k] for k in "BTHNV")
-    wide = compute_dtype(case.dtype)
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
+    silu: tuple[str, ...] = ()
+    normalised: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
 
-    def share(*shape: int) -> Tensor:
-        return 1 - 0.5 * torch.rand(shape, generator=generator) ** 2
+    @property
+    def mamba(self) -> bool:
+        return self.scalars[:1] == ("mamba",)
 
-    made: Inputs = {}
-    for name in ("q", "k"):
-        drawn = normal(B, T, 1 if name in cell.shared else H, N)
-        made[name] = (drawn if name in maps.normalised else torch.nn.functional.normalize(drawn, dim=-1)).to(case.dtype)
-    if case.options.get("wide"):
-        near = {name: 1 - 0.02 * torch.rand(B, 1, H, N, generator=generator) for name in cell.vectors}
-        made |= {name: x.expand(B, T, H, N).to(wide) for name, x in near.items()}
-    else:
-        made |= {name: share(B, T, H, N).to(case.dtype) for name in cell.vectors}
-    made |= {name: normal(B, T, 1 if name in cell.shared else H, V).to(case.dtype) for name in cell.lines}
-    rows = tuple(made)
-    for i, name in enumerate(cell.scalars):
-        if name in cell.optional and not case.options.get(name, False):
-            made[name] = None
-        elif maps.kind(i) == "given":
-            made[name] = share(B, T, H).to(wide)
+    def kind(self, scalar: int) -> str:
+        return self.scalars[scalar] if scalar < len(self.scalars) else "given"
+
+    def __str__(self) -> str:
+        return "|".join(".".join(names) for names in (self.silu, self.normalised, self.scalars))
+
+
+@dataclass(frozen=True)
+class Form:
+    """What decides the module of a call, beside its size and dtype. Operators and problems have it as text.
+
+    Attributes:
+        arguments: of the cell's template: the options, then whether the optional scalar is given.
+        silu, normalised, shared: which of k, q and the lines these are, as bits. kinds: of the two scalars, from `KINDS`.
+    """
+
+    arguments: tuple[bool, ...]
+    silu: int
+    normalised: int
+    shared: int
+    kinds: tuple[int, ...]
+
+    def __str__(self) -> str:
+        bits, kinds = ("".join(str(int(x)) for x in some) for some in (self.arguments, self.kinds))
+        return f"{bits}_{self.silu}_{self.normalised}_{self.shared}_{kinds}"
+
+    @staticmethod
+    @cache
+    def parse(text: str) -> Form:
+        """The form that `str` wrote."""
+        bits, silu, normalised, shared, kinds = text.split("_")
+        return Form(tuple(x == "1" for x in bits), int(silu), int(normalised), int(shared), tuple(map(int, kinds)))
+
+
+@dataclass(frozen=True)
+class MatrixCell(Cell):
+    """A matrix-state cell. `MatrixKernel` describes the attributes; here, v is the first of the lines."""
+
+    vectors: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ("v",)
+    scalars: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    elementwise: bool = False
+    delta: bool = False
+    maps: tuple[Maps, ...] = (Maps(),)
+    rows: tuple[int, ...] = (16, 24, 32)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a declaration that no cell supports."""
+        names = (*self.names, *self.options)
+        limit(
+            self.name,
+            vectors=(len(self.vectors), 0, 3), lines_beside_v=(len(self.lines) - 1, 0, 3),
+            scalars=(len(self.scalars), 0, 2), params=(len(self.params), 0, 4),
+        )  # fmt: skip
+        if wrong := set(self.shared) - {"q", "k", *self.lines}:
+            raise ConfigError(f"{self.name}: heads can share q, k and lines, not {', '.join(sorted(wrong))}")
+        bad = [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]
+        if bad:
+            raise ConfigError(f"{self.name}: the name {bad[0]!r} is reserved or used twice; choose another")
+        if self.optional not in ((), self.scalars[-1:]):
+            raise ConfigError(f"{self.name}: the last scalar alone can be optional, not {', '.join(self.optional)}")
+        for maps in self.maps:
+            self.check_maps(maps)
+
+    def check_maps(self, maps: Maps) -> None:
+        """Raises ConfigError for maps of inputs that the cell does not have."""
+        if not isinstance(maps, Maps):
+            raise ConfigError(f"{self.name}: maps are Maps(silu=…, normalised=…, scalars=…), not {maps!r}")
+        known = {"silu": ("q", "k", *self.lines), "normalised": ("q", "k")}
+        for where, names in known.items():
+            if wrong := [n for n in getattr(maps, where) if n not in names]:
+                raise ConfigError(f"{self.name}: maps.{where} has {', '.join(names)}, not {wrong[0]!r}")
+        kinds = [k for i, k in enumerate(maps.scalars) if k not in KINDS or (k == "mamba" and i > 0)]
+        if kinds or len(maps.scalars) > len(self.scalars):
+            raise ConfigError(
+                f"{self.name}: maps.scalars has one of {', '.join(KINDS)} for each of its {len(self.scalars)} scalars, mamba "
+                f"for the first alone, not {maps.scalars}"
+            )
+
+    def __hash__(self) -> int:  # of all fields it would take longer than a launch
+        return hash(self.name)
+
+    @property
+    def packed(self) -> tuple[str, ...]:
+        """The inputs that the fused form packs behind q and k."""
+        return (*self.vectors, *self.lines)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All inputs beside q and k, in order."""
+        return (*self.packed, *self.scalars, *self.params)
+
+    def adjusted(self, inputs: Inputs, case: Case) -> Inputs:
+        """Keys of length 1 and decays from 0.5 to 1, unless the maps make them so; all that is packed in one, if asked.
+
+        With the option `wide`, vectors are in the dtype of computation, the same at all times and from 0.98 to 1, where
+        rounding to 16 bits would show.
+        """
+        maps, wide = case.options.get("maps", Maps()), compute_dtype(case.dtype)
+        for name in {"q", "k"} - set(maps.normalised):
+            inputs[name] = F.normalize(inputs[name].to(wide), dim=-1).to(case.dtype)
+        inputs |= {name: inputs[name][:, :, :1].contiguous() for name in self.shared}
+        for name in self.vectors if case.has("wide") else ():
+            inputs[name] = (1 - 0.04 * (1 - inputs[name][:, :1].to(wide))).expand_as(inputs[name])
+        for i, name in enumerate(self.scalars):
+            given = maps.kind(i) == "given"
+            inputs[name] = _share(inputs[name]) if given else inputs[name].to(case.dtype)
+        inputs |= {name: None for name in self.optional if not case.has(name)}
+        if not maps.mamba:
+            inputs |= {"A_log": None, "dt_bias": None}
+        super().adjusted(inputs, case)
+        if case.has("n_state"):
+            parts = [inputs.pop(name).flatten(2) for name in ("q", "k", *self.packed)]
+            return {"packed": torch.cat(parts, -1)} | inputs
+        return inputs
+
+    def tensor(self, rows: int, bits: int, backend: str) -> bool:
+        """Whether tensor cores compute the sums, as `Plan::tensor` in `elman/matrix_state_plan.cuh` of `elman_csrc`."""
+        return backend == "cuda" and bits == 16 and (rows <= 32 or not (self.vectors or self.elementwise))
+
+    def linear(self, form: str) -> bool:
+        """Whether a form has the option linear_state on."""
+        return "linear_state" in self.options and Form.parse(form).arguments[self.options.index("linear_state")]
+
+    def takes_blocks(self, form: str) -> bool:
+        """Whether the cell of a form says `delta`."""
+        return self.delta and (self.linear(form) or "linear_state" not in self.options)
+
+    def interval(self, rows: int, like: Tensor, backend: str, form: str) -> int:
+        """Steps between saved states for inputs such as `like`, as `Plan::interval`."""
+        if self.tensor(rows, 8 * like.element_size(), backend):
+            linear = self.linear(form)
+            if rows > 32 and self.takes_blocks(form) and much_shared(like.device):
+                return 32
+            return 16 if rows <= 32 or (linear and rows <= 64) else 8 if rows <= 64 else 4
+        return 8 if backend == "cuda" and rows > 96 else 16
+
+    def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:
+        """The `Form` of a call, as text.
+
+        Args:
+            options: the cell's. given: whether the optional scalar is given.
+        """
+        names = ("k", "q", *self.lines)
+        arguments = (*options, given) if self.optional else tuple(options)
+        silu, normalised, shared = (
+            sum(1 << names.index(n) for n in some) for some in (maps.silu, maps.normalised, self.shared)
+        )
+        scalars = len(self.scalars) - (not given)
+        kinds = tuple(KINDS[maps.kind(i)] if i < scalars else 0 for i in range(2))
+        return str(Form(arguments, silu, normalised, shared, kinds))
+
+    def read(self, form: str) -> tuple[Maps, tuple[str, ...]]:
+        """The maps of a form, and the names of the options that are on and of the optional scalar if it is given."""
+        made, names = Form.parse(form), ("k", "q", *self.lines)
+        silu, normalised = (
+            tuple(n for i, n in enumerate(names) if bits >> i & 1) for bits in (made.silu, made.normalised)
+        )
+        scalars = tuple(list(KINDS)[kind] for kind in made.kinds[: len(self.scalars)])
+        on = [n for n, is_on in zip((*self.options, *self.optional), made.arguments, strict=True) if is_on]
+        return Maps(silu, normalised, scalars), tuple(on)
+
+
+@cache
+def much_shared(device: torch.device) -> bool:
+    """Whether a block has 227 KB of shared memory, as `kMuchShared`; the emulated GPU, on a CPU, has."""
+    return device.type != "cuda" or 9 <= torch.cuda.get_device_capability(device)[0] < 12
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one compiled module serves. form: as `MatrixCell.form`."""
+
+    rows: int
+    columns: int
+    dtype: torch.dtype
+    form: str
+
+
+def _share(x: Tensor) -> Tensor:
+    """Numbers from 0.5 to 1, so that the state neither dies nor explodes, from a standard normal draw."""
+    return 1 - 0.5 * torch.special.ndtr(x) ** 2
+
+
+def beside(packed: Tensor, scalars: Sequence[Tensor | None]) -> bool:
+    """Whether the gradient of the first scalar (B, T, H) is in the same rows as that of the packed inputs, behind it."""
+    first = scalars[0] if scalars else None
+    return first is not None and first.dtype == packed.dtype and first.shape[2] % 8 == 0
+
+
+def _derive(cell: MatrixCell, sizes: Values, values: Values) -> None:
+    """K, W: numbers that a row of the batch saves, of storage and of compute dtype. F: C, and H for a gradient `beside`.
+
+    Saved are the states before every segment of `interval` steps, (H, segments, V, N); with N > 24 and tensor cores in the
+    storage dtype, with the retrieved values of every step (T, H, V) behind them, up to a multiple of 8.
+
+    P: params. G: shares of their gradients, which the host adds up over the batch. M: 2 beside the map "mamba".
+    """
+    packed = values.get("packed")
+    sizes["?"] = H = sizes["H"] = values.get("heads") or sizes["H"]
+    N = sizes["N"] = values.get("rows") or sizes["N"]
+    if packed is not None:
+        keys = 2 + len(cell.vectors)
+        sizes["V"] = (sizes["C"] // H - keys * N) // len(cell.lines)
+        sizes["F"] = sizes["C"] + H * beside(packed, values["scalar"])
+    sizes["K"] = sizes["W"] = 0
+    if values.get("keep"):
+        like, backend, V, T = values["q"] if packed is None else packed, values["backend"], sizes["V"], sizes["T"]
+        states = H * V * N * -(-T // cell.interval(N, like, backend, values["form"]))
+        if N > 24 and cell.tensor(N, 8 * like.element_size(), backend):
+            sizes["K"] = (states + H * V * T + 7) // 8 * 8
         else:
-            made[name] = normal(B, T, H).to(case.dtype)
-    made |= {name: share(H, V).to(wide) for name in cell.params}
-    made["mask"] = padding_mask(T, B, generator).t().contiguous() if case.masked else None
-    made["S0"] = None if case.bare else (0.4 * normal(B, H, N, V)).to(wide)
-    made["A_log"] = (0.5 * normal(H)).to(wide) if maps.mamba else None
-    made["dt_bias"] = (normal(H) - 2).to(wide) if maps.mamba else None
-    cell.adjusted(made, case)
-    if "n_state" in case.options:
-        made = {"packed": torch.cat([made.pop(n).flatten(2) for n in rows], -1)} | made
-    return made
+            sizes["W"] = states
+    sizes["P"], sizes["M"] = len(cell.params), 2 * (values.get("A_log") is not None)
+    sizes["G"] = sizes["B"] if values["backend"] == "cuda" else 1
 
 
-def _ways(cell: MatrixCell) -> list[Way]:
-    """Every map, both forms and every option, but not every combination."""
-    packed = not cell.shared
-    on: list[tuple[str, ...]] = [(), *((n,) for n in (*cell.options, *cell.optional))]
-    ways = [(maps, packed and i % 2 == 0, on[i % len(on)]) for i, maps in enumerate(cell.maps)]
-    ways += [(cell.maps[0], packed, each) for each in on] + [(cell.maps[-1], False, each) for each in on]
-    return list(dict.fromkeys(ways))
+def _row(name: str, shape: str, dtype: Any = "storage", **more: Any) -> Row:
+    """An input in any layout, of which the modules say what they can read."""
+    return Row(name, shape, dtype, takes="stored", strides="T", read=True, as_is=True, **more)
 
 
-def _spread(cell: MatrixCell, dtype: torch.dtype, sizes: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Case]:
-    """A case for each (size, special), going through the ways in turn."""
-    ways = _ways(cell)
-    for i, (each, special) in enumerate(sizes):
-        maps, packed, on = ways[i % len(ways)]
-        yield case(each, dtype, maps=maps, packed=packed, on=on, **{special: True} if special else {})
-
-
-def _host_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
-    sizes = [  # few states, since each is compiled, and none square, which would hide a transposed one
-        ((2, 21, 2, 12, 8), ""), ((2, 1, 1, 4, 3), ""), ((2, 5, 2, 4, 3), "masked"), ((2, 19, 3, 8, 12), ""),
-        ((2, 33, 2, 8, 12), "masked"), ((1, 16, 2, 4, 3), "strided"), ((1, 18, 2, 12, 8), "bare"), ((2, 17, 1, 8, 12), ""),
-        ((2, 21, 2, 12, 8), "masked"),
-    ]  # fmt: skip
-    single = sizes[:3]
-    if grid == "full":
-        for rows in (4, 8, 16):
-            for steps in (1, 15, 16, 17, 50):
-                sizes += [((2, steps, 2, rows, rows), ""), ((1, steps, 3, rows, 2 * rows), "masked")]
-        single = sizes
-    yield from _spread(cell, torch.float64, sizes)
-    yield from _spread(cell, torch.float32, single)
-
-
-def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
-    """Everything off, everything on, and sixteen steps at once; on lanes and in tensor cores."""
-    every = (*cell.options, *cell.optional)
-    packed = not cell.shared
-    found = [
-        case((2, 20, 3, 16, 16), torch.bfloat16, maps=cell.maps[0], packed=packed, masked=True),
-        case((1, 18, 1, 8, 20), torch.bfloat16, on=every),
-    ]
-    if cell.delta:
-        found.append(case((1, 37, 1, 52, 24), torch.bfloat16, maps=cell.maps[0], packed=packed, on=every, masked=True))
-    return tuple(found)
-
-
-def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
-    sizes = [
-        ((1, 33, 2, 64, 64), ""), ((3, 1, 2, 16, 16), ""), ((2, 35, 2, 8, 8), "bare"), ((2, 37, 3, 32, 32), ""),
-        ((2, 40, 2, 24, 48), "strided"), ((2, 50, 5, 32, 32), "masked"), ((2, 33, 3, 16, 16), ""),
-        ((2, 33, 2, 20, 7), "masked"),
-    ]  # fmt: skip
-    for dtype in modules.CUDA_DTYPES:
-        yield from _spread(cell, dtype, sizes)
-        if cell.vectors and dtype != torch.float32:
-            yield case((2, 50, 2, 32, 32), dtype, maps=cell.maps[0], wide=True)
-    yield from _spread(cell, torch.bfloat16, [((1, 2049, 4, 16, 16), ""), ((4, 512, 8, 32, 32), "")])
-    if grid != "full":
-        return
-    for dtype in modules.CUDA_DTYPES:
-        for rows in (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128):
-            yield case((2, 33, 3, rows, rows), dtype, maps=cell.maps[-1])
-            yield case((3, 1, 4, rows, rows), dtype, maps=cell.maps[-1])
-            yield case((1, 47, 2, rows, rows), dtype, maps=cell.maps[-1], masked=True)
-        shapes = ((16, 32), (32, 64), (8, 3), (32, 17), (48, 24))
-        yield from _spread(cell, dtype, [((2, 33, 2, *each), "") for each in shapes])
-        at_once = ((64, 256), (96, 256), (128, 192), (36, 20), (72, 65), (124, 3)) if cell.delta else ()  # 16 steps
-        for i, each in enumerate(at_once):
-            yield case((2, 101, 2, *each), dtype, maps=cell.maps[0], on=(*cell.options, *cell.optional), masked=i > 2)
-        for rows in (8, 16, 32, 64, 128):
-            for i, (maps, packed, on) in enumerate(_ways(cell)):
-                special = {("masked", "strided")[i // 2]: True} if i in (0, 2) else {}
-                yield case((2, 31, 5, rows, rows), dtype, maps=maps, packed=packed, on=on, **special)
-        yield from _spread(cell, dtype, [((1, 64, 1024, 16, 16), "")])
-    yield from _spread(cell, torch.bfloat16, [((1, 16385, 2, 16, 16), ""), ((64, 128, 83, 32, 32), "")])
+_REST = (
+    _row("scalar", "BTH", "either", names="scalars", optional=True),
+    Row("param", "HV", "compute", names="params", read=True, draw=_share),
+    Row("S0", "BHNV", "compute", optional=True, given="not bare", draw=lambda x: 0.4 * x),
+    Row("A_log", "H", "compute", optional=True, read=True, draw=lambda x: 0.5 * x),
+    Row("dt_bias", "H", "compute", optional=True, read=True, draw=lambda x: x - 2),
+    *flags("BT"),
+)
+_REST_BACK = (
+    Row("dscalar", "BTH", "either", names="scalars", strides="T", like="scalar"), Row("dparams", "PGHV", "compute"),
+    Row("ds0", "BHNV", "compute"), Row("dmamba", "MH", "compute"),
+)  # fmt: skip
+FAMILY = Family(
+    "matrix",
+    sizes={"B": "batch", "T": "steps", "H": "heads"},
+    functions={"forward": "q k line s1 o", "backward": "q k line saved dy ds0 dq dk dline"},
+    inputs=(
+        _row("q", "BT?N"), _row("k", "BT?N"), _row("vector", "BTHN", names="vectors", draw=_share),
+        _row("line", "BT?V", names="lines"), *_REST,
+    ),
+    outputs=(Row("o", "BTHV"), Row("s1", "BHNV", "compute")),
+    arriving=(Row("dy", "BTHV"), Row("ds1", "BHNV", "compute", optional=True)),
+    kept=(Row("kept", "BK"), Row("states", "BW", "compute")),
+    gradients=(
+        Row("dq", "BTHN", strides="T"), Row("dk", "BTHN", strides="T"), Row("dvector", "BTHN", names="vectors", strides="T"),
+        Row("dline", "BTHV", names="lines", strides="T"), *_REST_BACK,
+    ),
+    members=(
+        Row("saved", None, "either"), Row("dparam", "?HV", "compute", names="params"), Row("dhead", None, "compute"),
+        Row("da_log", None, "compute"), Row("ddt_bias", None, "compute"), Row("parts", None, "compute"),
+    ),
+    numbers="shared interval state_line state_row stream",
+    constants=("int heads", "int rows", "str form", "bool keep", "str backend"),
+    derive=_derive,
+)  # fmt: skip
+PACKED = replace(
+    FAMILY, name="matrix_packed", inputs=(_row("packed", "BTC"), *_REST), gradients=(Row("dpacked", "BTF"), *_REST_BACK)
+)

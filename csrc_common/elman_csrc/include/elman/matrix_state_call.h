@@ -11,12 +11,12 @@
 //   k, q [B,T,H,N], or [B,T,N] if shared, vector [B,T,H,N], line [B,T,H,V], or [B,T,V] if shared, o, dy, dk, dq, dvector [B,T,H,N], dline:
 //         storage type; o and dy are contiguous
 //   scalar, dscalar [B,T,H]: float if given, else storage type
-//   param [H,V], a_log, dt_bias [H], s0, s1, ds0, ds1 [B,H,N V]: float
+//   param [H,V], A_log, dt_bias [H], S0, s1, ds0, ds1 [B,H,N V]: float
 //   saved: with 16-bit storage and N > 24, rows [B] of the storage type: states [H,ceil(T/I),V,N], then retrieved values [T,H,V], padded to a
 //          multiple of 8; else only states, [B,H,ceil(T/16),V,N] float. I is 16 steps; 8 if N > 32 (16 if linear), 4 if N > 64; 32 if blocked
 //   mask [B,T] bytes, 0 = hold the state
 //   dparam [B,H,V] float, on the host [H,V]: shares of the gradient of a param, which the caller adds over B
-//   dhead [parts,2,B,H] float: shares of the gradients of a_log and dt_bias, which the caller adds over parts and B
+//   dhead [parts,2,B,H] float: shares of the gradients of A_log and dt_bias, which the caller adds over parts and B
 //   parts [parts, B T H, floats of a row] float if parts > 1, else 0: workspace
 #pragma once
 
@@ -31,14 +31,14 @@ struct MatrixCall {
   std::int64_t shared;  // those of k, q and the lines that all heads share: a set of bits
   std::int64_t interval;  // steps between saved states
   CallRows k, q, vector[elman::matrix::kMostVectors], line[elman::matrix::kMostLines], scalar[elman::matrix::kMostScalars];
-  std::uint64_t param[elman::matrix::kMostParams], a_log, dt_bias, mask;
+  std::uint64_t param[elman::matrix::kMostParams], A_log, dt_bias, mask;
   std::int64_t state_line, state_row;
-  std::uint64_t s0, s1, o, saved;
+  std::uint64_t S0, s1, o, saved;
   std::uint64_t dy, ds1, ds0;
   CallRows dk, dq, dvector[elman::matrix::kMostVectors], dline[elman::matrix::kMostLines], dscalar[elman::matrix::kMostScalars];
   std::uint64_t dparam[elman::matrix::kMostParams], dhead, da_log, ddt_bias, parts, stream;
   std::int64_t threads;
 };
 ELMAN_LAYOUT(matrix, MatrixCall, batch, steps, heads, vectors, lines, scalars, params, shared, interval, k, q, vector, line, scalar,
-             param, a_log, dt_bias, mask, state_line, state_row, s0, s1, o, saved, dy, ds1, ds0, dk, dq, dvector, dline, dscalar,
+             param, A_log, dt_bias, mask, state_line, state_row, S0, s1, o, saved, dy, ds1, ds0, dk, dq, dvector, dline, dscalar,
              dparam, dhead, da_log, ddt_bias, parts, stream, threads)

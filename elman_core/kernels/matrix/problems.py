@@ -1,0 +1,202 @@
+"""The problems on which matrix-state kernels are verified. B batch, T time, H heads, N rows (keys), V columns (values)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels import build
+from elman_core.kernels.build import Extension
+from elman_core.kernels.operators import Operator
+from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
+
+from . import native, portable
+from .spec import Maps, MatrixCell, Size
+
+Run = Callable[..., tuple[Tensor, Tensor]]
+Way = tuple[
+    Maps, bool, tuple[str, ...]
+]  # of a call: maps, whether packed, options that are on and scalars that are given
+_WORDS = {"state_BHNV": "S0", "mask_BT": "mask", "a_log_H": "A_log", "dt_bias_H": "dt_bias"}
+
+
+def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed: Operator) -> KernelSpec:
+    """The spec of a matrix-state kernel: its two forms, and their operators."""
+
+    def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
+        if backend == "stored":
+            o, state = stored(inputs, options)
+            return {"o": o, "S": state}
+        names = cell.names if "q" in inputs else cell.names[len(cell.packed) :]
+        keys = ("q", "k") if "q" in inputs else ("packed",)
+        named = {n: options[n] for n in ("n_state", "heads", *cell.options) if n in options}
+        named |= {word: inputs.get(n) for word, n in _WORDS.items()} | {"maps": options.get("maps", Maps())}
+        o, state = (kernel if "q" in inputs else fused)(
+            *(inputs.get(n) for n in (*keys, *names)), backend=backend, **named
+        )
+        return {"o": o, "S": state}
+
+    def stored(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """The reference with all inputs but the scalars rounded to the storage dtype, as separate ops would hand them over."""
+        dtype = next(iter(inputs.values())).dtype
+
+        def rounded(*given: Any, **more: Any) -> tuple[Tensor, Tensor]:
+            count = len(cell.vectors) if options.get("wide") else 0
+            inputs = enumerate(given[: 2 + len(cell.packed)])
+            keys = (x if 2 <= i < 2 + count else x.to(dtype).to(x.dtype) for i, x in inputs)
+            return cell.reference(*keys, *given[2 + len(cell.packed) :], **more)
+
+        on = {n: options.get(n, False) for n in cell.options}
+        return portable.recurrence(cell, options.get("maps", Maps()), inputs, _sizes(inputs, options), on, rounded)
+
+    def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+        if options.get("wide"):  # a call widens the others first
+            return None
+        heads, rows = _sizes(inputs, options)
+        size = _size(cell, options, 0, 0, torch.float32)
+        constants = {"heads": heads, "rows": rows, "form": size.form}
+        return (apart if "q" in inputs else packed).example(backend, inputs, constants)
+
+    def module(target: Target, case: Case) -> Extension:
+        dtype = torch.float32 if case.has("wide") else case.dtype
+        return native.extension(cell, target, _size(cell, case.options, case.sizes["N"], case.sizes["V"], dtype))
+
+    return apart.spec(
+        kernel,
+        {},
+        ("o", "S"),
+        cases=lambda target, grid: list((_host_cases if target == "host" else _cuda_cases)(cell, grid)),
+        call=call,
+        extension=lambda target: native.usual(cell, target),
+        op=op,
+        targets=build.targets(),
+        module=module,
+        builds=lambda target, _arch, rows, dtypes: _builds(cell, target, rows, dtypes),
+        visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
+        emulated=_emulated_cases(cell),
+        rounded="stored",
+        record=cell.header.with_name("errors.json"),
+        python=cell.python(__file__),
+    )
+
+
+def _sizes(inputs: Inputs, options: Mapping[str, Any]) -> tuple[int, int]:
+    """(H, N)."""
+    if "q" not in inputs:
+        return options["heads"], options["n_state"]
+    return max(inputs[n].shape[2] for n in ("q", "k", "v")), inputs["q"].shape[3]
+
+
+def _size(cell: MatrixCell, options: Mapping[str, Any], rows: int, columns: int, dtype: torch.dtype) -> Size:
+    """The module for a case of these options."""
+    on = [bool(options.get(n, False)) for n in cell.options]
+    given = all(options.get(n, False) for n in cell.optional)
+    return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, given))
+
+
+def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
+    """The form that a model runs by default, with V = N, for each N (`rows`) and dtype. Raises as `native.extension`."""
+    found = []
+    for count in rows or cell.rows:
+        for dtype in dtypes or ((torch.float32,) if target == "host" else (torch.bfloat16,)):
+            size = _size(cell, {"maps": cell.maps[0]}, count, count, dtype)
+            found.append(native.extension(cell, target, size))
+    return found
+
+
+def case(
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    maps: Maps | None = None,
+    packed: bool = False,
+    on: Sequence[str] = (),
+    **special: Any,
+) -> Case:
+    """One problem. packed: uses the fused form. on: the options that are on, and the optional scalar if it is given."""
+    options: dict[str, Any] = dict.fromkeys(on, True)
+    if maps not in (None, Maps()):
+        options["maps"] = maps
+    if packed:
+        options |= {"n_state": sizes[3], "heads": sizes[2]}
+    return Case.of("BTHNV", sizes, dtype, **options, **special)
+
+
+def _ways(cell: MatrixCell) -> list[Way]:
+    """Every map, both forms and every option, but not every combination."""
+    packed = not cell.shared
+    on: list[tuple[str, ...]] = [(), *((n,) for n in (*cell.options, *cell.optional))]
+    ways = [(maps, packed and i % 2 == 0, on[i % len(on)]) for i, maps in enumerate(cell.maps)]
+    ways += [(cell.maps[0], packed, each) for each in on] + [(cell.maps[-1], False, each) for each in on]
+    return list(dict.fromkeys(ways))
+
+
+def _spread(cell: MatrixCell, dtype: torch.dtype, sizes: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Case]:
+    """A case for each (size, special), going through the ways in turn."""
+    ways = _ways(cell)
+    for i, (each, special) in enumerate(sizes):
+        maps, packed, on = ways[i % len(ways)]
+        yield case(each, dtype, maps=maps, packed=packed, on=on, **{special: True} if special else {})
+
+
+def _host_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
+    sizes = [  # few states, since each is compiled, and none square, which would hide a transposed one
+        ((2, 21, 2, 12, 8), ""), ((2, 1, 1, 4, 3), ""), ((2, 5, 2, 4, 3), "masked"), ((2, 19, 3, 8, 12), ""),
+        ((2, 33, 2, 8, 12), "masked"), ((1, 16, 2, 4, 3), "strided"), ((1, 18, 2, 12, 8), "bare"), ((2, 17, 1, 8, 12), ""),
+        ((2, 21, 2, 12, 8), "masked"),
+    ]  # fmt: skip
+    single = sizes[:3]
+    if grid == "full":
+        for rows in (4, 8, 16):
+            for steps in (1, 15, 16, 17, 50):
+                sizes += [((2, steps, 2, rows, rows), ""), ((1, steps, 3, rows, 2 * rows), "masked")]
+        single = sizes
+    yield from _spread(cell, torch.float64, sizes)
+    yield from _spread(cell, torch.float32, single)
+
+
+def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
+    """Everything off, everything on, and sixteen steps at once; on lanes and in tensor cores."""
+    every = (*cell.options, *cell.optional)
+    packed = not cell.shared
+    found = [
+        case((2, 20, 3, 16, 16), torch.bfloat16, maps=cell.maps[0], packed=packed, masked=True),
+        case((1, 18, 1, 8, 20), torch.bfloat16, on=every),
+    ]
+    if cell.delta:
+        found.append(case((1, 37, 1, 52, 24), torch.bfloat16, maps=cell.maps[0], packed=packed, on=every, masked=True))
+    return tuple(found)
+
+
+def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
+    sizes = [
+        ((1, 33, 2, 64, 64), ""), ((3, 1, 2, 16, 16), ""), ((2, 35, 2, 8, 8), "bare"), ((2, 37, 3, 32, 32), ""),
+        ((2, 40, 2, 24, 48), "strided"), ((2, 50, 5, 32, 32), "masked"), ((2, 33, 3, 16, 16), ""),
+        ((2, 33, 2, 20, 7), "masked"),
+    ]  # fmt: skip
+    for dtype in native.CUDA_DTYPES:
+        yield from _spread(cell, dtype, sizes)
+        if cell.vectors and dtype != torch.float32:
+            yield case((2, 50, 2, 32, 32), dtype, maps=cell.maps[0], wide=True)
+    yield from _spread(cell, torch.bfloat16, [((1, 2049, 4, 16, 16), ""), ((4, 512, 8, 32, 32), "")])
+    if grid != "full":
+        return
+    for dtype in native.CUDA_DTYPES:
+        for rows in (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128):
+            yield case((2, 33, 3, rows, rows), dtype, maps=cell.maps[-1])
+            yield case((3, 1, 4, rows, rows), dtype, maps=cell.maps[-1])
+            yield case((1, 47, 2, rows, rows), dtype, maps=cell.maps[-1], masked=True)
+        shapes = ((16, 32), (32, 64), (8, 3), (32, 17), (48, 24))
+        yield from _spread(cell, dtype, [((2, 33, 2, *each), "") for each in shapes])
+        at_once = ((64, 256), (96, 256), (128, 192), (36, 20), (72, 65), (124, 3)) if cell.delta else ()  # 16 steps
+        for i, each in enumerate(at_once):
+            yield case((2, 101, 2, *each), dtype, maps=cell.maps[0], on=(*cell.options, *cell.optional), masked=i > 2)
+        for rows in (8, 16, 32, 64, 128):
+            for i, (maps, packed, on) in enumerate(_ways(cell)):
+                special = {("masked", "strided")[i // 2]: True} if i in (0, 2) else {}
+                yield case((2, 31, 5, rows, rows), dtype, maps=maps, packed=packed, on=on, **special)
+        yield from _spread(cell, dtype, [((1, 64, 1024, 16, 16), "")])
+    yield from _spread(cell, torch.bfloat16, [((1, 16385, 2, 16, 16), ""), ((64, 128, 83, 32, 32), "")])
