@@ -19,7 +19,7 @@ from .config import LadderConfig
 from .ladder import LadderModel
 from .pretrained import LadderPreTrainedModel
 
-_GONE = {"prev_hiddens", "return_prev_hiddens", "actual_length"}
+_GONE = ("actual_length", "prev_hiddens", "return_prev_hiddens")
 
 
 class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
@@ -63,7 +63,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             return_loss: `input_ids` is (B, T + 1); predict each of its last T tokens from those before and return the mean
                 cross-entropy in nats alone.
         """
-        if gone := sorted(_GONE & kwargs.keys()):  # others are ignored, as transformers' models do
+        if gone := [name for name in _GONE if name in kwargs]:  # others are ignored, as transformers' models do
             raise ConfigError(f"{gone[0]} is gone: states go on in past_key_values, and labels of -100 do not count")
         past_key_values, targets = past_key_values if cache is None else cache, None
         if return_loss:
