@@ -72,6 +72,16 @@ def test_a_promise_that_a_header_breaks_is_said(name: str, tmp_path: Path) -> No
     assert found == [] if said is None else any(said in line for line in found), found
 
 
+@pytest.mark.parametrize("name", ["right", "keep_of_another", "two_gradients"])
+def test_the_kernel_of_a_cpu_relies_on_a_promise_so_that_verification_finds_it_broken(
+    name: str, tmp_path: Path
+) -> None:
+    need_host_compiler()
+    spec = SAID[name][0].kernel(f"relied_{name}", tmp_path).spec()
+    problem = replace(MATRIX, dtype=torch.float32)
+    assert verify(spec, "cpu", cases=[problem], opcheck=False).passed == (name == "right")
+
+
 LSTM = Path(__file__).parents[1] / "csrc_common" / "tests" / "elementwise_cells.h"
 T, B, D = 3, 2, 4
 GATES = {"header": rnn.gru_gates.cell.header, "cell": rnn.gru_gates.cell.type, "step": rnn.gru_gates.cell.reference}

@@ -26,6 +26,7 @@ const char* run(const MatrixCall& c, bool back) {
   for (int i = 0; i < Cell::scalars; i++) a.scalar[i] = rows<void>(c.scalar[i]), a.dscalar[i] = rows<void>(c.dscalar[i]);
   for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c.param[i]), a.dparam[i] = at<float>(c.dparam[i]);
   a.a_log = at<float>(c.A_log), a.dt_bias = at<float>(c.dt_bias), a.mask = at<unsigned char>(c.mask);
+  a.starts = at<unsigned char>(c.starts);
   a.layout = {c.state_line, c.state_row};
   a.s0 = at<float>(c.S0), a.s1 = at<float>(c.s1), a.saved = at<float>(c.saved), a.o = at<Stored>(c.o);
   a.dy = at<Stored>(c.dy), a.ds1 = at<float>(c.ds1), a.ds0 = at<float>(c.ds0), a.dhead = at<float>(c.dhead);

@@ -19,9 +19,11 @@ from elman_core.registry.errors import KernelError
 
 from .spec import FAMILY, Form, MatrixCell, Size, beside
 
-SUPPORTED = "rows N: multiples of 4 from 4 to 128; columns V: 1 to 4096; float32, bfloat16, float16"
-CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-HOST_DTYPES = (torch.float64, torch.float32)
+SUPPORTED = "rows N: multiples of 4 from 4 to 128; columns V: 1 to 4096; "
+DTYPES = {
+    "cuda": (torch.float32, torch.bfloat16, torch.float16), "host": (torch.float64, torch.float32),
+    "cpu": (torch.float32, torch.bfloat16),
+}  # fmt: skip
 WORKSPACE = 512 << 20  # bytes: the limit of the shares of a head's parts; larger batches run in slices
 _ROWS = (*FAMILY.inputs, *FAMILY.arriving, *FAMILY.gradients, *FAMILY.members)
 _BATCHED = {row.name for row in _ROWS if (row.shape or "B")[0] in "B?"}
@@ -34,10 +36,10 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
         KernelError: there is no kernel for it (names the sizes that have one), or the sources are not installed.
     """
     fits = size.rows % 4 == 0 and 4 <= size.rows <= 128 and 1 <= size.columns <= 4096
-    if not fits or size.dtype not in (CUDA_DTYPES if target == "cuda" else HOST_DTYPES):
-        host = "; the host's are float64 and float32" if target == "host" else ""
+    if not fits or size.dtype not in DTYPES[target]:
+        known = SUPPORTED + ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES[target])
         raise KernelError(
-            f"{cell.name}: no kernel for N={size.rows} V={size.columns} in {size.dtype}. There are: {SUPPORTED}{host}"
+            f"{cell.name}: no kernel for N={size.rows} V={size.columns} in {size.dtype}. There are: {known}"
         )
     form = Form.parse(size.form)
     absent = bool(cell.optional) and not form.arguments[-1]
@@ -48,9 +50,10 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
     dtype = str(size.dtype).removeprefix("torch.")
     return build.shipped(
         "_".join([cell.name, "matrix", target, dtype, f"{size.rows}x{size.columns}", size.form]),
-        "matrix_state_host.cpp" if target == "host" else "matrix_state_cuda.cu",
+        f"matrix_state_{target}.{'cu' if target == 'cuda' else 'cpp'}",
         cell.header,
         declared=declared,
+        cpu=target == "cpu",
         CELL=f"{cell.type}<{','.join(str(int(x)) for x in form.arguments)}>" if form.arguments else cell.type,
         DTYPE=size.dtype,
         ROWS=size.rows,
@@ -100,7 +103,7 @@ def run(cell: MatrixCell, function: str, given: Values, values: Values) -> None:
     _, _, _, V = (given["o"] if function == "forward" else given["dy"]).shape
     with launch.on(first):
         module = load(cell, target, Size(N, V, first.dtype, form), first.device.index)
-        align = module.info()[3] if target == "cuda" else 0
+        align = module.info()[3] if target != "host" else 0
         if (packed := given.pop("packed", None)) is not None:
             packed = launch.aligned(packed, 0)
             keys = _heads(packed.split([H * N] * (2 + len(cell.vectors)) + [H * V] * len(cell.lines), -1), H)
@@ -112,7 +115,7 @@ def run(cell: MatrixCell, function: str, given: Values, values: Values) -> None:
         given |= {
             "saved": given.pop("kept", given.pop("states", None)), "shared": Form.parse(form).shared,
             "interval": cell.interval(N, first, target, form), "state_line": 1, "state_row": V,
-            "stream": launch.stream(first),
+            "stream": launch.stream(first), "threads": torch.get_num_threads(),
         }  # fmt: skip
         if function == "backward":
             _backward(cell, module, given, values)
@@ -136,7 +139,7 @@ def _backward(cell: MatrixCell, module: Any, given: Values, values: Values) -> N
         behind = dpacked.shape[2] - values["packed"].shape[2]
         widths = [H * values["rows"]] * (2 + len(cell.vectors)) + [H * V] * len(cell.lines)
         size = dpacked.element_size()
-        inside = values["backend"] == "cuda" and sliceable([*widths, behind], size, align)
+        inside = values["backend"] != "host" and sliceable([*widths, behind], size, align)
         if inside:
             *slices, last = dpacked.split([*widths, behind], -1)
             made = [launch.evenly(x) for x in _heads(slices, H)]
@@ -163,7 +166,7 @@ def _backward_rows(module: Any, batch: slice | None, given: Values, dmamba: Tens
     space = some["ds0"].new_empty(parts * rows * T * H * width) if parts > 1 else None
     dhead = da_log = ddt_bias = None
     if dmamba is not None:  # the host adds up over the batch, onto zeros that it writes itself
-        dhead = dmamba.new_empty(parts, 2, rows if target == "cuda" else 1, H)
+        dhead = dmamba.new_empty(parts, 2, 1 if target == "host" else rows, H)
         da_log, ddt_bias = dhead[0]
     module.run("backward", **some, dhead=dhead, da_log=da_log, ddt_bias=ddt_bias, parts=space)
     return dhead

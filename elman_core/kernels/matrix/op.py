@@ -8,8 +8,9 @@ It is registered with `torch.library` as `elman::matrix_NAME` (and `_backward`),
 graphs. Back ends:
 
     cuda       the skeleton of `elman_csrc` (matrix_state.cuh), compiled for each size and dtype at first use: sm_80 and newer
+    cpu        the same cell in vectors and threads (matrix_state_cpu.h), in float32 or bfloat16, where that pays
     host       the same cell in C++ loops, in float64 or float32, for tests: runs only if asked for by name
-    reference  the variant's own slow function under autograd: the truth; runs on a CPU, and on a GPU without a kernel
+    reference  the variant's own slow function under autograd: the truth; runs where no kernel does
 
 There are two forms. A call takes q, k and the cell's inputs as separate tensors. `fused` (`elman::matrix_packed_NAME`) takes q,
 k and the lines in one tensor, as their product leaves them. In both, the kernel computes SiLU, the L2 norm and the maps of
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels.dispatch import Compiled, choose, in_words, register
+from elman_core.kernels.dispatch import Compiled, choose, in_words, pays, register
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import check, compute_dtype
 from elman_core.kernels.spec import Backend, Case, KernelSpec
@@ -64,6 +65,8 @@ class MatrixKernel(Compiled):
     Raises:
         ConfigError: inputs that no cell can have.
     """
+
+    cpu = True
 
     def __init__(
         self,
@@ -121,8 +124,8 @@ class MatrixKernel(Compiled):
                 of the cell's, or by name. Params and scalars with the map "given" are computed in float32 (float64 for
                 float64). A vector in float32 beside 16 bits is not rounded: the kernel for float32 runs, which is slower.
             state_BHNV: S_0; None is zeros. mask_BT: bool; where False the state is held and o is arbitrary.
-            starts_BT: bool; where True the state is set to 0 before the step. So far only the reference does this; on a GPU,
-                one warning says so.
+            starts_BT: bool; where True the state is set to 0 before the step. No kernel of a GPU does this yet, and one
+                warning says so.
             a_log_H, dt_bias_H: needed by the map "mamba", and allowed only with it.
             backend: "auto" or one from the module's docstring.
             more: the cell's options; False by default.
@@ -207,7 +210,8 @@ class MatrixKernel(Compiled):
             N, V, q.dtype, cell.form(maps, list(on.values()), all(tensors[n] is not None for n in cell.optional))
         )
         asked: Backend = "reference" if backend == "auto" and q.dtype == torch.float64 else backend
-        backend = choose(self.name, asked, q, lambda: (N, V, size.form), "reference", starts_BT)
+        cpu = pays(q, q.shape[1], H * N * V)
+        backend = choose(self.name, asked, q, lambda: (N, V, size.form), "reference", starts_BT, cpu)
         if backend == "reference":
             o, last = recurrence(cell, maps, tensors, (H, N), on)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ Run = Callable[..., tuple[Tensor, Tensor]]
 Way = tuple[
     Maps, bool, tuple[str, ...]
 ]  # of a call: maps, whether packed, options that are on and scalars that are given
-_WORDS = {"state_BHNV": "S0", "mask_BT": "mask", "a_log_H": "A_log", "dt_bias_H": "dt_bias"}
+_WORDS = {"state_BHNV": "S0", "mask_BT": "mask", "starts_BT": "starts", "a_log_H": "A_log", "dt_bias_H": "dt_bias"}
 
 
 def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed: Operator) -> KernelSpec:
@@ -68,11 +69,11 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed
         kernel,
         {},
         ("o", "S"),
-        cases=lambda target, grid: list((_host_cases if target == "host" else _cuda_cases)(cell, grid)),
+        cases=lambda target, grid: list(_CASES[target](cell, grid)),
         call=call,
         extension=lambda target: native.usual(cell, target),
         op=op,
-        targets=build.targets(),
+        targets=(*(there := build.targets()), *(("cpu",) if there else ())),
         module=module,
         builds=lambda target, _arch, rows, dtypes: _builds(cell, target, rows, dtypes),
         visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
@@ -101,7 +102,7 @@ def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Seque
     """The form that a model runs by default, with V = N, for each N (`rows`) and dtype. Raises as `native.extension`."""
     found = []
     for count in rows or cell.rows:
-        for dtype in dtypes or ((torch.float32,) if target == "host" else (torch.bfloat16,)):
+        for dtype in dtypes or ((torch.bfloat16,) if target == "cuda" else (torch.float32,)):
             size = _size(cell, {"maps": cell.maps[0]}, count, count, dtype)
             found.append(native.extension(cell, target, size))
     return found
@@ -177,14 +178,14 @@ def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
         ((2, 40, 2, 24, 48), "strided"), ((2, 50, 5, 32, 32), "masked"), ((2, 33, 3, 16, 16), ""),
         ((2, 33, 2, 20, 7), "masked"),
     ]  # fmt: skip
-    for dtype in native.CUDA_DTYPES:
+    for dtype in native.DTYPES["cuda"]:
         yield from _spread(cell, dtype, sizes)
         if cell.vectors and dtype != torch.float32:
             yield case((2, 50, 2, 32, 32), dtype, maps=cell.maps[0], wide=True)
     yield from _spread(cell, torch.bfloat16, [((1, 2049, 4, 16, 16), ""), ((4, 512, 8, 32, 32), "")])
     if grid != "full":
         return
-    for dtype in native.CUDA_DTYPES:
+    for dtype in native.DTYPES["cuda"]:
         for rows in (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128):
             yield case((2, 33, 3, rows, rows), dtype, maps=cell.maps[-1])
             yield case((3, 1, 4, rows, rows), dtype, maps=cell.maps[-1])
@@ -200,3 +201,20 @@ def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
                 yield case((2, 31, 5, rows, rows), dtype, maps=maps, packed=packed, on=on, **special)
         yield from _spread(cell, dtype, [((1, 64, 1024, 16, 16), "")])
     yield from _spread(cell, torch.bfloat16, [((1, 16385, 2, 16, 16), ""), ((64, 128, 83, 32, 32), "")])
+
+
+def _cpu_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
+    """Documents start inside the rows of every second case."""
+    sizes = [
+        ((2, 37, 3, 16, 24), ""), ((2, 50, 3, 32, 32), "masked"), ((2, 21, 2, 20, 7), "strided"), ((1, 18, 2, 64, 80), "bare"),
+        ((3, 1, 2, 16, 24), ""), ((2, 34, 2, 20, 7), "masked"),
+    ]  # fmt: skip
+    if grid == "full":
+        for rows, columns in ((4, 3), (8, 8), (24, 48), (64, 64), (128, 256)):
+            sizes += [((2, steps, 2, rows, columns), word) for steps in (15, 17, 65) for word in ("", "masked")]
+    for dtype in native.DTYPES["cpu"]:
+        for i, each in enumerate(_spread(cell, dtype, sizes)):
+            yield replace(each, options=each.options | {"packed": True}) if i % 2 else each
+
+
+_CASES = {"cuda": _cuda_cases, "host": _host_cases, "cpu": _cpu_cases}

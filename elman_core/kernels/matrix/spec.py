@@ -247,7 +247,7 @@ def _derive(cell: MatrixCell, sizes: Values, values: Values) -> None:
 
     P: params. G: shares of their gradients, which the host adds up over the batch. M: 2 beside the map "mamba".
     """
-    packed = values.get("packed")
+    packed = values["packed"] if "C" in sizes else None
     sizes["?"] = H = sizes["H"] = values.get("heads") or sizes["H"]
     N = sizes["N"] = values.get("rows") or sizes["N"]
     if packed is not None:
@@ -263,7 +263,7 @@ def _derive(cell: MatrixCell, sizes: Values, values: Values) -> None:
         else:
             sizes["W"] = states
     sizes["P"], sizes["M"] = len(cell.params), 2 * (values.get("A_log") is not None)
-    sizes["G"] = sizes["B"] if values["backend"] == "cuda" else 1
+    sizes["G"] = 1 if values["backend"] == "host" else sizes["B"]
 
 
 def _row(name: str, shape: str, dtype: Any = "storage", **more: Any) -> Row:
@@ -302,7 +302,7 @@ FAMILY = Family(
         Row("saved", None, "either"), Row("dparam", "?HV", "compute", names="params"), Row("dhead", None, "compute"),
         Row("da_log", None, "compute"), Row("ddt_bias", None, "compute"), Row("parts", None, "compute"),
     ),
-    numbers="shared interval state_line state_row stream",
+    numbers="shared interval state_line state_row stream threads",
     constants=("int heads", "int rows", "str form", "bool keep", "str backend"),
     derive=_derive,
 )  # fmt: skip

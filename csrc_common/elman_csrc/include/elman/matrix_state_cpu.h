@@ -38,7 +38,7 @@ struct Arguments {
   Rows<Stored> k, q, vector[kMostVectors], line[kMostLines], dk, dq, dvector[kMostVectors], dline[kMostLines];
   Rows<void> scalar[kMostScalars], dscalar[kMostScalars];  // float if given, else Stored
   const float *param[kMostParams], *a_log, *dt_bias;
-  const unsigned char* mask;  // 0: hold the state; 2 or more: the state is 0 before the step, which is held if the number is even
+  const unsigned char *mask, *starts;
   StateLayout layout;
   const float* s0;
   float *s1, *saved;
@@ -344,8 +344,7 @@ struct Skeleton {
       const bool mamba = kind[j] == ScalarKind::mamba;
       x.c[j] = scalar_forward(kind[j], x.raw[j], mamba ? a.a_log[h] : 0.f, mamba ? a.dt_bias[h] : 0.f);
     }
-    const unsigned flags = a.mask ? a.mask[token] : 1;
-    x.hold = (flags & 1) == 0, x.fresh = (flags & 2) != 0;
+    x.hold = a.mask && !a.mask[token], x.fresh = a.starts && a.starts[token];
   }
 
   // Its gradients, through the maps of its inputs.
