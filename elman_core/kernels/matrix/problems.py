@@ -214,7 +214,7 @@ def _cpu_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
             sizes += [((2, steps, 2, rows, columns), word) for steps in (15, 17, 65) for word in ("", "masked")]
     for dtype in native.DTYPES["cpu"]:
         for i, each in enumerate(_spread(cell, dtype, sizes)):
-            yield replace(each, options=each.options | {"packed": True}) if i % 2 else each
+            yield replace(each, options={**each.options, "packed": True}) if i % 2 else each
 
 
 _CASES = {"cuda": _cuda_cases, "host": _host_cases, "cpu": _cpu_cases}
