@@ -73,7 +73,7 @@ def test_auto_takes_the_kernel_where_it_pays_whatever_the_batch(undecided, monke
     need_host_compiler()
     run(1, 63)
     assert not undecided
-    assert m2rnn.backend("cpu", K, K) == "cpu, compiled at its first use; reference for short texts"
+    assert m2rnn.backend("cpu", K, K) == "cpu, compiled at its first use"
     alone, together = run(1, 64), run(4, 64)
     assert list(undecided.values()) == [True]
     assert m2rnn.backend("cpu", K, K) == "cpu"

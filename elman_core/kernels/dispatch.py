@@ -217,4 +217,4 @@ def in_words(name: str, device: torch.device | str, plain: str, fits: Callable[.
         index = torch.cuda.current_device() if device.index is None else device.index
     here = {key: found for key, found in _decided.items() if key[:2] == (name, index) and fits(*key[4:])}
     made = " and ".join(sorted({kind if found else plain for found in here.values()}))
-    return made or f"{kind}, compiled at its first use" + (f"; {plain} for short texts" if kind == "cpu" else "")
+    return made or f"{kind}, compiled at its first use"
