@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "races.h"
@@ -155,6 +156,16 @@ inline int cluster_blocks = 1;
 inline long long clocks = 0;
 inline std::vector<char*> stacks;  // stacks of threads, reused by the next block
 inline bool backwards = false;
+// With EMULATED_STALLED=n, one block after another does not run for n turns of the others, and a store into another block takes some turns.
+inline unsigned stalled = 0;
+inline unsigned long long turn = 0;  // of all blocks that run together; a microsecond
+struct Store {
+  unsigned long long lands;
+  std::function<void()> land;
+};
+inline std::vector<Store> on_their_way;
+
+[[noreturn]] inline void fail(const char* what) { std::fprintf(stderr, "%s\n", what), std::abort(); }
 
 // swapcontext would make the system set the signal mask each time, which takes longer than a thread's work in between.
 inline void yield() {
@@ -267,6 +278,8 @@ void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t byt
 template <class Kernel>
 void launch_together(const dim3& grid, int threads, int each, std::size_t bytes, const Kernel& kernel) {
   backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;
+  const char* const turns = std::getenv("EMULATED_STALLED");
+  stalled = turns ? unsigned(std::atoi(turns)) : 0;
   gridDim = grid, blockDim.x = threads, cluster_blocks = each;
   for (unsigned row = 0; row < grid.y * grid.z; row++) {
     std::vector<Block> blocks(grid.x);
@@ -275,11 +288,18 @@ void launch_together(const dim3& grid, int threads, int each, std::size_t bytes,
       blocks[b].own.resize(bytes);
       prepare(blocks[b], dim3(b, row % grid.y, row / grid.y), threads, blocks[b].own.data(), bytes, kernel, int(b) * threads);
     }
-    for (bool left = true; left;) {
-      bool moved = false;
+    for (bool left = true; left; turn++) {
+      bool moved = stalled;
       left = false;
+      auto next = on_their_way.begin();
+      while (next != on_their_way.end() && next->lands <= turn) next++->land();
+      on_their_way.erase(on_their_way.begin(), next);
       for (unsigned i = 0; i < grid.x; i++) {
         Block& now = blocks[backwards ? grid.x - 1 - i : i];
+        if (stalled && turn % (stalled + 1) && turn / (stalled + 1) * 5 % grid.x == now.index.x) {
+          left = true;
+          continue;
+        }
         block = &now, blockIdx = now.index;
         const auto before = now.progress;
         const int warps = static_cast<int>(now.warps.size());
@@ -288,6 +308,7 @@ void launch_together(const dim3& grid, int threads, int each, std::size_t bytes,
       }
       if (left && !moved) std::fprintf(stderr, "the blocks of row %u wait for each other\n", row), std::abort();
     }
+    if (!on_their_way.empty()) fail("a store reaches a block that has left");
   }
 }
 

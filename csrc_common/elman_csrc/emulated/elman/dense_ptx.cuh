@@ -86,17 +86,27 @@ inline void barrier_init(unsigned barrier, int arrivals) {
 }
 inline void barrier_expect(unsigned barrier, int bytes) {
   Counter& c = counter(barrier);
+  if (c.pending == 0) emulated::fail("a barrier is armed twice");
   c.bytes += bytes, c.pending--;
   c.changed();
   emulated::block->progress++;
 }
 inline void store_async(unsigned to, uint4 v, unsigned barrier) {
   if (to % 16) std::fprintf(stderr, "a piece at %u is not aligned\n", to), std::abort();
-  std::memcpy(at(to), &v, 16);
-  Counter& c = counter(barrier);
-  c.bytes -= 16;
-  c.changed();
+  const auto land = [=] {
+    emulated::Block& there = (*emulated::together)[to >> 24];
+    if (std::all_of(there.threads.begin(), there.threads.end(), [](const auto& thread) { return thread.done; }))
+      emulated::fail("a store reaches a block that has left");
+    std::memcpy(at(to), &v, 16);
+    Counter& c = counter(barrier);
+    c.bytes -= 16;
+    if (c.bytes < -(1 << 20)) emulated::fail("a barrier counts more bytes than it can");
+    c.changed();
+    there.progress++;
+  };
   emulated::block->progress++;
+  if (emulated::stalled) emulated::on_their_way.push_back({emulated::turn + 5, land});
+  else land();
 }
 inline bool barrier_passed(unsigned barrier, unsigned parity) {
   const bool passed = counter(barrier).phase % 2 != parity;
@@ -108,7 +118,11 @@ inline void cluster_sync() {
   const unsigned each = emulated::cluster_blocks;
   emulated::wait(emulated::clusters[emulated::block->index.x / each], int(each * blockDim.x), false);
 }
-inline unsigned long long nanoseconds() { return 0; }
+inline unsigned long long nanoseconds() {
+  emulated::block->progress++;
+  emulated::yield();
+  return emulated::turn * 1000;
+}
 
 }  // namespace ptx
 }  // namespace elman

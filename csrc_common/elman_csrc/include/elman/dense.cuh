@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
     timeout.turns = 0;
     while (!ptx::barrier_passed(barrier(slot, warp), parity) && !timeout.over()) {
     }
-    if (lane == 0) ptx::barrier_expect(barrier(slot, warp), slice_bytes);
+    if (lane == 0 && !timeout.lost) ptx::barrier_expect(barrier(slot, warp), slice_bytes);
     const char* slice = shared + L::slots + slot * Slot::slot_bytes + warp * Slot::slice_bytes;
 #pragma unroll
     for (int k = 0; k < KC; ++k) product.add_from(k, slice + k * kChunk * sizeof(Elem), Slot::row_bytes);
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
     const int i = lane % 8 * 4, slot = s & 1;
     x.x = __shfl_sync(~0u, v, i), x.y = __shfl_sync(~0u, v, i + 1), x.z = __shfl_sync(~0u, v, i + 2),
     x.w = __shfl_sync(~0u, v, i + 3);
-    if (d % R == 0 || sent_column < d)
+    if ((d % R == 0 || sent_column < d) && !timeout.lost)
       for (int peer = lane / 8; peer < parts; peer += 4)
         ptx::store_async(ptx::in_block(send_to + slot * Slot::slot_bytes, peer), x, ptx::in_block(barrier(slot, sent_slice), peer));
   };
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   if (tied && backward && mine)
 #pragma unroll
     for (int i = 0; i < VW; ++i) g.dbias[static_cast<size_t>(first_tile * kRows + warp) * d + channel + i] = dbias[i];
-  if constexpr (cluster) ptx::cluster_sync();  // no block leaves while a peer may still write to it
+  if constexpr (cluster) ptx::cluster_sync(), timeout.linger();  // no block leaves while a peer may still write to it
 }
 
 }  // namespace elman::dense

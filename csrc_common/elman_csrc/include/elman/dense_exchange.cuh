@@ -34,6 +34,10 @@ struct Layout {  // of dynamic shared memory
 };
 
 // A bounded wait: it gives up after timeout_ns, or soon after any other block has given up.
+//
+// In a cluster, a thread that gave up (`lost`) sends no more, and does not arm the barrier that it has not seen pass: its peers give up
+// within two steps, so no barrier counts an arrival too many, or more bytes than it can. What they sent before may still be on its
+// way when all have met for the last time, and a store into a block that has left is a fault. So such a thread stays a while (`linger`).
 struct SpinTimeout {
   int* error;
   unsigned long long limit, since = 0;
@@ -47,6 +51,13 @@ struct SpinTimeout {
     if (now - since > limit) *reinterpret_cast<volatile int*>(error) = 1;
     lost = now - since > limit || *reinterpret_cast<volatile int*>(error) != 0;
     return lost;
+  }
+  __device__ void linger() const {
+    constexpr unsigned long long enough = 100000;  // ns
+    if (!lost) return;
+    const unsigned long long from = ptx::nanoseconds();
+    while (ptx::nanoseconds() - from < enough) {
+    }
   }
 };
 

@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
       __syncthreads();
       summed = static_cast<int>(clock64());
       if constexpr (backward) {
-        if (from < rows) {
+        if (from < rows && !timeout.lost) {
           float v[kWarps][4];
 #pragma unroll
           for (int w = 0; w < kWarps; ++w) ptx::load_shared(v[w], partial_in + half + w * of_warp);
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
         const int parity = (s - 1) >> 1 & 1;
         while (!ptx::barrier_passed(barrier + half, parity) && !timeout.over()) {
         }
-        if (threadIdx.x == 0) ptx::barrier_expect(barrier + half, sum_bytes);
+        if (threadIdx.x == 0 && !timeout.lost) ptx::barrier_expect(barrier + half, sum_bytes);
         if (mine)
 #pragma unroll
           for (int r = 0; r < S; ++r) {
@@ -396,7 +396,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
 #pragma unroll
       for (int q = 0; q < k; ++q) g.dbias[static_cast<size_t>(row0 + row) * k * d + q * d + channel] = dbias[q * kThreads];
   }
-  if constexpr (backward) ptx::cluster_sync();  // no block leaves while another may still write to it
+  if constexpr (backward) ptx::cluster_sync(), timeout.linger();  // no block leaves while another may still write to it
 }
 
 }  // namespace elman::gates

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
 #pragma unroll
     for (int n = 0; n < kSlots; ++n) g.m1[(static_cast<std::ptrdiff_t>(row) * kSlots + n) * d + channel] = tape[n];
   }
-  ptx::cluster_sync();  // no block leaves while another may still write to it
+  c.leave();
 }
 
 template <class Elem, int d, bool masked>
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
 #pragma unroll
     for (int n = 0; n < kSlots; ++n) g.m1[(static_cast<std::ptrdiff_t>(row) * kSlots + n) * d + channel] = gm[n];
   }
-  ptx::cluster_sync();
+  c.leave();
 }
 
 }  // namespace elman::e23

@@ -120,7 +120,7 @@ struct Cluster {  // one block's part in it
     ptx::barrier_expect(barrier(e), rows * blocks * (is_number(e) ? 16 : (kOwned * static_cast<int>(sizeof(Elem)) + kSlots * 4)));
   }
   __device__ void send_piece(unsigned offset, uint4 x, int to) {
-    if (to < blocks) ptx::store_async(ptx::in_block(half(e) + offset, to), x, ptx::in_block(barrier(e), to));
+    if (to < blocks && !timeout.lost) ptx::store_async(ptx::in_block(half(e) + offset, to), x, ptx::in_block(barrier(e), to));
   }
   // This warp's row: a channel of the vector, and a number for each slot (`slot_sums`).
   __device__ void send(float x, float of_slot) {
@@ -146,7 +146,11 @@ struct Cluster {  // one block's part in it
     timeout.turns = 0;
     while (!ptx::barrier_passed(barrier(e), e / 2 % 2) && !timeout.over()) {
     }
-    if (threadIdx.x == 0) expect(e + 2);
+    if (threadIdx.x == 0 && !timeout.lost) expect(e + 2);
+  }
+  __device__ void leave() {  // not while another block may still write to this one
+    ptx::cluster_sync();
+    timeout.linger();
   }
   __device__ void partials(P& part, int which) {
     part.clear();
