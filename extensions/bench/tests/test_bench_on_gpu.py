@@ -1,4 +1,7 @@
-"""The scheduler's rules on real GPUs: what the simulated driver of the other tests stands for."""
+"""The scheduler's rules on real GPUs: what the simulated driver of the other tests stands for.
+
+Others may use the GPUs meanwhile: `OwnProcesses` leaves out what they take. A suite needs the GPUs to itself, or is skipped.
+"""
 
 import itertools
 import json
@@ -6,10 +9,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
+import psutil
 import pytest
 import torch
-from elman_bench.jobs.gpus import monitor
+from elman_bench.jobs.gpus import Look, Nvml, busy, monitor
 from elman_bench.jobs.local import LocalExecutor
 from elman_bench.jobs.slots import GpuSlots
 from scheduler_helpers import Recorder, schedule, shell_job, state
@@ -29,6 +34,19 @@ def hold(uuid: str) -> subprocess.Popen:
     return stranger
 
 
+class OwnProcesses(Nvml):
+    """The driver, as if only the processes that this test started were there."""
+
+    def __init__(self) -> None:
+        super().__init__(monitor()._nvml)
+
+    def look(self, uuid: str) -> Look:
+        whole, found = super().look(uuid), self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle(uuid))
+        started = {process.pid for process in psutil.Process().children(recursive=True)}
+        memory = sum(process.usedGpuMemory or 0 for process in found if process.pid in started)
+        return replace(whole, memory=memory, utilisation=None, pids=whole.pids & started)
+
+
 def end(process: subprocess.Popen) -> None:
     process.kill()
     process.wait()
@@ -42,20 +60,22 @@ def test_the_driver_and_torch_see_the_same_gpus():
 
 
 def test_a_gpu_that_somebody_uses_is_not_taken_until_it_is_free(tmp_path):
-    driver = monitor()
+    driver = OwnProcesses()
     gpu = driver.gpus()[-1]
     slots = GpuSlots([gpu], driver, tmp_path / "locks")
     stranger = hold(gpu.uuid)
     try:
+        if stranger.pid not in monitor().look(gpu.uuid).pids:
+            pytest.skip("the driver's numbers of processes are not those of this container")
         assert slots.take(1, "a") is None
-        assert slots.why[gpu.uuid].startswith(f"gpu {gpu.index}: ")
+        assert slots.why[gpu.uuid].startswith(f"gpu {gpu.index}: used by pid {stranger.pid} ")
     finally:
         end(stranger)
     wait_for(lambda: slots.take(1, "a") is not None, 30)
 
 
 def test_a_job_alone_is_not_flagged_and_one_with_company_is(tmp_path):
-    driver = monitor()
+    driver = OwnProcesses()
     gpu = driver.gpus()[-1]
     executor = LocalExecutor(GpuSlots([gpu], driver, tmp_path / "locks"), driver)
     jobs = [
@@ -73,6 +93,8 @@ def test_a_job_alone_is_not_flagged_and_one_with_company_is(tmp_path):
 
 
 def test_a_suite_has_one_run_on_each_gpu_and_goes_on_after_a_kill(tmp_path, monkeypatch):
+    if used := [why for gpu in monitor().gpus() if (why := busy(monitor().look(gpu.uuid), ()))]:
+        pytest.skip(f"needs the GPUs to itself, and one has {used[0]}: run it alone")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ELMAN_KERNELS", "auto")  # the scheduling is tested, not the kernels
     write_text(tmp_path / "text", 500_000)
