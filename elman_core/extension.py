@@ -1,7 +1,7 @@
 """The names of the core for extensions, besides `elman_core` itself. Importing this module imports neither torch nor a plugin.
 
-An extension is a package with commands (entry points in the group `elman.commands`) or loggers (`elman.loggers`); see
-docs/how-to/extension.md. Each name is documented where it is defined.
+An extension is a package with commands (entry points in the group `elman.commands`), loggers (`elman.loggers`) or sources of
+batches (`elman.sources`, see `Source`); see docs/how-to/extension.md. Each name is documented where it is defined.
 """
 
 # ruff: noqa: F401 (the names are read from _NAMES when they are asked for)
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .cli.export import Precision
     from .cli.generate import load_writer
     from .cli.train import read_settings
-    from .data import hash_u64, standard_library_corpus
+    from .data import Batch, Heldout, Source, hash_u64, standard_library_corpus
     from .generation import Sampling
     from .generation.loop import least_rows, prefill, prefill_chunk
     from .kernels.decode.op import kept_scores, race
@@ -71,7 +71,7 @@ _NAMES = {
     "cli.export": "Precision",
     "cli.generate": "load_writer",
     "cli.train": "read_settings",
-    "data": "hash_u64 standard_library_corpus",
+    "data": "Batch Heldout Source hash_u64 standard_library_corpus",
     "generation": "Sampling",
     "generation.loop": "least_rows prefill prefill_chunk",
     "kernels.decode.op": "kept_scores race",

@@ -10,7 +10,7 @@ import pytest
 
 from elman_core.cli import main
 from elman_core.data import ByteFile, TrainingWindows, split, standard_library_corpus
-from elman_core.data.bytes import PACKED
+from elman_core.data.bytes import NO_TEXT
 from elman_core.registry.errors import DataError, StorageError
 
 
@@ -25,8 +25,8 @@ def write(tmp_path):
 
 
 def test_a_packed_file_is_refused(write):
-    for content, name in ((gzip.compress(b"x" * 9999), "gzip"), *((m + b"x" * 9999, n) for n, m in PACKED.items())):
-        with pytest.raises(DataError, match=rf"is packed \({name}\); unpack it first"):
+    for content, name in ((gzip.compress(b"x" * 9999), "gzip"), *((m + b"x" * 9999, n) for n, m in NO_TEXT.items())):
+        with pytest.raises(DataError, match=rf"is no raw text \({name}\): elman data pack"):
             ByteFile(write(content))
 
 

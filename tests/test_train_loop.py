@@ -154,9 +154,9 @@ def test_minutes_are_counted_from_the_end_of_the_first_step(text, tmp_path, monk
     real = TrainStep.forward
     waits = iter([0.6, 0.0])
 
-    def slow_first(self, windows):
+    def slow_first(self, windows, counted=None):
         time.sleep(next(waits, 0.0))
-        return real(self, windows)
+        return real(self, windows, counted)
 
     monkeypatch.setattr(TrainStep, "forward", slow_first)
     trainer.fit()

@@ -118,7 +118,7 @@ def test_a_disk_that_fails_ends_the_run_at_its_step_with_the_steps_before_it_sav
     trainer = reading_ahead(start(settings(text, *sets), tmp_path / "run", quiet=True))
     real = trainer.windows.batch
 
-    def failing(step):
+    def failing(step, rows=None):
         if step == 5:
             raise LoaderError("cannot read text at byte 77: Input/output error")
         return real(step)

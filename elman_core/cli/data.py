@@ -13,7 +13,7 @@ group = typer.Typer(help="Look at a training text.", no_args_is_help=True)
 
 @group.command()
 def info(
-    file: Path = typer.Argument(help="A file of raw bytes."),
+    file: Path = typer.Argument(help="A file of raw bytes, or a packed file."),
     heldout: float = typer.Option(0.01, help="Fraction held out for evaluation."),
     chunk_size: int = typer.Option(512, min=1, help="Bytes in a training window."),
     json_: bool = typer.Option(False, "--json", help="Print one JSON object."),
@@ -21,13 +21,15 @@ def info(
     """Show size, fingerprint, first documents and held-out split of FILE. Reads at most 16 MiB and some samples."""
     import json
 
-    from elman_core.data import SEPARATOR, ByteFile, TrainingWindows, heldout_offsets, split
+    import numpy as np
 
-    data = ByteFile(file)
+    from elman_core.data import PackedFile, TrainingWindows, heldout_offsets, open_file, split
+
+    data = open_file(file)
     parts = split(data.size, heldout)
     TrainingWindows(data, parts, chunk_size, rows=1, seed=0)
-    looked_at = data.read(0, 16 << 20)
-    texts = looked_at != SEPARATOR
+    looked_at = data.windows(np.zeros(1, np.int64), min(data.size, 16 << 20))[0]
+    texts = looked_at != (-1 if data.separator is None else data.separator)
     facts: dict[str, object] = {
         "path": str(file),
         **data.fingerprint(),
@@ -36,8 +38,12 @@ def info(
         "heldout_share": round(parts.heldout_bytes / data.size, 4),
         "heldout_block": parts.block,
         "documents_in_first_16_MiB": int(texts[0]) + int((texts[1:] & ~texts[:-1]).sum()),
-        "distinct_bytes_in_first_16_MiB": len(set(looked_at.tobytes())),
+        f"distinct_{data.unit}_in_first_16_MiB": len(np.unique(looked_at)),
     }
+    if isinstance(data, PackedFile):
+        facts |= {
+            name: data.manifest[name] for name in ("tokens", "documents", "dtype", "vocab_size", "masked", "bytes")
+        }
     if len(parts.heldout_runs):
         offsets, scored = heldout_offsets(parts, chunk_size)
         facts |= {"evaluation_windows": len(offsets), "evaluation_window_bytes": scored}

@@ -35,49 +35,72 @@ def eval_(
     import json
     import math
 
-    from elman_core.data import ByteFile, heldout_offsets, split
+    from elman_core.data import combined
     from elman_core.registry import ConfigError, DataError, DivergedError
+    from elman_core.training.settings import DataSettings
+    from elman_core.training.text import open_heldout, open_parts
 
     asked = how_evaluated(Path(model))
     read = asked.get("text")  # by the training
-    path = data or (asked.get("path") if read else None)
+    path = str(data) if data else asked.get("path") if read else None
     if path is None:
         raise DataError(
             f"{model} is not a run, so its text is unknown: correct the path, or give a text with --data FILE"
         )
     if precision not in ("fp32", "bf16"):
         raise ConfigError(f"--precision takes fp32 or bf16, not {precision!r}")
-    file = ByteFile(path)
-    if data is None and file.fingerprint() != read:
+    other = asked.get("heldout_file", "") if data is None and heldout is None and not everything else ""
+    parts, held = open_parts(DataSettings(path=path, heldout_file=other))
+    size = window or asked.get("chunk_size") or 1
+    found = combined([part.fingerprint(size) for part in parts], [part.weight for part in parts])
+    if held:
+        found["heldout_file"] = held.fingerprint(size)
+    elif read:
+        read.pop("heldout_file", None)
+    if data is None and found != read:
         raise DataError(f"{path} is no longer the text of this run; to score it anyway, use --data {path}")
+    fraction = heldout if heldout is not None else asked.get("heldout", 0.01)
+    file = parts[0].file
+    if everything and (file is None or len(parts) > 1):
+        raise ConfigError("--all scores one file: name it with --data FILE")
     if not everything:  # what is wrong with these is said before torch is imported
-        parts = split(file.size, heldout if heldout is not None else asked.get("heldout", 0.01))
-        _, length = heldout_offsets(parts, window or 1)
+        length = min((h.length for _, h in open_heldout(parts, held, fraction, window or 1, None)), default=0)
+        if not length:
+            raise ConfigError(f"nothing is held out of {path}: give a text with --data FILE")
         if window and length < window:
             raise ConfigError(f"--window {window}: held-out stretches have {length} bytes; give at most that, or --all")
 
     from elman_core.model.checkpoint import load_checkpoint
-    from elman_core.training.evaluate import on_everything, on_windows
+    from elman_core.training.evaluate import on_everything, on_mixture
     from elman_core.training.precision import compute_in, pick_device
 
     chosen = pick_device(device)
     ladder: Any = load_checkpoint(model, device=chosen)
     length = window or asked.get("chunk_size") or ladder.config.max_position_embeddings
+    for one in (*parts, *([held] if held else [])):
+        if (theirs := one.vocab_size) != ladder.config.vocab_size:
+            raise ConfigError(f"this model has {ladder.config.vocab_size} tokens, {one.value} {theirs}")
     with compute_in(precision, chosen):
         if everything:
+            assert file is not None
             result = on_everything(ladder, file, length, rows, most)
         else:
-            offsets, length = heldout_offsets(parts, length, most or asked.get("eval_bytes", 2**20))
-            result = on_windows(ladder, file, offsets, length, rows)
+            scored = open_heldout(parts, held, fraction, length, most or asked.get("eval_bytes", 2**20))
+            length = min(h.length for _, h in scored)
+            result = on_mixture(ladder, scored, rows)
     if not math.isfinite(result["loss"]):
         raise DivergedError(f"the loss of {model} is {result['loss']}: its weights or its activations are not finite")
     if everything:
         part, how = "all", "all, the state carried"
+    elif held:
+        part, how = "held out", f"of {held.value}, held out"
     elif read is None:
         part, how = "unknown", "if its training held out these"
-    elif read != file.fingerprint():
+    elif read != found:
         part, how = "another text", "of another text than its training's"
-    elif parts.heldout_bytes <= split(file.size, asked["heldout"]).heldout_bytes:  # of more, these are a part
+    elif all(
+        p.split(fraction).heldout_bytes <= p.split(asked["heldout"]).heldout_bytes for p in parts if p.file
+    ):  # of more, these are a part
         part, how = "held out", "held out"
     else:
         part, how = "not held out", "that its training may have read"
@@ -109,6 +132,8 @@ def how_evaluated(path: Path) -> dict[str, Any]:
             tree = tree or read_json(file)
     try:
         training = tree and {**tree["settings"]["data"], "chunk_size": tree["settings"]["train"]["chunk_size"]}
+        if training and training.get("heldout_file"):
+            training["heldout"] = 0.0
         return training and {**training, "text": tree["protocol"]["data"] if runs else tree.get("text")}
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"what {path} says of its training is damaged: it lacks {error}") from error

@@ -28,7 +28,10 @@ def train(
         metavar="[RECIPE|VARIANT]",
         help="A TOML recipe, or NAME[:preset][@WIDTHxDEPTH]; none is needed with --init.",
     ),
-    data: Path | None = typer.Option(None, help="The training text: a file of raw bytes."),
+    data: list[str] = typer.Option(
+        [], metavar="FILE[:WEIGHT]", help="The training text: raw bytes, or a packed file. Several times: a mixture."
+    ),
+    heldout: Path | None = typer.Option(None, help="A text to evaluate on, instead of a part of the training text."),
     init: str | None = typer.Option(
         None, metavar="MODEL", help="Begin with a model: a run, a checkpoint folder, pretrained/NAME or a hub id."
     ),
@@ -47,7 +50,7 @@ def train(
     from elman_core.training.text import open_text
 
     def read() -> tuple[Settings, Text]:
-        settings = read_settings(what, data, steps, tokens, minutes, sets, init)
+        settings = read_settings(what, data, steps, tokens, minutes, sets, init, heldout)
         return settings, open_text(settings)
 
     asked = None if several() else read()  # before torch is imported, so that a wrong path fails at once
@@ -66,7 +69,9 @@ def resume(
     run: Path = typer.Argument(help="Folder of a run."),
     steps: str | None = typer.Option(None, help="A new total of steps, or +N for N more."),
     minutes: str | None = typer.Option(None, help="A new total of minutes, or +N for N more."),
-    data: str | None = typer.Option(None, help="Where the training text is now, if it was moved."),
+    data: list[str] = typer.Option(
+        [], metavar="FILE[:WEIGHT]", help="Where the training text is now, if it was moved; all of a mixture."
+    ),
     gpus: Gpus = None,
     sets: list[str] = typer.Option(
         [], "--set", metavar="KEY=VALUE", help="A setting to change, such as train.accumulate=2."
@@ -112,14 +117,18 @@ def on_gpus(count: int | None) -> None:
 
 def read_settings(
     what: str | None,
-    data: Path | None = None,
+    data: Path | str | Sequence[str] | None = None,
     steps: int | None = None,
     tokens: int | None = None,
     minutes: float | None = None,
     sets: Sequence[str] = (),
     init: str | None = None,
+    heldout: Path | None = None,
 ) -> Settings:
     """The settings that a command line asks for.
+
+    Args:
+        data: a value of `data.path`, or several.
 
     Raises:
         ConfigError: unknown or contradicting settings, a recipe that cannot be read.
@@ -145,8 +154,11 @@ def read_settings(
             put(tree, "model.num_hidden_layers", depth)
     if init is not None:
         put(tree, "model.init", init)
-    if data is not None:
-        put(tree, "data.path", str(data))
+    if data:
+        values = [str(data)] if isinstance(data, (str, Path)) else list(data)
+        put(tree, "data.path", values if len(values) > 1 else values[0])
+    if heldout is not None:
+        put(tree, "data.heldout_file", str(heldout))
     if steps is not None or tokens is not None or minutes is not None:
         for length in ("steps", "minutes"):
             tree.get("train", {}).pop(length, None)

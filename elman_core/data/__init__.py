@@ -1,12 +1,15 @@
-"""From a file of raw bytes to batches. Vocabulary 256, nothing preprocessed, every batch a pure function of its number."""
+"""From files to batches: raw bytes with nothing prepared, packed files, or what an extension generates."""
 
 from .bytes import SEPARATOR, ByteFile
 from .corpus import standard_library_corpus
 from .counter import hash_u64, uniform
-from .sampling import SAMPLINGS, Batch, TrainingWindows, heldout_offsets
-from .split import Split, split
+from .packed import PackedFile, open_file
+from .sampling import SAMPLINGS, TrainingWindows, heldout_offsets, heldout_windows, windows_at
+from .source import Batch, Heldout, Mixture, Source, combined, dealt
+from .split import Split, all_held_out, split
 
 __all__ = [
-    "SAMPLINGS", "SEPARATOR", "Batch", "ByteFile", "Split", "TrainingWindows", "hash_u64", "heldout_offsets",
-    "split", "standard_library_corpus", "uniform",
+    "SAMPLINGS", "SEPARATOR", "Batch", "ByteFile", "Heldout", "Mixture", "PackedFile", "Source", "Split", "TrainingWindows",
+    "all_held_out", "combined", "dealt", "hash_u64", "heldout_offsets", "heldout_windows", "open_file", "split",
+    "standard_library_corpus", "uniform", "windows_at",
 ]  # fmt: skip

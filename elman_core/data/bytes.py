@@ -36,12 +36,17 @@ FINGERPRINT_BLOCKS = 64
 WAITS = (1.0, 5.0, 25.0)
 """Seconds before each retry of a read whose error is often temporary on a network disk."""
 
-PACKED = {
+PACKED_MAGIC = b"ELMAN PACKED "
+"""The first bytes of a file that `elman data pack` has written."""
+
+NO_TEXT = {
     "gzip": b"\x1f\x8b\x08", "zstd": b"\x28\xb5\x2f\xfd", "xz": b"\xfd7zXZ\x00", "bzip2": b"BZh", "zip": b"PK\x03\x04",
     "lz4": b"\x04\x22\x4d\x18", "7z": b"7z\xbc\xaf\x27\x1c", "Parquet": b"PAR1", "Arrow": b"ARROW1", "Avro": b"Obj\x01",
     "HDF5": b"\x89HDF\r\n", "NumPy": b"\x93NUMPY", "SQLite": b"SQLite format 3\0", "PDF": b"%PDF-",
+    "Arrow stream": b"\xff\xff\xff\xff", "PNG": b"\x89PNG", "JPEG": b"\xff\xd8\xff", "GIF": b"GIF8", "RIFF": b"RIFF",
+    "TIFF": b"II*\0",
 }  # fmt: skip
-"""The first bytes of files that hold text in another form."""
+"""The first bytes of files that hold text in another form, or none."""
 _POPULATE_READ = getattr(mmap, "MADV_POPULATE_READ", 22 if sys.platform == "linux" else None)
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENETDOWN, errno.EHOSTDOWN)
 
@@ -51,12 +56,18 @@ class ByteFile:
 
     Args:
         path: a regular file. Its size is what it is now: bytes that are appended later do not count.
+        packed: accept a packed file, too, as its bytes.
+
+    Attributes:
+        size: bytes. packed: whether it is a packed file, which `PackedFile` reads.
 
     Raises:
-        DataError: missing, not a regular file, unreadable, empty, or packed as gzip, Parquet and others are.
+        DataError: missing, not a regular file, unreadable, empty, or no text, as gzip, Parquet, images and others are.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    unit, vocab_size, separator, tokenizer = "bytes", 256, SEPARATOR, None
+
+    def __init__(self, path: str | os.PathLike[str], packed: bool = False) -> None:
         self.path = Path(path).expanduser()
         try:
             info = os.stat(self.path)
@@ -71,10 +82,11 @@ class ByteFile:
             raise DataError(f"cannot read {self.path}: {error.strerror or error}") from error
         self.size = os.fstat(self._descriptor).st_size
         start = os.pread(self._descriptor, 16, 0)
-        for name, magic in PACKED.items():
+        self.packed = start.startswith(PACKED_MAGIC)
+        for name, magic in {**NO_TEXT, **({} if packed else {"elman data pack": PACKED_MAGIC})}.items():
             if start.startswith(magic):
                 raise DataError(
-                    f"{self.path} is packed ({name}); unpack it first: training data is a file of raw bytes"
+                    f"{self.path} is no raw text ({name}): elman data pack makes training data of texts in it"
                 )
         if self.path.suffix in (".jsonl", ".ndjson"):
             _warn_of_json(self.path)
@@ -103,6 +115,9 @@ class ByteFile:
         """The `length` bytes at each offset: (R, length), uint8. Raises as `read`; `DataError` if the text has changed."""
         self.check_unchanged()
         return np.stack([self.read(int(o), length) for o in offsets_R])
+
+    def counts(self, _offsets_R: NDArray[np.int64], _length: int) -> None:
+        """The loss mask of windows of targets: every byte counts."""
 
     def fingerprint(self) -> dict[str, int | str]:
         """Size and a BLAKE2 hash of 64 blocks of 4 KiB: the first, the last, and others at hashed places."""
@@ -189,5 +204,5 @@ class ByteFile:
 @cache
 def _warn_of_json(path: Path) -> None:
     log.warning(
-        "elman: %s holds JSON, which a model will learn as it stands; docs/how-to/train.md writes its texts alone", path
+        "elman: %s holds JSON, which a model will learn as it stands; elman data pack takes its texts alone", path
     )

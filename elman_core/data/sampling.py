@@ -1,12 +1,9 @@
-"""The bytes of global batch s: a pure function of the seed, s and the row. There is no state to lose.
+"""The windows of a file that each batch has, and those that an evaluation scores.
 
-A window is `length + 1` bytes: the first `length` are inputs, the last `length` are targets.
+A window is `length + 1` tokens: the first `length` are inputs, the last `length` are targets. A token of a raw file is a byte.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,24 +12,11 @@ from elman_core.registry.errors import ConfigError, DataError
 
 from .bytes import ByteFile
 from .counter import uniform
+from .packed import PackedFile
+from .source import Batch, Heldout, Source
 from .split import Runs, Split
 
 SAMPLINGS = ("random", "stream", "tbptt")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Windows of one step.
-
-    Attributes:
-        tokens: (R, length + 1), uint8.
-        offsets: (R,), int64: where each window starts in the file.
-        fresh: (R,), bool: rows that do not continue where the same row of the previous step ended.
-    """
-
-    tokens: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    fresh: NDArray[np.bool_]
 
 
 class RandomSampler:
@@ -81,39 +65,53 @@ class StreamSampler:
         return self.firsts[run] + (window - before) * self.length, (window == before) | (turn == 0)
 
 
-class TrainingWindows:
-    """The training windows of a file: `batch(step)` gives the same bytes whenever and wherever it is asked.
+class TrainingWindows(Source):
+    """The training windows of a file: `batch(step)` gives the same tokens whenever and wherever it is asked.
 
     Args:
-        file: the bytes. parts: its split; only training bytes are read.
+        file: the tokens. parts: its split; only training tokens are read.
         length: inputs in a window (train.chunk_size). rows: rows of the global batch (train.batch_size).
         sampling: `random` offsets; `stream`: contiguous; `tbptt`: contiguous, and the model's state is carried.
 
     Raises:
-        DataError: no stretch of training bytes holds a window, or too few for the rows. ConfigError: unknown sampling.
+        DataError: no stretch of training text holds a window, or too few for the rows. ConfigError: unknown sampling.
     """
 
     def __init__(
-        self, file: ByteFile, parts: Split, length: int, rows: int, seed: int, sampling: str = "random"
+        self, file: ByteFile | PackedFile, parts: Split, length: int, rows: int, seed: int, sampling: str = "random"
     ) -> None:
+        super().__init__(length, rows, seed)
         if sampling not in SAMPLINGS:
             raise ConfigError(f"data.sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
-        self.file, self.length, self.rows = file, length, rows
+        self.file, self.parts = file, parts
+        self.name = str(file.path)
+        self.vocab_size, self.separator, self.tokenizer = file.vocab_size, file.separator, file.tokenizer
         self.sampler: RandomSampler | StreamSampler = (
             RandomSampler(parts.training_runs, length, seed)
             if sampling == "random"
             else StreamSampler(parts.training_runs, length, rows)
         )
 
-    def offsets(self, step: int) -> NDArray[np.int64]:
-        """Return the offsets of the windows of global batch `step`: (R,), int64, all rows."""
-        return self.sampler.place(step, np.arange(self.rows))[0]
+    def read(self, step: int, rows: NDArray[np.int64]) -> Batch:
+        return windows_at(self.file, *self.sampler.place(step, rows), self.length)
 
-    def batch(self, step: int, rows: Sequence[int] | NDArray[np.int64] | None = None) -> Batch:
-        """Global batch `step` (from 0), or only these `rows` of it."""
-        wanted = np.arange(self.rows) if rows is None else np.asarray(rows)
-        offsets, fresh = self.sampler.place(step, wanted)
-        return Batch(self.file.windows(offsets, self.length + 1), offsets, fresh)
+    def origin(self, step: int) -> dict[str, list[int]]:
+        return {"offsets": self.sampler.place(step, np.arange(self.rows))[0].tolist()}
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.file.size:,} {self.file.unit}, {self.parts.in_words}"
+
+
+def windows_at(file: ByteFile | PackedFile, offsets: NDArray[np.int64], fresh: NDArray[np.bool_], length: int) -> Batch:
+    """The windows of a file that start at `offsets`."""
+    return Batch(file.windows(offsets, length + 1), offsets, fresh, counts=file.counts(offsets + 1, length))
+
+
+def heldout_windows(file: ByteFile | PackedFile, parts: Split, length: int, most: int | None = None) -> Heldout:
+    """The evaluation windows of a file, at the places of `heldout_offsets`, which also says what is raised."""
+    offsets, length = heldout_offsets(parts, length, most)
+    return Heldout(len(offsets), length, lambda n: windows_at(file, offsets[n], np.ones(len(n), bool), length))
 
 
 def heldout_offsets(parts: Split, length: int, most_bytes: int | None = None) -> tuple[NDArray[np.int64], int]:

@@ -79,6 +79,11 @@ def split(size: int, fraction: float = 0.01) -> Split:
     return Split(size, fraction, block, heldout, edges[edges[:, 1] > edges[:, 0]])
 
 
+def all_held_out(size: int) -> Split:
+    """The split of a file that is only evaluated on."""
+    return Split(size, 1.0, size, np.array([[0, size]]), np.zeros((0, 2), dtype=np.int64))
+
+
 def _smallest(blocks: int, count: int) -> NDArray[np.int64]:
     """The `count` of `blocks` block numbers whose hashes are smallest, ascending."""
     if count == 0:

@@ -16,7 +16,7 @@ from .checks import needs_core, one_line
 from .errors import ConfigError, PluginError, did_you_mean, printable
 from .plugins import GROUP, entry_points, package_of
 
-KINDS = ("commands", "executors", "loggers")
+KINDS = ("commands", "executors", "loggers", "sources")
 KNOWN = Path(__file__).parent / "extensions.toml"
 
 

@@ -79,7 +79,7 @@ def diverged(run: Any, windows: Any, values: Any) -> DivergedError:
         here = run.compute.where_it_failed(windows, again=bool(run.launched))
     run.launched.clear()  # they updated nothing
     step, loss, norm = run.step + 1, values.loss, values.grad_norm
-    batch = {"offsets": run.windows.offsets(run.step).tolist(), "chunk_size": run.settings.train.chunk_size}
+    batch = {**run.windows.origin(run.step), "chunk_size": run.settings.train.chunk_size}
     what = f"training diverged in step {step}: loss {loss}, gradient norm {norm}"
     return _reported(run, step, what, here, "a loss term", loss=str(loss), grad_norm=str(norm), batch=batch)
 

@@ -371,23 +371,20 @@ class Trainer:
             ConfigError: nothing is held out.
         """
         heldout = self.plan.text.heldout
-        if heldout is None:
+        if not heldout:
             raise ConfigError("nothing is held out: evaluation needs data.heldout above 0")
         self.signals.beat()
-        offsets, length = heldout
         train = self.settings.train
         rows = train.batch_size // train.accumulate
         how: dict[str, Any] = {"ranks": self.ranks, "forward": self.processes.forward}
         how |= {"stop": lambda: bool(self.signals.ending), "counted": self.display.evaluating}
         with self.uncompiled(), self.optimizer.evaluation_weights(), compute_in(train.precision, self.device):
-            result = evaluate.on_windows(
-                self.model, self.plan.text.file, offsets, length, rows, loss_chunk=train.loss_chunk, **how
-            )
+            result = evaluate.on_mixture(self.model, heldout, rows, loss_chunk=train.loss_chunk, **how)
         return result and {"step": self.step, **result}
 
     def _evaluate(self) -> bool:
         """Evaluate, unless that is done or nothing is held out. False if a signal ended it."""
-        if self.plan.text.heldout is None or (self.evaluation and self.evaluation["step"] == self.step):
+        if not self.plan.text.heldout or (self.evaluation and self.evaluation["step"] == self.step):
             return True
         if not (result := self.evaluate()):
             return False

@@ -160,7 +160,8 @@ class CapturedStep:
         return self.step.where_it_failed(windows, again)
 
     def _record(self, windows: Windows) -> None:
-        self._static = Windows(windows.tokens.clone(), None, mapped(torch.clone, windows.carry))
+        targets, counts = (None if t is None else t.clone() for t in (windows.targets, windows.counts))
+        self._static = Windows(windows.tokens.clone(), None, mapped(torch.clone, windows.carry), targets, counts)
         if windows.carry is not None:
             assert windows.fresh is not None
             self._fresh_B = windows.fresh[:, 0].to(self.step.device)
@@ -202,7 +203,9 @@ class CapturedStep:
     def _fill(self, windows: Windows) -> None:
         static = self._static
         assert static is not None
-        static.tokens.copy_(windows.tokens, non_blocking=True)
+        for name in ("tokens", "targets", "counts"):
+            if (mine := getattr(static, name)) is not None:
+                mine.copy_(getattr(windows, name), non_blocking=True)
         if static.carry is not None:
             assert windows.carry is not None
             assert windows.fresh is not None

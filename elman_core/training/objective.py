@@ -46,18 +46,20 @@ def forward_loss(
     fresh_BT: Tensor | None = None,
     return_states: bool = False,
     logits: bool | None = None,
+    counted: Tensor | None = None,
 ) -> Outputs:
     """Run the model over a window.
 
     Args:
         model: a `LadderForCausalLM`.
-        inputs_BT, targets_BT: int64.
+        inputs_BT, targets_BT: int64; targets of -100 do not count.
         loss_chunk: time steps whose logits exist at once; the backward recomputes them. 0: all.
         states: to continue from; None starts afresh.
         fresh_BT: bool on the CPU; where True the row starts from the initial state before it reads that byte. The window is
             run in pieces cut at these places, which changes nothing else.
         logits: return the logits. Otherwise, head and loss are one operator that needs a third of the memory. None: if the
             vocabulary is small enough for all of them at once.
+        counted: what the sum over the targets that count is divided by; None: the number of targets, all of which count.
         return_states: return the states after the window. Gradients flow through them: detach them to cut.
     """
     cuts = [0] if fresh_BT is None else sorted({0, *fresh_BT.any(dim=0).nonzero().flatten().tolist()})
@@ -77,21 +79,30 @@ def forward_loss(
         pieces.append(out.last_hidden_state)
         states = cache.states if cache is not None else None
     hidden_BTD = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-    loss, logits_BTV = _head_loss(model, hidden_BTD, targets_BT, loss_chunk, logits)
+    loss, logits_BTV = _head_loss(model, hidden_BTD, targets_BT, loss_chunk, logits, counted)
     return Outputs(loss, logits_BTV, states if return_states else None)
 
 
 def _head_loss(
-    model: Any, hidden_BTD: Tensor, targets_BT: Tensor, loss_chunk: int, logits: bool | None = None
+    model: Any,
+    hidden_BTD: Tensor,
+    targets_BT: Tensor,
+    loss_chunk: int,
+    logits: bool | None,
+    counted: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
+    divisor = targets_BT.numel() if counted is None else counted
     if not loss_chunk or loss_chunk >= hidden_BTD.shape[1]:
         if logits is None:
             logits = model.config.vocab_size <= WIDEST
         if not logits and type(model.lm_head) is nn.Linear:  # not an adapter around it, which must be called
             total = linear_cross_entropy(hidden_BTD, model.lm_head.weight, targets_BT)
-            return total / targets_BT.numel(), None
+            return total / divisor, None
         logits_BTV = model.lm_head(hidden_BTD)
-        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten()), logits_BTV
+        flat, targets = logits_BTV.flatten(0, 1).float(), targets_BT.flatten()
+        if counted is None:
+            return F.cross_entropy(flat, targets), logits_BTV
+        return F.cross_entropy(flat, targets, reduction="sum") / counted, logits_BTV
 
     def piece(hidden: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(model.lm_head(hidden).flatten(0, 1).float(), targets.flatten(), reduction="sum")
@@ -102,7 +113,7 @@ def _head_loss(
             total = total + checkpoint(piece, hidden, targets, use_reentrant=False)
         else:
             total = total + piece(hidden, targets)
-    return total / targets_BT.numel(), None
+    return total / divisor, None
 
 
 def restart_rows(model: Any, states: States, fresh_B: Tensor) -> States:

@@ -70,8 +70,8 @@ class Plan:
 
     def protocol(self) -> dict[str, Any]:
         """The settings that must be equal before two runs are compared."""
-        window = self.text.heldout[1] if self.text.heldout else 0
-        return protocol(self.began, self.text.file.fingerprint(), window)
+        window = max((held.length for _, held in self.text.heldout), default=0)
+        return protocol(self.began, self.text.fingerprint(), window)
 
     def facts(self) -> dict[str, Any]:
         """The facts that the manifest records at the start and at each resume."""
@@ -94,8 +94,8 @@ class Plan:
         """
         if self.ranks.size == 1:
             return
-        text = self.text.file.fingerprint()
-        data = dataclasses.replace(self.settings.data, path="")  # may be mounted elsewhere
+        text = self.text.fingerprint()
+        data = dataclasses.replace(self.settings.data, path="", heldout_file="")  # may be mounted elsewhere
         self.ranks.require_same(
             {
                 **versions(self.model.config.made_with or {}),
@@ -140,7 +140,10 @@ def decide(
     train, parallel = settings.train, kind_of(settings, ranks)
     # A model that is going to be sharded need not fit on one device.
     source = checkpoint or begin.source_of(settings.model, new=manifest is None)
-    model = build_model(settings, torch.device("cpu") if parallel == "fsdp" else device, source)
+    vocab_size = text.windows.vocab_size
+    model = build_model(settings, torch.device("cpu") if parallel == "fsdp" else device, source, vocab_size)
+    if model.config.vocab_size < vocab_size:
+        raise ConfigError(f"the data have {vocab_size} tokens, this model {model.config.vocab_size}")
     init = manifest.get("init") if manifest else None
     if source and not checkpoint:
         found = begin.facts(model, source, settings.model)
@@ -156,18 +159,22 @@ def decide(
             f"plugin {plugins[0]} adds loss terms and may need all logits at once: set train.loss_chunk=0"
         )
     if manifest is None:
-        data = dataclasses.replace(settings.data, path=str(text.file.path.resolve()))
         names = {f.name for f in dataclasses.fields(settings.model)} & vars(model.config).keys()
         chosen = dataclasses.replace(settings.model, **{name: getattr(model.config, name) for name in names})
         chosen = dataclasses.replace(chosen, init=init["model"] if init else "")
-        settings = began = dataclasses.replace(settings, data=data, model=chosen)
+        settings = began = dataclasses.replace(settings, model=chosen)
+    held = text.heldout_file.value if text.heldout_file else ""
+    data = dataclasses.replace(settings.data, path=text.path, heldout_file=held)
+    settings, began = (dataclasses.replace(s, data=data) for s in (settings, began))
     schedule = Schedule(train.schedule, train.warmup or 0, began.train.steps, train.final_lr, train.decay)  # type: ignore[arg-type]
     return Plan(settings, began, text, ranks, device, parallel, mode, model, schedule, init)
 
 
-def build_model(settings: Settings, device: torch.device, source: str | Path | None = None) -> Any:
-    """A `LadderForCausalLM` in float32 in training mode: the one of `source`, or a new one, drawn from `train.seed` on the CPU,
-    so that it is the same on every device.
+def build_model(
+    settings: Settings, device: torch.device, source: str | Path | None = None, vocab_size: int = 256
+) -> Any:
+    """A `LadderForCausalLM` in float32 in training mode: the one of `source`, or a new one for tokens below `vocab_size`, drawn
+    from `train.seed` on the CPU, so that it is the same on every device.
 
     Raises:
         CheckpointError: `source` cannot be loaded.
@@ -181,7 +188,7 @@ def build_model(settings: Settings, device: torch.device, source: str | Path | N
         model = load_checkpoint(source or chosen.init, dtype="float32")
         torch.manual_seed(settings.train.seed)
     else:
-        tree = dataclasses.asdict(chosen) | {"options": chosen.options or None}
+        tree = dataclasses.asdict(chosen) | {"options": chosen.options or None, "vocab_size": vocab_size}
         model = LadderForCausalLM(
             LadderConfig(**{k: v for k, v in tree.items() if k not in ("init", "init_optimizer")})
         )

@@ -1,21 +1,23 @@
 """The windows of each step, read ahead in a thread and already on their way to the GPU.
 
-Reading ahead does not change what a step sees: a batch is a function of its step. Bytes are copied as uint8 and converted to
-int64 on the device. A slow disk makes a step wait; no batch is skipped.
+Reading ahead does not change what a step sees: a batch is a function of its step. Bytes are copied as uint8, wider tokens as
+int32, and converted to int64 on the device. A slow disk makes a step wait; no batch is skipped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from elman_core.data import SEPARATOR, Batch, TrainingWindows
+from elman_core.data import Batch, Source
 
 from .objective import States
 from .ranks.group import Ranks
@@ -31,7 +33,7 @@ CLOSING = 5.0
 
 @dataclass(frozen=True)
 class Ready:
-    """A batch, and its tokens (B, T + 1), uint8, on the device.
+    """A batch, and what a step reads of it on the device: tokens, targets and counts as `step.Windows` has them.
 
     Attributes:
         copied: the event of their arrival; None: they are there.
@@ -39,6 +41,8 @@ class Ready:
 
     batch: Batch
     tokens: Tensor
+    targets: Tensor | None = None
+    counts: Tensor | None = None
     copied: torch.cuda.Event | None = None
 
 
@@ -78,7 +82,9 @@ class Prefetcher:
         if item.copied is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(item.copied)
-            item.tokens.record_stream(current)
+            for tensor in (item.tokens, item.targets, item.counts):
+                if tensor is not None:
+                    tensor.record_stream(current)
         return item
 
     def close(self) -> None:
@@ -101,16 +107,29 @@ class Prefetcher:
 
     def _load(self, step: int) -> Ready:
         batch = self.read(step)
-        tokens = torch.from_numpy(batch.tokens)
         if self.device.type != "cuda":
-            return Ready(batch, tokens.to(self.device))
+            return Ready(batch, *tensors(batch, lambda t: t.to(self.device)))
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(self._stream):
-            tokens = tokens.pin_memory().to(self.device, non_blocking=True)
+            copies = tensors(batch, lambda t: t.pin_memory().to(self.device, non_blocking=True))
             copied = torch.cuda.Event()
             copied.record()
-        return Ready(batch, tokens, copied)
+        return Ready(batch, *copies, copied)
+
+
+def tensors(batch: Batch, move: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Tokens, targets and counts of a batch, moved; uint8, int32 (torch computes little in wider unsigned dtypes), bool."""
+
+    def one(array: np.ndarray) -> Tensor:
+        narrow = array.dtype in (np.uint8, np.bool_)
+        return move(torch.from_numpy(np.ascontiguousarray(array if narrow else array.astype(np.int32))))
+
+    return (
+        one(batch.tokens),
+        None if batch.targets is None else one(batch.targets),
+        None if batch.counts is None else one(batch.counts),
+    )
 
 
 class Feed:
@@ -118,7 +137,7 @@ class Feed:
     from the computing threads.
     """
 
-    def __init__(self, windows: TrainingWindows, settings: Settings, device: torch.device, ranks: Ranks) -> None:
+    def __init__(self, windows: Source, settings: Settings, device: torch.device, ranks: Ranks) -> None:
         self.windows, self.device = windows, device
         self.rows = None if ranks.size == 1 else ranks.rows(settings.train.batch_size)
         self.carries, self.resets = settings.data.sampling == "tbptt", settings.data.documents == "reset"
@@ -131,16 +150,17 @@ class Feed:
         """The windows of `step`, to continue from the states `carry` (tbptt)."""
         if self.reader is not None:
             ready = self.reader.get(step)
-            batch, tokens = ready.batch, ready.tokens
         else:
             batch = self.read(step)
-            tokens = torch.from_numpy(batch.tokens).to(self.device)
+            ready = Ready(batch, *tensors(batch, lambda t: t.to(self.device)))
+        windows = Windows(ready.tokens, targets=ready.targets, counts=ready.counts)
         if not self.carries:
-            return Windows(tokens)
-        inputs_BT = torch.from_numpy(batch.tokens)[:, :-1]
-        fresh_BT = inputs_BT == SEPARATOR if self.resets else torch.zeros(inputs_BT.shape, dtype=torch.bool)
-        fresh_BT[:, 0] |= torch.from_numpy(batch.fresh)
-        return Windows(tokens, fresh_BT, carry)
+            return windows
+        batch = ready.batch
+        inputs_BT = batch.tokens[:, : self.windows.length]
+        fresh_BT = inputs_BT == self.windows.separator if self.resets else np.zeros(inputs_BT.shape, dtype=bool)
+        fresh_BT[:, 0] |= batch.fresh
+        return dataclasses.replace(windows, fresh=torch.from_numpy(fresh_BT), carry=carry)
 
     def close(self) -> None:
         """End the reading thread."""

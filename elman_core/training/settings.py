@@ -43,12 +43,13 @@ class ModelSettings:
 class DataSettings:
     """The text and how it is read."""
 
-    path: str = option("", "a file of raw bytes")
+    path: str | list = option("", "FILE, or several, each FILE[:WEIGHT] or, of an extension, NAME:OPTIONS")  # noqa: RUF009
     sampling: Literal["random", "stream", "tbptt"] = option(
         "random", "random offsets; contiguous streams; streams with the state carried from step to step"
     )
     documents: Literal["keep", "reset"] = option("keep", "tbptt: keep the state, or reset it before each 0x1e")
     heldout: float = option(0.01, "fraction held out, at least min(1 MiB, 10 %); 0: nothing", ge=0, le=0.5)
+    heldout_file: str = option("", "evaluate on this file instead, and hold nothing out")
     eval_bytes: int = option(2**20, "most bytes to score in one evaluation", ge=1)
 
 

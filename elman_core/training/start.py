@@ -83,7 +83,7 @@ def resume(
     path: Path,
     steps: str | None = None,
     minutes: str | None = None,
-    data: str | None = None,
+    data: str | Sequence[str] | None = None,
     quiet: bool = False,
     sets: Sequence[str] = (),
 ) -> Trainer | None:
@@ -93,7 +93,7 @@ def resume(
 
     Args:
         path: the run. steps: a new total, or `+20` for 20 more. minutes: likewise.
-        data: where the text is now, if it was moved.
+        data: where the text is now, if it was moved; of a mixture all values, in the order of the run.
         sets: settings to change: those in `RESUMABLE` do not affect results; those in `RETUNABLE` do, so the change is recorded
             and becomes part of the run's protocol.
 
@@ -107,8 +107,9 @@ def resume(
     try:
         manifest = folder.manifest
         settings = ranks.together(lambda: resumed_settings(manifest["settings"], sets))
-        if data is not None:
-            moved = dataclasses.replace(settings.data, path=str(Path(data).resolve()))
+        if data:
+            values = [data] if isinstance(data, (str, Path)) else list(data)
+            moved = dataclasses.replace(settings.data, path=values if len(values) > 1 else str(values[0]))
             settings = dataclasses.replace(settings, data=moved)
         position = ranks.first(lambda: _position(folder))
         settings = _extend(settings, position.progress, steps, minutes)
@@ -186,7 +187,9 @@ def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> It
     for table, values in settings.to_dict().items():
         shown = "  ".join(f"{k}={json.dumps(v)}" for k, v in values.items() if v is not None)
         yield f"{table:12}{shown}"
-    yield f"text        {text.file.size:,} bytes, {text.split.in_words}"
+    yield f"text        {text.windows.in_words}"
+    if text.heldout_file:
+        yield f"held out    {text.heldout_file.value}"
     yield f"parameters  {sum(p.numel() for p in plan.model.parameters()):,}"
     yield f"backend     {'; '.join(backends(plan.model)) or 'no recurrence'} on {plan.device}, {train.precision}"
     yield f"steps       {plan.mode.name} ({plan.mode.why})"

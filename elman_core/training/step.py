@@ -4,7 +4,7 @@ Nothing in a step waits for the device; the device decides whether the loss and 
 which they are not, no more updates happen. So weights, optimizer and carried state stay as they were before that step,
 however late its values are read.
 
-Shapes: B rows, T time; a window is T + 1 bytes.
+Shapes: B rows, T time; a window is T + 1 tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from elman_core.model.graph import HostCopy
+from elman_core.nn.cross_entropy import IGNORED
 
 from .failures import first_bad
 from .objective import Outputs, States, forward_loss, mapped
@@ -35,20 +36,31 @@ class Windows:
     """The input of a step.
 
     Attributes:
-        tokens: (B, T + 1), any integer dtype, on the model's device.
+        tokens: (B, T + 1), any integer dtype, on the model's device; (B, T) beside `targets`.
         fresh: (B, T), bool on the CPU; where True the row starts from the initial state before it reads that byte. None
             where no state is carried.
         carry: the states after the previous step, all rows; None at the start.
+        targets: (B, T), any integer dtype; None: the next tokens.
+        counts: (B, T), bool, the targets that count; None: all.
     """
 
     tokens: Tensor
     fresh: Tensor | None = None
     carry: States | None = None
+    targets: Tensor | None = None
+    counts: Tensor | None = None
 
     def rows(self, some: slice) -> Windows:
         """The windows of some rows."""
         carry = mapped(lambda t: t[some], self.carry)
-        return Windows(self.tokens[some], None if self.fresh is None else self.fresh[some], carry)
+        fresh, targets, counts = (None if t is None else t[some] for t in (self.fresh, self.targets, self.counts))
+        return Windows(self.tokens[some], fresh, carry, targets, counts)
+
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, (B, T), int64; targets that do not count are -100."""
+        tokens = self.tokens.long()
+        inputs, targets = (tokens[:, :-1], tokens[:, 1:]) if self.targets is None else (tokens, self.targets.long())
+        return inputs, targets if self.counts is None else targets.masked_fill(~self.counts, IGNORED)
 
 
 @dataclass(frozen=True)
@@ -196,10 +208,13 @@ class TrainStep:
         terms: dict[str, Tensor] = {}
         carry: list[Any] = []
         share = self.train.accumulate
+        counted = None
+        if windows.counts is not None:  # the loss is the mean over what counts in all rows, wherever they are computed
+            counted = self.processes.mean(windows.counts.sum(dtype=torch.float32)[None])[0].clamp(min=1) / share
         with self.autocast():  # one context: a weight is cast once for all micro-batches
             for i, some in enumerate(self.micro_batches(windows)):
                 with self.processes.micro_batch(last=i + 1 == share):
-                    outputs = self.forward(some)
+                    outputs = self.forward(some, counted)
                     with full_precision_in(self.device):
                         added = self.terms(outputs)
                         torch.stack([outputs.loss, *added.values()]).sum().div(share).backward()
@@ -219,13 +234,12 @@ class TrainStep:
         for first in range(0, len(windows.tokens), rows):
             yield windows.rows(slice(first, first + rows))
 
-    def forward(self, windows: Windows) -> Outputs:
-        """Loss of some windows. Autocast is the caller's."""
-        tokens = windows.tokens.long()
+    def forward(self, windows: Windows, counted: Tensor | None = None) -> Outputs:
+        """Loss of some windows: the sum over their targets that count, divided by `counted`. Autocast is the caller's."""
         return self.processes.forward(
             self.model,
-            tokens[:, :-1],
-            tokens[:, 1:],
+            *windows.pair(),
+            counted=counted,
             loss_chunk=self.train.loss_chunk,
             states=windows.carry,
             fresh_BT=windows.fresh,

@@ -1,58 +1,189 @@
-"""The text of a training, opened once. Needs no torch, so that a wrong path fails at once."""
+"""The data of a training, opened once. Needs no torch, so that a wrong path fails at once."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from elman_core.data import ByteFile, Split, TrainingWindows, heldout_offsets, split
-from elman_core.registry.errors import DataError
+from elman_core.data import (
+    ByteFile,
+    Heldout,
+    Mixture,
+    PackedFile,
+    Source,
+    Split,
+    TrainingWindows,
+    all_held_out,
+    combined,
+    dealt,
+    heldout_windows,
+    open_file,
+    split,
+)
+from elman_core.registry.errors import ConfigError, DataError, PluginError
+from elman_core.registry.extensions import extensions, known, load_extension
 from elman_core.storage import require_text
 
-from .settings import Settings
+from .settings import DataSettings, Settings
+
+
+class Part:
+    """One of the values of `data.path`: `FILE`, or `NAME:OPTIONS` for the source NAME of an extension; then `:WEIGHT`, if any.
+
+    Attributes:
+        value: without the weight; a file by its full path. weight: 1 if none is given.
+        file: None for the source of an extension.
+
+    Raises:
+        ConfigError: a weight that is not above 0, a name that a recipe cannot store, a source that is not installed.
+        DataError: as `open_file`.
+    """
+
+    def __init__(self, value: str) -> None:
+        self.value, self.weight = value, 1.0
+        rest, colon, weight = value.rpartition(":")
+        if colon and not Path(value).expanduser().exists() and _is_number(weight):
+            self.value, self.weight = rest, float(weight)
+            if not 0 < self.weight < math.inf:
+                raise ConfigError(f"the weight of {rest} is {weight}: a weight is above 0")
+        require_text(self.value)
+        name = self.value.partition(":")[0]
+        self.file: ByteFile | PackedFile | None = None
+        generated = name in extensions("sources") or name in known("sources")
+        if not generated or Path(self.value).expanduser().exists():
+            self.file = open_file(self.value)
+            self.value = str(self.file.path.resolve())
+
+    def split(self, fraction: float | None) -> Split:
+        """The split of its file. `fraction`: None holds out all of it."""
+        assert self.file is not None
+        return all_held_out(self.file.size) if fraction is None else split(self.file.size, fraction)
+
+    def source(self, length: int, rows: int, seed: int, sampling: str = "random", heldout: float = 0.0) -> Source:
+        """Its batches. Raises as `TrainingWindows`, or `PluginError` for what an extension makes wrong."""
+        if self.file is not None:
+            return TrainingWindows(self.file, self.split(heldout), length, rows, seed, sampling)
+        name, _, options = self.value.partition(":")
+        made = load_extension("sources", name)(options, length, rows, seed)
+        if not isinstance(made, Source):
+            raise PluginError(f"source {name!r} makes {type(made).__name__}, not an elman_core.data.Source")
+        return made
+
+    @property
+    def vocab_size(self) -> int:
+        return self.source(1, 1, 0).vocab_size if self.file is None else self.file.vocab_size
+
+    def fingerprint(self, length: int) -> dict[str, Any]:
+        """That of its file, or of the source with rows of this length."""
+        return self.source(length, 1, 0).fingerprint() if self.file is None else self.file.fingerprint()
+
+    def heldout(self, fraction: float | None, length: int, most: int | None) -> Heldout | None:
+        """Its evaluation windows, of at most `most` targets together; None if nothing is held out."""
+        if self.file is None:
+            return self.source(length, 1, 0).heldout(most or 2**20)
+        return None if fraction == 0 else heldout_windows(self.file, self.split(fraction), length, most)
 
 
 @dataclass(frozen=True)
 class Text:
-    """The bytes that a training reads.
+    """The data that a training reads.
 
     Attributes:
-        file, split: the whole file, and which of its bytes are held out.
-        windows: of the training steps.
-        heldout: where the evaluation windows start, and how many bytes each scores; None if nothing is held out.
+        parts: what `data.path` names. windows: of the training steps.
+        heldout: what an evaluation scores, each with its weight; empty if nothing is held out.
+        heldout_file: of `data.heldout_file`, or None.
     """
 
-    file: ByteFile
-    split: Split
-    windows: TrainingWindows
-    heldout: tuple[NDArray[np.int64], int] | None
+    parts: list[Part]
+    windows: Source
+    heldout: list[tuple[float, Heldout]]
+    heldout_file: Part | None
+
+    @property
+    def path(self) -> str | list[str]:
+        """`data.path` with full paths."""
+        values = [f"{p.value}:{p.weight!r}" for p in self.parts]
+        return values if len(values) > 1 else self.parts[0].value
+
+    def fingerprint(self) -> dict[str, Any]:
+        """`size` in bytes and `blake2b`, of several sources also theirs, and that of `heldout_file`."""
+        length = self.windows.length
+        other = {"heldout_file": self.heldout_file.fingerprint(length)} if self.heldout_file else {}
+        return combined([p.fingerprint(length) for p in self.parts], [p.weight for p in self.parts]) | other
 
 
 def open_text(settings: Settings, expected: Mapping[str, Any] | None = None) -> Text:
-    """Open the file `data.path`.
+    """Open the data of these settings.
 
     Args:
-        expected: the fingerprint of the text with which the run began.
+        expected: the fingerprint of the data with which the run began.
 
     Raises:
         ConfigError, DataError: there is none, it cannot be named in a recipe or be read, it is too short for these settings,
             or it has another fingerprint.
     """
     data, train = settings.data, settings.train
-    require_text(data.path)
-    if not data.path:
+    parts, held = open_parts(data)
+    fraction, streams = 0.0 if held else data.heldout, data.sampling != "random"
+    weights = [part.weight for part in parts]
+    rows = dealt(weights, train.batch_size) if streams else [train.batch_size] * len(parts)
+    sources = [
+        part.source(train.chunk_size, own, train.seed, data.sampling, fraction)
+        for part, own in zip(parts, rows, strict=True)
+    ]
+    windows = sources[0] if len(sources) == 1 else Mixture(sources, weights, train.batch_size, train.seed, streams)
+    if data.documents == "reset" and windows.separator is None:
+        raise ConfigError("data.documents='reset' needs a token that ends documents, which these data do not have")
+    text = Text(parts, windows, open_heldout(parts, held, fraction, train.chunk_size, data.eval_bytes), held)
+    if expected is not None:
+        _require_same(", ".join(p.value for p in parts), text.fingerprint(), expected)
+    return text
+
+
+def open_parts(data: DataSettings) -> tuple[list[Part], Part | None]:
+    """The values of `data.path`, and that of `data.heldout_file`. Raises as `Part`."""
+    values = [data.path] if isinstance(data.path, str) else data.path
+    if not values or not all(isinstance(value, str) and value for value in values):
         raise DataError("no training text: give one with --data FILE")
-    file = ByteFile(data.path)
-    if expected is not None and (actual := file.fingerprint()) != expected:
+    parts = [Part(value) for value in values]
+    held = Part(data.heldout_file) if data.heldout_file else None
+    return parts, held
+
+
+def open_heldout(
+    parts: list[Part], file: Part | None, fraction: float, length: int, most: int | None
+) -> list[tuple[float, Heldout]]:
+    """What an evaluation scores, with weights: `file`, or else what is held out of the parts, most of the heaviest.
+
+    Args:
+        fraction: data.heldout. length: targets in a window. most: targets in all; None: all there are.
+    """
+    if file is not None:
+        held = file.heldout(None, length, most)
+        return [(1.0, held)] if held else []
+    whole = sum(part.weight for part in parts)
+    made = [
+        (p.weight / whole, p.heldout(fraction, length, most and max(1, round(most * p.weight / whole)))) for p in parts
+    ]
+    return [(weight, held) for weight, held in made if held]
+
+
+def _require_same(name: str, actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    if {**expected, "heldout_file": None} != {**actual, "heldout_file": None}:
         raise DataError(
-            f"{file.path} is not the text of this run: {actual['size']} bytes, fingerprint {actual['blake2b']}, instead "
+            f"{name} is not the text of this run: {actual['size']} bytes, fingerprint {actual['blake2b']}, instead "
             f"of {expected['size']}, {expected['blake2b']}; give the right one with --data FILE"
         )
-    parts = split(file.size, data.heldout)
-    windows = TrainingWindows(file, parts, train.chunk_size, train.batch_size, train.seed, data.sampling)
-    heldout = heldout_offsets(parts, train.chunk_size, data.eval_bytes) if data.heldout else None
-    return Text(file, parts, windows, heldout)
+    if "heldout_file" in actual and actual["heldout_file"] != expected.get("heldout_file"):
+        raise DataError("data.heldout_file is not the text that this run was evaluated on: restore it")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

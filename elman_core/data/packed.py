@@ -1,0 +1,117 @@
+"""Packed files, as `elman data pack` writes them: tokens of one width, where documents end, and which targets count.
+
+    FILE        64 bytes that begin with MAGIC · tokens · ends of documents (int64) · loss mask, if any (a bit a token)
+    FILE.json   the manifest: what the sections are, made of which files, with which tokenizer
+
+Every section begins at a multiple of 8 bytes; numbers are little-endian; bit i of byte j of the mask is of token 8 j + i. A
+mask is one of targets: where its bit is 0, predicting that token does not count.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elman_core.registry.errors import CheckpointError, DataError
+from elman_core.storage import read_json
+
+from .bytes import ByteFile
+
+HEADER = 64
+FORMAT = "elman packed 1"
+DTYPES = ("uint8", "uint16", "uint32")
+_NEEDED: dict[str, Any] = {
+    "format": str, "dtype": str, "tokens": int, "documents": int, "bytes": int, "vocab_size": int, "masked": bool, "size": int,
+    "blake2b": str,
+}  # fmt: skip
+
+
+class PackedFile:
+    """A read-only view of a packed file, memory-mapped.
+
+    Attributes:
+        size: tokens. manifest: as written. vocab_size: token ids are below it. separator: the id that ends a document, or None.
+        tokenizer: None for bytes, else `path`, in the file's folder, and `sha256` of the file tokenizer.json.
+
+    Raises:
+        DataError: not a packed file; the manifest is missing or damaged; file and manifest do not belong together.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.raw = ByteFile(path, packed=True)
+        self.path = self.raw.path
+        self.manifest = manifest = _manifest(self.path)
+        self.dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
+        self.size, self.vocab_size = manifest["tokens"], manifest["vocab_size"]
+        self.separator, self.tokenizer = manifest.get("separator"), manifest.get("tokenizer")
+        self.unit = "tokens" if self.tokenizer else "bytes"
+        self._ends_at, self._mask_at, expected = sections(
+            self.size, self.dtype, manifest["documents"], manifest["masked"]
+        )
+        if not expected == manifest["size"] == self.raw.size:
+            raise DataError(f"{self.path} has {self.raw.size:,} bytes instead of {expected:,}: pack it again")
+        if self.raw.fingerprint()["blake2b"] != manifest["blake2b"] or self.ends()[-1] != self.size:
+            raise DataError(f"{self.path} is not what was packed, its digest does not match: pack it again")
+
+    def windows(self, offsets_R: NDArray[np.int64], length: int) -> NDArray[Any]:
+        """The `length` tokens at each offset: (R, length), in the file's dtype. Raises as `ByteFile.windows`."""
+        self.raw.check_unchanged()
+        width = self.dtype.itemsize
+        parts = [self.raw.read(HEADER + int(o) * width, length * width) for o in offsets_R]
+        return np.stack(parts).view(self.dtype)
+
+    def counts(self, offsets_R: NDArray[np.int64], length: int) -> NDArray[np.bool_] | None:
+        """Which of the `length` tokens at each offset count as targets: (R, length), bool; None if all tokens do."""
+        if not self.manifest["masked"]:
+            return None
+        rows = [self.raw.read(self._mask_at + int(o) // 8, (int(o) % 8 + length + 7) // 8) for o in offsets_R]
+        bits = [np.unpackbits(row, bitorder="little")[o % 8 :][:length] for row, o in zip(rows, offsets_R, strict=True)]
+        return np.stack(bits).view(np.bool_)
+
+    def ends(self) -> NDArray[np.int64]:
+        """Where each document ends, its separator included: (documents,), int64, rising; the last is `size`."""
+        return self.raw.read(self._ends_at, 8 * self.manifest["documents"]).view("<i8")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """As `ByteFile.fingerprint`, with the tokenizer's digest if there is one."""
+        return self.raw.fingerprint() | ({"tokenizer": self.tokenizer["sha256"]} if self.tokenizer else {})
+
+
+def open_file(path: str | os.PathLike[str]) -> ByteFile | PackedFile:
+    """A packed file, or any other as bytes. Raises `DataError` as they do."""
+    file = ByteFile(path, packed=True)
+    return PackedFile(path) if file.packed else file
+
+
+def sections(tokens: int, dtype: Any, documents: int, masked: bool) -> tuple[int, int, int]:
+    """The bytes at which ends and mask of a packed file begin, and its size."""
+    ends = HEADER + -(-tokens * np.dtype(dtype).itemsize // 8) * 8
+    mask = ends + 8 * documents
+    return ends, mask, mask + -(-tokens // 8) * masked
+
+
+def manifest_of(path: Path) -> Path:
+    """The manifest of a packed file."""
+    return path.with_name(f"{path.name}.json")
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    place = manifest_of(path)
+    try:
+        manifest = read_json(place)
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is a packed file without its manifest: copy {place.name} beside it") from error
+    except (OSError, CheckpointError) as error:
+        raise DataError(
+            f"the manifest of {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    wrong = [name for name, kind in _NEEDED.items() if type(manifest.get(name)) is not kind]
+    if wrong or manifest["format"] != FORMAT or manifest["dtype"] not in DTYPES or manifest["documents"] < 1:
+        raise DataError(
+            f"{place} is damaged or of another version, see {(wrong or ['format'])[0]!r}: pack {path} again"
+        )
+    return manifest
