@@ -35,7 +35,7 @@ def render() -> str:
     parts = [HEAD]
     for name, command in commands().items():
         parts.append(f"## elman {name}\n\n```text\n{help_of(name)}\n```\n")
-        for inner in sorted(getattr(command, "commands", {})):
+        for inner in sorted(command.list_commands(None)) if hasattr(command, "list_commands") else ():
             parts.append(f"### elman {name} {inner}\n\n```text\n{help_of(name, inner)}\n```\n")
     return "\n".join(parts)
 

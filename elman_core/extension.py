@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .cli.export import Precision
     from .cli.generate import load_writer
     from .cli.train import read_settings
-    from .data import Batch, Heldout, Source, hash_u64, standard_library_corpus
+    from .data import Batch, ByteFile, Heldout, Source, hash_u64, standard_library_corpus
+    from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
     from .generation import Sampling
     from .generation.loop import least_rows, prefill, prefill_chunk
     from .kernels.decode.op import kept_scores, race
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         replacing,
         require_text,
         storage_errors,
+        sync,
         write_json,
         write_text,
     )
@@ -71,7 +73,8 @@ _NAMES = {
     "cli.export": "Precision",
     "cli.generate": "load_writer",
     "cli.train": "read_settings",
-    "data": "Batch Heldout Source hash_u64 standard_library_corpus",
+    "data": "Batch ByteFile Heldout Source hash_u64 standard_library_corpus",
+    "data.packed": "PACKED_FORMAT PACKED_HEADER PackedFile packed_manifest packed_sections",
     "generation": "Sampling",
     "generation.loop": "least_rows prefill prefill_chunk",
     "kernels.decode.op": "kept_scores race",
@@ -86,7 +89,8 @@ _NAMES = {
     "registry.errors": "printable",
     "registry.extensions": "load_extension packages",
     "size": "TOLERANCE count parse_parameters solve_width",
-    "storage": "appending now open_regular read_bytes read_json replacing require_text storage_errors write_json write_text",
+    "storage": "appending now open_regular read_bytes read_json replacing require_text storage_errors sync write_json "
+    "write_text",
     "training": "Settings TrainSettings",
     "training.precision": "pick_device",
     "training.recipes": "folders",

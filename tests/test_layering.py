@@ -30,12 +30,13 @@ MAY_IMPORT["testing"] = {*MAY_IMPORT}
 
 # Whoever may import a library or a module of the standard library that others may not, and why.
 ONLY = {
-    "transformers": ("elman_core/model/",),
+    "transformers": ("elman_core/model/", "extensions/data/elman_data/encode.py"),
     "pluggy": ("elman_core/registry/",),
     "pytest": ("elman_core/testing/",),
     "typer": (
         "elman_core/cli/",
         "extensions/bench/elman_bench/cli/",
+        "extensions/data/elman_data/cli/",
         "extensions/evals/elman_evals/command.py",
         "extensions/serve/elman_serve/cli/",
         "extensions/tasks/elman_tasks/cli/",
@@ -54,7 +55,8 @@ ONLY = {
     ),
 }
 PRINTS = (
-    "elman_core/cli/", "extensions/bench/elman_bench/cli/", "extensions/serve/elman_serve/cli/",
+    "elman_core/cli/", "extensions/bench/elman_bench/cli/", "extensions/data/elman_data/cli/",
+    "extensions/serve/elman_serve/cli/",
     "extensions/tasks/elman_tasks/cli/",
 )  # fmt: skip
 PLUGIN_MAY_IMPORT = {"elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry", "elman_csrc"}

@@ -1,5 +1,6 @@
 """The command `elman`. Each module beside this one holds one group of commands; heavy imports are inside the commands.
-Extensions add commands through entry points in the group `elman.commands`, which are imported when they are called.
+Extensions add commands through entry points in the group `elman.commands`, which are imported when they are called; one named
+`data.pack` is the command `pack` of the group `data`.
 
 Exit codes: 0 done · 1 input or output · 2 configuration · 3 out of memory · 4 diverged · 5 kernel · 6 timeout ·
 70 a fault of elman itself · 130 interrupted · 143 terminated after saving.
@@ -37,7 +38,12 @@ _UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "
 
 
 class _Commands(TyperGroup):
-    """The commands of the core, and behind them those of extensions."""
+    """The commands of the core, or of a group of its, and behind them those of extensions."""
+
+    @property
+    def before(self) -> str:
+        """What the names of entry points begin with."""
+        return "" if self.name == "elman" else f"{self.name}."
 
     def invoke(self, ctx: Any) -> Any:
         """As the base class, but an interrupt stays an interrupt: newer versions of typer exit without a message."""
@@ -50,7 +56,8 @@ class _Commands(TyperGroup):
     def extensions(self) -> dict[str, Any]:
         from elman_core.registry.extensions import extensions
 
-        return extensions("commands")
+        named = {n.removeprefix(self.before): p for n, p in extensions("commands").items() if n.startswith(self.before)}
+        return {name: points for name, points in named.items() if "." not in name}
 
     def list_commands(self, ctx: Any) -> list[str]:
         own = super().list_commands(ctx)
@@ -61,16 +68,16 @@ class _Commands(TyperGroup):
 
         if (own := super().get_command(ctx, name)) is not None:
             return own
-        points = self.extensions.get(name, [])
-        return Extension(name, points) if points or name in known("commands") else None
+        points, whole = self.extensions.get(name, []), self.before + name
+        return Extension(name, points, whole) if points or whole in known("commands") else None
 
 
 class Extension(TyperCommand):
     """A command of an extension. Its help is read from the source; the extension is imported when the command is called."""
 
-    def __init__(self, name: str, points: list[Any]) -> None:
+    def __init__(self, name: str, points: list[Any], whole: str) -> None:
         super().__init__(name)
-        self.points = points
+        self.points, self.whole = points, whole
 
     def get_short_help_str(self, limit: int = 45) -> str:
         from elman_core.registry.extensions import summary
@@ -84,7 +91,7 @@ class Extension(TyperCommand):
 
         assert self.name is not None
         app = _new_app()
-        _add(app, load_extension("commands", self.name), self.name)
+        _add(app, load_extension("commands", self.whole), self.name)
         return typer.main.get_command(app).commands[self.name]  # type: ignore[attr-defined]
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -117,7 +124,7 @@ def _new_app() -> typer.Typer:
 def _add(app: typer.Typer, made: Any, name: str) -> None:
     """Add a command, which is a function, or a group of commands."""
     if isinstance(made, typer.Typer):
-        app.add_typer(made, name=name)
+        app.add_typer(made, name=name, cls=_Commands)
     else:
         app.command(name)(made)
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from elman_core.registry.errors import CheckpointError, DataError
 from elman_core.storage import read_json
 
-from .bytes import ByteFile
+from .bytes import PACKED_MAGIC, ByteFile
 
-HEADER = 64
-FORMAT = "elman packed 1"
+PACKED_FORMAT = "elman packed 1"
+PACKED_HEADER = (PACKED_MAGIC + b"1\n").ljust(64, b"\0")
 DTYPES = ("uint8", "uint16", "uint32")
 _NEEDED: dict[str, Any] = {
     "format": str, "dtype": str, "tokens": int, "documents": int, "bytes": int, "vocab_size": int, "masked": bool, "size": int,
@@ -49,7 +49,7 @@ class PackedFile:
         self.size, self.vocab_size = manifest["tokens"], manifest["vocab_size"]
         self.separator, self.tokenizer = manifest.get("separator"), manifest.get("tokenizer")
         self.unit = "tokens" if self.tokenizer else "bytes"
-        self._ends_at, self._mask_at, expected = sections(
+        self._ends_at, self._mask_at, expected = packed_sections(
             self.size, self.dtype, manifest["documents"], manifest["masked"]
         )
         if not expected == manifest["size"] == self.raw.size:
@@ -61,7 +61,7 @@ class PackedFile:
         """The `length` tokens at each offset: (R, length), in the file's dtype. Raises as `ByteFile.windows`."""
         self.raw.check_unchanged()
         width = self.dtype.itemsize
-        parts = [self.raw.read(HEADER + int(o) * width, length * width) for o in offsets_R]
+        parts = [self.raw.read(len(PACKED_HEADER) + int(o) * width, length * width) for o in offsets_R]
         return np.stack(parts).view(self.dtype)
 
     def counts(self, offsets_R: NDArray[np.int64], length: int) -> NDArray[np.bool_] | None:
@@ -87,20 +87,20 @@ def open_file(path: str | os.PathLike[str]) -> ByteFile | PackedFile:
     return PackedFile(path) if file.packed else file
 
 
-def sections(tokens: int, dtype: Any, documents: int, masked: bool) -> tuple[int, int, int]:
+def packed_sections(tokens: int, dtype: Any, documents: int, masked: bool) -> tuple[int, int, int]:
     """The bytes at which ends and mask of a packed file begin, and its size."""
-    ends = HEADER + -(-tokens * np.dtype(dtype).itemsize // 8) * 8
+    ends = len(PACKED_HEADER) + -(-tokens * np.dtype(dtype).itemsize // 8) * 8
     mask = ends + 8 * documents
     return ends, mask, mask + -(-tokens // 8) * masked
 
 
-def manifest_of(path: Path) -> Path:
+def packed_manifest(path: Path) -> Path:
     """The manifest of a packed file."""
     return path.with_name(f"{path.name}.json")
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    place = manifest_of(path)
+    place = packed_manifest(path)
     try:
         manifest = read_json(place)
     except FileNotFoundError as error:
@@ -110,7 +110,7 @@ def _manifest(path: Path) -> dict[str, Any]:
             f"the manifest of {path} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
     wrong = [name for name, kind in _NEEDED.items() if type(manifest.get(name)) is not kind]
-    if wrong or manifest["format"] != FORMAT or manifest["dtype"] not in DTYPES or manifest["documents"] < 1:
+    if wrong or manifest["format"] != PACKED_FORMAT or manifest["dtype"] not in DTYPES or manifest["documents"] < 1:
         raise DataError(
             f"{place} is damaged or of another version, see {(wrong or ['format'])[0]!r}: pack {path} again"
         )

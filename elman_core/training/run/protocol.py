@@ -24,21 +24,30 @@ def protocol(settings: Settings, fingerprint: Mapping[str, Any], eval_window: in
     """
     data, train = settings.data, _without_tuned(settings.train)
     tuned = {"tuned": sorted(settings.train.tuned)} if settings.train.tuned else {}
-    tuned |= {"init": settings.model.init_optimizer} if settings.model.init else {}
-    return tuned | {
-        "data": dict(fingerprint),
-        "sampling": data.sampling,
-        "documents": data.documents,
-        "heldout": 0.0 if data.heldout_file else data.heldout,
-        "batch_size": train.batch_size,
-        "chunk_size": train.chunk_size,
-        "steps": train.steps,
-        "minutes": train.minutes,
-        "schedule": [train.schedule, train.warmup, train.final_lr, train.decay if train.schedule == "wsd" else None],
-        "optimizer": [train.optimizer, train.weight_decay, train.beta1, train.beta2, train.clip],
-        "precision": train.precision,
-        "evaluation": [data.eval_bytes, eval_window],
-    }
+    init: dict[str, Any] = {"init": settings.model.init_optimizer} if settings.model.init else {}
+    return (
+        tuned
+        | init
+        | {
+            "data": dict(fingerprint),
+            "sampling": data.sampling,
+            "documents": data.documents,
+            "heldout": 0.0 if data.heldout_file else data.heldout,
+            "batch_size": train.batch_size,
+            "chunk_size": train.chunk_size,
+            "steps": train.steps,
+            "minutes": train.minutes,
+            "schedule": [
+                train.schedule,
+                train.warmup,
+                train.final_lr,
+                train.decay if train.schedule == "wsd" else None,
+            ],
+            "optimizer": [train.optimizer, train.weight_decay, train.beta1, train.beta2, train.clip],
+            "precision": train.precision,
+            "evaluation": [data.eval_bytes, eval_window],
+        }
+    )
 
 
 def _without_tuned(train: TrainSettings) -> TrainSettings:
@@ -63,8 +72,8 @@ def card_rows(
         fingerprint: of the data: `size` in bytes and `blake2b`. step, seen: optimizer steps and bytes so far.
         evaluation: the latest: `step`, `bits_per_byte` and `bytes`; None if there was none.
     """
-    train, path = settings.train, settings.data.path
-    values = [path] if isinstance(path, str) else path
+    train, data = settings.train, settings.data.path
+    values = [data] if isinstance(data, str) else data
     rows = {
         "data": f"{', '.join(Path(v).name for v in values)}, {fingerprint['size']:,} bytes, BLAKE2b of samples "
         f"{fingerprint['blake2b']}",

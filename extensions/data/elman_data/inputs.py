@@ -1,0 +1,288 @@
+"""What `elman data pack` reads: which files, in which units of work, and the documents of a unit.
+
+A unit is a part of the inputs that one process packs at a time: about UNIT bytes of JSON lines or of small text files, a row
+group of a Parquet file, or else a whole file. Units depend on the inputs alone, not on how many processes work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import gzip
+import importlib
+import io
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from elman_core.extension import ConfigError, DataError, open_regular
+
+try:
+    from orjson import loads
+except ImportError:
+    from json import loads  # type: ignore[assignment]
+
+UNIT = 32 << 20
+SEPARATOR = b"\x1e"
+TEXT, LINES, TABLES = (".txt", ".md", ".text"), (".jsonl", ".ndjson"), (".parquet", ".arrow")
+PACKINGS = (".gz", ".zst")
+
+Document = bytes | str | dict[str, Any]
+"""A text, or a record of which the encoder takes its part."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of work.
+
+    Attributes:
+        kind: "text", "lines", "parquet", "arrow" or "dataset". paths: of the files, for "text" several.
+        first, end: bytes of a file of lines, the number of a row group, or rows of a data set; end 0: all.
+        size: bytes of input, for the progress.
+    """
+
+    kind: str
+    paths: tuple[str, ...]
+    size: int
+    first: int = 0
+    end: int = 0
+
+
+def find(inputs: Sequence[str]) -> tuple[list[Path], int]:
+    """The files behind files, folders and globs, in the order of their names, each once; and how many others folders hold.
+
+    A folder that `datasets` has saved stands for itself.
+
+    Raises:
+        DataError: an input is missing, or holds no file that can be read.
+    """
+    found: dict[Path, None] = {}
+    passed = 0
+    for text in inputs:
+        names = [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
+        before = len(found)
+        for path in map(Path, names):
+            if path.is_dir() and not is_dataset(path):
+                for place, folders, files in os.walk(path):
+                    folders[:] = sorted(f for f in folders if not f.startswith("."))
+                    if is_dataset(Path(place)):
+                        folders.clear()
+                        found[Path(place)] = None
+                        continue
+                    good = [f for f in sorted(files) if not f.startswith(".") and kind_of(Path(f)) is not None]
+                    found.update({Path(place, f): None for f in good})
+                    passed += len(files) - len(good)
+            elif path.is_dir() or names == [text] or kind_of(path) is not None:
+                found[path] = None
+            else:
+                passed += 1
+        if len(found) == before and not any(Path(name) in found for name in names):
+            raise DataError(f"{text}: there is no such file, or none that is read: {', '.join(readable())}")
+    for path in found:
+        if not path.is_dir() and kind_of(path) is None:
+            raise DataError(f"{path} is not read: rename it to one of {', '.join(readable())}")
+    return list(found), passed
+
+
+def readable() -> list[str]:
+    """The ends of names that are read."""
+    return [*TEXT, *LINES, *TABLES, *(f"{kind}{packing}" for kind in (".txt", ".jsonl") for packing in PACKINGS)]
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether `datasets.save_to_disk` has written this folder."""
+    return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
+
+
+def kind_of(path: Path) -> str | None:
+    """The kind of a file, by its name; None for one that is not read."""
+    suffixes = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+    suffix = os.path.splitext(suffixes)[1]
+    if suffix in LINES:
+        return "lines"
+    if suffix in TEXT:
+        return "text"
+    return suffix[1:] if suffix in TABLES and suffixes == path.name.lower() else None
+
+
+def units(files: Iterable[Path]) -> Iterator[Unit]:
+    """The units of work of these files.
+
+    Raises:
+        DataError: a file cannot be read. ConfigError: a library is missing; says what to install.
+    """
+    small: list[tuple[str, int]] = []
+    for path in files:
+        if path.is_dir():
+            yield from _dataset_units(path)
+            continue
+        kind, size = kind_of(path), os.stat(path).st_size
+        if kind == "text" and not _packed(path) and size < UNIT:
+            if sum(n for _, n in small) + size > UNIT:
+                yield _together(small)
+                small = []
+            small.append((str(path), size))
+        elif kind == "lines" and not _packed(path):
+            yield from (
+                Unit("lines", (str(path),), min(UNIT, size - first), first, first + UNIT)
+                for first in range(0, size, UNIT)
+            )
+        elif kind == "parquet":
+            with _reading(str(path)):
+                file = _library("pyarrow.parquet", "parquet").ParquetFile(path)
+            groups = file.metadata.num_row_groups
+            yield from (Unit("parquet", (str(path),), size // groups, group) for group in range(groups))
+        else:
+            yield Unit(str(kind), (str(path),), size)
+    if small:
+        yield _together(small)
+
+
+def _together(small: Sequence[tuple[str, int]]) -> Unit:
+    return Unit("text", tuple(name for name, _ in small), sum(n for _, n in small))
+
+
+def documents(unit: Unit) -> Iterator[Document]:
+    """The documents of a unit, in their order.
+
+    Raises:
+        DataError: names the file and the line that is not what its name says.
+    """
+    return _READERS[unit.kind](unit)
+
+
+def _texts(unit: Unit) -> Iterator[Document]:
+    for name in unit.paths:
+        with _reading(name), _opened(name) as file:
+            yield from file.read().removesuffix(SEPARATOR).split(SEPARATOR)
+
+
+def _lines(unit: Unit) -> Iterator[Document]:
+    (name,) = unit.paths
+    if _packed(Path(name)):
+        with _reading(name), _opened(name) as file:
+            yield from _records(name, file, 1)
+        return
+    with _reading(name), open(open_regular(name), "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        first, end = (mapped.find(b"\n", at - 1) + 1 if at else 0 for at in (unit.first, min(unit.end, len(mapped))))
+        first, end = (at or len(mapped) if asked else at for at, asked in ((first, unit.first), (end, unit.end)))
+        part = mapped[first:end]
+        yield from _records(name, part.split(b"\n"), lambda: 1 + mapped[:first].count(b"\n"))
+
+
+def _records(name: str, lines: Iterable[bytes], first: int | Callable[[], int]) -> Iterator[Document]:
+    for i, line in enumerate(lines):
+        try:
+            record = loads(line)
+        except ValueError as error:
+            if not line.strip():
+                continue
+            number = i + (first if isinstance(first, int) else first())
+            said = "invalid UTF-8" if not _is_utf8(line) else str(error)
+            raise DataError(f"{name}, line {number:,}: {said}; mend or delete the line") from error
+        if type(record) is not dict:
+            number = i + (first if isinstance(first, int) else first())
+            raise DataError(f"{name}, line {number:,}: it is no JSON object")
+        yield record
+
+
+def _parquet(unit: Unit) -> Iterator[Document]:
+    (name,) = unit.paths
+    with _reading(name):
+        yield from _library("pyarrow.parquet", "parquet").ParquetFile(name).read_row_group(unit.first).to_pylist()
+
+
+def _arrow(unit: Unit) -> Iterator[Document]:
+    (name,) = unit.paths
+    arrow = _library("pyarrow", "parquet")
+    with _reading(name), arrow.memory_map(name) as file:
+        magic = file.read(6)
+        file.seek(0)
+        if magic == b"ARROW1":
+            reader = arrow.ipc.open_file(file)
+            batches: Iterable[Any] = (reader.get_batch(i) for i in range(reader.num_record_batches))
+        else:
+            batches = arrow.ipc.open_stream(file)
+        for batch in batches:
+            yield from batch.to_pylist()
+
+
+def _dataset_units(path: Path) -> Iterator[Unit]:
+    step = 16_384
+    size = sum(p.stat().st_size for p in path.rglob("*.arrow"))
+    sets = _load_dataset(str(path))
+    rows = sum(map(len, sets.values())) or 1
+    for name, rows_of in sets.items():
+        for first in range(0, len(rows_of), step):
+            end = min(first + step, len(rows_of))
+            yield Unit("dataset", (str(path), name), size * (end - first) // rows, first, end)
+
+
+def _dataset(unit: Unit) -> Iterator[Document]:
+    path, name = unit.paths
+    with _reading(path):
+        yield from _load_dataset(path)[name].select(range(unit.first, unit.end)).to_list()
+
+
+def _load_dataset(path: str) -> dict[str, Any]:
+    with _reading(path):
+        loaded = _library("datasets", "datasets").load_from_disk(path)
+    return dict(loaded) if isinstance(loaded, dict) else {"": loaded}
+
+
+_READERS: dict[str, Callable[[Unit], Iterator[Document]]] = {
+    "text": _texts, "lines": _lines, "parquet": _parquet, "arrow": _arrow, "dataset": _dataset,
+}  # fmt: skip
+
+
+def _packed(path: Path) -> bool:
+    return path.name.lower().endswith(PACKINGS)
+
+
+def _opened(name: str) -> IO[bytes]:
+    """The file, unpacked while it is read."""
+    file = open(open_regular(name), "rb")  # noqa: SIM115 (the caller closes it)
+    if name.lower().endswith(".gz"):
+        return gzip.open(file)  # type: ignore[return-value]
+    if name.lower().endswith(".zst"):
+        return io.BufferedReader(_library("zstandard", "zst").ZstdDecompressor().stream_reader(file, True))
+    return file
+
+
+class _reading:  # noqa: N801 (used as a statement)
+    """What a library raises inside names the file."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, (DataError, ConfigError, GeneratorExit)):
+            said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".split("\n")[0]
+            raise DataError(f"{self.name} cannot be read: {said}") from error
+
+
+def _library(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise ConfigError(f"this needs {package}: pip install 'elman-data[{extra}]'") from error
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def as_json(unit: Unit) -> dict[str, Any]:
+    """For the plan of a packing."""
+    return dataclasses.asdict(unit)

@@ -1,0 +1,325 @@
+"""Packing: units of input become runs of documents sorted by a random key, and the runs are merged into one file.
+
+    .FILE.packing/STEM.0.tokens, .mask, .index     a run: tokens of its documents, where they count, and a row for each document
+    .FILE.packing/STEM.json                        a unit is done: its runs
+    .FILE.packing/packed                           the file, until it has its name
+
+The key of a document is a hash of the seed with its number, or, where duplicates are dropped, with its content; so the order
+depends on neither the number of processes nor their speed. Since every run is sorted, merging reads each from its beginning to
+its end, and memory holds BUCKET_BYTES, or 2 UNIT in each process, however many documents there are.
+A unit that is done is not done again, after a kill at any moment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elman_core.extension import (
+    PACKED_FORMAT,
+    PACKED_HEADER,
+    ByteFile,
+    ConfigError,
+    DataError,
+    Lock,
+    hash_u64,
+    open_regular,
+    packed_manifest,
+    packed_sections,
+    read_json,
+    replacing,
+    storage_errors,
+    sync,
+    write_json,
+)
+
+from .encode import Encoded, Encoder, How
+from .inputs import UNIT, Unit, documents
+
+BUCKET, BUCKET_BYTES = 1 << 16, 64 << 20
+"""Documents and bytes that are merged at a time, about."""
+
+Step = Callable[[int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A unit in the order of the inputs. `stem`: of its files, a digest of all that its runs depend on."""
+
+    number: int
+    unit: Unit
+    how: How
+    seed: int
+    unique: bool
+    folder: str
+    stem: str
+
+
+def pack(
+    found: Sequence[Unit],
+    how: How,
+    out: Path,
+    seed: int,
+    unique: bool,
+    facts: dict[str, Any],
+    step: Step = lambda _: None,
+) -> dict[str, Any]:
+    """Pack units of input into the file `out`, and write its manifest, which is returned.
+
+    Args:
+        unique: drop all but one of documents with the same tokens. facts: for the manifest.
+        step: called with the bytes of input that are done.
+
+    Raises:
+        ConfigError: `out` exists, or another process packs it. DataError: of an input. StorageError.
+    """
+    manifest = packed_manifest(out)
+    folder = out.with_name(f".{out.name}.packing")
+    with storage_errors(f"cannot write {out}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = Lock(folder / "lock")
+        except BlockingIOError as error:
+            raise ConfigError(f"another process is packing {out}") from error
+        try:
+            jobs = [_job(i, unit, how, seed, unique, folder) for i, unit in enumerate(found)]
+            digests = _run(jobs, step)
+            made = _merge(jobs, how, folder / "packed", unique, facts | {"seed": seed, "sources": digests})
+            write_json(manifest, made)  # first: a packed file always has its manifest
+            os.replace(folder / "packed", out)
+            sync(out.parent)
+            shutil.rmtree(folder)
+        finally:
+            lock.close()
+    return made
+
+
+def _job(number: int, unit: Unit, how: How, seed: int, unique: bool, folder: Path) -> Job:
+    stamps = [(s.st_size, s.st_mtime_ns) for s in map(os.stat, unit.paths[: 1 if unit.kind == "dataset" else None])]
+    known = json.dumps([number, dataclasses.asdict(unit), stamps, dataclasses.asdict(how), seed, unique])
+    return Job(
+        number, unit, how, seed, unique, str(folder), hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
+    )
+
+
+def _run(jobs: Sequence[Job], step: Step) -> list[dict[str, Any]]:
+    """Do the units that are not yet done, in processes; size and SHA-256 of every file, in order."""
+    files = list(
+        dict.fromkeys(path for job in jobs for path in job.unit.paths[: 1 if job.unit.kind == "dataset" else None])
+    )
+    step(sum(job.unit.size for job in jobs if _done(job).exists()))
+    left = [job for job in jobs if not _done(job).exists()]
+    workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, len(left))
+    if workers < 2:
+        for job in left:
+            do(job)
+            step(job.unit.size)
+        return [digest(path) for path in files]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _begin) as pool:
+        try:
+            running = {pool.submit(do, job): job.unit.size for job in left}
+            digests = [pool.submit(digest, path) for path in files]
+            for ended in as_completed(running):
+                ended.result()
+                step(running[ended])
+            return [one.result() for one in digests]
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _begin() -> None:
+    """In each process: the parent ends it, by its own end too, which a kill does not announce."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each core
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def digest(path: str) -> dict[str, Any]:
+    """Name, size and SHA-256 of a file; of a folder over the digests of its files."""
+    if os.path.isdir(path):
+        inside = [digest(str(p)) for p in sorted(Path(path).rglob("*")) if p.is_file()]
+        whole = hashlib.sha256(json.dumps([one["sha256"] for one in inside]).encode()).hexdigest()
+        return {"path": path, "size": sum(one["size"] for one in inside), "sha256": whole}
+    with open(open_regular(path), "rb") as file:
+        return {
+            "path": path, "sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": os.fstat(file.fileno()).st_size,
+        }  # fmt: skip
+
+
+def _done(job: Job) -> Path:
+    return Path(job.folder, f"{job.stem}.json")
+
+
+def do(job: Job) -> None:
+    """Pack a unit into runs."""
+    name = (
+        " … ".join(job.unit.paths[:: max(1, len(job.unit.paths) - 1)]) if job.unit.kind == "text" else job.unit.paths[0]
+    )
+    some: list[Encoded] = []
+    size = empty = number = runs = 0
+    try:
+        for encoded in Encoder(job.how).encode(documents(job.unit), name):
+            if encoded is None:
+                empty += 1
+                continue
+            some.append(encoded)
+            size += encoded.bytes
+            if size >= 2 * UNIT:
+                _write_run(job, runs, some, number)
+                number, runs, some, size = number + len(some), runs + 1, [], 0
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name}: a text has half of a surrogate pair, which is no character") from error
+    _write_run(job, runs, some, number)
+    write_json(_done(job), {"runs": runs + 1, "documents": number + len(some), "empty": empty})
+
+
+def _write_run(job: Job, run: int, some: Sequence[Encoded], number: int) -> None:
+    """A run, sorted by key. `number`: of its first document in the unit."""
+    index = np.zeros((4, len(some)), np.uint64)  # key, rest of the key, tokens, bytes
+    if job.unique:
+        digests = [_content(one, job.seed) for one in some]
+        index[:2] = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2).T
+    elif some:
+        index[0] = hash_u64(job.seed, job.number, np.arange(number, number + len(some)))
+    index[2] = [len(one.tokens) for one in some]
+    index[3] = [one.bytes for one in some]
+    order = np.lexsort(index[1::-1])
+    place = Path(job.folder, f"{job.stem}.{run}")
+    with replacing(place.with_suffix(f".{run}.tokens")) as file:
+        file.write(b"".join(bytes(some[i].tokens) for i in order))
+    if any(one.mask is not None for one in some):
+        with replacing(place.with_suffix(f".{run}.mask")) as file:
+            for i in order:
+                mask = some[i].mask
+                file.write(b"\1" * len(some[i].tokens) if mask is None else mask.tobytes())
+    with replacing(place.with_suffix(f".{run}.index")) as file:
+        file.write(index[:, order].tobytes())
+
+
+def _content(one: Encoded, seed: int) -> bytes:
+    hashed = hashlib.blake2b(bytes(one.tokens), digest_size=16, key=(seed % 2**64).to_bytes(8, "little"))
+    if one.mask is not None:
+        hashed.update(one.mask.tobytes())
+    return hashed.digest()
+
+
+class Run:
+    """A sorted run, read from its beginning to its end.
+
+    Attributes:
+        tokens, mask: of the documents that `below` gave last, as bytes; mask: None if all count.
+    """
+
+    def __init__(self, place: str, width: int) -> None:
+        self.place, self.width = place, width
+        self.index = np.memmap(f"{place}.index", "<u8", "r").reshape(4, -1)
+        self.masked = os.path.exists(f"{place}.mask")
+        self.read = self.at = 0  # documents and tokens
+
+    def below(self, key: int | None) -> NDArray[np.uint64]:
+        """The rows of the next documents with smaller keys (None: of all others), and their first byte in `tokens`: (5, n)."""
+        keys = self.index[0]
+        end = len(keys) if key is None else int(np.searchsorted(keys, np.uint64(key)))
+        rows = np.concatenate([self.index[:, self.read : end], np.zeros((1, end - self.read), np.uint64)])
+        count = int(rows[2].sum())
+        rows[4, 1:] = rows[2, :-1].cumsum()
+        self.tokens = memoryview(self._part("tokens", self.at * self.width, count * self.width))
+        self.mask = memoryview(self._part("mask", self.at, count)) if self.masked else None
+        self.read, self.at = end, self.at + count
+        return rows
+
+    def _part(self, kind: str, first: int, length: int) -> bytes:
+        with open(f"{self.place}.{kind}", "rb", buffering=0) as file:
+            file.seek(first)
+            return file.read(length)
+
+
+def _merge(jobs: Sequence[Job], how: How, out: Path, unique: bool, facts: dict[str, Any]) -> dict[str, Any]:
+    """Merge the runs of all units into `out`; its manifest."""
+    done = [read_json(_done(job)) for job in jobs]
+    total = sum(one["documents"] for one in done)
+    width = np.dtype(how.dtype).itemsize
+    runs = [
+        Run(f"{job.folder}/{job.stem}.{i}", width)
+        for job, one in zip(jobs, done, strict=True)
+        for i in range(one["runs"] if one["documents"] else 0)
+    ]
+    masked = any(run.masked for run in runs)
+    tokens = kept = size = 0
+    ends_name, mask_name = out.with_name("ends"), out.with_name("mask")
+    with open(out, "wb", 1 << 20) as file, open(ends_name, "wb") as ends, open(mask_name, "wb") as masks:
+        file.write(PACKED_HEADER)
+        for rows, which in _in_order(runs, unique):
+            lengths, starts = rows[2].astype(np.int64), rows[4].astype(np.int64)
+            places = list(zip(which.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True))
+            file.writelines(runs[r].tokens[a * width : b * width] for r, a, b in places)
+            if masked:
+                masks.writelines(b"\1" * (b - a) if (m := runs[r].mask) is None else m[a:b] for r, a, b in places)
+            ends.write((tokens + lengths.cumsum()).tobytes())
+            tokens, kept, size = tokens + int(lengths.sum()), kept + len(lengths), size + int(rows[3].sum())
+        if not kept:
+            raise DataError("there is no text in these inputs: every document is empty")
+        file.write(bytes(packed_sections(tokens, how.dtype, kept, masked)[0] - file.tell()))
+        ends.flush()
+        masks.flush()
+        _append(ends_name, file, lambda part: part)
+        if masked:
+            _append(
+                mask_name, file, lambda part: np.packbits(np.frombuffer(part, np.uint8), bitorder="little").tobytes()
+            )
+        file.flush()
+        os.fsync(file.fileno())
+    return {
+        "format": PACKED_FORMAT, "dtype": how.dtype, "tokens": tokens, "documents": kept, "bytes": size,
+        "vocab_size": how.vocab_size, "separator": how.separator, "masked": masked,
+        "empty": sum(one["empty"] for one in done), "duplicates": total - kept,
+        **ByteFile(out, packed=True).fingerprint(), **facts,
+    }  # fmt: skip
+
+
+def _in_order(runs: Sequence[Run], unique: bool) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
+    """The rows of documents by rising key, about BUCKET at a time, and the run of each."""
+    size = sum(os.path.getsize(f"{run.place}.tokens") for run in runs)
+    buckets = max(sum(run.index.shape[1] for run in runs) // BUCKET, size // BUCKET_BYTES) + 1
+    for bucket in range(1, buckets + 1):
+        parts = [run.below(None if bucket == buckets else bucket * 2**64 // buckets) for run in runs]
+        rows = np.concatenate([np.zeros((5, 0), np.uint64), *parts], axis=1)
+        which = np.repeat(np.arange(len(runs)), [part.shape[1] for part in parts])
+        order = np.lexsort(rows[1::-1])
+        if unique and len(order):
+            keys = rows[:2, order]
+            order = order[np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))]
+        yield rows[:, order], which[order]
+
+
+def _append(name: Path, file: BinaryIO, change: Callable[[bytes], bytes]) -> None:
+    with open(name, "rb") as part:
+        while content := part.read(1 << 23):
+            file.write(change(content))
+
+
+def total_size(found: Iterable[Unit]) -> int:
+    """The bytes of input of units."""
+    return sum(unit.size for unit in found)

@@ -1,0 +1,259 @@
+"""`elman data pack`: what it reads, that nothing is lost or changed, that kills do no harm, and that training reads it."""
+
+import contextlib
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from elman_data import packing
+from elman_data.encode import How
+from elman_data.inputs import Unit, documents, find, units
+from train_helpers import losses, train_words
+
+from elman_core.cli import main
+from elman_core.data import PackedFile, open_file
+from elman_core.registry import DataError
+
+TEXTS = [f"{'word ' * (i % 40)}é {i}" for i in range(600)]
+
+
+def write_lines(path: Path, records) -> Path:
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return path
+
+
+def packed_texts(path: Path) -> list[str]:
+    file = open_file(path)
+    whole = file.windows(np.zeros(1, np.int64), file.size)[0].tobytes()
+    assert [*file.ends()] == [i + 1 for i, byte in enumerate(whole) if byte == 0x1E]
+    return [text.decode() for text in whole.split(b"\x1e")[:-1]]
+
+
+@pytest.fixture
+def small_units(monkeypatch):
+    """Units of 3 kB, so that small inputs have many, done in this process."""
+    monkeypatch.setattr("elman_data.inputs.UNIT", 3000)
+    monkeypatch.setattr(packing, "UNIT", 3000)
+    monkeypatch.setattr(packing, "BUCKET", 64)
+    monkeypatch.setattr(packing.os, "sched_getaffinity", lambda _: {0})
+
+
+def test_every_form_gives_its_texts_once_and_in_an_order_of_the_seed(tmp_path, small_units, capsys):
+    parts = [TEXTS[i::7] for i in range(7)]
+    folder = tmp_path / "texts"
+    (folder / "deep").mkdir(parents=True)
+    for i, text in enumerate(parts[0]):
+        (folder / "deep" / f"{i}.md").write_text(text)
+    (folder / "raw.txt").write_text("\x1e".join(parts[1]) + "\x1e")
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    write_lines(folder / "a.jsonl", ({"id": i, "text": t} for i, t in enumerate(parts[2])))
+    (folder / "b.ndjson").write_text("\n\n".join(json.dumps({"text": t}) for t in parts[3]))
+    (folder / "c.jsonl.gz").write_bytes(
+        gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in parts[4]).encode())
+    )
+    forms = [("d.jsonl.zst", "zstandard"), ("e.parquet", "pyarrow"), ("f.arrow", "pyarrow")]
+    left = list(parts[5] + parts[6])
+    for name, library in forms:
+        with contextlib.suppress(ImportError):
+            module = __import__(library)
+            some, left = left[:50], left[50:]
+            lines = "".join(json.dumps({"text": t}) + "\n" for t in some).encode()
+            if library == "zstandard":
+                (folder / name).write_bytes(module.ZstdCompressor().compress(lines))
+                continue
+            table = module.table({"text": some, "n": list(range(50))})
+            if name.endswith("parquet"):
+                __import__("pyarrow.parquet").parquet.write_table(table, folder / name, row_group_size=20)
+            else:
+                with module.ipc.new_stream(folder / name, table.schema) as out:
+                    out.write_table(table)
+    write_lines(folder / "rest.jsonl", ({"text": t} for t in [*left, ""]))
+    said = []
+    for i, (seed, words) in enumerate(((0, [folder]), (0, [folder]), (1, [tmp_path / "*"]))):
+        out = tmp_path / f"out{i}" / "corpus.bin"
+        assert main(["data", "pack", *map(str, words), "--out", str(out), "--seed", str(seed)]) == 0
+        said.append(capsys.readouterr().out)
+    orders = [packed_texts(tmp_path / f"out{i}" / "corpus.bin") for i in range(3)]
+    assert all(sorted(order) == sorted(TEXTS) for order in orders)
+    assert orders[0] == orders[1] != orders[2]
+    assert np.corrcoef([TEXTS.index(t) for t in orders[0]], range(600))[0, 1] < 0.15
+    assert "600 documents" in said[0]
+    assert "1 empty" in said[0]
+    assert "1 other files passed over" in said[0]
+    assert [p.name for p in (tmp_path / "out0").iterdir()] == ["corpus.bin", "corpus.bin.json"]
+    sources = PackedFile(tmp_path / "out0" / "corpus.bin").manifest["sources"]
+    assert {"path", "size", "sha256"} == sources[0].keys()
+
+
+def test_duplicates_are_dropped_if_asked(tmp_path, small_units):
+    path = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in TEXTS + TEXTS[::3]))
+    assert main(["data", "pack", str(path), "--out", str(tmp_path / "all")]) == 0
+    assert main(["data", "pack", str(path), "--out", str(tmp_path / "once"), "--drop-duplicates"]) == 0
+    assert sorted(packed_texts(tmp_path / "all")) == sorted(TEXTS + TEXTS[::3])
+    assert sorted(packed_texts(tmp_path / "once")) == sorted(TEXTS)
+    assert PackedFile(tmp_path / "once").manifest["duplicates"] == 200
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_only_answers_count(tmp_path):
+    chat = [
+        {"role": r, "content": c} for r, c in (("user", "q1"), ("assistant", "a1"), ("user", "q2"), ("assistant", "a2"))
+    ]
+    write_lines(tmp_path / "a.jsonl", [{"prompt": "2+2=", "completion": "4"}, {"messages": chat}, {"text": "plain"}])
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    out = tmp_path / "out"
+    assert (
+        main(["data", "pack", str(tmp_path / "a.jsonl"), "--out", str(out), "--template", str(tmp_path / "t.jinja")])
+        == 0
+    )
+    file = open_file(out)
+    whole = file.windows(np.zeros(1, np.int64), file.size)[0]
+    counts = file.counts(np.zeros(1, np.int64), file.size)[0]
+    shown = "".join(chr(t) if c else "_" for t, c in zip(whole, counts, strict=True)).split("\x1e")
+    asked = "<user>q1</><assistant>", "<user>q2</><assistant>"
+    assert sorted(shown) == sorted(
+        ["", "____4", "plain", "_" * len(asked[0]) + "a1</>" + "_" * len(asked[1]) + "a2</>"]
+    )
+    for first in range(file.size - 20):  # any window has the mask of its tokens
+        assert np.array_equal(file.counts(np.array([first]), 20)[0], counts[first : first + 20])
+
+
+def test_training_reads_a_packed_file_beside_a_raw_one(tmp_path, text):
+    write_lines(tmp_path / "a.jsonl", ({"prompt": "x" * 20, "completion": t} for t in TEXTS))
+    out = tmp_path / "out"
+    assert main(["data", "pack", str(tmp_path / "a.jsonl"), "--out", str(out)]) == 0
+    words = train_words(f"{out}:2", tmp_path / "run", "train.steps=4")
+    assert main([*words, "--data", f"{text}:1"]) == 0
+    assert len(losses(tmp_path / "run")) == 4
+    for name in ("run", "run/checkpoints/step-00000004"):
+        assert main(["eval", str(tmp_path / name)]) == 0
+    assert main(["data", "info", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl, line 2: invalid UTF-8"),
+        (b'{"text": "a"}\n' * 300 + b'{"text": \n', "a.jsonl, line 301: "),
+        (b'{"text": "a"}\n[1]\n', "a.jsonl, line 2: it is no JSON object"),
+        (
+            b'{"body": "a"}\n',
+            "a record has no 'text', no 'completion' and no 'messages': name what it has with --field, one of body",
+        ),
+        (b'{"text": 3}\n', "'text' is int in a record"),
+        (b'{"messages": []}\n', "give --template FILE"),
+        (b'{"text": ""}\n', "there is no text in these inputs"),
+        (b"", "there is no text in these inputs"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing_under_the_name(content, says, tmp_path, small_units, capsys):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    assert main(["data", "pack", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("out")]
+
+
+def test_inputs_that_are_missing_or_packed_otherwise_are_said(tmp_path, capsys):
+    (tmp_path / "a.json").write_text("[]")
+    (tmp_path / "b.jsonl.gz").write_bytes(b"no gzip")
+    for words, says in (
+        (["none"], "there is no such file"),
+        ([str(tmp_path / "a.json")], "is not read: rename it"),
+        ([str(tmp_path / "b.jsonl.gz")], "b.jsonl.gz cannot be read: BadGzipFile"),
+    ):
+        assert main(["data", "pack", *words, "--out", str(tmp_path / "out")]) == 2
+        assert says in capsys.readouterr().err
+    (tmp_path / "out").write_text("mine")
+    assert main(["data", "pack", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "exists: nothing is overwritten" in capsys.readouterr().err
+
+
+def test_what_is_wrong_with_a_packed_file_is_one_line(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in TEXTS))
+    out, manifest = tmp_path / "out", tmp_path / "out.json"
+    assert main(["data", "pack", str(path), "--out", str(out)]) == 0
+    good, facts = out.read_bytes(), manifest.read_text()
+
+    def wrong(content=good, about=facts):
+        out.write_bytes(content)
+        manifest.write_text(about) if about else manifest.unlink()
+        with pytest.raises(DataError) as raised:
+            open_file(out)
+        return str(raised.value)
+
+    assert "instead of" in wrong(good[:-9])
+    assert "does not match" in wrong(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+    assert "does not match: pack it again" in wrong(good[:-8] + bytes(8))
+    assert "was changed after it was written" in wrong(about=facts.replace('"uint8"', '"uint16"'))
+    assert "not JSON" in wrong(about=facts[:50])
+    assert "copy out.json beside it" in wrong(about="")
+
+
+def test_a_large_line_across_units_and_a_last_one_without_newline(tmp_path, small_units):
+    long = ["x" * 10_000, "y", "z" * 4000, "last"]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in long))
+    found = list(units(find([str(tmp_path / "a.jsonl")])[0]))
+    assert len(found) == 5
+    assert [d["text"] for unit in found for d in documents(unit)] == long
+    assert [*documents(Unit("lines", found[0].paths, 0, 9000, 9001))] == []
+
+
+def test_a_kill_at_any_moment_loses_and_changes_nothing(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", ({"text": t * 20} for t in TEXTS))
+    code = (
+        "import sys; from elman_data import packing, inputs; inputs.UNIT = packing.UNIT = 40_000\n"
+        "from elman_core.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = [sys.executable, "-c", code, "data", "pack", str(path), "--out"]
+    subprocess.run([*words, str(tmp_path / "good")], check=True)
+    killed = 0
+    for wait in (0.9, 1.1, 1.3):
+        process = subprocess.Popen([*words, str(tmp_path / "out")], start_new_session=True)
+        time.sleep(wait)
+        killed += process.poll() is None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if (tmp_path / "out").exists():
+            break
+    else:
+        subprocess.run([*words, str(tmp_path / "out")], check=True)
+    assert killed
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "good").read_bytes()
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_a_tokenizer_gives_ids_that_decode_to_the_texts(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], show_progress=False))
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>").save_pretrained(tmp_path / "tok")
+    path = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in TEXTS))
+    out = tmp_path / "packed" / "out"
+    assert main(["data", "pack", str(path), "--out", str(out), "--tokenizer", str(tmp_path / "tok")]) == 0
+    file = open_file(out)
+    assert (file.dtype, file.tokenizer["path"], file.separator) == (np.uint16, "tokenizer.json", 0)
+    ids = file.windows(np.zeros(1, np.int64), file.size)[0]
+    ends = file.ends()
+    texts = [made.decode(ids[a : b - 1].tolist()) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    assert sorted(texts) == sorted(TEXTS)
+    assert file.manifest["bytes"] == sum(len(t.encode()) + 1 for t in TEXTS)
+    assert How(tokenizer="t", vocab_size=2**16 + 1).dtype == "uint32"
+    assert main([*train_words(out, tmp_path / "run", "train.steps=2")]) == 0
