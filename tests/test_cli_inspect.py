@@ -143,11 +143,16 @@ def test_doctor_names_machine_plugins_and_back_ends(capsys: pytest.CaptureFixtur
     assert all(r["fix"] for r in rows.values() if r["state"] in ("missing", "broken"))
 
 
-def test_doctor_says_how_to_get_a_missing_compiler(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_doctor_says_how_to_get_what_kernels_need(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("sysconfig.get_path", lambda *_: str(tmp_path))
+    (tmp_path / "a-file").touch()
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "a-file"))
     rows = {r["what"]: r for r in read(capsys, "doctor")["kernels"]}
+    assert (rows["Python.h"]["state"], rows["Python.h"]["fix"][:14]) == ("missing", "install python")
+    assert (rows["cache"]["state"], rows["cache"]["fix"]) == ("missing", "set ELMAN_CACHE to one that can")
     assert rows["C++ compiler"]["state"] == "missing"
     assert "install" in rows["C++ compiler"]["fix"]
 

@@ -1,6 +1,8 @@
 """Building and loading compiled kernels: the cache, its key, its lock, what a failure says, and ELMAN_KERNELS."""
 
 import dataclasses
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -170,6 +172,15 @@ def test_without_a_writable_folder_the_error_names_them(sources, monkeypatch):
     monkeypatch.setenv("ELMAN_CACHE", str(sources / "a-file" / "cache"))
     with pytest.raises(KernelError, match=r"no cache folder can be written .*a-file/cache.*ELMAN_CACHE"):
         build.build(extension(sources), "x86_64")
+
+
+def test_a_folder_that_cannot_be_locked_is_an_error(project, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(KernelError, match=r"cache cannot be locked \(No locks available\): set ELMAN_CACHE to"):
+        build.build(extension(project), toolchain.host_architecture())
 
 
 def test_a_compile_error_gives_its_first_line_and_a_command_that_repeats_it(project):

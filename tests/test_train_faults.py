@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from train_helpers import files_of_at_most, losses, manifest, metrics, settings, train_words
 
 from elman_core.cli import main
-from elman_core.registry import CheckpointError, ConfigError, DivergedError, StorageError, hookimpl
+from elman_core.registry import CheckpointError, ConfigError, DivergedError, KernelError, StorageError, hookimpl
 from elman_core.storage import check_folder, write_json
 from elman_core.training import evaluate, failures
 from elman_core.training.checkpoint import list_checkpoints, load_checkpoint
@@ -297,20 +298,48 @@ def test_handlers_are_put_back():
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)] == before
 
 
-def test_a_gpu_that_fails_is_one_line_and_the_process_ends_at_once(text, tmp_path, monkeypatch, capsys):
-    def fail(*_):
-        raise torch.AcceleratorError("CUDA error: unspecified launch failure\nSearch for `cudaErrorLaunchFailure' in …")
+@pytest.mark.parametrize(
+    ("error", "first"),
+    [
+        (torch.AcceleratorError, "CUDA error: unspecified launch failure\nSearch for `cudaErrorLaunchFailure' in …"),
+        (KernelError, "kernel e42: launch: uncorrectable ECC error encountered"),  # as the launcher says it
+    ],
+)
+def test_a_gpu_that_fails_is_one_line_and_the_process_ends_at_once(error, first, text, tmp_path, monkeypatch, capsys):
+    whole, run, calls = tmp_path / "whole", tmp_path / "run", []
+    assert main(train_words(text, whole, "train.save_every=1")) == 0
+    forward = TrainStep.forward
+
+    def fail(*given):
+        calls.append(given)
+        if len(calls) == 3:
+            raise error(first)
+        return forward(*given)
 
     left: list[int] = []
-    monkeypatch.setattr(TrainStep, "forward", fail)
-    monkeypatch.setattr(os, "_exit", left.append)
-    main(train_words(text, tmp_path / "run"))
+    with monkeypatch.context() as broken:
+        broken.setattr(TrainStep, "forward", fail)
+        broken.setattr(os, "_exit", left.append)
+        broken.setattr(failures, "gpu_is_lost", lambda _, raised: isinstance(raised, KernelError))
+        main(train_words(text, run, "train.save_every=1"))
     assert left == [5]  # CUDA's destructors would abort it
     assert capsys.readouterr().err == (
-        "elman: cpu failed by step 1: CUDA error: unspecified launch failure; let no other program use this GPU, then type "
-        f"`elman resume {tmp_path / 'run'}`\n"
+        f"elman: cpu failed by step 3: {first.splitlines()[0]}; let no other program use this GPU, then type "
+        f"`elman resume {run}`\n"
     )
-    assert manifest(tmp_path / "run")["status"] == "crashed"
+    assert manifest(run)["status"] == "crashed"
+    assert main(["resume", str(run)]) == 0
+    assert losses(run) == losses(whole)
+
+
+@pytest.mark.parametrize("said", [None, torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")])
+def test_a_kernels_error_is_that_of_a_lost_gpu_if_the_gpu_answers_no_more(said, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=said))
+    gpu, error = torch.device("cuda", 0), KernelError("kernel e42: launch")
+    found = [
+        failures.gpu_is_lost(*given) for given in ((gpu, error), (gpu, ValueError()), (torch.device("cpu"), error))
+    ]
+    assert found == [said is not None, False, False]
 
 
 # memory --------------------------------------------------------------------------------------------------------------

@@ -86,11 +86,13 @@ def _driver() -> str:
 
 
 def _kernels() -> list[Row]:
-    from elman_core.kernels import runtime, toolchain
+    from elman_core.kernels import build, runtime, toolchain
     from elman_core.registry import ElmanError
 
     rows = []
-    for what, find in (("nvcc", toolchain.find_nvcc), ("C++ compiler", toolchain.find_host_compiler)):
+    finders = {"nvcc": toolchain.find_nvcc, "C++ compiler": toolchain.find_host_compiler}
+    finders |= {"Python.h": lambda: toolchain.python_include_dirs()[0], "cache": build.writable_cache}
+    for what, find in finders.items():
         try:
             rows.append(_row(what, "ok", str(find())))
         except ElmanError as error:

@@ -264,7 +264,13 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     target = folder / extension.file_name(arch)
     if target in _failed:  # a failed compilation is not repeated for every size that needs this module
         raise _failed[target]
-    with FileLock(folder / f".{target.stem}.lock"):  # the system drops it if this process dies
+    try:
+        lock = FileLock(folder / f".{target.stem}.lock").acquire()  # the system drops it if this process dies
+    except OSError as error:  # as on NFS without its lock service
+        raise KernelError(
+            f"{folder} cannot be locked ({error.strerror}): set ELMAN_CACHE to a folder on a local disk"
+        ) from error
+    with lock:
         if not _is_whole(target):  # another process may have built it while this one waited
             if target.exists():
                 log.warning("elman: %s or its record is damaged: it is built again", target)
@@ -375,7 +381,7 @@ def writable_cache() -> Path:
         if os.access(folder, os.W_OK | os.X_OK):
             return folder
     raise KernelError(
-        f"no cache folder can be written ({', '.join(map(str, folders))}): set ELMAN_CACHE to one that can"
+        f"no cache folder can be written ({', '.join(map(str, folders))}); set ELMAN_CACHE to one that can"
     )
 
 

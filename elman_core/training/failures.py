@@ -139,6 +139,16 @@ def out_of_memory(run: Any, error: BaseException) -> OutOfMemoryError:
     )
 
 
+def gpu_is_lost(device: torch.device, error: BaseException) -> bool:
+    """Whether a kernel's error is that of a GPU which refuses all further work of this process."""
+    if device.type == "cuda" and isinstance(error, KernelError):
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            return True
+    return False
+
+
 def gpu_failed(run: Any, error: BaseException) -> KernelError:
     """The error to raise instead of `error`, with which the device refuses all further work of this process."""
     failed = KernelError(

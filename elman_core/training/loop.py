@@ -183,7 +183,7 @@ class Trainer:
         except BaseException as raised:
             if ran_out(raised):
                 error = failures.out_of_memory(self, raised)
-            elif isinstance(raised, torch.AcceleratorError):
+            elif isinstance(raised, torch.AcceleratorError) or failures.gpu_is_lost(self.device, raised):
                 error = failures.gpu_failed(self, raised)
             else:
                 error = self.ranks.explain(raised)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from elman_baselines.library import find, never_compiled, or_raise
 from elman_core.kernels import KernelError, load_or_warn, warn_of_packed_rows
 
 INSTALL = "pip install 'elman-baselines[fla]'"
+_log = logging.getLogger("elman_core")
 CHECKED = 128
 """The head width at which fla's gradients were compared with float64 where fla itself refuses to compute them."""
 
@@ -90,6 +92,10 @@ def _import() -> Kernels:
     if guarded:
         chunk.chunk_bwd_dqkwg = lifted(chunk.chunk_bwd_dqkwg, common)
     step = recurrent.fused_recurrent_gated_delta_rule
+    _log.warning(
+        "elman: gdn: fla tunes its Triton kernels at the first step of each shape, which can take two minutes without a word "
+        "(TRITON_PRINT_AUTOTUNING=1 tells of each)"
+    )
     return Kernels(chunk.chunk_gated_delta_rule, step, norm.rms_norm_gated, guarded)
 
 
