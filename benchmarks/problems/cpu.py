@@ -2,7 +2,8 @@
 
 Each figure is a process of its own, which trains as `elman train` does. Before and after take turns, so that what else the
 machine does slows both. "after" is this checkout. "before" is the Python that ELMAN_BEFORE names, of another checkout; without
-it, plain PyTorch (ELMAN_KERNELS=off). The first step, which may compile and verify, counts apart ("first_s").
+it, plain PyTorch (ELMAN_KERNELS=off), of which only the first step is made. Else the first step, which may compile and verify,
+counts apart ("first_s"). tok_cpu_s: tokens for each second of a core, which other processes disturb less.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from harness import HERE, Row, Setting
 from .step import trainer
 
 MODELS = ("e88:conv_linear@128x3", "e97@192x3", "e75@640x3", "e14@304x3", "m2rnn@384x4")
-BATCH, LENGTH, STEPS = 4, 512, {"before": 1, "after": 8}
+BATCH, LENGTH, STEPS = 4, 512, {"before": 0, "after": 8}
 
 
 def rows(setting: Setting) -> Iterator[Row]:
@@ -36,7 +37,7 @@ def rows(setting: Setting) -> Iterator[Row]:
                 found.append(setting.row(lambda who=who, model=model: apart(setting, who, model)))  # type: ignore[misc]
         for who, found in made.items():
             there = [row for row in found if "tok_s" in row]
-            figures = {name: [row[name] for row in there] for name in ("tok_s", "first_s", "peak_gib")}
+            figures = {name: [row[name] for row in there] for name in ("tok_s", "tok_cpu_s", "first_s", "peak_gib")}
             row = {name: statistics.median(each) for name, each in figures.items() if each}
             each = {"tok_s_each": figures["tok_s"]} if there else {}
             yield {"model": model, "who": who, "batch": BATCH, "length": LENGTH, **found[-1], **row, **each}
@@ -56,16 +57,18 @@ def apart(setting: Setting, who: str, model: str) -> Row:
 
 def measure(model: str, folder: Path, length: int, steps: int) -> Row:
     setting = Setting(torch.device("cpu"), False, False, 1, (), folder)
-    taken: list[float] = []
+    taken: list[tuple[float, float]] = []
     with trainer(model, "eager", BATCH, length, setting) as made:
         for _ in range(1 + steps):
-            start = time.perf_counter()
+            start = time.perf_counter(), time.process_time()
             made.advance(1)
-            taken.append(time.perf_counter() - start)
+            taken.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+        wall, cores = (statistics.median(each) for each in zip(*(taken[1:] or taken), strict=True))
         return {
             "parameters": sum(p.numel() for p in made.model.parameters()),
-            "tok_s": round(BATCH * length / statistics.median(taken[1:])),
-            "first_s": round(taken[0], 2),
+            "tok_s": round(BATCH * length / wall),
+            "tok_cpu_s": round(BATCH * length / cores),
+            "first_s": round(taken[0][0], 2),
             "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
         }
 

@@ -70,6 +70,7 @@ class KernelContract(Guarded):
             super().pytest_generate_tests(metafunc)  # type: ignore[misc]
         wanted: dict[str, Callable[[KernelSpec], Iterable[Any]]] = {
             "on_host": lambda spec: spec.cases("host", "quick") if "host" in spec.targets else (),
+            "on_cpu": lambda spec: spec.cases("cpu", "quick")[1:2] if "cpu" in spec.targets else (),
             "on_cuda": lambda spec: spec.cases("cuda", "quick") if "cuda" in spec.targets else (),
             "portable": lambda spec: spec.portable,
             "refused": lambda spec: _inputs(spec)[1] if "host" in spec.targets else (),
@@ -82,6 +83,11 @@ class KernelContract(Guarded):
     def test_host_build_equals_the_float64_reference(self, on_host: tuple[KernelSpec, Case]) -> None:
         need_host_compiler()
         _assert_passes(on_host[0], "host", [on_host[1]])
+
+    def test_cpu_kernel_equals_the_float64_reference(self, on_cpu: tuple[KernelSpec, Case]) -> None:
+        """One case, with masks and starts of documents; `elman verify` has the others."""
+        need_host_compiler()
+        _assert_passes(on_cpu[0], "cpu", [on_cpu[1]])
 
     def test_portable_backend_equals_the_float64_reference(self, portable: tuple[KernelSpec, str]) -> None:
         spec, backend = portable
