@@ -59,9 +59,9 @@ def closest(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return worst
 
 
-def verified(name: str, dtype: str, grid: str, backend: str, gpu: int) -> list[Row]:
+def verified(name: str, dtype: str, grid: str, backend: str, gpu: str) -> list[Row]:
     words = ["verify", name, "--grid", grid, "--dtype", dtype, "--backend", backend, "--json"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "elman_core", *words], capture_output=True, text=True, check=False, env=environment
@@ -85,11 +85,12 @@ def rows(setting: Setting) -> Iterator[Row]:
     cuda = setting.device.type == "cuda"
     chosen = ("e42",) if setting.tiny else setting.only or tuple(names())
     grid, dtypes = ("quick", ("fp64",)) if setting.tiny else ("full", DTYPES)
-    gpus = max(1, torch.cuda.device_count())
-    with ThreadPoolExecutor(AT_ONCE * gpus if cuda else 1) as pool:
+    visible = ",".join(map(str, range(torch.cuda.device_count() if cuda else 1)))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", visible).split(",")
+    with ThreadPoolExecutor(AT_ONCE * len(gpus) if cuda else 1) as pool:
         jobs = [(name, dtype) for name in chosen for dtype in dtypes]
         started = [
-            pool.submit(verified, *job, grid, "cuda" if cuda else "host", number % gpus)
+            pool.submit(verified, *job, grid, "cuda" if cuda else "host", gpus[number % len(gpus)])
             for number, job in enumerate(jobs)
         ]
         for done in as_completed(started):
