@@ -1,0 +1,61 @@
+"""Inputs of any layout reach a kernel as it reads them: in place where its strides can say where they lie, else as a copy."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from elman_core.kernels import launch
+
+LAYOUTS = {
+    "contiguous": lambda x: x.contiguous(),
+    "zero strides": lambda x: x[:1].expand(x.shape),
+    "all zero strides": lambda x: x.flatten()[:1].expand(x.shape),
+    "one row for all": lambda x: x[:, :1].expand(x.shape),
+    "overlapping": lambda x: x.flatten().as_strided(x.shape, (1, *x.stride()[1:])),
+    "rows overlap": lambda x: x.flatten().as_strided(x.shape, (*x.shape[1:2], 1, *x.stride()[2:])),
+    "unaligned": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
+    "a slice of channels": lambda x: torch.cat([x, x, x], -1)[..., x.shape[-1] : 2 * x.shape[-1]],
+    "a slice of steps": lambda x: torch.cat([x, x])[len(x) :],
+    "every second step": lambda x: x.repeat_interleave(2, 0)[::2],
+    "every second channel": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "channels first": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
+    "flipped": lambda x: x.flip(0),
+}
+SIZES = [(t, b, d) for t, b in itertools.product((1, 2, 3, 8), (1, 2, 5)) for d in (1, 3, 8, 24)]
+SIZES += [(t, b, h, n) for t, b in ((1, 1), (1, 3), (4, 1), (5, 2)) for h, n in ((1, 1), (1, 759), (3, 8))]
+
+
+class OnGpu(Tensor):
+    """A tensor that says it is on a GPU, since the host reads contiguous tensors alone."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def seen(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """What a kernel sees that is told the address, the leading strides, and that the sizes behind them are adjacent."""
+    adjacent = torch.empty(x.shape, device="meta").stride()
+    return x.as_subclass(Tensor).as_strided(x.shape, (*strides, *adjacent[len(strides) :]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.bool])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_kernel_sees_the_values_of_every_layout(layout: str, dtype: torch.dtype) -> None:
+    for size in SIZES:
+        values = torch.randn(size, generator=torch.Generator().manual_seed(sum(size))).to(dtype)
+        x = LAYOUTS[layout](values)
+        given = x.as_subclass(OnGpu)
+        for align in (0, 8, 16):
+            made = launch.aligned(given, align)
+            evenly = (made.shape[1] * made.stride(1), made.stride(1))
+            assert torch.equal(seen(made, evenly), x), (size, align, made.stride())
+            if align and values[0, 0].nbytes % align == 0:
+                assert made.data_ptr() % align == 0
+                assert made.shape[:2] == (1, 1) or made.stride(1) * x.element_size() % align == 0
+        if len(size) == 3:
+            made = launch.readable(given)
+            assert torch.equal(seen(made, made.stride()[:2]), x), (size, made.stride())
+        made = launch.whole(given)
+        assert torch.equal(seen(made, ()), x)
