@@ -21,7 +21,7 @@ from .automaton import SAMPLES, Automaton
 from .draws import Draws
 
 TESTS = (40, 64, 88, 112, 136, 160, 184, 208, 232, 256)
-TRAINING, TESTING, LOOKING = range(3)
+TRAINING, EXAMPLES, TESTING, HELD_OUT, LOOKING = range(5)
 """Streams of random numbers: test sequences are never training sequences."""
 WINDOWS = (1, 2, 4, 8, 16, 32)
 
@@ -93,12 +93,23 @@ class Task:
     def batch(self, seed: int, step: int, rows: Sequence[int] | NDArray[Any], size: int) -> Drawn:
         """These rows of training batch `step`, of `size` rows in all; as long as the longest training sequence."""
         numbers = step * size + np.asarray(rows)
-        if self.examples:
-            numbers = Draws(seed, TRAINING, numbers).below(self.examples)
-        draws = Draws(seed, TRAINING, numbers)
-        low, high = self.train
-        lengths_R = high if low == high or self.labels == "every" else low + draws.below(high - low + 1)
-        return self._draw(draws, np.broadcast_to(lengths_R, draws.rows), high)
+        return self._rows(
+            seed, TRAINING, Draws(seed, EXAMPLES, numbers).below(self.examples) if self.examples else numbers
+        )
+
+    def heldout(self, numbers: NDArray[Any]) -> Drawn:
+        """Test sequences as long as those of training."""
+        return self._rows(0, HELD_OUT, numbers)
+
+    @property
+    def longest(self) -> int:
+        """Inputs of the longest training sequence."""
+        return self._length(self.train[1])
+
+    def _rows(self, seed: int, stream: int, numbers: NDArray[Any]) -> Drawn:
+        draws, (low, high) = Draws(seed, stream, numbers), self.train
+        fixed = low == high or self.labels == "every"
+        return self._draw(draws, np.full(draws.rows, high) if fixed else low + draws.below(high - low + 1), high)
 
     def test(self, length: int, rows: int, seed: int = 0) -> Drawn:
         """Test sequences of one length."""
@@ -111,7 +122,7 @@ class Task:
         For an automaton, the last answer, by Bayes' rule over sampled windows; otherwise, an answer whose evidence is
         outside the window is a guess at chance.
         """
-        length = self._length(self.train[1])
+        length = self.longest
         made = self._made(length)
         if isinstance(made, Automaton):
             draws = Draws(0, LOOKING, np.arange(SAMPLES))

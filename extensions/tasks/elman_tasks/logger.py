@@ -1,0 +1,30 @@
+"""The logger `accuracy`: at each evaluation of a run on a task, the accuracy by length, in accuracy.jsonl in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elman_core import hookimpl
+from elman_core.extension import ConfigError
+
+from .catalogue import find
+from .score import accuracy, add
+
+
+@hookimpl
+def elman_run_start(run: Any) -> None:
+    _task(run)
+
+
+@hookimpl
+def elman_evaluation_end(run: Any, result: Mapping[str, float]) -> None:
+    with run.evaluating():
+        add(run.path, int(result["step"]), accuracy(run.model, _task(run)))
+
+
+def _task(run: Any) -> Any:
+    name, _, options = str(run.settings.data.path).partition(":")
+    if name != "task":
+        raise ConfigError("the logger accuracy needs a task: --data task:NAME, or leave it out of train.loggers")
+    return find(options)

@@ -1,0 +1,69 @@
+"""The accuracy of a model on a task, by the length of the sequences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elman_core.extension import CheckpointError, write_text
+
+from .catalogue import Task
+
+FILE = "accuracy.jsonl"
+ROWS = 512
+"""Test sequences of each length."""
+TOKENS = 2**15
+"""Most tokens of one forward."""
+
+
+def accuracy(model: Any, task: Task, rows: int = ROWS) -> dict[str, dict[str, Any]]:
+    """For each test length: `places`, the share of right answers; `whole`, that of sequences with all answers right;
+    `end`, the share of right answers in the last quarter of the places, if any is asked there; `sequences`. The answer is the
+    likeliest token.
+
+    Args:
+        model: a `LadderForCausalLM` in eval mode. Gradients and autocast are up to the caller.
+    """
+    result = {}
+    for length in task.tests:
+        drawn = task.test(length, rows)
+        tokens_RT, targets_RT, scored_RT = map(torch.from_numpy, (drawn.tokens, drawn.targets, np.array(drawn.scored)))
+        width = tokens_RT.shape[1]
+        pieces = tokens_RT.split(max(1, TOKENS // width))
+        answers_RT = torch.cat([model(input_ids=piece.to(model.device)).logits.argmax(-1).cpu() for piece in pieces])
+        right_RT = (answers_RT == targets_RT) & scored_RT
+        last_T = torch.arange(width) >= width * 3 // 4
+        late = scored_RT & last_T if (scored_RT & last_T).any() else scored_RT
+        result[str(length)] = {
+            "places": int(right_RT.sum()) / int(scored_RT.sum()),
+            "end": int((right_RT & late).sum()) / int(late.sum()),
+            "whole": float((right_RT == scored_RT).all(1).double().mean()),
+            "sequences": rows,
+        }
+    return result
+
+
+def read(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run, by step: `step` and `tests`, as `accuracy` returns them. Empty if there is none.
+
+    Raises:
+        CheckpointError: a line is damaged.
+    """
+    try:
+        text = (run / FILE).read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{run / FILE} cannot be read ({error}): remove it, then resume the run") from error
+
+
+def add(run: Path, step: int, tests: Mapping[str, Any]) -> None:
+    """Write the line of a step; lines of that step and later ones are replaced."""
+    lines = [*(line for line in read(run) if line["step"] < step), {"step": step, "tests": tests}]
+    write_text(run / FILE, "".join(json.dumps(line) + "\n" for line in lines))

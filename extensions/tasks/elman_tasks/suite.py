@@ -1,0 +1,179 @@
+"""A suite of tasks: models by tasks by seeds, as jobs of elman-bench; and what came of it. Needs no torch.
+
+A suite's file is one of elman-bench with a further key: tasks = ["parity", "mqar:pairs=8", …].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import statistics
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from elman_bench.results import plots
+from elman_bench.results.report import Extra, write_report
+from elman_bench.results.runs import Run, find_runs
+from elman_bench.results.statistics import student_mean
+from elman_bench.suite.plan import Overrides, Plan, plan
+from elman_bench.suite.spec import Suite, parse_suite
+
+from elman_core.extension import ConfigError, did_you_mean, folders, write_json
+
+from .catalogue import find
+from .score import read
+
+RESULT = "accuracy.json"
+
+
+def shipped() -> dict[str, Path]:
+    """The suites of tasks in recipes/tasks of installed packages, by name."""
+    return {path.stem: path for folder in folders() for path in sorted((folder / "tasks").glob("*.toml"))}
+
+
+def read_suite(what: str) -> tuple[Suite, list[str], dict[str, Any]]:
+    """The suite of a shipped name or a TOML file, its tasks, and the file's content without them. Raises `ConfigError`."""
+    known = shipped()
+    path = known.get(what) or Path(what).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        tree = tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no suite {what!r}.{did_you_mean(what, known)} Shipped: {', '.join(known)}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read suite {path}: {error}") from error
+    tasks = tree.pop("tasks", None)
+    if not isinstance(tasks, list) or not tasks or not all(isinstance(task, str) for task in tasks):
+        raise ConfigError(f"suite {path.name} names no tasks: tasks = ['NAME', …]")
+    return parse_suite(tree, f"tasks-{path.stem}", text), tasks, tree
+
+
+def plan_tasks(suite: Suite, tasks: Sequence[str], tree: Mapping[str, Any], changes: Overrides) -> Plan:
+    """All runs, those of the first seed first. Raises as `elman_bench.suite.plan.plan`, and as `find`."""
+    jobs, skipped = [], {}
+    for spec in tasks:
+        protocol = {table: dict(values) for table, values in tree.get("protocol", {}).items()}
+        protocol.setdefault("train", {}).update(chunk_size=find(spec).longest, loggers="accuracy")
+        one = parse_suite({**tree, "protocol": protocol}, suite.name)
+        planned = plan(one, dataclasses.replace(changes, data=f"task:{spec}"))
+        before = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", re.sub(r",?tests=[0-9+]*", "", spec).rstrip(":")) + "-"
+        jobs += [
+            dataclasses.replace(job, id=before + job.id, trials=tuple(before + id for id in job.trials))
+            for job in planned.jobs
+        ]
+        skipped |= {left_out.model: left_out for left_out in planned.skipped}
+    seeds = list(dict.fromkeys(job.seed for job in jobs))
+    return Plan(tuple(sorted(jobs, key=lambda job: seeds.index(job.seed))), tuple(skipped.values()))
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    """The runs of a suite's folder that have ended well, trials apart, with what identifies each.
+
+    `held_out` is in bits a target, on sequences as long as those of training; `tests` as `score.accuracy` returns them at the
+    end; `accuracy` their mean over lengths, `best` the highest mean during the training; `end` and `whole` the means of theirs.
+    """
+    rows = []
+    for run in find_runs([folder]):
+        lines = read(run.path)
+        if run.manifest.get("status") != "ok" or _is_trial(run) or not lines:
+            continue
+        settings, hardware = run.settings, run.manifest.get("hardware") or {}
+        task = str(settings["data"]["path"]).removeprefix("task:")
+        rows.append(
+            {
+                "name": task.partition(":")[0],
+                "task": task,
+                "model": run.job.get("model") or settings["model"]["variant"],
+                "options": settings["model"]["options"],
+                "seed": settings["train"]["seed"],
+                "tuned": dict(run.job.get("tuned") or {}),
+                "parameters": run.manifest.get("parameters"),
+                "steps": run.manifest.get("steps_done"),
+                "device": hardware.get("gpu") or "CPU",
+                "commit": run.manifest.get("git_commit"),
+                "held_out": (run.manifest.get("result") or {}).get("bits_per_byte", math.nan),
+                "accuracy": _mean(lines[-1]["tests"], "places"),
+                "best": max(_mean(line["tests"], "places") for line in lines),
+                "end": _mean(lines[-1]["tests"], "end"),
+                "whole": _mean(lines[-1]["tests"], "whole"),
+                "tests": lines[-1]["tests"],
+            }
+        )
+    return rows
+
+
+def _is_trial(run: Run) -> bool:
+    return run.suite is not None and run.path.name in run.suite.trials
+
+
+def _mean(tests: Mapping[str, Mapping[str, Any]], key: str) -> float:
+    return statistics.fmean(test[key] for test in tests.values())
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> list[Extra]:
+    """For each task a table and a picture: the accuracy of each model over its seeds and by length, with the tuned values of
+    the lowest held-out loss. `±` is half of Student's 95 % interval over seeds. `best` is the highest accuracy during the
+    training, which some papers report; `end` is that of the last quarter of the places, `whole` that of whole sequences.
+    """
+    made = []
+    for spec in dict.fromkeys(row["task"] for row in rows):
+        task, lengths = find(spec), [str(length) for length in find(spec).tests]
+        models = _chosen([row for row in rows if row["task"] == spec])
+        cells, lines = [], {}
+        for model, runs in models.items():
+            by_length = {length: [run["tests"][length]["places"] for run in runs] for length in lengths}
+            lines[model] = {int(length): values for length, values in by_length.items()}
+            spreads = [_spread([run[key] for run in runs]) for key in ("accuracy", "best", "end", "whole")]
+            means = [f"{statistics.fmean(values):.3f}" for values in by_length.values()]
+            cells.append([model, f"{runs[0]['parameters']:,}", str(len(runs)), *spreads, *means])
+        windows = task.windows()
+        chance = windows.pop(0)
+        seen = ", ".join(f"{share:.3f} of {w}" for w, share in windows.items())
+        heads = ("model", "parameters", "seeds", "accuracy", "best", "end", "whole", *lengths)
+        caption = (
+            f"Accuracy on {spec} by length; trained on {task.train[0]} to {task.train[1]}. Bands: range of the seeds."
+        )
+        picture = plots.by_length(lines, caption, "length of the sequence", "right answers", chance)
+        made.append(
+            Extra(
+                spec,
+                f"{task.definition} Chance is {chance:.3f}; a predictor of the last inputs reaches {seen}.",
+                heads,
+                cells,
+                {caption: picture},
+            )
+        )
+    return made
+
+
+def _chosen(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The runs of each model with the tuned values of its lowest held-out loss, which its name then has."""
+    values: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        tuned = "".join(f", {key.rpartition('.')[2]} {value:g}" for key, value in row["tuned"].items())
+        values.setdefault(row["model"], {}).setdefault(tuned, []).append(row)
+    chosen = {}
+    for model, each in values.items():
+        best = min(each, key=lambda tuned: statistics.fmean(run["held_out"] for run in each[tuned]))
+        chosen[model + best] = each[best]
+    return chosen
+
+
+def _spread(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return f"{values[0]:.3f}"
+    return f"{statistics.fmean(values):.3f} ± {student_mean(list(values)).half_width:.3f}"
+
+
+def finish(folder: Path) -> tuple[list[Extra], Path] | None:
+    """Write accuracy.json and the report into a suite's folder; None if no run has ended well."""
+    if not (rows := results(folder)):
+        return None
+    made = tables(rows)
+    write_json(folder / RESULT, {"format": 1, "runs": rows})
+    return made, write_report(folder, made)

@@ -1,0 +1,173 @@
+"""Runs on tasks: batches, the loss mask, accuracy by length, resuming; suites, their tables and reports."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from broken_plugins import leave_installed
+from elman_bench.suite.plan import Overrides
+from elman_tasks import suite as suites
+from elman_tasks.catalogue import find
+from elman_tasks.score import accuracy, add, read
+from elman_tasks.source import TaskSource
+
+from elman_core.cli import main as elman
+from elman_core.cli._scaffold import render
+from elman_core.extension import ConfigError
+
+TRAIN = ["--steps", "4", "--set", "train.batch_size=4", "--set", "train.eval_every=2", "--set", "train.save_every=2"]
+
+
+def test_a_source_has_the_sequences_of_its_task_and_its_vocabulary():
+    source = TaskSource("modular_arithmetic", 40, 8, 3)
+    whole, part = source.batch(5), source.batch(5, [6, 1])
+    for name in ("tokens", "targets", "counts"):
+        assert np.array_equal(getattr(whole, name)[[6, 1]], getattr(part, name))
+    drawn = source.task.batch(3, 5, range(8), 8)
+    assert np.array_equal(whole.counts, drawn.scored)
+    assert np.array_equal(whole.targets[whole.counts], drawn.targets[drawn.scored])
+    assert source.vocab_size == 14
+    assert TaskSource("in_context_recall", 128, 2, 0).batch(0).counts.all(), "every next token is trained"
+    prints = [
+        TaskSource(s, 40, 8, 3).fingerprint()["blake2b"] for s in ("parity", "parity:labels=every", "parity:train=5-40")
+    ]
+    assert len(set(prints)) == 3
+    held = source.heldout(400).read(np.arange(10))
+    assert {row.tobytes() for row in held.tokens}.isdisjoint(
+        row.tobytes() for row in TaskSource("parity", 40, 50, 0).batch(0).tokens
+    )
+    with pytest.raises(ConfigError, match=re.escape("--set train.chunk_size=128")):
+        TaskSource("s3", 40, 8, 3)
+
+
+class Oracle(torch.nn.Module):
+    """Answers parity rightly, but for the last of every `wrong` rows."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, wrong):
+        super().__init__()
+        self.wrong = wrong
+
+    def forward(self, input_ids):
+        answers = 2 + input_ids.cumsum(1) % 2
+        answers[self.wrong - 1 :: self.wrong, -1] = 0
+        return type("Output", (), {"logits": torch.nn.functional.one_hot(answers, 4).float()})
+
+
+def test_accuracy_counts_places_ends_and_whole_sequences():
+    task = find("parity:labels=every,tests=8+12")
+    result = accuracy(Oracle(4), task, rows=100)
+    assert list(result) == ["8", "12"]
+    assert result["8"] == {"places": 1 - 0.25 / 8, "whole": 0.75, "end": 1 - 0.25 / 2, "sequences": 100}
+    last = accuracy(Oracle(4), find("parity:tests=8"), rows=100)["8"]
+    assert (last["places"], last["whole"], last["end"]) == (0.75, 0.75, 0.75)
+
+
+def test_lines_of_later_steps_are_replaced(tmp_path):
+    for step in (2, 4, 6, 4):
+        add(tmp_path, step, {"8": step})
+    assert [line["step"] for line in read(tmp_path)] == [2, 4]
+
+
+def test_a_resumed_run_has_the_accuracies_of_an_uninterrupted_one(tmp_path, capsys):
+    task, sets = "parity:tests=8,train=3-8", [*TRAIN, "--set", "train.keep=0"]
+    assert elman(["tasks", "train", task, "gru@16x1", "--out", str(tmp_path / "run"), *sets]) == 0
+    assert "sequences with all right" in capsys.readouterr().out
+    lines = read(tmp_path / "run")
+    assert [line["step"] for line in lines] == [2, 4]
+    sets[1] = "2"
+    assert (
+        elman(
+            [
+                "tasks",
+                "train",
+                task,
+                "gru@16x1",
+                "--out",
+                str(tmp_path / "two"),
+                *sets,
+                "--set",
+                "train.schedule=constant",
+            ]
+        )
+        == 0
+    )
+    assert elman(["resume", str(tmp_path / "two"), "--steps", "4"]) == 0
+    assert [line["step"] for line in read(tmp_path / "two")] == [2, 4]
+    config = json.loads((tmp_path / "run/checkpoints/step-00000004/config.json").read_text())
+    assert config["vocab_size"] == 4
+    code = elman(
+        ["train", "gru@16x1", "--data", str(Path(__file__)), "--steps", "1", "--set", "train.loggers=accuracy"]
+    )
+    assert code == 2
+    assert "the logger accuracy needs a task" in capsys.readouterr().err
+
+
+def test_a_variant_of_ones_own_trains_without_an_edit(tmp_path):
+    folder, _ = render("e99", tmp_path)
+    leave_installed(folder)
+    command = [sys.executable, "-m", "elman_core", "tasks", "train", "s3:train=8-8,tests=8", "e99@16x1"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), "CXX": "none"}
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run"), *TRAIN], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(read(tmp_path / "run")) == 2
+
+
+SUITE = """
+summary = "tiny"
+tasks = ["parity:train=3-8,tests=8+16", "mqar:pairs=2,train=16-16,tests=16"]
+models = ["gru@16x1", { model = "gru+lstm@16x2", label = "both" }]
+seeds = 2
+[protocol.train]
+batch_size = 4
+steps = 2
+"""
+
+
+def test_a_suite_is_every_model_on_every_task_with_seeds_in_turn(tmp_path):
+    (tmp_path / "tiny.toml").write_text(SUITE)
+    planned = suites.plan_tasks(*suites.read_suite(str(tmp_path / "tiny.toml")), Overrides(""))
+    assert [job.seed for job in planned.jobs] == [42] * 4 + [43] * 4
+    assert [job.settings.train.chunk_size for job in planned.jobs[:4]] == [8, 8, 16, 16]
+    assert planned.jobs[1].settings.data.path == "task:parity:train=3-8,tests=8+16"
+    (tmp_path / "none.toml").write_text(SUITE.replace("tasks =", "# tasks ="))
+    with pytest.raises(ConfigError, match="names no tasks"):
+        suites.read_suite(str(tmp_path / "none.toml"))
+    for name in suites.shipped():
+        chosen, tasks, tree = suites.read_suite(name)
+        assert suites.plan_tasks(chosen, tasks, tree, Overrides("")).jobs, name
+
+
+def test_runs_become_tables_pictures_and_a_report(tmp_path):
+    for seed in (1, 2):
+        where = ["--out", str(tmp_path / f"runs/{seed}"), "--set", f"train.seed={seed}"]
+        assert elman(["tasks", "train", "parity:train=3-8,tests=8+16", "gru@16x1", *where, *TRAIN]) == 0
+    (section,), report = suites.finish(tmp_path)
+    (row,) = section.rows
+    assert section.heads[-2:] == ("8", "16")
+    assert row[2] == "2"
+    accuracies = [read(tmp_path / f"runs/{seed}")[-1]["tests"]["8"]["places"] for seed in (1, 2)]
+    assert row[-2] == f"{np.mean(accuracies):.3f}"
+    assert "±" in row[3]
+    page = report.read_text()
+    assert "the parity of the ones" in page
+    assert page.count("data:image/svg") > 1
+    assert len(json.loads((tmp_path / suites.RESULT).read_text())["runs"]) == 2
+
+
+@pytest.mark.slow
+def test_the_quick_suite_shows_what_it_says(tmp_path):
+    assert elman(["tasks", "suite", "quick", "--gpus", "none", "--out", str(tmp_path)]) == 0
+    runs = {row["model"]: row["tests"]["80"] for row in suites.results(tmp_path)}
+    assert runs["lstm"]["whole"] > 0.99
+    assert runs["e1, r_h_mode=none"]["whole"] > 0.99
+    assert runs["gdn, allow_neg_eigval=false"]["end"] < 0.6
