@@ -48,7 +48,7 @@ class LadderConfig(PreTrainedConfig):
         use_cache: return the recurrent state.
         max_position_embeddings: recommended evaluation window in tokens, read by evaluation harnesses. Not a limit: the state
             has no notion of position.
-        pad_token_id, bos_token_id, eos_token_id: bytes 0xff (0 in a smaller vocabulary), 0x1e and 0x1e.
+        pad_token_id, bos_token_id, eos_token_id: bytes 0xff (0 in a smaller vocabulary), 0x1e and 0x1e (None, likewise).
 
     Raises:
         ConfigError: a size that is not an integer, more than 4,096 layers, or a keyword that looks like a misspelt one of
@@ -90,6 +90,9 @@ class LadderConfig(PreTrainedConfig):
             raise ConfigError(f"eos_token_id must be a token or a list of tokens, not {self.eos_token_id!r}")
         if self.pad_token_id == 255 >= self.vocab_size:
             self.pad_token_id = 0
+        for name in ("bos_token_id", "eos_token_id"):
+            if getattr(self, name) == 30 >= self.vocab_size:
+                setattr(self, name, None)
         super().__post_init__(**kwargs)
 
     @classmethod

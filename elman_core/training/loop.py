@@ -7,7 +7,8 @@ import math
 import signal
 import time
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from elman_core.registry import ConfigError, DataError, ElmanError, LoaderError,
 from elman_core.registry.checks import ran_out
 from elman_core.storage import now
 
-from . import evaluate, failures
+from . import evaluate, failures, objective
 from .checkpoint import Position, load_checkpoint, load_optimizer, save_checkpoint
 from .estimate import SLOW, seconds_a_step
 from .hooks import acting, call, listening_in, load_loggers, loss_terms, watched
@@ -363,6 +364,18 @@ class Trainer:
 
     # evaluation, saving
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, the model is as evaluations see it: uncompiled, in eval mode, without gradients, in the training's dtype,
+        with the weights that a checkpoint publishes."""
+        with (
+            self.uncompiled(),
+            self.optimizer.evaluation_weights(),
+            compute_in(self.settings.train.precision, self.device),
+            objective.evaluating(self.model),
+        ):
+            yield
+
     def evaluate(self) -> dict[str, Any]:
         """Loss and bits per byte on the held-out windows, with the weights that a checkpoint publishes; empty if a signal ends
         the run. Changes nothing.
@@ -378,7 +391,7 @@ class Trainer:
         rows = train.batch_size // train.accumulate
         how: dict[str, Any] = {"ranks": self.ranks, "forward": self.processes.forward}
         how |= {"stop": lambda: bool(self.signals.ending), "counted": self.display.evaluating}
-        with self.uncompiled(), self.optimizer.evaluation_weights(), compute_in(train.precision, self.device):
+        with self.evaluating():
             result = evaluate.on_mixture(self.model, heldout, rows, loss_chunk=train.loss_chunk, **how)
         return result and {"step": self.step, **result}
 

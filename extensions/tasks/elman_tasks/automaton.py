@@ -115,8 +115,8 @@ class Tables:
         for t, symbol_R in enumerate(seen_RT.T, first):
             mass_RS = belief_RS * self._odds_at(t, length)[:, symbol_R].T
             to_RS = row_RS + self._to[:, symbol_R].T
-            belief_RS = np.bincount(to_RS.ravel(), mass_RS.ravel(), belief_RS.size).reshape(belief_RS.shape)
-            belief_RS /= belief_RS.sum(1, keepdims=True)
+            after_RS = np.bincount(to_RS.ravel(), mass_RS.ravel(), belief_RS.size).reshape(belief_RS.shape)
+            belief_RS = after_RS / after_RS.sum(1, keepdims=True)
         answers_RA = belief_RS @ label_SA
         return float(answers_RA.max(1).sum() / answers_RA.sum())
 

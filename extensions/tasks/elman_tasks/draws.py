@@ -30,7 +30,7 @@ class Draws:
 
     def unit(self, *shape: int) -> NDArray[np.float64]:
         """Numbers in [0, 1): (R, *shape)."""
-        return (self.words(*shape) >> np.uint64(11)) * 2.0**-53
+        return (self.words(*shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def below(self, limit: int, *shape: int) -> NDArray[np.int64]:
         """Integers in [0, limit): (R, *shape), int64."""

@@ -18,7 +18,7 @@ from elman_bench.results import plots
 from elman_bench.results.report import Extra, write_report
 from elman_bench.results.runs import Run, find_runs
 from elman_bench.results.statistics import student_mean
-from elman_bench.suite.plan import Overrides, Plan, plan
+from elman_bench.suite.plan import Overrides, Plan, Planned, Skipped, plan
 from elman_bench.suite.spec import Suite, parse_suite
 
 from elman_core.extension import ConfigError, did_you_mean, folders, write_json
@@ -55,7 +55,8 @@ def read_suite(what: str) -> tuple[Suite, list[str], dict[str, Any]]:
 
 def plan_tasks(suite: Suite, tasks: Sequence[str], tree: Mapping[str, Any], changes: Overrides) -> Plan:
     """All runs, those of the first seed first. Raises as `elman_bench.suite.plan.plan`, and as `find`."""
-    jobs, skipped = [], {}
+    jobs: list[Planned] = []
+    skipped: dict[str, Skipped] = {}
     for spec in tasks:
         protocol = {table: dict(values) for table, values in tree.get("protocol", {}).items()}
         protocol.setdefault("train", {}).update(chunk_size=find(spec).longest, loggers="accuracy")

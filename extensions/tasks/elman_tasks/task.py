@@ -206,8 +206,8 @@ def find(spec: str) -> Task:
         except ValueError:
             raise ConfigError(f"task {name}: {key} takes whole numbers, not {value!r}") from None
     made = dataclasses.replace(chosen, name=spec, options=tuple(sorted(options.items())), **fields)
-    low, high = made.train
-    if not 1 <= low <= high or min(made.tests) < 1 or made.examples < 0:
+    shortest, longest = made.train
+    if not 1 <= shortest <= longest or min(made.tests) < 1 or made.examples < 0:
         raise ConfigError(f"task {spec}: lengths are at least 1, and train=SHORTEST-LONGEST")
     made.batch(0, 0, [0], 1)  # a length or an option that it cannot have
     return made
