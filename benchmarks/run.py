@@ -50,6 +50,11 @@ PROBLEMS = {
     ),
     "optimizers": ("step", "tok/s with each optimizer; µs of an update", "schedulefree"),
     "decode": ("decode", "bytes/s, one text and 64", "transformers' generate()"),
+    "serve": (
+        "serve",
+        "bytes/s and time to the first byte: 1 to 256 clients of `elman serve`, beside `elman generate`",
+        "transformers' continuous batching of a LLaMA",
+    ),
     "scaling": ("scaling", "tok/s on 1, 2, 4, … GPUs", ""),
     "parity": ("parity", "errors of the baselines against float64", "mamba_ssm's and fla's layers"),
     "verify": ("verify", "errors of kernels against float64, full grid", ""),

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from .data import Batch, ByteFile, Heldout, Source, hash_u64, standard_library_corpus
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
     from .generation import Sampling
-    from .generation.loop import least_rows, prefill, prefill_chunk
+    from .generation.loop import least_rows, prefill_chunk
     from .kernels.decode.op import kept_scores, race
+    from .kernels.dispatch import SHORTEST
     from .locks import MACHINE_WIDE, Lock, holder, is_locked, lock_soon
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
+    from .model.step_graph import GraphedStep, recorder_for
     from .model.tokenizer import load_tokenizer
     from .nn import scaled_once
     from .nn.layers import resolve_pattern
@@ -76,10 +78,12 @@ _NAMES = {
     "data": "Batch ByteFile Heldout Source hash_u64 standard_library_corpus",
     "data.packed": "PACKED_FORMAT PACKED_HEADER PackedFile packed_manifest packed_sections",
     "generation": "Sampling",
-    "generation.loop": "least_rows prefill prefill_chunk",
+    "generation.loop": "least_rows prefill_chunk",
     "kernels.decode.op": "kept_scores race",
+    "kernels.dispatch": "SHORTEST",
     "locks": "MACHINE_WIDE Lock holder is_locked lock_soon",
     "metrics": "METRICS WINDOW Metrics progress read_metrics",
+    "model.step_graph": "GraphedStep recorder_for",
     "model.tokenizer": "load_tokenizer",
     "nn": "scaled_once",
     "nn.layers": "resolve_pattern",

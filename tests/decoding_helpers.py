@@ -5,10 +5,10 @@ import torch
 from elman_core.model import LadderLM
 
 
-def ladder(variant="e42", **options):
-    """Two layers of width 16, in evaluation mode; `generate()` ends by length alone."""
+def ladder(variant="e42", dim=16, **options):
+    """Two layers, in evaluation mode; `generate()` ends by length alone."""
     torch.manual_seed(0)
-    made = LadderLM(variant, dim=16, depth=2, **options).eval()
+    made = LadderLM(variant, dim=dim, depth=2, **options).eval()
     made.generation_config.eos_token_id = None
     with torch.no_grad():
         made.model.embed_tokens.weight.mul_(20)

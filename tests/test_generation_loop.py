@@ -66,6 +66,10 @@ def test_prefill_in_chunks_is_prefill_at_once(model):
             torch.testing.assert_close(a[name], b[name], rtol=1e-12, atol=1e-12)
 
 
+READ_ALONE = ("gdn", "mamba2", "gru", "lstm", "transformer")
+"""Under a mask they compute other sums: in chunks, by packed rows of a library, or as attention."""
+
+
 @pytest.mark.parametrize(
     ("variant", "dim"),
     [*((name, 64) for name in list_variants() if name != "gdn"), ("gdn", 128), ("e88:conv_h5v256", 320)],
@@ -73,20 +77,28 @@ def test_prefill_in_chunks_is_prefill_at_once(model):
 def test_on_a_cpu_a_row_has_the_same_bits_whatever_is_computed_beside_it(variant, dim):
     model = LadderLM(variant, dim=dim, depth=2).eval()
     few = least_rows(model)
-    text_BT = torch.randint(256, (64, 3))
+    text_BT = torch.randint(256, (64, 39))
+    lengths = torch.tensor([37, 2, 5, 6, 9, 16, 33, 11] * 8)
     with torch.inference_mode():
         states = model(text_BT[:, :2], use_cache=True).past_key_values.states
 
-        def step(rows):
+        def read(rows, steps, mask_BT=None):
             cache = LadderCache.from_states([{k: t[rows].clone() for k, t in s.items()} for s in states], 2)
-            return model(text_BT[rows, 2:], past_key_values=cache, use_cache=True).logits, cache.states
+            given = {"past_key_values": cache, "use_cache": True, "attention_mask": mask_BT}
+            return model(text_BT[rows, 2 : 2 + steps], **given).logits, cache.states
 
-        logits, after = step(slice(64))
-        for rows in (slice(few), slice(64 - 3 * few, 64)):
-            alone, beside = step(rows)
-            assert torch.equal(alone, logits[rows])
-            for one, all_rows in zip(beside, after, strict=True):
+        def compare(rows, alone, beside):
+            assert torch.equal(alone[0], beside[0][rows, : alone[0].shape[1]])
+            for one, all_rows in zip(alone[1], beside[1], strict=True):
                 assert all(torch.equal(one[name], all_rows[name][rows]) for name in one)
+
+        step = read(slice(64), 1)
+        for rows in (slice(few), slice(64 - 3 * few, 64)):
+            compare(rows, read(rows, 1), step)
+        if variant not in READ_ALONE:
+            padded = read(slice(64), 37, torch.arange(39) < 2 + lengths[:, None])
+            for row in range(8):
+                compare(slice(row, row + 1), read(slice(row, row + 1), int(lengths[row])), padded)
 
 
 def test_samples_are_independent_and_repeat_with_their_seed(model):

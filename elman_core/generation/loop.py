@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.model import LadderCache, LadderForCausalLM
@@ -25,12 +26,13 @@ def prefill_chunk(device: torch.device) -> int:
 
 
 def least_rows(model: LadderForCausalLM) -> int:
-    """The rows of a step are a multiple of this number, so that a row gets the same bits whatever is computed beside it.
+    """Rows of a step and steps of a prompt are a multiple of this number, so that a row gets the same bits whatever is computed
+    beside it.
 
-    On a CPU, BLAS sums products of fewer than 4 rows in another order, and elementwise functions compute what is left over
-    behind blocks of 32 numbers in another way. On a GPU it is 1: there the bits depend on the number of rows.
+    On a CPU, elementwise functions compute what is left over behind blocks of 32 numbers by other code; for products, see
+    `elman_core.kernels.runtime.spare_rows`. On a GPU it is 1: there the bits depend on the number of rows.
     """
-    return max(4, 32 // math.gcd(32, model.config.hidden_size)) if model.device.type == "cpu" else 1
+    return 32 // math.gcd(32, model.config.hidden_size) if model.device.type == "cpu" else 1
 
 
 def generate_bytes(
@@ -103,17 +105,18 @@ def _generate(
             yield [None if done else byte for done, byte in zip(ended, row, strict=True)]
 
 
-def prefill(
-    model: LadderForCausalLM, text: bytes, chunk: int | None = None, cache: LadderCache | None = None
-) -> tuple[LadderCache, Tensor]:
+def prefill(model: LadderForCausalLM, text: bytes, chunk: int | None = None) -> tuple[LadderCache, Tensor]:
     """The state after `text` (not empty) for one row, and the logits (1, V) of what follows. Memory is bounded by `chunk`.
 
     Args:
-        chunk: bytes at once; None for `prefill_chunk`. cache: of one row that `text` continues, changed; None for a new one.
+        chunk: bytes at once; None for `prefill_chunk`.
     """
     tokens_1T = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(model.device).long()[None]
-    cache = LadderCache(num_blocks=len(model.model.layers)) if cache is None else cache
+    cache = LadderCache(num_blocks=len(model.model.layers))
     with torch.inference_mode():
         for piece in tokens_1T.split(chunk or prefill_chunk(model.device), dim=1):
-            out = model(input_ids=piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    return cache, out.logits[:, -1]
+            steps, spare = piece.shape[1], -piece.shape[1] % least_rows(model)
+            mask = torch.arange(steps + spare, device=model.device)[None] < steps if spare else None
+            padded = F.pad(piece, (0, spare))
+            out = model(padded, mask, past_key_values=cache, use_cache=True, logits_to_keep=spare + 1)
+    return cache, out.logits[:, 0]

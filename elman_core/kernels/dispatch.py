@@ -104,12 +104,16 @@ def launches(x: Tensor) -> bool:
     return x.is_cuda or (_asked is not None and x.is_meta)
 
 
+SHORTEST = 64
+"""Steps from which a kernel of a CPU may run in "auto"."""
+
+
 def pays(like: Tensor, steps: int, elements: int) -> bool:
     """Whether a kernel of a CPU runs a recurrence in "auto": of so many steps and elements of the state of a row of the batch.
 
     Below, plain PyTorch takes less time than compiling and verifying. Compiled by `torch.compile`, it runs, too.
     """
-    enough = like.is_cpu and steps >= 64 and steps * elements >= 1 << 18
+    enough = like.is_cpu and steps >= SHORTEST and steps * elements >= 1 << 18
     return enough and like.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling()
 
 

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.library import Library, register_autograd, register_fake
@@ -175,6 +176,30 @@ def recording() -> Iterator[None]:
     private: Any = torch._C
     with torch.enable_grad(), private._SetExcludeDispatchKeyGuard(private.DispatchKey.AutogradFunctionality, False):
         yield
+
+
+def spare_rows(rows: int, like: Tensor) -> int:
+    """How many rows to add to a product of so many, so that a row gets the same bits whatever is computed beside it.
+
+    On a CPU, BLAS takes rows of float32 in fours and adds up what is left over in another order. 0 on other devices, where
+    gradients are recorded, and in compiled code.
+    """
+    exact = like.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return -rows % 4 if exact else 0
+
+
+def with_spare(spare: int, dim: int, *given: Tensor | None) -> list[Any]:
+    """The tensors with so many rows of zeros behind those of `dim`; None stays None."""
+    return [None if x is None else F.pad(x, [0, 0] * (x.dim() - 1 - dim) + [0, spare]) for x in given]
+
+
+def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear(x, weight, bias)`, batch-invariant: see `spare_rows`. Products of 16-bit numbers are anyway."""
+    rows = x.shape[:-1].numel()
+    if x.dtype.itemsize < 4 or not (spare := spare_rows(rows, x)):
+        return F.linear(x, weight, bias)
+    (padded_RK,) = with_spare(spare, 0, x.reshape(rows, -1))
+    return F.linear(padded_RK, weight, bias)[:rows].view(*x.shape[:-1], -1)
 
 
 def autocast_dtype(weight: Tensor) -> torch.dtype:

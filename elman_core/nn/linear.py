@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core.kernels.decode import op as decode
+from elman_core.kernels.runtime import invariant_linear
 
 from .joined import ALIGN, joined, joins, many_rows, padded
 
@@ -35,7 +36,7 @@ def columns(module: nn.Module, x: Tensor, width: int, silu: bool = False) -> tup
     """
     if is_bare(module) and decode.takes(x, module.weight, bias=module.bias):
         return decode.linear(x, module.weight, module.bias, activated=width if silu else 0).split(width, -1)
-    first, *others = module(x).split(width, -1)
+    first, *others = _plain(module, x).split(width, -1)
     return (F.silu(first) if silu else first, *others)
 
 
@@ -56,7 +57,11 @@ def linear(module: nn.Module, x: Tensor) -> Tensor:
     """`module(x)`, through the kernel for few rows if it runs."""
     if is_bare(module) and decode.takes(x, module.weight, bias=module.bias):
         return decode.linear(x, module.weight, module.bias)
-    y: Tensor = module(x)
+    return _plain(module, x)
+
+
+def _plain(module: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = invariant_linear(x, module.weight, module.bias) if is_bare(module) else module(x)
     return y
 
 
@@ -74,4 +79,4 @@ def aligned(module: nn.Module, x: Tensor) -> Tensor:
     """
     if is_bare(module) and module.bias is None and module.out_features % ALIGN and many_rows(x):
         return padded(module.weight, x)
-    return module(x)
+    return _plain(module, x)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core import ConfigError, Mixer, State
-from elman_core.nn import CausalConv, RMSNorm, aligned, compute_dtype, mamba_decay_, without_autocast
+from elman_core.nn import CausalConv, RMSNorm, aligned, compute_dtype, linear, mamba_decay_, without_autocast
 from elman_core.registry import StateSpec
 
 from . import op
@@ -92,7 +92,7 @@ class Mamba2(Mixer):
         inputs = (x_BTI.unflatten(-1, (self.heads, -1)), dt_BTH, a_H, b_BTN, c_BTN, self.D)
         start = None if state is None else state["ssm"]
         y_BTHP, ssm = ssd_chunked(*inputs, start, starts_BT) if found is None else op.scan(found, *inputs, start)
-        return self.out_proj(self._gated(y_BTHP.flatten(2), z_BTI, found)), {"conv": window, "ssm": ssm}
+        return linear(self.out_proj, self._gated(y_BTHP.flatten(2), z_BTI, found)), {"conv": window, "ssm": ssm}
 
     def _gated(self, y_BTI: Tensor, z_BTI: Tensor, found: op.Kernels | None) -> Tensor:
         """RMSNorm(y ⊙ silu(z)), in the dtype of z."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from elman_core import Mixer, State, option
 from elman_core.kernels import GatesKernel
-from elman_core.nn import compute_dtype, orthogonal_, time_major
+from elman_core.nn import compute_dtype, linear, orthogonal_, spare_rows, time_major, with_spare
 
 from .op import gru, gru_before_gates, gru_gates, lstm, lstm_gates
 
@@ -100,12 +100,16 @@ class RNNMixer(Mixer):
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        x_TBI = time_major(x_BTD if self.in_proj is None else self.in_proj(x_BTD))
+        rows, spare = len(x_BTD), spare_rows(len(x_BTD), x_BTD)
+        if spare:
+            x_BTD, mask_BT, starts_BT = with_spare(spare, 0, x_BTD, mask_BT, starts_BT)
+            state = None if state is None else dict(zip(state, with_spare(spare, 0, *state.values()), strict=True))
+        x_TBI = time_major(x_BTD if self.in_proj is None else linear(self.in_proj, x_BTD))
         if state is None:
             zero = x_TBI.new_zeros(x_TBI.shape[1], self.inner, dtype=compute_dtype(x_TBI))
             state = dict.fromkeys(self.parts, zero)
         y_TBd, end = self.recur(x_TBI, state, *(None if f is None else f.T for f in (mask_BT, starts_BT)))
-        return self.out_proj(y_TBd.transpose(0, 1)), end
+        return linear(self.out_proj, y_TBd.transpose(0, 1)[:rows]), {name: s[:rows] for name, s in end.items()}
 
     def recur(self, x_TBI: Tensor, state: State, *flags_TB: Tensor | None) -> tuple[Tensor, State]:
         """The recurrence: outputs and the new state. `flags_TB`: mask and starts."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core import ConfigError, Mixer, State
-from elman_core.nn import compute_dtype, without_autocast
+from elman_core.nn import compute_dtype, linear, without_autocast
 from elman_core.registry import StateSpec
 
 from .config import TransformerConfig
@@ -51,7 +51,8 @@ class Attention(Mixer):
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         q, k, v = (
-            p(x_BTD).unflatten(-1, (self.heads, self.config.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj)
+            linear(p, x_BTD).unflatten(-1, (self.heads, self.config.head_dim))
+            for p in (self.q_proj, self.k_proj, self.v_proj)
         )
         position_BT = _positions(x_BTD, state, mask_BT, starts_BT)
         angle = rotary_angles(position_BT, self.config.head_dim, self.config.rope_theta, compute_dtype(q))
@@ -71,7 +72,7 @@ class Attention(Mixer):
         if document_BS is not None:
             entries = _only(document_BS == document_BS[:, -1:], entries)
         kept = {n: x.to(compute_dtype(x)) if x.is_floating_point() else x for n, x in entries.items()}
-        return self.o_proj(y_BHTK.transpose(1, 2).flatten(2)), kept
+        return linear(self.o_proj, y_BHTK.transpose(1, 2).flatten(2)), kept
 
     @classmethod
     def validate(cls, dim: int, config: TransformerConfig) -> None:

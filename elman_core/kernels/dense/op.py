@@ -34,7 +34,16 @@ from torch import Tensor
 
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
 from elman_core.kernels.dispatch import choose, in_words, launches, runs
-from elman_core.kernels.runtime import Wanted, autocast_dtype, check, refuse_transforms, transformed
+from elman_core.kernels.runtime import (
+    Wanted,
+    autocast_dtype,
+    check,
+    invariant_linear,
+    refuse_transforms,
+    spare_rows,
+    transformed,
+    with_spare,
+)
 from elman_core.kernels.spec import Backend, Inputs, KernelSpec, limit
 from elman_core.registry.errors import ConfigError
 
@@ -145,7 +154,7 @@ class DenseKernel:
         if recurrence is self._plain:
             u_TBd = F.silu(u_TBd) if silu else u_TBd
             if v is not None:
-                u_TBd = F.linear(u_TBd, v, None if b is None else b.to(v.dtype))
+                u_TBd = invariant_linear(u_TBd, v, None if b is None else b.to(v.dtype))
             elif b is not None:
                 u_TBd = u_TBd + b.to(u_TBd.dtype)
             b = None
@@ -155,12 +164,16 @@ class DenseKernel:
             raise ConfigError(
                 f"{self.name}: w must be ({slots[0]}, d, d) with d = {sizes['d']} / {slots[0]}, not {sizes['n']}"
             )
+        rows, spare = u_TBd.shape[1], spare_rows(u_TBd.shape[1], u_TBd) if backend == "auto" else 0
+        if spare:
+            u_TBd, mask_TB, starts_TB, *more = with_spare(spare, 1, u_TBd, mask_TB, starts_TB, *extras)
+            extras, (h0_Bd,) = tuple(more), with_spare(spare, 0, h0_Bd)
         backend = choose(self.name, backend, u_TBd, lambda: map(int, (*u_TBd.shape[1:], *slots)), starts=starts_TB)
         if backend == "reference":
             return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
         bias = () if recurrence is self._plain else (b,)
         y_TBd, last_Bd = recurrence.operator(u_TBd, *extras, w_dd, *bias, h0_Bd, mask_TB, starts_TB, backend=backend)
-        return y_TBd, last_Bd
+        return (y_TBd[:, :rows], last_Bd[:rows]) if spare else (y_TBd, last_Bd)
 
     def _is_tied(self, tied: Recurrence, x_TBd: Tensor, backend: Backend) -> bool:
         """Whether one launch does everything. With "auto", compiles and verifies it at the first use of a size."""

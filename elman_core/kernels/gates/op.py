@@ -29,7 +29,7 @@ from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.dense.native import check_errors
 from elman_core.kernels.dispatch import Compiled, choose, in_words, launches, register, runs
 from elman_core.kernels.operators import Operator
-from elman_core.kernels.runtime import check
+from elman_core.kernels.runtime import check, spare_rows, with_spare
 from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, limit
 from elman_core.registry.errors import ConfigError
 
@@ -116,12 +116,16 @@ class GatesKernel(Compiled):
         d = next((h.shape[-1] for h in states if isinstance(h, Tensor)), w_Gd.shape[-1])
         given = (u_TBG, w_Gd, b_G, *states, mask, starts)
         check(self.name, self._wanted, given, {"d": d, "G": self.cell.gates * d})
+        rows, spare = u_TBG.shape[1], spare_rows(u_TBG.shape[1], u_TBG) if backend == "auto" else 0
+        if spare:
+            u_TBG, mask, starts = with_spare(spare, 1, u_TBG, mask, starts)
+            given = (u_TBG, w_Gd, b_G, *with_spare(spare, 0, *states), mask, starts)
         problem = lambda: map(int, (u_TBG.shape[1], w_Gd.shape[1]))  # noqa: E731
         backend = choose(
             self.name, backend, u_TBG, problem, "torch" if self.cell.inner is None else "reference", starts
         )
         y_TBd, last_SBd = self._operator(*given, backend=backend)
-        return y_TBd, *last_SBd.unbind(0)
+        return (y_TBd[:, :rows], *last_SBd[:, :rows].unbind(0)) if spare else (y_TBd, *last_SBd.unbind(0))
 
     @staticmethod
     def supports(device: torch.device, dtype: torch.dtype, width: int) -> bool:

@@ -1,9 +1,9 @@
 """The decoding loop: a thread that writes the texts of all requests, one byte of each a step.
 
-Requests join and leave at any byte. Prompts are read in pieces between the steps. Every text is the one that `elman generate`
-writes for its prompt, settings and seed: it gets the same sums (see `least_rows`) and the same random numbers.
+Requests join and leave at any byte. Prompts are read between the steps, several at once, in pieces. Every text is the one that
+`elman generate` writes for its prompt, settings and seed: it gets the same sums (see `least_rows`) and the same random numbers.
 
-Shapes: R rows of a draw, n texts of a request, T bytes, V vocabulary.
+Shapes: R rows of a draw, n texts of a request, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from elman_core import LadderCache
 from elman_core.extension import (
+    SHORTEST,
     ConfigError,
     DivergedError,
     ElmanError,
     Sampling,
     kept_scores,
-    prefill,
     prefill_chunk,
     race,
     scaled_once,
 )
 
 from .metrics import Metrics
-from .states import Prefixes, Rows, States
+from .states import Prefixes, Rows, States, read
 
 
 class Score(NamedTuple):
@@ -131,11 +131,18 @@ class Request:
         self.cancelled = True
 
 
-class _Reading(NamedTuple):
+ALONE = 16
+"""While nobody writes, prompts are read so many pieces' bytes at a time; otherwise one's, so that no stream stalls."""
+
+
+@dataclass(eq=False)
+class _Reading:
+    """A prompt of which `position` bytes have been read. states: after them, empty at the start."""
+
     request: Request
-    position: int
-    cache: LadderCache
-    logits: Tensor | None
+    position: int = 0
+    states: States = field(default_factory=list)
+    logits: Tensor | None = None
 
 
 class Engine(threading.Thread):
@@ -145,6 +152,7 @@ class Engine(threading.Thread):
         model: in evaluation mode; its states have a constant size and its vocabulary is 256 bytes.
         ends: bytes that end a text. slots: texts that are written at once. queue: requests that wait at most.
         prefix_bytes: states of prefixes kept at most, in bytes.
+        together: whether prompts are read together, because that leaves their bits as they are (`independent`).
         notify: called in this thread with the `changed` of requests that have something new, after each step.
 
     Raises:
@@ -160,6 +168,7 @@ class Engine(threading.Thread):
         queue: int,
         prefix_bytes: int,
         notify: Callable[[list[Any]], None],
+        together: bool = True,
     ) -> None:
         super().__init__(name="decode", daemon=True)
         if model.config.vocab_size != 256:
@@ -167,12 +176,13 @@ class Engine(threading.Thread):
         if any(block.mixer.state_growth != "constant" for block in model.model.layers):
             raise ConfigError("the state of this model grows with the text: only states of constant size can be served")
         self.model, self.ends, self.slots, self.most_waiting, self.notify = model, ends, slots, queue, notify
+        self.together = together
         self.metrics, self.closing = Metrics(), False
         self.failure: Exception | None = None
         self.piece = prefill_chunk(model.device)
         self.prefixes = Prefixes(prefix_bytes, self.piece)
-        self._rows: Rows[Text] = Rows(model)
-        self._reading: _Reading | None = None
+        self._rows: Rows[Text] = Rows(model, slots)
+        self._reading: list[_Reading] = []
         self._queue: deque[Request] = deque()
         self._condition = threading.Condition()
 
@@ -206,7 +216,7 @@ class Engine(threading.Thread):
         ) as error:  # whatever a model raises: all requests are told, and whoever started the thread looks
             self.failure = error
             with self._condition:
-                lost = [*self._queue, *([self._reading.request] if self._reading else [])]
+                lost = [*self._queue, *(reading.request for reading in self._reading)]
             lost += [text.request for text in self._rows.owners if text is not None]
             for request in lost:
                 request.error = error
@@ -220,7 +230,7 @@ class Engine(threading.Thread):
             return bool(self._queue or self._reading or self._rows.live())
 
     def _turn(self) -> None:
-        """One step of every text, and a piece of a prompt."""
+        """One step of every text, and pieces of prompts."""
         touched = self._drop()
         rows = self._rows.live()
         texts = [text for text in self._rows.owners if text is not None]
@@ -231,7 +241,7 @@ class Engine(threading.Thread):
         else:
             parts = []
         joined: list[tuple[Text, States]] = []
-        for request, states, logits_1V in self._read(self.slots - len(rows)):
+        for request, states, logits_1V in self._read(len(rows)):
             touched.append(request)
             if request.most:
                 joined += [(text, states) for text in request.texts]
@@ -265,50 +275,85 @@ class Engine(threading.Thread):
 
         with self._condition:
             self._queue = deque(request for request in self._queue if not over(request))
-        if self._reading and over(self._reading.request):
-            self._reading = None
+        self._reading = [reading for reading in self._reading if not over(reading.request)]
         gone = {id(t.request): over(t.request) for t in {id(t.request): t for t in self._rows.owners if t}.values()}
         for row in self._rows.live():
             if gone[id(self._rows.owners[row].request)]:  # type: ignore[union-attr]
                 self._rows.free(row)
         return late
 
-    def _read(self, free: int) -> list[tuple[Request, States, Tensor]]:
-        """Read up to a piece of the prompts that are next; those that have been read, with their states and logits.
+    def _read(self, live: int) -> list[tuple[Request, States, Tensor]]:
+        """Read pieces of the prompts that are next; those that have been read whole, with their states and logits.
 
         Args:
-            free: slots.
+            live: slots in use.
         """
-        done, budget = [], self.piece
-        while budget > 0:
-            if self._reading is None:
-                with self._condition:
-                    if not self._queue or (self._queue[0].most and self._queue[0].count > free):
-                        break
-                    request = self._queue.popleft()
-                self._reading = self._begin(request)
-            request, position, cache, logits_1V = self._reading
-            if position < len(request.prompt):
-                piece = request.prompt[position : position + self.piece]
-                if request.scored:
-                    self._score_prompt(request, piece, cache)
-                _, logits_1V = prefill(self.model, piece, cache=cache)
-                position, budget = position + len(piece), budget - len(piece)
-                self.metrics.read.inc(len(piece))
-                self.prefixes.keep(request.prompt[:position], cache.states, logits_1V)
-                self._reading = _Reading(request, position, cache, logits_1V)
-            if position == len(request.prompt):
-                assert logits_1V is not None
-                done.append((request, [state or {} for state in cache.states], logits_1V))
-                free -= request.count if request.most else 0
-                self._reading = None
-                if not request.most:
-                    for text in request.texts:
-                        text.finish = "length"
-        return done
+        self._admit(self.slots - live)
+        due = [reading for reading in self._reading if reading.position < len(reading.request.prompt)]
+        group = [reading for reading in due if self._kind(reading) == self._kind(due[0])]
+        if group:
+            budget = self.piece * (1 if live else ALONE) // max(self._end(r) - r.position for r in group)
+            group = group[: max(1, budget) if self.together else 1]
+            self._read_on(group)
+            self._reading = [reading for reading in self._reading if reading not in group] + group  # all get their turn
+        done = [reading for reading in self._reading if reading.position == len(reading.request.prompt)]
+        self._reading = [reading for reading in self._reading if reading not in done]
+        for request in (reading.request for reading in done):
+            for text in () if request.most else request.texts:
+                text.finish = "length"
+        return [(reading.request, reading.states, reading.logits) for reading in done]  # type: ignore[misc]
 
-    def _begin(self, request: Request) -> _Reading:
-        """Where reading begins: behind the longest prefix that is kept."""
+    def _kind(self, reading: _Reading) -> tuple[bool, int]:
+        """What prompts that are read together share: whether they begin, and how many steps a kernel of a CPU gets, if any."""
+        length = self._end(reading) - reading.position
+        return bool(reading.states), length if length >= SHORTEST else 0
+
+    def _end(self, reading: _Reading) -> int:
+        """Where the next piece ends: those of `elman generate`, after each of which a state is kept."""
+        return min((reading.position // self.piece + 1) * self.piece, len(reading.request.prompt))
+
+    def _read_on(self, group: list[_Reading]) -> None:
+        """Read the next piece of each."""
+        ends = [self._end(reading) for reading in group]
+        pieces = [r.request.prompt[r.position : end] for r, end in zip(group, ends, strict=True)]
+        scored = any(r.request.scored for r in group)
+        after, logits = read(self.model, pieces, [r.states for r in group], every=scored)
+        for reading, piece, end, states, logits_TV in zip(group, pieces, ends, after, logits, strict=True):
+            request, start = reading.request, reading.position
+            reading.position, reading.states, reading.logits = end, states, logits_TV[-1:]
+            if request.scored:
+                scores, known = request.prompt_scores, request.prompt[start + 1 : end + 1]
+                scores += [] if scores else [Score(piece[0], None, [])]
+                for byte, logprobs_V in zip(known, logits_TV.float().log_softmax(-1), strict=False):
+                    scores.append(_score(byte, logprobs_V, request.tops or 0))
+            self.prefixes.keep(request.prompt[:end], states, logits_TV[-1:])
+        self.metrics.read.inc(sum(map(len, pieces)))
+
+    def _admit(self, free: int) -> None:
+        """Begin to read the prompts that wait, behind the longest prefix that is kept, while there are slots. One that goes on
+        like another that is being read waits for its states."""
+        free -= sum(reading.request.count for reading in self._reading if reading.request.most)
+        under_way = {reading.request.prompt[: self._end(reading)] for reading in self._reading}
+        with self._condition:
+            waiting = list(islice(self._queue, self.slots - len(self._reading)))
+        for request in waiting:
+            if request.most and request.count > free:
+                break
+            found = None if request.scored else self.prefixes.find(request.prompt)
+            reading = _Reading(request) if found is None else _Reading(request, *found)
+            piece = request.prompt[: self._end(reading)]
+            if piece in under_way and self.prefixes.most:
+                continue
+            with self._condition:
+                self._queue.remove(request)
+            under_way.add(piece)
+            self._reading.append(reading)
+            self._prepare(reading)
+            free -= request.count if request.most else 0
+
+    def _prepare(self, reading: _Reading) -> None:
+        """Random numbers, bytes that a penalty counts, and what is said of the prefix."""
+        request = reading.request
         request.generator = torch.Generator(self.model.device)
         if request.seed is None:
             request.generator.seed()
@@ -319,30 +364,10 @@ class Engine(threading.Thread):
             seen_V[sorted(set(request.prompt))] = True
             for text in request.texts:
                 text.seen = seen_V.clone()
-        found = None if request.scored else self.prefixes.find(request.prompt)
-        if found is None:
-            return _Reading(request, 0, LadderCache(num_blocks=len(self.model.model.layers)), None)
-        request.reused, states, logits_1V = found
-        self.metrics.hits.inc()
-        self.metrics.reused.inc(request.reused)
-        return _Reading(request, request.reused, LadderCache.from_states(states, request.reused), logits_1V)
-
-    def _score_prompt(self, request: Request, piece: bytes, cache: LadderCache) -> None:
-        """Append the scores of the bytes of a piece, apart from the reading itself, whose bits stay those of any prompt."""
-        before = request.prompt_scores
-        again = LadderCache.from_states(cache.states, int(cache.get_seq_length()))
-        tokens_1T = torch.tensor([list(piece)], device=self.model.device)
-        logprobs_TV = (
-            self.model(input_ids=tokens_1T, past_key_values=again, use_cache=True).logits[0].float().log_softmax(-1)
-        )
-        if not before:
-            before.append(Score(piece[0], None, []))
-        start = len(before)
-        following = request.prompt[start : start + len(piece)]
-        before += [
-            _score(byte, logprobs_V, request.tops or 0)
-            for byte, logprobs_V in zip(following, logprobs_TV, strict=False)
-        ]
+        if reading.position:
+            request.reused = reading.position
+            self.metrics.hits.inc()
+            self.metrics.reused.inc(reading.position)
 
     def _draw(self, texts: list[Text], logits_RV: Tensor) -> None:
         """Draw the next byte of every text. The texts of a request lie beside each other."""

@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from elman_core import LadderCache, State
-from elman_core.extension import least_rows, prefill
+from elman_core import LadderCache, LadderStaticCache, State
+from elman_core.extension import SHORTEST, GraphedStep, least_rows, recorder_for
 
 Owner = TypeVar("Owner")
 States = list[State]
@@ -28,14 +28,21 @@ def size_of(states: States) -> int:
 
 
 class Rows(Generic[Owner]):
-    """The batch. It has a multiple of `least_rows` rows; those without an owner are computed and not looked at.
+    """The batch. Rows without an owner are computed and not looked at.
+
+    On a CPU there are as many rows as owners, or the next multiple of `least_rows`. On a GPU there are always `slots`, in a
+    static cache, so that a step is one CUDA graph.
 
     Attributes:
         owners: of each row, None for a free one.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.unit = model, least_rows(model)
+    def __init__(self, model: Any, slots: int) -> None:
+        self.model, self._step, self.unit = model, model, least_rows(model)
+        self._static: LadderStaticCache | None = None
+        if (recorder := recorder_for(model)) is not None:
+            self._step, self.unit = GraphedStep(model, recorder), slots
+            self._static = LadderStaticCache(num_blocks=len(model.model.layers))
         self.owners: list[Owner | None] = []
         self._states: States = []
 
@@ -53,7 +60,8 @@ class Rows(Generic[Owner]):
         if not joining and rows == len(self.owners):
             return
         if not rows:
-            self.owners, self._states = [], []
+            if self._static is None:
+                self.owners, self._states = [], []
             return
         padding = rows - len(live) - len(joining)
         index = torch.tensor(live, dtype=torch.long, device=self.model.device)
@@ -66,33 +74,89 @@ class Rows(Generic[Owner]):
                 made[-1][name] = torch.cat([*parts, tensor.new_zeros(padding, *tensor.shape[1:])])
         self.owners = [*(self.owners[row] for row in live), *(owner for owner, _ in joining), *[None] * padding]
         self._states = made
+        if self._static is not None:
+            for layer, state in zip(self._static.layers, made, strict=True):
+                layer.set(state, 0)  # copies into where the graph reads
+            self._states = [state or {} for state in self._static.states]
 
     def step(self, tokens: list[int]) -> Tensor:
         """Feed one byte to every row; the logits (P, V) of what follows."""
-        cache = LadderCache.from_states(self._states)
+        cache = LadderCache.from_states(self._states) if self._static is None else self._static
         tokens_P1 = torch.tensor(tokens, device=self.model.device)[:, None]
-        logits_PV: Tensor = self.model(input_ids=tokens_P1, past_key_values=cache, use_cache=True).logits[:, -1]
+        logits_PV: Tensor = self._step(input_ids=tokens_P1, past_key_values=cache, use_cache=True).logits[:, -1]
         self._states = [state or {} for state in cache.states]
         return logits_PV
 
 
+def read(
+    model: Any, pieces: list[bytes], states: list[States], every: bool = False
+) -> tuple[list[States], list[Tensor]]:
+    """Read a piece of each of several texts at once: the states after each, and the logits (1, V) of what follows it.
+
+    Args:
+        pieces: not empty. states: before each piece, one row each; all empty at the start of texts.
+        every: also return the logits behind every byte of a piece: (bytes, V).
+    """
+    device, count = model.device, len(pieces)
+    if device.type != "cpu":  # kernels are settled for each number of rows: powers of two are few
+        spare = (1 << (count - 1).bit_length()) - count
+        pieces, states = pieces + pieces[:1] * spare, states + states[:1] * spare
+    lengths = [len(piece) for piece in pieces]
+    most = -(-max(lengths) // least_rows(model)) * least_rows(model)
+    text = b"".join(piece.ljust(most, b"\0") for piece in pieces)
+    tokens_RT = torch.frombuffer(bytearray(text), dtype=torch.uint8).view(-1, most).to(device).long()
+    mask_RT = torch.tensor(lengths, device=device)[:, None] > torch.arange(most, device=device)
+    ends = list(range(most)) if every else sorted({length - 1 for length in lengths})
+    branches = [
+        {name: torch.cat([state[branch][name] for state in states]) for name in states[0][branch]}
+        for branch in range(len(states[0]))
+    ]
+    cache = LadderCache.from_states(branches or [None] * len(model.model.layers))
+    given = {"attention_mask": None if min(lengths) == most else mask_RT, "past_key_values": cache, "use_cache": True}
+    logits_REV: Tensor = model(input_ids=tokens_RT, logits_to_keep=torch.tensor(ends, device=device), **given).logits
+    after = [[{n: t[row : row + 1] for n, t in (s or {}).items()} for s in cache.states] for row in range(count)]
+    places = [
+        slice(length) if every else slice(ends.index(length - 1), ends.index(length - 1) + 1) for length in lengths
+    ]
+    return after, [logits_EV[place] for logits_EV, place in zip(logits_REV[:count], places[:count], strict=True)]
+
+
 @torch.inference_mode()
-def independent(model: Any, slots: int) -> bool:
-    """Whether a row's logits have the same bits in the smallest and in the largest batch, which a step of both shows."""
-    rows: Rows[int] = Rows(model)
+def independent(model: Any, slots: int) -> tuple[bool, bool]:
+    """Whether a row gets the same bits in the smallest and in the largest batch: of a step, and of texts that are read.
+
+    A step, and two readings of texts of several lengths, show it.
+    """
+    rows: Rows[int] = Rows(model, slots)
     count = -(-slots // rows.unit) * rows.unit
-    after = [state or {} for state in prefill(model, b"The rows of a batch")[0].states]
-    tokens = [(37 * row) % 256 for row in range(count)]
+    text = bytes(range(256)) * 2
+    lengths = (37, 1, 5, SHORTEST - 1)
+    texts = [text[7 * row :][:length] for row, length in enumerate(lengths)]
+    alone = [read(model, [each], [[]]) for each in texts]
 
     def logits(chosen: range) -> Tensor:
-        batch: Rows[int] = Rows(model)
-        batch.join([(row, after) for row in chosen])
-        batch.step([tokens[row] for row in chosen])  # now their states differ
-        return batch.step([tokens[row] for row in chosen])
+        batch: Rows[int] = Rows(model, slots)
+        batch.join([(row, alone[row % len(alone)][0][0]) for row in chosen])
+        return batch.step([text[row % 256] for row in chosen])
 
     whole_PV = logits(range(count))
     ends = (range(rows.unit), range(count - rows.unit, count))
-    return all(torch.equal(logits(end), whole_PV[end.start : end.stop]) for end in ends)
+    steps = all(torch.equal(logits(end), whole_PV[end.start : end.stop]) for end in ends)
+    more = [text[row:][: 2 * SHORTEST] for row in range(2)]
+    begun, _ = read(model, [each[:SHORTEST] for each in more], [[]] * len(more))
+    beside = [*zip(*read(model, texts, [[]] * len(texts)), strict=True)]
+    beside += zip(*read(model, [each[SHORTEST:] for each in more], begun), strict=True)
+    for each in more:
+        first, _ = read(model, [each[:SHORTEST]], [[]])
+        alone.append(read(model, [each[SHORTEST:]], first))
+    same = [
+        torch.equal(logits_1V, other_1V)
+        and all(
+            torch.equal(state[name], other[name]) for state, other in zip(after, others, strict=True) for name in state
+        )
+        for (after, logits_1V), ([others], [other_1V]) in zip(beside, alone, strict=True)
+    ]
+    return steps, all(same)
 
 
 class Prefixes:

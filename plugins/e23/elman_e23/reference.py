@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from elman_core.nn import each_step, full_precision, hold, restart
+from elman_core.nn import each_step, full_precision, hold, invariant_linear, restart
 
 
 @full_precision
@@ -25,9 +25,9 @@ def e23_reference(
     for u_BI, mask_B, start_B in each_step(u_TBI, mask_TB, starts_TB):
         h_BI, tape_BNI = restart(h_BI, start_B), restart(tape_BNI, start_B, initial_NI)
         read_BI = (attention(tape_BNI, h_BI) * tape_BNI).sum(1)
-        new_BI = torch.tanh(u_BI + h_BI @ w_h.T + read_BI)
+        new_BI = torch.tanh(u_BI + invariant_linear(h_BI, w_h) + read_BI)
         share_BN1 = attention(tape_BNI, new_BI)  # from the tape before the write
-        new_BNI = (1 - share_BN1) * tape_BNI + share_BN1 * (new_BI @ w_w.T)[:, None]
+        new_BNI = (1 - share_BN1) * tape_BNI + share_BN1 * invariant_linear(new_BI, w_w)[:, None]
         h_BI, tape_BNI = hold(new_BI, h_BI, mask_B), hold(new_BNI, tape_BNI, mask_B)
         outputs.append(h_BI)
     return torch.stack(outputs), h_BI, tape_BNI

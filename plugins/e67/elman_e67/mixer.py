@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from elman_core import option
-from elman_core.nn import DenseMixer, ElementwiseForm, ElementwiseMixer, LowRank, WrapperConfig, xavier_uniform_
+from elman_core.nn import DenseMixer, ElementwiseForm, ElementwiseMixer, LowRank, WrapperConfig, linear, xavier_uniform_
 from elman_core.registry import State
 
 from .op import e67, e67lr
@@ -46,7 +46,7 @@ class E67lrMixer(DenseMixer):
     def cell(  # type: ignore[override]
         self, x_TBI: Tensor, _z: None, state: State | None, *flags_TB: Tensor | None
     ) -> tuple[Tensor, State]:
-        u_TBI, v_TBI, h_BI = self.w_alpha(x_TBI), self.w_x(x_TBI), self.vector(state, "h", x_TBI)
+        u_TBI, v_TBI, h_BI = linear(self.w_alpha, x_TBI), linear(self.w_x, x_TBI), self.vector(state, "h", x_TBI)
         y_TBI, h_BI = self.kernel(u_TBI, v_TBI, self.effective(), h_BI, *flags_TB)
         return y_TBI, {"h": h_BI}
 

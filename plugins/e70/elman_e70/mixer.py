@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_core import option
@@ -13,6 +12,7 @@ from elman_core.nn import (
     MatrixWrapperMixer,
     SpectralNorm,
     compute_dtype,
+    invariant_linear,
     xavier_uniform_,
 )
 
@@ -46,7 +46,7 @@ class E70Mixer(MatrixWrapperMixer):
 
     def inputs(self, x_BTI: Tensor) -> list[Tensor]:
         weights = torch.cat([self.w_q, self.spectral_k(self.w_k), self.spectral_v(self.w_v)])
-        return list(F.linear(x_BTI, weights)[:, :, None].chunk(3, -1))
+        return list(invariant_linear(x_BTI, weights)[:, :, None].chunk(3, -1))
 
     def scalars(self, x_BTI: Tensor) -> list[Tensor]:
         if self.decay is None:

@@ -51,8 +51,11 @@ def serve(
     def notify(changed: list[Any]) -> None:
         loop.call_soon_threadsafe(_set, changed)
 
-    engine = Engine(ladder, ends, slots=slots, queue=queue, prefix_bytes=prefix_mib << 20, notify=notify)
-    if ladder.device.type == "cpu" and not independent(ladder, slots):
+    steps, together = independent(ladder, slots) if ladder.device.type == "cpu" else (True, True)
+    engine = Engine(
+        ladder, ends, slots=slots, queue=queue, prefix_bytes=prefix_mib << 20, notify=notify, together=together
+    )
+    if not steps:
         print(
             "elman: on this machine the bits of a row depend on the size of the batch: "
             "texts can differ from those of elman generate in a last digit",

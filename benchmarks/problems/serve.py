@@ -1,0 +1,161 @@
+"""`elman serve` under 1 to 256 clients at once: bytes a second, and seconds to the first byte.
+
+Each client sends a prompt of its own of 33 bytes, or all send the same one ("one"), and reads a stream of 256 bytes; the
+server has 64 slots. `elman generate --num 64`, from a model that is loaded, is the mark; bytes for a second of processor time
+say more where a machine is busy, and contain HTTP for the server. The peer is transformers' continuous batching
+(`generate_batch`, without HTTP) with a random LLaMA of the same number of parameters, since it refuses recurrent models.
+--only names models. On a GPU the models are random, too. It needs the packages of extensions/serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness import Row, Setting
+
+from elman_core.extension import Sampling, load_writer
+from elman_core.generation import generate_bytes
+
+from .decode import build
+from .step import llama
+
+PROMPT = "def function_{}(self, value):\n  "
+CASES = ((1, "own"), (8, "own"), (64, "own"), (64, "one"), (256, "own"))
+SLOTS = 64
+SHIPPED = ("pretrained/e42-small", "pretrained/e88-small")
+RANDOM, LLAMA = ("e42@1216x6", "e88:conv_h5n128v256@640x8"), (384, 15)  # 27M parameters each
+
+
+def prompts(clients: int, kind: str) -> list[str]:
+    return [PROMPT.format(f"{kind}_{clients}_{n if kind == 'own' else 0:03}") for n in range(clients)]
+
+
+async def client(port: int, name: str, prompt: str, seed: int, count: int) -> tuple[float, int]:
+    """(seconds to the first byte, bytes) of one stream."""
+    body = {
+        "model": name,
+        "prompt": prompt,
+        "max_tokens": count,
+        "seed": seed,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    sent = json.dumps(body).encode()
+    began, first, got = time.perf_counter(), 0.0, 0
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    writer.write(head + b"Content-Length: %d\r\n\r\n" % len(sent) + sent)
+    async for line in reader:
+        if line.startswith(b"data: {"):
+            first = first or time.perf_counter() - began
+            got += len(json.loads(line[6:])["choices"][0]["token_ids"])
+    writer.close()
+    return first, got
+
+
+def processor_seconds(process: int) -> float:
+    """That it has used, from /proc."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Served:
+    """A server in a process of its own, which `load` sends requests to."""
+
+    def __init__(self, folder: str, setting: Setting) -> None:
+        words = [sys.executable, "-m", "elman_core", "serve", folder, "--port", "0", "--slots", str(SLOTS)]
+        self.process = subprocess.Popen([*words, "--device", str(setting.device)], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.port, self.name = int(re.findall(r":(\d+)/v1", line)[0]), line.split()[1]
+        self.load(SLOTS, "warm", 4)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def load(self, clients: int, kind: str, count: int) -> Row:
+        async def all_of_them() -> list[tuple[float, int]]:
+            given = enumerate(prompts(clients, kind))
+            return await asyncio.gather(*(client(self.port, self.name, text, seed, count) for seed, text in given))
+
+        cpu, began = processor_seconds(self.process.pid), time.perf_counter()
+        found = asyncio.run(all_of_them())
+        wall, cpu = time.perf_counter() - began, processor_seconds(self.process.pid) - cpu
+        firsts, written = sorted(first for first, _ in found), sum(got for _, got in found)
+        return {
+            "bytes": written, "bytes_s": round(written / wall, 1), "bytes_cpu_s": round(written / max(cpu, 0.01), 1),
+            "first_p50_s": round(statistics.median(firsts), 3), "first_p99_s": round(firsts[int(0.99 * clients)], 3),
+            "load": round(os.getloadavg()[0], 1),
+        }  # fmt: skip
+
+
+def alone(folder: str, setting: Setting, count: int) -> Row:
+    """`elman generate --num 64`, the model loaded already; the second time of two."""
+    ladder, _ = load_writer(folder, str(setting.device), None)
+    for _ in range(2):
+        began, cpu = time.perf_counter(), time.process_time()
+        rows = generate_bytes(
+            ladder, prompts(1, "one")[0].encode(), max_new_bytes=count, num=SLOTS, how=Sampling(), seed=0
+        )
+        written = SLOTS * sum(1 for _ in rows)
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+    return {
+        "bytes_s": round(written / wall, 1), "bytes_cpu_s": round(written / cpu, 1), "load": round(os.getloadavg()[0], 1)
+    }  # fmt: skip
+
+
+def batched(setting: Setting, clients: int, count: int) -> Row:
+    """transformers' continuous batching; the second time of two."""
+    from transformers import GenerationConfig
+
+    width, depth = (64, 1) if setting.tiny else LLAMA
+    model: Any = llama(width, depth).inner.to(setting.device, setting.dtype).eval()
+    model.config.use_cache = True
+    config = GenerationConfig(do_sample=True, max_new_tokens=count, eos_token_id=-1, pad_token_id=0, top_k=0)
+    texts = [list(text.encode()) for text in prompts(clients, "own")]
+    for _ in range(2):
+        began = time.perf_counter()
+        made = model.generate_batch(texts, generation_config=config)
+        wall = time.perf_counter() - began
+    written = sum(len(each.generated_tokens) for each in made.values())
+    return {
+        "bytes": written,
+        "bytes_s": round(written / wall, 1),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    gpu = setting.device.type == "cuda"
+    models = ("e42@64x1",) if setting.tiny else RANDOM if gpu else SHIPPED
+    count, cases = (4, CASES[1:2]) if setting.tiny else (256, CASES)
+    for name in models:
+        if not setting.wants(model=name):
+            continue
+        if "@" in name:
+            build(name, setting)
+        folder = str(setting.folder / name.replace(":", "_")) if "@" in name else name
+        row = {"model": name, "kind": "ours"}
+        yield setting.row(lambda: alone(folder, setting, count), **row, who="generate", clients=SLOTS, prompts="one")  # noqa: B023
+        with Served(folder, setting) as served:
+            for n, prompts_ in cases:
+                load = lambda n=n, prompts_=prompts_, served=served: served.load(n, prompts_, count)  # noqa: E731
+                yield setting.row(load, **row, who="serve", clients=n, prompts=prompts_)
+    if setting.peers and (gpu or setting.tiny) and setting.wants(model="llama"):
+        for n in (1,) if setting.tiny else (1, 8, 64, 256):
+            row = {"model": "llama", "kind": "peer", "who": "transformers' continuous batching"}
+            yield setting.row(lambda n=n: batched(setting, n, count), **row, clients=n, prompts="own")
