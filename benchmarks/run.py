@@ -60,6 +60,7 @@ PROBLEMS = {
     "verify": ("verify", "errors of kernels against float64, full grid", ""),
     "tracking": ("tracking", "share of right answers: which recurrences track a state (CPU)", ""),
     "cpu": ("cpu", "tok/s and GiB of whole training steps on a CPU, beside the tree before", ""),
+    "data": ("data", "MB/s packed, tokens/s fed from packed files, eight ranks (CPU)", "datasets"),
     "kills": ("kills", "trainings and schedulers that are killed end as if they had not been (CPU)", ""),
 }
 """Name: (module, whose `rows` or NAME are called, what is measured, peers)."""

@@ -1,5 +1,5 @@
-"""SIGKILL at random moments, on a CPU: does a training end with the bits of one that was never killed, and does a scheduler
-run every job exactly once?
+"""SIGKILL at random moments, on a CPU: does a training end with the bits of one that was never killed, does a scheduler run
+every job exactly once, and is a packed file the one of a packing that was never killed?
 
 A training is `elman resume RUN || elman train --out RUN`, again after each kill, in processes forked from this one, which has
 imported everything. It is compared with the same training run once: the loss of every step, and every byte of every tensor of
@@ -21,11 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from elman_data import inputs
 from harness import Row, Setting
 from safetensors.torch import load_file
 
 import elman_core.training.start  # noqa: F401
 from elman_core.cli import main
+
+from .data import write_lines
 
 CASES = {
     "e42": (),
@@ -34,6 +37,7 @@ CASES = {
     "e42, stream, evaluation": ("data.sampling=stream", "train.eval_every=7"),
     "e1, accumulated, recomputed": ("train.accumulate=2", "train.gradient_checkpointing=true"),
     "gru, wsd": ("train.schedule=wsd",),
+    "e42, three weighted texts": ("data.path=['{text}:0.6', '{text}.b:0.3', '{text}.c:0.1']",),
 }
 COMMON = (
     "model.hidden_size=16", "model.num_hidden_layers=2", "data.eval_bytes=640", "train.batch_size=4", "train.chunk_size=32",
@@ -87,7 +91,8 @@ def until_it_ends(commands: Sequence[list[str]], log: Path, longest: float, draw
 
 def training(case: str, steps: int, folder: Path, text: Path, draw: random.Random) -> int:
     """Kills of one training, whose end equals that of the same training without any."""
-    sets = [word for s in (*COMMON, f"train.steps={steps}", *CASES[case]) for word in ("--set", s)]
+    asked = (*COMMON, f"train.steps={steps}", *CASES[case])
+    sets = [word for s in asked for word in ("--set", s.replace("{text}", str(text)))]
 
     def train(run: Path) -> list[str]:
         return ["train", case.split(",")[0], "--data", str(text), "--out", str(run), *sets]
@@ -130,6 +135,31 @@ def scheduler(folder: Path, draw: random.Random) -> int:
     return kills
 
 
+def packing(folder: Path, text: Path, draw: random.Random) -> int:
+    """Kills of one packing, whose file and manifest equal those of the same packing without any."""
+    write_lines(folder / "lines.jsonl", 8 << 20)
+    inputs.UNIT = 1 << 20
+
+    def words(out: str) -> list[str]:
+        return [
+            "data",
+            "pack",
+            str(folder / "lines.jsonl"),
+            str(text) + ".txt",
+            "--drop-duplicates",
+            "--out",
+            str(folder / out),
+        ]
+
+    if ended(forked(words("whole"), folder / "whole.log"), 600) != 0:
+        raise SystemExit((folder / "whole.log").read_text()[-2000:])
+    kills = until_it_ends([words("killed")], folder / "killed.log", 3.0, draw)
+    for name in ("{}", "{}.json"):
+        assert (folder / name.format("killed")).read_bytes() == (folder / name.format("whole")).read_bytes(), name
+    assert not list(folder.glob(".*")), "something is left over"
+    return kills
+
+
 def repeat(wanted: int, one: Callable[[int, Path], int], folder: Path) -> Row:
     """Kill until so many kills are reached; every run ended as it should."""
     runs, kills, began = 0, 0, time.monotonic()
@@ -148,7 +178,9 @@ def rows(setting: Setting) -> Iterator[Row]:
     with contextlib.redirect_stdout(sys.stderr):
         main(["list"])  # imports what a command line needs, and the plugins: a fork must get further than its imports
     text = setting.folder / "text"
-    text.write_bytes(b"".join(p.read_bytes() for p in sorted(Path(os.__file__).parent.glob("a*.py"))))
+    for name, letter in (("text", "a"), ("text.b", "b"), ("text.c", "c"), ("text.txt", "d")):
+        found = sorted(Path(os.__file__).parent.glob(f"{letter}*.py"))
+        text.with_name(name).write_bytes(b"".join(p.read_bytes() for p in found))
 
     def trainings(i: int, folder: Path) -> int:
         return training(cases[i % len(cases)], 8 if setting.tiny else 120, folder, text, draw)
@@ -156,7 +188,11 @@ def rows(setting: Setting) -> Iterator[Row]:
     def schedulers(_: int, folder: Path) -> int:
         return scheduler(folder, draw)
 
-    kills: list[tuple[Callable[[int, Path], int], int]] = [(trainings, 200), (schedulers, 50)]
+    def packings(_: int, folder: Path) -> int:
+        return packing(folder, text, draw)
+
+    wanted_kills = ((trainings, 200), (schedulers, 50), (packings, 30))
+    kills = [(one, wanted) for one, wanted in wanted_kills if setting.wants(who=one.__name__)]
     for one, wanted in kills:
         yield setting.row(
             lambda o=one, w=wanted: repeat(1 if setting.tiny else w, o, setting.folder), who=one.__name__, kind="ours"

@@ -22,6 +22,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,6 +36,7 @@ from elman_core.extension import (
     ConfigError,
     DataError,
     Lock,
+    OutOfMemoryError,
     hash_u64,
     open_regular,
     packed_manifest,
@@ -95,6 +97,9 @@ def pack(
         except BlockingIOError as error:
             raise ConfigError(f"another process is packing {out}") from error
         try:
+            if out.exists():  # a kill came between the last two lines of this block
+                shutil.rmtree(folder)
+                return read_json(manifest)
             jobs = [_job(i, unit, how, seed, unique, folder) for i, unit in enumerate(found)]
             digests = _run(jobs, step)
             made = _merge(jobs, how, folder / "packed", unique, facts | {"seed": seed, "sources": digests})
@@ -137,8 +142,12 @@ def _run(jobs: Sequence[Job], step: Step) -> list[dict[str, Any]]:
                 ended.result()
                 step(running[ended])
             return [one.result() for one in digests]
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(wait=True, cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise OutOfMemoryError(
+                    "a process that packs was killed, for memory perhaps: the same command goes on"
+                ) from error
             raise
 
 

@@ -37,7 +37,7 @@ def pack(
 
     require_text(out)
     for path in (out, packed_manifest(out)):
-        if path.exists() and not (path != out and out.with_name(f".{out.name}.packing").is_dir()):
+        if path.exists() and not out.with_name(f".{out.name}.packing").is_dir():  # of a packing that was killed
             raise ConfigError(f"{path} exists: nothing is overwritten; choose another --out")
     files, passed = find(inputs)
     how = How(field=field)
