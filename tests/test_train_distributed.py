@@ -12,7 +12,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ranks import Launcher
-from train_helpers import losses, manifest, metrics, settings, tensors, train_words, wait_for, wait_for_step, write_text
+from train_helpers import (
+    losses,
+    manifest,
+    metrics,
+    settings,
+    tensors,
+    three_texts,
+    train_words,
+    wait_for,
+    wait_for_step,
+    write_text,
+)
 
 from elman_core.registry import ConfigError
 from elman_core.storage import check_folder
@@ -73,6 +84,8 @@ CASES = {
     "sharded, recomputed": (
         2, ("train.parallel=fsdp", "train.gradient_checkpointing=true", "train.accumulate=2", "train.loss_chunk=5"),
     ),
+    "eight ranks, three texts, a mask": (8, ("train.batch_size=16", "train.accumulate=2", "data.path=three")),
+    "sharded, three texts, a mask": (2, ("train.parallel=fsdp", "data.path=three")),
     "sharded matrix": (2, ("train.parallel=fsdp", "model.variant=e88", "model.options.n_heads=2", "model.options.n_state=4",
                            "train.lr=3e-4")),  # at 1e-2 it is chaotic: accumulation on one device departs as far
 }  # fmt: skip
@@ -81,6 +94,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_several_ranks_train_as_one_device(case, launch, text, tmp_path):
     ranks, sets = CASES[case]
+    sets = [three_texts(text) if s == "data.path=three" else s for s in sets]
     start(settings(text, *SHORT, *(s for s in sets if "parallel" not in s)), tmp_path / "one", quiet=True).fit()
     words = train_words(text, tmp_path / "several", *SHORT, *sets)
     ended = launch.expect([0] * ranks, words, SUMMED if "summed" in case else "")

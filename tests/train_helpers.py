@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.torch import load_file
 
+from elman_core.data import ByteFile
+from elman_core.data.packed import PACKED_FORMAT, PACKED_HEADER, packed_manifest, packed_sections
+from elman_core.storage import write_json
 from elman_core.training.settings import Settings, apply_sets, from_dict
 
 TINY: dict[str, dict[str, object]] = {
@@ -36,6 +39,35 @@ def write_text(path: Path, size: int = 200_000, document: int = 60) -> Path:
     text[np.cumsum(draw.integers(document // 2, 2 * document, size // document // 2))] = 0x1E
     text.tofile(path)
     return path
+
+
+def write_packed(path: Path, tokens: np.ndarray, counts: np.ndarray | None = None, **facts: object) -> Path:
+    """A packed file of one document. `counts`: the loss mask. `facts`: of its manifest."""
+    masked = counts is not None
+    ends, _, size = packed_sections(len(tokens), tokens.dtype, 1, masked)
+    mask = np.packbits(counts, bitorder="little").tobytes() if masked else b""
+    content = (PACKED_HEADER + tokens.tobytes()).ljust(ends, b"\0") + np.int64(len(tokens)).tobytes() + mask
+    assert len(content) == size
+    path.write_bytes(content)
+    about = {
+        "format": PACKED_FORMAT,
+        "dtype": tokens.dtype.name,
+        "tokens": len(tokens),
+        "documents": 1,
+        "masked": masked,
+    }
+    about |= {"bytes": len(tokens), "vocab_size": 256, "separator": 0x1E, "tokenizer": None, **facts}
+    write_json(packed_manifest(path), about | ByteFile(path, packed=True).fingerprint())
+    return path
+
+
+def three_texts(text: Path) -> str:
+    """`data.path` of three weighted texts, one of them packed with a loss mask, made beside `text`."""
+    letters = np.fromfile(text, np.uint8)
+    letters[::-1].tofile(f"{text}.2")
+    counts = np.random.default_rng(1).random(len(letters)) < np.linspace(0, 1, len(letters))
+    write_packed(Path(f"{text}.3"), letters, counts)
+    return f"data.path=['{text}:3', '{text}.2', '{text}.3:2']"
 
 
 def settings(text: Path, *sets: str) -> Settings:

@@ -197,7 +197,7 @@ class Mixture(Source):
 
     @property
     def in_words(self) -> str:
-        return "; ".join(f"{w:.3g} of {s.in_words}" for s, w in zip(self.sources, self.shares, strict=True))
+        return "; ".join(f"{w:.3g} {s.name}, {s.in_words}" for s, w in zip(self.sources, self.shares, strict=True))
 
 
 def combined(fingerprints: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dict[str, Any]:

@@ -44,16 +44,14 @@ class Part:
 
     def __init__(self, value: str) -> None:
         self.value, self.weight = value, 1.0
-        rest, colon, weight = value.rpartition(":")
-        if colon and not Path(value).expanduser().exists() and _is_number(weight):
+        rest, _, weight = value.rpartition(":")
+        if not Path(value).expanduser().exists() and _is_number(weight) and rest:
             self.value, self.weight = rest, float(weight)
             if not 0 < self.weight < math.inf:
                 raise ConfigError(f"the weight of {rest} is {weight}: a weight is above 0")
         require_text(self.value)
-        name = self.value.partition(":")[0]
         self.file: ByteFile | PackedFile | None = None
-        generated = name in extensions("sources") or name in known("sources")
-        if not generated or Path(self.value).expanduser().exists():
+        if Path(self.value).expanduser().exists() or not _is_source(self.value.partition(":")[0]):
             self.file = open_file(self.value)
             self.value = str(self.file.path.resolve())
 
@@ -179,6 +177,10 @@ def _require_same(name: str, actual: Mapping[str, Any], expected: Mapping[str, A
         )
     if "heldout_file" in actual and actual["heldout_file"] != expected.get("heldout_file"):
         raise DataError("data.heldout_file is not the text that this run was evaluated on: restore it")
+
+
+def _is_source(name: str) -> bool:
+    return name in extensions("sources") or name in known("sources")
 
 
 def _is_number(text: str) -> bool:
