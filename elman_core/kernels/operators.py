@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,51 +15,38 @@ from .spec import Inputs, KernelSpec, Outputs, Problems, Target
 
 
 class _Signature:
-    """The arguments and results of one direction. constants: as in `Family`."""
+    """The arguments and results of one direction. kept: of the rows, those that may be empty. constants: as in `Family`."""
 
-    def __init__(self, cell: Any, rows: Sequence[Row], constants: Sequence[str], results: Sequence[Row]) -> None:
-        words = list[str]()
-        self._first, self._listed = rows[0].name, rows[0].listed
-        self.places: list[tuple[str, Any]] = []
-        self._arrange: list[tuple[str, Callable[[Any], Any] | None, bool, bool]] = []
-        self._shapes: list[tuple[str, bool, list[tuple[int, str]]]] = []
-        known: set[str] = set()
-        for row in rows:
+    def __init__(
+        self, cell: Any, rows: Sequence[Row], kept: Sequence[Row], constants: Sequence[str], results: Sequence[Row]
+    ) -> None:
+        words, self.parameters, self._known = list[str](), list[str](), dict[str, None]()
+        self.places, self.found = list[tuple[str, Any]](), list[tuple[str, Any]]()
+        self._sizes, self._given = list[str](), list[tuple[str, str, str]]()
+        likes: dict[tuple[str | None, str], str] = {}
+        for row in (*rows, *kept):
             names = [f"{row.name}{i}" for i in range(len(row.of(cell)))] if row.listed else [row.name]
             self.places.append((row.name, slice(len(words), len(words) + len(names)) if row.listed else len(words)))
+            self.parameters += names
             words += [f"Tensor{'?' * row.optional} {name}" for name in names]
-            arrange = launch.readable if len(row.strides) > 1 else launch.timed if row.strides else launch.whole
-            self._arrange.append(
-                (row.name, None if row.as_is else arrange, row.dtype == "storage" and row.takes is not None, row.listed)
-            )
-            new = [(i, letter) for i, letter in enumerate(row.shape or "") if letter not in known]
-            if new and names and not row.optional:
-                self._shapes.append((row.name, row.listed, new))
-                known |= {letter for _, letter in new}
-        # A result of an argument's shape and dtype is made like it, which takes half the time.
-        likes: dict[tuple[str | None, str], tuple[str, bool]] = {}
-        for row in rows:
-            if row.of(cell) and not row.optional and not (row.takes and row.dtype == "storage"):
-                likes.setdefault((row.shape, row.dtype), (row.name, row.listed))
-        self.results = [
-            (
-                row.name,
-                row.shape or "",
-                row.dtype,
-                row.like,
-                likes.get((row.shape, row.dtype)),
-                len(row.of(cell)),
-                row.listed,
-            )
-            for row in results
-        ]
-        self.flat = not any(row.listed for row in results)
-        self.places += [(each.split()[1], len(words) + i) for i, each in enumerate(constants)]
-        count, self.found = 0, list[tuple[str, Any]]()
+            self._given.append(_argument(row, names, row in kept))
+            if row.optional or not names:
+                continue
+            letters = ["_" if n in self._known or n == "?" else f"n_{n}" for n in row.shape or ""]
+            self._known |= dict.fromkeys(n[2:] for n in letters if n != "_")
+            if set(letters) != {"_"}:
+                self._sizes.append(f"({', '.join(letters)},) = {names[0]}.shape")
+            # A result of an argument's shape and dtype is made like it, which takes half the time.
+            if not (row.takes and row.dtype == "storage"):
+                likes.setdefault((row.shape, row.dtype), names[0])
+        self._constants = [each.split()[1] for each in constants]
+        self.places += [(name, len(words) + i) for i, name in enumerate(self._constants)]
+        count = 0
         for row in results:
             many = len(row.of(cell)) if row.listed else 1
             self.found.append((row.name, slice(count, count + many) if row.listed else count))
             count += many
+        self._results = [(row, len(row.of(cell)), likes.get((row.shape, row.dtype))) for row in results]
         self.schema = f"({', '.join([*words, *constants])}) -> {tensors(count)}"
 
     def values(self, given: Sequence[Any]) -> Values:
@@ -71,42 +57,71 @@ class _Signature:
         """Results by name."""
         return {name: results[place] for name, place in self.found}
 
-    def flattened(self, made: Values) -> tuple[Tensor, ...]:
-        """Results as the operator returns them."""
-        if self.flat:
-            return tuple(made.values())
-        return tuple(x for each in made.values() for x in (each if isinstance(each, list) else [each]))
+    def function(self, name: str, direction: str = "", **known: Any) -> Callable[..., tuple[Tensor, ...]]:
+        """What the operator calls: it makes the results, and fills them in with `run`; without a direction, for FakeTensors.
 
-    def first(self, values: Values) -> Tensor:
-        """The tensor that sets the dtype and the device."""
-        x: Any = values[self._first]
-        return x[0] if self._listed else x  # type: ignore[no-any-return]
+        It is written as straight code, since a loop over the table would take as long as a launch.
+        """
+        places = ((n, at if isinstance(at, int) else range(at.start, at.stop)) for n, at in self.places)
+        every = [*self.parameters, *self._constants]
+        of = {n: every[at] if isinstance(at, int) else f"[{', '.join(every[i] for i in at)}]" for n, at in places}
+        first = self.parameters[0]
+        lines = [f"_values = {{{', '.join(f'{n!r}: {x}' for n, x in of.items())}}}"]
+        if direction:
+            lines.append("if backend == 'torch': return tuple(_plain(_cell, _values))")
+        lines += [*self._sizes, f"_sizes = {{{', '.join(f'{n!r}: n_{n}' for n in self._known)}}}"]
+        lines += ["_derive(_cell, _sizes, _values)", f"_stored = {first}.dtype", "_wide = _compute_dtype(_stored)"]
+        for row, count, like in self._results:
+            lines.append(f"{row.name} = {self._result(row, count, like, of.get(row.like, ''), fake=not direction)}")
+        if direction:
+            always = {row.name: row.listed or set(row.shape or "") <= set(self._known) for row, *_ in self._results}
+            given = [*self._given, *(("" if there else f"{n}.numel()", n, n) for n, there in always.items())]
+            lines.append(f"_given = {{{', '.join(f'{n!r}: {x}' for there, n, x in given if not there)}}}")
+            lines += [f"if {there}: _given[{n!r}] = {x}" for there, n, x in given if there]
+            lines.append(f"_run(_cell, {direction!r}, _given, _values)")
+        lines.append(f"return ({', '.join('*' * row.listed + row.name for row, *_ in self._results)},)")
+        return _straight(name, every, lines, known)
 
-    def sizes(self, values: Values) -> Values:
-        """The sizes that the arguments show, by letter."""
-        made: Values = {}
-        for name, listed, letters in self._shapes:
-            shape = values[name][0].shape if listed else values[name].shape
-            for i, letter in letters:
-                made[letter] = shape[i]
-        return made
+    def _result(self, row: Row, count: int, like: str | None, layout: str, fake: bool) -> str:
+        """An expression for a result that is not filled in."""
+        first = self.parameters[0]
+        if layout and row.listed:
+            return f"[{first}.new_empty(0) if x is None else x.new_empty(x.shape) for x in {layout}]"
+        if layout:
+            return f"_empty_like({layout})"
+        kept = ", dtype=_wide if backend == 'torch' else _stored" if fake else ""
+        dtype = {"storage": "", "kept": kept}.get(row.dtype, ", dtype=_wide")
+        made = f"{first}.new_empty(({''.join(f'_sizes[{n!r}], ' for n in row.shape or '')}){dtype})"
+        if row.listed:
+            return f"[{', '.join([made] * count)}]"
+        return made if like is None else f"_empty_like({like}) if {like}.is_contiguous() else {made}"
 
-    def arranged(self, values: Values) -> Values:
-        """The tensors among the arguments as the modules read them; none that is empty."""
-        made, dtype = Values(), self.first(values).dtype
-        for name, arrange, convert, listed in self._arrange:
-            x = values[name]
-            if x is None:
-                continue
-            if arrange is None:
-                made[name] = x
-            elif listed:
-                made[name] = [arrange(each) for each in x]
-            elif convert and x.dtype != dtype:
-                made[name] = arrange(x.to(dtype))
-            elif x.numel():
-                made[name] = arrange(x)
-        return made
+
+def _straight(name: str, parameters: Sequence[str], lines: Sequence[str], known: Values) -> Callable[..., Any]:
+    """A function of these lines. known: what it reads beside its parameters, as "_name"."""
+    scope = {f"_{each}": value for each, value in (_NAMES | known).items()}
+    source = "\n    ".join([f"def {name}({', '.join(parameters)}):", *lines])
+    exec(compile(source, f"<elman::{name}>", "exec"), scope)
+    return scope[name]  # type: ignore[no-any-return]
+
+
+def _argument(row: Row, names: Sequence[str], may_be_empty: bool) -> tuple[str, str, str]:
+    """What the modules read of an argument: in which case ("" for always), its name, and an expression for it."""
+    each = list(names)
+    if not row.as_is:
+        arrange = "_readable" if len(row.strides) > 1 else "_timed" if row.strides else "_whole"
+        if row.dtype == "storage" and row.takes is not None:
+            each = [f"{x} if {x}.dtype is _stored else {x}.to(_stored)" for x in each]
+        each = [f"{arrange}({x})" for x in each]
+    if row.listed:
+        return "", row.name, f"[{', '.join(each)}]"
+    return f"{row.name}.numel()" if may_be_empty else f"{row.name} is not None" * row.optional, row.name, each[0]
+
+
+_NAMES = {
+    "readable": launch.readable, "timed": launch.timed, "whole": launch.whole, "compute_dtype": compute_dtype,
+    "empty_like": torch.empty_like,
+}  # fmt: skip
 
 
 class Operator:
@@ -134,27 +149,23 @@ class Operator:
         self.family, self.cell, self._run, self._plain, self._gradients = family, cell, run, plain, gradients
         read = [row._replace(optional=row.optional or row.read == "torch") for row in family.inputs if row.read]
         constants = [each for each in family.constants if each != "bool keep"]
-        self._forward = _Signature(cell, family.inputs, family.constants, (*family.outputs, *family.kept))
-        self._backward = _Signature(cell, (*family.arriving, *read, *family.kept), constants, family.gradients)
+        self._forward = _Signature(cell, family.inputs, (), family.constants, (*family.outputs, *family.kept))
+        self._backward = _Signature(cell, (*family.arriving, *read), family.kept, constants, family.gradients)
         self._words = [each.split()[1] for each in family.constants]
         rows = [row for row in family.inputs for _ in row.of(cell)]
         self._computed = [i for i, row in enumerate(rows) if row.dtype == "compute"]
         stacked = [i for i, row in enumerate(rows) if row.stacked]
         self._states = slice(stacked[0], stacked[-1] + 1) if stacked else None
-        rows = [row for row in family.inputs for _ in (row.of(cell) if row.listed else "1")]
-        self._read = [(i, row.read == "torch") for i, row in enumerate(rows) if row.read]
-        self._handed = [len(rows) + i for i, word in enumerate(self._words) if word != "keep"]
         name = f"{family.name}_{cell.name}".removesuffix(f"_{family.name}")
-        self._backward_op = operator(
-            f"{name}_backward{self._backward.schema}", partial(self._results, 1), partial(self._fake, self._backward)
-        )
-        self.op = operator(
-            f"{name}{self._forward.schema}",
-            partial(self._results, 0),
-            partial(self._fake, self._forward),
-            self._save,
-            self._differentiate,
-        )
+        scope = {"cell": cell, "derive": family.derive, "run": run}
+
+        def functions(signature: _Signature, back: int) -> tuple[str, Callable[..., Any], Callable[..., Any]]:
+            word, title = ("forward", "backward")[back], name + "_backward" * back
+            of = scope | {"plain": plain[back] if plain else None}
+            return f"{title}{signature.schema}", signature.function(title, word, **of), signature.function(title, **of)
+
+        self._backward_op = operator(*functions(self._backward, 1))
+        self.op = operator(*functions(self._forward, 0), self._saver(name), self._differentiate)
 
     def __call__(self, *given: Any, backend: str = "cuda", **constants: Any) -> Sequence[Tensor]:
         """The outputs for the tensors of a call. With "reference", autograd differentiates plain PyTorch."""
@@ -211,55 +222,22 @@ class Operator:
         constants = {"keep": True, "backend": backend, **options}
         return self.op, (*self.operands(tuple(inputs.values())), *[constants[word] for word in self._words])
 
-    def _results(self, direction: int, *given: Any) -> tuple[Tensor, ...]:
-        signature = (self._forward, self._backward)[direction]
-        values = signature.values(given)
-        if values.get("backend") == "torch":
-            return tuple(self._plain[direction](self.cell, values))
-        made = self._empty(signature, values)
-        arguments = signature.arranged(values)
-        for name, x in made.items():
-            if isinstance(x, list) or x.numel():
-                arguments[name] = x
-        self._run(self.cell, ("forward", "backward")[direction], arguments, values)
-        return signature.flattened(made)
-
-    def _fake(self, signature: _Signature, *given: Any) -> tuple[Tensor, ...]:
-        return signature.flattened(self._empty(signature, signature.values(given)))
-
-    def _empty(self, signature: _Signature, values: Values) -> Values:
-        """The results of one direction, not filled in."""
-        sizes, first, made = signature.sizes(values), signature.first(values), Values()
-        self.family.derive(self.cell, sizes, values)
-        stored, plain = first.dtype, values.get("backend") == "torch"
-        wide = stored if stored == torch.float64 else torch.float32
-        for name, letters, dtype, layout, like, count, listed in signature.results:
-            if layout and listed:
-                made[name] = [first.new_empty(0) if x is None else x.new_empty(x.shape) for x in values[layout]]
-                continue
-            if layout:
-                made[name] = torch.empty_like(values[layout])
-                continue
-            if like is not None and not listed:
-                x = values[like[0]][0] if like[1] else values[like[0]]
-                if x.is_contiguous():
-                    made[name] = torch.empty_like(x)
-                    continue
-            shape = [sizes[letter] for letter in letters]
-            if listed:
-                made[name] = [first.new_empty(shape) for _ in range(count)]
-            elif dtype == "storage" or (dtype == "kept" and not plain) or wide == stored:
-                made[name] = first.new_empty(shape)
-            else:
-                made[name] = first.new_empty(shape, dtype=wide)
-        return made
-
-    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.constants = [inputs[i] for i in self._handed]
-        plain, count = "torch" in ctx.constants, len(self.family.outputs)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*(inputs[i] if plain or not alone else None for i, alone in self._read), *output[count:])
-        ctx.outputs = [(x.shape, x.dtype) for x in output[:count]]
+    def _saver(self, name: str) -> Callable[..., None]:
+        """What saves for the backward: the inputs that it reads and what was kept, and of outputs their shapes and dtypes."""
+        family, flat = self.family, self._forward.parameters
+        rows = [row for row in family.inputs for _ in (row.of(self.cell) if row.listed else "1")]
+        named = [(n, row.read) for n, row in zip(flat, rows, strict=True) if row.read]
+        read = [n + " if backend == 'torch' else None" * (when == "torch") for n, when in named]
+        outputs, kept = ([row.name for row in some] for some in (family.outputs, family.kept))
+        lines = [
+            f"{', '.join([*flat, *self._words])}, = inputs",
+            f"{', '.join([*outputs, *kept])}, = output",
+            "ctx.set_materialize_grads(False)",
+            f"ctx.save_for_backward({', '.join([*read, *kept])})",
+            f"ctx.constants = ({', '.join(word for word in self._words if word != 'keep')},)",
+            f"ctx.outputs = ({', '.join(f'({n}.shape, {n}.dtype)' for n in outputs)},)",
+        ]
+        return _straight(f"{name}_save", ("ctx", "inputs", "output"), lines, {})
 
     def _differentiate(self, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         saved, arriving = ctx.saved_tensors, list(gradients[: len(ctx.outputs)])
