@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import launch
+from . import build, launch
 from .family import Family, Row, Values
 from .runtime import compute_dtype, operator, tensors
 from .spec import Inputs, KernelSpec, Outputs, Problems, Target
@@ -99,10 +101,11 @@ class _Signature:
 
 def _straight(name: str, parameters: Sequence[str], lines: Sequence[str], known: Values) -> Callable[..., Any]:
     """A function of these lines. known: what it reads beside its parameters, as "_name"."""
-    scope = {f"_{each}": value for each, value in (_NAMES | known).items()}
+    scope: Values = {f"_{each}": value for each, value in (_NAMES | known).items()}
     source = "\n    ".join([f"def {name}({', '.join(parameters)}):", *lines])
     exec(compile(source, f"<elman::{name}>", "exec"), scope)
-    return scope[name]  # type: ignore[no-any-return]
+    made: Callable[..., Any] = scope[name]
+    return made
 
 
 def _argument(row: Row, names: Sequence[str], may_be_empty: bool) -> tuple[str, str, str]:
@@ -195,12 +198,14 @@ class Operator:
         kernel: Callable[..., Sequence[Tensor]],
         problems: Mapping[Target, Problems],
         names: Sequence[str],
+        python: Sequence[Path] = (),
         **more: Any,
     ) -> KernelSpec:
         """What `elman verify` checks.
 
         Args:
             kernel: `kernel(*inputs, backend=…)`, what a user calls. names: of what it returns, final states last.
+            python: what a stamp covers beside the reference and the family's Python.
             more: fields of `KernelSpec` that do not follow from this.
         """
         family, cell = self.family, self.cell
@@ -214,6 +219,9 @@ class Operator:
             "call": call,
             "op": self.example,
             "states": tuple(names[1:]),
+            "targets": build.targets(),
+            "record": cell.record,
+            "python": (*cell.python(inspect.getfile(self._run)), *python),
         }
         return KernelSpec(name=cell.name, **{**fields, **more})
 

@@ -60,10 +60,19 @@ class Cell:
             self.adjust(inputs, case.options)
         return inputs
 
+    @property
+    def record(self) -> Path:
+        """The file of recorded errors: beside the header, or without one beside the reference."""
+        return (self.header if self.header.name else self._source).with_name("errors.json")
+
     def python(self, module: str) -> tuple[Path, ...]:
         """The Python that a stamp covers: the reference's file, and all files in the folder of `module`."""
-        reference = inspect.getsourcefile(inspect.unwrap(self.reference))
-        return (*((Path(reference),) if reference else ()), *sorted(Path(module).parent.glob("*.py")))
+        own = (self._source,) if self._source.is_file() else ()
+        return tuple(dict.fromkeys((*own, *sorted(Path(module).parent.glob("*.py")))))
+
+    @property
+    def _source(self) -> Path:
+        return Path(inspect.getsourcefile(inspect.unwrap(self.reference)) or "unknown")
 
 
 @dataclass(frozen=True)

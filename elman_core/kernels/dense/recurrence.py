@@ -96,10 +96,9 @@ class Recurrence(Compiled):
             targets=tuple(t for t in build.targets() if t == "cuda" or not self.tied),
             portable=("torch",),
             emulated=BLOCK_EMULATED if cell.blocks else EMULATED,
-            record=cell.header.with_name("errors.json"),
             module=lambda target, case: native.module_for(cell, target, case),
             builds=lambda target, arch, widths, dtypes: native.builds(cell, target, arch, widths, dtypes),
             visible=lambda inputs: {"y": mask[..., None]} if (mask := inputs["mask"]) is not None else {},
             after=native.check_errors,
-            python=(*cell.python(__file__), *native.steps_sources(cell)),
+            python=native.steps_sources(cell),
         )

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels import build
 from elman_core.kernels.dispatch import Compiled, choose, in_words, register
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import check
@@ -119,9 +118,6 @@ class ElementwiseKernel(Compiled):
             ),
             portable=("torch",),
             emulated=EMULATED,
-            targets=build.targets(),
-            record=self.cell.header.with_name("errors.json"),
-            python=self.cell.python(__file__),
         )
 
     def backend(self, device: torch.device | str, width: int) -> str:

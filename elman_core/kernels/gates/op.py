@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels import build
 from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.dense.native import check_errors
 from elman_core.kernels.dispatch import Compiled, choose, in_words, launches, register, runs
@@ -149,9 +148,6 @@ class GatesKernel(Compiled):
             portable=("torch",) if self.cell.inner is None else (),
             emulated=EMULATED,
             after=check_errors,
-            targets=build.targets(),
-            record=self.cell.header.with_name("errors.json"),
-            python=self.cell.python(__file__),
         )
 
     def backend(self, device: torch.device | str, width: int, plain: str = "torch") -> str:

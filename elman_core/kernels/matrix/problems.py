@@ -79,8 +79,6 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed
         visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
         emulated=_emulated_cases(cell),
         rounded="stored",
-        record=cell.header.with_name("errors.json"),
-        python=cell.python(__file__),
     )
 
 

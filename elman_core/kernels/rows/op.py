@@ -11,7 +11,6 @@ Shapes: B batch, T time, H heads, G = H or 1 heads of q and k, K rows (keys), V 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,6 @@ class RowsKernel(Compiled):
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
-        home = Path(inspect.getfile(inspect.unwrap(self.reference)))
         return self._operator.spec(
             self,
             PROBLEMS,
@@ -109,8 +107,6 @@ class RowsKernel(Compiled):
             targets=("cuda", "cpu") if build.targets() else (),
             emulated=EMULATED,
             visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},
-            record=home.with_name("errors.json"),
-            python=self.cell.python(__file__),
         )
 
     def backend(self, device: torch.device | str, rows: int, columns: int) -> str:
