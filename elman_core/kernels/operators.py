@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,11 @@ class _Signature:
         if direction:
             lines.append("if backend == 'torch': return tuple(_plain(_cell, _values))")
         lines += [*self._sizes, f"_sizes = {{{', '.join(f'{n!r}: n_{n}' for n in self._known)}}}"]
-        lines += ["_derive(_cell, _sizes, _values)", f"_stored = {first}.dtype", "_wide = _compute_dtype(_stored)"]
+        lines += [
+            "_derive(_cell, _sizes, _values)",
+            f"_stored = {first}.dtype",
+            "_wide = _stored if _stored is _float64 else _float32",
+        ]
         for row, count, like in self._results:
             lines.append(f"{row.name} = {self._result(row, count, like, of.get(row.like, ''), fake=not direction)}")
         if direction:
@@ -80,7 +85,7 @@ class _Signature:
             given = [*self._given, *(("" if there else f"{n}.numel()", n, n) for n, there in always.items())]
             lines.append(f"_given = {{{', '.join(f'{n!r}: {x}' for there, n, x in given if not there)}}}")
             lines += [f"if {there}: _given[{n!r}] = {x}" for there, n, x in given if there]
-            lines.append(f"_run(_cell, {direction!r}, _given, _values)")
+            lines.append(f"_operator._run(_cell, {direction!r}, _given, _values)")
         lines.append(f"return ({', '.join('*' * row.listed + row.name for row, *_ in self._results)},)")
         return _straight(name, every, lines, known)
 
@@ -102,8 +107,9 @@ class _Signature:
 def _straight(name: str, parameters: Sequence[str], lines: Sequence[str], known: Values) -> Callable[..., Any]:
     """A function of these lines. known: what it reads beside its parameters, as "_name"."""
     scope: Values = {f"_{each}": value for each, value in (_NAMES | known).items()}
-    source = "\n    ".join([f"def {name}({', '.join(parameters)}):", *lines])
-    exec(compile(source, f"<elman::{name}>", "exec"), scope)
+    source, title = "\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]), f"<elman::{name}>"
+    linecache.cache[title] = len(source), None, source.splitlines(keepends=True), title  # shown in tracebacks
+    exec(compile(source, title, "exec"), scope)
     made: Callable[..., Any] = scope[name]
     return made
 
@@ -122,8 +128,8 @@ def _argument(row: Row, names: Sequence[str], may_be_empty: bool) -> tuple[str, 
 
 
 _NAMES = {
-    "readable": launch.readable, "timed": launch.timed, "whole": launch.whole, "compute_dtype": compute_dtype,
-    "empty_like": torch.empty_like,
+    "readable": launch.readable, "timed": launch.timed, "whole": launch.whole, "empty_like": torch.empty_like,
+    "float32": torch.float32, "float64": torch.float64,
 }  # fmt: skip
 
 
@@ -160,7 +166,7 @@ class Operator:
         stacked = [i for i, row in enumerate(rows) if row.stacked]
         self._states = slice(stacked[0], stacked[-1] + 1) if stacked else None
         name = f"{family.name}_{cell.name}".removesuffix(f"_{family.name}")
-        scope = {"cell": cell, "derive": family.derive, "run": run}
+        scope = {"operator": self, "cell": cell, "derive": family.derive}
 
         def functions(signature: _Signature, back: int) -> tuple[str, Callable[..., Any], Callable[..., Any]]:
             word, title = ("forward", "backward")[back], name + "_backward" * back

@@ -105,24 +105,24 @@ def run(cell: MatrixCell, function: str, given: Values, values: Values) -> None:
         module = load(cell, target, Size(N, V, first.dtype, form), first.device.index)
         align = module.info()[3] if target != "host" else 0
         if (packed := given.pop("packed", None)) is not None:
-            packed = launch.aligned(packed, 0)
-            keys = _heads(packed.split([H * N] * (2 + len(cell.vectors)) + [H * V] * len(cell.lines), -1), H)
+            widths = [H * N] * (2 + len(cell.vectors)) + [H * V] * len(cell.lines)
+            keys = _heads(launch.aligned(packed, 0).split(widths, -1), H)
         else:
             keys = [given["q"], given["k"], *given["vector"], *given["line"]]
         given["q"], given["k"], *rows = (launch.aligned(x, align) for x in keys)
         given |= {"vector": rows[: len(cell.vectors)], "line": rows[len(cell.vectors) :]}
         given["scalar"] = [launch.aligned(x, 0) for x in given["scalar"] if x is not None]
+        if function == "forward" and H * V % 8 and "kept" in given:
+            given["kept"][:, -7:] = 0  # up to 7 are not written, and outputs of an operator are compared whole
         given |= {
             "saved": given.pop("kept", given.pop("states", None)), "shared": Form.parse(form).shared,
             "interval": cell.interval(N, first, target, form), "state_line": 1, "state_row": V,
             "stream": launch.stream(first), "threads": torch.get_num_threads(),
         }  # fmt: skip
-        if function == "backward":
+        if function == "forward":
+            module.run("forward", **given)
+        else:
             _backward(cell, module, given, values)
-            return
-        if (saved := given["saved"]) is not None and H * V % 8:
-            saved[..., -7:] = 0  # up to as many are not written, and outputs of an operator are compared as a whole
-        module.run("forward", **given)
 
 
 def _heads(parts: Sequence[Tensor], heads: int) -> list[Tensor]:
