@@ -3,6 +3,7 @@
 from itertools import combinations, product
 
 import pytest
+import torch
 
 from elman_core.kernels.causal_conv.spec import PROBLEMS as CONVOLUTION
 from elman_core.kernels.dense.spec import BLOCK_PROBLEMS, PROBLEMS
@@ -35,3 +36,14 @@ def test_every_declared_value_and_every_pair_of_words_is_drawn(problems: Problem
     for pair in combinations(problems.words.split(), 2):
         for on in product((False, True), repeat=2):
             assert any(tuple(case.has(word) for word in pair) == on for case in full), (pair, on)
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(8, 64), (512, 64), (4096, 16), (66_000, 2)])
+@pytest.mark.parametrize(
+    ("module", "name"), [("elman_e42.op", "e42"), ("elman_e65.op", "e65"), ("elman_baselines.rnn.op", "lstm_gates")]
+)
+def test_a_first_use_with_many_rows_is_verified_in_little_memory(module: str, name: str, rows: int, steps: int) -> None:
+    made = getattr(pytest.importorskip(module), name)
+    kernel = getattr(made, "_plain", made)
+    [case] = kernel.cases(torch.bfloat16, rows, 512)
+    assert case.sizes == {"T": steps, "B": rows, "d": 512}

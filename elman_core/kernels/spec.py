@@ -174,6 +174,12 @@ class KernelSpec:
         return self.cases(cast(Target, backend) if backend in ("cuda", "cpu") else "host", grid)
 
 
+def first_steps(rows: int, width: int) -> int:
+    """The time steps of the problem that verifies a first use: 64; fewer, but 2 at least, where a tensor would have more than
+    2^25 elements, since the verification needs tens of them in float64."""
+    return max(2, min(64, 2**25 // (rows * width)))
+
+
 def padding_mask(steps: int, rows: int, generator: torch.Generator) -> Tensor:
     """bool (T, B): row 0 is whole, row 1 half left padding, the others have holes; the last position of every row is real."""
     mask = torch.rand(steps, rows, generator=generator) > 0.3

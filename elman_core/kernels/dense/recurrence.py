@@ -29,7 +29,7 @@ from elman_core.kernels.build import Extension
 from elman_core.kernels.dispatch import Compiled, register
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Inputs, KernelSpec, Outputs
+from elman_core.kernels.spec import Case, Inputs, KernelSpec, Outputs, first_steps
 
 from . import native, portable
 from .spec import BLOCK_EMULATED, BLOCK_PROBLEMS, EMULATED, PROBLEMS, DenseCell, family_of
@@ -65,7 +65,7 @@ class Recurrence(Compiled):
         return native.builds(self.cell, "cuda", arch, [width], [dtype], *slots)
 
     def cases(self, dtype: torch.dtype, rows: int, width: int, *slots: int) -> Sequence[Case]:
-        return [Case.of("TBdS"[: 3 + len(slots)], (64, rows, width, *slots), dtype)]
+        return [Case.of("TBdS"[: 3 + len(slots)], (first_steps(rows, width), rows, width, *slots), dtype)]
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""

@@ -30,7 +30,7 @@ from torch import Tensor
 from elman_core.kernels.dispatch import Compiled, choose, in_words, register
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import check
-from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, limit
+from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, first_steps, limit
 from elman_core.registry.errors import ConfigError
 
 from . import native, portable
@@ -129,4 +129,4 @@ class ElementwiseKernel(Compiled):
         return "a lane for each channel"
 
     def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
-        return [Case.of("TBd", (64, rows, width), dtype)]
+        return [Case.of("TBd", (first_steps(rows, width), rows, width), dtype)]

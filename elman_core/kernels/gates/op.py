@@ -29,7 +29,7 @@ from elman_core.kernels.dense.native import check_errors
 from elman_core.kernels.dispatch import Compiled, choose, in_words, launches, register, runs
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import check, spare_rows, with_spare
-from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, limit
+from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, first_steps, limit
 from elman_core.registry.errors import ConfigError
 
 from . import native, portable
@@ -170,4 +170,4 @@ class GatesKernel(Compiled):
         return [native.extension(self.cell, target, *size) for size in sizes]
 
     def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
-        return [Case.of("TBd", (64, rows, width), dtype)]
+        return [Case.of("TBd", (first_steps(rows, width), rows, width), dtype)]
