@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         require_text,
         storage_errors,
         sync,
+        write_folder,
         write_json,
         write_text,
     )
@@ -93,8 +94,8 @@ _NAMES = {
     "registry.errors": "printable",
     "registry.extensions": "load_extension packages",
     "size": "TOLERANCE count parse_parameters solve_width",
-    "storage": "appending now open_regular read_bytes read_json replacing require_text storage_errors sync write_json "
-    "write_text",
+    "storage": "appending now open_regular read_bytes read_json replacing require_text storage_errors sync write_folder "
+    "write_json write_text",
     "training": "Settings TrainSettings",
     "training.precision": "pick_device",
     "training.recipes": "folders",

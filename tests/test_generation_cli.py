@@ -117,7 +117,7 @@ def test_a_pipe_gets_every_byte_and_a_terminal_the_prompt_and_text_that_controls
 ):
     written = [*range(256), *"é".encode(), *"\u202e".encode()]
     monkeypatch.setattr(
-        "elman_core.generation.generate_bytes", lambda *_, num, **__: ([byte] * num for byte in written)
+        "elman_core.generation.generate_tokens", lambda *_, num, **__: ([byte] * num for byte in written)
     )
     words = ["generate", str(run), "-p", "\x1b[2J", "-n", "9", "--stop", "none"]
     assert main(words) == 0

@@ -153,5 +153,5 @@ def test_weights_that_have_diverged_are_said():
 
 
 def test_a_vocabulary_that_is_not_bytes_is_refused():
-    with pytest.raises(ConfigError, match="300 tokens; text is generated from models of 256 bytes"):
+    with pytest.raises(ConfigError, match="300 tokens, not 256 bytes: generate_tokens"):
         generate_bytes(LadderLM("toy", dim=16, depth=1, vocab_size=300), b"a")

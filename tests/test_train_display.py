@@ -55,7 +55,9 @@ def test_a_terminal_of_80_columns_breaks_no_word_and_no_figure(text, tmp_path, m
     assert shown.getvalue().split() == " ".join(header).split()
     shown.truncate(0)
     with display.progress(1000, 0, 0):
-        display.step({"step": 123, "loss": 0.7, "tok_s": 1_234_567.0, "memory": 2**32}, 123, 1000, False)
+        display.step(
+            {"step": 123, "loss": 0.7, "bits_per_byte": 1.01, "tok_s": 1_234_567.0, "memory": 2**32}, 123, 1000, False
+        )
     assert "1.010 bpb  1,234,567 tok/s" in shown.getvalue()
     assert "left -:--:--" in shown.getvalue()
 

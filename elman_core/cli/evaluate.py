@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,23 +73,26 @@ def eval_(
             raise ConfigError(f"--window {window}: held-out stretches have {length} bytes; give at most that, or --all")
 
     from elman_core.model.checkpoint import load_checkpoint
-    from elman_core.training.evaluate import on_everything, on_mixture
+    from elman_core.training.begin import tokens_of
+    from elman_core.training.evaluate import in_tokens, on_everything, on_mixture
     from elman_core.training.precision import compute_in, pick_device
 
     chosen = pick_device(device)
     ladder: Any = load_checkpoint(model, device=chosen)
     length = window or asked.get("chunk_size") or ladder.config.max_position_embeddings
-    for one in (*parts, *([held] if held else [])):
-        if (theirs := one.vocab_size) != ladder.config.vocab_size:
-            raise ConfigError(f"this model has {ladder.config.vocab_size} tokens, {one.value} {theirs}")
+    tokenizer, sizes, raw = tokens_of(ladder, [*parts, *([held] if held else [])])
+    if raw and everything:
+        raise ConfigError("--all reads tokens: pack the text with elman data pack --tokenizer, or leave --all out")
     with compute_in(precision, chosen):
         if everything:
             assert file is not None
-            result = on_everything(ladder, file, length, rows, most)
+            result = on_everything(ladder, file, length, rows, most, sizes=sizes, counted=_counted)
         else:
             scored = open_heldout(parts, held, fraction, length, most or asked.get("eval_bytes", 2**20))
             length = min(h.length for _, h in scored)
-            result = on_mixture(ladder, scored, rows)
+            if raw:
+                scored = [(weight, in_tokens(h, tokenizer)) for weight, h in scored]
+            result = on_mixture(ladder, scored, rows, sizes=sizes, counted=_counted)
     if not math.isfinite(result["loss"]):
         raise DivergedError(f"the loss of {model} is {result['loss']}: its weights or its activations are not finite")
     if everything:
@@ -109,7 +114,24 @@ def eval_(
         print(json.dumps(result))
         return
     how += "" if everything else f", windows of {length}"
-    print(f"{result['bits_per_byte']:.4f} bits per byte  ({result['loss']:.4f} nats; {result['bytes']:,} bytes {how})")
+    nats = f"{result['loss']:.4f} nats{' a token' if 'tokens' in result else ''}"
+    print(f"{result['bits_per_byte']:.4f} bits per byte  ({nats}; {result['bytes']:,} bytes {how})")
+
+
+def _counted(batches: Sequence[int]) -> Iterator[int]:
+    """The batches, counted on a terminal with the time that is left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("evaluating"),
+        MofNCompleteColumn(" of "),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        yield from bar.track(batches)
 
 
 EXPORTED = "training.json"

@@ -11,6 +11,11 @@ from ._text import print
 from .evaluate import EXPORTED, how_evaluated
 from .kernels import DTYPES
 
+CARRIED = (
+    "README.md", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
+)  # fmt: skip
+"""Files of a checkpoint beside its weights: card, tokenizer, chat template."""
+
 Precision = Literal["fp32", "bf16", "fp16"]
 """Storage of the weights."""
 
@@ -41,9 +46,8 @@ def export(
             raise DivergedError(
                 f"{source} has numbers that are not finite, in {str(model.dtype)[6:]}, such as in {odd}"
             )
-        for name in ("README.md", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-            if (source / name).exists():
-                (folder / name).write_bytes(read_bytes(source / name))
+        for file in (f for pattern in CARRIED for f in source.glob(pattern)):
+            (folder / file.name).write_bytes(read_bytes(file))
         model.save_pretrained(folder)
         if known := how_evaluated(source):  # without the place of the text, which is of this machine
             data = {name: known[name] for name in ("heldout", "eval_bytes")}

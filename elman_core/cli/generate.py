@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +26,9 @@ def generate(
     ] = None,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Text to continue.")] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="File to continue, as raw bytes.")] = None,
-    count: Annotated[int, typer.Option("-n", "--bytes", min=0, help="Most bytes to write.")] = 500,
+    count: Annotated[
+        int, typer.Option("-n", "--bytes", min=0, help="Most bytes to write; of a model with a tokenizer, most tokens.")
+    ] = 500,
     temperature: Annotated[float, typer.Option("-t", "--temperature", help="0 takes the most likely byte.")] = 0.8,
     top_k: Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest bytes; 0: all.")] = 40,
     top_p: Annotated[
@@ -36,7 +38,10 @@ def generate(
         float, typer.Option("--rep-penalty", help="Penalty on bytes that have occurred; 1: none.")
     ] = 1.0,
     stop: Annotated[
-        str | None, typer.Option(help="Byte that ends a sample: 0x1e, 10, a character, or none. [default: the model's]")
+        str | None,
+        typer.Option(
+            help="What ends a sample: a byte (0x1e, 10, a character), a token of a tokenizer, or none. [default: the model's]"
+        ),
     ] = None,
     num: Annotated[int, typer.Option("--num", min=1, max=65536, help="Number of samples.")] = 1,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed that makes samples repeatable.")] = None,
@@ -53,34 +58,37 @@ def generate(
 
     A terminal shows the prompt before the new text; a pipe or a file gets the new bytes alone, as the model wrote them.
     """
-    from elman_core.generation import Sampling, generate_bytes
+    from elman_core.generation import Sampling, generate_tokens
 
     text = _prompt(source, prompt, file)
     how = Sampling(temperature, top_k, top_p, rep_penalty)
-    stops = None if stop is None else _stop_bytes(stop)
     ladder, ends = load_writer(model, device, dtype)
-    stops = ends if stops is None else stops
+    unit = "byte" if ladder.config.vocab_size == 256 else "token"
+    tokens, decoders, tokenizer = _language(ladder, text, num)
+    stops = ends if stop is None else _stop_bytes(stop) if tokenizer is None else _stop_tokens(stop, tokenizer)
     write, terminal = _writer(), sys.stdout.isatty()
     echo = text if prompt is not None and terminal else b""
     samples: list[bytearray] = [bytearray() for _ in range(num)]
+    lengths = [0] * num
     if num == 1:
         write(echo)
-    for row in generate_bytes(ladder, text, max_new_bytes=count, num=num, how=how, stop=stops, seed=seed):
-        for sample, byte in zip(samples, row, strict=True):
-            if byte is not None:
-                sample.append(byte)
+    for row in generate_tokens(ladder, tokens, max_new_tokens=count, num=num, how=how, stop=stops, seed=seed):
+        for i, token in enumerate(row):
+            if token is not None:
+                lengths[i] += 1
+                samples[i] += (new := decoders[i](token))
                 if num == 1:
-                    write(bytes([byte]))
+                    write(new)
     if num == 1:
         write(b"\n" if terminal else b"")
     else:
         for index, sample in enumerate(samples, 1):
             write(b"--- %d of %d\n%b%b\n" % (index, num, echo, bytes(sample)))
-    if early := [len(sample) for sample in samples if len(sample) < count]:
+    if early := [length for length in lengths if length < count]:
         which = "the sample" if num == 1 else f"{len(early)} of {num} samples"
-        bytes_ = " or ".join(f"0x{stop:02x}" for stop in sorted(stops))
+        named = " or ".join(f"0x{s:02x}" if tokenizer is None else repr(tokenizer.decode([s])) for s in sorted(stops))
         print(
-            f"elman: {which} ended after {min(early):,} of {count:,} bytes, at the stop byte {bytes_}; "
+            f"elman: {which} ended after {min(early):,} of {count:,} {unit}s, at the stop {unit} {named}; "
             "--stop none continues past it",
             file=sys.stderr,
         )
@@ -99,6 +107,39 @@ def load_writer(model: str, device: str, dtype: Precision | None) -> tuple[Any, 
         torch.set_num_threads(1)
     eos = ladder.config.eos_token_id
     return ladder, set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+
+
+def _language(ladder: Any, text: bytes, num: int) -> tuple[Sequence[int], list[Callable[[int], bytes]], Any]:
+    """The prompt as tokens; for each sample, what gives the bytes of its next token; the tokenizer, None for bytes."""
+    from elman_core.model.tokenizer import load_tokenizer
+    from elman_core.registry import DataError
+
+    if ladder.config.vocab_size == 256:
+        return text, [lambda byte: bytes([byte])] * num, None
+    from tokenizers.decoders import DecodeStream
+
+    tokenizer: Any = load_tokenizer(ladder)
+
+    def decoder() -> Callable[[int], bytes]:
+        stream = DecodeStream(skip_special_tokens=False)
+        return lambda token: (stream.step(tokenizer.backend_tokenizer, token) or "").encode()
+
+    try:
+        return tokenizer(text.decode(), add_special_tokens=False).input_ids, [decoder() for _ in range(num)], tokenizer
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"the prompt is not UTF-8 at byte {error.start}, which the tokenizer of this model needs"
+        ) from error
+
+
+def _stop_tokens(text: str, tokenizer: Any) -> set[int]:
+    from elman_core.registry import ConfigError
+
+    if text.lower() == "none":
+        return set()
+    if len(ids := tokenizer(text, add_special_tokens=False).input_ids) != 1:
+        raise ConfigError(f"--stop takes one token of this model, or none; {text!r} is {len(ids)} tokens")
+    return set(ids)
 
 
 def _storage(asked: Precision | None, device: Any) -> str | None:

@@ -65,7 +65,7 @@ class ByteFile:
         DataError: missing, not a regular file, unreadable, empty, or no text, as gzip, Parquet, images and others are.
     """
 
-    unit, vocab_size, separator, tokenizer = "bytes", 256, SEPARATOR, None
+    unit, vocab_size, separator, tokenizer, bytes_per_token, chat_template = "bytes", 256, SEPARATOR, None, 1.0, None
 
     def __init__(self, path: str | os.PathLike[str], packed: bool = False) -> None:
         self.path = Path(path).expanduser()

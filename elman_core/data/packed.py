@@ -35,7 +35,8 @@ class PackedFile:
 
     Attributes:
         size: tokens. manifest: as written. vocab_size: token ids are below it. separator: the id that ends a document, or None.
-        tokenizer: None for bytes, else `path`, in the file's folder, and `sha256` of the file tokenizer.json.
+        tokenizer: None for bytes, else `path`, absolute, and `sha256` of the file tokenizer.json. bytes_per_token: on average.
+        chat_template: with which conversations were packed, or None.
 
     Raises:
         DataError: not a packed file; the manifest is missing or damaged; file and manifest do not belong together.
@@ -48,6 +49,9 @@ class PackedFile:
         self.dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
         self.size, self.vocab_size = manifest["tokens"], manifest["vocab_size"]
         self.separator, self.tokenizer = manifest.get("separator"), manifest.get("tokenizer")
+        self.bytes_per_token, self.chat_template = manifest["bytes"] / max(1, self.size), manifest.get("chat_template")
+        if self.tokenizer:
+            self.tokenizer = {**self.tokenizer, "path": str(self.path.resolve().parent / self.tokenizer["path"])}
         self.unit = "tokens" if self.tokenizer else "bytes"
         self._ends_at, self._mask_at, expected = packed_sections(
             self.size, self.dtype, manifest["documents"], manifest["masked"]

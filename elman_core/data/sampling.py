@@ -86,6 +86,7 @@ class TrainingWindows(Source):
         self.file, self.parts = file, parts
         self.name = str(file.path)
         self.vocab_size, self.separator, self.tokenizer = file.vocab_size, file.separator, file.tokenizer
+        self.bytes_per_token, self.chat_template = file.bytes_per_token, file.chat_template
         self.sampler: RandomSampler | StreamSampler = (
             RandomSampler(parts.training_runs, length, seed)
             if sampling == "random"

@@ -87,13 +87,16 @@ class Source(ABC):
     Attributes:
         name: for errors. vocab_size: token ids are below it; a new model gets as many.
         separator: the id that ends a document; None if there is none.
-        tokenizer: of the ids, as the manifest of a packed file describes it; None for bytes and for generated tokens.
+        tokenizer: of the ids, as `PackedFile` describes it; None for bytes and for generated tokens.
+        bytes_per_token: bytes of text for which a token stands, on average. chat_template: of its conversations, or None.
     """
 
     name: str = "the data"
     vocab_size: int = 256
     separator: int | None = None
     tokenizer: Mapping[str, Any] | None = None
+    bytes_per_token: float = 1.0
+    chat_template: str | None = None
 
     def __init__(self, length: int, rows: int, seed: int) -> None:
         self.length, self.rows, self.seed = length, rows, seed
@@ -153,6 +156,8 @@ class Mixture(Source):
             )
         self.vocab_size = max(s.vocab_size for s in sources)
         self.separator, self.tokenizer = sources[0].separator, sources[0].tokenizer
+        self.chat_template = next((s.chat_template for s in sources if s.chat_template), None)
+        self.bytes_per_token = float(self.shares @ [s.bytes_per_token for s in sources])
         self.bounds = np.cumsum(dealt(weights, rows)) if streams else None
         # A recorded step needs arrays of the same kinds in every batch, whichever sources its rows come from.
         first = [s.read(0, np.arange(1)) for s in sources]

@@ -1,8 +1,10 @@
 """Text from a model, byte by byte: sampling, the decoding loop of the command line, streamers for `generate()`."""
 
 from .bursts import in_bursts
-from .loop import generate_bytes
+from .loop import generate_bytes, generate_tokens
 from .sampling import Sampling, sample
 from .streamers import ByteIteratorStreamer, ByteTextStreamer
 
-__all__ = ["ByteIteratorStreamer", "ByteTextStreamer", "Sampling", "generate_bytes", "in_bursts", "sample"]
+__all__ = [
+    "ByteIteratorStreamer", "ByteTextStreamer", "Sampling", "generate_bytes", "generate_tokens", "in_bursts", "sample",
+]  # fmt: skip

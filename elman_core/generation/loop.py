@@ -6,7 +6,7 @@ Shapes: B samples, T time, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -61,20 +61,42 @@ def generate_bytes(
     """
     if model.config.vocab_size != 256:
         raise ConfigError(
-            f"this model has {model.config.vocab_size} tokens; text is generated from models of 256 bytes"
+            f"this model has {model.config.vocab_size} tokens, not 256 bytes: generate_tokens takes their ids"
         )
-    if max_new_bytes < 0 or num < 1:
+    return generate_tokens(model, prompt, max_new_tokens=max_new_bytes, num=num, how=how, stop=stop, seed=seed)
+
+
+def generate_tokens(
+    model: LadderForCausalLM,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int = 500,
+    num: int = 1,
+    how: Sampling | None = None,
+    stop: Collection[int] = (),
+    seed: int | None = None,
+) -> Iterator[list[int | None]]:
+    """As `generate_bytes`, for any vocabulary: `prompt`, `stop` and what it yields are token ids.
+
+    Raises:
+        ConfigError: also a token that the model does not have.
+    """
+    if odd := [
+        token for token in (min(prompt, default=0), max(prompt, default=0)) if not 0 <= token < model.config.vocab_size
+    ]:
+        raise ConfigError(f"this model has {model.config.vocab_size} tokens, and the prompt the token {odd[0]}")
+    if max_new_tokens < 0 or num < 1:
         raise ConfigError(
-            f"the number of new bytes must be at least 0, and of samples at least 1, not {max_new_bytes}, {num}"
+            f"the number of new tokens must be at least 0, and of samples at least 1, not {max_new_tokens}, {num}"
         )
     if seed is not None and not -(2**63) <= seed < 2**64:  # what torch takes
         raise ConfigError(f"the seed must fit in 64 bits, not {seed}")
-    return _generate(model, prompt, max_new_bytes, num, how or Sampling(), frozenset(stop), seed)
+    return _generate(model, prompt, max_new_tokens, num, how or Sampling(), frozenset(stop), seed)
 
 
 def _generate(
     model: LadderForCausalLM,
-    prompt: bytes,
+    prompt: Sequence[int],
     budget: int,
     num: int,
     how: Sampling,
@@ -87,7 +109,7 @@ def _generate(
         generator.seed()
     else:
         generator.manual_seed(seed)
-    text = prompt or bytes([model.config.bos_token_id if model.config.bos_token_id is not None else 0x1E])
+    text = prompt or [model.config.bos_token_id if model.config.bos_token_id is not None else 0x1E]
     seen_BV = torch.zeros(num, model.config.vocab_size, dtype=torch.bool, device=device)
     seen_BV[:, sorted(set(text))] = True
     ended = [False] * num
@@ -105,13 +127,16 @@ def _generate(
             yield [None if done else byte for done, byte in zip(ended, row, strict=True)]
 
 
-def prefill(model: LadderForCausalLM, text: bytes, chunk: int | None = None) -> tuple[LadderCache, Tensor]:
-    """The state after `text` (not empty) for one row, and the logits (1, V) of what follows. Memory is bounded by `chunk`.
+def prefill(model: LadderForCausalLM, text: Sequence[int], chunk: int | None = None) -> tuple[LadderCache, Tensor]:
+    """The state after `text` (bytes or token ids, not empty) for one row, and the logits (1, V) of what follows.
+
+    Memory is bounded by `chunk`.
 
     Args:
         chunk: bytes at once; None for `prefill_chunk`.
     """
-    tokens_1T = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(model.device).long()[None]
+    whole = torch.frombuffer(bytearray(text), dtype=torch.uint8) if isinstance(text, bytes) else torch.tensor(text)
+    tokens_1T = whole.to(model.device).long()[None]
     cache = LadderCache(num_blocks=len(model.model.layers))
     with torch.inference_mode():
         for piece in tokens_1T.split(chunk or prefill_chunk(model.device), dim=1):

@@ -16,12 +16,12 @@ _CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
 license: {licence}
-tags: [custom_code, rnn, elman, byte-level]
+tags: [custom_code, rnn, elman{tag}]
 ---
 
 # {title}
 
-A recurrent language model over bytes.{cost}
+A recurrent language model over {tokens}.{cost}
 
 {equations}
 
@@ -69,7 +69,7 @@ def model_card(model: Any, licence: str | None = None) -> str:
     period = next(n for n in range(1, len(names) + 1) if names[:n] * (len(names) // n) == names)
     runs = [(name, len(list(run))) for name, run in itertools.groupby(names[:period])]
     requirements = list(dict.fromkeys((config.made_with or {}).values()))
-    state = _state_size(model)
+    state, unit = _state_size(model), "byte" if config.vocab_size == 256 else "token"
     return _CARD.format(
         title=f"{'+'.join(name + f'*{n}' * (n > 1) for name, n in runs)}, {config.hidden_size}x{config.num_hidden_layers}",
         equations="\n\n".join(dict.fromkeys(map(_about, layers))),
@@ -77,8 +77,10 @@ def model_card(model: Any, licence: str | None = None) -> str:
         width=config.hidden_size,
         depth=config.num_hidden_layers,
         licence=licence or UNDECIDED,
+        tag=", byte-level" if config.vocab_size == 256 else "",
         state=state or "grows with the text",
-        cost=" Its state has a constant size: each new byte costs the same after any prompt." if state else "",
+        tokens="bytes" if config.vocab_size == 256 else f"{config.vocab_size:,} tokens",
+        cost=f" Its state has a constant size: each new {unit} costs the same after any prompt." if state else "",
         facts="".join(f"| {label} | {text} |\n" for label, text in getattr(model, "training_facts", {}).items()),
         made_with=", ".join(requirements) or "unknown",
         packages=" ".join(r.partition("==")[0] for r in requirements),

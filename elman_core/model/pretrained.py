@@ -47,6 +47,7 @@ class LadderPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = False  # an instance whose state is of constant size can
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = False
     _loss: Any = None  # transformers' name of the loss, which it would take from the name of a (sub)class
+    tokenizer: Any = None  # what `save_pretrained` writes beside the weights; None: that of bytes for 256 tokens
     model_tags = ["rnn", "elman", "byte-level", "custom_code"]  # noqa: RUF012
 
     @classmethod
@@ -160,13 +161,16 @@ class LadderPreTrainedModel(PreTrainedModel):
         return super()._upload_modified_files(working_dir, *args, **kwargs)
 
     def _complete(self, folder: Path) -> None:
-        """Add what transformers does not write: byte tokenizer and model card."""
+        """Add what transformers does not write: tokenizer and model card."""
         if not folder.is_dir():
             return
         for weights in folder.glob("*.safetensors"):  # written for the owner alone
             weights.chmod((folder / "config.json").stat().st_mode)
-        if self.config.vocab_size == 256 and not (folder / "tokenizer_config.json").exists():
-            write_tokenizer(folder)
+        if not (folder / "tokenizer_config.json").exists():
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(folder)
+            elif self.config.vocab_size == 256:
+                write_tokenizer(folder)
         if not (folder / "README.md").exists():
             (folder / "README.md").write_text(model_card(self), encoding="utf-8")
 

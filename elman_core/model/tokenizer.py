@@ -7,13 +7,19 @@ raw bytes.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elman_core.registry import CheckpointError
+import numpy as np
+
+from elman_core.registry import CheckpointError, ConfigError, DataError
 from elman_core.registry.checks import one_line
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SEPARATOR, PAD = 0x1E, 0xFF
@@ -59,6 +65,65 @@ def load_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(model.name_or_path)
     except Exception as error:  # whatever transformers and tokenizers raise
         raise CheckpointError(f"{model.name_or_path} has no tokenizer that loads: {one_line(error)}") from error
+
+
+def read_tokenizer(path: str | os.PathLike, sha256: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer in the folder of the file tokenizer.json that `path` names.
+
+    Args:
+        sha256: of that file, if it is known.
+
+    Raises:
+        DataError: it is missing, does not load, or is another than the one of this digest.
+    """
+    from transformers import AutoTokenizer
+
+    place = Path(path)
+    if not place.is_file():
+        raise DataError(
+            f"there is no tokenizer {place}: put the one that made these tokens there, or pack the text again"
+        )
+    if sha256 is not None and hashlib.sha256(place.read_bytes()).hexdigest() != sha256:
+        raise DataError(f"{place} is not the tokenizer that made these tokens: restore it, or pack the text again")
+    try:
+        return AutoTokenizer.from_pretrained(place.parent)
+    except Exception as error:  # whatever transformers and tokenizers raise
+        raise DataError(f"the tokenizer {place} does not load: {one_line(error)}") from error
+
+
+def require_extends(data: PreTrainedTokenizerBase | None, model: PreTrainedTokenizerBase, name: str) -> None:
+    """Raise `ConfigError` unless every token of a model, called `name`, is the same token of the data (None: bytes)."""
+    if data is None:
+        text = "Aé\n"
+        same = model(text, add_special_tokens=False).input_ids == list(text.encode())
+    else:
+        theirs = data.get_vocab()
+        same = all(theirs.get(token) == i for token, i in model.get_vocab().items())
+    if not same:
+        raise ConfigError(
+            f"the data are {'bytes' if data is None else 'tokens of another tokenizer'}, not the tokens of {name}: pack the "
+            "text with its tokenizer, elman data pack --tokenizer"
+        )
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> NDArray[np.int64]:
+    """The bytes of text for which each token stands, (V,): 1 for a special token, as for the separator in a file of bytes."""
+    special, first = set(tokenizer.all_special_ids), tokenizer.convert_tokens_to_ids("a")
+    names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    is_byte_level = "ByteLevel" in tokenizer.backend_tokenizer.to_str()  # a character of a name is a byte there
+    added = set(tokenizer.added_tokens_decoder)
+
+    def size(i: int, name: str | None) -> int:
+        if i in special or name is None:
+            return int(name is not None)
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", name):
+            return 1
+        if is_byte_level and i not in added:
+            return len(name)
+        before = tokenizer.decode([first])  # behind another token: some decoders drop a space in front
+        return len(tokenizer.decode([first, i]).encode()) - len(before.encode())
+
+    return np.array([size(i, name) for i, name in enumerate(names)], dtype=np.int64)
 
 
 def write_tokenizer(folder: str | os.PathLike) -> None:

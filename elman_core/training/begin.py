@@ -1,19 +1,25 @@
-"""The model that a training begins with instead of new weights: `model.init`."""
+"""What a training begins with: the model of `model.init` instead of new weights, and the tokenizer of its data."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from elman_core.model.checkpoint import locate
+from elman_core.data import Source
+from elman_core.model.checkpoint import locate, no_progress_bars
 from elman_core.model.shipped import is_shipped
+from elman_core.model.tokenizer import byte_tokenizer, load_tokenizer, read_tokenizer, require_extends, token_bytes
 from elman_core.registry import CheckpointError, ConfigError
 
 from .settings import ModelSettings
+from .text import Part
 
 
 def source_of(model: ModelSettings, new: bool) -> Path | str | None:
@@ -46,3 +52,56 @@ def facts(model: Any, source: Path | str, settings: ModelSettings) -> dict[str, 
     kept = {"drop": "dropped", "keep": "kept"}[settings.init_optimizer]
     place = settings.init if is_shipped(settings.init) else str(source)
     return {"model": place, "blake2b": digest.hexdigest(), "optimizer": kept}
+
+
+def tokens_of(model: Any, parts: Sequence[Part]) -> tuple[Any, NDArray[np.int64] | None, bool]:
+    """What the evaluation of a model needs: its tokenizer and the bytes of each token (None: bytes, or generated tokens), and
+    whether `parts` are bytes, which the tokenizer has yet to read.
+
+    Raises:
+        ConfigError: the data are other tokens than the model's. CheckpointError: the model's tokenizer does not load.
+    """
+    size, known = model.config.vocab_size, [part.file.tokenizer if part.file else None for part in parts]
+    if all(part.vocab_size == size and not own for part, own in zip(parts, known, strict=True)):
+        return None, None, False
+    if odd := next((part for part in parts if part.file is None), None):
+        raise ConfigError(f"this model has {size} tokens, {odd.value} {odd.vocab_size}")
+    if any(own != known[0] for own in known):
+        raise ConfigError("the data are tokens of several tokenizers: score one file with --data FILE")
+    tokenizer = load_tokenizer(model)
+    if known[0] is not None:
+        data = read_tokenizer(known[0]["path"], known[0]["sha256"])
+        require_extends(data, tokenizer, model.name_or_path)
+        tokenizer = data
+    return tokenizer, token_bytes(tokenizer), known[0] is None
+
+
+def take_tokens(model: Any, data: Source, name: str) -> None:
+    """Give `model` the tokenizer and the chat template of the data, which it is saved with, and their new tokens.
+
+    Args:
+        name: of the model to begin with, whose tokens those of the data must be; "": new weights.
+
+    Raises:
+        DataError: the tokenizer is missing or is not the one that made the tokens. ConfigError: other tokens than the model's.
+    """
+    if data.tokenizer is not None:
+        model.tokenizer = read_tokenizer(data.tokenizer["path"], data.tokenizer["sha256"])
+    if name and (data.tokenizer is not None or data.vocab_size == 256):  # others are generated
+        theirs = load_tokenizer(model)
+        require_extends(model.tokenizer, theirs, name)
+        model.tokenizer = model.tokenizer or theirs
+    if data.chat_template is not None:
+        model.tokenizer = model.tokenizer or byte_tokenizer()
+        model.tokenizer.chat_template = data.chat_template
+    if model.config.vocab_size < data.vocab_size:
+        if not name:
+            raise ConfigError(f"the data have {data.vocab_size} tokens, this model {model.config.vocab_size}")
+        with no_progress_bars(quiet=True):
+            model.resize_token_embeddings(data.vocab_size)
+    if data.tokenizer is not None:
+        ids = {f"{end}_token_id": getattr(model.tokenizer, f"{end}_token_id") for end in ("bos", "eos", "pad")}
+        for key, value in ids.items():
+            chosen = ids["eos_token_id"] if value is None else value
+            setattr(model.config, key, chosen)
+            setattr(model.generation_config, key, chosen)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from elman_core.data import Batch, ByteFile, Heldout, PackedFile, windows_at
+from elman_core.data import SEPARATOR, Batch, ByteFile, Heldout, PackedFile, windows_at
 from elman_core.registry import DataError
 
 from .objective import Outputs, States, evaluating, forward_loss, mapped, require_constant_state
@@ -33,8 +34,9 @@ def on_mixture(model: Any, heldout: Sequence[tuple[float, Heldout]], rows: int, 
         return each[0]
     whole = sum(weight for weight, _ in heldout)
     loss = sum(weight * one["loss"] for (weight, _), one in zip(heldout, each, strict=True)) / whole
-    result = _result(loss, sum(one["bytes"] for one in each))
-    return result | {"sources": [one["bits_per_byte"] for one in each]}
+    bits = sum(weight * one["bits_per_byte"] for (weight, _), one in zip(heldout, each, strict=True)) / whole
+    counts = {name: sum(one[name] for one in each) for name in ("bytes", "tokens") if name in each[0]}
+    return {"loss": loss, "bits_per_byte": bits, **counts} | {"sources": [one["bits_per_byte"] for one in each]}
 
 
 def on_windows(
@@ -43,6 +45,7 @@ def on_windows(
     rows: int,
     *,
     loss_chunk: int = 0,
+    sizes: NDArray[np.int64] | None = None,
     ranks: Ranks | None = None,
     forward: Callable[..., Outputs] = forward_loss,
     stop: Callable[[], bool] = lambda: False,
@@ -54,6 +57,7 @@ def on_windows(
         model: evaluated in eval mode; its mode is restored. Autocast is up to the caller.
         heldout: the windows. rows: windows at a time.
         loss_chunk: time steps whose logits exist at once. 0: all.
+        sizes: bytes of text for which each token stands, `token_bytes`; None: tokens are bytes.
         ranks: processes that share the work: each scores some of the batches of `rows`. Sums are taken in the order of batches,
             so the result does not depend on the number of ranks.
         forward: `forward_loss`, or its replacement for a sharded model.
@@ -61,11 +65,11 @@ def on_windows(
         counted: yields what it gets, and shows how far it is.
 
     Returns:
-        loss (nats per byte), bits_per_byte, bytes: those that count.
+        loss (nats per token), bits_per_byte, bytes: those that count; tokens likewise, if there are `sizes`.
     """
     ranks = ranks or Ranks()
     batches = np.array_split(np.arange(heldout.windows), math.ceil(heldout.windows / rows))
-    own: dict[int, tuple[float, int]] = {}
+    own: dict[int, tuple[float, int, int]] = {}
     with evaluating(model):
         for first in counted(range(0, len(batches), ranks.size)):
             if stop():
@@ -75,16 +79,22 @@ def on_windows(
             # A rank without a batch repeats one: a sharded model needs every rank.
             nats, count, _ = _nats(model, batch, loss_chunk=loss_chunk, forward=forward)
             if mine < len(batches):
-                own[mine] = nats, count
+                own[mine] = nats, count, _bytes(batch, count, sizes)
     every = {index: scored for part in ranks.gather(own) for index, scored in part.items()}
-    count = sum(every[index][1] for index in range(len(batches)))
+    count, size = (sum(every[index][i] for index in range(len(batches))) for i in (1, 2))
     if not count:
         raise DataError("nothing counts in the held-out windows: pack more text, or hold more out (data.heldout)")
-    return _result(sum(every[index][0] for index in range(len(batches))) / count, count)
+    return _result(sum(every[index][0] for index in range(len(batches))), count, None if sizes is None else size)
 
 
 def on_everything(
-    model: Any, file: ByteFile | PackedFile, length: int, rows: int, most: int | None = None
+    model: Any,
+    file: ByteFile | PackedFile,
+    length: int,
+    rows: int,
+    most: int | None = None,
+    sizes: NDArray[np.int64] | None = None,
+    counted: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> dict[str, Any]:
     """Mean loss over every byte of the file but the first (at most `most`), each predicted from all before it in its part.
 
@@ -101,22 +111,44 @@ def on_everything(
     rows = max(1, min(rows, scored))
     part = scored // rows
     starts = np.arange(rows) * part
-    nats, count, states = 0.0, 0, None
+    nats, count, size, states = 0.0, 0, 0, None
 
     def read(offsets: np.ndarray, width: int) -> Batch:
         return windows_at(file, offsets, np.zeros(len(offsets), bool), width)
 
     with evaluating(model):
-        for first in range(0, part, length):
-            width = min(length, part - first)
-            more, counted, states = _nats(model, read(starts + first, width), states, carry=True)
-            nats, count = nats + more, count + counted
+        for first in counted(range(0, part, length)):
+            batch = read(starts + first, min(length, part - first))
+            more, targets, states = _nats(model, batch, states, carry=True)
+            nats, count, size = nats + more, count + targets, size + _bytes(batch, targets, sizes)
         rest = scored - part * rows  # fewer than `rows` bytes at the end continue the last part
         if rest:
             tail = mapped(lambda t: t[-1:], states)
-            more, counted, _ = _nats(model, read(np.array([part * rows]), rest), tail)
-            nats, count = nats + more, count + counted
-    return _result(nats / max(1, count), count)
+            batch = read(np.array([part * rows]), rest)
+            more, targets, _ = _nats(model, batch, tail)
+            nats, count, size = nats + more, count + targets, size + _bytes(batch, targets, sizes)
+    return _result(nats, max(1, count), None if sizes is None else size)
+
+
+def in_tokens(heldout: Heldout, tokenizer: Any) -> Heldout:
+    """Windows of bytes as the tokens of their text, each behind a token that ends documents. So models of different tokens
+    are scored on the same bytes, but for those of a character that a window cuts."""
+    eos = tokenizer.eos_token_id
+
+    def read(numbers: NDArray[np.int64]) -> Batch:
+        rows = []
+        for window in heldout.read(numbers).tokens[:, 1:]:
+            parts = window.tobytes().decode(errors="ignore").split(chr(SEPARATOR))
+            ids = tokenizer(parts, add_special_tokens=False, verbose=False).input_ids
+            rows.append([eos, *(i for part in ids for i in [*part, eos])][:-1])
+        tokens = np.full((len(rows), max(map(len, rows))), eos, dtype=np.uint32)
+        counts = np.zeros(tokens.shape, dtype=bool)
+        for row, ids in enumerate(rows):
+            tokens[row, : len(ids)] = ids
+            counts[row, 1 : len(ids)] = True
+        return Batch(tokens, numbers, np.ones(len(rows), bool), counts=counts[:, 1:])
+
+    return Heldout(heldout.windows, heldout.length, read)
 
 
 def _nats(
@@ -139,5 +171,17 @@ def _nats(
     return float(out.loss), int(batch.counts.sum()), out.states
 
 
-def _result(loss: float, count: int) -> dict[str, Any]:
-    return {"loss": loss, "bits_per_byte": loss / math.log(2), "bytes": count}
+def _bytes(batch: Batch, count: int, sizes: NDArray[np.int64] | None) -> int:
+    """The bytes of text for which the targets of a batch stand, of which `count` count."""
+    if sizes is None:
+        return count
+    targets = batch.tokens[:, 1:] if batch.targets is None else batch.targets
+    return int(sizes[targets if batch.counts is None else targets[batch.counts]].sum())
+
+
+def _result(nats: float, count: int, size: int | None) -> dict[str, Any]:
+    """`size`: bytes of text; None: tokens are bytes."""
+    loss = nats / count
+    if size is None:
+        return {"loss": loss, "bits_per_byte": loss / math.log(2), "bytes": count}
+    return {"loss": loss, "bits_per_byte": nats / math.log(2) / max(1, size), "bytes": size, "tokens": count}

@@ -19,6 +19,7 @@ from elman_core.kernels import used
 from elman_core.kernels.dense.native import check_errors
 from elman_core.metrics import read_metrics
 from elman_core.model.graph import HostCopy
+from elman_core.model.tokenizer import token_bytes
 from elman_core.registry import ConfigError, DataError, ElmanError, LoaderError, PluginError
 from elman_core.registry.checks import ran_out
 from elman_core.storage import now
@@ -86,6 +87,7 @@ class Trainer:
         self.plan, self.folder = plan, folder
         self.settings, self.model, self.device, self.ranks = plan.settings, plan.model, plan.device, plan.ranks
         self.windows = plan.text.windows
+        self.sizes = None if self.windows.tokenizer is None else token_bytes(plan.model.tokenizer)
         train = plan.settings.train
         self.display = Display(folder.log, quiet=quiet or not plan.ranks.main)
         self.processes = make_processes(plan.parallel, plan.ranks, plan.model, plan.device, plan.mode.captures)
@@ -325,7 +327,7 @@ class Trainer:
     def _advance(self, first: Launched, values: StepValues, seconds: float) -> dict[str, float]:
         tokens = self.settings.tokens_per_step
         self.progress.step += 1
-        self.progress.bytes_seen += tokens
+        self.progress.bytes_seen += round(tokens * self.windows.bytes_per_token)
         if first.counts:
             self.progress.seconds += seconds
         else:
@@ -342,7 +344,7 @@ class Trainer:
         return {
             "step": self.step,
             "loss": values.loss,
-            "bits_per_byte": values.loss / math.log(2),
+            "bits_per_byte": values.loss / math.log(2) / self.windows.bytes_per_token,
             "lr": first.lr,
             "grad_norm": values.grad_norm,
             **values.terms,
@@ -389,7 +391,7 @@ class Trainer:
         self.signals.beat()
         train = self.settings.train
         rows = train.batch_size // train.accumulate
-        how: dict[str, Any] = {"ranks": self.ranks, "forward": self.processes.forward}
+        how: dict[str, Any] = {"ranks": self.ranks, "forward": self.processes.forward, "sizes": self.sizes}
         how |= {"stop": lambda: bool(self.signals.ending), "counted": self.display.evaluating}
         with self.evaluating():
             result = evaluate.on_mixture(self.model, heldout, rows, loss_chunk=train.loss_chunk, **how)

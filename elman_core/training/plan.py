@@ -75,6 +75,7 @@ class Plan:
 
     def facts(self) -> dict[str, Any]:
         """The facts that the manifest records at the start and at each resume."""
+        windows = self.text.windows
         return {
             "settings": self.settings.to_dict(),
             "versions": versions(self.model.config.made_with or {}),
@@ -84,6 +85,7 @@ class Plan:
             "step": self.mode.facts(),
             "parallel": {"kind": self.parallel, "ranks": self.ranks.size, "backend": self.backend},
             **({"init": self.init} if self.init else {}),
+            **({"bytes_per_token": windows.bytes_per_token} if windows.tokenizer else {}),
         }
 
     def require_same(self) -> None:
@@ -142,14 +144,13 @@ def decide(
     source = checkpoint or begin.source_of(settings.model, new=manifest is None)
     vocab_size = text.windows.vocab_size
     model = build_model(settings, torch.device("cpu") if parallel == "fsdp" else device, source, vocab_size)
-    if model.config.vocab_size < vocab_size:
-        raise ConfigError(f"the data have {vocab_size} tokens, this model {model.config.vocab_size}")
     init = manifest.get("init") if manifest else None
     if source and not checkpoint:
         found = begin.facts(model, source, settings.model)
         if init not in (None, found):
             raise CheckpointError(f"{source} is no longer the model that this run began with")
         init = found
+    begin.take_tokens(model, text.windows, settings.model.init)
     reached("model")
     if settings.data.sampling == "tbptt":
         require_constant_state(model, "data.sampling='tbptt'")

@@ -50,7 +50,12 @@ class DataSettings:
     documents: Literal["keep", "reset"] = option("keep", "tbptt: keep the state, or reset it before each 0x1e")
     heldout: float = option(0.01, "fraction held out, at least min(1 MiB, 10 %); 0: nothing", ge=0, le=0.5)
     heldout_file: str = option("", "evaluate on this file instead, and hold nothing out")
-    eval_bytes: int = option(2**20, "most bytes to score in one evaluation", ge=1)
+    eval_bytes: int | None = option(
+        None,
+        "most bytes (tokens) to score in one evaluation; by default, from 64 KiB to 1 MiB, a tenth of what the training reads, "
+        "or 64 KiB a minute",
+        ge=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,16 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` reads them back."""
         return dataclasses.asdict(self)
+
+
+def evaluation_bytes(settings: Settings) -> int:
+    """`data.eval_bytes`, or what its default means for these settings."""
+    if settings.data.eval_bytes is not None:
+        return settings.data.eval_bytes
+    train = settings.train
+    steps = 1000 if train.steps is None else train.steps
+    share = steps * settings.tokens_per_step // 10 if train.minutes is None else int(train.minutes * 2**16)
+    return min(2**20, max(2**16, share))
 
 
 TUNABLE = (
@@ -279,7 +294,8 @@ def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
     if precision == "auto":
         precision = "bf16" if device_type == "cuda" and bf16 else "fp32"
     resolved = dataclasses.replace(train, steps=steps, schedule=schedule, warmup=warmup, precision=precision)
-    return dataclasses.replace(settings, train=resolved)
+    data = dataclasses.replace(data, eval_bytes=evaluation_bytes(settings))
+    return dataclasses.replace(settings, data=data, train=resolved)
 
 
 def with_length(settings: Settings, steps: int | None, minutes: float | None) -> Settings:

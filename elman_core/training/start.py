@@ -183,6 +183,7 @@ def _is_done(settings: Settings, position: Position) -> bool:
 def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> Iterator[str]:
     """The facts known before the first step: settings, size, back ends, data, the expected loss, the schedule."""
     settings, train, text, vocabulary = plan.settings, plan.settings.train, plan.text, plan.model.config.vocab_size
+    unit = "byte" if vocabulary == 256 else "token"
     yield f"run         {path}" + (f" (resumed at step {position.progress.step})" if position else "")
     for table, values in settings.to_dict().items():
         shown = "  ".join(f"{k}={json.dumps(v)}" for k, v in values.items() if v is not None)
@@ -197,7 +198,7 @@ def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> It
         rows = train.batch_size // plan.ranks.size
         yield f"ranks       {plan.ranks.size}, {plan.parallel} over {plan.backend}: {rows} rows of the batch each"
     if plan.init is None:
-        yield f"loss        expected at the start: {math.log(vocabulary):.4f} nats per byte (ln {vocabulary})"
+        yield f"loss        expected at the start: {math.log(vocabulary):.4f} nats per {unit} (ln {vocabulary})"
     else:
         yield f"begun with  {plan.init['model']}, its optimizer's state {plan.init['optimizer']}"
     if position and _is_done(plan.began, position):

@@ -27,7 +27,7 @@ from elman_core.registry.errors import ConfigError, DataError, PluginError
 from elman_core.registry.extensions import extensions, known, load_extension
 from elman_core.storage import require_text
 
-from .settings import DataSettings, Settings
+from .settings import DataSettings, Settings, evaluation_bytes
 
 
 class Part:
@@ -135,7 +135,7 @@ def open_text(settings: Settings, expected: Mapping[str, Any] | None = None) -> 
     windows = sources[0] if len(sources) == 1 else Mixture(sources, weights, train.batch_size, train.seed, streams)
     if data.documents == "reset" and windows.separator is None:
         raise ConfigError("data.documents='reset' needs a token that ends documents, which these data do not have")
-    text = Text(parts, windows, open_heldout(parts, held, fraction, train.chunk_size, data.eval_bytes), held)
+    text = Text(parts, windows, open_heldout(parts, held, fraction, train.chunk_size, evaluation_bytes(settings)), held)
     if expected is not None:
         _require_same(", ".join(p.value for p in parts), text.fingerprint(), expected)
     return text

@@ -4,7 +4,6 @@ console.log."""
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import shlex
 import sys
@@ -106,7 +105,8 @@ class Display:
         step, loss = int(metrics["step"]), metrics["loss"]
         self.smooth = loss if self.smooth is None else 0.95 * self.smooth + 0.05 * loss
         if self.bar is not None:
-            figures = _figures({**metrics, "loss": self.smooth}, short=self.console.width < WIDE)
+            smooth = {"loss": self.smooth, "bits_per_byte": metrics["bits_per_byte"] * self.smooth / loss}
+            figures = _figures({**metrics, **smooth}, short=self.console.width < WIDE)
             self.bar.update(self.task, completed=done, description=f"step {step}", figures=figures)
         if step == 1 or step % every == 0 or last:
             line = f"step {step}  {_figures(metrics)}  lr {metrics['lr']:.2e}  norm {metrics['grad_norm']:.3g}"
@@ -121,11 +121,11 @@ class Display:
             yield from batches
             return
         bar.update(self.task, visible=False)
-        own = bar.add_task("evaluating", total=len(batches), figures="")
+        own = bar.add_task("evaluating", total=len(batches), figures=f"0 of {len(batches)}")
         try:
-            for batch in batches:
+            for done, batch in enumerate(batches, 1):
                 yield batch
-                bar.advance(own)
+                bar.update(own, completed=done, figures=f"{done} of {len(batches)}")
         finally:
             bar.remove_task(own)
             bar.update(self.task, visible=True)
@@ -178,7 +178,7 @@ def layers_in_words(numbers: Sequence[int]) -> str:
 
 def _figures(metrics: Mapping[str, float], short: bool = False) -> str:
     loss = metrics["loss"]
-    figures = f"{loss / math.log(2):.3f} bpb  {metrics['tok_s']:,.0f} tok/s"
+    figures = f"{metrics['bits_per_byte']:.3f} bpb  {metrics['tok_s']:,.0f} tok/s"
     return figures if short else f"loss {loss:.4f}  {figures}  {metrics['memory'] / 2**30:.2f} GiB"
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from elman_core.extension import TOLERANCE, ConfigError, wrapped
 
 from .collect import chosen, collect, fault_of_metrics
+from .curves import bits
 from .identity import differences, effective_protocol, identity, labels, named
 from .runs import Run, without_trials
 from .statistics import FEWEST, LEVEL, Interval, bootstrap_mean, student_mean
@@ -160,11 +161,11 @@ def _by_seed(contender: Contender) -> dict[int | None, Run]:
 
 
 def _pair(one: Run, two: Run, last: int | None) -> SeedPair:
-    a, b = (dict(zip(r.metrics.columns["step"], r.metrics.columns["loss"], strict=True)) for r in (one, two))
+    a, b = (dict(zip(r.metrics.columns["step"], bits(r), strict=True)) for r in (one, two))
     common = [int(step) for step in sorted(a.keys() & b.keys())]
     count = last or max(math.ceil(SHARE * len(common)), min(LEAST, math.ceil(len(common) / 2)))
     steps = common[-count:]
-    bits_2N = np.array([[losses[s] for s in steps] for losses in (a, b)], dtype=np.float64) / math.log(2)
+    bits_2N = np.array([[series[s] for s in steps] for series in (a, b)], dtype=np.float64)
     paired = same_batches(one, two)
     difference, drift = None, None
     if len(steps) >= FEWEST and np.isfinite(bits_2N).all():

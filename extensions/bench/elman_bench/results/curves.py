@@ -29,6 +29,11 @@ class Curve:
     heldout: Mapping[str, Series]
 
 
+def bits(run: Run) -> Series:
+    """The training loss of each step in bits per byte; of tokens, by the bytes for which they stand on average."""
+    return np.array(run.metrics.columns["loss"]) / math.log(2) / float(run.manifest.get("bytes_per_token") or 1)
+
+
 def curve(run: Run) -> Curve:
     """The series of one run, with nan for missing figures."""
     metrics = run.metrics
@@ -36,7 +41,7 @@ def curve(run: Run) -> Curve:
         "step": np.array(metrics.columns["step"]),
         "tokens": np.array(metrics.columns["bytes_seen"]),
         "minutes": np.array(metrics.columns["seconds"]) / 60,
-        "bits": np.array(metrics.columns["loss"]) / math.log(2),
+        "bits": bits(run),
     }
     at = np.array([float(e["step"]) for e in metrics.evaluations])
     heldout = {"step": at, "bits": np.array([float(e.get("bits_per_byte", "nan")) for e in metrics.evaluations])}

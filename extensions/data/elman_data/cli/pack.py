@@ -47,7 +47,7 @@ def pack(
         how = How(field, str(source.resolve()), separator, vocab_size, own)
         facts["tokenizer"] = _beside(source, out)
     if template is not None:
-        how = How(how.field, how.tokenizer, how.separator, how.vocab_size, _text(template))
+        how = How(how.field, how.tokenizer, how.separator, how.vocab_size, text_of(template))
     if how.template is not None:
         facts["chat_template"] = how.template
     found = list(units(files))
@@ -82,7 +82,7 @@ def _beside(source: Path, out: Path) -> dict[str, str]:
     return {"path": "tokenizer.json", "sha256": hashlib.sha256(read_bytes(source)).hexdigest()}
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     try:
         return read_bytes(path).decode()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,0 +1,62 @@
+"""Train tokenizers."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from elman_core.extension import ConfigError, print, write_folder
+
+END = "<|endoftext|>"
+
+group = typer.Typer(help=__doc__, no_args_is_help=True)
+
+
+@group.command()
+def train(
+    inputs: list[str] = typer.Argument(metavar="INPUT...", help="Texts, as `elman data pack` takes them."),
+    out: Path = typer.Option(help="A new folder, which transformers loads."),
+    vocab: int = typer.Option(8192, min=257, help="Tokens, with one for each byte and <|endoftext|>."),
+    field: str | None = typer.Option(None, help="The field of a record that is its text."),
+    template: Path | None = typer.Option(None, help="A chat template (Jinja) to keep with the tokenizer."),
+) -> None:
+    """Train a byte-level BPE, of the library tokenizers, which encodes every text; <|endoftext|> ends documents."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    from elman_data.encode import Encoder, How
+    from elman_data.inputs import documents, find, units
+
+    from .pack import text_of
+
+    if out.exists():
+        raise ConfigError(f"{out} exists: nothing is overwritten; choose another --out")
+    chat = None if template is None else text_of(template)
+    files, _ = find(inputs)
+    encoder = Encoder(How(field, template=chat))
+
+    def texts() -> Iterator[str]:
+        for unit in units(files):
+            for document in documents(unit):
+                for text, _ in encoder.pieces(document, unit.paths[0]):
+                    yield text if isinstance(text, str) else text.decode(errors="replace")
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        texts(), trainers.BpeTrainer(vocab_size=vocab, special_tokens=[END], initial_alphabet=letters)
+    )
+    ends = {"bos_token": END, "eos_token": END, "pad_token": END, "padding_side": "left"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, chat_template=chat, clean_up_tokenization_spaces=False, **ends
+    )
+    write_folder(out, lambda folder: tokenizer.save_pretrained(folder) and None)
+    print(
+        f"{out}: {len(tokenizer):,} tokens"
+        + (", all that these texts give" if len(tokenizer) < vocab else "")
+        + f"; pack texts with it: elman data pack {shlex.join(inputs)} --tokenizer {shlex.quote(str(out))} --out FILE"
+    )
