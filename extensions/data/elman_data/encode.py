@@ -72,6 +72,22 @@ def read_tokenizer(place: Path) -> tuple[Path, int, int, str | None]:
     return folder / "tokenizer.json", len(tokenizer), tokenizer.eos_token_id, tokenizer.chat_template
 
 
+def train_bpe(texts: Iterable[str], vocab: int, template: str | None) -> Any:
+    """A byte-level BPE as transformers has it, of at most `vocab` tokens; <|endoftext|> ends texts. template: for chats."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made, end = Tokenizer(models.BPE()), "<|endoftext|>"
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=[end], initial_alphabet=letters)
+    made.train_from_iterator(texts, trainer)
+    ends = dict.fromkeys(("bos_token", "eos_token", "pad_token"), end)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, chat_template=template, padding_side="left", clean_up_tokenization_spaces=False, **ends
+    )
+
+
 class Encoder:
     """Encodes documents as `how` says."""
 

@@ -10,8 +10,6 @@ import typer
 
 from elman_core.extension import ConfigError, print, write_folder
 
-END = "<|endoftext|>"
-
 group = typer.Typer(help=__doc__, no_args_is_help=True)
 
 
@@ -24,10 +22,7 @@ def train(
     template: Path | None = typer.Option(None, help="A chat template (Jinja) to keep with the tokenizer."),
 ) -> None:
     """Train a byte-level BPE, of the library tokenizers, which encodes every text; <|endoftext|> ends documents."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    from elman_data.encode import Encoder, How
+    from elman_data.encode import Encoder, How, train_bpe
     from elman_data.inputs import documents, find, units
 
     from .pack import text_of
@@ -44,17 +39,8 @@ def train(
                 for text, _ in encoder.pieces(document, unit.paths[0]):
                     yield text if isinstance(text, str) else text.decode(errors="replace")
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        texts(), trainers.BpeTrainer(vocab_size=vocab, special_tokens=[END], initial_alphabet=letters)
-    )
-    ends = {"bos_token": END, "eos_token": END, "pad_token": END, "padding_side": "left"}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made, chat_template=chat, clean_up_tokenization_spaces=False, **ends
-    )
-    write_folder(out, lambda folder: tokenizer.save_pretrained(folder) and None)
+    tokenizer = train_bpe(texts(), vocab, chat)
+    write_folder(out, tokenizer.save_pretrained)
     print(
         f"{out}: {len(tokenizer):,} tokens"
         + (", all that these texts give" if len(tokenizer) < vocab else "")

@@ -1,0 +1,56 @@
+"""`elman tokenizer train`: from texts to a model of its tokens; conversations from a template to an export that has it."""
+
+import json
+
+import numpy as np
+import pytest
+from train_helpers import TINY, checkpoint, metrics
+from transformers import AutoTokenizer
+
+from elman_core.cli import main
+from elman_core.data import open_file
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+TEMPLATE += "{% if add_generation_prompt %}<assistant>{% endif %}"
+SETS = [f"{table}.{k}={json.dumps(v)}" for table in ("data", "train") for k, v in TINY[table].items() if k != "steps"]
+
+
+def flags(*more: str) -> list[str]:
+    return [word for one in [*SETS, "train.warmup=0", *more] for word in ("--set", one)]
+
+
+@pytest.fixture
+def talks(tmp_path):
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    said = [{"role": "user", "content": "größe?"}, {"role": "assistant", "content": "two metres"}]
+    (tmp_path / "talks.jsonl").write_text(f"{json.dumps({'messages': said})}\n" * 300)
+    return tmp_path / "talks.jsonl"
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_conversations_become_a_model_of_answers_with_their_template(tokens, talks, tmp_path, capsys):
+    bpe, packed, template = (
+        tmp_path / "bpe",
+        tmp_path / "packed" / "talks.bin",
+        ["--template", str(tmp_path / "chat.jinja")],
+    )
+    more = ["--tokenizer", str(bpe)] if tokens else template
+    if tokens:
+        assert main(["tokenizer", "train", str(talks), "--vocab", "300", "--out", str(bpe), *template]) == 0
+        assert "all that these texts give" in capsys.readouterr().out
+        assert main(["tokenizer", "train", str(talks), "--out", str(bpe), *template]) == 2
+        assert "nothing is overwritten" in capsys.readouterr().err
+    assert main(["data", "pack", str(talks), "--out", str(packed), *more]) == 0
+    words = ["train", "e42@16x2", "--data", str(packed), "--out", str(tmp_path / "run"), "--steps", "2"]
+    assert main([*words, *flags("data.heldout=0.2")]) == 0
+    file = open_file(packed)
+    share = file.counts(np.zeros(1, np.int64), file.size).mean()
+    document = "<user>größe?\n<assistant>two metres\n\x1e"
+    assert 0.1 < share < 0.6 if tokens else share == pytest.approx(12 / len(document.encode()))
+    assert metrics(tmp_path / "run", "evaluation")[-1]["bytes"] > 0
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint(tmp_path / "run"))
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "größe?"}], add_generation_prompt=True, tokenize=False
+    )
+    assert asked == "<user>größe?\n<assistant>"
+    assert tokenizer.decode(tokenizer(asked).input_ids) == asked
