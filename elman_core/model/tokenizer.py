@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -106,7 +106,7 @@ def require_extends(data: PreTrainedTokenizerBase | None, model: PreTrainedToken
         )
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerBase) -> NDArray[np.int64]:
+def token_bytes(tokenizer: Any) -> NDArray[np.int64]:
     """The bytes of text for which each token stands, (V,): 1 for a special token, as for the separator in a file of bytes."""
     special, first = set(tokenizer.all_special_ids), tokenizer.convert_tokens_to_ids("a")
     names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
