@@ -15,6 +15,8 @@ import os
 import random
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +24,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from elman_data.encode import How
-from elman_data.inputs import find, units
-from elman_data.packing import pack
 from harness import Row, Setting
 
 from elman_core.data import Mixture, TrainingWindows, open_file, split
@@ -59,7 +58,8 @@ def timed(run: Callable[[], object], size: int) -> Row:
 
 
 def pack_ours(lines: Path, folder: Path) -> None:
-    pack(list(units(find([str(lines)])[0])), How(), folder / "packed", 0, False, {})
+    words = [sys.executable, "-m", "elman_core", "data", "pack", str(lines), "--out", str(folder / "packed")]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
 
 def pack_datasets(lines: Path, folder: Path) -> None:
@@ -78,7 +78,9 @@ def sources(width: int, folder: Path, size: int) -> list[Path]:
         lines = folder / f"lines-{i}.jsonl"
         if not lines.exists():
             write_lines(lines, size)
-        pack(list(units(find([str(lines)])[0])), How(), made[-1], i, False, {})
+        pack_ours(lines, folder)
+        for name in ("packed", "packed.json"):
+            (folder / name).rename(made[-1].with_name(name.replace("packed", made[-1].name)))
         if width == 4:  # the ids of a tokenizer would take as long to make as they are many
             widen(made[-1])
     return made
