@@ -37,6 +37,7 @@ from elman_core.extension import (
     DataError,
     Lock,
     OutOfMemoryError,
+    PackedFile,
     hash_u64,
     open_regular,
     packed_manifest,
@@ -98,8 +99,9 @@ def pack(
             raise ConfigError(f"another process is packing {out}") from error
         try:
             if out.exists():  # a kill came between the last two lines of this block
+                made = PackedFile(out).manifest
                 shutil.rmtree(folder)
-                return read_json(manifest)
+                return made
             jobs = [_job(i, unit, how, seed, unique, folder) for i, unit in enumerate(found)]
             digests = _run(jobs, step)
             made = _merge(jobs, how, folder / "packed", unique, facts | {"seed": seed, "sources": digests})

@@ -36,8 +36,10 @@ def pack(
     from elman_data.packing import pack as pack_units
 
     require_text(out)
-    for path in (out, packed_manifest(out)):
-        if path.exists() and not out.with_name(f".{out.name}.packing").is_dir():  # of a packing that was killed
+    killed = out.with_name(f".{out.name}.packing").is_dir()  # perhaps between the two names that it gives
+    manifest = packed_manifest(out)
+    for path, known in ((out, killed and manifest.exists()), (manifest, killed)):
+        if path.exists() and not known:
             raise ConfigError(f"{path} exists: nothing is overwritten; choose another --out")
     files, passed = find(inputs)
     how = How(field=field)
