@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -137,9 +138,10 @@ class Setting:
 
         found: Row = {
             "forward": self.us(run.forward, per),
-            "backward": self.us(lambda: torch.autograd.grad(y, leaves, gy, retain_graph=True), per),
+            "backward": self.us(partial(torch.autograd.grad, y, leaves, gy, retain_graph=True), per),
             "forward_backward": self.us(whole, per),
         }
+        del y  # it holds the leaves' accumulators, which are of this stream and would break a capture on another
         if run.steps and self.device.type == "cuda":
             recorded = {
                 "forward": self.us(captured(run.forward).replay, per),

@@ -21,6 +21,7 @@ from harness import HERE, Row, Run, Setting, leaves
 from torch import Tensor
 
 from elman_core.kernels import DenseKernel
+from elman_core.nn import dense_reference
 from elman_core.registry import list_variants, resolve
 
 from . import flashrnn_cuda13
@@ -31,12 +32,10 @@ FLASHRNN_SHAPES = [(512, 32), (1024, 32)]
 T = 512
 
 
-def plain_reference(u: Tensor, w: Tensor, h0: Tensor, *_flags: Tensor | None) -> tuple[Tensor, Tensor]:
-    h, out = h0, []
-    for u_t in u.unbind(0):
-        h = torch.tanh(u_t + h @ w.T)
-        out.append(h)
-    return torch.stack(out), h
+@dense_reference
+def plain_reference(a: Tensor, _h: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.tanh(a)
+    return h, h
 
 
 plain = DenseKernel(
