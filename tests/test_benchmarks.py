@@ -101,7 +101,7 @@ def test_of_a_verification_the_case_closest_to_its_limit_is_reported() -> None:
         "ratio": 0.1,
     }
     [report] = verify.reports("a warning\n" + json.dumps([{"rows": [row, {**row, "ratio": 0.4, "case": "T=7"}]}]))
-    assert verify.closest(report)["y"]["case"] == "T=7"
+    assert verify.closest(report)["case"] == "T=7"
     with pytest.raises(ValueError, match="no report"):
         verify.reports("elman: no such kernel")
 
