@@ -61,10 +61,16 @@ def load_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
     """The tokenizer beside the weights of a model that was loaded; a `CheckpointError` if none loads."""
     from transformers import AutoTokenizer
 
+    place = Path(model.name_or_path)
+    if place.is_dir() and not any(place.glob("*token*")):
+        raise CheckpointError(
+            f"this model has {model.config.vocab_size} tokens, and {place} has no tokenizer: copy its tokenizer.json and "
+            "tokenizer_config.json there"
+        )
     try:
         return AutoTokenizer.from_pretrained(model.name_or_path)
     except Exception as error:  # whatever transformers and tokenizers raise
-        raise CheckpointError(f"{model.name_or_path} has no tokenizer that loads: {one_line(error)}") from error
+        raise CheckpointError(f"{place} has no tokenizer that loads: {one_line(error)}") from error
 
 
 def read_tokenizer(path: str | os.PathLike, sha256: str | None = None) -> PreTrainedTokenizerBase:

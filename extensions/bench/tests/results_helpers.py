@@ -53,7 +53,7 @@ def write_run(
         steps: done, if not all that the settings ask for. heldout: bits per byte of the last evaluation.
         manifest: entries to add; None removes one.
     """
-    chosen = settings(*sets)
+    chosen = settings("data.eval_bytes=1048576", *sets)  # a run writes what its default means
     train = chosen.train
     per_step = chosen.tokens_per_step
     asked = train.steps if train.steps is not None else 300
