@@ -61,7 +61,7 @@ def load_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
     """The tokenizer beside the weights of a model that was loaded; a `CheckpointError` if none loads."""
     from transformers import AutoTokenizer
 
-    place = Path(model.name_or_path)
+    place = Path(str(model.name_or_path))
     if place.is_dir() and not any(place.glob("*token*")):
         raise CheckpointError(
             f"this model has {model.config.vocab_size} tokens, and {place} has no tokenizer: copy its tokenizer.json and "
