@@ -7,6 +7,7 @@ makes of it: the shape, `who`, and figures, or the `reason` for which there are 
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import statistics
 import subprocess
@@ -41,6 +42,11 @@ PACKAGES = (
 )
 
 Row = dict[str, Any]
+
+
+def visible_gpus(count: int) -> list[str]:
+    """The names that CUDA_VISIBLE_DEVICES gives the `count` GPUs of this process, without starting CUDA."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
 
 
 def same(x: Tensor) -> Tensor:

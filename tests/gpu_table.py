@@ -42,7 +42,7 @@ class Table:
             os.environ[HANDED] = json.dumps([size, self.facts["gpu"], self.facts["gpus"]])
         size, self.gpu, gpus = json.loads(os.environ[HANDED])
         if worker is not None and gpus:
-            names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+            names = harness.visible_gpus(gpus)
             first = int(worker.removeprefix("gw")) % len(names)
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[first:] + names[:first])
         self.rows = read(path, size)

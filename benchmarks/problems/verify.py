@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import torch
-from harness import Row, Setting
+from harness import Row, Setting, visible_gpus
 
 from elman_core.registry import list_variants
 
@@ -79,8 +79,7 @@ def rows(setting: Setting) -> Iterator[Row]:
     cuda = setting.device.type == "cuda"
     chosen = ("e42",) if setting.tiny else setting.only or tuple(names())
     grid, dtypes = ("quick", ("fp64",)) if setting.tiny else ("full", DTYPES)
-    visible = ",".join(map(str, range(torch.cuda.device_count() if cuda else 1)))
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", visible).split(",")
+    gpus = visible_gpus(torch.cuda.device_count() if cuda else 1)
     with ThreadPoolExecutor(AT_ONCE * len(gpus) if cuda else 1) as pool:
         jobs = [(name, dtype) for name in chosen for dtype in dtypes]
         started = [
