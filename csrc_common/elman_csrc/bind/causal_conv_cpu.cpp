@@ -1,22 +1,13 @@
 // Binding of the causal convolution on a CPU, in float or bfloat16. The interface: causal_conv_call.h. Compiled with
 //   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_TAPS=K
-#include <new>
-#include <type_traits>
-
 #include <elman/causal_conv_cpu.h>
-#include <elman/dtype.h>
 
 namespace {
 
-using Stored = std::conditional_t<ELMAN_DTYPE == static_cast<int>(elman::Dtype::f32), float, elman::simd::BFloat16>;
+using Stored = elman::simd::Storage<ELMAN_DTYPE>;
 
 const char* run(const CausalConvCall& c, bool back) {
-  try {
-    elman::conv::cpu::Walk<Stored, ELMAN_TAPS>{c, back}.run(c.threads);
-  } catch (const std::bad_alloc&) {
-    return "too little memory";
-  }
-  return nullptr;
+  return elman::simd::guarded([&] { elman::conv::cpu::Walk<Stored, ELMAN_TAPS>{c, back}.run(c.threads); });
 }
 
 }  // namespace

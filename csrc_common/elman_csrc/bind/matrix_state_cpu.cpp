@@ -3,12 +3,10 @@
 
 #include <elman/matrix_state_cpu.h>
 
-#include <type_traits>
-
 namespace {
 
 namespace cpu = elman::matrix::cpu;
-using Stored = std::conditional_t<ELMAN_DTYPE == static_cast<int>(elman::Dtype::f32), float, elman::simd::BFloat16>;
+using Stored = elman::simd::Storage<ELMAN_DTYPE>;
 using Skeleton = cpu::Skeleton<Cell, Options, Stored, ELMAN_ROWS, ELMAN_LINES>;
 
 template <class T>
@@ -30,12 +28,7 @@ const char* run(const MatrixCall& c, bool back) {
   a.layout = {c.state_line, c.state_row};
   a.s0 = at<float>(c.S0), a.s1 = at<float>(c.s1), a.saved = at<float>(c.saved), a.o = at<Stored>(c.o);
   a.dy = at<Stored>(c.dy), a.ds1 = at<float>(c.ds1), a.ds0 = at<float>(c.ds0), a.dhead = at<float>(c.dhead);
-  try {
-    back ? Skeleton{a}.backward() : Skeleton{a}.forward();
-  } catch (const std::bad_alloc&) {
-    return "too little memory";
-  }
-  return nullptr;
+  return elman::simd::guarded([&] { back ? Skeleton{a}.backward() : Skeleton{a}.forward(); });
 }
 
 }  // namespace

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <type_traits>
 #include <vector>
 
+#include "dtype.h"
 #include "portable.h"
 
 namespace elman::simd {
@@ -105,6 +107,21 @@ ELMAN_HD void store(float& to, float x) { to = x; }
 ELMAN_HD void store(BFloat16& to, float x) {  // to the nearest, even if two are
   const auto b = bits<std::uint32_t>(x);
   to.raw = std::uint16_t(x == x ? (b + 0x7fff + (b >> 16 & 1)) >> 16 : 0x7fc0);
+}
+
+// What a tensor of a CPU has in storage, by the code of dtype.h: float or bfloat16.
+template <int code>
+using Storage = std::conditional_t<code == static_cast<int>(Dtype::f32), float, BFloat16>;
+
+// Runs a recurrence for a binding, which no exception may leave: nullptr, or what went wrong.
+template <class Run>
+const char* guarded(const Run& run) {
+  try {
+    run();
+  } catch (const std::bad_alloc&) {
+    return "too little memory";
+  }
+  return nullptr;
 }
 
 // work(i, scratch) for every i below `count`, by up to `threads` threads with a scratch each. They end with the call: there is no pool that
