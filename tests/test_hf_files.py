@@ -69,10 +69,12 @@ def test_an_upload_has_the_tokenizer_too(tmp_path, monkeypatch):
     sent: list[str] = []
     upload = lambda _model, folder, *_, **__: sent.extend(os.listdir(folder))  # noqa: E731
     monkeypatch.setattr(PreTrainedModel, "_upload_modified_files", upload)
-    for name in ("hf_api", "create_and_tag_model_card"):
-        monkeypatch.setattr(f"transformers.modeling_utils.{name}", MagicMock())
-    tiny("gru", dtype=torch.float32).save_pretrained(tmp_path, push_to_hub=True)
+    monkeypatch.setattr("transformers.modeling_utils.hf_api", MagicMock())
+    monkeypatch.setattr("transformers.modeling_utils.create_and_tag_model_card", card := MagicMock())
+    tiny("gru", dtype=torch.float32).save_pretrained(tmp_path / "bytes", push_to_hub=True)
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(sent)
+    tiny("gru", dtype=torch.float32, vocab_size=300).save_pretrained(tmp_path / "tokens", push_to_hub=True)
+    assert ["byte-level" in call.args[1] for call in card.call_args_list] == [True, False]
 
 
 @every_kind

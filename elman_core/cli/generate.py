@@ -64,7 +64,7 @@ def generate(
     how = Sampling(temperature, top_k, top_p, rep_penalty)
     ladder, ends = load_writer(model, device, dtype)
     unit = "byte" if ladder.config.vocab_size == 256 else "token"
-    tokens, decoders, tokenizer = _language(ladder, text, num)
+    tokens, texts, tokenizer = _language(ladder, text)
     stops = ends if stop is None else _stop_bytes(stop) if tokenizer is None else _stop_tokens(stop, tokenizer)
     write, terminal = _writer(), sys.stdout.isatty()
     echo = text if prompt is not None and terminal else b""
@@ -76,7 +76,7 @@ def generate(
         for i, token in enumerate(row):
             if token is not None:
                 lengths[i] += 1
-                samples[i] += (new := decoders[i](token))
+                samples[i] += (new := texts[token])
                 if num == 1:
                     write(new)
     if num == 1:
@@ -109,27 +109,23 @@ def load_writer(model: str, device: str, dtype: Precision | None) -> tuple[Any, 
     return ladder, set(eos if isinstance(eos, list) else [] if eos is None else [eos])
 
 
-def _language(ladder: Any, text: bytes, num: int) -> tuple[Sequence[int], list[Callable[[int], bytes]], Any]:
-    """The prompt as tokens; for each sample, what gives the bytes of its next token; the tokenizer, None for bytes."""
-    from elman_core.model.tokenizer import load_tokenizer
+def _language(ladder: Any, text: bytes) -> tuple[Sequence[int], list[bytes], Any]:
+    """The prompt as tokens, the text of each token, and the tokenizer, None for bytes."""
+    from elman_core.model.tokenizer import load_tokenizer, token_texts
     from elman_core.registry import DataError
 
-    if ladder.config.vocab_size == 256:
-        return text, [lambda byte: bytes([byte])] * num, None
-    from tokenizers.decoders import DecodeStream
-
+    vocab = ladder.config.vocab_size
+    if vocab == 256:
+        return text, [bytes([byte]) for byte in range(256)], None
     tokenizer: Any = load_tokenizer(ladder)
-
-    def decoder() -> Callable[[int], bytes]:
-        stream = DecodeStream(skip_special_tokens=False)
-        return lambda token: (stream.step(tokenizer.backend_tokenizer, token) or "").encode()
-
     try:
-        return tokenizer(text.decode(), add_special_tokens=False).input_ids, [decoder() for _ in range(num)], tokenizer
+        tokens = tokenizer(text.decode(), add_special_tokens=False).input_ids
     except UnicodeDecodeError as error:
         raise DataError(
             f"the prompt is not UTF-8 at byte {error.start}, which the tokenizer of this model needs"
         ) from error
+    texts = token_texts(tokenizer)
+    return tokens, texts + [b""] * (vocab - len(texts)), tokenizer  # a vocabulary may be padded
 
 
 def _stop_tokens(text: str, tokenizer: Any) -> set[int]:

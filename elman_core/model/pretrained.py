@@ -48,7 +48,7 @@ class LadderPreTrainedModel(PreTrainedModel):
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = False
     _loss: Any = None  # transformers' name of the loss, which it would take from the name of a (sub)class
     tokenizer: Any = None  # what `save_pretrained` writes beside the weights; None: that of bytes for 256 tokens
-    model_tags = ["rnn", "elman", "byte-level", "custom_code"]  # noqa: RUF012
+    model_tags: Any = None  # of the hub: set for each model
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
@@ -62,6 +62,7 @@ class LadderPreTrainedModel(PreTrainedModel):
                     tensor.data = tensor.data.float()
         super().post_init()
         self.loss_type = self._loss
+        self.model_tags = ["rnn", "elman", *["byte-level"] * (self.config.vocab_size == 256), "custom_code"]
         self._can_compile_fullgraph = all(mixer.state_growth == "constant" for mixer in mixers)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:

@@ -112,24 +112,32 @@ def require_extends(data: PreTrainedTokenizerBase | None, model: PreTrainedToken
         )
 
 
+def token_texts(tokenizer: Any) -> list[bytes]:
+    """The text of each token, in UTF-8: of many tokens part of a character; of a special one its name."""
+    names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    letters = {name: bytes([byte]) for byte, name in enumerate(_printable_names())}
+    is_byte_level = "ByteLevel" in tokenizer.backend_tokenizer.to_str()  # a character of a name is a byte there
+    added, special = set(tokenizer.added_tokens_decoder), set(tokenizer.all_special_ids)
+    first = tokenizer("a", add_special_tokens=False).input_ids
+    before = len(tokenizer.decode(first))
+
+    def text(i: int, name: str | None) -> bytes:
+        if name is None or i in special:
+            return (name or "").encode()
+        if is_byte_level and i not in added:
+            return b"".join(letters.get(letter, letter.encode()) for letter in name)
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", name):
+            return bytes([int(name[3:5], 16)])
+        return str(tokenizer.decode([*first, i])[before:]).encode()  # some decoders drop a space at the start
+
+    return [text(i, name) for i, name in enumerate(names)]
+
+
 def token_bytes(tokenizer: Any) -> NDArray[np.int64]:
     """The bytes of text for which each token stands, (V,): 1 for a special token, as for the separator in a file of bytes."""
-    special, first = set(tokenizer.all_special_ids), tokenizer.convert_tokens_to_ids("a")
-    names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    is_byte_level = "ByteLevel" in tokenizer.backend_tokenizer.to_str()  # a character of a name is a byte there
-    added = set(tokenizer.added_tokens_decoder)
-
-    def size(i: int, name: str | None) -> int:
-        if i in special or name is None:
-            return int(name is not None)
-        if re.fullmatch(r"<0x[0-9A-F]{2}>", name):
-            return 1
-        if is_byte_level and i not in added:
-            return len(name)
-        before = tokenizer.decode([first])  # behind another token: some decoders drop a space in front
-        return len(tokenizer.decode([first, i]).encode()) - len(before.encode())
-
-    return np.array([size(i, name) for i, name in enumerate(names)], dtype=np.int64)
+    sizes = np.array([len(text) for text in token_texts(tokenizer)], dtype=np.int64)
+    sizes[tokenizer.all_special_ids] = 1
+    return sizes
 
 
 def write_tokenizer(folder: str | os.PathLike) -> None:
