@@ -178,7 +178,8 @@ def rules(setting: Setting) -> Iterator[Row]:
 
     heads, keys, values, steps = (2, 8, 4, 4) if setting.tiny else (5, 128, 256, 64)
     for name, rule in RULES.items():
-        kernel = MADE[name].kernel(f"step_{name}", setting.folder)  # tests make kernels of their names in a process, too
+        # under a name of its own: tests make kernels in the same process, too
+        kernel = MADE[name].kernel(f"step_{name}", setting.folder)
         for samples in (1, 2) if setting.tiny else (1, 8, 64):
             x = rule.draw(samples, 1, heads, keys, values, setting.dtype, setting.device.type)
             given = rule.ours(x)
