@@ -61,6 +61,7 @@ SOURCES = {
     + GOOD.format(variant="shares", requires=""),
     "returns": "from elman_core.registry import hookimpl\n@hookimpl\ndef elman_variants():\n    return None\n",
     "wrongthing": "from elman_core.registry import hookimpl\n@hookimpl\ndef elman_variants():\n    yield 'wrongthing'\n",
+    "badchoice": GOOD.format(variant="badchoice", requires="").replace('"h = x"', '"h = x", recommended="wider"'),
     "badpreset": GOOD.format(variant="badpreset", requires="").replace('{"width": 64}', '{"width": 65}'),
 }
 

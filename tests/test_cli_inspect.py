@@ -94,6 +94,9 @@ def test_show_prints_options_with_ranges_figures_and_if_asked_presets(capsys: py
         assert wanted in text, wanted
     assert "e42:mamba2_init" not in text
     assert "e42:mamba2_init" in run(capsys, *words, "--presets")
+    text = run(capsys, "show", "e72")
+    assert "recommended: e72:unit_keys\n  unit_keys=True\n" in text
+    assert text.index("k_t of length 1") > text.index("recommended: ")  # its equation, not that of the defaults
     options = {o["name"]: o["value"] for o in read(capsys, "show", "e42:radius099", "--set", "expansion=2")["options"]}
     assert (options["expansion"], options["spectral_radius"]) == (2.0, 0.99)
 

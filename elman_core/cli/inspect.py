@@ -114,10 +114,16 @@ def show(
             print(table([[p.model, f"{p.parameters:,}" if p.parameters else "", p.figures, p.note] for p in known]))
         if presets:
             print("\npresets")
-            print(table([[f"{variant.name}:{p}", _spelled(v)] for p, v in variant.presets.items()]) or "  none")
+            mark = {variant.recommended: ", recommended"}
+            named = [[f"{variant.name}:{p}{mark.get(p, '')}", _spelled(v)] for p, v in variant.presets.items()]
+            print(table(named) or "  none")
             print("\nother names")
             print(table([[alias, _spelled(t, variant)] for alias, t in variant.aliases.items()]) or "  none")
         elif variant.presets or variant.aliases:
+            if (best := variant.recommended) and layer.preset != best:
+                print(f"\nrecommended: {variant.name}:{best}")
+                for line in (_spelled(variant.presets[best]), variant.equation_of(variant.make_config(preset=best))):
+                    print(wrapped(f"  {line}", columns()))
             counts = f"{len(variant.presets)} presets and {len(variant.aliases)} other names"
             print(f"\n{counts}: elman show {variant.name} --presets")
         print(f"\nparameters of a layer at width {width}\n  {facts['layer']:,}\n")
@@ -148,7 +154,7 @@ def _facts(resolved: Resolved, width: int) -> dict[str, Any]:
              "value": getattr(resolved.config, f.name), "help": f.metadata.get("help", "")}
             for f in dataclasses.fields(variant.config)
         ],
-        "presets": {k: dict(v) for k, v in variant.presets.items()},
+        "recommended": variant.recommended, "presets": {k: dict(v) for k, v in variant.presets.items()},
         "aliases": {k: v if isinstance(v, str) else dict(v) for k, v in variant.aliases.items()},
         "published": [dataclasses.asdict(p) for p in variant.published],
         "requires": list(variant.requires), "accelerated_by": list(variant.accelerated_by), "branches": variant.branches,

@@ -139,7 +139,7 @@ def collect(results: Iterable[Any]) -> tuple[Variant, ...]:
 
 _KINDS: dict[str, Any] = {
     "summary": str, "equation": (str, Callable), "presets": Mapping, "aliases": Mapping, "published": (tuple, list),
-    "requires": (tuple, list), "accelerated_by": Mapping, "kernels": (tuple, list), "mixer": (type, tuple),
+    "recommended": str, "requires": (tuple, list), "accelerated_by": Mapping, "kernels": (tuple, list), "mixer": (type, tuple),
 }  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def _check_variant(variant: Any) -> None:
         variant.make_config(config_to_dict(variant.config()))
     except ConfigError as error:
         raise PluginError(f"{error}, which is its default") from error
-    for preset in variant.presets:
+    for preset in (*variant.presets, variant.recommended):
         variant.make_config(preset=preset)
     for alias, target in variant.aliases.items():
         if not isinstance(target, str):

@@ -74,6 +74,7 @@ class Variant:
         aliases: other names for a preset or for options, such as published level names: `{"E99f_h32n16": "h32n16"}`;
             an empty string means the variant itself. Case is ignored.
         parse_alias: recognises families of names; returns options, or None if the name does not belong to this variant.
+        recommended: the preset to start with, where it is not the defaults; `elman show` marks it and prints its equation.
         published: figures for `elman show`.
         requires: importable modules without which the variant cannot run at all.
         accelerated_by: optional modules, `{module: command that installs it}`; without them a plain PyTorch path runs.
@@ -88,6 +89,7 @@ class Variant:
     presets: Mapping[str, Options] = field(default_factory=dict)
     aliases: Mapping[str, str | Options] = field(default_factory=dict)
     parse_alias: Callable[[str], Options | None] | None = None
+    recommended: str = ""
     published: tuple[Published, ...] = ()
     requires: tuple[str, ...] = ()
     accelerated_by: Mapping[str, str] = field(default_factory=dict)

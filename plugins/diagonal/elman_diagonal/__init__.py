@@ -34,6 +34,7 @@ def elman_variants() -> Iterable[Variant]:
             "slower": {"alpha_init": 4.6},
             "mamba2_init": {"mamba2_init": True},
         },
+        recommended="slower",
         aliases={"diagonal_tanh": "tanh", "diagonal-tanh": "tanh"},
         kernels=(*diagonal.specs(), *diagonal_tanh.specs()),
         published=(Published("diagonal", None, "2.52 nats/byte, 39k tok/s", "500 steps, about 50M; its size is lost"),),

@@ -32,6 +32,7 @@ def elman_variants() -> Iterable[Variant]:
             "learned": {"tape_init": "learned"},
             **{f"n{n}": {"slots": n} for n in (32, 128)},
         },
+        recommended="learned",
         aliases={"23": "", "dual-memory": "", "dual_memory": ""}
         | {f"{prefix}23n{n}": f"n{n}" for prefix in ("", "e") for n in (32, 128)},
         published=(

@@ -38,6 +38,7 @@ def elman_variants() -> Iterable[Variant]:
             "inverse": {"inverse": True},
             "unit_keys": {"unit_keys": True},
         },
+        recommended="unit_keys",
         aliases={"72": "", "72s": "", "72i": "inverse"},
         kernels=e72.specs(),
         published=(

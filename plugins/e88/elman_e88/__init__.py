@@ -38,6 +38,7 @@ def elman_variants() -> Iterable[Variant]:
         config=MatrixConfig,
         mixer=E88Mixer,
         presets=PRESETS,
+        recommended="conv_h5n128v256",
         aliases=ALIASES,
         parse_alias=parse_alias,
         kernels=e88.specs(),

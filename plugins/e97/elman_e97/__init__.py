@@ -43,6 +43,7 @@ def elman_variants() -> Iterable[Variant]:
             "h32n16": {"n_heads": 32, "n_state": 16},
             "conv_h5v256": {"n_heads": 5, "expansion": 8.0, "use_conv": True, "use_output_norm": True, "init": "zero"},
         },
+        recommended="conv_h5v256",
         aliases={"97": "", "e97-linear": "linear", "e97-raw": "raw"},
         kernels=(*e97.specs(), *e97_raw.specs()),
         published=(
