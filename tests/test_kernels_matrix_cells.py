@@ -48,32 +48,32 @@ CELLS = LINEAR | {
         declared={"lines": ("gate",), "shared": ("q", "k")},
     ),
 }
-HOST = dict.fromkeys(CELLS, (case((2, 21, 2, 8, 6), f64, packed=True, masked=True),)) | {
+HOST = dict.fromkeys(CELLS, (case((2, 21, 2, 8, 6), f64, fused=True, masked=True, packed=True),)) | {
     "gated_deltanet": (
-        case((2, 21, 2, 8, 8), f64, maps=GATED, packed=True, on=("write",), masked=True),
+        case((2, 21, 2, 8, 8), f64, maps=GATED, fused=True, on=("write",), masked=True, packed=True),
         case((1, 17, 2, 4, 3), f64, on=("linear_state",), strided=True),
         case((1, 18, 2, 4, 3), f64, on=("linear_state", "write")),
     ),
-    "kimi_delta": (case((2, 21, 2, 8, 6), f64, maps=KIMI, packed=True, masked=True),),
+    "kimi_delta": (case((2, 21, 2, 8, 6), f64, maps=KIMI, fused=True, masked=True),),
     "made_up": (case((2, 21, 3, 8, 6), f64, strided=True, masked=True), case((1, 5, 1, 8, 6), f64)),
 }
 EMULATED = {
-    "gated_deltanet": (case((2, 35, 3, 16, 16), bf16, maps=GATED, packed=True, on=("write",), masked=True),),
+    "gated_deltanet": (case((2, 35, 3, 16, 16), bf16, maps=GATED, fused=True, on=("write",), masked=True),),
     "kimi_delta": (
-        case((2, 20, 3, 16, 16), bf16, maps=KIMI, masked=True),
+        case((2, 20, 3, 16, 16), bf16, maps=KIMI, masked=True, packed=True),
         case((1, 18, 1, 28, 24), f16),
-        case((1, 17, 1, 36, 20), bf16),
+        case((1, 17, 1, 36, 20), bf16, packed=True),
     ),
-    "gdn2": (case((2, 20, 3, 16, 16), bf16, packed=True, masked=True),),
-    "written": (case((1, 37, 1, 52, 128), bf16, masked=True), case((1, 19, 1, 100, 24), f16)),
+    "gdn2": (case((2, 20, 3, 16, 16), bf16, fused=True, masked=True, packed=True),),
+    "written": (case((1, 37, 1, 52, 128), bf16, masked=True, packed=True), case((1, 19, 1, 100, 24), f16)),
     "rwkv7": (
-        case((2, 20, 3, 16, 16), bf16, packed=True, masked=True),
+        case((2, 20, 3, 16, 16), bf16, fused=True, masked=True, packed=True),
         case((1, 18, 1, 32, 24), bf16),
         case((1, 18, 1, 8, 20), f32),
     ),
     "made_up": (
         case((2, 18, 3, 24, 17), bf16, bare=True),
-        case((1, 9, 2, 36, 5), bf16),
+        case((1, 9, 2, 36, 5), bf16, packed=True),
         case((1, 18, 2, 32, 20), f32),
     ),
 }
@@ -81,34 +81,34 @@ e14, e75, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in
 e73, e74 = pytest.importorskip("elman_e73.op").full, pytest.importorskip("elman_e74.op").KERNELS
 KEYS, GATED_BY_READ = Maps((), ("k",)), e74["retrieved_gate"]
 SHIPPED = [  # whose loops on the host their own contracts check
-    (e97, case((2, 35, 3, 16, 16), bf16, maps=e97.cell.maps[0], packed=True, on=("write",), masked=True)),
+    (e97, case((2, 35, 3, 16, 16), bf16, maps=e97.cell.maps[0], fused=True, on=("write",), masked=True, packed=True)),
     (e97, case((1, 34, 2, 32, 32), bf16, maps=e97.cell.maps[0])),
     (e97, case((2, 50, 3, 32, 32), bf16, maps=e97.cell.maps[0])),
     (e97, case((1, 20, 9, 32, 32), bf16, maps=e97.cell.maps[0])),  # blocks of five heads, of which the last has four
-    (e97, case((1, 35, 11, 32, 32), bf16, maps=e97.cell.maps[0], packed=True, on=("write",), masked=True)),
+    (e97, case((1, 35, 11, 32, 32), bf16, maps=e97.cell.maps[0], fused=True, on=("write",), masked=True, packed=True)),
     (e97, case((2, 18, 1, 20, 7), f16, maps=e97.cell.maps[0], on=("linear_state",))),
-    (e97, case((1, 18, 2, 16, 20), f32, maps=e97.cell.maps[1], masked=True)),
+    (e97, case((1, 18, 2, 16, 20), f32, maps=e97.cell.maps[1], masked=True, packed=True)),
     (e97, case((1, 17, 1, 64, 72), bf16, maps=e97.cell.maps[2])),
-    (e75, case((2, 35, 3, 16, 16), bf16, maps=KEYS, masked=True)),
+    (e75, case((2, 35, 3, 16, 16), bf16, maps=KEYS, masked=True, packed=True)),
     (e75, case((1, 40, 2, 32, 32), bf16, maps=KEYS)),
     (e75, case((1, 17, 1, 24, 17), f16)),
-    (e75, case((1, 17, 1, 64, 40), bf16, masked=True)),
+    (e75, case((1, 17, 1, 64, 40), bf16, masked=True, packed=True)),
     (e75, case((1, 18, 2, 16, 20), f32, masked=True)),
     (GATED_BY_READ, case((2, 35, 3, 16, 16), f32, maps=KEYS, masked=True)),  # fewer heads a block than usual
-    (GATED_BY_READ, case((1, 18, 2, 16, 20), bf16, maps=KEYS, masked=True)),
+    (GATED_BY_READ, case((1, 18, 2, 16, 20), bf16, maps=KEYS, masked=True, packed=True)),
     (GATED_BY_READ, case((1, 18, 1, 32, 24), bf16, maps=KEYS)),  # keeps what was retrieved
-    (GATED_BY_READ, case((2, 17, 1, 64, 72), bf16, maps=KEYS, masked=True)),
-    (e74["sized"], case((2, 20, 3, 16, 16), bf16, maps=KEYS, masked=True)),
+    (GATED_BY_READ, case((2, 17, 1, 64, 72), bf16, maps=KEYS, masked=True, packed=True)),
+    (e74["sized"], case((2, 20, 3, 16, 16), bf16, maps=KEYS, masked=True, packed=True)),
     (e74["sized"], case((1, 18, 1, 32, 24), bf16)),
     (e74["sized"], case((1, 17, 1, 64, 20), f16)),
     (e74["residual"], case((2, 20, 3, 16, 16), bf16, masked=True)),
     (e74["residual"], case((1, 18, 1, 32, 24), bf16)),
-    (e74["residual"], case((1, 17, 1, 48, 20), bf16, masked=True)),
-    (e74["ntm"], case((2, 20, 3, 16, 16), bf16, maps=KEYS, masked=True)),
+    (e74["residual"], case((1, 17, 1, 48, 20), bf16, masked=True, packed=True)),
+    (e74["ntm"], case((2, 20, 3, 16, 16), bf16, maps=KEYS, masked=True, packed=True)),
     (e74["ntm"], case((1, 18, 1, 28, 24), f16)),
     (e14, case((2, 18, 3, 24, 17), bf16)),
-    (e14, case((1, 9, 2, 64, 40), bf16)),
-    (e73, case((2, 35, 3, 16, 16), bf16, packed=True, masked=True)),
+    (e14, case((1, 9, 2, 64, 40), bf16, packed=True)),
+    (e73, case((2, 35, 3, 16, 16), bf16, fused=True, masked=True, packed=True)),
     (e73, case((1, 18, 2, 32, 24), bf16)),
     (e73, case((1, 18, 1, 24, 20), f32, masked=True)),
 ]

@@ -18,41 +18,43 @@ from elman_core.kernels.verify import failures, verify
 from elman_core.testing.kernel import need_host_compiler
 
 matrix = pytest.importorskip("elman_e88.op").e88
-FUSED: dict[str, Any] = {"maps": matrix.cell.maps[0], "packed": True}
+FUSED: dict[str, Any] = {"maps": matrix.cell.maps[0], "fused": True}
 GATED = FUSED | {"on": ("write",)}
 bf16 = torch.bfloat16
 EMULATED = build._EMULATED_FLAGS
 PROBLEMS = [
     case((1, 49, 3, 16, 16), bf16),
-    case((2, 35, 3, 16, 16), bf16, **GATED, masked=True),
+    case((2, 35, 3, 16, 16), bf16, **GATED, masked=True, packed=True),
     case((1, 18, 1, 32, 24), bf16, **GATED, masked=True),
-    case((1, 50, 2, 32, 32), bf16, **FUSED),
+    case((1, 50, 2, 32, 32), bf16, **FUSED, packed=True),
     *(case((1, 17, 1, rows, 11), bf16, on=("linear_state",) * (rows == 8), **FUSED, bare=True) for rows in (8, 24)),
     case((1, 17, 1, 4, 260), bf16),  # more lines than a block takes
-    case((1, 18, 1, 16, 16), torch.float16, **FUSED),
+    case((1, 18, 1, 16, 16), torch.float16, **FUSED, packed=True),
     case((3, 1, 2, 4, 4), torch.float16, **FUSED),  # a single step, whose strides mean nothing
     case((1, 1, 2, 4, 4), torch.float16),  # two keys of four numbers: bf16 operands would be seen
     case((2, 31, 2, 8, 8), torch.float16, **GATED, masked=True),  # the terms of d A_log cancel
-    case((1, 18, 2, 32, 44), torch.float32, on=("write",), masked=True),  # without tensor cores, a head in two parts
-    case((1, 18, 1, 128, 4), torch.float32, masked=True),  # the same with segments of 8 steps
-    case((1, 17, 1, 64, 72), bf16),  # large heads: states in shared memory, segments of 8 steps or of 4
+    # Without tensor cores, a head in two parts.
+    case((1, 18, 2, 32, 44), torch.float32, on=("write",), masked=True, packed=True),
+    case((1, 18, 1, 128, 4), torch.float32, masked=True, packed=True),  # the same with segments of 8 steps
+    case((1, 17, 1, 64, 72), bf16, packed=True),  # large heads: states in shared memory, segments of 8 steps or of 4
     case((2, 22, 2, 48, 24), torch.float16, **GATED, masked=True),
-    case((1, 18, 1, 128, 20), bf16, **FUSED),
+    case((1, 18, 1, 128, 20), bf16, **FUSED, packed=True),
     case((1, 9, 1, 36, 5), bf16, on=("linear_state",), bare=True),  # sixteen steps at once
     # More segments than there are places for.
-    case((1, 101, 1, 52, 17), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True),
-    case((2, 43, 2, 40, 24), bf16, maps=matrix.cell.maps[0], packed=True, on=("linear_state", "write"), masked=True),
-    case((1, 32, 1, 64, 64), torch.float16, on=("linear_state",)),
+    case((1, 101, 1, 52, 17), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True, packed=True),
+    case((2, 43, 2, 40, 24), bf16, maps=matrix.cell.maps[0], fused=True, on=("linear_state", "write"), masked=True),
+    case((1, 32, 1, 64, 64), torch.float16, on=("linear_state",), packed=True),
     case((1, 37, 2, 64, 64), bf16, **(FUSED | {"on": ("linear_state", "write")})),
     case((1, 33, 1, 128, 20), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True),
-    case((1, 101, 1, 72, 132), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True),
-    case((1, 50, 1, 128, 128), bf16, **(FUSED | {"on": ("linear_state", "write")})),
+    case((1, 101, 1, 72, 132), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True, packed=True),
+    case((1, 50, 1, 128, 128), bf16, **(FUSED | {"on": ("linear_state", "write")}), packed=True),
 ]
 SMALL = [  # where a block has 99 KB of shared memory
     case((1, 35, 3, 16, 16), bf16, **FUSED),
-    case((1, 18, 1, 32, 32), bf16, **GATED, masked=True),
+    case((1, 18, 1, 32, 32), bf16, **GATED, masked=True, packed=True),
     case((1, 18, 1, 64, 40), bf16),
-    case((2, 43, 2, 40, 24), bf16, **FUSED, on=("linear_state",), masked=True),  # every second state is saved
+    # Every second state is saved.
+    case((2, 43, 2, 40, 24), bf16, **FUSED, on=("linear_state",), masked=True, packed=True),
     case((1, 18, 1, 72, 24), bf16, on=("linear_state",)),
 ]
 

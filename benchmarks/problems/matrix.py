@@ -50,7 +50,7 @@ M2RNN_SHAPES = [(4, 2048, 370, 370, 16, 16), (2, 2048, 759, 1, 64, 16)]  # B, T,
 def drawn(setting: Setting, kernel: MatrixKernel, shape: tuple[int, ...], maps: Maps, packed: bool) -> Run:
     """A kernel with random inputs."""
     B, T, H, N = shape
-    problem = case((B, T, H, N, N), setting.dtype, maps=maps, packed=packed, bare=True)
+    problem = case((B, T, H, N, N), setting.dtype, maps=maps, fused=packed, bare=True)
     made = FAMILY.draw(kernel.cell, problem, torch.Generator().manual_seed(0))
     inputs = {n: None if x is None else x.to(setting.device) for n, x in made.items()}
     of = {n: x.requires_grad_() for n, x in inputs.items() if x is not None and x.is_floating_point()}

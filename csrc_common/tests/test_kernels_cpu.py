@@ -17,7 +17,7 @@ m2rnn = pytest.importorskip("elman_m2rnn.op").m2rnn
 f32, bf16 = torch.float32, torch.bfloat16
 MAPS = e88.cell.maps[0]
 PROBLEMS = [
-    (e88, matrix_case((2, 35, 3, 12, 20), f32, maps=MAPS, packed=True, on=("linear_state", "write"), masked=True)),
+    (e88, matrix_case((2, 35, 3, 12, 20), f32, maps=MAPS, fused=True, on=("linear_state", "write"), masked=True)),
     (e88, matrix_case((2, 18, 2, 20, 7), bf16, maps=MAPS, strided=True)),
     (m2rnn, rows_case((2, 35, 3, 12, 20), f32, masked=True, packed=True)),
     (m2rnn, rows_case((1, 18, 1, 16, 16), bf16, strided=True, shared=True)),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .runtime import Wanted, compute_dtype
-from .spec import Case, Inputs, padding_mask
+from .spec import Case, Inputs, document_starts, padding_mask
 
 Values = dict[str, Any]
 """Arguments by name: tensors, a tuple of tensors for a row with `names`, and constants."""
@@ -136,11 +136,9 @@ class Family:
             for name in row.of(cell):
                 if not case.has(row.given):
                     made[name] = None
-                elif row.name == "mask":
-                    mask = padding_mask(sizes["T"], sizes["B"], generator)
-                    made[name] = mask if row.shape == "TB" else mask.t().contiguous()
                 elif row.dtype == "bool":
-                    made[name] = torch.rand(shape, generator=generator) < 0.15
+                    flag = (padding_mask if name == "mask" else document_starts)(sizes["T"], sizes["B"], generator)
+                    made[name] = flag if row.shape == "TB" else flag.t().contiguous()
                 else:
                     drawn = row.draw(torch.randn(shape, generator=generator)) * (not (row.name == "h0" and case.bare))
                     made[name] = drawn.to(wide if row.dtype in ("compute", "either") else case.dtype)

@@ -190,6 +190,14 @@ def padding_mask(steps: int, rows: int, generator: torch.Generator) -> Tensor:
     return mask
 
 
+def document_starts(steps: int, rows: int, generator: torch.Generator) -> Tensor:
+    """bool (T, B), True where a document starts: at random, at the first step or the last, and at two steps in a row of every
+    row, the first of them padding in row 1 of `padding_mask`."""
+    starts = torch.rand(steps, rows, generator=generator) < 0.1
+    starts[0, ::2] = starts[-1, 1::2] = starts[max(0, steps // 2 - 1) : steps // 2 + 1] = True
+    return starts
+
+
 @dataclass(frozen=True)
 class Problems:
     """The problems of a grid: "quick" has those with a name, in every dtype; "full" also the large ones and a sample.

@@ -4,6 +4,7 @@
 //   -DELMAN_SILU, -DELMAN_L2, -DELMAN_SHARED = which inputs pass SiLU, are normalised, are one for all heads: sets of bits, k 1, q 2, lines from 4
 //     on (matrix_state_cell.h)
 //   -DELMAN_LINEAR = whether the option linear_state is on
+//   -DELMAN_PACKED = on a GPU, whether calls have starts of documents
 //   -DELMAN_KIND0, -DELMAN_KIND1 = 0 given, 1 sigmoid, 2 mamba (what the scalars are)
 //
 #pragma once
@@ -22,7 +23,7 @@ using Cell = ELMAN_CELL;
 using elman::at;
 
 struct Options {
-  static constexpr bool linear = ELMAN_LINEAR;
+  static constexpr bool linear = ELMAN_LINEAR, packed = ELMAN_PACKED;
   static constexpr unsigned silu = ELMAN_SILU, l2 = ELMAN_L2, shared = ELMAN_SHARED;
   static constexpr elman::ScalarKind kind0 = static_cast<elman::ScalarKind>(ELMAN_KIND0),
                                      kind1 = static_cast<elman::ScalarKind>(ELMAN_KIND1);

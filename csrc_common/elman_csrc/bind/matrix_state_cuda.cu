@@ -46,6 +46,11 @@ matrix::Vectors vectors(const MatrixCall& c) {
   return x;
 }
 
+const char* refused(const MatrixCall& c, bool back) {
+  if (Options::packed != (c.starts != 0)) return "the module was compiled for calls with starts of documents, or for calls without";
+  return refuse(c, back, Forward::interval);
+}
+
 const char* said(cudaError_t e) { return e == cudaSuccess ? nullptr : cudaGetErrorString(e); }
 
 }  // namespace
@@ -59,17 +64,18 @@ ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) {
 }
 
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
-  if (const char* wrong = refuse(*c, false, Forward::interval)) return wrong;
+  if (const char* wrong = refused(*c, false)) return wrong;
   matrix::ForwardArgs a{};
   a.n = sizes(*c), a.in = inputs(*c), a.more = vectors(*c);
   a.s0 = at<float>(c->S0), a.s1 = at<float>(c->s1), a.state_line = c->state_line, a.state_row = c->state_row;
   a.o = at<void>(c->o), a.saved = at<void>(c->saved);
   for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c->param[i]);
+  a.starts = at<unsigned char>(c->starts);
   return said(matrix::launch_forward<Forward>(a, at<CUstream_st>(c->stream)));
 }
 
 ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
-  if (const char* wrong = refuse(*c, true, Forward::interval)) return wrong;
+  if (const char* wrong = refused(*c, true)) return wrong;
   matrix::BackwardArgs a{};
   a.n = sizes(*c), a.in = inputs(*c), a.more = vectors(*c);
   a.dy = at<void>(c->dy), a.saved = at<void>(c->saved), a.ds1 = at<float>(c->ds1), a.ds0 = at<float>(c->ds0);
@@ -79,6 +85,6 @@ ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
   for (int i = 0; i < Cell::lines; i++) a.dline[i] = at<void>(c->dline[i].address), a.dline_step[i] = c->dline[i].step;
   for (int i = 0; i < Cell::scalars; i++) a.dscalar[i] = at<void>(c->dscalar[i].address), a.dscalar_step[i] = c->dscalar[i].step;
   for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c->param[i]), a.dparam[i] = at<float>(c->dparam[i]);
-  a.dhead = at<float>(c->dhead), a.parts = at<float>(c->parts);
+  a.dhead = at<float>(c->dhead), a.parts = at<float>(c->parts), a.starts = at<unsigned char>(c->starts);
   return said(matrix::launch_backward<Backward>(a, at<CUstream_st>(c->stream)));
 }

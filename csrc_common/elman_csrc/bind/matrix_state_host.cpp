@@ -14,7 +14,7 @@ using Driver = host::Driver<Cell, Options, T>;
 Driver driver(const MatrixCall& c) {
   host::Inputs<T> x{};
   x.k = at<T>(c.k.address), x.q = at<T>(c.q.address), x.a_log = at<T>(c.A_log), x.dt_bias = at<T>(c.dt_bias),
-  x.mask = at<unsigned char>(c.mask);
+  x.mask = at<unsigned char>(c.mask), x.starts = at<unsigned char>(c.starts);
   for (int i = 0; i < Cell::vectors; i++) x.vector[i] = at<T>(c.vector[i].address);
   for (int i = 0; i < Cell::lines; i++) x.line[i] = at<T>(c.line[i].address);
   for (int i = 0; i < Cell::scalars; i++) x.scalar[i] = at<T>(c.scalar[i].address);

@@ -4,6 +4,7 @@ form of the call. B batch, T time, H heads, N rows, V columns."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -42,6 +43,7 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
             f"{cell.name}: no kernel for N={size.rows} V={size.columns} in {size.dtype}. There are: {known}"
         )
     form = Form.parse(size.form)
+    form = replace(form, packed=form.packed and target == "cuda")  # the others test each step
     absent = bool(cell.optional) and not form.arguments[-1]
     declared = {
         "vectors": len(cell.vectors), "lines (v is one)": len(cell.lines), "scalars": len(cell.scalars) - absent,
@@ -49,7 +51,7 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
     }  # fmt: skip
     dtype = str(size.dtype).removeprefix("torch.")
     return build.shipped(
-        "_".join([cell.name, "matrix", target, dtype, f"{size.rows}x{size.columns}", size.form]),
+        "_".join([cell.name, "matrix", target, dtype, f"{size.rows}x{size.columns}", str(form)]),
         f"matrix_state_{target}.{'cu' if target == 'cuda' else 'cpp'}",
         cell.header,
         declared=declared,
@@ -62,6 +64,7 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
         L2=form.normalised,
         SHARED=form.shared,
         LINEAR=int(cell.linear(size.form)),
+        PACKED=int(form.packed),
         KIND0=form.kinds[0],
         KIND1=form.kinds[1],
     )

@@ -36,7 +36,7 @@ from elman_core.registry.errors import ConfigError
 
 from . import native, problems
 from .portable import recurrence
-from .spec import FAMILY, PACKED, Maps, MatrixCell, Size
+from .spec import FAMILY, PACKED, Form, Maps, MatrixCell, Size
 
 Reference = Callable[..., tuple[Tensor, Tensor]]
 
@@ -124,8 +124,7 @@ class MatrixKernel(Compiled):
                 of the cell's, or by name. Params and scalars with the map "given" are computed in float32 (float64 for
                 float64). A vector in float32 beside 16 bits is not rounded: the kernel for float32 runs, which is slower.
             state_BHNV: S_0; None is zeros. mask_BT: bool; where False the state is held and o is arbitrary.
-            starts_BT: bool; where True the state is set to 0 before the step. No kernel of a GPU does this yet, and one
-                warning says so.
+            starts_BT: bool; where True the state is set to 0 before the step, masked or not.
             a_log_H, dt_bias_H: needed by the map "mamba", and allowed only with it.
             backend: "auto" or one from the module's docstring.
             more: the cell's options; False by default.
@@ -206,12 +205,11 @@ class MatrixKernel(Compiled):
         if wide:  # kernels read vectors in the dtype of q, and 16 bits would round a decay near 1
             tensors |= {n: x.to(full) for n in ("q", "k", *cell.names) if (x := tensors[n]) is not None}
         q = next(iter(tensors.values()))
-        size = Size(
-            N, V, q.dtype, cell.form(maps, list(on.values()), all(tensors[n] is not None for n in cell.optional))
-        )
+        every = all(tensors[n] is not None for n in cell.optional)
+        size = Size(N, V, q.dtype, cell.form(maps, list(on.values()), every, starts_BT is not None))
         asked: Backend = "reference" if backend == "auto" and q.dtype == torch.float64 else backend
         cpu = pays(q, q.shape[1], H * N * V)
-        backend = choose(self.name, asked, q, lambda: (N, V, size.form), "reference", starts_BT, cpu)
+        backend = choose(self.name, asked, q, lambda: (N, V, size.form), "reference", cpu=cpu)
         if backend == "reference":
             o, last = recurrence(cell, maps, tensors, (H, N), on)
         else:
@@ -237,6 +235,7 @@ class MatrixKernel(Compiled):
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
         maps, on = self.cell.read(form)
-        return [
-            problems.case((2, 101 if self.cell.delta and rows > 32 else 49, 3, rows, columns), dtype, maps=maps, on=on)
-        ]
+        sizes, special = (2, 101 if self.cell.delta and rows > 32 else 49, 3, rows, columns), {}
+        if Form.parse(form).packed:
+            special["packed"] = True
+        return [problems.case(sizes, dtype, maps=maps, on=on, **special)]

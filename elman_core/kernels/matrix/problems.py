@@ -20,7 +20,7 @@ from .spec import Maps, MatrixCell, Size
 Run = Callable[..., tuple[Tensor, Tensor]]
 Way = tuple[
     Maps, bool, tuple[str, ...]
-]  # of a call: maps, whether packed, options that are on and scalars that are given
+]  # of a call: maps, whether fused, options that are on and scalars that are given
 _WORDS = {"state_BHNV": "S0", "mask_BT": "mask", "starts_BT": "starts", "a_log_H": "A_log", "dt_bias_H": "dt_bias"}
 
 
@@ -92,8 +92,8 @@ def _sizes(inputs: Inputs, options: Mapping[str, Any]) -> tuple[int, int]:
 def _size(cell: MatrixCell, options: Mapping[str, Any], rows: int, columns: int, dtype: torch.dtype) -> Size:
     """The module for a case of these options."""
     on = [bool(options.get(n, False)) for n in cell.options]
-    given = all(options.get(n, False) for n in cell.optional)
-    return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, given))
+    given, packed = all(options.get(n, False) for n in cell.optional), bool(options.get("packed"))
+    return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, given, packed))
 
 
 def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
@@ -111,41 +111,41 @@ def case(
     dtype: torch.dtype,
     *,
     maps: Maps | None = None,
-    packed: bool = False,
+    fused: bool = False,
     on: Sequence[str] = (),
     **special: Any,
 ) -> Case:
-    """One problem. packed: uses the fused form. on: the options that are on, and the optional scalar if it is given."""
+    """One problem. fused: in the form of that name. on: the options that are on, and the optional scalar if it is given."""
     options: dict[str, Any] = dict.fromkeys(on, True)
     if maps not in (None, Maps()):
         options["maps"] = maps
-    if packed:
+    if fused:
         options |= {"n_state": sizes[3], "heads": sizes[2]}
     return Case.of("BTHNV", sizes, dtype, **options, **special)
 
 
 def _ways(cell: MatrixCell) -> list[Way]:
     """Every map, both forms and every option, but not every combination."""
-    packed = not cell.shared
+    fused = not cell.shared
     on: list[tuple[str, ...]] = [(), *((n,) for n in (*cell.options, *cell.optional))]
-    ways = [(maps, packed and i % 2 == 0, on[i % len(on)]) for i, maps in enumerate(cell.maps)]
-    ways += [(cell.maps[0], packed, each) for each in on] + [(cell.maps[-1], False, each) for each in on]
+    ways = [(maps, fused and i % 2 == 0, on[i % len(on)]) for i, maps in enumerate(cell.maps)]
+    ways += [(cell.maps[0], fused, each) for each in on] + [(cell.maps[-1], False, each) for each in on]
     return list(dict.fromkeys(ways))
 
 
 def _spread(cell: MatrixCell, dtype: torch.dtype, sizes: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Case]:
-    """A case for each (size, special), going through the ways in turn."""
+    """A case for each (size, words), going through the ways in turn."""
     ways = _ways(cell)
-    for i, (each, special) in enumerate(sizes):
-        maps, packed, on = ways[i % len(ways)]
-        yield case(each, dtype, maps=maps, packed=packed, on=on, **{special: True} if special else {})
+    for i, (each, words) in enumerate(sizes):
+        maps, fused, on = ways[i % len(ways)]
+        yield case(each, dtype, maps=maps, fused=fused, on=on, **dict.fromkeys(words.split(), True))
 
 
 def _host_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
     sizes = [  # few states, since each is compiled, and none square, which would hide a transposed one
         ((2, 21, 2, 12, 8), ""), ((2, 1, 1, 4, 3), ""), ((2, 5, 2, 4, 3), "masked"), ((2, 19, 3, 8, 12), ""),
-        ((2, 33, 2, 8, 12), "masked"), ((1, 16, 2, 4, 3), "strided"), ((1, 18, 2, 12, 8), "bare"), ((2, 17, 1, 8, 12), ""),
-        ((2, 21, 2, 12, 8), "masked"),
+        ((2, 33, 2, 8, 12), "masked packed"), ((1, 16, 2, 4, 3), "strided"), ((1, 18, 2, 12, 8), "bare"),
+        ((2, 17, 1, 8, 12), "packed"), ((2, 21, 2, 12, 8), "masked"),
     ]  # fmt: skip
     single = sizes[:3]
     if grid == "full":
@@ -158,15 +158,16 @@ def _host_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
 
 
 def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
-    """Everything off, everything on, and sixteen steps at once; on lanes and in tensor cores."""
+    """Everything off, everything on, and sixteen steps at once; on lanes and in tensor cores; with documents inside rows."""
     every = (*cell.options, *cell.optional)
-    packed = not cell.shared
+    fused = not cell.shared
     found = [
-        case((2, 20, 3, 16, 16), torch.bfloat16, maps=cell.maps[0], packed=packed, masked=True),
-        case((1, 18, 1, 8, 20), torch.bfloat16, on=every),
+        case((2, 20, 3, 16, 16), torch.bfloat16, maps=cell.maps[0], fused=fused, masked=True),
+        case((1, 18, 1, 8, 20), torch.bfloat16, on=every, packed=True),
     ]
     if cell.delta:
-        found.append(case((1, 37, 1, 52, 24), torch.bfloat16, maps=cell.maps[0], packed=packed, on=every, masked=True))
+        words = {"masked": True, "packed": True}
+        found.append(case((1, 37, 1, 52, 24), torch.bfloat16, maps=cell.maps[0], fused=fused, on=every, **words))
     return tuple(found)
 
 
@@ -174,7 +175,7 @@ def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
     sizes = [
         ((1, 33, 2, 64, 64), ""), ((3, 1, 2, 16, 16), ""), ((2, 35, 2, 8, 8), "bare"), ((2, 37, 3, 32, 32), ""),
         ((2, 40, 2, 24, 48), "strided"), ((2, 50, 5, 32, 32), "masked"), ((2, 33, 3, 16, 16), ""),
-        ((2, 33, 2, 20, 7), "masked"),
+        ((2, 33, 2, 20, 7), "masked"), ((2, 50, 2, 64, 64), "packed"), ((2, 37, 3, 32, 32), "masked packed"),
     ]  # fmt: skip
     for dtype in native.DTYPES["cuda"]:
         yield from _spread(cell, dtype, sizes)
@@ -188,15 +189,17 @@ def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
             yield case((2, 33, 3, rows, rows), dtype, maps=cell.maps[-1])
             yield case((3, 1, 4, rows, rows), dtype, maps=cell.maps[-1])
             yield case((1, 47, 2, rows, rows), dtype, maps=cell.maps[-1], masked=True)
+            yield case((2, 47, 2, rows, rows), dtype, maps=cell.maps[0], masked=True, packed=True)
         shapes = ((16, 32), (32, 64), (8, 3), (32, 17), (48, 24))
         yield from _spread(cell, dtype, [((2, 33, 2, *each), "") for each in shapes])
         at_once = ((64, 256), (96, 256), (128, 192), (36, 20), (72, 65), (124, 3)) if cell.delta else ()  # 16 steps
         for i, each in enumerate(at_once):
-            yield case((2, 101, 2, *each), dtype, maps=cell.maps[0], on=(*cell.options, *cell.optional), masked=i > 2)
+            words = {"masked": i > 2, **({"packed": True} if i % 2 else {})}
+            yield case((2, 101, 2, *each), dtype, maps=cell.maps[0], on=(*cell.options, *cell.optional), **words)
         for rows in (8, 16, 32, 64, 128):
-            for i, (maps, packed, on) in enumerate(_ways(cell)):
-                special = {("masked", "strided")[i // 2]: True} if i in (0, 2) else {}
-                yield case((2, 31, 5, rows, rows), dtype, maps=maps, packed=packed, on=on, **special)
+            for i, (maps, fused, on) in enumerate(_ways(cell)):
+                special = {("masked", "packed", "strided")[i]: True} if i < 3 else {}
+                yield case((2, 31, 5, rows, rows), dtype, maps=maps, fused=fused, on=on, **special)
         yield from _spread(cell, dtype, [((1, 64, 1024, 16, 16), "")])
     yield from _spread(cell, torch.bfloat16, [((1, 16385, 2, 16, 16), ""), ((64, 128, 83, 32, 32), "")])
 

@@ -59,6 +59,7 @@ class Form:
     Attributes:
         arguments: of the cell's template: the options, then whether the optional scalar is given.
         silu, normalised, shared: which of k, q and the lines these are, as bits. kinds: of the two scalars, from `KINDS`.
+        packed: whether documents start inside rows, which a GPU's modules are compiled for.
     """
 
     arguments: tuple[bool, ...]
@@ -66,17 +67,19 @@ class Form:
     normalised: int
     shared: int
     kinds: tuple[int, ...]
+    packed: bool = False
 
     def __str__(self) -> str:
         bits, kinds = ("".join(str(int(x)) for x in some) for some in (self.arguments, self.kinds))
-        return f"{bits}_{self.silu}_{self.normalised}_{self.shared}_{kinds}"
+        return f"{bits}_{self.silu}_{self.normalised}_{self.shared}_{kinds}" + "_packed" * self.packed
 
     @staticmethod
     @cache
     def parse(text: str) -> Form:
         """The form that `str` wrote."""
-        bits, silu, normalised, shared, kinds = text.split("_")
-        return Form(tuple(x == "1" for x in bits), int(silu), int(normalised), int(shared), tuple(map(int, kinds)))
+        bits, silu, normalised, shared, kinds, *packed = text.split("_")
+        sets = int(silu), int(normalised), int(shared)
+        return Form(tuple(x == "1" for x in bits), *sets, tuple(map(int, kinds)), bool(packed))
 
 
 @dataclass(frozen=True)
@@ -186,11 +189,11 @@ class MatrixCell(Cell):
             return 16 if rows <= 32 or (linear and rows <= 64) else 8 if rows <= 64 else 4
         return 8 if backend == "cuda" and rows > 96 else 16
 
-    def form(self, maps: Maps, options: Sequence[bool], given: bool) -> str:
+    def form(self, maps: Maps, options: Sequence[bool], given: bool, packed: bool = False) -> str:
         """The `Form` of a call, as text.
 
         Args:
-            options: the cell's. given: whether the optional scalar is given.
+            options: the cell's. given: whether the optional scalar is given. packed: as in `Form`.
         """
         names = ("k", "q", *self.lines)
         arguments = (*options, given) if self.optional else tuple(options)
@@ -199,7 +202,7 @@ class MatrixCell(Cell):
         )
         scalars = len(self.scalars) - (not given)
         kinds = tuple(KINDS[maps.kind(i)] if i < scalars else 0 for i in range(2))
-        return str(Form(arguments, silu, normalised, shared, kinds))
+        return str(Form(arguments, silu, normalised, shared, kinds, packed))
 
     def read(self, form: str) -> tuple[Maps, tuple[str, ...]]:
         """The maps of a form, and the names of the options that are on and of the optional scalar if it is given."""

@@ -41,6 +41,7 @@ struct ForwardArgs {
   void* saved;  // laid out by Saved, may be null
   const float* param[kMostParams];  // [H,V]
   Vectors more;
+  const unsigned char* starts;  // [B,T], 1 = the state is 0 before the step; read if P::packed
 };
 
 struct BackwardArgs {
@@ -63,6 +64,7 @@ struct BackwardArgs {
   Vectors more;
   void* dvector[kMostVectors];
   int64_t dvector_step[kMostVectors];
+  const unsigned char* starts;  // as in ForwardArgs
 };
 
 template <class P>
@@ -103,6 +105,7 @@ struct Ready : std::conditional_t<P::blocked, Block<P>, NoBlock> {
   float hold[P::steps];
   float rho[2][P::steps];
   float raw[P::AS][P::steps];
+  float fresh[P::packed ? P::steps : 0];  // 1: the state is 0 before the step, held or not
 };
 template <class P>
 struct ForwardShared {
@@ -162,6 +165,19 @@ struct BackwardShared : Sums<P> {
     else return dline[buf][l][0];
   }
 };
+
+// Whether a document begins at step s. Segments that run without `MayHold` have no such step.
+template <class P, bool MayHold = true>
+__device__ __forceinline__ bool begins(const Ready<P>& x, int s) {
+  if constexpr (P::packed && MayHold) return x.fresh[s] != 0.f;
+  return false;
+}
+// Whether a step of a segment may be held or begin a document; the same for all lanes of a warp.
+template <class P>
+__device__ __forceinline__ bool special(const Ready<P>& x, const unsigned char* mask, int lane) {
+  if constexpr (P::packed) return mask || __any_sync(~0u, x.fresh[lane % P::steps] != 0.f);
+  return mask != nullptr;
+}
 
 // `lines`: this lane's first line in step 0.
 template <class P>

@@ -81,7 +81,7 @@ __device__ __forceinline__ void replay_ahead(BackwardShared<P>& sm, const Backwa
   if (j == 0) {
     replay<P, true>(sm, 0, raw, at, par, state);
     hand_over<P, true>(sm, at, state);
-  } else if (a.in.mask) {
+  } else if (special<P>(sm.x[j & 1], a.in.mask, at.lane)) {
     replay<P, true, true>(sm, j & 1, raw, at, par, state);
   } else {
     replay<P, false, true>(sm, j & 1, raw, at, par, state);
@@ -105,7 +105,7 @@ __device__ __forceinline__ void reach_state(Packed<P>& state, BackwardShared<P>&
 // j + 1 ready and store the gradients of j - 1.
 template <class P>
 __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
-  Scalars<P> sc(a.in, at.h), early = sc;  // early: for the segment to pass over
+  Scalars<P> sc(a, at.h), early = sc;  // early: for the segment to pass over
   HeadSums sums;
   Folding<P> folding(a.param, at);
   Constants<P> par;
@@ -172,7 +172,8 @@ __device__ __forceinline__ void walk_helped(BackwardShared<P>& sm, const Backwar
   team_sync<P>(at.team);
   for (int j = 0, raw = 0; j < segments; j++) {
     if constexpr (!P::tight) read_saved<P>(S0, sm, at, j & 1);
-    if (a.in.mask || (segments - j) * P::steps > a.n.T) walk_tensor<P, true>(sm, j & 1, raw, at, par, S0, dS, dpar);
+    if (special<P>(sm.x[j & 1], a.in.mask, at.lane) || (segments - j) * P::steps > a.n.T)
+      walk_tensor<P, true>(sm, j & 1, raw, at, par, S0, dS, dpar);
     else walk_tensor<P, false>(sm, j & 1, raw, at, par, S0, dS, dpar);
     if (P::tight && j + 1 < segments) read_saved<P>(S0, a, at, segments - 2 - j);
     team_sync<P>(at.team);
@@ -187,7 +188,7 @@ __device__ __forceinline__ void walk_replayed(BackwardShared<P>& sm, const Backw
   team_sync<P>(at.team);
   hand_over<P, false>(sm, at, state);
   for (int j = 0, raw = 0; j < segments; j++) {
-    if (a.in.mask || j == 0) walk_large<P, true>(sm, j & 1, raw, at, par, state, dS, dpar);
+    if (special<P>(sm.x[j & 1], a.in.mask, at.lane) || j == 0) walk_large<P, true>(sm, j & 1, raw, at, par, state, dS, dpar);
     else walk_large<P, false>(sm, j & 1, raw, at, par, state, dS, dpar);
     team_sync<P>(at.team);
     raw = raw == 2 ? 0 : raw + 1;
@@ -201,10 +202,11 @@ __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const B
   fetch_state<P>(state, a, at, segments - 1);
   team_sync<P>(at.team);
   for (int j = 0, raw = 0; j < segments; j++) {
-    if (a.in.mask || (segments - j) * P::steps > a.n.T) replay<P, true>(sm, j & 1, raw, at, par, state);
+    if (special<P>(sm.x[j & 1], a.in.mask, at.lane) || (segments - j) * P::steps > a.n.T)
+      replay<P, true>(sm, j & 1, raw, at, par, state);
     else replay<P, false>(sm, j & 1, raw, at, par, state);
     team_sync<P>(at.team);
-    if (a.in.mask || j == 0) walk_large<P, true>(sm, j & 1, raw, at, par, state, dS, dpar);
+    if (special<P>(sm.x[j & 1], a.in.mask, at.lane) || j == 0) walk_large<P, true>(sm, j & 1, raw, at, par, state, dS, dpar);
     else walk_large<P, false>(sm, j & 1, raw, at, par, state, dS, dpar);
     if (j + 1 < segments) fetch_state<P>(state, a, at, segments - 2 - j);
     team_sync<P>(at.team);
@@ -218,7 +220,7 @@ __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const B
 template <class P>
 __device__ __forceinline__ void help_blocked(BackwardShared<P>& sm, const BackwardArgs& a, Place<P> at, int segments) {
   constexpr int lead = P::ready_buffers - 1;  // segments from the walked one to the one made ready
-  Scalars<P> sc(a.in, at.h);
+  Scalars<P> sc(a, at.h);
   HeadSums sums;
   Folding<P> folding(a.param, at);
   Place<P> crew = at;
@@ -328,7 +330,7 @@ __device__ __forceinline__ void walk_blocked(BackwardShared<P>& sm, const Backwa
 template <class P>
 __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
                                            const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
-  Scalars<P> sc(a.in, at.h);
+  Scalars<P> sc(a, at.h);
   HeadSums sums;
   Folding<P> folding(a.param, at);
   auto bring = [&](int seg) {
@@ -349,7 +351,7 @@ __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const Backward
       bring(seg - 1);
       sc.fetch(a.in, a.n, at.b, at.h, (seg - 1) * P::steps, at.tl);
     }
-    if (a.in.mask || (seg + 1) * P::steps > a.n.T) walk<P, true>(sm, seg & 1, at, par, S0, dS, dpar);
+    if (special<P>(sm.x[0], a.in.mask, at.lane) || (seg + 1) * P::steps > a.n.T) walk<P, true>(sm, seg & 1, at, par, S0, dS, dpar);
     else walk<P, false>(sm, seg & 1, at, par, S0, dS, dpar);
     team_sync<P>(at.team);
     sums_over_lines<P>(sm, seg & 1, at);

@@ -12,7 +12,7 @@
 //   dk_t = W(last,t) G u_t + D_{t-1} S y_t + sum_{j>=t} W(j,t) (do_j u_t) q_j + sum_{j>t} W(j-1,t) (y_j u_t) k_j + sum_{i<t} W(t-1,i) (y_t u_i) k_i
 //
 // Segments run one after another, like the steps of other cells; within a segment, everything is a product. Nothing is divided by a keep, because W
-// consists of products. The gradient of a keep sums every path across its step: from the earlier state or an earlier write, to a later readout, a
+// consists of products. Where a document begins, the keep is 0 and r is 0. The gradient of a keep sums every path across its step: from the earlier state or an earlier write, to a later readout, a
 // later write or the later state. A NaN or an infinity may reach all steps of its segment, but not from k, v or a scalar of a held step.
 //
 // A warp has 16 lines; lane (g, t) has lines g and g + 8. S^T and G^T stay in fp32 accumulators of 16 lines x 8 rows. Operands are bf16. Operands of a
@@ -131,8 +131,8 @@ __device__ __forceinline__ void make_block(Ready<P>& ready, const Place<P>& at) 
   for (int i = 0; i < P::NS; i++) c[i] = ready.scalar[i][mine];
   const auto zero = P::Cell::template line<typename P::Math, float>({0.f, in, c, par});
   const auto one = P::Cell::template line<typename P::Math, float>({1.f, in, c, par});
-  const bool hold = ready.hold[mine] != 0.f;
-  const float keep = hold ? 1.f : zero.keep, slope = hold ? 0.f : zero.write - one.write;
+  const bool hold = ready.hold[mine] != 0.f, fresh = begins(ready, mine);
+  const float keep = fresh ? 0.f : hold ? 1.f : zero.keep, slope = hold ? 0.f : zero.write - one.write;
   float (&weight)[16][18] = x.weight[at.tw];
 #pragma unroll
   for (int s = 0; s < 16; s++) {
@@ -169,12 +169,13 @@ __device__ __forceinline__ void make_block(Ready<P>& ready, const Place<P>& at) 
   for (int i = 0; i < 4; i++) {
     const int row = g + i % 2 * 8, column = i / 2 * 8 + 2 * t;
     const float b = __shfl_sync(~0u, slope, row);
+    const bool retrieves = !begins(ready, row);
     float r[2];
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       const float d = kk[i / 2][i % 2 * 2 + e];
       const bool there = column + e < row;
-      r[e] = there ? weight[row > 0 ? row - 1 : 0][column + e] * d : 0.f;
+      r[e] = there && retrieves ? weight[row > 0 ? row - 1 : 0][column + e] * d : 0.f;
       if (!forward && there) x.products[column + e][row] = d;
       x.unsolved[column + e][row] = b * r[e];
     }
@@ -207,7 +208,9 @@ __device__ __forceinline__ float keeps_behind(float& all, float& scalar, const S
   float in[P::NL] = {}, c[P::AS], par[P::AC] = {};
 #pragma unroll
   for (int i = 0; i < P::NS; i++) c[i] = __shfl_sync(~0u, scalar, mine + 16 * i);
-  all = sc.hold ? 1.f : P::Cell::template line<typename P::Math, float>({0.f, in, c, par}).keep;  // then: from this step on
+  all = sc.fresh  ? 0.f
+        : sc.hold ? 1.f
+                  : P::Cell::template line<typename P::Math, float>({0.f, in, c, par}).keep;  // then: from this step on
 #pragma unroll
   for (int m = 1; m < 16; m *= 2) {
     const float later = __shfl_sync(~0u, all, min(mine + m, 15));
@@ -393,7 +396,7 @@ __device__ __forceinline__ void forward_block(Lines<P>& S, const Ready<P>& x, co
     const auto w =
         P::Cell::template line<typename P::Math, float>(line_inputs<P>(in, c, par, x, 0.f, my.column + e / 2 % 2 * 8, step));
     float& y = read[e / 4][e % 4];
-    y *= block.decayed[step], made[e / 4][e % 4] *= block.decayed[step + 1];
+    y *= begins(x, step) ? 0.f : block.decayed[step], made[e / 4][e % 4] *= block.decayed[step + 1];
     u[e / 4][e % 4] = fmaf(-block.slope[step], y, x.hold[step] != 0.f ? 0.f : w.write);
   }
   Both left, right;
@@ -518,11 +521,11 @@ __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>&
   Steps u, y, dscalar[P::AS];
   const float par[P::AC] = {};
   float in[8][P::NL], c[4][P::AS], r[8];
-  bool hold[4];
+  bool hold[4], fresh[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int step = i / 2 * 8 + 2 * my.t + i % 2;
-    hold[i] = x.hold[step] != 0.f;
+    hold[i] = x.hold[step] != 0.f, fresh[i] = begins(x, step);
 #pragma unroll
     for (int s = 0; s < P::NS; s++) c[i][s] = x.scalar[s][step];
 #pragma unroll
@@ -541,7 +544,7 @@ __device__ __forceinline__ void backward_block(Lines<P>& G, const SavedLines<P>&
     const MatrixIn<float> given = {r[e], in[e], c[at_step], par};
     const auto line = P::Cell::template line<typename P::Math, float>(given);
     const auto d = P::Cell::template line_backward<typename P::Math, float>({0.f, w[n][i]}, given);
-    u[n][i] = hold[at_step] ? 0.f : line.write, y[n][i] = hold[at_step] ? 0.f : d.r;
+    u[n][i] = hold[at_step] ? 0.f : line.write, y[n][i] = hold[at_step] || fresh[at_step] ? 0.f : d.r;
 #pragma unroll
     for (int l = 0; l < P::NL; l++) dlines[(l * P::steps + step) * P::line_pitch + column] = hold[at_step] ? 0.f : d.in[l];
 #pragma unroll
@@ -671,7 +674,7 @@ __device__ __forceinline__ void give_keeps(BackwardShared<P>& sm, const Ready<P>
     d[s] = passing * behind[s], passing = fmaf(keep[s], passing, p == 15 ? more[s] + ends : more[s]);
   }
   fold<8>(d, p), fold<4>(d, p), fold<2>(d, p), fold<1>(d, p);
-  if (lane < 16) sm.dscalar[0][0][p][0] = x.hold[p] != 0.f ? 0.f : d[0];
+  if (lane < 16) sm.dscalar[0][0][p][0] = x.hold[p] != 0.f || begins(x, p) ? 0.f : d[0];
 }
 
 }  // namespace elman::matrix

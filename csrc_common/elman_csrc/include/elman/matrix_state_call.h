@@ -14,7 +14,7 @@
 //   param [H,V], A_log, dt_bias [H], S0, s1, ds0, ds1 [B,H,N V]: float
 //   saved: with 16-bit storage and N > 24, rows [B] of the storage type: states [H,ceil(T/I),V,N], then retrieved values [T,H,V], padded to a
 //          multiple of 8; else only states, [B,H,ceil(T/16),V,N] float. I is 16 steps; 8 if N > 32 (16 if linear), 4 if N > 64; 32 if blocked
-//   mask [B,T] bytes, 0 = hold the state; starts [B,T] bytes, of a CPU alone, 1 = the state is 0 before the step
+//   mask [B,T] bytes, 0 = hold the state; starts [B,T] bytes, 1 = the state is 0 before the step, held or not
 //   dparam [B,H,V] float, on the host [H,V]: shares of the gradient of a param, which the caller adds over B
 //   dhead [parts,2,B,H] float: shares of the gradients of A_log and dt_bias, which the caller adds over parts and B
 //   parts [parts, B T H, floats of a row] float if parts > 1, else 0: workspace

@@ -54,6 +54,7 @@ struct Recur {
     load_rows<P>(kn, x.kq[s + 1 < P::steps ? s + 1 : s], rg);
     load_rows<P>(p, x.kq[s + 1 < P::steps ? s + 1 : s] + P::at_p * P::Q, rg);
     step_inputs<P>(in, c, lines, x, s);
+    if (begins<P, MayHold>(x, s)) forget<P, false>(S, sum);
     advance<P, MayHold>(S, sum, kc, x.kq[s], rg, in, c, par, MayHold && x.hold[s] != 0.f, r, write);
     line_products<P, false>(sum, S, p);
     if (s > 0) readout(s - 1);
@@ -132,6 +133,7 @@ struct Recur<P, true> {
     load_rows<P>(both, x.kq[0] + (odd ? P::NP : (P::slots + P::at_p) * P::NP) + s * P::slots * P::NP,
                  rg);  // even columns: p of the next step; odd: q of this one
     step_inputs<P>(in, c, lines, x, s);
+    if (begins<P, MayHold>(x, s)) forget<P, true>(S, sum);
     advance<P, MayHold>(S, sum, k, x.kq[s], rg, in, c, par, MayHold && x.hold[s] != 0.f, r, write);
     if constexpr (P::keeps_r) give(s, r, true);
     else if (s > 0) readout(s - 1);
@@ -224,7 +226,7 @@ __device__ __forceinline__ void finish_segment(const ForwardShared<P>& sm, const
 // The helpers of a team, always one segment before or after it.
 template <class P>
 __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
-  Scalars<P> sc(a.in, at.h);
+  Scalars<P> sc(a, at.h);
   const Folding<P> folding(a.param, at);
   auto bring = [&](int seg) {
     if (seg < segments) stage<P>(sm.raw[seg & 1], a.in, a.more, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
@@ -261,8 +263,8 @@ __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const Forward
   for (int seg = 0; seg < segments; seg++) {
     const auto save = [&](int s) { save_state<P>(a, at, (seg * P::steps + s) / P::interval, S); };
     const auto run = [&](auto... straight) {
-      recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, par, S, straight...}, min(P::steps, a.n.T - seg * P::steps), a.in.mask,
-               save, [] {});
+      recur<P>({sm.x[seg & 1], sm.out[seg & 1][at.tw], at, par, S, straight...}, min(P::steps, a.n.T - seg * P::steps),
+               special<P>(sm.x[seg & 1], a.in.mask, at.lane), save, [] {});
     };
     if constexpr (P::straight) run(straight_to<P>(a, at, seg));
     else run();
@@ -275,7 +277,7 @@ __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const Forward
 // needs all of its rows.
 template <class P>
 __device__ __forceinline__ void help_blocked(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
-  Scalars<P> sc(a.in, at.h);
+  Scalars<P> sc(a, at.h);
   const Folding<P> folding(a.param, at);
   int mine = at.tl - kSolvers<P>;
   auto bring = [&](int seg) {
@@ -332,7 +334,7 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
   Constants<P> par;
   read_constants<P>(par, a.param, at);
   read_state<P>(S, a.s0, at, a.state_line, a.state_row);
-  Scalars<P> sc(a.in, at.h);
+  Scalars<P> sc(a, at.h);
   const Folding<P> folding(a.param, at);
   auto bring = [&](int seg) {
     if (seg < segments) stage<P>(sm.raw[0], a.in, a.more, a.n, at.b, at.h, at.line0, seg * P::steps, at.tl);
@@ -347,9 +349,10 @@ __device__ __forceinline__ void recur_alone(ForwardShared<P>& sm, const ForwardA
     team_sync<P>(at.team);
     bring(seg + 1);
     const auto save = [&](int s) { save_state<P>(a, at, (seg * P::steps + s) / P::interval, S); };
-    recur<P>({sm.x[0], sm.out[0][at.tw], at, par, S}, min(P::steps, a.n.T - seg * P::steps), a.in.mask, save, [&] {
-      if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::steps, at.tl);
-    });
+    recur<P>({sm.x[0], sm.out[0][at.tw], at, par, S}, min(P::steps, a.n.T - seg * P::steps),
+             special<P>(sm.x[0], a.in.mask, at.lane), save, [&] {
+               if (seg + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (seg + 1) * P::steps, at.tl);
+             });
     __syncwarp();
     finish<P>(sm.out[0][at.tw], output<P>(a, at), 1.f, a.n, at, seg * P::steps);
     if constexpr (P::WPH == 1) __syncwarp();

@@ -19,11 +19,11 @@ struct Sizes {
 };
 
 // Every array is contiguous: k, q [B,T,H,N], or [B,T,N] if shared; vector [B,T,H,N]; line [B,T,H,V], or [B,T,V]; scalar [B,T,H]; param [H,V]; a_log, dt_bias [H];
-// mask [B,T] (0 = hold) or null. Gradients of k and q are [B,T,H,N] always.
+// mask, starts [B,T] (0 = hold; 1 = the state is 0 before the step) or null. Gradients of k and q are [B,T,H,N] always.
 template <class T>
 struct Inputs {
   const T *k, *q, *vector[kMostVectors], *line[kMostLines], *scalar[kMostScalars], *param[kMostParams], *a_log, *dt_bias;
-  const unsigned char* mask;
+  const unsigned char *mask, *starts;
 };
 
 template <class T>
@@ -40,7 +40,7 @@ template <class T>
 struct Vectors {  // one step of one head, as the cell sees it
   std::vector<T> k, q, p, g, l, lines, in, par;  // lines: before `fold`, in: after
   T rho_k = 1, rho_q = 1, c[kMostScalars] = {}, raw[kMostScalars] = {};
-  bool hold = false;
+  bool hold = false, fresh = false;
 };
 
 template <class Cell, class Options, class T>
@@ -98,7 +98,7 @@ struct Driver {
       s.raw[i] = x.scalar[i][head];
       s.c[i] = scalar_forward(kind[i], s.raw[i], i == 0 && x.a_log ? x.a_log[h] : T(0), i == 0 && x.dt_bias ? x.dt_bias[h] : T(0));
     }
-    s.hold = x.mask && x.mask[int64_t(b) * n.T + t] == 0;
+    s.hold = x.mask && x.mask[int64_t(b) * n.T + t] == 0, s.fresh = x.starts && x.starts[int64_t(b) * n.T + t];
     return s;
   }
 
@@ -122,6 +122,7 @@ struct Driver {
   }
 
   void advance(std::vector<T>& S, const Vectors<T>& s) const {
+    if (s.fresh) std::fill(S.begin(), S.end(), T(0));
     if (s.hold) return;
     for (int v = 0; v < n.V; v++) {
       const MatrixIn<T> in = given(S, s, v);
@@ -197,7 +198,7 @@ struct Driver {
       for (int s = count - 1; s >= 0; s--) {
         const int64_t head = (int64_t(b) * n.T + t0 + s) * n.H + h;
         const Vectors<T> x_ = vectors(b, t0 + s, h);
-        const std::vector<T>&S = hist[s + 1], &Sp = hist[s];
+        const std::vector<T>&S = hist[s + 1], Sp = x_.fresh ? std::vector<T>(size) : hist[s];  // Sp: as the step saw it
         for (std::vector<T>* d : {&dk, &dq, &dp, &dg, &dl}) std::fill(d->begin(), d->end(), T(0));
         T dc[kMostScalars] = {};
         for (int v = 0; v < V; v++) {
@@ -243,6 +244,7 @@ struct Driver {
           for (int i = 0; i < Cell::scalars; i++) dc[i] += a.c[i];
           for (int i = 0; i < Cell::params; i++) g.param[i][int64_t(h) * V + v] += dpar[i];
         }
+        if (x_.fresh) std::fill(dS.begin(), dS.end(), T(0));
         const bool with_k = reads && Cell::reads_with_k;
         for (int j = 0; j < Cell::vectors; j++)
           for (int i = 0; i < N; i++)

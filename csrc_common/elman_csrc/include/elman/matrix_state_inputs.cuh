@@ -96,9 +96,11 @@ struct Scalars {
   static constexpr bool fp32 = !P::blocked || P::kind0 == ScalarKind::given || (P::NS > 1 && P::kind1 == ScalarKind::given);
   std::conditional_t<fp32, float, typename P::Store> x = {};
   float rate = 0, bias = 0;  // for mamba: exp(A_log), dt_bias
-  bool hold = false;
-  __device__ __forceinline__ Scalars(const Inputs& in, int h) {
-    if (P::mamba) rate = expf(in.a_log[h]), bias = in.dt_bias[h];
+  bool hold = false, fresh = false;
+  const unsigned char* starts;
+  template <class Args>
+  __device__ __forceinline__ Scalars(const Args& a, int h) : starts(a.starts) {
+    if (P::mamba) rate = expf(a.in.a_log[h]), bias = a.in.dt_bias[h];
   }
   __device__ __forceinline__ void fetch(const Inputs& in, const Sizes& n, int b, int h, int t0, int tl) {
     if (!P::blocked && tl >= 32) return;  // otherwise each warp has the mask
@@ -111,6 +113,7 @@ struct Scalars {
       else x = static_cast<const typename P::Store*>(from)[i];
     }
     hold = t0 + s >= n.T || (in.mask && in.mask[int64_t(b) * n.T + t] == 0);
+    if constexpr (P::packed) fresh = t0 + s < n.T && starts[int64_t(b) * n.T + t];
   }
 };
 
@@ -293,6 +296,8 @@ __device__ __forceinline__ void make_scalars(Ready<P>& x, const Scalars<P>& sc, 
     x.scalar[w][s] = scalar_map<typename P::Math>(kind, c, sc.rate, sc.bias);
   }
   if (tl < P::steps) x.hold[tl] = sc.hold ? 1.f : 0.f;
+  if constexpr (P::packed)
+    if (tl < P::steps) x.fresh[tl] = sc.fresh ? 1.f : 0.f;
 }
 template <class P, int unroll, int TL = P::TL>
 __device__ __forceinline__ void make_ready(Ready<P>& x, const Staging<P>& raw, const Scalars<P>& sc, const Folding<P>& folding,

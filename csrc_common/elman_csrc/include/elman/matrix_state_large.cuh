@@ -112,9 +112,12 @@ struct RecurLarge {
     float both[P::R], now[P::M][P::NL], scalar[P::AS], r[P::M];
     Columns<P> k;
     load_columns<P>(k, x.kq[s], g);
+    const bool fresh = begins<P, MayHold>(x, s);
+#pragma unroll
+    for (int e = 0; e < P::E; e++) S[e] = fresh ? 0.f : S[e];
 #pragma unroll
     for (int m = 0; m < P::M; m++) {
-      r[m] = P::Cell::retrieves ? sum[0][2 * m] * kUncut : 0.f;
+      r[m] = P::Cell::retrieves && !fresh ? sum[0][2 * m] * kUncut : 0.f;
 #pragma unroll
       for (int l = 0; l < P::NL; l++) now[m][l] = in[m][l];
     }

@@ -21,7 +21,7 @@ constexpr bool kMuchShared = true, kRoomy = true;
 constexpr std::size_t kMostShared = (kMuchShared ? 227 : kRoomy ? 163 : 99) << 10;  // bytes of a block
 
 // Options: struct with `static constexpr unsigned silu, l2, shared`, sets of inputs (matrix_state_cell.h), `static constexpr ScalarKind kind0,
-// kind1`, the kinds of the scalar inputs, and `static constexpr bool linear`.
+// kind1`, the kinds of the scalar inputs, and `static constexpr bool linear, packed`: packed if documents start inside rows.
 // lines: lines per lane if the tensor cores compute the sums: 1, or 2 (2 g and 2 g + 1), which halves the number of warps, doubles the work of each and
 // fills the products. The forward has 2; the backward has 2 if registers (N <= 16) or shared memory (N > 32) hold the states of a segment.
 //
@@ -158,6 +158,7 @@ struct Plan {
   // Steps per turn of the forward's loop. Many warps are at different places of the loop, so the instruction cache should hold it.
   static constexpr int unrolled = straight ? 4 : segment;
   static constexpr ScalarKind kind0 = Opt::kind0, kind1 = Opt::kind1;
+  static constexpr bool packed = Opt::packed;
   static constexpr bool mamba = kind0 == ScalarKind::mamba;
   static_assert(kind1 != ScalarKind::mamba, "only scalar 0 is a decay");
 };

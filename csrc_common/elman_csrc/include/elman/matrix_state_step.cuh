@@ -139,6 +139,17 @@ __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M],
     S[e] = MayHold && hold ? S[e] : x[e];
   }
 }
+// A document begins: sets S and what this step retrieves from it to zero. beside: other columns of `sum` are a readout, and stay.
+template <class P, bool beside>
+__device__ __forceinline__ void forget(float (&S)[P::E], Products<P>& sum) {
+#pragma unroll
+  for (int e = 0; e < P::E; e++) S[e] = 0;
+#pragma unroll
+  for (auto& c : sum.c) {
+    c[0] = c[2] = 0;
+    if (!beside) c[1] = c[3] = 0;
+  }
+}
 // `sum` holds the products of S and this step's p.
 template <class P, bool MayHold>
 __device__ __forceinline__ void advance(float (&S)[P::E], const Products<P>& sum, const float (&k)[P::R], const float* kq, int rg,

@@ -58,6 +58,7 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
     Products<P> sum;
     load_rows<P>(p, x.kq[s] + P::at_p * P::Q, at.rg);
     line_products<P, false>(sum, hist[s], p);
+    if (begins<P, MayHold>(x, s)) forget<P, false>(hist[s + 1], sum);
     advance<P, MayHold>(hist[s + 1], sum, kc, x.kq[s], at.rg, in, c, par, MayHold && x.hold[s] != 0.f, rs[s], write);
 #pragma unroll
     for (int i = 0; i < P::writes; i++)
@@ -80,21 +81,23 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
     load_rows<P>(qn, x.kq[b] + P::NP, at.rg);
     const float dyn = to_float(sm.dy[buf][b][j]);
     step_inputs<P>(in, c, lines, x, s);
-    const bool hold = MayHold && x.hold[s] != 0.f;
+    const bool hold = MayHold && x.hold[s] != 0.f, fresh = begins<P, MayHold>(x, s);
     const float* S = hist[s + 1];
-    const float* Sp = hist[s];
+    float Sp[R];  // as the step saw it
+#pragma unroll
+    for (int i = 0; i < R; i++) Sp[i] = fresh ? 0.f : hist[s][i];
 #pragma unroll
     for (int i = 0; i < R; i++) {
       dS[i] = fmaf(q[i], dy, dS[i]);
       Pm[i] = P::Cell::squashes ? dS[i] * fmaf(-S[i], S[i], 1.f) : dS[i];
       if (MayHold && hold) Pm[i] = 0.f;
     }
-    const MatrixIn<float> x_ = given<P>(rs[s][0], in[0], c, par[0], hist[s], 0);
+    const MatrixIn<float> x_ = given<P>(rs[s][0], in[0], c, par[0], Sp, 0);
     const MatrixLine<float> w = P::Cell::template line<typename P::Math>(x_);
     MatrixLine<float> dw{};
     float of_s[R];
     if constexpr (P::Cell::elementwise) {
-      elements<P>(of_s, Pm, dw, Pm, hist[s], kc, w, 0);
+      elements<P>(of_s, Pm, dw, Pm, Sp, kc, w, 0);
       dw = {dw.keep, line_sum<P::L>(dw.write), line_sum<P::L>(dw.second)};
     } else {
       dw.write = line_sum<P::L>(dot<R>(kc, Pm));
@@ -114,8 +117,8 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
       sm.dscalar[0][i][s][at.tl] = (whole || at.rg == 0) && !hold ? d.c[i] : 0.f;
     }
     if (at.rg == 0) {
-      sm.dr[s][j] = hold ? 0.f : d.r;
-      if constexpr (P::keeps) sm.keep[s][j] = w.keep;
+      sm.dr[s][j] = hold || fresh ? 0.f : d.r;
+      if constexpr (P::keeps) sm.keep[s][j] = fresh ? 0.f : w.keep;
 #pragma unroll
       for (int l = 0; l < P::NL; l++) sm.dline[0][l][s][j] = hold ? 0.f : d.in[l];
     }
@@ -125,7 +128,7 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
     for (int i = 0; i < R; i++) {
       float back = fmaf(p[i], d.r, of_s[i]);
       if constexpr (P::Cell::energy) back = fmaf(d.energy * (2.f / P::N), Sp[i], back);
-      dS[i] = hold ? dS[i] : back;
+      dS[i] = fresh ? 0.f : hold ? dS[i] : back;
       kc[i] = kn[i], q[i] = qn[i];
     }
     dy = dyn;

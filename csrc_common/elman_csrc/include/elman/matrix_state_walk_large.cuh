@@ -109,6 +109,9 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
     if (waits && s % each == 0) signal<P, true>(at.team, s / each);
     keep_state<P>(sm.states, place_of<P>(buf, s), at, state);
     if (waits && s == P::steps - 1) break;
+    if (begins<P, MayHold>(x, s))
+#pragma unroll
+      for (int e = 0; e < P::E; e++) S[e] = 0;
     update<P, MayHold>(S, r, k, in, c, par, MayHold && x.hold[s] != 0.f, at.rg);
     pack_state<P>(state, S);
   }
@@ -128,13 +131,13 @@ __device__ __forceinline__ void pass_over(const BackwardShared<P>& sm, int buf, 
     float in[P::M][P::NL], c[P::AS], r[P::M];
     load<P::M>(r, rs + s * P::CB);
     step_inputs<P>(in, c, lines, x, s);
-    const bool hold = x.hold[s] != 0.f;
+    const bool hold = x.hold[s] != 0.f, fresh = begins<P>(x, s);
 #pragma unroll
     for (int m = 0; m < P::M; m++) {
       const auto w = P::Cell::template line<typename P::Math, float>({r[m], in[m], c, par[m]});
       const float now = hold ? 0.f : keep[m] * w.write;
       written[s / 4][m] = s % 4 == 3 || s % 4 == at.rg ? now : written[s / 4][m];
-      keep[m] = hold ? keep[m] : keep[m] * w.keep;
+      keep[m] = fresh ? 0.f : hold ? keep[m] : keep[m] * w.keep;
     }
   }
 #pragma unroll
@@ -190,6 +193,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
   y.add(state, weights);
   const auto step = [&](int s) {
     const int before = s > 0 ? s - 1 : 0;
+    const bool fresh = begins<P, MayHold>(x, s);
     float in[M][P::NL], c[P::AS], r[M], dr[M], dwrite[M], dkeep[M] = {}, din[P::NL][M];
     load<M>(dy, dys + before * P::CB);
 #pragma unroll
@@ -231,7 +235,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       kept_state<P>(state, sm.states, place_of<P>(buf, s), at);
       diagonal<P>(dkeep, packed, state, at.cg);
 #pragma unroll
-      for (int m = 0; m < M; m++) dkeep[m] = at.rg == at.cg / 2 ? dkeep[m] : 0.f;
+      for (int m = 0; m < M; m++) dkeep[m] = at.rg == at.cg / 2 && !fresh ? dkeep[m] : 0.f;
 #pragma unroll
       for (int e = 0; e < E; e++) dS[e] *= w[P::line_of(e)].keep;
 #pragma unroll
@@ -239,7 +243,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
         dwrite[m] = (sum[0][2 * m] + sum[1][2 * m]) * kUncut;
         if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
         const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m]}, {r[m], in[m], c, par[m]});
-        dr[m] = d.r;
+        dr[m] = fresh ? 0.f : d.r;
 #pragma unroll
         for (int i = 0; i < P::NS; i++) dscalar[i] += (i == 0 && P::Cell::scalar_keep) || t == 0 ? d.c[i] : 0.f;
 #pragma unroll
@@ -247,6 +251,11 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
 #pragma unroll
         for (int i = 0; i < P::NC; i++) dpar[m][i] += d.par[i];
       }
+    }
+    if (fresh) {
+      if (x.hold[s] != 0.f) kept_state<P>(state, sm.states, place_of<P>(buf, s), at);
+#pragma unroll
+      for (int e = 0; e < E; e++) dS[e] = 0;
     }
     if (P::ahead && (P::steps - s) % each == 0) signal<P, false>(at.team, (last - s) / each);
 #pragma unroll

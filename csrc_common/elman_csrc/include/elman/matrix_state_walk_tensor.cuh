@@ -45,6 +45,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
 #pragma unroll
       for (int e = 0; e < E; e++) hist[s][e] = S[e];
       const bool hold = MayHold && x.hold[s] != 0.f;
+      if (begins<P, MayHold>(x, s)) forget<P, false>(S, sum);
       if constexpr (P::outer && P::keeps_r) {
         const auto w = P::Cell::template line<typename P::Math, float>({retrieved[s][0], in[0], c, par[0]});
         write[0][0] = hold ? 0.f : w.write;
@@ -111,7 +112,6 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
 #pragma unroll
   for (int s = kInterval - 1; s >= 0; s--) {
     const int before = s > 0 ? s - 1 : 0;
-    const float (&Sp)[E] = hist[s];
     float kn[R], q[R], p[R], kept[R], l[R], in[M][P::NL], c[P::AS], Pm[E], of_keep[E], base[E], dwrite[M], dkeep[M],
         dsecond[M] = {}, dr[M], din[P::NL][M], dscalar[P::AS];
     Products<P> sum, sum_l, sum_keep;
@@ -121,7 +121,10 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     load_for_products<P>(kn, x.kq[before], t, g & 1);
     if constexpr (!P::outer) load_rows<P>(q, x.kq[before] + NP, t);
     step_inputs<P>(in, c, lines, x, s);
-    const bool hold = MayHold && x.hold[s] != 0.f;
+    const bool hold = MayHold && x.hold[s] != 0.f, fresh = begins<P, MayHold>(x, s);
+    float Sp[E];  // as the step saw it
+#pragma unroll
+    for (int e = 0; e < E; e++) Sp[e] = fresh ? 0.f : hist[s][e];
     load<M>(dy, dys + before * P::CB);
 #pragma unroll
     for (int m = 0; m < M; m++) dy[m] = s > 0 ? dy[m] : 0.f;
@@ -157,7 +160,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     if constexpr (P::diagonal) {
       unsigned of_P[M][R / 2], of_S[M][R / 2];
       Sums::words(of_P, Pm);
-      Sums::words(of_S, Sp);
+      Sums::words(of_S, hist[s]);
       Sums::turn(turned, of_P);
       Sums::turn(turned_before, of_S);
       if constexpr (P::Cell::scalar_keep) {
@@ -165,11 +168,11 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       } else {
         diagonal<P>(dkeep, of_P, of_S, g);
 #pragma unroll
-        for (int m = 0; m < M; m++) dkeep[m] = __shfl_sync(~0u, dkeep[m], g * 4 + g / 2);
+        for (int m = 0; m < M; m++) dkeep[m] = fresh ? 0.f : __shfl_sync(~0u, dkeep[m], g * 4 + g / 2);
       }
     } else {
       if constexpr (!P::Cell::elementwise) Sums::turn(turned, Pm);
-      Sums::turn(turned_before, Sp);
+      Sums::turn(turned_before, hist[s]);
     }
     if constexpr (P::keeps) Sums::turn(turned_kept, of_keep);
     MatrixLine<float> w[M], dw[M] = {};
@@ -190,16 +193,16 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       }
       Sums::turn(turned, Pm);
 #pragma unroll
-      for (int e = 0; e < E; e++) base[e] = fmaf(q[P::k_of(e)], dy[P::line_of(e)], MayHold && hold ? dS[e] : of_s[e]);
+      for (int e = 0; e < E; e++) base[e] = fmaf(q[P::k_of(e)], dy[P::line_of(e)], fresh ? 0.f : MayHold && hold ? dS[e] : of_s[e]);
     } else if constexpr (P::outer) {
 #pragma unroll
-      for (int e = 0; e < E; e++) base[e] = MayHold && hold ? dS[e] : w[0].keep * Pm[e];
+      for (int e = 0; e < E; e++) base[e] = fresh ? 0.f : MayHold && hold ? dS[e] : w[0].keep * Pm[e];
     } else {
 #pragma unroll
       for (int e = 0; e < E; e++) {
         const int m = P::line_of(e);
         const float now = P::keeps ? kept[P::k_of(e)] * Pm[e] : Pm[e], rest = MayHold && hold ? dS[e] : w[m].keep * now;
-        base[e] = fmaf(q[P::k_of(e)], dy[m], rest);
+        base[e] = fmaf(q[P::k_of(e)], dy[m], fresh ? 0.f : rest);
         if constexpr (!P::sums_keep && !P::diagonal) dkeep[m] = e < M ? now * Sp[e] : fmaf(now, Sp[e], dkeep[m]);
       }
     }
@@ -210,7 +213,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     for (int m = 0; m < M; m++) {
       if ((!P::Cell::scalar_keep || P::tight) && !P::sums_keep && !P::diagonal) dkeep[m] = line_sum<4>(dkeep[m]);
       const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m], dsecond[m]}, x_[m]);
-      dr[m] = hold ? 0.f : d.r;
+      dr[m] = hold || fresh ? 0.f : d.r;
       if constexpr (P::Cell::energy)
 #pragma unroll
         for (int i = 0; i < R; i++)
@@ -251,7 +254,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
       else if (t == owner(i)) sm.dscalar[buf][i][s][at.tw * 8 + g] = d;
     }
 #pragma unroll
-    for (int e = 0; e < E; e++) S[e] = Sp[e];
+    for (int e = 0; e < E; e++) S[e] = hist[s][e];
 #pragma unroll
     for (int i = 0; i < R; i++) kc[i] = kn[i];
   }
