@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
     from .generation import Sampling
     from .generation.loop import least_rows, prefill_chunk
-    from .kernels.decode.op import kept_scores, race
+    from .kernels.decode.portable import kept_scores, race
     from .kernels.dispatch import SHORTEST
     from .locks import MACHINE_WIDE, Lock, holder, is_locked, lock_soon
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
@@ -80,7 +80,7 @@ _NAMES = {
     "data.packed": "PACKED_FORMAT PACKED_HEADER PackedFile packed_manifest packed_sections",
     "generation": "Sampling",
     "generation.loop": "least_rows prefill_chunk",
-    "kernels.decode.op": "kept_scores race",
+    "kernels.decode.portable": "kept_scores race",
     "kernels.dispatch": "SHORTEST",
     "locks": "MACHINE_WIDE Lock holder is_locked lock_soon",
     "metrics": "METRICS WINDOW Metrics progress read_metrics",

@@ -6,39 +6,39 @@ import pytest
 from emulated import LIBRARY, compile_emulated
 
 from elman_core.kernels import launch
-from elman_core.kernels.decode import grids
-from elman_core.kernels.decode import run as decode_run
+from elman_core.kernels.decode import native
+from elman_core.kernels.decode.spec import DTYPES, NARROW, case
 from elman_core.testing.kernel import need_host_compiler
 
 
 def emulated_modules(folder):
-    """What `decode.run.module` is to be, with modules compiled into `folder`."""
+    """What `decode.native.module` is to be, with modules compiled into `folder`."""
     need_host_compiler()
 
     @cache
     def module(cell, family, dtype, _index=None):
-        extension = decode_run.extension(dtype, cell)
+        extension = native.extension(dtype, cell)
         made = folder / f"{extension.name}.so"
         if not made.exists():
             compile_emulated(extension, extension.binding, made, *LIBRARY)
-        return launch.open_module(made, decode_run.FAMILIES[family])
+        return launch.open_module(made, family)
 
     return module
 
 
 def small_cases():
     """Few and tiny problems of the shared kernels."""
-    for dtype in decode_run.NARROW:
-        yield grids._linear(3, 72, 40, dtype=dtype, bias=True, activated=24, strided=True)
-        yield grids._linear(9, 40, 19, dtype=dtype, activated=19)
-        yield grids._linear(64, 136, 16, dtype=dtype, bias=True)
-        yield grids._linear(5, 72, 40, 7, 16, 1, 33, dtype=dtype)
-    for dtype in decode_run.DTYPES:
-        yield grids._norm(3, 161, dtype, strided=True)
-        yield grids._norm(1, 40, dtype, adds=False)
-        for how in grids._DRAWS:
-            yield grids._draw(9, 200, dtype, how, strided=True)
-        yield grids._draw(64, 64, dtype, grids._DRAWS[3], each=True)
+    for dtype in NARROW:
+        yield case("linear", (3, 72, 40), dtype, bias=True, activated=True, strided=True)
+        yield case("linear", (9, 40, 19), dtype, activated=True)
+        yield case("linear", (64, 136, 16), dtype, bias=True)
+        yield case("linear", (5, 72, 40), dtype, several=True)
+    for dtype in DTYPES:
+        yield case("norm", (3, 161), dtype, adds=True, strided=True)
+        yield case("norm", (1, 40), dtype)
+        for how in ({}, {"penalised": True, "greedy": True}, {"top_k": True, "top_p": True}):
+            yield case("draw", (9, 200), dtype, strided=True, **how)
+        yield case("draw", (64, 64), dtype, penalised=True, top_p=True, each=True)
 
 
 @pytest.fixture(scope="module")
@@ -55,5 +55,5 @@ def device(request, monkeypatch):
     monkeypatch.setenv("ELMAN_KERNELS", "require")
     if request.param == "cuda":
         return "cuda"
-    monkeypatch.setattr(decode_run, "module", request.getfixturevalue("compiled"))
+    monkeypatch.setattr(native, "module", request.getfixturevalue("compiled"))
     return "cpu"

@@ -8,7 +8,7 @@ import torch
 
 from elman_core.kernels import MatrixKernel
 from elman_core.kernels.build import Extension
-from elman_core.kernels.decode import run
+from elman_core.kernels.decode import native as decoding
 from elman_core.kernels.dense.native import source
 from elman_core.kernels.gates import native as gated
 from elman_core.kernels.matrix.native import extension
@@ -57,7 +57,7 @@ def matrix(
 
 
 def decode(dtype: torch.dtype, cell: Cell | None = None) -> Program:
-    return Program("decode", run.extension(dtype, cell))
+    return Program("decode", decoding.extension(dtype, cell))
 
 
 def name_of(program: Program) -> str:

@@ -19,10 +19,9 @@ from elman_core.generation import Sampling
 from elman_core.generation.decoder import WARM, Decoder
 from elman_core.generation.loop import prefill
 from elman_core.kernels import build, dispatch, verify_cache
-from elman_core.kernels.decode import grids as decode_grids
+from elman_core.kernels.decode import native
 from elman_core.kernels.decode import op as decode
-from elman_core.kernels.decode import run as decode_run
-from elman_core.kernels.decode import spec as decode_spec
+from elman_core.kernels.decode.spec import DTYPES, LINEAR, case
 from elman_core.kernels.verify import Report, failures, verify
 from elman_core.model import LadderLM
 from elman_core.nn import is_bare, linear, scaled_once
@@ -31,13 +30,13 @@ from elman_core.registry import KernelError
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 
 
-compiled, real_module = emulated_decode.compiled, decode_run.module
+compiled, real_module = emulated_decode.compiled, native.module
 
 
 @pytest.fixture
 def emulated(compiled, monkeypatch):
     """The kernels run on tensors of the CPU, wherever they would on a GPU."""
-    monkeypatch.setattr(decode_run, "module", compiled)
+    monkeypatch.setattr(native, "module", compiled)
     return compiled
 
 
@@ -53,9 +52,9 @@ def taken(emulated, monkeypatch, tmp_path):
         return dataclasses.replace(verify_emulated(spec, cases), target="cuda")
 
     def alone(x):
-        return x.dtype in decode_run.DTYPES and not torch.is_grad_enabled()
+        return x.dtype in DTYPES and not torch.is_grad_enabled()
 
-    monkeypatch.setattr(decode_run, "alone", alone)
+    monkeypatch.setattr(native, "alone", alone)
     monkeypatch.setattr(verify_cache, "verify", on_cpu)
     monkeypatch.setattr(verify_cache, "_used", {})
     monkeypatch.setattr(dispatch, "_decided", {})
@@ -77,7 +76,7 @@ def verify_emulated(spec, cases=None, opcheck=False, call=None):
 
 
 def specs():
-    return [decode_spec.spec(), elman_e1.op.e1._step.spec(), elman_e42.op.e42._step.spec()]
+    return [decode.Shared().spec(), elman_e1.op.e1._step.spec(), elman_e42.op.e42._step.spec()]
 
 
 @pytest.mark.parametrize("spec", specs(), ids=lambda s: s.name)
@@ -98,15 +97,14 @@ def test_grids_are_fixed_lists_without_repeats(spec):
 
 
 def test_rows_too_wide_for_shared_memory_take_the_kernel_that_does_not_hold_them(emulated):
-    case = decode_grids._linear(8, 14400, 8, dtype=bf16, bias=True)
-    report = verify_emulated(decode_spec.spec(), [case])
+    report = verify_emulated(decode.Shared().spec(), [case("linear", (8, 14400, 8), bf16, bias=True)])
     assert report.passed, list(failures(report))
 
 
 def cuda_cases():
     for spec in specs():
-        for case in spec.cases("cuda", "quick"):
-            yield pytest.param(spec, case, id=f"{spec.name} {case}")
+        for each in spec.cases("cuda", "quick"):
+            yield pytest.param(spec, each, id=f"{spec.name} {each}")
 
 
 @pytest.mark.gpu
@@ -152,10 +150,10 @@ def test_a_size_is_verified_once_with_the_fewest_and_the_most_rows(taken):
     assert decode.takes(x, w)
     assert decode.takes(x[:1], w)
     [(name, cases)] = taken
-    assert (name, [c.sizes for c in cases]) == ("decode", [{"B": b, "K": 40} for b in (1, 8)])
+    assert (name, [c.sizes for c in cases]) == ("decode", [{"B": b, "K": 40, "N": 24} for b in (1, 8)])
     assert decode.takes(torch.zeros(9, 40, dtype=bf16), w)
     assert [c.sizes["B"] for c in taken[1][1]] == [9, 16]
-    found = verify_cache.stamp(decode_spec.spec())
+    found = verify_cache.stamp(decode.Shared().spec())
     assert found is not None
     assert (found.passed, len(found.extra)) == (True, 4)
     dispatch._decided.clear()  # as another process
@@ -191,7 +189,7 @@ def test_a_cache_that_cannot_be_written_stops_nobody(taken, monkeypatch, caplog)
 
 def test_a_compiler_that_fails_is_asked_once(taken, monkeypatch, caplog):
     compiler = Mock(side_effect=KernelError("no nvcc"))
-    monkeypatch.setattr(decode_run, "module", real_module)
+    monkeypatch.setattr(native, "module", real_module)
     monkeypatch.setattr(build, "_compile", compiler)
     monkeypatch.setenv("ELMAN_KERNELS", "auto")
     x, w = torch.zeros(2, 40, dtype=bf16), torch.zeros(24, 40, dtype=bf16)
@@ -347,14 +345,14 @@ def test_noise_and_logits_of_any_layout_draw_the_same(emulated):
 
 def test_weights_that_stay_and_have_not_changed_are_read_early(emulated, monkeypatch):
     early = []
-    monkeypatch.setattr(decode_run, "_may_begin_early", lambda _device: True)
-    module = emulated(None, "linear", bf16)
+    monkeypatch.setattr(native, "_may_begin_early", lambda _device: True)
+    module = emulated(None, LINEAR, bf16)
 
-    def call(**given):
+    def run(function, **given):
         early.append(bool(given["early"]))
-        return module.call(**given)
+        module.run(function, **given)
 
-    monkeypatch.setattr(decode_run, "module", lambda *_: SimpleNamespace(call=call))
+    monkeypatch.setattr(native, "module", lambda *_: SimpleNamespace(run=run))
     x, w = torch.zeros(1, 16, dtype=bf16), nn.Parameter(torch.zeros(8, 16, dtype=bf16))
     with torch.inference_mode():
         for _ in range(2):
@@ -391,7 +389,7 @@ def test_the_doctor_says_of_each_kernel_of_decoding_whether_it_was_verified(take
     [row] = _doctor._decoding()
     assert row["is"] == "cuda kernel decode not verified: elman verify decode"
     verify_cache.save(
-        decode_spec.spec(), verify_cache.make(decode_spec.spec(), Report("decode", "cuda", "quick", cases=1))
+        decode.Shared().spec(), verify_cache.make(decode.Shared().spec(), Report("decode", "cuda", "quick", cases=1))
     )
     assert _doctor._decoding()[0]["is"].startswith("cuda kernel decode verified, quick grid")
     said = _doctor._stamps("e42", [elman_e42.op.e42.spec(), elman_e42.op.e42._step.spec()])

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from elman_core.kernels.causal_conv.spec import PROBLEMS as CONVOLUTION
+from elman_core.kernels.decode.spec import PROBLEMS as DECODING
+from elman_core.kernels.decode.spec import STEP_PROBLEMS
 from elman_core.kernels.dense.spec import BLOCK_PROBLEMS, PROBLEMS
 from elman_core.kernels.elementwise.spec import PROBLEMS as ELEMENTWISE
 from elman_core.kernels.gates.spec import PROBLEMS as GATES
@@ -14,6 +16,8 @@ from elman_core.kernels.spec import Problems
 
 TABLES = {
     "conv": CONVOLUTION,
+    "decoding": DECODING,
+    "step": STEP_PROBLEMS,
     "dense": PROBLEMS,
     "blocks": BLOCK_PROBLEMS,
     "elementwise": ELEMENTWISE,

@@ -8,7 +8,7 @@ from elman_e88.op import e88 as matrix
 from torch.func import functional_call, grad, jvp, vmap
 
 from elman_core.kernels import Maps
-from elman_core.kernels.decode import run as decode_run
+from elman_core.kernels.decode import native as decode_native
 from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.nn import add_rms_norm, linear_cross_entropy
 
@@ -77,6 +77,6 @@ def test_few_rows_leave_forward_mode_to_torch():
         is_cuda, dtype = True, torch.bfloat16
 
     with torch.no_grad():
-        assert decode_run.alone(OnGPU())
+        assert decode_native.alone(OnGPU())
         with torch.autograd.forward_ad.dual_level():
-            assert not decode_run.alone(OnGPU())
+            assert not decode_native.alone(OnGPU())

@@ -107,9 +107,9 @@ def _kernels() -> list[Row]:
 
 def _decoding() -> list[Row]:
     """Whether the kernels that every model decodes with were verified; there are none without a GPU."""
-    from elman_core.kernels.decode.spec import spec
+    from elman_core.kernels.decode.op import Shared
 
-    words = _stamps("", (spec(),))
+    words = _stamps("", (Shared().spec(),))
     return [_row("decoding", "ok", words.removeprefix(", "))] if words else []
 
 

@@ -233,9 +233,9 @@ def _has(spec: KernelSpec, target: str, grid: Literal["quick", "full"], dtypes: 
 def _shared() -> tuple[KernelSpec, ...]:
     """The kernels that belong to no variant."""
     from elman_core.kernels.causal_conv.op import Kernel
-    from elman_core.kernels.decode.spec import spec
+    from elman_core.kernels.decode.op import Shared
 
-    return spec(), Kernel().spec()
+    return Shared().spec(), Kernel().spec()
 
 
 def _dtypes(text: str) -> list[Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.decode import op as decode
+from elman_core.kernels.decode.portable import kept_scores, race
 from elman_core.registry import ConfigError
 
 
@@ -65,8 +66,8 @@ def sample(
     """
     if how.repetition_penalty != 1.0 and seen_BV is None:
         raise ConfigError("a repetition penalty needs the bytes seen so far")
-    scores_BV = decode.kept_scores(logits_BV.float(), seen_BV, **how.settings)
-    return decode.race(scores_BV, _noise(logits_BV, how, generator)).argmax(-1)
+    scores_BV = kept_scores(logits_BV.float(), seen_BV, **how.settings)
+    return race(scores_BV, _noise(logits_BV, how, generator)).argmax(-1)
 
 
 def _noise(logits_BV: Tensor, how: Sampling, generator: torch.Generator | None) -> Tensor | None:

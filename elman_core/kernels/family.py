@@ -38,7 +38,8 @@ class Row(NamedTuple):
         names: the attribute of the cell with the names of the tensors in this row, such as "streams".
         stacked: whether these are states, and one tensor for the operator and the modules, along a new first dimension.
         strides: the letters whose strides a kernel is told; the sizes behind them are adjacent.
-        like: of a result, the argument whose layout it has; a list's are contiguous, and empty where the argument is None.
+        like: of a result, the argument whose layout it has; a list's are contiguous, and empty where the argument is None. With
+            "?" in its shape, a list's have the first size of their argument there.
         as_is: whether `run` of the operator lays the tensor out as its kernel reads it.
         read: whether the backward reads this input: never, always, or with the back end "torch".
         draw: makes the input of a verification from a standard normal draw.

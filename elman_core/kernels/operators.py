@@ -6,7 +6,7 @@ import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class _Signature:
         of = {n: every[at] if isinstance(at, int) else f"[{', '.join(every[i] for i in at)}]" for n, at in places}
         first = self.parameters[0]
         lines = [f"_values = {{{', '.join(f'{n!r}: {x}' for n, x in of.items())}}}"]
-        if direction:
+        if direction and known.get("plain"):
             lines.append("if backend == 'torch': return tuple(_plain(_cell, _values))")
         lines += [*self._sizes, f"_sizes = {{{', '.join(f'{n!r}: n_{n}' for n in self._known)}}}"]
         lines += [
@@ -92,6 +92,9 @@ class _Signature:
     def _result(self, row: Row, count: int, like: str | None, layout: str, fake: bool) -> str:
         """An expression for a result that is not filled in."""
         first = self.parameters[0]
+        if layout and "?" in (row.shape or ""):
+            sizes = "".join("len(x), " if n == "?" else f"n_{n}, " for n in row.shape or "")
+            return f"[{first}.new_empty(({sizes})) for x in {layout}]"
         if layout and row.listed:
             return f"[{first}.new_empty(0) if x is None else x.new_empty(x.shape) for x in {layout}]"
         if layout:
@@ -118,7 +121,8 @@ def _argument(row: Row, names: Sequence[str], may_be_empty: bool) -> tuple[str, 
     """What the modules read of an argument: in which case ("" for always), its name, and an expression for it."""
     each = list(names)
     if not row.as_is:
-        arrange = "_readable" if len(row.strides) > 1 else "_timed" if row.strides else "_whole"
+        by_rows = row.strides and (row.shape or "").startswith(row.strides)
+        arrange = "_readable" if by_rows else "_timed" if row.strides else "_whole"
         if row.dtype == "storage" and row.takes is not None:
             each = [f"{x} if {x}.dtype is _stored else {x}.to(_stored)" for x in each]
         each = [f"{arrange}({x})" for x in each]
@@ -144,7 +148,7 @@ class Operator:
             modules read them, and empty results. values: the operator's arguments. Both by name.
         plain: `forward(cell, values)` and `backward(cell, values)` in PyTorch; they return all results.
         gradients: `gradients(cell, values)` gives the gradients of inputs by name. values: the arguments and the results of the
-            backward, and `needs`: which inputs have a gradient.
+            backward, and `needs`: which inputs have a gradient. None: there is no backward.
     """
 
     def __init__(
@@ -152,8 +156,8 @@ class Operator:
         family: Family,
         cell: Any,
         run: Callable[[Any, str, Values, Values], None],
-        plain: Sequence[Callable[[Any, Values], Sequence[Tensor]]],
-        gradients: Callable[[Any, Values], Values],
+        plain: Sequence[Callable[[Any, Values], Sequence[Tensor]]] = (),
+        gradients: Callable[[Any, Values], Values] | None = None,
     ) -> None:
         self.family, self.cell, self._run, self._plain, self._gradients = family, cell, run, plain, gradients
         read = [row._replace(optional=row.optional or row.read == "torch") for row in family.inputs if row.read]
@@ -173,6 +177,9 @@ class Operator:
             of = scope | {"plain": plain[back] if plain else None}
             return f"{title}{signature.schema}", signature.function(title, word, **of), signature.function(title, **of)
 
+        if gradients is None:
+            self.op = operator(*functions(self._forward, 0))
+            return
         self._backward_op = operator(*functions(self._backward, 1))
         self.op = operator(*functions(self._forward, 0), self._saver(name), self._differentiate)
 
@@ -220,6 +227,7 @@ class Operator:
             return dict(zip(names, kernel(*inputs.values(), backend=backend), strict=True))
 
         fields: dict[str, Any] = {
+            "name": cell.name,
             "cases": lambda target, grid: problems[target].cases(grid),
             "make_inputs": lambda case, generator: family.draw(cell, case, generator),
             "call": call,
@@ -229,7 +237,7 @@ class Operator:
             "record": cell.record,
             "python": (*cell.python(inspect.getfile(self._run)), *python),
         }
-        return KernelSpec(name=cell.name, **{**fields, **more})
+        return KernelSpec(**(fields | more))
 
     def example(self, backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
         """The operator and its arguments, for `torch.library.opcheck`."""
@@ -263,7 +271,7 @@ class Operator:
         values = self._backward.values(given)
         values |= self._backward.made(self._backward_op(*given))
         values["needs"] = self._forward.values(ctx.needs_input_grad)
-        found, made = self._gradients(self.cell, values), [None] * len(ctx.needs_input_grad)
+        found, made = cast(Any, self._gradients)(self.cell, values), [None] * len(ctx.needs_input_grad)
         for name, place in self._forward.places:
             if name in found:
                 made[place] = found[name]

@@ -159,8 +159,8 @@ def results(step: Callable[..., Any], made: Any, count: int, words: str) -> tupl
 
 
 def tensors(count: int) -> str:
-    """This many results, as a schema writes them."""
-    return f"({', '.join(['Tensor'] * count)})"
+    """This many results, as a schema writes them: a single one in a list, as all functions return a tuple."""
+    return f"({', '.join(['Tensor'] * count)})" if count > 1 else "Tensor[]"
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:

@@ -1,3 +1,3 @@
 """Kernels for decoding with few rows, shared by all models."""
 
-from . import spec as spec  # registers them with the chooser of back ends
+from . import op as op  # registers them with the chooser of back ends

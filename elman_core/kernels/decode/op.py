@@ -14,21 +14,24 @@ Shapes: B rows, K inputs, N outputs, D width, V classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.dispatch import runs
-from elman_core.kernels.launch import readable, whole
-from elman_core.kernels.runtime import operator
+from elman_core.kernels.dispatch import Compiled, register, runs
+from elman_core.kernels.family import Family
+from elman_core.kernels.operators import Operator
+from elman_core.kernels.spec import Case, Inputs, KernelSpec, Outputs
 from elman_core.registry.errors import KernelError
 
-from . import run
-from .run import MOST_ROWS, NARROW, most_rows
+from . import native, portable, spec
+from .spec import DRAW, LINEAR, MOST_MAPS, MOST_ROWS, NARROW, NORM, SharedCell
 
 NAME = "decode"
-MOST_LINEARS = 5
 MOST_CLASSES = 256
 WIDEST_NORM = 8192
 
@@ -42,15 +45,15 @@ def takes(x: Tensor, *weights: Tensor, bias: Tensor | None = None) -> bool:
     Raises:
         KernelError: verification found the kernel wrong.
     """
-    width, fits = x.shape[-1], run.alone(x) and x.dtype in NARROW
+    width, fits = x.shape[-1], native.alone(x) and x.dtype in NARROW
     for tensor in (*weights, *(() if bias is None else (bias,))):
         fits = fits and tensor.dtype == x.dtype and tensor.device == x.device
-    if not fits or width % 8 or not 0 < x.numel() <= MOST_ROWS * width or not 1 <= len(weights) <= MOST_LINEARS:
+    if not fits or width % 8 or not 0 < x.numel() <= MOST_ROWS * width or not 1 <= len(weights) <= MOST_MAPS + 1:
         return False
     if any(weight.shape[1] != width for weight in weights) or (bias is not None and bias.shape != weights[0].shape[:1]):
         return False  # plain PyTorch then says what is wrong
     outputs = tuple(int(weight.shape[0]) for weight in weights)
-    return runs(NAME, x, "linear", most_rows(x.numel() // width), int(weights[0].shape[1]), outputs)
+    return runs(NAME, x, "linear", spec.most_rows(x.numel() // width), int(weights[0].shape[1]), outputs)
 
 
 def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, activated: int = 0) -> Tensor:
@@ -60,35 +63,18 @@ def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, activated
 
 def linears(x: Tensor, weights: Sequence[Tensor], bias_N: Tensor | None = None, activated: int = 0) -> list[Tensor]:
     """x Wᵀ for up to five weights (N_i, K), in one launch. `bias_N` and `activated` need a single weight."""
-    flat: list[Tensor] = linear_op(x.reshape(-1, x.shape[-1]), list(weights), bias_N, activated)
+    first, *others = weights
+    if len(others) > MOST_MAPS:
+        raise KernelError(f"linears takes up to {MOST_MAPS + 1} weights, not {len(weights)}")
+    flat: Sequence[Tensor] = _linears[len(others)].op(x.reshape(-1, x.shape[-1]), first, bias_N, *others, activated)
     return [y_BN.view(*x.shape[:-1], -1) for y_BN in flat]
-
-
-def _run_linear(x_BK: Tensor, weights: Sequence[Tensor], bias_N: Tensor | None, activated: int) -> list[Tensor]:
-    x_BK, weights = readable(x_BK), [whole(w) for w in weights]
-    made = [x_BK.new_empty(len(x_BK), len(w)) for w in weights]
-    bias_N = None if bias_N is None else bias_N.contiguous()
-    run.run(
-        None, "linear", x_BK, weights,
-        x=x_BK, weight=weights[0], bias=bias_N, out=made[0], activated=activated, map=weights[1:], map_out=made[1:],
-    )  # fmt: skip
-    return made
-
-
-def _fake_linear(x_BK: Tensor, weights: Sequence[Tensor], _bias: Tensor | None, _activated: int) -> list[Tensor]:
-    return [x_BK.new_empty(x_BK.shape[0], w.shape[0]) for w in weights]
-
-
-linear_op = operator(
-    "decode_linear(Tensor x, Tensor[] weights, Tensor? bias, int activated) -> Tensor[]", _run_linear, _fake_linear
-)
 
 
 def takes_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out_dtype: torch.dtype) -> bool:
     """Whether `norm` runs here. Compiles, verifies and raises as `takes`, for each width."""
     width = x.shape[-1]
     return (
-        run.alone(x)
+        native.alone(x)
         and x.dtype == weight.dtype == out_dtype
         and weight.device == x.device
         and weight.shape == x.shape[-1:]
@@ -103,34 +89,14 @@ def takes_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out_dtype: to
 def norm(x: Tensor, residual: Tensor | None, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """As `elman_core.nn.add_rms_norm`: (n in the dtype of x, the stream in float32), contiguous."""
     width = x.shape[-1]
-    n, stream = norm_op(x.reshape(-1, width), None if residual is None else residual.reshape(-1, width), weight_D, eps)
+    n, stream = _norm.op(x.reshape(-1, width), None if residual is None else residual.reshape(-1, width), weight_D, eps)
     return n.view(x.shape), stream.view(x.shape)
-
-
-def _run_norm(x_BD: Tensor, residual_BD: Tensor | None, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    x_BD = x_BD if x_BD.stride(1) == 1 else x_BD.contiguous()
-    residual_BD, weight_D = None if residual_BD is None else residual_BD.contiguous(), weight_D.contiguous()
-    n_BD, stream_BD = _fake_norm(x_BD)
-    run.run(
-        None, "norm", x_BD, (weight_D,),
-        x=x_BD, residual=residual_BD, weight=weight_D, out=n_BD, stream_out=stream_BD, eps=eps,
-    )  # fmt: skip
-    return n_BD, stream_BD
-
-
-def _fake_norm(x_BD: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
-    return x_BD.new_empty(x_BD.shape), x_BD.new_empty(x_BD.shape, dtype=torch.float32)
-
-
-norm_op = operator(
-    "decode_norm(Tensor x, Tensor? residual, Tensor weight, float eps) -> (Tensor, Tensor)", _run_norm, _fake_norm
-)
 
 
 def takes_draw(logits_BV: Tensor) -> bool:
     """Whether `draw` runs here, for any number of rows. Compiles, verifies and raises as `takes`, for each V."""
     classes = logits_BV.shape[1]
-    return run.alone(logits_BV) and 0 < classes <= MOST_CLASSES and runs(NAME, logits_BV, "draw", int(classes))
+    return native.alone(logits_BV) and 0 < classes <= MOST_CLASSES and runs(NAME, logits_BV, "draw", int(classes))
 
 
 def draw(
@@ -159,51 +125,98 @@ def draw(
     if waits_BV is None and temperature > 0:
         raise KernelError("draw: a temperature above 0 needs waits")
     x = logits_BV if logits_BV.stride(1) == 1 else logits_BV.contiguous()
-    run.run(
-        None, "draw", x, (),
-        logits=x, waits=None if waits_BV is None else waits_BV.contiguous(), seen=None if penalty == 1 else seen_BV,
-        drawn=drawn_B, shown=shown_B, penalty=penalty, temperature=temperature, top_k=min(top_k, x.shape[1]),
-        below=1 - top_p if top_p < 1 else -1,
-    )  # fmt: skip
+    given = {"logits": x, "drawn": drawn_B, "shown": shown_B, "penalty": penalty, "temperature": temperature}
+    if waits_BV is not None:
+        given["waits"] = waits_BV.contiguous()
+    if penalty != 1:
+        given["seen"] = seen_BV
+    given |= {"top_k": min(top_k, x.shape[1]), "below": 1 - top_p if top_p < 1 else -1}
+    native.run(_DRAW, "", given, given)
 
 
-# The draw in plain PyTorch: the truth for `draw`, and its replacement where it does not run.
+def _shared(family: Family, reference: Callable[..., Any], adjust: Any = None, maps: int = 0) -> SharedCell:
+    names = tuple(f"w{i}" for i in range(1, 1 + maps))
+    return SharedCell(str(maps or family.name), Path(), "", reference, adjust, family=family, maps=names)
 
 
-def kept_scores(
-    logits_BV: Tensor,
-    seen_BV: Tensor | None,
-    *,
-    penalty: float,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-) -> Tensor:
-    """Scores after penalty, temperature, top-k and top-p, -inf for classes not to be drawn; float64 for float64, else float32.
-
-    Args:
-        seen_BV: bool: classes that have occurred in each row; None without a penalty. temperature: 0 keeps the scores.
-        top_k: 0 for all. top_p: 1 for all.
-    """
-    scores_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
-    if penalty != 1.0 and seen_BV is not None:
-        punished_BV = torch.where(scores_BV < 0, scores_BV * penalty, scores_BV / penalty)
-        scores_BV = torch.where(seen_BV, punished_BV, scores_BV)
-    if temperature == 0:
-        return scores_BV
-    scores_BV = scores_BV / temperature
-    if 0 < top_k < scores_BV.shape[-1]:
-        least_B1 = scores_BV.topk(top_k, dim=-1).values[:, -1:]
-        scores_BV = scores_BV.masked_fill(scores_BV < least_B1, -torch.inf)
-    if top_p < 1:
-        ordered_BV, order_BV = scores_BV.sort(dim=-1, stable=True)
-        drop_BV = ordered_BV.softmax(-1).cumsum(-1) <= 1 - top_p
-        drop_BV[:, -1] = False  # the most likely always stays
-        scores_BV = scores_BV.masked_fill(drop_BV.scatter(1, order_BV, drop_BV), -torch.inf)
-    return scores_BV
+_DRAW = _shared(DRAW, portable.race, spec.clear)
+_linears = [
+    Operator(LINEAR, _shared(LINEAR, portable.linears, spec.narrow, maps), native.run) for maps in range(1 + MOST_MAPS)
+]
+_norm = Operator(NORM, _shared(NORM, portable.norm), native.run)
 
 
-def race(scores_BV: Tensor, waits_BV: Tensor | None) -> Tensor:
-    """The values whose largest is the drawn class: a race of exponentials, as torch.multinomial draws one sample, but without
-    reading values on the host. For temperature 0, without `waits_BV`, they are the scores."""
-    return scores_BV if waits_BV is None else scores_BV.softmax(-1) / waits_BV
+class Shared(Compiled):
+    """These kernels, for the chooser: a problem is ("linear", most rows, K, (N, …)), ("norm", D) or ("draw", V)."""
+
+    name = NAME
+
+    def prepare(self, dtype: torch.dtype, kind: str, *_sizes: Any) -> str:
+        native.module(None, {"linear": LINEAR, "norm": NORM, "draw": DRAW}[kind], dtype, native.here())
+        return "one launch"
+
+    def cases(self, dtype: torch.dtype, kind: str, *sizes: Any) -> list[Case]:
+        return spec.first_use(dtype, kind, *sizes)
+
+    def spec(self) -> KernelSpec:
+        """What `elman verify` checks."""
+        return KernelSpec(
+            name=NAME,
+            cases=lambda _target, grid: spec.shared_cases(grid),
+            make_inputs=_draw_inputs,
+            call=_call,
+            states=(),
+            extension=lambda _target: native.extension(torch.bfloat16),
+            op=_operator,
+            targets=("cuda",),
+            builds=lambda _target, _arch, _widths, dtypes: native.extensions(dtypes),
+            module=lambda _target, case: native.extension(case.dtype),
+            python=tuple(sorted(Path(__file__).parent.glob("*.py"))),
+            record=Path(__file__).with_name("errors.json"),
+            differentiable=False,
+        )
+
+
+def _draw_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    kind = case.options["op"]
+    cell = {"linear": _linears[len(spec.further(case.options))].cell, "norm": _norm.cell, "draw": _DRAW}[kind]
+    return cell.family.draw(cell, case, generator)
+
+
+def _call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
+    """The outputs of one of these kernels by name; in plain PyTorch for the back end "reference"."""
+    plain, kind = backend == "reference", options["op"]
+    if kind == "linear":
+        x, weight, bias, *others = inputs.values()
+        made = (portable.linears if plain else linears)(x, [weight, *others], bias, spec.activated_of(weight, options))
+        return {"linear": made[0]} if not others else {f"linears {i}": y for i, y in enumerate(made)}
+    if kind == "norm":
+        x, residual, weight = inputs.values()
+        n, stream = (portable.norm if plain else norm)(x, residual, weight, spec.EPS)
+        return {"n": n, "stream": stream}
+    logits, waits, before = inputs.values()
+    how, seen = spec.settings(options), before.clone(memory_format=torch.contiguous_format)
+    drawn, shown = (torch.empty(len(logits), dtype=torch.int64, device=logits.device) for _ in range(2))
+    if not plain:
+        draw(logits, waits, seen, drawn, shown, **how)
+    else:
+        drawn = portable.race(portable.kept_scores(logits, seen, **how), waits).argmax(-1)
+        if how["penalty"] != 1:
+            seen.scatter_(1, drawn[:, None], True)
+        shown = drawn.clone()
+    # One wrong class or mark must be a large error in any row: compare one-hot rows, and marks where they changed.
+    classes = logits.shape[1]
+    return {"drawn": F.one_hot(drawn.clamp(0, classes - 1), classes), "shown": shown - drawn, "marked": seen != before}
+
+
+def _operator(_backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+    """None for `draw`, which is called outside of models and is no operator."""
+    if options["op"] == "draw":
+        return None
+    if options["op"] == "norm":
+        return _norm.op, (*inputs.values(), spec.EPS)
+    given = tuple(inputs.values())
+    return _linears[len(given) - 3].op, (*given, spec.activated_of(given[1], options))
+
+
+register(Shared())

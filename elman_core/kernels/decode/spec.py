@@ -1,159 +1,279 @@
-"""The problems that verify the kernels of decoding: outputs only, since decoding takes no gradients.
+"""The tensors of the kernels of decoding, and the problems on which they are verified: outputs only, as nothing has a gradient.
 
-Shapes: B rows, K inputs, N outputs, d width of a cell, D of a norm, V classes.
+Shapes: B rows, K inputs, N outputs, D width of a norm, V classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.build import Extension
-from elman_core.kernels.dense.spec import DenseCell
-from elman_core.kernels.dispatch import Compiled, register
-from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Cell, Inputs, KernelSpec, Outputs
+from elman_core.kernels.family import Family, Row, Values
+from elman_core.kernels.spec import Case, Cell, Grid, Inputs, Problems
 
-from . import grids, op, run
-from .run import DTYPES, NARROW
+from . import portable
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NARROW = (torch.bfloat16, torch.float16)
+MOST_ROWS = 64
+MOST_MAPS = 4
 EPS = 1e-5
+_MARGIN = 1e-4  # of a threshold and of a race: far beyond the errors of float32
+_FIRST_OUTPUTS = 256  # at its first use, a map with more outputs is verified on this many: blocks of 16 are alike
+_SEVERAL = (7, 16, 1, 33)
+_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64)
 
 
-def spec() -> KernelSpec:
-    """The spec of the kernels that every model decodes with: linear maps, norm and draw."""
-    return KernelSpec(
-        name=op.NAME,
-        cases=lambda _target, grid: list(grids.shared_cases(grid)),
-        make_inputs=grids.make_inputs,
-        call=lambda backend, inputs, options: _CALLS[options["op"]](backend, inputs, options),
-        states=(),
-        extension=lambda _target: run.extension(torch.bfloat16),
-        op=_operator,
-        targets=("cuda",),
-        builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), None),
-        module=lambda _target, case: run.extension(case.dtype),
-        python=tuple(sorted(Path(__file__).parent.glob("*.py"))),
-        record=Path(__file__).with_name("errors.json"),
-        differentiable=False,
-    )
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SharedCell(Cell):
+    """A kernel that every model decodes with. maps: of `linears`, names of the weights beside the first."""
+
+    family: Family
+    maps: tuple[str, ...] = ()
 
 
-def make_step_spec(
-    cell: DenseCell, kernel: Callable[..., tuple[Tensor, Tensor]], operator: Callable[..., tuple[Tensor, Tensor]]
-) -> KernelSpec:
-    """The spec of the step of a dense cell. kernel: its `DenseKernel`, for plain PyTorch. operator: the launch."""
-
-    def given(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, ...]:
-        v = inputs["w"] if options["tied"] else inputs.get("v")
-        return inputs["x"], v, *(inputs[n] for n in ("bias", *cell.extras, "w", "h"))
-
-    def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-        x, v, bias, *extras, w, h = given(inputs, options)
-        if backend in ("reference", "torch"):
-            y, last = kernel(x[None], *(e[None] for e in extras), w, h, v=v, b=bias, backend=backend)
-            return {"y": y[0], "h": last}
-        y, last = operator(x, v, bias, *extras, w, h)
-        return {"y": y, "h": last}
-
-    return KernelSpec(
-        name=f"{cell.name}_step",
-        cases=lambda target, grid: list(grids.step_cases(target, grid)),
-        make_inputs=lambda case, generator: grids.make_step_inputs(case, generator, cell.extras),
-        call=call,
-        states=("h",),
-        extension=lambda _target: run.extension(torch.bfloat16, cell),
-        op=lambda backend, inputs, options: None if backend == "torch" else (operator, given(inputs, options)),
-        targets=("cuda",),
-        builds=lambda _target, _arch, _widths, dtypes: _extensions(dtypes or (torch.bfloat16,), cell),
-        module=lambda _target, case: run.extension(case.dtype, cell),
-        python=cell.python(__file__),
-        portable=("torch",),
-        emulated=tuple(grids.step_cases("host", "quick"))[:3],
-        record=cell.header.with_name("errors.json"),
-        differentiable=False,
-    )
+def _widest(_cell: Cell, sizes: Values, values: Values) -> None:
+    """?: of a verification, the most outputs of a further map."""
+    if "op" in values:
+        sizes["?"] = max(further(values), default=0)
 
 
-def _extensions(dtypes: Sequence[torch.dtype], cell: Cell | None) -> list[Extension]:
-    """One for each dtype that has a kernel."""
-    known = DTYPES if cell is None else NARROW
-    return [run.extension(dtype, cell) for dtype in dict.fromkeys(dtypes) if dtype in known]
+def _direct(_cell: Cell, sizes: Values, values: Values) -> None:
+    """K: of a verification, N for an input that is added as it is."""
+    if values.get("direct"):
+        sizes["K"] = sizes["N"]
 
 
-def _linear(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-    x, bias, weights, activated = inputs["x"], inputs["bias"], _weights(inputs), options["activated"]
-    if backend != "reference":
-        made = op.linears(x, weights, bias, activated)
-    else:
-        wide = compute_dtype(x)
-        made = [F.linear(x.to(wide), w.to(wide), None if bias is None else bias.to(wide)).to(x.dtype) for w in weights]
-        made[0] = torch.cat((F.silu(made[0][:, :activated].to(wide)).to(x.dtype), made[0][:, activated:]), 1)
-    return {"linear": made[0]} if len(made) == 1 else {f"linears {i}": y for i, y in enumerate(made)}
+def _scaled(w: Tensor) -> Tensor:
+    return w * w.shape[1] ** -0.5
 
 
-def _norm(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
-    x, residual, weight = inputs["x"], inputs.get("residual"), inputs["weight"]
-    if backend != "reference":
-        n, stream = op.norm(x, residual, weight, EPS)
-        return {"n": n, "stream": stream}
-    stream = x.to(compute_dtype(x)) if residual is None else x.to(compute_dtype(x)) + residual
-    scale = (stream.square().mean(-1, keepdim=True) + EPS).rsqrt()
-    return {"n": (stream * scale * weight.to(stream.dtype)).to(x.dtype), "stream": stream}
+_BKN, _NUMBERS = {"B": "rows", "K": "inputs", "N": "outputs"}, "early stream"
+LINEAR = Family(
+    "decode_linear",
+    sizes=_BKN,
+    functions={"": "x weight out"},
+    inputs=(
+        Row("x", "BK", strides="B"), Row("weight", "NK", draw=_scaled), Row("bias", "N", optional=True, given="bias"),
+        Row("map", "?K", names="maps", draw=_scaled),
+    ),
+    outputs=(Row("out", "BN"), Row("map_out", "B?", names="maps", like="map")),
+    numbers=f"activated {_NUMBERS}",
+    constants=("int activated",),
+    derive=_widest,
+)  # fmt: skip
+STEP = Family(
+    "decode_step",
+    sizes=_BKN,
+    functions={"": "w h out last"},
+    inputs=(
+        Row("x", "BK", strides="B"), Row("weight", "NK", optional=True, given="not direct", draw=_scaled),
+        Row("bias", "N", optional=True, given="bias"), Row("extra", "BN", names="extras", strides="B"),
+        Row("w", "NN", draw=_scaled), Row("h", "BN", "compute"),
+    ),
+    outputs=(Row("out", "BN"), Row("last", "BN", "compute")),
+    members=(Row("u", "BN", strides="B"),),
+    numbers=_NUMBERS,
+    constants=(),
+    derive=_direct,
+)  # fmt: skip
+NORM = Family(
+    "decode_norm",
+    sizes={"B": "rows", "D": "width"},
+    functions={"": "x weight out stream_out"},
+    inputs=(
+        Row("x", "BD", strides="B"), Row("residual", "BD", "compute", optional=True, given="adds"),
+        Row("weight", "D", draw=lambda w: 1 + 0.1 * w),
+    ),
+    outputs=(Row("out", "BD"), Row("stream_out", "BD", "compute")),
+    numbers=_NUMBERS,
+    reals="eps",
+    constants=("float eps",),
+)  # fmt: skip
+DRAW = Family(
+    "decode_draw",
+    sizes={"B": "rows", "V": "classes"},
+    functions={"": "logits drawn shown"},
+    inputs=(
+        Row("logits", "BV", strides="B", draw=lambda x: 3 * x),
+        Row("waits", "BV", "compute", optional=True, given="not greedy", draw=lambda x: -torch.special.log_ndtr(x)),
+        Row("seen", "BV", "bool"),
+    ),
+    members=(Row("drawn", "B", "index"), Row("shown", "B", "index")),
+    numbers=f"top_k {_NUMBERS}",
+    reals="penalty temperature below",
+)
+
+PROBLEMS = {
+    "linear": Problems(
+        "BKN",
+        NARROW,
+        named=(
+            ((1, 1536, 3072), "activated"), ((3, 72, 40), "bias activated strided"), ((8, 2600, 17), "bias"),
+            ((13, 64, 24), "strided"), ((30, 1280, 256), "bias activated"), ((64, 1096, 1288), "bias"),
+            ((1, 1536, 1536), "several"), ((33, 72, 40), "several"),
+        ),
+        large=(((8, 14400, 40), "bias"),),  # rows that no block can hold
+        values={
+            "B": _ROWS,
+            "KN": (
+                (64, 32), (768, 768), (1000, 77), (1280, 1295), (1536, 3072), (2048, 2048), (4096, 1024), (8192, 264),
+            ),
+        },
+        words="bias activated strided several",
+        count=68,
+    ),
+    "norm": Problems(
+        "BD",
+        DTYPES,
+        named=(((1, 1536), "adds"), ((64, 1281), "adds strided"), ((5, 8192), "")),
+        large=(),
+        values={"B": (3, 8, 63), "D": (1, 31, 255, 256, 257, 768, 1280, 2048, 4096)},
+        words="adds strided",
+        count=18,
+    ),
+    "draw": Problems(
+        "BV",
+        DTYPES,
+        named=(
+            ((64, 256), ""), ((64, 256), "penalised greedy"), ((64, 256), "top_k top_p"), ((64, 256), "penalised top_p"),
+            ((256, 256), "top_k top_p each strided"), ((7, 77), "penalised top_p"),
+        ),
+        large=(),
+        values={"B": (5, 31, 128, 256), "V": (1, 2, 31, 33, 128, 255, 256)},
+        words="penalised greedy top_k top_p each strided",
+        count=42,
+    ),
+}  # fmt: skip
+_TINY = (
+    ((1, 40, 40), "tied bias"), ((5, 72, 96), "strided"), ((20, 64, 64), "tied bias strided"), ((64, 40, 32), "bias"),
+    ((3, 48, 48), "direct bias strided"),
+)  # fmt: skip
+STEP_PROBLEMS: dict[Any, Problems] = {
+    "host": Problems("BKN", NARROW, named=_TINY, large=(), values={"B": (2,), "KN": ((24, 16),)}, words="bias", count=2),
+    "cuda": Problems(
+        "BKN",
+        NARROW,
+        named=(
+            *_TINY, ((1, 1536, 1536), "tied bias"), ((1, 1280, 1280), "bias"), ((3, 1000, 1008), "bias"),
+            ((8, 768, 768), "tied bias"), ((13, 1536, 1536), ""), ((64, 1280, 1280), "tied bias"), ((8, 1280, 1280), "direct"),
+        ),
+        large=(((8, 7168, 7168), "tied bias"),),  # rows that no block can hold
+        values={
+            "B": _ROWS,
+            "KN": ((64, 64), (520, 520), (1536, 1536), (2048, 2048), (264, 1032), (1032, 1032)),
+        },
+        words="tied direct bias strided",
+        count=68,
+    ),
+}  # fmt: skip
 
 
-def _draw(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
-    logits, waits, before = inputs["logits"], inputs["waits"], inputs["seen"]
-    seen = before.clone(memory_format=torch.contiguous_format)
-    settings = grids.settings(options)
-    drawn, shown = (torch.empty(len(logits), dtype=torch.int64, device=logits.device) for _ in range(2))
-    if backend != "reference":
-        op.draw(logits, waits, seen, drawn, shown, **settings)
-    else:
-        drawn = op.race(op.kept_scores(logits, seen, **settings), waits).argmax(-1)
-        if settings["penalty"] != 1:
-            seen.scatter_(1, drawn[:, None], True)
-        shown = drawn.clone()
-    # One wrong class or mark must be a large error in any row: compare one-hot rows, and marks where they changed.
-    classes = logits.shape[1]
-    return {"drawn": F.one_hot(drawn.clamp(0, classes - 1), classes), "shown": shown - drawn, "marked": seen != before}
+def case(kind: str, sizes: tuple[int, ...], dtype: torch.dtype, **special: Any) -> Case:
+    """A problem of "linear" (B, K, N), "norm" (B, D), "draw" (B, V) or "step" (B, K, N).
+
+    Options, all off without: bias; activated; several, or `maps`, the outputs of further maps (linear); adds (norm); penalised,
+    greedy, top_k, top_p, each (draw); tied, direct: V is W, or there is none (step).
+    """
+    made = Case.of({"norm": "BD", "draw": "BV"}.get(kind, "BKN"), sizes, dtype, **special)
+    return made if kind == "step" else replace(made, options={"op": kind, **made.options})
 
 
-_CALLS = {"linear": _linear, "norm": _norm, "draw": _draw}
+def shared_cases(grid: Grid) -> list[Case]:
+    """Those of all kernels that models share."""
+    return [
+        replace(made, options={"op": kind, **made.options})
+        for kind, problems in PROBLEMS.items()
+        for made in problems.cases(grid)
+    ]
 
 
-def _operator(_backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
-    """None for `draw`, which is called outside of models and is no operator."""
-    if options["op"] == "linear":
-        return op.linear_op, (inputs["x"], _weights(inputs), inputs["bias"], options["activated"])
-    if options["op"] == "norm":
-        return op.norm_op, (inputs["x"], inputs["residual"], inputs["weight"], EPS)
-    return None
+def further(options: Mapping[str, Any]) -> tuple[int, ...]:
+    """The outputs of the maps beside the first of `linears`."""
+    return options.get("maps") or _SEVERAL * bool(options.get("several"))
 
 
-def _weights(inputs: Inputs) -> list[Tensor]:
-    return [w for name, w in inputs.items() if name.startswith("w") and w is not None]
+def activated_of(weight: Tensor, options: Mapping[str, Any]) -> int:
+    """How many outputs of a linear map pass SiLU."""
+    return len(weight) // 2 if options.get("activated") and not further(options) else 0
 
 
-class _Shared(Compiled):
-    """The shared kernels, for the chooser: a problem is ("linear", most rows, K, (N, …)), ("norm", D) or ("draw", V)."""
-
-    name = op.NAME
-
-    def prepare(self, dtype: torch.dtype, kind: str, *_sizes: Any) -> str:
-        run.module(None, kind, dtype, run.here())
-        return "one launch"
-
-    def cases(self, dtype: torch.dtype, *problem: Any) -> Sequence[Case]:
-        return list(grids.first_use(dtype, *problem))
-
-    def spec(self) -> KernelSpec:
-        return spec()
+def settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a draw."""
+    penalty = (1.7 if options.get("greedy") else 0.8) if options.get("penalised") else 1.0
+    return {
+        "penalty": penalty,
+        "temperature": 0.0 if options.get("greedy") else 0.8,
+        "top_k": 40 if options.get("top_k") else 0,
+        "top_p": (0.9 if options.get("top_k") else 0.5) if options.get("top_p") else 1.0,
+    }
 
 
-register(_Shared())
+def most_rows(rows: int) -> int:
+    """The most rows of the kernel that takes `rows`. Four kernels are compiled, each verified with its fewest and most rows."""
+    return 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else MOST_ROWS
+
+
+def fewest_and_most(most: int) -> tuple[int, int]:
+    """The rows of the kernel that takes up to `most`."""
+    return 1 if most == 8 else most // 2 + 1, most
+
+
+def first_use(dtype: torch.dtype, kind: str, *sizes: Any) -> list[Case]:
+    """The cases that verify a size at its first use: the fewest and the most rows of its kernel, and each way through it.
+
+    Args:
+        kind, sizes: "linear" with the most rows, K, (N, …); "norm" with D; "draw" with V.
+    """
+    if kind == "norm":
+        return [case(kind, (3, *sizes), dtype, adds=adds) for adds in (True, False)]
+    if kind == "draw":
+        ways: tuple[tuple[int, str], ...] = ((3, ""), (3, "penalised greedy"), (MOST_ROWS, "top_k top_p"))
+        return [case(kind, (rows, *sizes), dtype, **dict.fromkeys(words.split(), True)) for rows, words in ways]
+    most, inputs, outputs = sizes
+    first, *maps = (n if n <= _FIRST_OUTPUTS else _FIRST_OUTPUTS + n % 16 for n in outputs)
+    way: dict[str, Any] = {"maps": tuple(maps)} if maps else {"bias": True, "activated": True}
+    return [case(kind, (rows, inputs, first), dtype, **way) for rows in fewest_and_most(most)]
+
+
+def narrow(inputs: Inputs, options: Mapping[str, Any]) -> None:
+    """Give each further map of a linear one as many outputs as it has; bias and SiLU belong to a single map."""
+    for i, outputs in enumerate(further(options), 1):
+        inputs |= {f"w{i}": inputs[f"w{i}"][:outputs], "bias": None}
+
+
+def clear(inputs: Inputs, options: Mapping[str, Any]) -> None:
+    """Draw again what leaves the drawn class in doubt in float32. each: the noise of row i favours class i, so the rows show
+    which classes can be drawn."""
+    generator, how, (rows, classes) = torch.Generator().manual_seed(0), settings(options), inputs["logits"].shape
+    count = 1 if options.get("each") else rows
+    logits, seen, waits = inputs["logits"][:count], inputs["seen"][:count], inputs["waits"]
+    while (unclear := ~_clear_threshold(logits, seen, how)).any():
+        logits[unclear] = (3 * torch.randn(int(unclear.sum()), classes, generator=generator)).to(logits.dtype)
+    logits, seen = (x.repeat(rows // count, 1) for x in (logits, seen))
+    inputs |= {"logits": logits, "seen": seen}
+    if waits is None:
+        return
+    scores = portable.kept_scores(logits.double(), seen, **how)
+    while True:
+        if options.get("each"):
+            waits.clamp_(min=1e-2).fill_diagonal_(1e-20)
+        best = F.pad(portable.race(scores, waits.double()), (0, 1)).topk(2, -1).values
+        unclear = best[:, 1] > best[:, 0] * (1 - _MARGIN)
+        if not unclear.any():
+            return
+        waits[unclear] = torch.empty(int(unclear.sum()), classes).exponential_(1, generator=generator)
+
+
+def _clear_threshold(logits: Tensor, seen: Tensor, how: dict[str, Any]) -> Tensor:
+    """For each row: whether the same classes can be drawn with a slightly smaller and a slightly larger top-p."""
+    shares = (1 - _MARGIN, 1 + _MARGIN) if how["top_p"] < 1 else (1.0, 1.0)
+    kept = [
+        portable.kept_scores(logits.double(), seen, **(how | {"top_p": how["top_p"] * x})).isfinite() for x in shares
+    ]
+    return (kept[0] == kept[1]).all(-1)
