@@ -1,6 +1,6 @@
 PYTHON ?= .venv/bin/python
 
-.PHONY: demo test quick lowest lint types kernels bench gpu docs release help
+.PHONY: demo test quick lowest lint types kernels bench gpu docs site release help
 .DEFAULT_GOAL := help
 
 # Tests of the core that compile nothing, start no other rank and need no extension.
@@ -54,6 +54,17 @@ docs: .venv  ## write the references and the tables of options, and check that t
 	$(PYTHON) docs/settings.py > docs/reference/settings.md
 	$(PYTHON) docs/options.py
 	$(PYTHON) -m pytest -q tests/test_docs.py
+
+.site: .venv requirements-site.txt constraints.txt docs/site/package-lock.json
+	python3 -m venv .site
+	echo "import site; site.addsitedir('$$($(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
+		> "$$(.site/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/packages.pth"
+	.site/bin/pip install -r requirements-site.txt
+	cp docs/site/package*.json .site && cd .site && npm ci --no-audit --no-fund
+	touch .site
+
+site: .site  ## the documentation as a site, in site/index.html; needs node and npm; once they are installed, no network
+	NO_MKDOCS_2_WARNING=1 .site/bin/mkdocs build
 
 release: .venv  ## wheels and source distributions of every package into dist/, checked and used in an empty environment
 	rm -rf dist

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,34 @@ def test_tables_of_options_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch
         assert text == options.render(text), f"{page.name}: type make docs"
         tables += text.count("<!-- /options -->")
     assert tables
+
+
+def test_every_variant_is_drawn_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drawing of the gallery is read from the equation: some box reads its own past, another is read by nothing."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from equations import STREAM, display, drawing, graph, statements
+
+    for name, installed in plugins().installed.items():
+        variant = installed.variant
+        for preset in (None, *variant.presets):
+            equation = variant.equation_of(variant.make_config(preset=preset))
+            nodes = graph(equation)
+            kept = variant.branch(0).state_growth == "constant"
+            assert any(n.again for n in nodes) == kept, f"{name}:{preset}: {equation}"
+            assert {n.name for n in nodes} >= {r for n in nodes for r in n.reads}
+            assert any(not n.reads and n.name in STREAM for n in nodes) or not kept, f"{name}:{preset}: no input"
+            ET.fromstring(drawing(equation, False, name))
+            made = display(statements(equation))
+            assert made.count("{") == made.count("}")
+
+
+@pytest.mark.parametrize("page", ["use", "layer"])
+def test_the_python_of_a_first_page_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELMAN_KERNELS", "off")
+    for block in re.findall(
+        r"```python\n(.*?)```", (ROOT / f"docs/start/{page}.md").read_text(encoding="utf-8"), flags=re.DOTALL
+    ):
+        exec(block.replace("max_new_tokens=100", "max_new_tokens=8"), {})
 
 
 def test_every_decision_is_listed() -> None:
