@@ -1,50 +1,62 @@
-"""Texts in OpenAI's forms: whole answers and the events of a stream. A token is a byte."""
+"""Texts in OpenAI's forms: whole answers and the events of a stream."""
 
 from __future__ import annotations
 
 import codecs
 import time
 import uuid
+from bisect import bisect_left
+from itertools import accumulate
 from typing import Any
 
 from .engine import Request, Score, Text
 
 
-def _name(byte: int) -> str:
-    """A byte as the token of a report, as OpenAI writes bytes that are no character alone."""
-    return chr(byte) if byte < 128 else f"bytes:\\x{byte:02x}"
+def _name(text: bytes) -> str:
+    """A token as a report names it, as OpenAI writes bytes that are no characters alone."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in text)
 
 
 class Part:
     """One text on its way to a client, decoded as UTF-8 character by character.
 
+    Args:
+        texts: of each token. echo: whether the prompt comes first.
+
     Attributes:
-        index: of the choice. ids: bytes since the last call of `more`; scores: of them; offset: bytes before them.
+        index: of the choice. tokens: that begin in what the last call of `more` returned; starts, scores: of them.
     """
 
-    def __init__(self, text: Text, index: int, echo: bool) -> None:
-        self.text, self.index = text, index
+    def __init__(self, text: Text, index: int, echo: bool, texts: list[bytes]) -> None:
+        self.text, self.index, self.texts = text, index, texts
         self.finish: str | None = None
         self.started = self.ended = False
-        self.offset = 0
-        self.ids: list[int] = []
+        self.tokens: list[int] = []
+        self.starts: list[int] = []
         self.scores: list[Score] = []
-        self._sent, self._echo = 0, echo
+        self._bytes = self._count = self._before = 0
+        self._echo = echo
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def more(self) -> str:
         """The characters that have come since the last call; an unfinished one at the end of all is U+FFFD."""
-        self.offset += len(self.ids)
-        finish = self.text.finish  # before `shown`, which is set before it
-        shown = self.text.shown
-        raw = bytes(self.text.text[self._sent : shown])
-        self.scores = self.text.scores[self._sent : shown]
-        self._sent = shown
+        text, finish = self.text, self.text.finish  # before `shown`, which is set before it
+        shown = text.shown
+        complete = finish and shown == len(text.text)  # a last token may have no text
+        count = len(text.tokens) if complete else bisect_left(text.starts, shown)
+        raw, new = bytes(text.text[self._bytes : shown]), slice(self._count, count)
+        self._bytes, self._count, self.finish = shown, count, finish
+        self.tokens, self.starts, self.scores = [], [], []
         if self._echo and (raw or finish):  # once, before the first byte
-            self._echo = False
-            raw = self.text.request.prompt + raw
-            self.scores = self.text.request.prompt_scores + self.scores
-        self.ids, self.finish = list(raw), finish
+            self._echo, self.tokens, self.scores = False, [*text.request.prompt], text.request.prompt_scores
+            pieces = [self.texts[token] for token in self.tokens]
+            *self.starts, self._before = accumulate(map(len, pieces), initial=0)
+            raw = b"".join([*pieces, raw])
+        self.tokens, self.scores = self.tokens + text.tokens[new], self.scores + text.scores[new]
+        self.starts += [self._before + start for start in text.starts[new]]
         return self._decoder.decode(raw, final=finish is not None)
 
 
@@ -68,13 +80,13 @@ class _Answer:
         raise NotImplementedError
 
     def _choice(self, part: Part, text: str, delta: bool) -> dict[str, Any]:
-        numbers = {"token_ids": part.ids} if self.numbers else {}
+        numbers = {"token_ids": part.tokens} if self.numbers else {}
         return {"index": part.index, **self.choice(part, text, delta), "finish_reason": part.finish, **numbers}
 
     def event(self, part: Part) -> dict[str, Any] | None:
         """What a text has gained since the last event; None: nothing."""
         text = part.more()
-        if part.ended or not (part.ids or part.finish):
+        if part.ended or not (text or part.tokens or part.finish):
             return None
         part.ended = part.finish is not None
         made = {**self.head, "object": self.chunk, "choices": [self._choice(part, text, True)]}
@@ -105,14 +117,10 @@ class Completion(_Answer):
 
     @staticmethod
     def _logprobs(part: Part) -> dict[str, Any]:
-        scores = part.scores
-        tops = [{_name(byte): value for byte, value in score.top} if score.top else None for score in scores]
-        return {
-            "tokens": [_name(score.byte) for score in scores],
-            "token_logprobs": [score.logprob for score in scores],
-            "top_logprobs": tops,
-            "text_offset": list(range(part.offset, part.offset + len(scores))),
-        }
+        names = [_name(part.texts[score.token]) for score in part.scores]
+        tops = [{_name(part.texts[token]): value for token, value in score.top} or None for score in part.scores]
+        logprobs = [score.logprob for score in part.scores]
+        return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": part.starts}
 
 
 class Chat(_Answer):
@@ -122,21 +130,21 @@ class Chat(_Answer):
 
     def choice(self, part: Part, text: str, delta: bool) -> dict[str, Any]:
         role = {} if part.started else {"role": "assistant"}
-        scores = {"content": [self._logprob(score) for score in part.scores]} if self.scored else None
+        scores = {"content": [self._logprob(score, part.texts) for score in part.scores]} if self.scored else None
         return {"delta" if delta else "message": {**role, "content": text}, "logprobs": scores}
 
     @staticmethod
-    def _logprob(score: Score) -> dict[str, Any]:
-        def one(byte: int, value: float | None) -> dict[str, Any]:
-            return {"token": _name(byte), "logprob": value, "bytes": [byte]}
+    def _logprob(score: Score, texts: list[bytes]) -> dict[str, Any]:
+        def one(token: int, value: float | None) -> dict[str, Any]:
+            return {"token": _name(texts[token]), "logprob": value, "bytes": [*texts[token]]}
 
-        return {**one(score.byte, score.logprob), "top_logprobs": [one(*each) for each in score.top]}
+        return {**one(score.token, score.logprob), "top_logprobs": [one(*each) for each in score.top]}
 
 
 def usage(jobs: list[Request]) -> dict[str, Any]:
-    """Bytes read and written; those of a prompt whose state was kept are named apart."""
+    """Tokens read and written; those of a prompt whose state was kept are named apart."""
     read = sum(len(job.prompt) for job in jobs)
-    written = sum(text.drawn for job in jobs for text in job.texts)
+    written = sum(len(text.tokens) for job in jobs for text in job.texts)
     cached = {"cached_tokens": sum(job.reused for job in jobs)}
     return {
         "prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written, "prompt_tokens_details": cached

@@ -6,13 +6,14 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from array import array
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -25,14 +26,13 @@ from elman_core.extension import Sampling
 from . import schema
 from .answers import Chat, Completion, Part
 from .engine import BusyError, Engine, LateError, Request
+from .states import Prompt
 
-EVENT_SECONDS = 0.04
-"""Between the events of a stream: the bytes of several steps share one, which costs as much as many rows of a step."""
+EVENT_SECONDS = 0.0025
+"""Between the events of all streams: one costs as much as several rows of a step, so the tokens of several steps share it."""
 
 BODY_SECONDS = 30
 """A client has so long to send a body."""
-
-Template = Callable[[list[dict[str, Any]]], str]
 
 
 class ApiError(Exception):
@@ -62,8 +62,7 @@ class Api:
 
     Args:
         engine: its `notify` must call `set()` in the event loop. name: of the model, for clients.
-        template: makes a prompt of messages; None: no chat. seconds: of a request at most.
-        key: asked of every client; None: of none.
+        seconds: of a request at most. key: asked of every client; None: of none.
     """
 
     def __init__(
@@ -72,14 +71,15 @@ class Api:
         name: str,
         limits: schema.Limits,
         *,
-        template: Template | None = None,
         seconds: float = 600.0,
         key: str | None = None,
     ) -> None:
-        self.engine, self.name, self.limits, self.template = engine, name, limits, template
+        self.engine, self.name, self.limits, self.language = engine, name, limits, engine.language
         self.seconds, self.key, self.created = seconds, key, int(time.time())
+        self._streams = 0
+        self._parser = ThreadPoolExecutor(1, "parse")  # apart from the loop, which a large body would hold
         bodies = {"/v1/completions": schema.completion(limits)}
-        if template is not None:
+        if self.language.template is not None:
             bodies["/v1/chat/completions"] = schema.chat(limits)
         for body in bodies.values():
             body["properties"]["model"]["enum"] = [name]
@@ -141,18 +141,19 @@ class Api:
     async def texts(self, request: HttpRequest) -> Response:
         """Both routes that write texts."""
         path = request.url.path
-        body = await run_in_threadpool(self._parse, await self._body(request), path)
-        self._check_name(body["model"])
+        raw = await self._body(request)
+        body, prompts = await asyncio.get_running_loop().run_in_executor(self._parser, self._parse, raw, path)
         answer = (Chat if "messages" in body else Completion)(self.name, body)
         changed = asyncio.Event()
-        jobs = [self._job(prompt, body, changed) for prompt in self._prompts(body)]
+        jobs = [self._job(prompt, body, changed) for prompt in prompts]
         try:
             self.engine.submit(*jobs)
         except BusyError as error:
             raise ApiError(503 if self.engine.closing else 429, str(error), "busy") from error
-        parts = [Part(text, prompt, answer.echo) for prompt, text in enumerate(t for job in jobs for t in job.texts)]
+        texts = enumerate(text for job in jobs for text in job.texts)
+        parts = [Part(text, index, answer.echo, self.language.texts) for index, text in texts]
         if body.get("stream"):
-            return _Events(jobs, _events(jobs, parts, answer, changed))
+            return _Events(jobs, self._events(jobs, parts, answer, changed))
         gone, done = asyncio.ensure_future(_gone(request)), asyncio.ensure_future(_finished(jobs, changed))
         try:
             await asyncio.wait((gone, done), return_when=asyncio.FIRST_COMPLETED)
@@ -185,7 +186,8 @@ class Api:
             raise ApiError(408, f"the body was not complete after {BODY_SECONDS} seconds") from error
         return bytes(body)
 
-    def _parse(self, raw: bytes, path: str) -> dict[str, Any]:
+    def _parse(self, raw: bytes, path: str) -> tuple[dict[str, Any], list[Prompt]]:
+        """A body that is as the schema says, without fields that are null, and its prompts."""
         try:
             body = json.loads(raw, parse_constant=_no_constant)
             json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is no text
@@ -195,14 +197,16 @@ class Api:
         if error is not None:
             param = ".".join(map(str, error.absolute_path)) or None
             raise ApiError(400, f"{param or 'the body'}: {error.message}"[:500], "invalid_value", param)
-        return {name: value for name, value in body.items() if value is not None}
+        body = {name: value for name, value in body.items() if value is not None}
+        self._check_name(body["model"])
+        return body, self._prompts(body)
 
-    def _prompts(self, body: dict[str, Any]) -> list[bytes]:
+    def _prompts(self, body: dict[str, Any]) -> list[Prompt]:
         param = "messages" if "messages" in body else "prompt"
         if param == "messages":
-            assert self.template is not None
+            assert self.language.template is not None
             try:
-                given: list[Any] = [self.template(body["messages"])]
+                given: list[Any] = [self.language.template(body["messages"])]
             except Exception as error:  # whatever a template raises, such as for roles that do not alternate
                 raise ApiError(400, f"the chat template refuses these messages: {error}", param=param) from error
         else:
@@ -211,14 +215,15 @@ class Api:
         try:
             if len({type(text) for text in given}) > 1:
                 raise TypeError
-            prompts = [text.encode() if isinstance(text, str) else _bytes(text) for text in given]
+            prompts = [self.language.encode(text) if isinstance(text, str) else self._tokens(text) for text in given]
         except (TypeError, ValueError, OverflowError) as error:
-            said = "the prompt must be Unicode text, or bytes as numbers from 0 to 255, or a list of either"
+            most = self.limits.vocab - 1
+            said = f"the prompt must be Unicode text, or tokens as numbers from 0 to {most}, or a list of either"
             raise ApiError(400, said, "invalid_value", param) from error
         if (longest := max(map(len, prompts))) > self.limits.prompt:
             raise ApiError(
                 400,
-                f"the prompt has {longest:,} bytes, more than {self.limits.prompt:,}",
+                f"the prompt has {longest:,} tokens, more than {self.limits.prompt:,}",
                 "context_length_exceeded",
                 param,
             )
@@ -226,7 +231,16 @@ class Api:
             raise ApiError(400, f"more than {self.limits.texts} texts in one request", "invalid_value", "n")
         return prompts
 
-    def _job(self, prompt: bytes, body: dict[str, Any], changed: asyncio.Event) -> Request:
+    def _tokens(self, numbers: Any) -> Prompt:
+        """Tokens given as numbers, of which 97.0 is one too in JSON; `true` is none."""
+        if not isinstance(numbers, list) or not numbers or not {type(number) for number in numbers} <= {int, float}:
+            raise TypeError
+        whole = [int(number) for number in numbers]
+        if whole != numbers or not 0 <= min(whole) <= max(whole) < self.limits.vocab:
+            raise ValueError
+        return bytes(whole) if self.limits.vocab == 256 else array("I", whole)
+
+    def _job(self, prompt: Prompt, body: dict[str, Any], changed: asyncio.Event) -> Request:
         bos = self.engine.model.config.bos_token_id
         stop, chat = body.get("stop", ()), "messages" in body
         most = body.get("max_tokens", self.limits.tokens if chat else 16)
@@ -238,7 +252,7 @@ class Api:
             float(body.get("repetition_penalty", 1.0)),
         )  # fmt: skip
         return Request(
-            prompt=prompt or bytes([30 if bos is None else bos]),
+            prompt=prompt or self._tokens([30 if bos is None else bos]),
             how=how,
             most=int(body.get("max_completion_tokens", most)),
             changed=changed,
@@ -249,6 +263,32 @@ class Api:
             scored=tops is not None and bool(body.get("echo")),
             seconds=self.seconds,
         )
+
+    async def _events(
+        self, jobs: list[Request], parts: list[Part], answer: Any, changed: asyncio.Event
+    ) -> AsyncIterator[bytes]:
+        """One event for all that a text has gained since the last: a client that reads slowly gets fewer and longer ones."""
+        ended = False
+        self._streams += 1
+        try:
+            while not ended:
+                await changed.wait()  # for the first token without a pause
+                changed.clear()
+                ended = all(job.done for job in jobs)
+                failed = next((job.error for job in jobs if job.error is not None), None)
+                for part in parts:
+                    if (event := answer.event(part)) is not None:
+                        yield _line(event)
+                if failed is not None:
+                    yield _line(refusal(failed).body)
+                    return
+                if not ended:
+                    await asyncio.sleep(EVENT_SECONDS * max(16, self._streams))
+        finally:
+            self._streams -= 1
+        if answer.include_usage:
+            yield _line(answer.usage_event(jobs))
+        yield b"data: [DONE]\n\n"
 
 
 class _Events(StreamingResponse):
@@ -265,27 +305,6 @@ class _Events(StreamingResponse):
             for job in self._jobs:
                 if not job.done:
                     job.cancel()
-
-
-async def _events(jobs: list[Request], parts: list[Part], answer: Any, changed: asyncio.Event) -> AsyncIterator[bytes]:
-    """One event for all that a text has gained since the last: a client that reads slowly gets fewer and longer ones."""
-    ended = False
-    while not ended:
-        await changed.wait()  # for the first byte without a pause
-        changed.clear()
-        ended = all(job.done for job in jobs)
-        failed = next((job.error for job in jobs if job.error is not None), None)
-        for part in parts:
-            if (event := answer.event(part)) is not None:
-                yield _line(event)
-        if failed is not None:
-            yield _line(refusal(failed).body)
-            return
-        if not ended:
-            await asyncio.sleep(EVENT_SECONDS)
-    if answer.include_usage:
-        yield _line(answer.usage_event(jobs))
-    yield b"data: [DONE]\n\n"
 
 
 def _line(event: dict[str, Any]) -> bytes:
@@ -305,15 +324,6 @@ async def _gone(request: HttpRequest) -> None:
     """Returns when the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _bytes(numbers: Any) -> bytes:
-    """Bytes given as numbers, of which 97.0 is one too in JSON; `true` is none."""
-    if not isinstance(numbers, list) or not numbers or not {type(number) for number in numbers} <= {int, float}:
-        raise TypeError
-    if (whole := [int(number) for number in numbers]) != numbers:
-        raise ValueError
-    return bytes(whole)
 
 
 def _no_constant(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""The decoding loop: a thread that writes the texts of all requests, one byte of each a step.
+"""The decoding loop: a thread that writes the texts of all requests, one token of each a step.
 
-Requests join and leave at any byte. Prompts are read between the steps, several at once, in pieces. Every text is the one that
+Requests join and leave at any token. Prompts are read between the steps, several at once, in pieces. Every text is the one that
 `elman generate` writes for its prompt, settings and seed: it gets the same sums (see `least_rows`) and the same random numbers.
 
 Shapes: R rows of a draw, n texts of a request, V vocabulary.
@@ -31,14 +31,15 @@ from elman_core.extension import (
     scaled_once,
 )
 
+from .language import Language
 from .metrics import Metrics
-from .states import Prefixes, Rows, States, read
+from .states import Prefixes, Prompt, Rows, States, read
 
 
 class Score(NamedTuple):
-    """A byte, the natural logarithm of its probability (None for a prompt's first), and the likeliest bytes with theirs."""
+    """A token, the natural logarithm of its probability (None for a prompt's first), and the likeliest tokens with theirs."""
 
-    byte: int
+    token: int
     logprob: float | None
     top: list[tuple[int, float]]
 
@@ -56,34 +57,38 @@ class Text:
     """One text of a request. Only the engine changes it; others may read it at any time, `finish` before `shown`.
 
     Attributes:
-        text: bytes so far. shown: how many of them no stop string can take back. drawn: bytes drawn, the end excepted.
-        finish: "stop" or "length" when it is complete. scores: of `text`, if asked for.
+        tokens: drawn so far, the end excepted. starts: where each begins in `text`, in bytes. scores: of each, if asked for.
+        text: UTF-8. shown: how many bytes of it no stop string can take back.
+        finish: "stop" or "length" when it is complete.
     """
 
     request: Request
     index: int
+    tokens: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
     text: bytearray = field(default_factory=bytearray)
     shown: int = 0
-    drawn: int = 0
     finish: str | None = None
-    scores: list[Score] = field(default_factory=list)
     seen: Tensor | None = None
 
-    def take(self, byte: int, ends: set[int]) -> None:
-        """Append a byte that was drawn, or end the text."""
-        if byte in ends:
-            self.shown, self.finish = len(self.text), "stop"
-            return
-        self.text.append(byte)
-        self.drawn += 1
-        stops = self.request.stops
-        if stop := next((stop for stop in stops if self.text.endswith(stop)), None):
-            self.shown = len(self.text) - len(stop)
-            self.finish = "stop"
-        elif self.drawn == self.request.most:
-            self.shown, self.finish = len(self.text), "length"
+    def take(self, token: int, text: bytes) -> None:
+        """Append a token that was drawn."""
+        before, stops = len(self.text), self.request.stops
+        self.tokens.append(token)
+        self.starts.append(before)
+        self.text += text
+        found = [at for stop in stops if (at := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0]
+        if found:
+            self.shown, self.finish = min(found), "stop"
+        elif len(self.tokens) == self.request.most:
+            self.end("length")
         else:
             self.shown = len(self.text) - max((_begun(self.text, stop) for stop in stops), default=0)
+
+    def end(self, finish: str) -> None:
+        """Complete it as it is."""
+        self.shown, self.finish = len(self.text), finish
 
 
 def _begun(text: bytearray, stop: bytes) -> int:
@@ -96,13 +101,13 @@ class Request:
     """A prompt to continue `count` times.
 
     Attributes:
-        prompt: not empty. most: bytes of each text at most; 0 only reads the prompt. stops: not empty each.
-        seed: as of `elman generate`; None for a new one. tops: likeliest bytes to report for each byte; None reports nothing.
-        scored: report the bytes of the prompt too. seconds: from now on, until it is given up.
+        prompt: tokens, not empty. most: tokens of each text at most; 0 only reads the prompt. stops: UTF-8, not empty each.
+        seed: as of `elman generate`; None for a new one. tops: likeliest tokens to report for each token; None reports nothing.
+        scored: report the tokens of the prompt too. seconds: from now on, until it is given up.
         changed: its `set()` is called when there is something new.
     """
 
-    prompt: bytes
+    prompt: Prompt
     how: Sampling
     most: int
     changed: Any
@@ -132,26 +137,30 @@ class Request:
 
 
 ALONE = 16
-"""While nobody writes, prompts are read so many pieces' bytes at a time; otherwise one's, so that no stream stalls."""
+"""While nobody writes, prompts are read so many pieces' tokens at a time; otherwise one's, so that no stream stalls."""
 
 
 @dataclass(eq=False)
 class _Reading:
-    """A prompt of which `position` bytes have been read. states: after them, empty at the start."""
+    """A prompt of which `position` tokens have been read. states: after them, empty at the start."""
 
     request: Request
     position: int = 0
     states: States = field(default_factory=list)
     logits: Tensor | None = None
 
+    @property
+    def done(self) -> bool:
+        return self.position == len(self.request.prompt)
+
 
 class Engine(threading.Thread):
     """Writes the texts of requests.
 
     Args:
-        model: in evaluation mode; its states have a constant size and its vocabulary is 256 bytes.
-        ends: bytes that end a text. slots: texts that are written at once. queue: requests that wait at most.
-        prefix_bytes: states of prefixes kept at most, in bytes.
+        model: in evaluation mode; its states have a constant size.
+        ends: tokens that end a text. language: of the model. slots: texts that are written at once.
+        queue: requests that wait at most. prefix_bytes: states of prefixes kept at most, in bytes.
         together: whether prompts are read together, because that leaves their bits as they are (`independent`).
         notify: called in this thread with the `changed` of requests that have something new, after each step.
 
@@ -163,6 +172,7 @@ class Engine(threading.Thread):
         self,
         model: Any,
         ends: set[int],
+        language: Language,
         *,
         slots: int,
         queue: int,
@@ -171,12 +181,10 @@ class Engine(threading.Thread):
         together: bool = True,
     ) -> None:
         super().__init__(name="decode", daemon=True)
-        if model.config.vocab_size != 256:
-            raise ConfigError(f"this model has {model.config.vocab_size} tokens; models of 256 bytes can be served")
         if any(block.mixer.state_growth != "constant" for block in model.model.layers):
             raise ConfigError("the state of this model grows with the text: only states of constant size can be served")
-        self.model, self.ends, self.slots, self.most_waiting, self.notify = model, ends, slots, queue, notify
-        self.together = together
+        self.model, self.ends, self.language, self.together = model, ends, language, together
+        self.slots, self.most_waiting, self.notify = slots, queue, notify
         self.metrics, self.closing = Metrics(), False
         self.failure: Exception | None = None
         self.piece = prefill_chunk(model.device)
@@ -236,7 +244,7 @@ class Engine(threading.Thread):
         texts = [text for text in self._rows.owners if text is not None]
         began = time.monotonic()
         if rows:
-            logits_PV = self._rows.step([text.text[-1] if text else 0 for text in self._rows.owners])
+            logits_PV = self._rows.step([text.tokens[-1] if text else 0 for text in self._rows.owners])
             parts = [logits_PV[rows] if len(rows) < len(logits_PV) else logits_PV]
         else:
             parts = []
@@ -289,18 +297,18 @@ class Engine(threading.Thread):
             live: slots in use.
         """
         self._admit(self.slots - live)
-        due = [reading for reading in self._reading if reading.position < len(reading.request.prompt)]
+        due = [reading for reading in self._reading if not reading.done]
         group = [reading for reading in due if self._kind(reading) == self._kind(due[0])]
         if group:
             budget = self.piece * (1 if live else ALONE) // max(self._end(r) - r.position for r in group)
             group = group[: max(1, budget) if self.together else 1]
             self._read_on(group)
             self._reading = [reading for reading in self._reading if reading not in group] + group  # all get their turn
-        done = [reading for reading in self._reading if reading.position == len(reading.request.prompt)]
-        self._reading = [reading for reading in self._reading if reading not in done]
+        done = [reading for reading in self._reading if reading.done]
+        self._reading = [reading for reading in self._reading if not reading.done]
         for request in (reading.request for reading in done):
             for text in () if request.most else request.texts:
-                text.finish = "length"
+                text.end("length")
         return [(reading.request, reading.states, reading.logits) for reading in done]  # type: ignore[misc]
 
     def _kind(self, reading: _Reading) -> tuple[bool, int]:
@@ -324,8 +332,8 @@ class Engine(threading.Thread):
             if request.scored:
                 scores, known = request.prompt_scores, request.prompt[start + 1 : end + 1]
                 scores += [] if scores else [Score(piece[0], None, [])]
-                for byte, logprobs_V in zip(known, logits_TV.float().log_softmax(-1), strict=False):
-                    scores.append(_score(byte, logprobs_V, request.tops or 0))
+                for token, logprobs_V in zip(known, logits_TV.float().log_softmax(-1), strict=False):
+                    scores.append(_score(token, logprobs_V, request.tops or 0))
             self.prefixes.keep(request.prompt[:end], states, logits_TV[-1:])
         self.metrics.read.inc(sum(map(len, pieces)))
 
@@ -333,7 +341,7 @@ class Engine(threading.Thread):
         """Begin to read the prompts that wait, behind the longest prefix that is kept, while there are slots. One that goes on
         like another that is being read waits for its states."""
         free -= sum(reading.request.count for reading in self._reading if reading.request.most)
-        under_way = {reading.request.prompt[: self._end(reading)] for reading in self._reading}
+        under_way = {self._goal(reading) for reading in self._reading}
         with self._condition:
             waiting = list(islice(self._queue, self.slots - len(self._reading)))
         for request in waiting:
@@ -341,18 +349,22 @@ class Engine(threading.Thread):
                 break
             found = None if request.scored else self.prefixes.find(request.prompt)
             reading = _Reading(request) if found is None else _Reading(request, *found)
-            piece = request.prompt[: self._end(reading)]
-            if piece in under_way and self.prefixes.most:
-                continue
+            if not reading.done and self.prefixes.most:
+                if (goal := self._goal(reading)) in under_way:
+                    continue
+                under_way.add(goal)
             with self._condition:
                 self._queue.remove(request)
-            under_way.add(piece)
             self._reading.append(reading)
             self._prepare(reading)
             free -= request.count if request.most else 0
 
+    def _goal(self, reading: _Reading) -> bytes:
+        """The prompt up to where the next piece ends."""
+        return memoryview(reading.request.prompt)[: self._end(reading)].tobytes()
+
     def _prepare(self, reading: _Reading) -> None:
-        """Random numbers, bytes that a penalty counts, and what is said of the prefix."""
+        """Random numbers, tokens that a penalty counts, and what is said of the prefix."""
         request = reading.request
         request.generator = torch.Generator(self.model.device)
         if request.seed is None:
@@ -360,7 +372,7 @@ class Engine(threading.Thread):
         else:
             request.generator.manual_seed(request.seed)
         if request.how.repetition_penalty != 1.0:
-            seen_V = torch.zeros(256, dtype=torch.bool, device=self.model.device)
+            seen_V = torch.zeros(len(self.language.texts), dtype=torch.bool, device=self.model.device)
             seen_V[sorted(set(request.prompt))] = True
             for text in request.texts:
                 text.seen = seen_V.clone()
@@ -370,7 +382,7 @@ class Engine(threading.Thread):
             self.metrics.reused.inc(reading.position)
 
     def _draw(self, texts: list[Text], logits_RV: Tensor) -> None:
-        """Draw the next byte of every text. The texts of a request lie beside each other."""
+        """Draw the next token of every text. The texts of a request lie beside each other."""
         logits_RV = logits_RV.float()
         tokens_R = torch.zeros(len(texts), dtype=torch.long, device=logits_RV.device)
         noise: dict[int, Tensor] = {}
@@ -383,7 +395,7 @@ class Engine(threading.Thread):
                 for row in rows:  # the generator of a request serves all its texts, also those that have ended
                     request = texts[row].request
                     if id(request) not in noise:
-                        noise_nV = torch.empty(request.count, 256, device=logits_RV.device)
+                        noise_nV = torch.empty(request.count, logits_RV.shape[-1], device=logits_RV.device)
                         noise[id(request)] = noise_nV.exponential_(1, generator=request.generator)
                     waits.append(noise[id(request)][texts[row].index])
             seen = [texts[row].seen for row in rows]
@@ -391,16 +403,19 @@ class Engine(threading.Thread):
             scores_RV = kept_scores(logits_RV[rows], seen_RV, **how.settings)
             tokens_R[rows] = race(scores_RV, torch.stack(waits) if waits else None).argmax(-1)
         finite = logits_RV.isfinite().all(-1).tolist()
-        for row, (text, byte) in enumerate(zip(texts, tokens_R.tolist(), strict=True)):
+        for row, (text, token) in enumerate(zip(texts, tokens_R.tolist(), strict=True)):
             request = text.request
             if not finite[row]:
                 request.error = DivergedError("the model's logits are not finite: its weights have diverged")
                 continue
-            if request.tops is not None and byte not in self.ends:
-                text.scores.append(_score(byte, logits_RV[row].log_softmax(-1), request.tops))
+            if token in self.ends:
+                text.end("stop")
+                continue
+            if request.tops is not None:
+                text.scores.append(_score(token, logits_RV[row].log_softmax(-1), request.tops))
             if text.seen is not None:
-                text.seen[byte] = True
-            text.take(byte, self.ends)
+                text.seen[token] = True
+            text.take(token, self.language.texts[token])
         self.metrics.written.inc(len(texts))
 
     def _count(self) -> None:
@@ -411,6 +426,6 @@ class Engine(threading.Thread):
         metrics.prefix_bytes.set(self.prefixes.bytes)
 
 
-def _score(byte: int, logprobs_V: Tensor, tops: int) -> Score:
-    values, bytes_ = logprobs_V.topk(tops)
-    return Score(byte, float(logprobs_V[byte]), list(zip(bytes_.tolist(), values.tolist(), strict=True)))
+def _score(token: int, logprobs_V: Tensor, tops: int) -> Score:
+    values, tokens = logprobs_V.topk(tops)
+    return Score(token, float(logprobs_V[token]), list(zip(tokens.tolist(), values.tolist(), strict=True)))

@@ -13,11 +13,11 @@ class Metrics:
         self.requests = Counter(
             "elman_requests", "Requests by path and HTTP status.", ["path", "status"], registry=registry
         )
-        self.read = Counter("elman_prompt_bytes", "Bytes of prompts that the model has read.", registry=registry)
-        self.written = Counter("elman_written_bytes", "Bytes that the model has written.", registry=registry)
+        self.read = Counter("elman_prompt_tokens", "Tokens of prompts that the model has read.", registry=registry)
+        self.written = Counter("elman_written_tokens", "Tokens that the model has written.", registry=registry)
         self.hits = Counter("elman_prefix_hits", "Prompts that continued a kept state.", registry=registry)
         self.reused = Counter(
-            "elman_prefix_reused_bytes", "Bytes of prompts that were not read again.", registry=registry
+            "elman_prefix_reused_tokens", "Tokens of prompts that were not read again.", registry=registry
         )
         self.gone = Counter("elman_cancelled", "Texts whose client went away.", registry=registry)
         self.slots = Gauge("elman_slots_used", "Texts that are being written.", registry=registry)
@@ -26,8 +26,8 @@ class Metrics:
         self.prefix_bytes = Gauge("elman_prefix_state_bytes", "Bytes of the states that are kept.", registry=registry)
         buckets = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
         self.first = Histogram(
-            "elman_first_byte_seconds", "From a request to its first byte.", buckets=buckets, registry=registry
+            "elman_first_token_seconds", "From a request to its first token.", buckets=buckets, registry=registry
         )
         self.step = Histogram(
-            "elman_step_seconds", "One byte of every running text.", buckets=buckets, registry=registry
+            "elman_step_seconds", "One token of every running text.", buckets=buckets, registry=registry
         )

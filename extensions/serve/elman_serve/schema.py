@@ -11,12 +11,14 @@ class Limits:
     """What a request may ask for.
 
     Attributes:
-        prompt: bytes. tokens: bytes to write, of each text. texts: of one request. body: bytes of the request itself.
+        prompt: tokens. tokens: to write, of each text. texts: of one request. body: bytes of the request itself.
+        vocab: how many tokens there are.
     """
 
     prompt: int
     tokens: int
     texts: int
+    vocab: int = 256
 
     @property
     def body(self) -> int:
@@ -37,7 +39,7 @@ def _common(limits: Limits) -> dict[str, Any]:
         "n": _optional("integer", minimum=1, maximum=limits.texts, default=1),
         "temperature": _optional("number", minimum=0, maximum=100, default=1),
         "top_p": _optional("number", exclusiveMinimum=0, maximum=1, default=1),
-        "top_k": _optional("integer", minimum=0, maximum=256, default=0),
+        "top_k": _optional("integer", minimum=0, maximum=limits.vocab, default=0),
         "repetition_penalty": _optional("number", exclusiveMinimum=0, maximum=100, default=1),
         "seed": _optional("integer", minimum=-(2**63), maximum=2**64 - 1, description="As of `elman generate --seed`."),
         "stop": {
@@ -51,7 +53,7 @@ def _common(limits: Limits) -> dict[str, Any]:
         "stream_options": _optional(
             "object", properties={"include_usage": _optional("boolean")}, additionalProperties=False
         ),
-        "return_token_ids": _optional("boolean", default=False, description="Also return the bytes as numbers."),
+        "return_token_ids": _optional("boolean", default=False, description="Also return the tokens as numbers."),
         "user": _optional("string", maxLength=1024),
         "frequency_penalty": _only(0),
         "presence_penalty": _only(0),
@@ -61,9 +63,9 @@ def _common(limits: Limits) -> dict[str, Any]:
 
 def completion(limits: Limits) -> dict[str, Any]:
     """The body of /v1/completions."""
-    tokens = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 255}}
+    tokens = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": limits.vocab - 1}}
     prompts = {
-        "description": "Text, bytes as numbers, or several of either. An empty text is the start of a document.",
+        "description": "Text, tokens as numbers, or several of either. An empty text is the start of a document.",
         "anyOf": [
             {"type": "string"},
             tokens,

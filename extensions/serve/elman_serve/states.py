@@ -8,8 +8,9 @@ Shapes: P rows, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from elman_core.extension import SHORTEST, GraphedStep, least_rows, recorder_for
 
 Owner = TypeVar("Owner")
 States = list[State]
+Prompt = bytes | array  # type: ignore[type-arg]  # of a model of bytes, or of other tokens
 
 
 def size_of(states: States) -> int:
@@ -80,7 +82,7 @@ class Rows(Generic[Owner]):
             self._states = [state or {} for state in self._static.states]
 
     def step(self, tokens: list[int]) -> Tensor:
-        """Feed one byte to every row; the logits (P, V) of what follows."""
+        """Feed one token to every row; the logits (P, V) of what follows."""
         cache = LadderCache.from_states(self._states) if self._static is None else self._static
         tokens_P1 = torch.tensor(tokens, device=self.model.device)[:, None]
         logits_PV: Tensor = self._step(input_ids=tokens_P1, past_key_values=cache, use_cache=True).logits[:, -1]
@@ -89,22 +91,21 @@ class Rows(Generic[Owner]):
 
 
 def read(
-    model: Any, pieces: list[bytes], states: list[States], every: bool = False
+    model: Any, pieces: Sequence[Sequence[int]], states: list[States], every: bool = False
 ) -> tuple[list[States], list[Tensor]]:
     """Read a piece of each of several texts at once: the states after each, and the logits (1, V) of what follows it.
 
     Args:
-        pieces: not empty. states: before each piece, one row each; all empty at the start of texts.
-        every: also return the logits behind every byte of a piece: (bytes, V).
+        pieces: tokens, not empty. states: before each piece, one row each; all empty at the start of texts.
+        every: also return the logits behind every token of a piece: (tokens, V).
     """
     device, count = model.device, len(pieces)
     if device.type != "cpu":  # kernels are settled for each number of rows: powers of two are few
         spare = (1 << (count - 1).bit_length()) - count
-        pieces, states = pieces + pieces[:1] * spare, states + states[:1] * spare
+        pieces, states = [*pieces, *pieces[:1] * spare], states + states[:1] * spare
     lengths = [len(piece) for piece in pieces]
     most = -(-max(lengths) // least_rows(model)) * least_rows(model)
-    text = b"".join(piece.ljust(most, b"\0") for piece in pieces)
-    tokens_RT = torch.frombuffer(bytearray(text), dtype=torch.uint8).view(-1, most).to(device).long()
+    tokens_RT = torch.tensor([[*piece, *[0] * (most - len(piece))] for piece in pieces], device=device)
     mask_RT = torch.tensor(lengths, device=device)[:, None] > torch.arange(most, device=device)
     ends = list(range(most)) if every else sorted({length - 1 for length in lengths})
     branches = [
@@ -129,7 +130,7 @@ def independent(model: Any, slots: int) -> tuple[bool, bool]:
     """
     rows: Rows[int] = Rows(model, slots)
     count = -(-slots // rows.unit) * rows.unit
-    text = bytes(range(256)) * 2
+    text = [token % model.config.vocab_size for token in range(2 * 256)]
     lengths = (37, 1, 5, SHORTEST - 1)
     texts = [text[7 * row :][:length] for row, length in enumerate(lengths)]
     alone = [read(model, [each], [[]]) for each in texts]
@@ -162,11 +163,11 @@ def independent(model: Any, slots: int) -> tuple[bool, bool]:
 class Prefixes:
     """States after prefixes of prompts and the logits there, the least recently used thrown away first.
 
-    A prompt is read in pieces of `piece` bytes; a state is kept after each, and after the last byte. A text continues only
+    A prompt is read in pieces of `piece` tokens; a state is kept after each, and after the last token. A text continues only
     from where its own pieces would end, so it gets the same bits as if it were read from its start.
 
     Args:
-        most: bytes to keep at most; 0 keeps nothing. piece: bytes.
+        most: bytes to keep at most; 0 keeps nothing. piece: tokens.
 
     Attributes:
         bytes: kept now.
@@ -179,14 +180,14 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def _keys(self, text: bytes) -> Iterator[tuple[int, bytes]]:
+    def _keys(self, text: Prompt) -> Iterator[tuple[int, bytes]]:
         digest = hashlib.sha256()
         for start in range(0, len(text), self.piece):
             digest.update(text[start : start + self.piece])
             yield min(start + self.piece, len(text)), digest.digest()
 
-    def find(self, text: bytes) -> tuple[int, States, Tensor] | None:
-        """(bytes, states, logits (1, V)) of the longest prefix that is kept; None if none is."""
+    def find(self, text: Prompt) -> tuple[int, States, Tensor] | None:
+        """(tokens, states, logits (1, V)) of the longest prefix that is kept; None if none is."""
         if not self._kept:
             return None
         for length, key in reversed(list(self._keys(text))):
@@ -195,7 +196,7 @@ class Prefixes:
                 return length, *self._kept[key]
         return None
 
-    def keep(self, text: bytes, states: Iterable[State | None], logits_1V: Tensor) -> None:
+    def keep(self, text: Prompt, states: Iterable[State | None], logits_1V: Tensor) -> None:
         """Keep copies of the states after `text`, which share no memory with a longer piece."""
         copies = [{name: tensor.clone() for name, tensor in (state or {}).items()} for state in states]
         key = hashlib.sha256(text).digest()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import io
+import itertools
 import json
 import os
 import random
@@ -22,16 +23,18 @@ import pytest
 import torch
 from cpu_graph import CpuRecorder
 from decoding_helpers import ladder
+from packed_files import documents, write_tokenizer
 
 from elman_core.cli import main
 from elman_core.extension import ConfigError, Sampling, printable
-from elman_core.generation import generate_bytes
-from elman_core.model import LadderLM
+from elman_core.generation import generate_tokens
+from elman_core.model import LadderForCausalLM, LadderLM
 
 openai, uvicorn = pytest.importorskip("openai"), pytest.importorskip("uvicorn")
 
 from elman_serve.api import Api  # noqa: E402
 from elman_serve.engine import Engine, Request, Text  # noqa: E402
+from elman_serve.language import BYTES, Language  # noqa: E402
 from elman_serve.schema import Limits  # noqa: E402
 from elman_serve.states import Prefixes, independent  # noqa: E402
 
@@ -51,21 +54,23 @@ class Served:
     """A server on a free port of this machine, in threads of this process."""
 
     def __init__(
-        self, model=None, *, slots=64, queue=400, prefix_bytes=1 << 20, seconds=60.0, tokens=4096, start=True, **more
-    ):
+        self, model=None, language=None, *, slots=64, queue=400, prefix_bytes=1 << 20, seconds=60.0, tokens=4096,
+        start=True, **more,
+    ):  # fmt: skip
         loop = asyncio.new_event_loop()
         self.model = model or ladder("e42", mlp_ratio=1.0)
         self.engine = Engine(
             self.model,
             ENDS,
+            language or Language(BYTES, template=template),
             slots=slots,
             queue=queue,
             prefix_bytes=prefix_bytes,
             notify=lambda all_: loop.call_soon_threadsafe(lambda: [each.set() for each in all_]),
             **more,
         )
-        limits = Limits(prompt=4096, tokens=tokens, texts=min(slots, 128))
-        self.api = Api(self.engine, "tiny", limits, template=template, seconds=seconds, key=KEY)
+        limits = Limits(4096, tokens, min(slots, 128), self.model.config.vocab_size)
+        self.api = Api(self.engine, "tiny", limits, seconds=seconds, key=KEY)
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -103,10 +108,10 @@ class Served:
 
     def alone(self, prompt, count=16, n=1, seed=0, how=None, ends=ENDS):
         """What `elman generate` writes."""
-        rows = generate_bytes(
-            self.model, prompt, max_new_bytes=count, num=n, how=how or Sampling(), stop=ends, seed=seed
+        rows = generate_tokens(
+            self.model, prompt, max_new_tokens=count, num=n, how=how or Sampling(), stop=ends, seed=seed
         )
-        return [[byte for byte in text if byte is not None] for text in zip(*rows, strict=True)] or [[]] * n
+        return [[token for token in text if token is not None] for text in zip(*rows, strict=True)] or [[]] * n
 
 
 def until(true, seconds=20):
@@ -231,15 +236,58 @@ def test_the_openai_client_gets_texts_streams_scores_and_usage(served):
     assert "".join(d.choices[0].delta.content or "" for d in deltas) == answer.message.content
 
 
+def test_a_model_of_tokens_answers_in_text_and_counts_tokens(tmp_path):
+    model = ladder("e42", vocab_size=320)
+    model.tokenizer = write_tokenizer(tmp_path / "bpe", documents(), template="{{ messages[0]['content'] }}")
+    model.save_pretrained(tmp_path / "model")
+    model = LadderForCausalLM.from_pretrained(tmp_path / "model").eval()
+    language = Language.of(model)
+    said = "größe 東"
+    prompt, pieces = language.encode(said), language.texts
+    with Served(model, language) as served:
+        served.engine.ends = set()
+        for seed in range(4):
+            common = {"model": "tiny", "max_tokens": 40, "seed": seed}
+            (alone,) = served.alone(prompt, 40, seed=seed, ends=set())
+            raw = b"".join(pieces[token] for token in alone)
+            text = raw.decode(errors="replace")
+            lines = served.post(**common, prompt=prompt.tolist(), stream=True, return_token_ids=True).text.split("\n\n")
+            streamed = [json.loads(line[6:])["choices"][0] for line in lines[:-2]]
+            assert [token for each in streamed for token in each["token_ids"]] == alone
+            assert "".join(each["text"] for each in streamed) == text, "characters are whole"
+            whole = served.client.completions.create(**common, prompt=said, logprobs=1, echo=True)
+            assert whole.choices[0].text == said + text
+            assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(prompt), 40)
+            scores, ids = whole.choices[0].logprobs, [*prompt, *alone]
+            bounds = [*scores.text_offset, len(said.encode() + raw)]
+            assert [(said.encode() + raw)[a:b] for a, b in itertools.pairwise(bounds)] == [pieces[i] for i in ids]
+            ascii_ = [
+                (name, pieces[i].decode()) for name, i in zip(scores.tokens, ids, strict=True) if pieces[i].isascii()
+            ]
+            assert [name for name, _ in ascii_] == [piece for _, piece in ascii_]
+            with torch.no_grad():
+                logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            expected = logprobs[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(scores.token_logprobs[1:]), expected, rtol=1e-4, atol=1e-4)
+            stop = re.findall("[!-~]{2}", text)[-1]
+            cut = served.client.completions.create(**common, prompt=said, stop=stop).choices[0]
+            assert (cut.text, cut.finish_reason) == (text[: text.index(stop)], "stop")
+        chat = {**common, "messages": [{"role": "user", "content": said}], "logprobs": True}
+        answer = served.client.chat.completions.create(**chat).choices[0]
+        assert answer.message.content == text
+        assert bytes(byte for each in answer.logprobs.content for byte in each.bytes) == raw
+        assert "from 0 to 319" in served.post(prompt=[320]).json()["error"]["message"]
+
+
 def test_a_stop_string_is_never_shown_in_part():
     request = Request(b"a", Sampling(), 100, threading.Event(), stops=(b"aab", b"ac"))
     text, shown = Text(request, 0), []
-    for byte in b"xaaaab!":
+    for token, piece in enumerate((b"x", b"a", b"aa", b"ab!", b"?")):
         if text.finish is None:
-            text.take(byte, ENDS)
+            text.take(token, piece)
             shown.append(bytes(text.text[: text.shown]))
-    assert shown == [b"x", b"x", b"x", b"xa", b"xaa", b"xaa"]
-    assert (text.finish, text.drawn) == ("stop", 6)
+    assert shown == [b"x", b"x", b"xa", b"xaa"]
+    assert (text.finish, text.tokens) == ("stop", [0, 1, 2, 3])
 
 
 OK = {"prompt": "a", "max_tokens": 1}
@@ -405,9 +453,9 @@ def test_a_shared_prefix_is_read_once():
             answer = served.post(prompt=list(text), **common).json()
             assert answer["choices"][0]["token_ids"] == served.alone(text, 8, seed=3)[0]
             assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": reused}
-            assert served.metric("prompt_bytes_total") == reads
+            assert served.metric("prompt_tokens_total") == reads
         assert served.metric("prefix_hits_total") == 3
-        assert served.metric("prefix_reused_bytes_total") == 812
+        assert served.metric("prefix_reused_tokens_total") == 812
         assert served.metric("prefix_states") == 5
 
 
@@ -454,13 +502,10 @@ def test_a_model_that_fails_is_told_to_all_and_to_health():
         assert served.post(**OK).status_code in (429, 503)
 
 
-def test_models_that_cannot_be_served_are_refused():
-    for model, said in (
-        (LadderLM("transformer", dim=64, depth=1), "grows with the text"),
-        (ladder("e42", vocab_size=300), "300 tokens"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            Engine(model, ENDS, slots=1, queue=1, prefix_bytes=0, notify=print)
+def test_a_model_that_cannot_be_served_is_refused():
+    model = LadderLM("transformer", dim=64, depth=1)
+    with pytest.raises(ConfigError, match="grows with the text"):
+        Engine(model, ENDS, Language(BYTES), slots=1, queue=1, prefix_bytes=0, notify=print)
 
 
 def test_memory_is_flat_under_random_load():
@@ -550,16 +595,11 @@ def test_it_is_killed_and_starts_again_and_sigterm_finishes_what_runs(served, tm
             httpx.get(f"{url}/health")
 
 
-@pytest.mark.parametrize("where", ["server", "model"])
-def test_chat_talks_to_a_server_and_to_a_model(served, where, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+def test_chat_talks_to_a_model(served, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\nagain\n"))
-    folder = tmp_path / "model"
-    served.model.save_pretrained(folder)
-    target = served.url if where == "server" else str(folder)
-    assert main(["chat", target, "-n", "6", "-t", "0"]) == 0
-    how, mark = Sampling(temperature=0), "user: " if where == "server" else ""
-    first = bytes(served.alone(f"{mark}hello\n".encode(), 6, how=how)[0]).decode(errors="replace")
-    told = f"{mark}hello\nassistant: {first}\n{mark}again\n" if mark else f"hello\n{first.rstrip()}\nagain\n"
-    second = bytes(served.alone(told.encode(), 6, how=how)[0]).decode(errors="replace")
+    served.model.save_pretrained(tmp_path)
+    assert main(["chat", str(tmp_path), "-n", "6", "-t", "0"]) == 0
+    how = Sampling(temperature=0)
+    first = bytes(served.alone(b"hello\n", 6, how=how)[0]).decode(errors="replace")
+    second = bytes(served.alone(f"hello\n{first.rstrip()}\nagain\n".encode(), 6, how=how)[0]).decode(errors="replace")
     assert capsys.readouterr().out == "".join(printable(text, "\n\t") + "\n" for text in (first, second))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +21,8 @@ def serve(
     key_file: Annotated[Path | None, typer.Option(help="File with the key that clients must send.")] = None,
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Texts that are written at once.")] = 64,
     queue: Annotated[int, typer.Option(min=1, help="Prompts that wait at most.")] = 1024,
-    max_prompt: Annotated[int, typer.Option(min=1, help="Bytes of a prompt at most.")] = 65536,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Bytes of a text at most.")] = 16384,
+    max_prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt at most.")] = 65536,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 16384,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of a request at most.")] = 600,
     prefix_mib: Annotated[int, typer.Option(min=0, help="MiB for states after prefixes of prompts.")] = 256,
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1.")] = "auto",
@@ -37,9 +36,10 @@ def serve(
 
     import uvicorn
 
-    from elman_core.extension import load_tokenizer, load_writer
+    from elman_core.extension import load_writer
     from elman_serve.api import Api
     from elman_serve.engine import Engine
+    from elman_serve.language import Language
     from elman_serve.schema import Limits
     from elman_serve.states import independent
 
@@ -53,8 +53,9 @@ def serve(
 
     steps, together = independent(ladder, slots) if ladder.device.type == "cpu" else (True, True)
     engine = Engine(
-        ladder, ends, slots=slots, queue=queue, prefix_bytes=prefix_mib << 20, notify=notify, together=together
-    )
+        ladder, ends, Language.of(ladder), slots=slots, queue=queue, prefix_bytes=prefix_mib << 20, notify=notify,
+        together=together,
+    )  # fmt: skip
     if not steps:
         print(
             "elman: on this machine the bits of a row depend on the size of the batch: "
@@ -62,8 +63,8 @@ def serve(
             file=sys.stderr,
         )
     called = name or Path(model).name
-    limits = Limits(max_prompt, max_tokens, min(slots, 128))
-    api = Api(engine, called, limits, template=_template(load_tokenizer(ladder)), seconds=timeout, key=key)
+    limits = Limits(max_prompt, max_tokens, min(slots, 128), ladder.config.vocab_size)
+    api = Api(engine, called, limits, seconds=timeout, key=key)
     server = uvicorn.Server(
         uvicorn.Config(
             api, http="h11", ws="none", lifespan="off", log_level="error", access_log=False, server_header=False,
@@ -131,22 +132,3 @@ def _listen(host: str, port: int) -> socket.socket:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return made
-
-
-def _template(tokenizer: Any) -> Callable[[list[dict[str, Any]]], str] | None:
-    """What makes a prompt of messages; None for a tokenizer without a chat template."""
-    if not tokenizer.chat_template:
-        return None
-
-    def made(messages: list[dict[str, Any]]) -> str:
-        plain = [
-            {**m, "content": m["content"] if isinstance(m["content"], str) else _joined(m["content"])} for m in messages
-        ]
-        text: str = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-        return text
-
-    return made
-
-
-def _joined(parts: list[dict[str, str]]) -> str:
-    return "".join(part["text"] for part in parts)
