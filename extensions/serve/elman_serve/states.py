@@ -102,7 +102,7 @@ def read(
     device, count = model.device, len(pieces)
     if device.type != "cpu":  # kernels are settled for each number of rows: powers of two are few
         spare = (1 << (count - 1).bit_length()) - count
-        pieces, states = [*pieces, *pieces[:1] * spare], states + states[:1] * spare
+        pieces, states = [*pieces, *[pieces[0]] * spare], [*states, *[states[0]] * spare]
     lengths = [len(piece) for piece in pieces]
     most = -(-max(lengths) // least_rows(model)) * least_rows(model)
     tokens_RT = torch.tensor([[*piece, *[0] * (most - len(piece))] for piece in pieces], device=device)
